@@ -1,0 +1,1 @@
+"""Pure values and algebra: no Airflow, no Spark, no driver."""

@@ -1,0 +1,56 @@
+"""PostgreSQL positions: a log sequence number (LSN), the byte offset in the write-ahead log.
+
+Text is that of the type `pg_lsn` (https://www.postgresql.org/docs/current/datatype-pg-lsn.html).
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from airflow_provider_cdc.errors import PositionError
+
+_LSN = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
+
+
+@dataclass(frozen=True, slots=True, order=True, repr=False)
+class Lsn:
+    """A position in the write-ahead log: `value` is a count of bytes, from 0 to 2^64 - 1.
+
+    Positions are ordered, `int(lsn)` is the value, and the difference of two is a number of bytes.
+    Raises `PositionError` for a value outside 64 bits.
+    """
+
+    value: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.value < 2**64:
+            raise PositionError(f"{self.value} is not an LSN", mend="give a number of bytes from 0 to 2^64 - 1")
+
+    @classmethod
+    def parse(cls, text: str) -> Lsn:
+        """Read `X/Y`, two hexadecimal numbers of up to 8 digits in any case: the high and the low 32 bits.
+
+        Raises `PositionError` when `text` is no LSN.
+        """
+        halves = _LSN.fullmatch(text)
+        if halves is None:
+            raise PositionError(
+                f"not an LSN: {text[:80]!r}",
+                mend="write it as SELECT pg_current_wal_lsn() prints it, like 16/B374D848",
+            )
+        return cls(int(halves[1], 16) << 32 | int(halves[2], 16))
+
+    def __int__(self) -> int:
+        return self.value
+
+    def __sub__(self, other: Lsn) -> int:
+        """Return the bytes of log from `other` to this position; negative when this one is earlier."""
+        return self.value - other.value
+
+    def __str__(self) -> str:
+        """Return the canonical form: no leading zeros, as PostgreSQL up to 18 prints it."""
+        return f"{self.value >> 32:X}/{self.value & 0xFFFFFFFF:X}"
+
+    def __repr__(self) -> str:
+        return f"Lsn.parse({str(self)!r})"

@@ -1,0 +1,127 @@
+"""Net changes: the algebra that makes a rewind exact.
+
+This module is the specification; the fast paths are tested against it.
+
+Keyed tables
+------------
+The *net change* of a window holds, for every key touched in it, the row *before* the window
+and the row *after* it (None: no row). One event is a window of its own: an INSERT has ``before=None``, a DELETE
+``after=None``, an UPDATE that changes the key is a DELETE of the old key and an INSERT of the new one. Windows
+compose::
+
+    net(A·B)[k] = Change(before = A[k].before if k in A else B[k].before,
+                         after  = B[k].after  if k in B else A[k].after)
+
+Composition is associative, and the empty window is its identity: a monoid. So a window may be cut anywhere, for
+instance by log file, its pieces netted in parallel, and the results reduced in any grouping that keeps their order.
+
+**Rewind theorem.** Let I be the initial position, and let each row of a table be read once, each at a time of its own
+after I was read. Let P be the end of the log after the last read. For a key k consider the events on k in the log
+before P, in log order, of transactions not in I. If there are none, what was read at k (a row or none) is what was
+there at I. If there are some, what was there at I is the ``before`` of the first.
+
+*Proof.* (1) A transaction is written to the log before it becomes visible, so everything a read saw lies before P.
+(2) A transaction enters I only after it became visible, so every read saw all of I. (3) Row locks last until commit,
+so for one key the order in the log is the order of visibility, and as commits are ordered like the log, I is closed
+under it: every event on k that precedes the first one not in I is itself in I. If there is no event on k outside I,
+then by (1) and (2) each read saw k exactly as I left it. If there is a first event outside I, then by (3) its before
+image is what I left at k. Neither case mentions which of the later transactions a read happened to see. ∎
+
+Corollary: only ``before`` is needed to rewind, re-reading a chunk or replaying an overlap changes nothing, and it
+does not matter when, how often or in what order chunks are read.
+
+Keyless tables
+--------------
+There is no key, hence no first event on it. The net change is a signed multiset, row →
+(times added − times removed), which is an abelian group. With S the multiset that was read at an *exact* position U ⊇
+I and W the net change of U∖I, the multiset at I is S − W. It must have no negative count; one is proof of a mistake
+and stops the run.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+from airflow_provider_cdc.errors import CopyMismatch
+
+Key = TypeVar("Key", bound=Hashable)
+Row = TypeVar("Row", bound=Hashable)
+
+
+@dataclass(frozen=True)
+class Change(Generic[Row]):
+    """What a window did to one key: the row before it and the row after it; None is the absence of a row."""
+
+    before: Row | None
+    after: Row | None
+
+
+NetChange = Mapping[Key, Change[Row]]
+
+
+def compose(first: NetChange[Key, Row], second: NetChange[Key, Row]) -> dict[Key, Change[Row]]:
+    """The net change of window ``first`` followed by window ``second``."""
+    result = dict(first)
+    for key, change in second.items():
+        earlier = result.get(key)
+        result[key] = change if earlier is None else Change(earlier.before, change.after)
+    return result
+
+
+def net(windows: Iterable[NetChange[Key, Row]]) -> dict[Key, Change[Row]]:
+    """The net change of consecutive windows, in log order."""
+    result: dict[Key, Change[Row]] = {}
+    for window in windows:
+        result = compose(result, window)
+    return result
+
+
+def rewind(rows: Mapping[Key, Row], change: NetChange[Key, Row]) -> dict[Key, Row]:
+    """Replace every touched key by its ``before``."""
+    return _apply(rows, {key: pair.before for key, pair in change.items()})
+
+
+def roll_forward(rows: Mapping[Key, Row], change: NetChange[Key, Row]) -> dict[Key, Row]:
+    """Replace every touched key by its ``after``."""
+    return _apply(rows, {key: pair.after for key, pair in change.items()})
+
+
+def _apply(rows: Mapping[Key, Row], replacement: Mapping[Key, Row | None]) -> dict[Key, Row]:
+    result = {key: row for key, row in rows.items() if key not in replacement}
+    result.update((key, row) for key, row in replacement.items() if row is not None)
+    return result
+
+
+def net_counts(changes: Iterable[tuple[Row | None, Row | None]]) -> dict[Row, int]:
+    """The signed multiset of ``(before, after)`` events; rows whose count is zero are left out."""
+    counts: Counter[Row] = Counter()
+    for before, after in changes:
+        if before is not None:
+            counts[before] -= 1
+        if after is not None:
+            counts[after] += 1
+    return {row: count for row, count in counts.items() if count}
+
+
+def rewind_counts(rows: Mapping[Row, int], counts: Mapping[Row, int]) -> dict[Row, int]:
+    """The multiset ``rows − counts``.
+
+    The counts must be the net of the whole window: subtracting event by event would pass through counts that never
+    were.
+
+    :raises CopyMismatch: a count would become negative.
+    """
+    result = dict(rows)
+    for row, count in counts.items():
+        left = result.pop(row, 0) - count
+        if left < 0:
+            raise CopyMismatch(
+                f"the log adds a row {count} times that was read {left + count} times",
+                mend="run again from lock_and_record; if it recurs, report it with the server's version",
+            )
+        if left:
+            result[row] = left
+    return result

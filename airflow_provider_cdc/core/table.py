@@ -1,0 +1,106 @@
+"""Tables, columns and keys, as plain data that fits in JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from airflow_provider_cdc.errors import ConfigurationError
+
+
+@dataclass(frozen=True, order=True)
+class TableName:
+    """A schema-qualified table name. Its text is ``schema.table``, unquoted."""
+
+    schema: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.schema}.{self.name}"
+
+    @classmethod
+    def parse(cls, text: str) -> TableName:
+        """Read ``schema.table``.
+
+        :raises ConfigurationError: the text is not of that form.
+        """
+        schema, dot, name = text.partition(".")
+        if not (dot and schema and name):
+            raise ConfigurationError(
+                f"{text!r} does not name a table", mend="write it as schema.table, for example shop.orders"
+            )
+        return cls(schema, name)
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column, in the order the table stores it.
+
+    ``type`` is the type as the source declares it (``decimal(10,2) unsigned``), ``details`` what else the source's
+    table of types needs to read a value (a character set, an OID, …): JSON scalars only.
+    """
+
+    name: str
+    type: str
+    nullable: bool
+    details: Mapping[str, str | int | bool] = field(default_factory=dict)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"name": self.name, "type": self.type, "nullable": self.nullable, "details": dict(self.details)}
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Column:
+        return cls(data["name"], data["type"], data["nullable"], data["details"])
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table's schema at the initial position, and what is known of its size.
+
+    ``key`` names the columns of the primary key, else of a unique key without NULLs, in key order; it is empty for a
+    keyless table. ``key_index`` is the name of the index behind it. ``rows`` and ``bytes`` are the source's own
+    estimates: they steer the plan and the progress display and never the result.
+    """
+
+    name: TableName
+    columns: tuple[Column, ...]
+    key: tuple[str, ...] = ()
+    key_index: str = ""
+    rows: int = 0
+    bytes: int = 0
+
+    @property
+    def keyless(self) -> bool:
+        return not self.key
+
+    def column(self, name: str) -> Column:
+        for column in self.columns:
+            if column.name == name:
+                return column
+        raise KeyError(f"{self.name} has no column {name}")
+
+    def same_shape(self, other: Table) -> bool:
+        """Whether both have the same columns and key, whatever their sizes."""
+        return (self.name, self.columns, self.key) == (other.name, other.columns, other.key)
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": str(self.name),
+            "columns": [column.to_json() for column in self.columns],
+            "key": list(self.key),
+            "key_index": self.key_index,
+            "rows": self.rows,
+            "bytes": self.bytes,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Table:
+        return cls(
+            TableName.parse(data["name"]),
+            tuple(Column.from_json(column) for column in data["columns"]),
+            tuple(data["key"]),
+            data["key_index"],
+            data["rows"],
+            data["bytes"],
+        )

@@ -1,0 +1,156 @@
+"""Every error this package raises, in one tree.
+
+::
+
+    CdcError
+    ├── TerminalError              a retry cannot help: someone has to mend something first
+    │   ├── ConfigurationError     a parameter, connection or URI that cannot work
+    │   ├── PreflightError         the source cannot give an exact copy; lists every problem at once
+    │   ├── PositionError          text or bytes that are not a position
+    │   ├── DecodeError            bytes that do not follow the format they claim
+    │   ├── ValueNotRepresentable  a value that the chosen Arrow type cannot hold
+    │   ├── ManifestError          a run's record is missing, unreadable or of another run
+    │   └── ExactnessError         something in the window broke what the proof rests on
+    │       ├── SchemaChanged      DDL or TRUNCATE on a copied table, or images of another shape
+    │       ├── LogGone            the log no longer reaches back to the initial position
+    │       ├── SourceReplaced     another server answers than the one the run began on
+    │       ├── ImageNotWhole      a row image without all its columns, or no row image at all
+    │       ├── UnknownEvent       a log event that this reader does not know
+    │       └── CopyMismatch       the rows that were read contradict the log
+    └── TransientError             the same call may succeed later: Airflow retries it
+        ├── SourceUnavailable      the server cannot be reached, or ended the session
+        ├── LockNotGranted         the lock was not granted within its bounded wait
+        └── PublishIncomplete      publishing stopped half-way; running the task again completes it
+
+A message says what is wrong, ``where`` names the object and the position, ``mend`` says what to do.
+The errors survive pickling, because Spark carries them from executors to the driver.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+
+class CdcError(Exception):
+    """Base of all errors of this package.
+
+    :param message: what is wrong.
+    :param where: the object and position it was seen at, such as ``shop.orders.total at binlog.000007:4312``.
+    :param mend: what the reader can do about it.
+    """
+
+    def __init__(self, message: str, *, where: str = "", mend: str = "") -> None:
+        super().__init__(message)
+        self.message = message
+        self.where = where
+        self.mend = mend
+
+    def __str__(self) -> str:
+        text = f"{self.where}: {self.message}" if self.where else self.message
+        return f"{text}\n  Mend: {self.mend}" if self.mend else text
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exception pickles only its positional arguments; where and mend would be lost.
+        return _rebuild, (type(self), self.__dict__)
+
+
+def _rebuild(cls: type[CdcError], state: dict[str, Any]) -> CdcError:
+    error = cls.__new__(cls)
+    error.__dict__.update(state)
+    error.args = (state["message"],)
+    return error
+
+
+class TerminalError(CdcError):
+    """A retry cannot help."""
+
+
+class TransientError(CdcError):
+    """The same call may succeed later."""
+
+
+class ConfigurationError(TerminalError):
+    """A parameter, connection or URI that cannot work."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One reason why a source cannot give an exact copy.
+
+    ``where`` names a setting or a table, ``what`` says what is wrong with it, ``mend`` how to put it right.
+    """
+
+    where: str
+    what: str
+    mend: str
+
+    def __str__(self) -> str:
+        return f"{self.where}: {self.what}\n      Mend: {self.mend}"
+
+
+class PreflightError(TerminalError):
+    """The source cannot give an exact copy as asked. Holds every problem found, not the first."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        count = len(problems)
+        lines = "\n".join(f"  {number}. {problem}" for number, problem in enumerate(problems, 1))
+        super().__init__(f"{count} problem{'s' if count != 1 else ''} found before any work began:\n{lines}")
+        self.problems = tuple(problems)
+
+
+class PositionError(TerminalError):
+    """Text or bytes that are not a position."""
+
+
+class DecodeError(TerminalError):
+    """Bytes that do not follow the format they claim."""
+
+
+class ValueNotRepresentable(TerminalError):
+    """A value that the chosen Arrow type cannot hold."""
+
+
+class ManifestError(TerminalError):
+    """A run's record is missing, unreadable, or belongs to another run."""
+
+
+class ExactnessError(TerminalError):
+    """Something in the window broke what the proof rests on."""
+
+
+class SchemaChanged(ExactnessError):
+    """DDL or TRUNCATE on a copied table inside the window, or images of another shape."""
+
+
+class LogGone(ExactnessError):
+    """The log no longer reaches back to the initial position."""
+
+
+class SourceReplaced(ExactnessError):
+    """Another server answers than the one the run began on."""
+
+
+class ImageNotWhole(ExactnessError):
+    """A row image lacks columns, or a change was logged as a statement."""
+
+
+class UnknownEvent(ExactnessError):
+    """A log event that this reader does not know."""
+
+
+class CopyMismatch(ExactnessError):
+    """The rows that were read contradict the log."""
+
+
+class SourceUnavailable(TransientError):
+    """The server cannot be reached, or it ended the session."""
+
+
+class LockNotGranted(TransientError):
+    """The lock was not granted within its bounded wait."""
+
+
+class PublishIncomplete(TransientError):
+    """Publishing stopped half-way. Running the task again completes it."""
