@@ -1,0 +1,263 @@
+"""What a source can do, the same for every kind of database.
+
+The jobs and the operators know sources only through this module. A source object holds settings and no session: it is
+cheap to build, safe to pickle (Spark sends it to executors), and opens a session of its own in each call that needs
+one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, Protocol
+
+import pyarrow as pa
+
+from airflow_provider_cdc.core.chunk import Chunk
+from airflow_provider_cdc.core.table import Table, TableName
+
+CONSISTENCIES = ("auto", "watermark", "lock", "exported")
+
+DELTA_SCHEMA = pa.schema(
+    [
+        pa.field("table", pa.int32(), nullable=False),
+        pa.field("key", pa.binary(), nullable=False),
+        pa.field("order", pa.int64(), nullable=False),
+        pa.field("suborder", pa.int64(), nullable=False),
+        pa.field("before", pa.binary()),
+        pa.field("count", pa.int64(), nullable=False),
+        pa.field("pending", pa.string()),
+    ]
+)
+"""One net change of one log segment.
+
+``table``
+    index into the run's list of tables.
+``key``
+    keyed tables: ``core.row_bytes.encode`` of the key columns. Keyless tables: of all columns.
+``order``, ``suborder``
+    place in the whole log: the pair grows along it. The first change of a key is the one with the smallest pair.
+``before``
+    keyed tables: the row before the segment as the log's own bytes (``Source.decode_images`` reads them); null: no row.
+    Keyless tables: the row itself.
+``count``
+    keyless tables: times added minus times removed. Keyed tables: 0.
+``pending``
+    null, or the id of a prepared transaction that the segment prepares but does not decide: the changes count only if
+    ``SegmentSummary.decided`` of some segment names that id, and then at that order.
+"""
+
+
+@dataclass(frozen=True)
+class ConnectionSettings:
+    """How to reach a source. ``password`` never shows in a repr.
+
+    ``tls`` holds paths and modes for the driver: ``mode`` (``disabled``, ``preferred``, ``required``, ``verify_ca``,
+    ``verify_identity``), ``ca``, ``cert``, ``key``.
+    """
+
+    kind: str
+    host: str
+    port: int
+    user: str
+    password: str = field(default="", repr=False)
+    database: str = ""
+    tls: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def address(self) -> str:
+        """``user@host:port``, fit for messages."""
+        return f"{self.user}@{self.host}:{self.port}"
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """What preflight decided for one table, and why."""
+
+    name: TableName
+    consistency: str
+    reason: str
+    rows: int = 0
+    bytes: int = 0
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "table": str(self.name),
+            "consistency": self.consistency,
+            "reason": self.reason,
+            "rows": self.rows,
+            "bytes": self.bytes,
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> TablePlan:
+        return cls(TableName.parse(data["table"]), data["consistency"], data["reason"], data["rows"], data["bytes"])
+
+
+@dataclass(frozen=True)
+class LockPolicy:
+    """How the short lock is taken: each try waits at most ``wait_seconds``, after which everybody else goes first.
+
+    ``through_read`` keeps the lock until the table is read, for servers whose read views need that.
+    """
+
+    wait_seconds: int = 5
+    tries: int = 12
+    pause_seconds: float = 2.0
+    through_read: bool = False
+
+
+@dataclass(frozen=True)
+class InitialPoint:
+    """The initial position, the tables' schemas there, and the identity of the server that has it.
+
+    ``lock_seconds`` is how long a lock was held; 0.0 if none was.
+    """
+
+    position: str
+    identity: Mapping[str, str]
+    tables: tuple[Table, ...]
+    lock_seconds: float
+
+
+@dataclass(frozen=True)
+class UpperBound:
+    """A bound on everything that reads before now could have seen.
+
+    ``position`` is ``snapshot_upper`` as a position of the source; ``log_end`` is the same bound as a place in the log
+    up to which the window is to be read, in the source's own notation.
+    """
+
+    position: str
+    log_end: str
+
+
+@dataclass(frozen=True)
+class LogSegment:
+    """A part of the log that one task reads: ``name`` from byte (or LSN) ``start`` up to ``stop``; None: to its end."""
+
+    number: int
+    name: str
+    start: int
+    stop: int | None
+
+
+@dataclass(frozen=True)
+class TrackedTable:
+    """A table as the log reader follows it.
+
+    ``index`` is what ``DELTA_SCHEMA.table`` says. ``upper`` is the exact position at which a keyless table was read;
+    the changes after it do not count. Empty for keyed tables, whose changes count up to the end of the window.
+    """
+
+    index: int
+    table: Table
+    upper: str = ""
+
+
+@dataclass
+class SegmentSummary:
+    """What one segment held. ``decided`` maps a prepared transaction's id to the order at which it was committed here.
+
+    ``rolled_back`` are ids rolled back here. ``seconds`` is the time it took to read it.
+    """
+
+    segment: LogSegment
+    transactions: int = 0
+    row_images: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    decided: dict[str, int] = field(default_factory=dict)
+    rolled_back: list[str] = field(default_factory=list)
+    prepared: list[str] = field(default_factory=list)
+
+
+class ChunkReader(Protocol):
+    """A session that reads chunks of one table."""
+
+    @property
+    def upper(self) -> str:
+        """The exact position that everything is read at, or empty where each chunk is read at a time of its own."""
+
+    @property
+    def lock_seconds(self) -> float:
+        """How long a lock was held to fix ``upper``."""
+
+    def read(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
+        """The chunk's rows as batches of ``Source.arrow_schema``; memory is bounded whatever the chunk's size.
+
+        :raises SourceUnavailable: the session broke. Nothing of the chunk counts then.
+        :raises ValueNotRepresentable: a value fits no Arrow type and the policy is ``error``.
+        """
+
+
+class SegmentReader(Protocol):
+    """Iterates over the net changes of one log segment; ``summary`` is complete once the iteration ended."""
+
+    summary: SegmentSummary
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        """Batches of ``DELTA_SCHEMA``. At most one row per key and ``pending``.
+
+        :raises ExactnessError: something in the segment broke what the proof rests on.
+        """
+
+
+class Source(Protocol):
+    """One database server, as the jobs and operators use it."""
+
+    kind: ClassVar[str]
+    position_key: ClassVar[str]
+    """The initial position's name in XComs, manifests and ``_latest.json``: ``initial_gtid_set``, ``initial_lsn``."""
+
+    def preflight(self, patterns: Sequence[str], consistency: str) -> list[TablePlan]:
+        """Check everything that a run needs, and decide how each table is read.
+
+        :param patterns: ``schema.table``; ``*`` matches any run of characters in either part.
+        :raises PreflightError: with every problem found.
+        :raises SourceUnavailable: the server cannot be reached.
+        """
+
+    def record_initial(self, plans: Sequence[TablePlan], lock: LockPolicy) -> InitialPoint:
+        """Fix the initial position; then read the schemas, so that any DDL they might miss lies in the window.
+
+        :raises LockNotGranted: a table needs the lock and it was not granted.
+        """
+
+    def check_identity(self, identity: Mapping[str, str], position: str) -> None:
+        """Make sure that this is still the server the run began on, with its history and settings intact.
+
+        :raises SourceReplaced: another server, or one whose history no longer contains ``position``.
+        :raises LogGone: the log was purged past ``position``.
+        :raises ExactnessError: a setting that the proof rests on was changed since the run began.
+        """
+
+    def plan_chunks(self, table: Table, chunk_rows: int) -> list[Chunk]:
+        """Chunks of about ``chunk_rows`` rows each. Strict increase of the bounds is checked by the server."""
+
+    def reader(self, table: Table, consistency: str, lock: LockPolicy) -> AbstractContextManager[ChunkReader]:
+        """A session to read chunks of ``table`` with."""
+
+    def bound_reads(self) -> UpperBound:
+        """A bound on everything that reads that have ended could have seen."""
+
+    def log_segments(self, initial: str, log_end: str) -> list[LogSegment]:
+        """The segments that hold every change after ``initial`` up to ``log_end``, in log order.
+
+        :raises LogGone: the log no longer reaches back to ``initial``.
+        """
+
+    def read_segment(
+        self, segment: LogSegment, initial: str, tables: Sequence[TrackedTable]
+    ) -> AbstractContextManager[SegmentReader]:
+        """A session that reads the net changes after ``initial`` in one segment."""
+
+    def arrow_schema(self, table: Table) -> pa.Schema:
+        """The Arrow schema of a table's rows: the published one."""
+
+    def decode_images(self, table: Table, images: pa.BinaryArray) -> pa.RecordBatch:
+        """Rows from the log's own bytes (no nulls among them), exactly as a SELECT gives them.
+
+        :raises DecodeError: bytes that are not an image of ``table``.
+        """

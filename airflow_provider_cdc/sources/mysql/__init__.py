@@ -1,0 +1,5 @@
+"""MySQL 8.4 and later."""
+
+from airflow_provider_cdc.sources.mysql.source import MysqlSource
+
+__all__ = ["MysqlSource"]

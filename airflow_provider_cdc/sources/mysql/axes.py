@@ -1,0 +1,209 @@
+"""One column of a key as an axis along which chunks are cut.
+
+An axis knows how its values travel: ``read`` is the SQL that gives a stored value as int, text or bytes, ``bound`` the
+SQL that makes such a value, as a parameter, compare with the column in the column's own type and order, by the index.
+And it proposes *cuts* between two values. A proposal steers evenness only: the server has the last word on order.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+
+from airflow_provider_cdc.core.chunk import KeyValue
+from airflow_provider_cdc.core.table import Column
+from airflow_provider_cdc.sources.mysql.session import quote
+
+_DAY = 86_400_000_000
+_TYPE = re.compile(r"(?P<name>[a-z]+)(?:\((?P<size>\d+)(?:,(?P<scale>\d+))?\))?(?P<rest>.*)")
+_DATE = re.compile(r"(\d+)-(\d+)-(\d+)(?: (\S+))?")
+_TIME = re.compile(r"(-?)(\d+):(\d+):(\d+)(?:\.(\d+))?")
+
+Between = tuple[KeyValue, KeyValue, int]
+"""The first and the last value that are there, and the number of pieces to cut what lies between into."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A key column that can be cut. ``read`` and ``bound`` are SQL; in ``bound``, ``{}`` stands for the parameter."""
+
+    column: str
+    read: str
+    bound: str = "{}"
+
+    def between(self, wanted: Sequence[Between]) -> list[list[KeyValue]]:
+        """For each one wanted: values above ``first`` and up to ``last``, ascending; none if the two are one value."""
+        return [self.cuts(*one) for one in wanted]
+
+    def cuts(self, first: KeyValue, last: KeyValue, pieces: int) -> list[KeyValue]:
+        low, high = self.to_int(first), self.to_int(last)
+        if high - low <= pieces:
+            points = list(range(low + 1, high + 1))
+        else:
+            points = [low + (high - low) * piece // pieces for piece in range(1, pieces)]
+        return list(dict.fromkeys(self.from_int(point) for point in points))
+
+    def to_int(self, value: KeyValue) -> int:
+        """The value's place on a scale on which cuts are spaced evenly."""
+        return int(value)
+
+    def from_int(self, place: int) -> KeyValue:
+        """The value at a place, or the nearest one that can be a cut."""
+        return place
+
+
+@dataclass(frozen=True)
+class DecimalAxis(Axis):
+    scale: int = 0
+
+    def to_int(self, value: KeyValue) -> int:
+        whole, _, fraction = str(value).partition(".")
+        return int(whole + fraction.ljust(self.scale, "0"))
+
+    def from_int(self, place: int) -> KeyValue:
+        digits = str(abs(place)).rjust(self.scale + 1, "0")
+        whole, fraction = digits[: len(digits) - self.scale], digits[len(digits) - self.scale :]
+        return f"{'-' if place < 0 else ''}{whole}{'.' if fraction else ''}{fraction}"
+
+
+@dataclass(frozen=True)
+class TimeAxis(Axis):
+    """Times of day and longer, counted in the smallest fraction of a second that the column keeps (``digits``)."""
+
+    digits: int = 0
+
+    @property
+    def unit(self) -> int:
+        """Microseconds of one step."""
+        return int(10 ** (6 - self.digits))
+
+    def to_int(self, value: KeyValue) -> int:
+        return _time_to_int(str(value)) // self.unit
+
+    def from_int(self, place: int) -> KeyValue:
+        return _time_from_int(place * self.unit, self.digits)
+
+
+@dataclass(frozen=True)
+class DateAxis(TimeAxis):
+    """Days since year 1, or with ``clock`` the fractions of seconds since then.
+
+    Dates that no calendar has (2024-02-31, 0000-00-00) get a place nearby: they may be read, but are never proposed.
+    Nor is what lies before ``since``, which a TIMESTAMP column cannot be compared with.
+    """
+
+    clock: bool = True
+    since: str = "0001-01-01 00:00:00"
+
+    def to_int(self, value: KeyValue) -> int:
+        match = _DATE.fullmatch(str(value))
+        if match is None:
+            return 0
+        year, month, day = (int(part) for part in match.groups()[:3])
+        days = date(year, max(month, 1), 1).toordinal() + day - 1 if year else 0
+        return (days * _DAY + _time_to_int(match[4])) // self.unit if self.clock else days
+
+    def from_int(self, place: int) -> KeyValue:
+        days, micros = divmod(place * self.unit, _DAY) if self.clock else (place, 0)
+        if days < 1:
+            return self.since
+        text = date.fromordinal(days).isoformat()
+        return max(self.since, f"{text} {_time_from_int(micros, self.digits)}" if self.clock else text)
+
+
+@dataclass(frozen=True)
+class BytesAxis(Axis):
+    """Binary strings, as big-endian numbers of ``width`` bytes; ``padded``: the column fills them up with zeros."""
+
+    width: int = 0
+    padded: bool = False
+
+    def cuts(self, first: KeyValue, last: KeyValue, pieces: int) -> list[KeyValue]:
+        # Only the first bytes that differ matter; a number of all bytes of a long key would be slow.
+        low, high = _as_bytes(first), _as_bytes(last)
+        shared = 0
+        while shared < min(len(low), len(high)) and low[shared] == high[shared]:
+            shared += 1
+        size = min(self.width, shared + 8)
+        start, stop = (int.from_bytes(value[:size].ljust(size, b"\0"), "big") for value in (low, high))
+        points = {start + (stop - start) * piece // pieces for piece in range(1, pieces)}
+        found = {point.to_bytes(size, "big").ljust(self.width if self.padded else 0, b"\0") for point in points}
+        return sorted(value for value in found | {high} if low < value <= high)
+
+
+@dataclass(frozen=True)
+class TextAxis(Axis):
+    """Text of at most ``length`` characters. Its order is the server's alone: see ``text_cuts``."""
+
+    length: int = 0
+
+
+def axis_of(column: Column) -> Axis | None:
+    """The axis of a key column; None for types whose index order no parameter can be compared in exactly.
+
+    ENUM and SET compare with text by their labels and with numbers without the index; FLOAT rounds what it is
+    compared with.
+    """
+    match = _TYPE.match(column.type)
+    if match is None:
+        return None
+    name, size, scale = match["name"], int(match["size"] or 0), int(match["scale"] or 0)
+    quoted = quote(column.name)
+    if name in ("tinyint", "smallint", "mediumint", "int", "bigint", "year"):
+        return Axis(column.name, quoted)
+    if name == "bit":
+        return Axis(column.name, f"{quoted} + 0")
+    if name == "decimal":
+        return DecimalAxis(column.name, _as_text(quoted), f"CAST({{}} AS DECIMAL({size}, {scale}))", scale)
+    if name == "date":
+        return DateAxis(column.name, _as_text(quoted), "CAST({} AS DATE)", clock=False, since="0001-01-01")
+    if name == "datetime":
+        return DateAxis(column.name, _as_text(quoted), f"CAST({{}} AS DATETIME({size}))", size)
+    if name == "timestamp":
+        return DateAxis(
+            column.name,
+            _as_text(quoted),
+            f"CAST({{}} AS DATETIME({size}))",
+            size,
+            since="1970-01-01 00:00:01",
+        )
+    if name == "time":
+        return TimeAxis(column.name, _as_text(quoted), f"CAST({{}} AS TIME({size}))", size)
+    if name in ("binary", "varbinary"):
+        return BytesAxis(column.name, quoted, width=size, padded=name == "binary")
+    if name in ("char", "varchar") and "charset" in column.details:
+        charset, collation = str(column.details["charset"]), str(column.details["collation"])
+        return TextAxis(
+            column.name,
+            f"CONVERT({quoted} USING utf8mb4)",
+            f"CONVERT({{}} USING {charset}) COLLATE {collation}",
+            length=size,
+        )
+    return None
+
+
+def _as_text(quoted: str) -> str:
+    return f"CAST({quoted} AS CHAR)"
+
+
+def _as_bytes(value: KeyValue) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
+def _time_to_int(text: str) -> int:
+    match = _TIME.fullmatch(text)
+    if match is None:
+        return 0
+    sign, hours, minutes, seconds, fraction = match.groups()
+    micros = ((int(hours) * 60 + int(minutes)) * 60 + int(seconds)) * 1_000_000 + int((fraction or "").ljust(6, "0"))
+    return -micros if sign else micros
+
+
+def _time_from_int(micros: int, digits: int) -> str:
+    seconds, fraction = divmod(abs(micros), 1_000_000)
+    minutes, second = divmod(seconds, 60)
+    hour, minute = divmod(minutes, 60)
+    text = f"{'-' if micros < 0 else ''}{hour:02}:{minute:02}:{second:02}"
+    return f"{text}.{fraction:06}"[: len(text) + 1 + digits] if digits else text

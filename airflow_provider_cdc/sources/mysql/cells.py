@@ -1,0 +1,274 @@
+"""Cells: the one form that both of MySQL's binary formats are decoded to, before Arrow arrays are made of it.
+
+First the *locate* kernel of a format (``rows``, ``images``) finds every value of a batch of rows. Then, column by
+column, a kernel makes cells of the values. ``columns.finish`` makes the Arrow array; it knows nothing of where the
+cells came from.
+
+===============  ===========================================================================================
+family           cell
+===============  ===========================================================================================
+NUMBER           the number, little-endian, as wide as its Arrow type
+YEAR             int16
+DECIMAL          128-bit integer: the value times 10^scale
+BITS, SET        uint64
+ENUM             int64: index into the members, from 1
+DATE DATETIME    int64: ``calendar.pack_datetime``, which holds dates that no calendar has
+TIMESTAMP        the same, in UTC
+TIME             int64: microseconds
+BYTES TEXT JSON  int32 offsets, and the bytes as they are stored
+===============  ===========================================================================================
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_provider_cdc.errors import DecodeError
+from airflow_provider_cdc.sources.kernel import (
+    Bytes,
+    Int32s,
+    Int64s,
+    copy_bytes,
+    kernel,
+    load8,
+    load16,
+    load32,
+    load64,
+    load_be,
+    load_le,
+    store8,
+    store16,
+    store32,
+    store64,
+)
+from airflow_provider_cdc.sources.mysql.types import ColumnType
+
+NULL = -1
+"""``Located.starts`` of a value that is NULL."""
+
+ALL_GOOD = -1
+"""What a cell kernel returns unless a value was malformed; then it is the number of the first such row."""
+
+_LARGEST = 2**31 - 1
+_OVERRUN = 32
+"""Bytes behind the last value that ``copy_values`` may write to."""
+
+
+@dataclass(frozen=True)
+class Located:
+    """Where each value of a batch of rows lies.
+
+    ``data``
+        ``uint8[::1]``; every value that is located lies inside.
+    ``starts``, ``lengths``
+        ``int32[columns, capacity]``, of which the first ``rows`` of each column count: the place of the value, or
+        ``NULL``, and its bytes. The lengths of values of fixed width are undefined.
+    ``nulls``, ``totals``
+        ``int64[columns]``: how many values are NULL, and the sum of the lengths of the others.
+    """
+
+    data: Bytes
+    starts: Int32s
+    lengths: Int32s
+    nulls: Int64s
+    totals: Int64s
+    rows: int
+
+
+@dataclass(frozen=True)
+class Cells:
+    """One column's cells: Arrow buffers, of which ``validity`` is None without NULLs, ``offsets`` for fixed widths."""
+
+    rows: int
+    nulls: int
+    validity: pa.Buffer | None
+    values: pa.Buffer
+    offsets: pa.Buffer | None = None
+
+    def int64(self) -> Int64s:
+        """The values of a family whose cells have 64 bits; those of NULLs are 0."""
+        return np.frombuffer(self.values, np.int64, self.rows)
+
+
+def fixed_cells(located: Located, index: int, values: pa.Buffer) -> Cells:
+    """The cells of column ``index``, given their values."""
+    nulls = int(located.nulls[index])
+    if not nulls:
+        return Cells(located.rows, 0, None, values)
+    validity = pa.allocate_buffer((located.rows + 7) // 8)
+    _fill_validity(located.starts[index], located.rows, np.frombuffer(validity, np.uint8))
+    return Cells(located.rows, nulls, validity, values)
+
+
+def number_cells(located: Located, index: int, column: ColumnType, width: int) -> Cells:
+    """Numbers of ``width`` bytes, widened to their Arrow type where it is wider."""
+    cell = column.arrow.bit_width // 8
+    values = pa.allocate_buffer(located.rows * cell)
+    out = np.frombuffer(values, np.uint8)
+    starts = located.starts[index]
+    if width == cell:
+        copy_fixed(located.data, starts, located.rows, width, out)
+    else:
+        _widen(located.data, starts, located.rows, width, 0 if column.unsigned else 1 << (8 * width - 1), out)
+    return fixed_cells(located, index, values)
+
+
+def integer_cells(located: Located, index: int, width: int) -> Cells:
+    """Little-endian unsigned integers of ``width`` bytes as 64-bit cells."""
+    values = pa.allocate_buffer(located.rows * 8)
+    load_integers(located.data, located.starts[index], located.rows, width, np.frombuffer(values, np.int64))
+    return fixed_cells(located, index, values)
+
+
+def bit_cells(located: Located, index: int, column: ColumnType, lengths: Int32s) -> Cells:
+    """bit(n): big-endian, in as many bytes as it needs, in both formats.
+
+    :raises DecodeError: a value of another length, or with more bits.
+    """
+    values = pa.allocate_buffer(located.rows * 8)
+    bad = _load_bits(
+        located.data, located.starts[index], lengths, located.rows, column.precision, np.frombuffer(values, np.int64)
+    )
+    check(bad, column, f"not the {column.precision} bits of a bit({column.precision})")
+    return fixed_cells(located, index, values)
+
+
+def byte_cells(located: Located, index: int, column: ColumnType) -> Cells:
+    """Values of any length; those of binary(n) padded with the zero bytes that the log leaves out.
+
+    :raises DecodeError: more than 2 GiB in one batch, or a binary(n) value of more than n bytes.
+    """
+    starts, lengths = located.starts[index], located.lengths[index]
+    rows = located.rows
+    total = rows * column.length if column.length else int(located.totals[index])
+    if total > _LARGEST:
+        raise DecodeError(
+            f"{rows} rows have {total} bytes in this column, more than one Arrow array holds", where=column.name
+        )
+    offsets = pa.allocate_buffer((rows + 1) * 4)
+    values = pa.allocate_buffer(total + _OVERRUN)
+    ends, out = np.frombuffer(offsets, np.int32), np.frombuffer(values, np.uint8)
+    if column.length:
+        bad = _copy_padded(located.data, starts, lengths, rows, column.length, ends, out)
+        check(bad, column, f"more than the {column.length} bytes of a binary({column.length})")
+    else:
+        copy_values(located.data, starts, lengths, rows, ends, out)
+    fixed = fixed_cells(located, index, values)
+    return Cells(rows, fixed.nulls, fixed.validity, values, offsets)
+
+
+def check(bad: int, column: ColumnType, what: str) -> None:
+    """Raise DecodeError if a cell kernel found a malformed value."""
+    if bad != ALL_GOOD:
+        raise DecodeError(f"the value in row {bad} of the batch is {what}", where=column.name)
+
+
+@kernel
+def _fill_validity(starts: Int32s, rows: int, validity: Bytes) -> None:
+    for byte in range(len(validity)):
+        bits = 0
+        for row in range(8 * byte, min(8 * byte + 8, rows)):
+            if starts[row] >= 0:
+                bits |= 1 << (row & 7)
+        validity[byte] = bits
+
+
+@kernel
+def copy_fixed(data: Bytes, starts: Int32s, rows: int, width: int, out: Bytes) -> None:
+    """Values of 1, 2, 4 or 8 bytes, as they are; 0 for NULL."""
+    if width == 8:
+        for row in range(rows):
+            start = starts[row]
+            store64(out, 8 * row, load64(data, start) if start >= 0 else 0)
+    elif width == 4:
+        for row in range(rows):
+            start = starts[row]
+            store32(out, 4 * row, load32(data, start) if start >= 0 else 0)
+    elif width == 2:
+        for row in range(rows):
+            start = starts[row]
+            store16(out, 2 * row, load16(data, start) if start >= 0 else 0)
+    else:
+        for row in range(rows):
+            start = starts[row]
+            store8(out, row, load8(data, start) if start >= 0 else 0)
+
+
+@kernel
+def _widen(data: Bytes, starts: Int32s, rows: int, width: int, sign: int, out: Bytes) -> None:
+    """Integers of three bytes in cells of four. ``sign`` is the sign bit, 0 if there is none."""
+    for row in range(rows):
+        start = starts[row]
+        store32(out, 4 * row, (load_le(data, start, width) ^ sign) - sign if start >= 0 else 0)
+
+
+@kernel
+def load_integers(data: Bytes, starts: Int32s, rows: int, width: int, out: Int64s) -> None:
+    """Little-endian unsigned integers of ``width`` (at most 8) bytes; 0 for NULL."""
+    for row in range(rows):
+        start = starts[row]
+        out[row] = load_le(data, start, width) if start >= 0 else 0
+
+
+@kernel
+def _load_bits(data: Bytes, starts: Int32s, lengths: Int32s, rows: int, bits: int, out: Int64s) -> int:
+    width = (bits + 7) >> 3
+    for row in range(rows):
+        start = starts[row]
+        value = 0
+        if start >= 0:
+            if lengths[row] != width:
+                return row
+            if bits & 7 and load8(data, start) >> (bits & 7):
+                return row
+            value = load_be(data, start, width)
+        out[row] = value
+    return ALL_GOOD
+
+
+@kernel
+def copy_values(data: Bytes, starts: Int32s, lengths: Int32s, rows: int, offsets: Int32s, out: Bytes) -> None:
+    """Values one after the other; ``out`` has ``_OVERRUN`` bytes more than they take."""
+    at = 0
+    offsets[0] = 0
+    last = len(data) - _OVERRUN
+    for row in range(rows):
+        start = int(starts[row])
+        if start >= 0:
+            length = int(lengths[row])
+            # Most values are short, and a call of memcpy costs more than copying some bytes too many.
+            if length <= 16 and start <= last:
+                store64(out, at, load64(data, start))
+                store64(out, at + 8, load64(data, start + 8))
+            elif length <= 32 and start <= last:
+                store64(out, at, load64(data, start))
+                store64(out, at + 8, load64(data, start + 8))
+                store64(out, at + 16, load64(data, start + 16))
+                store64(out, at + 24, load64(data, start + 24))
+            else:
+                copy_bytes(out, at, data, start, length)
+            at += length
+        offsets[row + 1] = at
+
+
+@kernel
+def _copy_padded(
+    data: Bytes, starts: Int32s, lengths: Int32s, rows: int, width: int, offsets: Int32s, out: Bytes
+) -> int:
+    at = 0
+    offsets[0] = 0
+    for row in range(rows):
+        start = int(starts[row])
+        if start >= 0:
+            length = int(lengths[row])
+            if length > width:
+                return row
+            copy_bytes(out, at, data, start, length)
+            for index in range(length, width):
+                out[at + index] = 0
+            at += width
+        offsets[row + 1] = at
+    return ALL_GOOD

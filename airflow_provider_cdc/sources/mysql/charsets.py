@@ -1,0 +1,88 @@
+"""MySQL's character sets: a table, and nothing that takes long to import.
+
+The codecs are Python's, corrected where the server's tables differ; the tests compare every code with the server.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class Charset:
+    """``size``: the most bytes of a character, by which MySQL declares lengths. ``codec``: Python's name for it.
+
+    ``unit``: bytes of a code unit of the fixed-width Unicode encodings; 1 for all others, in which ASCII is itself.
+    ``corrections``: code → code point where the server differs from the codec; None: the server has no character there.
+    ``ambiguous``: two codes stand for one character, so text does not tell keys apart.
+    """
+
+    size: int
+    codec: str
+    unit: int = 1
+    corrections: Mapping[int, int | None] = field(default_factory=dict)
+    ambiguous: bool = False
+
+
+def _without(*codes: int) -> dict[int, int | None]:
+    return dict.fromkeys(codes)
+
+
+UTF8 = "utf-8"
+CHARSETS = {
+    "utf8mb4": Charset(4, UTF8),
+    "utf8mb3": Charset(3, UTF8),
+    "ascii": Charset(1, UTF8),
+    "ucs2": Charset(2, "utf-16-be", unit=2),
+    "utf16": Charset(4, "utf-16-be", unit=2),
+    "utf16le": Charset(4, "utf-16-le", unit=2),
+    "utf32": Charset(4, "utf-32-be", unit=4),
+    # Windows' five undefined bytes are control characters here.
+    "latin1": Charset(1, "cp1252", corrections={code: code for code in (0x81, 0x8D, 0x8F, 0x90, 0x9D)}),
+    "latin2": Charset(1, "iso8859-2"),
+    "latin5": Charset(1, "iso8859-9"),
+    "latin7": Charset(1, "iso8859-13"),
+    "cp1250": Charset(1, "cp1250"),
+    "cp1251": Charset(1, "cp1251"),
+    "cp1256": Charset(1, "cp1256", corrections=_without(0x8A, 0x8F, 0x98, 0x9A, 0x9F, 0xAA, 0xC0, 0xFF)),
+    "cp1257": Charset(1, "cp1257"),
+    "cp850": Charset(1, "cp850"),
+    "cp852": Charset(1, "cp852"),
+    "cp866": Charset(1, "cp866", corrections={0xFC: 0x207F, 0xFD: 0xB2}),
+    "greek": Charset(1, "iso8859-7", corrections={0xA1: 0x2BD, 0xA2: 0x2BC, **_without(0xA4, 0xA5, 0xAA)}),
+    "hebrew": Charset(1, "iso8859-8", corrections={0xAF: 0x203E}),
+    "hp8": Charset(1, "hp-roman8"),
+    "koi8r": Charset(1, "koi8-r"),
+    "koi8u": Charset(1, "koi8-u", corrections={0x95: 0x2022}),
+    "macce": Charset(1, "mac-latin2"),
+    "macroman": Charset(1, "mac-roman"),
+    "tis620": Charset(1, "tis-620"),
+    "gbk": Charset(2, "gbk"),
+    "gb2312": Charset(2, "gb2312"),
+    "euckr": Charset(2, "cp949"),
+    "big5": Charset(
+        2,
+        "big5",
+        corrections={
+            **_without(0xA15A, 0xA1C3, 0xA1C5, 0xA1FE, 0xA240, 0xA2CC, 0xA2CE),
+            **dict(zip(range(0xF9D6, 0xF9DD), (0x7881, 0x92B9, 0x88CF, 0x58BB, 0x6052, 0x7CA7, 0x5AFA), strict=True)),
+        },
+    ),
+    "sjis": Charset(2, "shift_jis", corrections={0x815F: 0x5C}, ambiguous=True),
+    "cp932": Charset(2, "cp932", corrections=_without(0x80, 0xA0, 0xFD, 0xFE, 0xFF), ambiguous=True),
+    "gb18030": Charset(4, "gb18030"),
+}
+# Two characters changed places between two editions of the standard.
+GB18030_EDITION = {0x1E3F: 0xE7C7, 0xE7C7: 0x1E3F}
+
+
+def bytes_per_character(charset: str) -> int | None:
+    """The most bytes of a character, by which MySQL declares lengths; None: not a supported character set."""
+    known = CHARSETS.get(charset)
+    return known.size if known else None
+
+
+def is_ambiguous(charset: str) -> bool:
+    """Whether two different stored values can be the same text."""
+    return CHARSETS[charset].ambiguous

@@ -1,0 +1,142 @@
+"""Arrow arrays from cells: the step in which rows of a SELECT and images of the log no longer differ."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_provider_cdc.errors import DecodeError, ValueNotRepresentable
+from airflow_provider_cdc.sources.kernel import Bytes, Int32s, Int64s, kernel
+from airflow_provider_cdc.sources.mysql.calendar import DATE_SHIFT, DAY_MICROS, NO_DATE, days_of, micros_of_day, text_of
+from airflow_provider_cdc.sources.mysql.cells import ALL_GOOD, Cells
+from airflow_provider_cdc.sources.mysql.text import text_array, to_utf8
+from airflow_provider_cdc.sources.mysql.types import ColumnType, Family
+
+
+def finish(table: str, column: ColumnType, cells: Cells) -> pa.Array:
+    """The Arrow array, of ``column.arrow``, that ``cells`` stand for.
+
+    :param table: the table's name, for messages.
+    :raises ValueNotRepresentable: a value that the Arrow type cannot hold, such as a zero date.
+    :raises DecodeError: a NULL in a NOT NULL column, an enum or set value with no such member.
+    """
+    where = f"{table}.{column.name}"
+    if cells.nulls and not column.nullable:
+        raise DecodeError("NULL in a NOT NULL column", where=where)
+    match column.family:
+        case Family.NUMBER | Family.YEAR | Family.DECIMAL | Family.TIME:
+            return _fixed(column.arrow, cells, cells.values)
+        case Family.DATE:
+            return _dates(where, column, cells)
+        case Family.DATETIME | Family.TIMESTAMP:
+            return _timestamps(where, column, cells)
+        case Family.BITS:
+            return _bits(column, cells)
+        case Family.ENUM:
+            return _enum(where, column, cells)
+        case Family.SET:
+            return _set(where, column, cells)
+        case Family.BYTES:
+            return _strings(column.arrow, cells)
+        case Family.TEXT | Family.JSON:
+            assert cells.offsets is not None
+            offsets, values = to_utf8(where, column.charset, cells.rows, cells.offsets, cells.values)
+            return _strings(column.arrow, Cells(cells.rows, cells.nulls, cells.validity, values, offsets))
+
+
+def _fixed(arrow: pa.DataType, cells: Cells, values: pa.Buffer) -> pa.Array:
+    return pa.Array.from_buffers(arrow, cells.rows, [cells.validity, values], cells.nulls)
+
+
+def _strings(arrow: pa.DataType, cells: Cells) -> pa.Array:
+    return pa.Array.from_buffers(arrow, cells.rows, [cells.validity, cells.offsets, cells.values], cells.nulls)
+
+
+def _dates(where: str, column: ColumnType, cells: Cells) -> pa.Array:
+    values = pa.allocate_buffer(cells.rows * 4)
+    packed = cells.int64()
+    bad = _to_days(packed, _valid(cells), np.frombuffer(values, np.int32))
+    if bad != ALL_GOOD:
+        raise _no_date(where, column, text_of(int(packed[bad]))[:10])
+    return _fixed(column.arrow, cells, values)
+
+
+def _timestamps(where: str, column: ColumnType, cells: Cells) -> pa.Array:
+    values = pa.allocate_buffer(cells.rows * 8)
+    packed = cells.int64()
+    bad = _to_micros(packed, _valid(cells), np.frombuffer(values, np.int64))
+    if bad != ALL_GOOD:
+        raise _no_date(where, column, text_of(int(packed[bad])))
+    return _fixed(column.arrow, cells, values)
+
+
+def _no_date(where: str, column: ColumnType, value: str) -> ValueNotRepresentable:
+    return ValueNotRepresentable(
+        f"the {column.family.value} {value} is no date of the calendar, so no {column.arrow} can hold it",
+        where=where,
+        mend=f"correct the rows of which {column.select} is {value!r}, or leave the table out",
+    )
+
+
+def _bits(column: ColumnType, cells: Cells) -> pa.Array:
+    if column.precision > 1:
+        return _fixed(column.arrow, cells, cells.values)
+    bits = np.packbits(cells.int64() != 0, bitorder="little")
+    return _fixed(column.arrow, cells, pa.py_buffer(bits))
+
+
+def _enum(where: str, column: ColumnType, cells: Cells) -> pa.Array:
+    indices = cells.int64()
+    if len(indices) and int(indices.max()) > len(column.labels):
+        raise DecodeError(f"member {int(indices.max())} of an enum of {len(column.labels)}", where=where)
+    narrow = indices.astype(np.int16 if column.arrow.index_type == pa.int16() else np.int32)
+    # The server numbers the members from 1; 0 is the empty text of a value that was none when it was stored.
+    labels = text_array(["", *column.labels])
+    return pa.DictionaryArray.from_arrays(_fixed(column.arrow.index_type, cells, pa.py_buffer(narrow)), labels)
+
+
+def _set(where: str, column: ColumnType, cells: Cells) -> pa.Array:
+    masks, places = np.unique(cells.int64().view(np.uint64), return_inverse=True)
+    if len(masks) and int(masks[-1]) >> len(column.labels):
+        raise DecodeError(f"members {int(masks[-1]):#x} of a set of {len(column.labels)}", where=where)
+    texts = text_array(
+        [",".join(label for bit, label in enumerate(column.labels) if int(mask) >> bit & 1) for mask in masks]
+    )
+    place = Cells(cells.rows, cells.nulls, cells.validity, pa.py_buffer(places.astype(np.int64)))
+    return texts.take(_fixed(pa.int64(), place, place.values))
+
+
+def _valid(cells: Cells) -> Bytes:
+    """Bytes that say which cells are not NULL; empty if all are."""
+    if cells.validity is None:
+        return np.empty(0, np.uint8)
+    return np.frombuffer(cells.validity, np.uint8)
+
+
+@kernel
+def _to_days(packed: Int64s, valid: Bytes, out: Int32s) -> int:
+    for row in range(len(packed)):
+        days = days_of(packed[row])
+        if days == NO_DATE:
+            if len(valid) == 0 or (valid[row >> 3] >> (row & 7)) & 1:
+                return row
+            days = 0
+        out[row] = days
+    return ALL_GOOD
+
+
+@kernel
+def _to_micros(packed: Int64s, valid: Bytes, out: Int64s) -> int:
+    # Rows near each other often have the same date, and the date is what takes time.
+    date, days = -1, NO_DATE
+    for row in range(len(packed)):
+        value = packed[row]
+        if value >> DATE_SHIFT != date:
+            date, days = value >> DATE_SHIFT, days_of(value)
+        if days != NO_DATE:
+            out[row] = days * DAY_MICROS + micros_of_day(value)
+        elif len(valid) == 0 or (valid[row >> 3] >> (row & 7)) & 1:
+            return row
+        else:
+            out[row] = 0
+    return ALL_GOOD

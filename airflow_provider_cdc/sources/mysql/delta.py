@@ -1,0 +1,128 @@
+"""A segment's net change as record batches of ``DELTA_SCHEMA``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_provider_cdc.core import row_bytes
+from airflow_provider_cdc.sources.base import DELTA_SCHEMA, TrackedTable
+from airflow_provider_cdc.sources.kernel import Bytes, Int64s, copy_bytes, kernel
+from airflow_provider_cdc.sources.mysql.images import decode_images
+from airflow_provider_cdc.sources.mysql.layouts import key_table
+from airflow_provider_cdc.sources.mysql.netting import COUNT, HEADER, LENGTHS, ORDER, SUBORDER, NetChange
+
+BATCH_ROWS = 1 << 16
+BATCH_BYTES = 1 << 26
+
+_LOW_HALF = (1 << 32) - 1
+_KEYS, _ROWS = 0, 1
+
+
+@kernel
+def _batch_end(arena: Int64s, records: Int64s, start: int, stop: int, limit: int) -> int:
+    """How many of ``records[start:stop]`` go into a batch of at most ``limit`` bytes; one at least."""
+    total = 0
+    at = start
+    while at < stop:
+        lengths = arena[records[at] + LENGTHS]
+        total += (lengths >> 32) + (lengths & _LOW_HALF)
+        if total > limit and at > start:
+            break
+        at += 1
+    return at
+
+
+@kernel
+def _measure(arena: Int64s, records: Int64s, part: int, offsets: Int64s, present: Bytes) -> None:
+    """``offsets`` (one more than records) of the keys or rows when they are laid end to end; ``present``: whether it
+    is there."""
+    offsets[0] = 0
+    for index in range(len(records)):
+        lengths = arena[records[index] + LENGTHS]
+        size = lengths >> 32 if part == _KEYS else (lengths & _LOW_HALF) - 1
+        present[index] = size >= 0
+        offsets[index + 1] = offsets[index] + max(0, size)
+
+
+@kernel
+def _gather(arena: Int64s, bytes_: Bytes, records: Int64s, part: int, offsets: Int64s, out: Bytes) -> None:
+    for index in range(len(records)):
+        at = (records[index] + HEADER) << 3
+        if part == _ROWS:
+            at += ((arena[records[index] + LENGTHS] >> 32) + 7) >> 3 << 3
+        copy_bytes(out, offsets[index], bytes_, at, offsets[index + 1] - offsets[index])
+
+
+def order_base(segment_number: int) -> int:
+    """What orders of a segment begin from, in ``DELTA_SCHEMA``: orders of later segments are greater."""
+    return segment_number << 40
+
+
+def delta_batches(
+    change: NetChange,
+    tracked: Sequence[TrackedTable],
+    segment_number: int,
+    pending: Callable[[int, TrackedTable], str],
+) -> Iterator[pa.RecordBatch]:
+    """The net change of segment ``segment_number``, in batches of one table and one prepared transaction each.
+
+    :param pending: the id for what the prepared transaction of that number did to a table.
+    """
+    records, groups = change.records()
+    base = order_base(segment_number)
+    edges = (np.flatnonzero(np.diff(groups)) + 1).tolist()
+    for first, last in pairwise([0, *edges, len(groups)]):
+        if first == last:
+            continue
+        transaction, index = divmod(int(groups[first]), len(tracked))
+        one = tracked[index]
+        waits_for = pending(transaction - 1, one) if transaction else None
+        while first < last:
+            stop = _batch_end(change.arena, records, first, min(last, first + BATCH_ROWS), BATCH_BYTES)
+            yield _batch(change, one, records[first:stop], base, waits_for)
+            first = stop
+
+
+def _batch(change: NetChange, one: TrackedTable, records: Int64s, base: int, waits_for: str | None) -> pa.RecordBatch:
+    rows = len(records)
+    orders = change.arena[records + ORDER]
+    counts = suborders = np.zeros(rows, np.int64)
+    if one.table.keyless:
+        before = _binary(change, records, _KEYS)
+        keys = row_bytes.encode(decode_images(one.table, before), [column.name for column in one.table.columns])
+        counts = change.arena[records + COUNT]
+    else:
+        before = _binary(change, records, _ROWS)
+        key = key_table(one.table)
+        keys = row_bytes.encode(decode_images(key, _binary(change, records, _KEYS)), key.key)
+        suborders = change.arena[records + SUBORDER]
+    if waits_for is not None:
+        suborders = orders
+    return pa.record_batch(
+        [
+            pa.array(np.full(rows, one.index, np.int32)),
+            keys,
+            pa.array(base + orders),
+            pa.array(suborders),
+            before,
+            pa.array(counts),
+            pa.nulls(rows, pa.string()) if waits_for is None else pa.array([waits_for] * rows, pa.string()),
+        ],
+        schema=DELTA_SCHEMA,
+    )
+
+
+def _binary(change: NetChange, records: Int64s, part: int) -> pa.BinaryArray:
+    offsets: Int64s = np.empty(len(records) + 1, np.int64)
+    present: Bytes = np.empty(len(records), np.uint8)
+    _measure(change.arena, records, part, offsets, present)
+    out: Bytes = np.empty(int(offsets[-1]), np.uint8)
+    _gather(change.arena, change.bytes, records, part, offsets, out)
+    validity = None if present.all() else pa.py_buffer(np.packbits(present, bitorder="little"))
+    return pa.BinaryArray.from_buffers(
+        pa.binary(), len(records), [validity, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(out)]
+    )

@@ -1,0 +1,175 @@
+"""Packets of a statement's result, walked in the buffer that the socket was read into.
+
+A packet is a header of four bytes (length in three, sequence number in one) and a payload; a payload of 2^24 - 1
+bytes or more goes on in the packets that follow. A row's payload is a zero byte, a bitmap of NULLs in which column
+``c`` has bit ``c + 2``, and the values. Source: MySQL's "Client/Server Protocol", pages "MySQL Packets" and "Binary
+Protocol Resultset Row".
+"""
+
+from __future__ import annotations
+
+from airflow_provider_cdc.sources.kernel import (
+    Bytes,
+    Int32s,
+    Int64s,
+    copy_bytes,
+    inner,
+    kernel,
+    load8,
+    load32,
+    load_le,
+    store32,
+)
+
+# Why a kernel stopped.
+FOUND = 0
+NEEDS_BYTES = 1
+"""All whole packets are walked."""
+NEEDS_ROOM = 2
+"""As many rows as there is room for are located."""
+AT_LAST = 3
+"""At a packet that is no row: the result's last."""
+BAD_SEQUENCE = -1
+BAD_ROW = -2
+
+STATE_POSITION = 0
+"""Where the next packet starts."""
+STATE_FILLED = 1
+"""Where the bytes that were received end."""
+STATE_SEQUENCE = 2
+"""The next packet's number."""
+STATE_ROWS = 3
+"""How many rows are located."""
+STATE_SIZE = 4
+
+_MOST = 0xFF_FFFF
+"""The length in the header of a packet whose payload goes on in the next one."""
+
+
+@kernel
+def next_payload(buffer: Bytes, position: int, filled: int, sequence: int) -> tuple[int, int, int, int]:
+    """Find the payload of the packet at ``position``, whole.
+
+    One that spans packets is put together in place: the headers within it are squeezed out of the buffer.
+
+    :param filled: where the bytes that were received end; nothing behind is read.
+    :param sequence: the number that the packet has to have.
+    :returns: a code, and after ``FOUND`` where the payload (it starts at ``position + 4``) ends, the position of the
+        packet after it, and that one's number. After ``NEEDS_BYTES`` and ``BAD_SEQUENCE`` nothing has changed.
+    """
+    packet, number, length = position, sequence, _MOST
+    while length == _MOST:
+        if filled - packet < 4:
+            return NEEDS_BYTES, 0, 0, 0
+        header = load32(buffer, packet)
+        length = header & _MOST
+        if header >> 24 != number:
+            return BAD_SEQUENCE, 0, 0, 0
+        if length > filled - packet - 4:
+            return NEEDS_BYTES, 0, 0, 0
+        packet += 4 + length
+        number = (number + 1) & 0xFF
+    end = packet
+    if end - position - 4 > _MOST:
+        end = _join(buffer, position)
+    return FOUND, end, packet, number
+
+
+@inner
+def _join(buffer: Bytes, position: int) -> int:
+    """Move the pieces of a long payload together; returns its end."""
+    packet, end, length = position, position + 4, _MOST
+    while length == _MOST:
+        length = load32(buffer, packet) & _MOST
+        if packet > position:
+            copy_bytes(buffer, end, buffer, packet + 4, length)
+        end += length
+        packet += 4 + length
+    return end
+
+
+@kernel
+def locate_rows(
+    buffer: Bytes, state: Int64s, widths: Int32s, starts: Int32s, lengths: Int32s, nulls: Int64s, totals: Int64s
+) -> int:
+    """Locate the values of all rows that lie whole between ``STATE_POSITION`` and ``STATE_FILLED``.
+
+    Nothing outside is read. Call it again after receiving more; see ``cells.Located`` for what it fills.
+
+    :param widths: ``ColumnType.row_width`` of each column.
+    :returns: one of the codes above; the state then stands at the packet that was not used, or is malformed.
+    """
+    columns, capacity = len(widths), starts.shape[1]
+    bitmap = (columns + 9) >> 3
+    # A table's columns times a batch's rows, flat: this loop is most of what a row costs.
+    flat_starts, flat_lengths = starts.reshape(-1), lengths.reshape(-1)
+    packet, filled, sequence = state[STATE_POSITION], state[STATE_FILLED], state[STATE_SEQUENCE]
+    row = state[STATE_ROWS]
+    code = NEEDS_ROOM
+    while row < capacity:
+        code = NEEDS_BYTES
+        if filled - packet < 4:
+            break
+        header = load32(buffer, packet)
+        end = packet + 4 + (header & _MOST)
+        following, number = end, (sequence + 1) & 0xFF
+        if header & _MOST == _MOST:
+            code, end, following, number = next_payload(buffer, packet, filled, sequence)
+            if code != FOUND:
+                break
+        elif end > filled:
+            break
+        elif header >> 24 != sequence:
+            code = BAD_SEQUENCE
+            break
+        bits = packet + 5
+        position = bits + bitmap
+        if bits > end or load8(buffer, packet + 4) != 0:
+            code = AT_LAST
+            break
+        code = BAD_ROW
+        if position > end:
+            break
+        any_null = 0
+        for byte in range(bits, position):
+            any_null |= load8(buffer, byte)
+        slot = row
+        for column in range(columns):
+            bit = column + 2
+            if any_null != 0 and (load8(buffer, bits + (bit >> 3)) >> (bit & 7)) & 1:
+                store32(flat_starts, slot, -1)
+                nulls[column] += 1
+                slot += capacity
+                continue
+            length = int(widths[column])
+            if length <= 0:
+                if position >= end:
+                    position = -1
+                    break
+                temporal = length < 0
+                length = load8(buffer, position)
+                position += 1
+                if length > 250 and not temporal:
+                    # A length-encoded integer: 252, 253 and 254 announce one of 2, 3 and 8 bytes.
+                    size = 2 if length == 252 else 3 if length == 253 else 8 if length == 254 else 0
+                    if size == 0 or size > end - position:
+                        position = -1
+                        break
+                    length = load_le(buffer, position, size)
+                    position += size
+                if length < 0 or length > end - position:
+                    position = -1
+                    break
+                store32(flat_lengths, slot, length)
+                totals[column] += length
+            store32(flat_starts, slot, position)
+            position += length
+            slot += capacity
+        # The fixed widths are checked here, all at once: nothing was read of those values yet.
+        if position != end:
+            break
+        packet, sequence = following, number
+        row += 1
+        code = NEEDS_ROOM
+    state[STATE_ROWS], state[STATE_POSITION], state[STATE_SEQUENCE] = row, packet, sequence
+    return code

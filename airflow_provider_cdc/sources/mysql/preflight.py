@@ -1,0 +1,172 @@
+"""Everything that a run needs, checked before it: all problems at once, each with its mend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import pymysql
+
+from airflow_provider_cdc.core.table import Table, TableName
+from airflow_provider_cdc.errors import PreflightError, Problem
+from airflow_provider_cdc.sources.base import CONSISTENCIES, ConnectionSettings, TablePlan
+from airflow_provider_cdc.sources.mysql.privileges import Privileges
+from airflow_provider_cdc.sources.mysql.schema import read_tables, resolve, select_of_tables, table_sql
+from airflow_provider_cdc.sources.mysql.server import is_replica, setting_problems, variables
+from airflow_provider_cdc.sources.mysql.session import Connection, query, session
+from airflow_provider_cdc.sources.mysql.types import unsupported, unsupported_key
+
+_ENGINE = "InnoDB"
+
+_BYTES_PER_SECOND = 20_000_000
+_MARGIN = 4
+_LEAST_SECONDS = 600
+"""A run is expected to read so fast; the log has to outlive it so many times over, and the rest of the run besides."""
+
+# With these in their labels columns show '?' there instead: the server's catalog has no characters beyond U+FFFF.
+_BEYOND_THE_CATALOG = frozenset({"gb18030", "utf16", "utf16le", "utf32", "utf8mb4"})
+
+
+def preflight(settings: ConnectionSettings, patterns: Sequence[str], consistency: str) -> list[TablePlan]:
+    """Check everything that a run needs, and decide how each table is read.
+
+    :param patterns: ``schema.table``; ``*`` matches any run of characters in either part.
+    :param consistency: ``auto`` reads tables with a key by ``watermark``, and the others with ``lock``.
+    :raises PreflightError: with every problem found.
+    :raises SourceUnavailable: the server cannot be reached.
+    :raises ConfigurationError: the connection cannot work, or the server is too old.
+    """
+    with session(settings) as connection:
+        privileges = Privileges(connection)
+        names, unresolved = resolve(connection, patterns)
+        problems = [*_request_problems(patterns, consistency), *unresolved]
+        problems += [*setting_problems(connection), *privileges.server_problems()]
+        unreadable = {name: problem for name in names if (problem := privileges.select_problem(name))}
+        problems += unreadable.values()
+        tables = read_tables(connection, [name for name in names if name not in unreadable])
+        plans = [_plan(table, consistency) for table in tables]
+        problems += _table_problems(connection, tables, consistency)
+        problems += privileges.lock_problems([plan.name for plan in plans if plan.consistency == "lock"])
+        problems += _log_problems(connection, tables)
+    if problems:
+        raise PreflightError(problems)
+    return plans
+
+
+def _request_problems(patterns: Sequence[str], consistency: str) -> list[Problem]:
+    problems = []
+    if not patterns:
+        problems.append(Problem("tables", "names no table", "list tables as schema.table, for example shop.*"))
+    if consistency == "exported":
+        problems.append(Problem("consistency", "exported works on PostgreSQL only", "use auto, watermark or lock"))
+    elif consistency not in CONSISTENCIES:
+        problems.append(
+            Problem("consistency", f"{consistency!r} is none", f"use one of {', '.join(CONSISTENCIES[:-1])}")
+        )
+    return problems
+
+
+def _plan(table: Table, consistency: str) -> TablePlan:
+    key = f"{table.key_index} ({', '.join(table.key)})"
+    if consistency == "lock":
+        chosen, reason = "lock", "lock was asked for: read at one position, fixed under a short lock"
+    elif table.keyless and consistency != "watermark":
+        chosen = "lock"
+        reason = "no key tells its rows apart, so it is read at one position, fixed under a short lock"
+    else:
+        chosen = "watermark"
+        reason = f"its key {key} tells what changed while it was read, so it needs no lock"
+    return TablePlan(table.name, chosen, reason, table.rows, table.bytes)
+
+
+def _table_problems(connection: Connection, tables: Sequence[Table], consistency: str) -> Iterable[Problem]:
+    names = [table.name for table in tables]
+    engines = {
+        TableName(schema, name): engine
+        for schema, name, engine in select_of_tables(connection, names, "ENGINE", "TABLES")
+    }
+    for table in tables:
+        where, engine = str(table.name), engines.get(table.name)
+        if engine != _ENGINE:
+            yield Problem(
+                where,
+                f"its engine {engine} has no transactions and no read views, so it is at no position",
+                f"ALTER TABLE {table_sql(table.name)} ENGINE={_ENGINE}, or leave the table out",
+            )
+        if table.keyless and consistency == "watermark":
+            yield Problem(
+                where,
+                "watermark needs a primary key or a unique index of whole NOT NULL columns, and there is none",
+                f"ALTER TABLE {table_sql(table.name)} ADD PRIMARY KEY (…), or choose auto or lock",
+            )
+        for column in table.columns:
+            reason = unsupported(column)
+            if reason is None and column.name in table.key:
+                reason = unsupported_key(column)
+            if reason is None and _has_hidden_labels(column.type, str(column.details.get("charset"))):
+                reason = "a member of its type has a '?', which is also what the server shows for rarer characters"
+            if reason is not None:
+                yield Problem(f"{where}.{column.name}", reason, "change the column's type, or leave the table out")
+    yield from _cascade_problems(connection, names)
+
+
+def _has_hidden_labels(column_type: str, charset: str) -> bool:
+    return column_type.startswith(("enum", "set")) and "?" in column_type and charset in _BEYOND_THE_CATALOG
+
+
+def _cascade_problems(connection: Connection, names: Sequence[TableName]) -> Iterable[Problem]:
+    """Rows that InnoDB changes by itself, when those that they refer to change, are not in the log."""
+    native = variables(connection, ["innodb_native_foreign_keys"]).get("innodb_native_foreign_keys")
+    if native == "OFF" and not is_replica(connection):
+        return
+    if native == "OFF":
+        why = "this replica may have a source that does not log them"
+        mend = "copy from that source, or drop the cascade"
+    elif native is None:
+        why, mend = "MySQL logs them only since 9.6", "upgrade the server, or drop the cascade"
+    else:
+        why = "they are not logged with innodb_native_foreign_keys=ON"
+        mend = "start the server with innodb_native_foreign_keys=OFF, or drop the cascade"
+    for schema, table, constraint, parent, update, delete in select_of_tables(
+        connection,
+        names,
+        "CONSTRAINT_NAME, REFERENCED_TABLE_NAME, UPDATE_RULE, DELETE_RULE",
+        "REFERENTIAL_CONSTRAINTS",
+        schema_column="CONSTRAINT_SCHEMA",
+    ):
+        rules = [f"ON {what} {rule}" for what, rule in (("UPDATE", update), ("DELETE", delete)) if _cascades(rule)]
+        if rules:
+            yield Problem(
+                f"{schema}.{table}",
+                f"its foreign key {constraint} to {parent} makes changes by itself ({', '.join(rules)}), and {why}",
+                mend,
+            )
+
+
+def _cascades(rule: str) -> bool:
+    return rule in ("CASCADE", "SET NULL", "SET DEFAULT")
+
+
+def _log_problems(connection: Connection, tables: Sequence[Table]) -> Iterable[Problem]:
+    """A log that leaves out schemas, or that is thrown away before the run has read it."""
+    try:
+        status = query(connection, "SHOW BINARY LOG STATUS")
+    except pymysql.OperationalError:
+        # There is no log, or no privilege: both are problems of their own.
+        return
+    included, excluded = (set(filter(None, str(names).split(","))) for names in status[0][2:4]) if status else ((), ())
+    for schema in dict.fromkeys(table.name.schema for table in tables):
+        if (included and schema not in included) or schema in excluded:
+            yield Problem(
+                f"schema {schema}",
+                "the server does not log it (binlog_do_db, binlog_ignore_db)",
+                "start the server without the filter",
+            )
+    settings = variables(connection, ["binlog_expire_logs_auto_purge", "binlog_expire_logs_seconds"])
+    keeps = int(settings.get("binlog_expire_logs_seconds", "0"))
+    needed = _LEAST_SECONDS + _MARGIN * sum(table.bytes for table in tables) // _BYTES_PER_SECOND
+    if settings.get("binlog_expire_logs_auto_purge") == "ON" and 0 < keeps < needed:
+        yield Problem(
+            "binlog_expire_logs_seconds",
+            f"is {keeps}: the log may be purged before a run over these tables has read it",
+            f"SET PERSIST binlog_expire_logs_seconds = {max(needed, 86_400)}",
+        )

@@ -1,0 +1,78 @@
+"""Prepared statements on a PyMySQL connection, which has no API for them. Parameters go in binary, never in the SQL.
+
+Source: MySQL's "Client/Server Protocol", pages COM_STMT_PREPARE, COM_STMT_EXECUTE and COM_STMT_CLOSE.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from airflow_provider_cdc.core.chunk import KeyValue
+from airflow_provider_cdc.sources.mysql.session import Connection
+
+_PREPARE, _EXECUTE, _CLOSE = 0x16, 0x17, 0x19
+_LONGLONG, _BLOB, _VAR_STRING = 8, 252, 253
+_UNSIGNED = 0x80
+
+
+class PreparedStatement:
+    """``sql`` as the server keeps it, with ``?`` where parameters go.
+
+    :raises pymysql.MySQLError: the server refuses it, or the session broke.
+    """
+
+    def __init__(self, connection: Connection, sql: str) -> None:
+        driver: Any = connection
+        driver._execute_command(_PREPARE, sql)
+        head = driver._read_packet().get_all_data()
+        self._id, columns, self._parameters = struct.unpack_from("<IHH", head, 1)
+        for definitions in (self._parameters, columns):
+            if definitions:
+                for _ in range(definitions + 1):  # and the EOF packet after them
+                    driver._read_packet()
+        self._driver = driver
+
+    def execute(self, params: Sequence[KeyValue]) -> None:
+        """Send the statement off with its parameters; the result is the caller's to receive.
+
+        :raises ValueError: the number of parameters is not that of the marks, or an integer has more than 64 bits.
+        """
+        if len(params) != self._parameters:
+            raise ValueError(f"{len(params)} parameters for {self._parameters} marks")
+        no_cursor, iterations = 0, 1
+        message = struct.pack("<IBI", self._id, no_cursor, iterations)
+        if params:
+            nulls = bytes((len(params) + 7) // 8)
+            bound = [_bind(value) for value in params]
+            types = b"".join(kind for kind, _ in bound)
+            message += nulls + b"\x01" + types + b"".join(value for _, value in bound)
+        self._driver._execute_command(_EXECUTE, message)
+
+    def close(self) -> None:
+        """Let the server forget it. There is no answer."""
+        self._driver._execute_command(_CLOSE, struct.pack("<I", self._id))
+
+
+def _bind(value: KeyValue) -> tuple[bytes, bytes]:
+    """The type (two bytes) and the value of a parameter."""
+    if isinstance(value, int):
+        if not -(2**63) <= value < 2**64:
+            raise ValueError(f"{value} has more than 64 bits")
+        unsigned = value >= 2**63
+        return bytes([_LONGLONG, _UNSIGNED if unsigned else 0]), struct.pack("<Q" if unsigned else "<q", value)
+    if isinstance(value, str):
+        return bytes([_VAR_STRING, 0]), _length_encoded(value.encode())
+    return bytes([_BLOB, 0]), _length_encoded(value)
+
+
+def _length_encoded(data: bytes) -> bytes:
+    size = len(data)
+    if size < 251:
+        return bytes([size]) + data
+    if size < 2**16:
+        return b"\xfc" + size.to_bytes(2, "little") + data
+    if size < 2**24:
+        return b"\xfd" + size.to_bytes(3, "little") + data
+    return b"\xfe" + size.to_bytes(8, "little") + data

@@ -1,0 +1,344 @@
+"""Sessions: opened with every setting that could bend a read pinned down, and the driver's errors as ours."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import pymysql
+from pymysql.constants import CLIENT
+
+from airflow_provider_cdc.errors import (
+    CdcError,
+    ConfigurationError,
+    SchemaChanged,
+    SourceUnavailable,
+    TerminalError,
+    TransientError,
+)
+from airflow_provider_cdc.sources.base import ConnectionSettings
+
+Connection: TypeAlias = "pymysql.Connection[Any]"
+
+OLDEST_VERSION = (8, 4)
+CONNECT_SECONDS = 15
+READ_SECONDS = 900
+"""No statement of ours leaves the server silent for so long: a session that does is lost."""
+
+TLS_MODES = ("disabled", "preferred", "required", "verify_ca", "verify_identity")
+
+_SETTINGS: Mapping[str, str] = {
+    # The driver asks for it only if the server's greeting says that it is off, which the greeting does not.
+    "autocommit": "ON",
+    # What TIMESTAMP values mean.
+    "time_zone": "'+00:00'",
+    # Nothing that changes what a SELECT returns (PAD_CHAR_TO_FULL_LENGTH, ...); and a date that another
+    # session was allowed to store must be allowed as a bound.
+    "sql_mode": "'ALLOW_INVALID_DATES'",
+    # Limits meant for careless users would cut our reads short, the first of them without an error.
+    "sql_select_limit": "18446744073709551615",
+    "max_execution_time": "0",
+    "sql_big_selects": "1",
+    # A task that writes files, or that waits for a core, may leave a session alone for a while.
+    "net_write_timeout": "3600",
+    "net_read_timeout": "3600",
+    "wait_timeout": "28800",
+    # The default is a year.
+    "lock_wait_timeout": "60",
+    "transaction_isolation": "'REPEATABLE-READ'",
+    # A copy in a secondary engine lags behind the log.
+    "use_secondary_engine": "'OFF'",
+    # The log holds the column of a generated invisible primary key, so we must see it too.
+    "show_gipk_in_create_table_and_information_schema": "ON",
+    # Plans are made from EXPLAIN, which the hypergraph optimizer answers in a form of its own.
+    "optimizer_switch": "'hypergraph_optimizer=off'",
+    # Estimates of today, not of up to a day ago.
+    "information_schema_stats_expiry": "0",
+}
+
+# Codes: https://dev.mysql.com/doc/mysql-errors/9.7/en/server-error-reference.html
+_DENIED = {1044, 1045, 1142, 1143, 1227, 1370, 1410, 1524, 1698, 1820, 1862, 3118, 3159, 3955}
+_LOST = {
+    0,
+    1053,
+    1077,
+    1152,
+    1158,
+    1159,
+    1160,
+    1161,
+    1184,
+    2002,
+    2003,
+    2006,
+    2013,
+    2014,
+    2027,
+    2055,
+    3169,
+    4031,
+}
+_BUSY = {1040, 1041, 1203, 1226}
+_TRY_AGAIN = {1205, 1213, 1317, 1412, 3024, 3058}
+_CHANGED = {1049, 1051, 1054, 1146, 1176}
+
+
+def connect(settings: ConnectionSettings, *, reading: bool = False, **overrides: Any) -> Connection:
+    """Open a session in autocommit, in UTC, with nothing inherited that could change or cut a result.
+
+    :param reading: text arrives in the column's own character set, the bytes that the log holds too.
+    :param overrides: arguments of ``pymysql.connect``, over ours.
+    :raises SourceUnavailable: the server does not answer or has no session to spare.
+    :raises ConfigurationError: the host is unknown, TLS or the credentials are refused, or the server is not
+        MySQL 8.4 or later.
+    """
+    arguments: dict[str, Any] = {
+        "host": settings.host,
+        "port": settings.port,
+        "user": settings.user,
+        # As text it would have to be Latin-1.
+        "password": settings.password.encode(),
+        "database": settings.database or None,
+        "charset": "utf8mb4",
+        "autocommit": None,
+        "connect_timeout": CONNECT_SECONDS,
+        # Until the handshake is over the driver waits for as long as a read may take.
+        "read_timeout": CONNECT_SECONDS,
+        "write_timeout": READ_SECONDS,
+        "program_name": "airflow-provider-cdc",
+        **_tls_arguments(settings),
+        **overrides,
+    }
+    if not settings.user:
+        # The driver would take the name of the user that this process runs as.
+        raise ConfigurationError("the connection names no user", where=settings.address, mend="set its login")
+    try:
+        connection = pymysql.Connection(**arguments, defer_connect=True)
+        driver: Any = connection
+        if _tls_mode(settings) == "preferred":
+            # The driver has this mode as well, but loads every authority of the system for it at each connection.
+            driver._ssl_required = False
+            driver.client_flag &= ~CLIENT.SSL
+        connection.connect()
+    except pymysql.MySQLError as error:
+        raise _connect_error(settings, error) from error
+    try:
+        with mapped_errors(settings.address):
+            _check_version(settings, connection)
+            _keep_alive(connection)
+            set_session(connection, _SETTINGS)
+            if reading:
+                set_session(connection, {"character_set_results": "NULL"})
+        driver._read_timeout = overrides.get("read_timeout", READ_SECONDS)
+    except BaseException:
+        end(connection)
+        raise
+    return connection
+
+
+@contextmanager
+def session(settings: ConnectionSettings, *, reading: bool = False, **overrides: Any) -> Iterator[Connection]:
+    """A session as ``connect`` opens it, closed at the end, with errors mapped."""
+    connection = connect(settings, reading=reading, **overrides)
+    try:
+        yield connection
+    except pymysql.MySQLError as error:
+        # Only these: an OSError may be of whatever else the block does.
+        raise _statement_error(settings.address, error) from error
+    finally:
+        end(connection)
+
+
+def end(connection: Connection) -> None:
+    """Close a session, whatever state it is in, also twice. The server ends its locks and transaction."""
+    if connection.open:
+        connection.close()
+
+
+def set_session(connection: Connection, variables: Mapping[str, str]) -> None:
+    """Set session variables; the values are SQL expressions."""
+    query(connection, "SET " + ", ".join(f"SESSION {name} = {value}" for name, value in variables.items()))
+
+
+def query(connection: Connection, sql: str, args: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    """Run one statement and return its rows. ``%s`` marks an argument if there are any."""
+    with connection.cursor() as cursor:
+        cursor.execute(sql, args or None)
+        return list(cursor.fetchall())
+
+
+def value(connection: Connection, expression: str, args: Sequence[Any] = ()) -> Any:
+    """The value of one SQL expression."""
+    return query(connection, f"SELECT {expression}", args)[0][0]
+
+
+def account(connection: Connection) -> str:
+    """The account that privileges are checked for, as a GRANT names it."""
+    user, _, host = str(value(connection, "CURRENT_USER()")).rpartition("@")
+    return f"{quote(user)}@{quote(host)}"
+
+
+def quote(*names: str) -> str:
+    """An identifier, or several joined by dots, in backticks."""
+    return ".".join("`" + name.replace("`", "``") + "`" for name in names)
+
+
+@contextmanager
+def mapped_errors(where: str) -> Iterator[None]:
+    """Raise the driver's errors as errors of this package.
+
+    :param where: the object at work, for the message.
+    :raises SourceUnavailable: the session broke or the server has no room.
+    :raises ConfigurationError: a privilege is missing.
+    :raises SchemaChanged: a table, column or index that was there is gone.
+    """
+    try:
+        yield
+    except CdcError:
+        raise
+    except pymysql.MySQLError as error:
+        raise _statement_error(where, error) from error
+    except OSError as error:
+        # Who reads the socket beside the driver gets the bare error.
+        raise SourceUnavailable(
+            f"the connection broke: {error}", where=where, mend="the task can be retried as it is"
+        ) from error
+
+
+def _statement_error(where: str, error: pymysql.MySQLError) -> CdcError:
+    code, text = _code_and_text(error)
+    said = f"{text} (MySQL error {code})"
+    if code in _DENIED:
+        return ConfigurationError(
+            said,
+            where=where,
+            mend="grant what is missing to the user of this connection; preflight names the GRANT",
+        )
+    if code in _CHANGED:
+        return SchemaChanged(said, where=where, mend="the table changed since the run began: trigger a new run")
+    if code in _TRY_AGAIN:
+        return TransientError(said, where=where, mend="the task can be retried as it is")
+    if code in _BUSY:
+        return SourceUnavailable(said, where=where, mend="let fewer Spark tasks run at once, or raise the limit")
+    if code in _LOST:
+        said = said if text else "the session is closed"
+        return SourceUnavailable(said, where=where, mend="the task can be retried once the server answers again")
+    return TerminalError(said, where=where, mend="look the error up in the server's manual and its error log")
+
+
+def _connect_error(settings: ConnectionSettings, error: pymysql.MySQLError) -> CdcError:
+    code, text = _code_and_text(error)
+    where = settings.address
+    cause = getattr(error, "original_exception", None)
+    if isinstance(cause, socket.gaierror) and cause.errno != socket.EAI_AGAIN:
+        return ConfigurationError(f"no host is called {settings.host!r}", where=where, mend="correct the host")
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return ConfigurationError(
+            f"the server's certificate is not to be trusted: {cause.verify_message}",
+            where=where,
+            mend="name the authority that signed it in tls.ca, or the host as the certificate does",
+        )
+    if isinstance(cause, ssl.SSLError) or code == 2026:
+        return ConfigurationError(
+            f"no encrypted connection could be made: {cause or text}",
+            where=where,
+            mend="enable TLS on the server, or choose another tls.mode",
+        )
+    if code == 1045:
+        return ConfigurationError(
+            "the server refuses this user or password",
+            where=where,
+            mend="correct the connection's login and password",
+        )
+    if code == 3159:
+        return ConfigurationError(
+            "the server accepts encrypted connections only", where=where, mend="set tls.mode to required"
+        )
+    if code == 1049:
+        return ConfigurationError(
+            f"there is no database {settings.database!r}",
+            where=where,
+            mend="correct the connection's schema, or clear it",
+        )
+    if code in (1129, 1130):
+        return ConfigurationError(
+            f"{text} (MySQL error {code})",
+            where=where,
+            mend="let the server accept this machine (the user's host part)",
+        )
+    if code in _LOST and code != 0:
+        return SourceUnavailable(
+            f"the server does not answer: {cause or text}",
+            where=where,
+            mend="start the server, or correct host and port",
+        )
+    return _statement_error(where, error)
+
+
+def _code_and_text(error: pymysql.MySQLError) -> tuple[int, str]:
+    code, text = (*error.args, 0, "")[:2] if len(error.args) != 1 else (0, error.args[0])
+    return (code, str(text)) if isinstance(code, int) else (0, str(code))
+
+
+def _check_version(settings: ConnectionSettings, connection: Connection) -> None:
+    driver: Any = connection
+    version = str(driver.server_version)
+    numbers = version.split("-")[0].split(".")
+    if "mariadb" in version.lower() or tuple(int(number) for number in numbers[:2]) < OLDEST_VERSION:
+        oldest = ".".join(map(str, OLDEST_VERSION))
+        raise ConfigurationError(
+            f"the server is version {version}; MySQL {oldest} or later is needed",
+            where=settings.address,
+            mend="upgrade the server, or copy from a replica of a supported version",
+        )
+
+
+def _keep_alive(connection: Connection) -> None:
+    """Notice within minutes that the other machine is gone; the kernel's default is two hours."""
+    driver: Any = connection
+    sock = driver._sock
+    for option, seconds in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4)):
+        if sock is not None and sock.family != getattr(socket, "AF_UNIX", None) and hasattr(socket, option):
+            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)
+
+
+def _tls_mode(settings: ConnectionSettings) -> str:
+    tls = settings.tls
+    unknown = set(tls) - {"mode", "ca", "cert", "key"}
+    # As the mysql client has it: an authority is there to be checked against.
+    mode = tls.get("mode") or ("verify_ca" if tls.get("ca") else "required" if tls.get("cert") else "preferred")
+    if unknown or mode not in TLS_MODES:
+        raise ConfigurationError(
+            f"TLS settings cannot have {sorted(unknown) if unknown else f'the mode {mode!r}'}",
+            where=settings.address,
+            mend=f"they are mode ({', '.join(TLS_MODES)}), ca, cert and key",
+        )
+    return mode
+
+
+def _tls_arguments(settings: ConnectionSettings) -> dict[str, Any]:
+    mode, tls = _tls_mode(settings), settings.tls
+    if mode == "disabled":
+        return {"ssl_disabled": True}
+    try:
+        if mode in ("preferred", "required"):
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        else:
+            context = ssl.create_default_context(cafile=tls.get("ca") or None)
+            context.check_hostname = mode == "verify_identity"
+            # The certificates that MySQL makes for itself are refused by the strict check of Python 3.13.
+            context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        if tls.get("cert"):
+            context.load_cert_chain(tls["cert"], tls.get("key") or None)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the TLS files cannot be read: {error}",
+            where=settings.address,
+            mend="correct tls.ca, tls.cert and tls.key",
+        ) from error
+    return {"ssl": context}

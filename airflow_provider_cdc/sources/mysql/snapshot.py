@@ -1,0 +1,218 @@
+"""The initial position, reading tables, and the bound on what the reads saw.
+
+``lock`` is the design of Materialize: under a short table lock read ``@@gtid_executed`` and open a consistent-snapshot
+transaction, then unlock and read. The transaction sees the table exactly at that position, because nothing could be
+committed to it between the two. Two sessions are needed: START TRANSACTION gives up the table locks of its own session.
+
+``watermark`` needs neither: see ``core.net_change`` for why each chunk may be read at a time of its own.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+
+import pyarrow as pa
+import pymysql
+
+from airflow_provider_cdc.core.chunk import Chunk
+from airflow_provider_cdc.core.gtid import GtidSet
+from airflow_provider_cdc.core.table import Table, TableName
+from airflow_provider_cdc.errors import (
+    LockNotGranted,
+    PositionError,
+    PreflightError,
+    SchemaChanged,
+)
+from airflow_provider_cdc.sources.base import (
+    ChunkReader,
+    ConnectionSettings,
+    InitialPoint,
+    LockPolicy,
+    TablePlan,
+    UpperBound,
+)
+from airflow_provider_cdc.sources.mysql.chunks import where
+from airflow_provider_cdc.sources.mysql.schema import read_tables, table_sql
+from airflow_provider_cdc.sources.mysql.server import identity, setting_problems
+from airflow_provider_cdc.sources.mysql.session import (
+    Connection,
+    mapped_errors,
+    query,
+    session,
+    set_session,
+    value,
+)
+
+_LOCK_WAIT_TIMEOUT = 1205
+_DEADLOCK = 1213
+
+_BEFORE_UUID = re.compile(r"(?=[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", re.IGNORECASE)
+_OWNERS = re.compile(r"(?:#[0-9]+)+")
+
+
+def record_initial(settings: ConnectionSettings, plans: Sequence[TablePlan], lock: LockPolicy) -> InitialPoint:
+    """Fix the initial position; then read the schemas, so that any DDL they might miss lies in the window.
+
+    Tables that are to be read with ``lock`` are locked together while the position is read.
+
+    :raises LockNotGranted: the lock was not granted within the policy.
+    :raises PreflightError: the server's settings were changed since preflight.
+    :raises SchemaChanged: a table is gone, or lost the key that its plan relies on.
+    """
+    locked = [plan.name for plan in plans if plan.consistency == "lock"]
+    with session(settings) as connection:
+        # Before the position: what is set later shows up as a difference.
+        found = identity(connection)
+        problems = setting_problems(connection)
+        if problems:
+            raise PreflightError(problems)
+        if locked:
+            with _table_lock(connection, locked, lock) as held:
+                position = executed(connection)
+            lock_seconds = held.seconds
+        else:
+            position, lock_seconds = executed(connection), 0.0
+        tables = read_tables(connection, [plan.name for plan in plans])
+    for plan, table in zip(plans, tables, strict=True):
+        if table.keyless and plan.consistency == "watermark":
+            raise SchemaChanged(
+                "the table lost its key since preflight, and watermark needs one",
+                where=str(table.name),
+                mend="clear preflight and the tasks after it",
+            )
+    return InitialPoint(str(position), found, tables, lock_seconds)
+
+
+@contextmanager
+def open_reader(
+    settings: ConnectionSettings, table: Table, consistency: str, lock: LockPolicy
+) -> Iterator[ChunkReader]:
+    """A session to read chunks of ``table`` with; it ends with the block, and any lock or transaction with it.
+
+    :raises LockNotGranted: with ``lock``, when the lock was not granted within the policy.
+    """
+    with session(settings, reading=True) as reading:
+        if consistency == "watermark":
+            yield _Reader(reading, table, "", _Held())
+            return
+        with session(settings) as control, _table_lock(control, [table.name], lock) as held:
+            query(reading, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
+            upper = str(executed(control))
+            if lock.through_read:
+                yield _Reader(reading, table, upper, held)
+                return
+        yield _Reader(reading, table, upper, held)
+
+
+def bound_reads(settings: ConnectionSettings) -> UpperBound:
+    """A bound on everything that reads that have ended could have seen.
+
+    The end of the log is it (``binlog.000007:4312``): a transaction is written there before it becomes visible. It
+    need not be in ``@@gtid_executed`` yet; but then it is in ``@@gtid_owned``, which is therefore read first.
+    """
+    with session(settings) as connection:
+        name, end, *_ = query(connection, "SHOW BINARY LOG STATUS")[0]
+        owned = parse_owned(value(connection, "@@global.gtid_owned"))
+        return UpperBound(str(executed(connection) | owned), f"{name}:{end}")
+
+
+def executed(connection: Connection) -> GtidSet:
+    """The transactions that the server has committed and made visible."""
+    return GtidSet.parse(value(connection, "@@global.gtid_executed"))
+
+
+def parse_owned(text: str) -> GtidSet:
+    """The set in a value of ``@@global.gtid_owned``: ``uuid:gno#thread`` and ``uuid:tag:gno#thread:gno#thread``.
+
+    The server separates sets by a comma or, MySQL 9, by nothing at all: a UUID follows the digits of a thread.
+
+    :raises PositionError: the text has another form.
+    """
+    before, *sets = _BEFORE_UUID.split(text)
+    if before.strip():
+        raise PositionError(f"not a value of gtid_owned: {text!r}", where="gtid_owned", mend="report it")
+    return GtidSet.parse(",".join(_OWNERS.sub("", item).strip(", \n") for item in sets))
+
+
+class _Held:
+    """How long a lock has been held; it grows until ``release``."""
+
+    def __init__(self) -> None:
+        self._start: float | None = None
+        self._stop: float | None = None
+
+    def take(self) -> None:
+        self._start = time.monotonic()
+
+    def release(self) -> None:
+        self._stop = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        if self._start is None:
+            return 0.0
+        return (time.monotonic() if self._stop is None else self._stop) - self._start
+
+
+class _Reader:
+    """Chunks of one table through one session."""
+
+    def __init__(self, connection: Connection, table: Table, upper: str, held: _Held) -> None:
+        self.upper = upper
+        self._held = held
+        self._table = table
+        # Imported late: the steps that only plan and record need no kernels.
+        from airflow_provider_cdc.sources.mysql.rows import StatementReader
+
+        self._statements = StatementReader(connection, table)
+
+    @property
+    def lock_seconds(self) -> float:
+        return self._held.seconds
+
+    def read(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
+        condition, params = where(self._table, chunk)
+        with mapped_errors(f"{self._table.name}, {chunk}"):
+            yield from self._statements.read(condition, params)
+
+
+@contextmanager
+def _table_lock(connection: Connection, names: Sequence[TableName], policy: LockPolicy) -> Iterator[_Held]:
+    """Hold read locks on all tables; nothing can be committed to them meanwhile."""
+    held = _Held()
+    set_session(connection, {"lock_wait_timeout": str(policy.wait_seconds)})
+    _take_lock(connection, names, policy)
+    held.take()
+    try:
+        yield held
+    except BaseException:
+        # Should this fail too, the session's end releases them; the first error is the one to tell.
+        with suppress(pymysql.MySQLError):
+            query(connection, "UNLOCK TABLES")
+        raise
+    else:
+        query(connection, "UNLOCK TABLES")
+    finally:
+        held.release()
+
+
+def _take_lock(connection: Connection, names: Sequence[TableName], policy: LockPolicy) -> None:
+    statement = "LOCK TABLES " + ", ".join(f"{table_sql(name)} READ" for name in names)
+    for attempt in range(1, policy.tries + 1):
+        try:
+            query(connection, statement)
+            return
+        except pymysql.OperationalError as error:
+            if error.args[0] not in (_LOCK_WAIT_TIMEOUT, _DEADLOCK):
+                raise
+        if attempt < policy.tries:
+            time.sleep(policy.pause_seconds)
+    raise LockNotGranted(
+        f"no read lock in {policy.tries} tries of {policy.wait_seconds} s",
+        where=", ".join(map(str, names)),
+        mend="end the transactions that hold the tables (performance_schema.metadata_locks shows them; "
+        "a prepared XA transaction counts, XA RECOVER), or let more tries pass",
+    )

@@ -1,0 +1,121 @@
+"""Cuts along a text column, under any collation: proposed here, put in order by the server.
+
+What the first and the last key of a cell have in common is kept; behind it come a few characters. They are counted like
+the digits of a number, whose values are the characters seen in keys, ranked and made equal as the collation has it. So
+the numbers between the first key and the last are proposals that lie about evenly, if characters do. The server sorts
+them, drops those that are equal, and keeps what lies between the two keys. No collation is known here.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from airflow_provider_cdc.core.chunk import KeyValue
+from airflow_provider_cdc.sources.mysql.axes import Between, TextAxis
+from airflow_provider_cdc.sources.mysql.session import Connection, query
+
+_USUAL = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_DIGITS = 8
+
+
+class TextCuts:
+    """Cuts along one axis. It learns the characters that keys are made of from the keys it is asked about."""
+
+    def __init__(self, connection: Connection, axis: TextAxis) -> None:
+        self._connection = connection
+        self._axis = axis
+        self._seen: set[str] = set()
+        self._alphabet: list[str] = []
+
+    def between(self, wanted: Sequence[Between]) -> list[list[KeyValue]]:
+        """As ``Axis.between``."""
+        texts = [(str(first), str(last)) for first, last, _ in wanted]
+        self._learn("".join(first + last + _between_characters(first, last) for first, last in texts))
+        proposals = [
+            [cell, text, first, last]
+            for cell, (first, last, pieces) in enumerate(wanted)
+            for text in self._propose(str(first), str(last), pieces)
+        ]
+        value, first, last = (self._axis.bound.format(column) for column in ("v", "f", "l"))
+        cuts: list[list[KeyValue]] = [[] for _ in wanted]
+        for cell, text in query(
+            self._connection,
+            f"SELECT cell, MIN(v) FROM (SELECT cell, v, {value} AS cut, {first} AS low, {last} AS high "
+            "FROM JSON_TABLE(%s, '$[*]' COLUMNS (cell INT PATH '$[0]', "
+            "v VARCHAR(1024) PATH '$[1]', f VARCHAR(1024) PATH '$[2]', l VARCHAR(1024) PATH '$[3]')) AS j) AS typed "
+            "WHERE cut > low AND cut <= high GROUP BY cell, cut ORDER BY cell, cut",
+            (json.dumps(proposals),),
+        ):
+            cuts[cell].append(text)
+        return cuts
+
+    def _learn(self, characters: str) -> None:
+        known = len(self._seen)
+        self._seen |= set(characters)
+        # At first two keys are all that was seen: guess the rest. Later a guess would only waste cuts.
+        guessed = set(_USUAL) if not self._alphabet else set()
+        if len(self._seen) == known and not guessed:
+            return
+        typed = self._axis.bound.format("c")
+        ranked = query(
+            self._connection,
+            f"SELECT c, DENSE_RANK() OVER (ORDER BY {typed}) "
+            "FROM JSON_TABLE(%s, '$[*]' COLUMNS (c VARCHAR(1) PATH '$')) AS j "
+            # A parameter that the column's character set lacks is refused when the chunk is read.
+            f"WHERE CONVERT({typed} USING utf8mb4) COLLATE utf8mb4_bin = c COLLATE utf8mb4_bin",
+            (json.dumps(sorted(self._seen | guessed)),),
+        )
+        equal: dict[int, str] = {}
+        for character, rank in sorted(ranked, key=lambda row: (row[1], row[0])):
+            equal[rank] = equal.get(rank, "") + character
+        self._alphabet = list(equal.values())
+
+    def _propose(self, first: str, last: str, pieces: int) -> list[str]:
+        rank = {character: place for place, equal in enumerate(self._alphabet, 1) for character in equal}
+        low, high = ([rank[character] for character in text] for text in (first, last))
+        shared = 0
+        while shared < min(len(low), len(high)) and low[shared] == high[shared]:
+            shared += 1
+        base = len(self._alphabet) + 1
+        digits = 1
+        while base**digits < 16 * pieces and digits < _DIGITS:
+            digits += 1
+        digits = min(digits, self._axis.length - shared)
+        start, stop = (_number(ranks[shared:], base, digits) for ranks in (low, high))
+        if stop <= start:
+            # Contractions and the like: the keys are in another order than their characters.
+            start, stop = 0, base**digits - 1
+        points = {start + (stop - start) * piece // pieces for piece in range(1, pieces)}
+        # An ending in spaces is lost in a CHAR column, and with it the place of the cut.
+        texts = {(first[:shared] + self._text(point, digits)).rstrip(" ") for point in points}
+        # The last key is always a cut: so there is progress, whatever the collation does.
+        return sorted(texts - {""} | {last})
+
+    def _text(self, number: int, digits: int) -> str:
+        base = len(self._alphabet) + 1
+        text = ""
+        for exponent in reversed(range(digits)):
+            place = number // base**exponent % base
+            if place == 0:
+                break
+            text += self._alphabet[place - 1][0]
+        return text
+
+
+def _between_characters(first: str, last: str) -> str:
+    """Characters between the first two that differ and are far apart: of a large script keys show few."""
+    for one, other in zip(first, last, strict=False):
+        if one != other:
+            low, high = sorted((ord(one), ord(other)))
+            step = (high - low) // 64
+            points = range(low, high, step) if step >= 4 else ()
+            return "".join(chr(point) for point in points if not 0xD800 <= point < 0xE000)
+    return ""
+
+
+def _number(ranks: Sequence[int], base: int, digits: int) -> int:
+    number = 0
+    for rank in [*ranks[:digits], *[0] * (digits - len(ranks))]:
+        number = number * base + rank
+    return number

@@ -1,0 +1,339 @@
+"""The table of MySQL types: for each one its Arrow type, and how it looks in each of MySQL's two binary formats.
+
+One row of the table serves both ways in which a value reaches us, so that they cannot disagree: in a *row* of a
+prepared statement's result, and in a row *image* of the binary log. See ``ColumnType``.
+
+============================  ======================  ==========================================================
+MySQL                         Arrow                   remarks
+============================  ======================  ==========================================================
+tinyint … bigint              int8 int16 int32 int64  mediumint is int32
+… unsigned                    uint8 … uint64
+float, double                 float32, float64        the stored bits
+decimal(p,s), p ≤ 38          decimal128(p, s)
+bit(1), bit(n)                bool, uint64
+char varchar text             utf8                    from the column's character set
+binary varbinary blob         binary                  binary(n) has all its n bytes
+date                          date32                  \
+datetime(n)                   timestamp[us]           |  zero dates and days that no calendar has fit no Arrow type:
+timestamp(n)                  timestamp[us, UTC]      /  ValueNotRepresentable
+time(n)                       duration[us]            −838:59:59 to 838:59:59
+year                          int16
+enum                          dictionary<utf8>        index 0 is MySQL's '' for a value that is no member
+set                           utf8                    members joined by commas
+json                          utf8                    the text that SELECT prints
+============================  ======================  ==========================================================
+
+Source of the formats: MySQL's documentation of "Binary Protocol Value" and of ``Table_map_event``, and the server
+itself, which the tests compare each entry with.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+
+import pyarrow as pa
+
+from airflow_provider_cdc.core.table import Column, Table
+from airflow_provider_cdc.errors import ConfigurationError
+from airflow_provider_cdc.sources.mysql.charsets import bytes_per_character, is_ambiguous
+from airflow_provider_cdc.sources.mysql.session import quote
+
+
+class Family(Enum):
+    """Columns whose values are decoded and finished alike."""
+
+    NUMBER = "number"
+    YEAR = "year"
+    DECIMAL = "decimal"
+    BITS = "bits"
+    DATE = "date"
+    DATETIME = "datetime"
+    TIMESTAMP = "timestamp"
+    TIME = "time"
+    BYTES = "bytes"
+    TEXT = "text"
+    ENUM = "enum"
+    SET = "set"
+    JSON = "json"
+
+
+LENGTH_ENCODED = 0
+"""``ColumnType.row_width`` of a value behind a length-encoded integer."""
+TEMPORAL = -1
+"""``ColumnType.row_width`` of a value behind a length byte."""
+
+
+@dataclass(frozen=True)
+class ColumnType:
+    """One column's entry in the table of types.
+
+    ``select``
+        the expression that a SELECT reads it with.
+    ``row_code``, ``row_width``
+        the type in a result's column definition, and the bytes of a value (or ``LENGTH_ENCODED``, ``TEMPORAL``).
+    ``code``, ``metadata``
+        what a TABLE_MAP event says of the column.
+    ``prefix``, ``width``
+        an image's field is ``prefix`` bytes of little-endian length and then the value; if ``prefix`` is 0, the value
+        has ``width`` bytes.
+    ``length``
+        bytes that binary(n) is padded to; 0 for any other type.
+    ``precision``, ``scale``
+        of decimals; the bits of bit(n) are its ``precision``, the digits of a second's fraction a ``scale``.
+    ``labels``
+        members of enum and set, in order.
+    """
+
+    name: str
+    family: Family
+    arrow: pa.DataType
+    nullable: bool
+    select: str
+    row_code: int
+    row_width: int
+    code: int
+    metadata: bytes = b""
+    prefix: int = 0
+    width: int = 0
+    length: int = 0
+    precision: int = 0
+    scale: int = 0
+    unsigned: bool = False
+    charset: str = ""
+    labels: tuple[str, ...] = ()
+
+    @property
+    def row_unsigned(self) -> bool:
+        """Whether a result's column definition says unsigned."""
+        return self.unsigned or self.family in (Family.ENUM, Family.SET, Family.BITS, Family.YEAR)
+
+    @classmethod
+    def of(cls, column: Column) -> ColumnType:
+        """The entry for ``column``.
+
+        :raises ConfigurationError: the type is not in the table; ``unsupported`` gives the reason beforehand.
+        """
+        reason = unsupported(column)
+        if reason is not None:
+            raise ConfigurationError(reason, where=column.name, mend="leave the table out")
+        return _column_type(column.name, column.type, column.nullable, str(column.details.get("charset", "")))
+
+
+@dataclass(frozen=True)
+class _Declared:
+    """A declared type, taken apart: ``decimal(10,2) unsigned`` is ``decimal``, ``10,2``, True."""
+
+    name: str
+    arguments: str
+    unsigned: bool
+
+    def number(self, index: int, default: int) -> int:
+        parts = self.arguments.split(",") if self.arguments else []
+        return int(parts[index]) if index < len(parts) else default
+
+
+_DECLARED = re.compile(r"(\w+)(?:\((.*)\))?((?: unsigned| zerofill)*)", re.DOTALL)
+
+_INTEGERS = {
+    # name: TABLE_MAP and result type code, bytes in an image, bytes in a row, Arrow types
+    "tinyint": (1, 1, 1, pa.int8(), pa.uint8()),
+    "smallint": (2, 2, 2, pa.int16(), pa.uint16()),
+    "mediumint": (9, 3, 4, pa.int32(), pa.uint32()),
+    "int": (3, 4, 4, pa.int32(), pa.uint32()),
+    "bigint": (8, 8, 8, pa.int64(), pa.uint64()),
+}
+_FLOATS = {"float": (4, 4, pa.float32()), "double": (5, 8, pa.float64())}
+_TEMPORALS = {
+    # name: family, TABLE_MAP code, result type code, bytes in an image without the fraction, Arrow type
+    "datetime": (Family.DATETIME, 18, 12, 5, pa.timestamp("us")),
+    "timestamp": (Family.TIMESTAMP, 17, 7, 4, pa.timestamp("us", "UTC")),
+    "time": (Family.TIME, 19, 11, 3, pa.duration("us")),
+}
+_BLOBS = {"tiny": 1, "": 2, "medium": 3, "long": 4}
+_DIGIT_BYTES = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
+_STRING = 254
+
+
+def unsupported(column: Column) -> str | None:
+    """Why ``column`` cannot be copied; None if it can."""
+    declared = _parse(column.type)
+    charset = str(column.details.get("charset", ""))
+    if declared is None or declared.name not in _SUPPORTED:
+        return f"its type {column.type} is not supported"
+    if declared.name == "decimal" and declared.number(0, 10) > 38:
+        return f"its type {column.type} has more than the 38 digits that fit an Arrow decimal"
+    if declared.name in ("enum", "set") and charset == "binary":
+        return f"the members of {declared.name} columns of character set binary are not text"
+    if declared.name in ("enum", "set") and bytes_per_character(charset) == 4 and "?" in declared.arguments:
+        # Wherever the server shows a type, it is in utf8mb3.
+        return (
+            f"a member of {column.type} may hold a character that the server shows as '?': which one it does not tell"
+        )
+    if declared.name in _TEXTS and bytes_per_character(charset) is None:
+        return f"its character set {charset or '(unknown)'} is not supported"
+    return None
+
+
+def unsupported_key(column: Column) -> str | None:
+    """Why ``column`` cannot be a key column; None if it can. Its type is a supported one.
+
+    Keys are compared by their decoded values, so no two values that the server stores may be decoded alike.
+    """
+    kind = ColumnType.of(column)
+    if kind.family is Family.TEXT and is_ambiguous(kind.charset):
+        return f"two codes of its character set {kind.charset} stand for one character, which does not tell keys apart"
+    if "" in kind.labels:
+        return f"its type {column.type} has '' among its members, which is also how the server shows a wrong value"
+    return None
+
+
+def column_types(table: Table) -> tuple[ColumnType, ...]:
+    """The entries for all columns of ``table``, in order.
+
+    :raises ConfigurationError: a column's type is not in the table of types.
+    """
+    return tuple(ColumnType.of(column) for column in table.columns)
+
+
+def arrow_schema(table: Table) -> pa.Schema:
+    """The Arrow schema of ``table``'s rows, the same by SELECT and from the log."""
+    return pa.schema([pa.field(column.name, column.arrow, nullable=column.nullable) for column in column_types(table)])
+
+
+def decimal_groups(precision: int, scale: int) -> list[tuple[int, int]]:
+    """The groups that a decimal's digits form in an image: (bytes, digits) of each, from the first digit to the last.
+
+    Nine digits take four bytes; what is left over stands at the two ends and takes fewer.
+    """
+    whole = precision - scale
+    digits = [whole % 9, *[9] * (whole // 9), *[9] * (scale // 9), scale % 9]
+    return [(_DIGIT_BYTES[count], count) for count in digits if count]
+
+
+def _parse(text: str) -> _Declared | None:
+    match = _DECLARED.fullmatch(text)
+    if match is None:
+        return None
+    return _Declared(match[1].lower(), match[2] or "", "unsigned" in match[3])
+
+
+@lru_cache(maxsize=4096)
+def _column_type(name: str, text: str, nullable: bool, charset: str) -> ColumnType:
+    declared = _parse(text)
+    assert declared is not None  # `unsupported` has seen to it
+    kind = declared.name
+    quoted = quote(name)
+    if kind in _INTEGERS:
+        code, width, row_width, signed, unsigned = _INTEGERS[kind]
+        arrow = unsigned if declared.unsigned else signed
+        return ColumnType(
+            name, Family.NUMBER, arrow, nullable, quoted, code, row_width, code, width=width, unsigned=declared.unsigned
+        )
+    if kind in _FLOATS:
+        code, width, arrow = _FLOATS[kind]
+        return ColumnType(
+            name, Family.NUMBER, arrow, nullable, quoted, code, width, code, bytes([width]), width=width,
+            unsigned=declared.unsigned,
+        )  # fmt: skip
+    if kind == "decimal":
+        precision, scale = declared.number(0, 10), declared.number(1, 0)
+        width = sum(size for size, _ in decimal_groups(precision, scale))
+        return ColumnType(
+            name, Family.DECIMAL, pa.decimal128(precision, scale), nullable, quoted, 246, LENGTH_ENCODED, 246,
+            bytes([precision, scale]), width=width, precision=precision, scale=scale, unsigned=declared.unsigned,
+        )  # fmt: skip
+    if kind == "bit":
+        bits = declared.number(0, 1)
+        arrow = pa.bool_() if bits == 1 else pa.uint64()
+        return ColumnType(
+            name, Family.BITS, arrow, nullable, quoted, 16, LENGTH_ENCODED, 16, bytes([bits % 8, bits // 8]),
+            width=(bits + 7) // 8, precision=bits,
+        )  # fmt: skip
+    if kind == "year":
+        return ColumnType(name, Family.YEAR, pa.int16(), nullable, quoted, 13, 2, 13, width=1)
+    if kind == "date":
+        return ColumnType(name, Family.DATE, pa.date32(), nullable, quoted, 10, TEMPORAL, 10, width=3)
+    if kind in _TEMPORALS:
+        family, code, row_code, width, arrow = _TEMPORALS[kind]
+        digits = declared.number(0, 0)
+        return ColumnType(
+            name, family, arrow, nullable, quoted, row_code, TEMPORAL, code, bytes([digits]),
+            width=width + (digits + 1) // 2, scale=digits,
+        )  # fmt: skip
+    if kind in ("enum", "set"):
+        return _members(name, kind, nullable, quoted, _labels(declared.arguments))
+    if kind == "json":
+        return ColumnType(
+            name, Family.JSON, pa.utf8(), nullable, quoted, 245, LENGTH_ENCODED, 245, b"\x04", prefix=4,
+            charset="utf8mb4",
+        )  # fmt: skip
+    return _string(name, declared, nullable, quoted, charset)
+
+
+def _members(name: str, kind: str, nullable: bool, quoted: str, labels: tuple[str, ...]) -> ColumnType:
+    # A label is text in some character set and collation, its number is what is stored: the number travels.
+    select = f"CAST({quoted} AS UNSIGNED)"
+    if kind == "enum":
+        width = 1 if len(labels) < 256 else 2
+        arrow = pa.dictionary(pa.int16() if len(labels) < 2**15 else pa.int32(), pa.utf8())
+        return ColumnType(
+            name, Family.ENUM, arrow, nullable, select, 8, 8, _STRING, bytes([247, width]), width=width, labels=labels
+        )
+    width = (len(labels) + 7) // 8
+    width = width if width <= 4 else 8
+    return ColumnType(
+        name, Family.SET, pa.utf8(), nullable, select, 8, 8, _STRING, bytes([248, width]), width=width, labels=labels
+    )
+
+
+def _string(name: str, declared: _Declared, nullable: bool, quoted: str, charset: str) -> ColumnType:
+    kind = declared.name
+    is_text = kind in _TEXTS
+    family = Family.TEXT if is_text else Family.BYTES
+    arrow = pa.utf8() if is_text else pa.binary()
+    if kind.endswith(("text", "blob")):
+        prefix = _BLOBS[kind[:-4]]
+        return ColumnType(
+            name, family, arrow, nullable, quoted, 252, LENGTH_ENCODED, 252, bytes([prefix]), prefix=prefix,
+            charset=charset,
+        )  # fmt: skip
+    length = declared.number(0, 1) * ((bytes_per_character(charset) or 1) if is_text else 1)
+    prefix = 1 if length < 256 else 2
+    if kind in ("varchar", "varbinary"):
+        return ColumnType(
+            name, family, arrow, nullable, quoted, 253, LENGTH_ENCODED, 15, length.to_bytes(2, "little"),
+            prefix=prefix, charset=charset,
+        )  # fmt: skip
+    # Two bits of the length hide, inverted, in the type's byte: a later thought of the format.
+    metadata = bytes([_STRING ^ ((length & 0x300) >> 4), length & 0xFF])
+    return ColumnType(
+        name, family, arrow, nullable, quoted, _STRING, LENGTH_ENCODED, _STRING, metadata,
+        prefix=prefix, length=0 if is_text else length, charset=charset,
+    )  # fmt: skip
+
+
+_TEXTS = {"char", "varchar", "tinytext", "text", "mediumtext", "longtext"}
+_BINARIES = {"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"}
+_SUPPORTED = (
+    {"decimal", "bit", "year", "date", "enum", "set", "json"}
+    | _INTEGERS.keys()
+    | _FLOATS.keys()
+    | _TEMPORALS.keys()
+    | _TEXTS
+    | _BINARIES
+)
+
+_LABEL = re.compile(r"'((?:[^'\\]|''|\\.)*)'", re.DOTALL)
+_ESCAPED = re.compile(r"''|\\(.)", re.DOTALL)
+_ESCAPES = {"0": "\0", "n": "\n", "r": "\r"}
+
+
+def _labels(arguments: str) -> tuple[str, ...]:
+    """The members of ``'a','b''c'``, unquoted the way information_schema quotes them."""
+    return tuple(
+        _ESCAPED.sub(lambda escaped: "'" if escaped[1] is None else _ESCAPES.get(escaped[1], escaped[1]), label[1])
+        for label in _LABEL.finditer(arguments)
+    )

@@ -1,0 +1,59 @@
+"""The arrays through which Python and the kernel of ``walk.py`` talk: what their words mean."""
+
+from __future__ import annotations
+
+# What `walk` returns.
+MORE, DONE, ODD, NO_ROOM = 0, 1, 2, 3
+"""More bytes are needed; the end that was asked for is reached; an event for the caller; ``state[WANTED]`` words are
+needed."""
+SHAPE, NOT_WHOLE = 4, 5
+"""Rows that count have another shape than the table's; or they have images without all columns."""
+BAD_CHECKSUM, BAD_LENGTH, BAD_POSITION, BAD_GTID, BAD_ROWS, OUT_OF_PLACE = 11, 12, 13, 14, 15, 16
+"""Damage: of one event, or in the order of several."""
+
+# `state`, int64.
+AT = 0
+"""Where the next event begins in the buffer."""
+POSITION = 1
+"""Where it begins in the file; -1 inside a compressed transaction, whose events have no place of their own."""
+STOP = 2
+"""Where in the file to end; -1: at no certain place."""
+CHECKSUM = 3
+"""Bytes of checksum behind each event: 4 or 0."""
+PHASE = 4
+XA = 5
+"""The number of the prepared transaction that the rows belong to, or -1."""
+IGNORED = 6
+"""1 if the transaction is in the initial position: its rows do not count (unless ``XA``)."""
+SOURCE = 7
+NUMBER = 8
+"""The transaction's GTID: its source's place in ``tsids`` (-1: not there) and its number."""
+SERIAL = 9
+"""Grows with each transaction."""
+ROW = 10
+"""How far into the event at ``AT`` its next row is; 0: it is not begun."""
+ORDER = 11
+"""Grows with each row change."""
+TRANSACTIONS = 12
+IMAGES = 13
+TRACKED = 14
+"""Row changes of this transaction that were netted."""
+WANTED = 15
+STATE_WORDS = 16
+
+# `state[PHASE]`
+BETWEEN, BEGUN, OPEN, XA_OPEN = 0, 1, 2, 3
+"""Between transactions; after the GTID; after BEGIN; after XA START."""
+
+# `maps`: an open-addressing table of the TABLE_MAP events seen, `MAP_WORDS` words each.
+MAP_WORDS = 8
+MAP_NUMBER, MAP_TABLE, MAP_AT, MAP_BYTES, MAP_SERIAL = 0, 1, 2, 3, 4
+"""Table number plus one (0: free); index of the tracked table, or a constant below; the body in ``map_bytes``; last
+use."""
+UNTRACKED, OTHER_SHAPE = -1, -2
+
+# `tables`: `TABLE_WORDS` words for each tracked table.
+TABLE_WORDS = 8
+COLUMNS_AT, COLUMNS, KEYS_AT, KEYS, UPPER, JSON_COLUMNS = 0, 1, 2, 3, 4, 5
+"""First column in ``prefixes``, ``widths``, ``slots``; their number; first key column in ``key_prefixes``; their
+number; number of the set that a transaction must be in to count, or 0 (keyed tables); columns of type JSON."""

@@ -1,0 +1,132 @@
+"""Reading a server's log in tests: from a mark to an end, as one net change, with rows as SELECT gives them."""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_provider_cdc.core.table import Table, TableName
+from airflow_provider_cdc.sources.base import ConnectionSettings, LogSegment, SegmentSummary, TrackedTable
+from airflow_provider_cdc.sources.mysql.images import decode_images
+from airflow_provider_cdc.sources.mysql.log import log_segments, open_segment
+from airflow_provider_cdc.sources.mysql.schema import read_tables
+from airflow_provider_cdc.sources.mysql.session import session
+from harness.mysql_server import MysqlServer
+
+Row = tuple[Any, ...]
+
+
+def settings(server: MysqlServer, **tls: str) -> ConnectionSettings:
+    return ConnectionSettings("mysql", server.host, server.port, "root", tls=tls)
+
+
+def log_end(server: MysqlServer) -> str:
+    file, position = server.query("SHOW BINARY LOG STATUS")[0][:2]
+    return f"{file}:{position}"
+
+
+def executed(server: MysqlServer) -> str:
+    return str(server.query("SELECT @@gtid_executed")[0][0])
+
+
+@dataclass
+class Window:
+    """What the log did to some tables: ``before`` by table and key, ``counts`` by keyless table and row."""
+
+    before: dict[str, dict[bytes, Row | None]] = field(default_factory=dict)
+    counts: dict[str, Counter[Row]] = field(default_factory=dict)
+    summaries: list[SegmentSummary] = field(default_factory=list)
+
+    @property
+    def images(self) -> int:
+        return sum(summary.row_images for summary in self.summaries)
+
+
+class LogReading:
+    """Follows tables of one schema from the moment that it is made."""
+
+    def __init__(self, server: MysqlServer, schema: str, *names: str, **tls: str) -> None:
+        self.server = server
+        self.settings = settings(server, **tls)
+        self.initial = executed(server)
+        with session(self.settings) as connection:
+            self.tables = read_tables(connection, [TableName(schema, name) for name in names])
+
+    def segments(self, end: str | None = None) -> list[LogSegment]:
+        return log_segments(self.settings, self.initial, end or log_end(self.server))
+
+    def tracked(self, upper: str | None = None) -> list[TrackedTable]:
+        upper = upper or executed(self.server)
+        return [TrackedTable(index, table, upper if table.keyless else "") for index, table in enumerate(self.tables)]
+
+    def batches(
+        self, segment: LogSegment, tracked: Sequence[TrackedTable]
+    ) -> tuple[list[dict[str, Any]], SegmentSummary]:
+        with open_segment(self.settings, segment, self.initial, tracked) as reader:
+            rows = [row for batch in reader for row in batch.to_pylist()]
+            return rows, reader.summary
+
+    def read(self, end: str | None = None, upper: str | None = None) -> Window:
+        """The net change up to ``end`` (now), of keyless tables up to ``upper`` (now)."""
+        tracked = self.tracked(upper)
+        read = [self.batches(segment, tracked) for segment in self.segments(end)]
+        window = Window(summaries=[summary for _, summary in read])
+        decisions = _decisions(window.summaries)
+        changes = []
+        for rows, summary in read:
+            for row in rows:
+                if row["pending"] is not None:
+                    decided = decisions.get((summary.segment.number, row["pending"]))
+                    if decided is None:
+                        continue
+                    row["order"] = decided
+                changes.append(row)
+        changes.sort(key=lambda row: (row["order"], row["suborder"]))
+        for index, table in enumerate(self.tables):
+            mine = [row for row in changes if row["table"] == index]
+            images = iter(image_rows(table, [row["before"] for row in mine if row["before"] is not None]))
+            for row in mine:
+                before = None if row["before"] is None else next(images)
+                if table.keyless:
+                    assert before is not None
+                    window.counts.setdefault(table.name.name, Counter())[before] += row["count"]
+                else:
+                    window.before.setdefault(table.name.name, {}).setdefault(row["key"], before)
+        window.counts = {
+            name: Counter({row: n for row, n in rows.items() if n}) for name, rows in window.counts.items()
+        }
+        return window
+
+
+def _decisions(summaries: Sequence[SegmentSummary]) -> dict[tuple[int, str], int]:
+    prepared: dict[str, int] = {}
+    decisions: dict[tuple[int, str], int] = {}
+    for summary in summaries:
+        for xid, order in summary.decided.items():
+            decisions[prepared.pop(xid), xid] = order
+        for xid in summary.rolled_back:
+            prepared.pop(xid, None)
+        prepared.update(dict.fromkeys(summary.prepared, summary.segment.number))
+    return decisions
+
+
+def image_rows(table: Table, images: list[bytes]) -> list[Row]:
+    batch = decode_images(table, pa.array(images, pa.binary()))
+    return list(zip(*(column.to_pylist() for column in batch.columns), strict=True)) if images else []
+
+
+def key(*values: int | str) -> bytes:
+    """The key of INT and VARCHAR columns, as ``core.row_bytes`` encodes it."""
+    parts = []
+    for value in values:
+        if isinstance(value, int):
+            parts.append(b"\x01" + struct.pack("<i", value))
+        else:
+            data = value.encode()
+            parts.append(b"\x01" + struct.pack("<I", len(data)) + data)
+    return b"".join(parts)

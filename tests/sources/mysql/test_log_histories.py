@@ -1,0 +1,204 @@
+"""Random histories on a real server: the net change undoes them, and agrees with another reader of the log."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any, TypeAlias
+
+import pymysql
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pymysqlreplication import BinLogStreamReader
+from pymysqlreplication.row_event import DeleteRowsEvent, UpdateRowsEvent, WriteRowsEvent
+
+from airflow_provider_cdc.core.net_change import Change, net, net_counts, rewind, rewind_counts
+from harness.mysql_server import MysqlServer
+from tests.sources.mysql.log_reading import LogReading, Row, Window, executed, key, log_end
+
+Connection: TypeAlias = "pymysql.Connection[Any]"
+
+IDS = st.integers(1, 6)
+VALUES = st.sampled_from(["NULL", "''", "'a'", "'A'", "'é'", "REPEAT('x', 300)"])
+
+STATEMENTS = st.one_of(
+    st.builds("REPLACE INTO a VALUES ({}, '{}', {})".format, IDS, st.sampled_from("xyX"), VALUES),
+    st.builds("INSERT IGNORE INTO a VALUES ({}, '{}', {})".format, IDS, st.sampled_from("xyX"), VALUES),
+    st.builds("INSERT INTO a VALUES ({0}, 'x', {1}) ON DUPLICATE KEY UPDATE v = {1}".format, IDS, VALUES),
+    st.builds("UPDATE a SET v = {} WHERE id = {}".format, VALUES, IDS),
+    st.builds("UPDATE IGNORE a SET id = id + {} WHERE id < {}".format, st.integers(-1, 1), IDS),
+    st.builds("UPDATE IGNORE a SET s = UPPER(s) WHERE id = {}".format, IDS),
+    st.builds("DELETE FROM a WHERE id = {}".format, IDS),
+    st.builds("INSERT INTO k VALUES ({}, {})".format, IDS, VALUES),
+    st.builds("INSERT INTO k SELECT id, v FROM a WHERE id < {}".format, IDS),
+    st.builds("UPDATE k SET v = {} WHERE id = {}".format, VALUES, IDS),
+    st.builds("DELETE FROM k WHERE id = {} LIMIT 1".format, IDS),
+    st.builds("INSERT INTO other VALUES ({})".format, IDS),
+    st.sampled_from(["SAVEPOINT s", "ROLLBACK TO s"]),
+)
+
+SESSIONS = st.sampled_from(
+    ["DO 0", "SET binlog_transaction_compression = ON", "SET gtid_next = 'AUTOMATIC:some_tag'", "FLUSH BINARY LOGS"]
+)
+TRANSACTIONS = st.tuples(
+    SESSIONS,
+    st.lists(STATEMENTS, min_size=1, max_size=5),
+    st.sampled_from(["COMMIT", "COMMIT", "ROLLBACK", "xa", "xa rollback"]),
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MysqlServer]:
+    """A server with full metadata in its table maps: the other reader needs the columns' names."""
+    directory = tmp_path_factory.mktemp("histories")
+    with MysqlServer.start(directory, options={"binlog_row_metadata": "FULL"}) as server:
+        server.query("CREATE DATABASE histories")
+        yield server
+    shutil.rmtree(directory)
+
+
+@pytest.fixture(scope="module")
+def db(server: MysqlServer) -> Iterator[Connection]:
+    with server.connect(database="histories") as connection:
+        run(
+            connection,
+            "CREATE TABLE a (id INT, s VARCHAR(3), v VARCHAR(400), PRIMARY KEY (id, s)) COLLATE utf8mb4_0900_ai_ci",
+            "CREATE TABLE k (id INT, v VARCHAR(400))",
+            "CREATE TABLE other (id INT)",
+        )
+        yield connection
+
+
+def run(connection: Connection, *statements: str) -> None:
+    with connection.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+
+
+def apply(connection: Connection, number: int, transaction: tuple[str, list[str], str]) -> None:
+    setting, statements, end = transaction
+    xid = f"'h{number}'"
+    if "some_tag" in setting and not any(word in end for word in ("COMMIT", "xa")):
+        setting = "DO 0"
+    run(connection, setting, f"XA START {xid}" if end.startswith("xa") else "BEGIN")
+    saved = False
+    for statement in statements:
+        if statement == "ROLLBACK TO s" and not saved:
+            continue
+        saved = saved or statement == "SAVEPOINT s"
+        run(connection, statement)
+    if end.startswith("xa"):
+        run(connection, f"XA END {xid}", f"XA PREPARE {xid}", "SET gtid_next = AUTOMATIC")
+        run(connection, f"XA {'ROLLBACK' if 'rollback' in end else 'COMMIT'} {xid}")
+    else:
+        run(connection, end)
+    run(connection, "SET gtid_next = AUTOMATIC, binlog_transaction_compression = OFF")
+
+
+def rows_of(server: MysqlServer) -> tuple[dict[bytes, Row], Counter[Row]]:
+    a = {key(row[0], row[1]): row for row in server.query("SELECT * FROM histories.a")}
+    return a, Counter(server.query("SELECT * FROM histories.k"))
+
+
+def empty(db: Connection) -> None:
+    run(db, "DELETE FROM a", "DELETE FROM k", "DELETE FROM other")
+
+
+@given(before=st.lists(TRANSACTIONS, max_size=4), within=st.lists(TRANSACTIONS, max_size=8))
+@settings(max_examples=40)
+def test_the_net_change_undoes_the_history(
+    server: MysqlServer,
+    db: Connection,
+    before: list[tuple[str, list[str], str]],
+    within: list[tuple[str, list[str], str]],
+) -> None:
+    empty(db)
+    for number, transaction in enumerate(before):
+        apply(db, number, transaction)
+    keyed, keyless = rows_of(server)
+    reading = LogReading(server, "histories", "a", "k", mode="disabled")
+    for number, transaction in enumerate(within):
+        apply(db, number, transaction)
+    window = reading.read()
+    keyed_after, keyless_after = rows_of(server)
+
+    touched = window.before.get("a", {})
+    assert rewind(keyed_after, {k: Change(row, None) for k, row in touched.items()}) == keyed
+    assert rewind_counts(keyless_after, window.counts.get("k", Counter())) == keyless
+
+
+PLAIN = st.tuples(
+    st.just("DO 0"), st.lists(STATEMENTS, min_size=1, max_size=5), st.sampled_from(["COMMIT", "ROLLBACK"])
+)
+
+
+@given(within=st.lists(PLAIN, min_size=1, max_size=10))
+@settings(max_examples=25)
+def test_the_net_change_is_that_of_the_specification_over_another_reader(
+    server: MysqlServer, db: Connection, within: list[tuple[str, list[str], str]]
+) -> None:
+    """Without compression and tags, which the other reader passes over in silence."""
+    empty(db)
+    for value in range(1, 4):
+        run(db, f"INSERT INTO a VALUES ({value}, 'x', 'v')", f"INSERT INTO k VALUES ({value}, 'v')")
+    reading = LogReading(server, "histories", "a", "k", mode="disabled")
+    start = log_end(server)
+    for number, transaction in enumerate(within):
+        apply(db, number, transaction)
+    window = reading.read()
+    keyed, counts = by_another_reader(server, start)
+    assert window.before.get("a", {}) == keyed
+    assert window.counts.get("k", Counter()) == counts
+    assert_images_are_counted(window)
+
+
+def assert_images_are_counted(window: Window) -> None:
+    assert window.images >= sum(len(rows) for rows in window.before.values())
+
+
+def by_another_reader(server: MysqlServer, start: str) -> tuple[dict[bytes, Row | None], dict[Row, int]]:
+    file, _, position = start.rpartition(":")
+    logging.getLogger("pymysqlreplication").setLevel(logging.ERROR)
+    stream = BinLogStreamReader(
+        connection_settings={"host": server.host, "port": server.port, "user": "root", "passwd": ""},
+        server_id=4_000_000_000,
+        log_file=file,
+        log_pos=int(position),
+        resume_stream=True,
+        only_events=[WriteRowsEvent, UpdateRowsEvent, DeleteRowsEvent],
+        only_schemas=["histories"],
+    )
+    keyed: list[dict[bytes, Change[Row]]] = []
+    keyless: list[tuple[Row | None, Row | None]] = []
+    for event in stream:
+        names = [column.name for column in event.columns]
+        for change in event.rows:
+            before, after = (
+                tuple(values[name] for name in names) if values is not None else None
+                for values in (
+                    change.get("before_values") or (change["values"] if isinstance(event, DeleteRowsEvent) else None),
+                    change.get("after_values") or (change["values"] if isinstance(event, WriteRowsEvent) else None),
+                )
+            )
+            if event.table == "k":
+                keyless.append((before, after))
+            elif event.table == "a":
+                if before and after and before[:2] == after[:2]:
+                    keyed.append({key(*before[:2]): Change(before, after)})
+                else:
+                    keyed += [{key(*before[:2]): Change(before, None)}] if before else []
+                    keyed += [{key(*after[:2]): Change(None, after)}] if after else []
+    stream.close()
+    return {k: change.before for k, change in net(keyed).items()}, net_counts(keyless)
+
+
+def test_gtids_of_the_window_are_those_executed_in_it(server: MysqlServer, db: Connection) -> None:
+    empty(db)
+    reading = LogReading(server, "histories", "a")
+    for number in range(7):
+        run(db, f"INSERT INTO a VALUES ({number}, 'x', NULL)")
+    assert sum(summary.transactions for summary in reading.read().summaries) == 7
+    assert executed(server) != reading.initial

@@ -1,0 +1,322 @@
+"""Whatever would make a copy wrong must be found before the run, all of it at once, each with a mend that works."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_cdc.errors import ConfigurationError, PreflightError, Problem, SourceUnavailable
+from airflow_provider_cdc.sources.base import ConnectionSettings, TablePlan
+from airflow_provider_cdc.sources.mysql import MysqlSource
+from harness.mysql_server import MysqlServer
+
+SHOP = """
+CREATE TABLE shop.orders (id INT PRIMARY KEY, note TEXT);
+CREATE TABLE shop.lines (order_id INT, line INT, PRIMARY KEY (order_id, line));
+CREATE TABLE shop.visits (at DATETIME, page TEXT);
+CREATE TABLE other.t (id INT PRIMARY KEY);
+"""
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[MysqlServer]:
+    """A server of these tests' own: they change its settings, and set them back."""
+    with (
+        tempfile.TemporaryDirectory(prefix="cdc-mysql-") as directory,
+        MysqlServer.start(Path(directory), options={"partial_revokes": "ON"}) as started,
+    ):
+        run(started, "CREATE DATABASE shop; CREATE DATABASE other;" + SHOP)
+        yield started
+
+
+@pytest.fixture
+def user(server: MysqlServer) -> Iterator[str]:
+    run(server, "CREATE USER `co``py`@`%`")
+    yield "co`py"
+    run(server, "DROP USER `co``py`@`%`")
+
+
+def run(server: MysqlServer, statements: str) -> None:
+    with server.connect() as connection, connection.cursor() as cursor:
+        for statement in filter(str.strip, statements.split(";")):
+            cursor.execute(statement)
+
+
+def source(server: MysqlServer, user: str = "root") -> MysqlSource:
+    return MysqlSource(ConnectionSettings("mysql", server.host, server.port, user))
+
+
+def problems(server: MysqlServer, *patterns: str, consistency: str = "auto", user: str = "root") -> list[Problem]:
+    found: list[Problem] = []
+    try:
+        source(server, user).preflight(patterns, consistency)
+    except PreflightError as error:
+        found += error.problems
+    assert all(problem.where and problem.what and problem.mend for problem in found)
+    return found
+
+
+@contextmanager
+def having(server: MysqlServer, statements: str, undo: str) -> Iterator[None]:
+    run(server, statements)
+    try:
+        yield
+    finally:
+        run(server, undo)
+
+
+class TestPlan:
+    def test_auto_picks_per_table_and_says_why(self, server: MysqlServer) -> None:
+        plans = {str(plan.name): plan for plan in source(server).preflight(["shop.*", "other.t"], "auto")}
+        assert {name: plan.consistency for name, plan in plans.items()} == {
+            "shop.lines": "watermark",
+            "shop.orders": "watermark",
+            "shop.visits": "lock",
+            "other.t": "watermark",
+        }
+        assert "PRIMARY (order_id, line)" in plans["shop.lines"].reason
+        assert "no key" in plans["shop.visits"].reason
+        for plan in plans.values():
+            assert TablePlan.from_json(plan.to_json()) == plan
+
+    def test_lock_is_for_every_table(self, server: MysqlServer) -> None:
+        plans = source(server).preflight(["shop.*"], "lock")
+        assert {plan.consistency for plan in plans} == {"lock"}
+
+    def test_watermark_needs_keys(self, server: MysqlServer) -> None:
+        (problem,) = problems(server, "shop.*", consistency="watermark")
+        assert problem.where == "shop.visits"
+        assert "ADD PRIMARY KEY" in problem.mend
+
+    @pytest.mark.parametrize("consistency", ["exported", "eventual", ""])
+    def test_other_consistencies_are_refused(self, consistency: str, server: MysqlServer) -> None:
+        (problem,) = problems(server, "shop.orders", consistency=consistency)
+        assert problem.where == "consistency"
+
+    def test_no_tables_are_refused(self, server: MysqlServer) -> None:
+        (problem,) = problems(server)
+        assert problem.where == "tables"
+
+    def test_every_problem_is_reported_at_once(self, server: MysqlServer) -> None:
+        with having(server, "SET GLOBAL binlog_row_image = MINIMAL", "SET GLOBAL binlog_row_image = FULL"):
+            found = problems(server, "shop.visits", "shop.no", "nothing.*", "x", consistency="watermark")
+        assert [problem.where for problem in found] == [
+            "shop.no",
+            "nothing.*",
+            "'x'",
+            "binlog_row_image",
+            "shop.visits",
+        ]
+
+
+class TestSettings:
+    @pytest.mark.parametrize(
+        ("setting", "good"),
+        [
+            ("binlog_format = STATEMENT", "ROW"),
+            ("binlog_format = MIXED", "ROW"),
+            ("binlog_row_image = MINIMAL", "FULL"),
+            ("binlog_row_image = NOBLOB", "FULL"),
+            ("binlog_order_commits = OFF", "ON"),
+            ("binlog_error_action = IGNORE_ERROR", "ABORT_SERVER"),
+        ],
+    )
+    def test_that_are_wrong_and_their_mend(self, setting: str, good: str, server: MysqlServer) -> None:
+        name, _, _ = setting.partition(" ")
+        with having(server, f"SET GLOBAL {setting}", f"SET GLOBAL {name} = {good}; RESET PERSIST"):
+            (problem,) = problems(server, "shop.orders")
+            assert problem.where == name
+            run(server, problem.mend)
+            assert problems(server, "shop.orders") == []
+
+    def test_of_gtids(self, server: MysqlServer) -> None:
+        down = (
+            "SET GLOBAL gtid_mode = ON_PERMISSIVE; SET GLOBAL gtid_mode = OFF_PERMISSIVE; SET GLOBAL gtid_mode = OFF;"
+        )
+        up = "SET GLOBAL enforce_gtid_consistency = ON; SET GLOBAL gtid_mode = OFF_PERMISSIVE; "
+        with having(
+            server,
+            down + "SET GLOBAL enforce_gtid_consistency = OFF",
+            up + "SET GLOBAL gtid_mode = ON_PERMISSIVE; SET GLOBAL gtid_mode = ON",
+        ):
+            found = problems(server, "shop.orders")
+        assert [problem.where for problem in found] == ["gtid_mode", "enforce_gtid_consistency"]
+
+    def test_that_only_count_on_a_replica(self, server: MysqlServer) -> None:
+        with having(
+            server,
+            "SET GLOBAL replica_preserve_commit_order = OFF",
+            "RESET REPLICA ALL; SET GLOBAL replica_preserve_commit_order = ON",
+        ):
+            assert problems(server, "shop.orders") == []
+            run(server, "CHANGE REPLICATION SOURCE TO SOURCE_HOST = '127.0.0.1', SOURCE_PORT = 1, SOURCE_USER = 'r'")
+            (problem,) = problems(server, "shop.orders")
+        assert problem.where == "replica_preserve_commit_order"
+
+    def test_without_a_log(self, mysql_factory: Callable[[dict[str, str | None]], MysqlServer]) -> None:
+        server = mysql_factory({"skip_log_bin": None})
+        run(server, "CREATE DATABASE shop; CREATE TABLE shop.t (id INT PRIMARY KEY)")
+        assert "log_bin" in [problem.where for problem in problems(server, "shop.t")]
+
+    def test_that_are_fixed_at_start(self, mysql_factory: Callable[[dict[str, str | None]], MysqlServer]) -> None:
+        server = mysql_factory(
+            {"log_replica_updates": "OFF", "innodb_native_foreign_keys": "ON", "binlog_ignore_db": "dull"}
+        )
+        run(server, "CREATE DATABASE shop; CREATE DATABASE dull; CREATE TABLE dull.t (id INT PRIMARY KEY)")
+        run(server, CASCADES)
+        run(server, "CHANGE REPLICATION SOURCE TO SOURCE_HOST = '127.0.0.1', SOURCE_PORT = 1, SOURCE_USER = 'r'")
+        found = problems(server, "shop.*", "dull.t")
+        assert [problem.where for problem in found] == [
+            "log_replica_updates",
+            "shop.child",
+            "shop.orphan",
+            "schema dull",
+        ]
+        assert "fk_child to parent makes changes by itself (ON DELETE CASCADE)" in found[1].what
+        assert "(ON UPDATE SET NULL)" in found[2].what
+
+    def test_of_how_long_the_log_is_kept(self, server: MysqlServer) -> None:
+        with having(
+            server,
+            "SET GLOBAL binlog_expire_logs_seconds = 60",
+            "RESET PERSIST; SET GLOBAL binlog_expire_logs_seconds = 99999, binlog_expire_logs_auto_purge = 1",
+        ):
+            (problem,) = problems(server, "shop.orders")
+            assert problem.where == "binlog_expire_logs_seconds"
+            run(server, problem.mend)
+            assert problems(server, "shop.orders") == []
+            run(server, "SET GLOBAL binlog_expire_logs_seconds = 60; SET GLOBAL binlog_expire_logs_auto_purge = OFF")
+            assert problems(server, "shop.orders") == []
+
+
+CASCADES = """
+CREATE TABLE shop.parent (id INT PRIMARY KEY);
+CREATE TABLE shop.child (id INT PRIMARY KEY, p INT,
+    CONSTRAINT fk_child FOREIGN KEY (p) REFERENCES shop.parent (id) ON DELETE CASCADE);
+CREATE TABLE shop.orphan (id INT PRIMARY KEY, p INT,
+    CONSTRAINT fk_orphan FOREIGN KEY (p) REFERENCES shop.parent (id) ON UPDATE SET NULL);
+CREATE TABLE shop.strict (id INT PRIMARY KEY, p INT,
+    CONSTRAINT fk_strict FOREIGN KEY (p) REFERENCES shop.parent (id) ON DELETE RESTRICT);
+"""
+NO_CASCADES = "DROP TABLE shop.child, shop.orphan, shop.strict, shop.parent"
+
+
+class TestTables:
+    def test_cascades_that_the_server_logs_are_fine(self, server: MysqlServer) -> None:
+        with having(server, CASCADES, NO_CASCADES):
+            assert problems(server, "shop.*") == []
+
+    def test_cascades_on_a_replica_are_not(self, server: MysqlServer) -> None:
+        replica = "; CHANGE REPLICATION SOURCE TO SOURCE_HOST = '127.0.0.1', SOURCE_PORT = 1, SOURCE_USER = 'r'"
+        with having(server, CASCADES + replica, NO_CASCADES + "; RESET REPLICA ALL"):
+            assert [problem.where for problem in problems(server, "shop.*")] == ["shop.child", "shop.orphan"]
+
+    @pytest.mark.parametrize("consistency", ["auto", "lock"])
+    def test_engines_without_transactions(self, consistency: str, server: MysqlServer) -> None:
+        with having(server, "CREATE TABLE shop.t (id INT PRIMARY KEY) ENGINE = MyISAM", "DROP TABLE shop.t"):
+            (problem,) = problems(server, "shop.t", consistency=consistency)
+            assert (problem.where, "MyISAM" in problem.what) == ("shop.t", True)
+            run(server, problem.mend.partition(",")[0])
+            assert problems(server, "shop.t", consistency=consistency) == []
+
+    @pytest.mark.parametrize(
+        "column",
+        [
+            "g GEOMETRY",
+            "v VECTOR(3)",
+            "d DECIMAL(39, 0)",
+            "t TEXT CHARACTER SET dec8",
+            "e ENUM('y', '?')",
+            "k CHAR(3) CHARACTER SET cp932 NOT NULL UNIQUE",
+        ],
+    )
+    def test_columns_that_cannot_be_copied(self, column: str, server: MysqlServer) -> None:
+        key = "" if "UNIQUE" in column else ", PRIMARY KEY (id)"
+        with having(server, f"CREATE TABLE shop.t (id INT, {column}{key})", "DROP TABLE shop.t"):
+            (problem,) = problems(server, "shop.t")
+        assert problem.where == f"shop.t.{column[0]}"
+
+    def test_odd_names(self, server: MysqlServer) -> None:
+        with having(server, "CREATE TABLE shop.`a.%s?``` (`i%s?``` INT PRIMARY KEY)", "DROP TABLE shop.`a.%s?```"):
+            (plan,) = source(server).preflight(["shop.a.%s?`"], "auto")
+        assert plan.name.name == "a.%s?`"
+
+
+class TestPrivileges:
+    NEEDED = "GRANT REPLICATION CLIENT, REPLICATION SLAVE ON *.* TO `co``py`@`%`;"
+
+    def mended(self, server: MysqlServer, user: str, *patterns: str, consistency: str = "auto") -> list[str]:
+        """The mends, after checking that they are all that was missing."""
+        mends = [problem.mend for problem in problems(server, *patterns, consistency=consistency, user=user)]
+        for mend in mends:
+            run(server, mend)
+        assert problems(server, *patterns, consistency=consistency, user=user) == []
+        return mends
+
+    def test_of_the_log(self, server: MysqlServer, user: str) -> None:
+        run(server, "GRANT SELECT ON shop.* TO `co``py`@`%`")
+        assert self.mended(server, user, "shop.orders") == [
+            "GRANT REPLICATION CLIENT ON *.* TO `co``py`@`%`",
+            "GRANT REPLICATION SLAVE ON *.* TO `co``py`@`%`",
+        ]
+
+    @pytest.mark.parametrize("grant", ["SELECT ON *.*", "SELECT ON shop.*", "SELECT ON shop.orders", "ALL ON shop.*"])
+    def test_to_read_granted_anywhere(self, grant: str, server: MysqlServer, user: str) -> None:
+        run(server, self.NEEDED + f"GRANT {grant} TO `co``py`@`%`")
+        assert problems(server, "shop.orders", user=user) == []
+
+    def test_to_read_a_table_that_is_visible_only(self, server: MysqlServer, user: str) -> None:
+        run(server, self.NEEDED + "GRANT INSERT ON shop.orders TO `co``py`@`%`")
+        assert self.mended(server, user, "shop.orders") == ["GRANT SELECT ON `shop`.`orders` TO `co``py`@`%`"]
+
+    def test_to_read_some_columns_only(self, server: MysqlServer, user: str) -> None:
+        run(server, self.NEEDED + "GRANT SELECT (id, note) ON shop.orders TO `co``py`@`%`")
+        assert self.mended(server, user, "shop.orders") == ["GRANT SELECT ON `shop`.`orders` TO `co``py`@`%`"]
+
+    def test_to_read_that_come_with_a_role(self, server: MysqlServer, user: str) -> None:
+        run(server, "CREATE ROLE reader; GRANT SELECT, LOCK TABLES ON shop.* TO reader; GRANT reader TO `co``py`@`%`")
+        with having(server, self.NEEDED, "DROP ROLE reader"):
+            assert problems(server, "shop.orders", user=user)
+            run(server, "SET DEFAULT ROLE reader TO `co``py`@`%`")
+            assert problems(server, "shop.*", user=user) == []
+
+    def test_to_read_that_were_revoked_in_part(self, server: MysqlServer, user: str) -> None:
+        run(server, self.NEEDED + "GRANT SELECT, LOCK TABLES ON *.* TO `co``py`@`%`")
+        run(server, "REVOKE LOCK TABLES ON shop.* FROM `co``py`@`%`")
+        assert problems(server, "other.t", consistency="lock", user=user) == []
+        assert self.mended(server, user, "shop.visits") == ["GRANT LOCK TABLES ON `shop`.* TO `co``py`@`%`"]
+
+    def test_to_lock_are_needed_only_where_a_lock_is(self, server: MysqlServer, user: str) -> None:
+        run(server, self.NEEDED + "GRANT SELECT ON *.* TO `co``py`@`%`")
+        assert problems(server, "shop.orders", "shop.lines", "other.t", user=user) == []
+        assert self.mended(server, user, "shop.*", "other.t", consistency="lock") == [
+            "GRANT LOCK TABLES ON `other`.* TO `co``py`@`%`",
+            "GRANT LOCK TABLES ON `shop`.* TO `co``py`@`%`",
+        ]
+
+    def test_with_wildcards_in_the_schema(self, mysql: MysqlServer) -> None:
+        run(mysql, "CREATE DATABASE w_ld; CREATE DATABASE wild; CREATE USER w")
+        undo = "DROP DATABASE w_ld; DROP DATABASE wild; DROP USER w"
+        with having(mysql, "GRANT REPLICATION CLIENT, REPLICATION SLAVE ON *.* TO w", undo):
+            run(
+                mysql,
+                "CREATE TABLE w_ld.t (c INT); CREATE TABLE wild.t (c INT); GRANT SELECT, LOCK TABLES ON `w\\_%`.* TO w",
+            )
+            assert problems(mysql, "w_ld.t", user="w") == []
+            assert problems(mysql, "wild.t", user="w")
+
+
+def test_a_server_that_is_down_or_refuses() -> None:
+    down = MysqlSource(ConnectionSettings("mysql", "127.0.0.1", 1, "root"))
+    with pytest.raises(SourceUnavailable):
+        down.preflight(["a.b"], "auto")
+
+
+def test_a_wrong_password(server: MysqlServer) -> None:
+    wrong = MysqlSource(ConnectionSettings("mysql", server.host, server.port, "root", "wrong"))
+    with pytest.raises(ConfigurationError):
+        wrong.preflight(["a.b"], "auto")

@@ -1,0 +1,245 @@
+"""A session must not inherit what bends or cuts a read; a failure must be one clear error without the password."""
+
+from __future__ import annotations
+
+import socket
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pymysql
+import pytest
+
+from airflow_provider_cdc.errors import (
+    CdcError,
+    ConfigurationError,
+    SchemaChanged,
+    SourceUnavailable,
+    TerminalError,
+    TransientError,
+)
+from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.mysql.session import connect, mapped_errors, query, quote, session, value
+from harness.mysql_server import MysqlServer
+
+SECRET = "s3cret-ünd-☂"
+
+
+@pytest.fixture(scope="module")
+def user(mysql: MysqlServer) -> Iterator[str]:
+    mysql.query("CREATE USER cautious IDENTIFIED BY %s", (SECRET,))
+    yield "cautious"
+    mysql.query("DROP USER cautious")
+
+
+def settings(mysql: MysqlServer, **changes: Any) -> ConnectionSettings:
+    arguments: dict[str, Any] = {"kind": "mysql", "host": mysql.host, "port": mysql.port, "user": "root"}
+    return ConnectionSettings(**arguments | changes)
+
+
+class TestWhatASessionInherits:
+    HOSTILE: Mapping[str, str] = {
+        "sql_select_limit": "2",
+        "max_execution_time": "1",
+        "sql_mode": "'ANSI_QUOTES,PAD_CHAR_TO_FULL_LENGTH,NO_BACKSLASH_ESCAPES,STRICT_ALL_TABLES,NO_ZERO_DATE'",
+        "time_zone": "'-07:00'",
+        "autocommit": "OFF",
+        "transaction_isolation": "'READ-UNCOMMITTED'",
+        "sql_big_selects": "OFF",
+        "show_gipk_in_create_table_and_information_schema": "OFF",
+        "information_schema_stats_expiry": "86400",
+        "character_set_results": "latin1",
+        "explain_format": "'TREE'",
+        "optimizer_switch": "'hypergraph_optimizer=on'",
+    }
+
+    def test_is_nothing_that_bends_or_cuts_a_read(
+        self, mysql_factory: Callable[[Mapping[str, str | None]], MysqlServer]
+    ) -> None:
+        server = mysql_factory({})
+        for name, setting in self.HOSTILE.items():
+            server.query(f"SET GLOBAL {name} = {setting}")
+        server.query("CREATE DATABASE d")
+        with server.connect(sql_mode="") as root, root.cursor() as cursor:
+            cursor.execute("CREATE TABLE d.t (c CHAR(5), at TIMESTAMP, day DATE)")
+            cursor.execute("SET time_zone = '+00:00', sql_generate_invisible_primary_key = ON")
+            cursor.execute("INSERT INTO d.t VALUES" + ", ".join(["('a', '2024-01-01 12:00:00', '0000-00-00')"] * 4))
+            cursor.execute("CREATE TABLE d.gipk (c INT)")
+        with session(settings(server)) as connection:
+            assert (
+                query(connection, "SELECT c, CAST(at AS CHAR), CAST(day AS CHAR), LENGTH('\\\\') FROM d.t")
+                == [("a", "2024-01-01 12:00:00", "0000-00-00", 1)] * 4
+            )
+            assert value(connection, "@@autocommit") == 1
+            assert value(connection, "@@transaction_isolation") == "REPEATABLE-READ"
+            assert value(connection, "SLEEP(0.05)") == 0, "cut by max_execution_time"
+            assert len(query(connection, "SELECT * FROM information_schema.COLUMNS WHERE TABLE_NAME = 'gipk'")) == 2
+            assert value(connection, "'☂'") == "☂"
+            assert query(connection, "EXPLAIN FORMAT=TRADITIONAL SELECT 1")[0][1] == "SIMPLE"
+
+    def test_a_reading_session_gets_text_as_it_is_stored(self, mysql: MysqlServer, schema: str) -> None:
+        mysql.query(f"CREATE TABLE {schema}.t (c VARCHAR(9) CHARACTER SET latin1)")
+        mysql.query(f"INSERT INTO {schema}.t VALUES ('é')")
+        with connect(settings(mysql), reading=True, use_unicode=False) as connection:
+            assert query(connection, f"SELECT c FROM {schema}.t") == [(b"\xe9",)]
+
+
+class TestTls:
+    def ca(self, mysql: MysqlServer) -> str:
+        return str(mysql.directory / "data/ca.pem")
+
+    @pytest.mark.parametrize(
+        "tls", [{}, {"mode": "preferred"}, {"mode": "required"}, {"ca": "CA"}, {"mode": "verify_ca", "ca": "CA"}]
+    )
+    def test_is_used(self, tls: dict[str, str], mysql: MysqlServer) -> None:
+        tls = {key: self.ca(mysql) if text == "CA" else text for key, text in tls.items()}
+        with session(settings(mysql, tls=tls)) as connection:
+            assert dict(query(connection, "SHOW SESSION STATUS LIKE 'Ssl_cipher'"))["Ssl_cipher"]
+
+    def test_is_not_used_when_disabled(self, mysql: MysqlServer) -> None:
+        with session(settings(mysql, tls={"mode": "disabled"})) as connection:
+            assert not dict(query(connection, "SHOW SESSION STATUS LIKE 'Ssl_cipher'"))["Ssl_cipher"]
+
+    def test_is_required_of_a_server_that_has_none(
+        self, mysql_factory: Callable[[Mapping[str, str | None]], MysqlServer]
+    ) -> None:
+        server = mysql_factory({"tls-version": ""})
+        with session(settings(server)) as connection:
+            assert not dict(query(connection, "SHOW SESSION STATUS LIKE 'Ssl_cipher'"))["Ssl_cipher"]
+        with pytest.raises(ConfigurationError, match="no encrypted connection"):
+            connect(settings(server, tls={"mode": "required"}))
+
+    def test_refuses_a_certificate_of_an_unknown_authority(self, mysql: MysqlServer) -> None:
+        with pytest.raises(ConfigurationError, match="certificate is not to be trusted"):
+            connect(settings(mysql, tls={"mode": "verify_ca"}))
+
+    def test_refuses_a_certificate_of_another_host(self, mysql: MysqlServer) -> None:
+        with pytest.raises(ConfigurationError, match="certificate is not to be trusted"):
+            connect(settings(mysql, tls={"mode": "verify_identity", "ca": self.ca(mysql)}))
+
+    def test_client_certificates(self, mysql: MysqlServer) -> None:
+        data = mysql.directory / "data"
+        mysql.query("CREATE USER certified REQUIRE X509")
+        try:
+            with pytest.raises(ConfigurationError, match="refuses this user"):
+                connect(settings(mysql, user="certified"))
+            tls = {"cert": str(data / "client-cert.pem"), "key": str(data / "client-key.pem")}
+            with session(settings(mysql, user="certified", tls=tls)) as connection:
+                assert value(connection, "1") == 1
+        finally:
+            mysql.query("DROP USER certified")
+
+    @pytest.mark.parametrize(
+        "tls", [{"mode": "on"}, {"verify": "yes"}, {"ca": "/no/such/file"}, {"cert": "/no/such/file"}]
+    )
+    def test_settings_that_make_no_sense(self, tls: dict[str, str], mysql: MysqlServer) -> None:
+        with pytest.raises(ConfigurationError) as caught:
+            connect(settings(mysql, tls=tls))
+        assert caught.value.mend
+
+
+class TestFailures:
+    """Each is one clear error that says how to mend it, and none of them tells the password."""
+
+    @pytest.mark.parametrize(
+        ("changes", "error", "says"),
+        [
+            ({"password": SECRET + "x"}, ConfigurationError, "refuses this user or password"),
+            ({"user": "nobody"}, ConfigurationError, "refuses this user or password"),
+            ({"user": ""}, ConfigurationError, "names no user"),
+            ({"host": "no-such-host.invalid"}, ConfigurationError, "no host is called"),
+            ({"port": 1}, SourceUnavailable, "does not answer"),
+            ({"database": "no_such_schema"}, ConfigurationError, "no_such_schema"),
+        ],
+    )
+    def test_to_connect(
+        self, changes: dict[str, Any], error: type[CdcError], says: str, mysql: MysqlServer, user: str
+    ) -> None:
+        password = changes.get("password", SECRET)
+        mysql.query(f"GRANT ALL ON *.* TO {user}")
+        given = settings(mysql, **({"user": user, "password": password} | changes))
+        with pytest.raises(error, match=says) as caught:
+            connect(given)
+        assert caught.value.where.endswith(f"@{given.host}:{given.port}")
+        assert caught.value.mend
+        told = "".join(traceback.format_exception(caught.value)) + repr(given)
+        assert SECRET not in told
+
+    def test_a_password_beyond_latin_1(self, mysql: MysqlServer, user: str) -> None:
+        for tls in ({"mode": "required"}, {"mode": "disabled"}):
+            with session(settings(mysql, user=user, password=SECRET, tls=tls)) as connection:
+                assert value(connection, "CURRENT_USER()") == "cautious@%"
+
+    def test_a_server_that_accepts_and_says_nothing(self, mysql: MysqlServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("airflow_provider_cdc.sources.mysql.session.CONNECT_SECONDS", 0.3)
+        with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(SourceUnavailable):
+            connect(settings(mysql, port=silent.getsockname()[1]))
+
+    @pytest.mark.parametrize("version", ["8.0.36", "5.7.44-log", "11.4.2-MariaDB"])
+    def test_a_server_that_is_too_old(self, version: str, mysql: MysqlServer, monkeypatch: pytest.MonkeyPatch) -> None:
+        handshake = pymysql.Connection._get_server_information  # type: ignore[attr-defined]
+
+        def pretend(connection: Any) -> None:
+            handshake(connection)
+            connection.server_version = version
+
+        monkeypatch.setattr(pymysql.Connection, "_get_server_information", pretend)
+        with pytest.raises(ConfigurationError, match=rf"version {version}; MySQL 8\.4 or later"):
+            connect(settings(mysql))
+
+    @pytest.mark.parametrize(
+        ("statement", "error"),
+        [
+            ("SELECT * FROM no_schema.t", SchemaChanged),
+            ("SELECT no_column FROM mysql.user", SchemaChanged),
+            ("SELECT * FROM", TerminalError),
+            (
+                "SELECT /*+ MAX_EXECUTION_TIME(1) */ COUNT(*) FROM information_schema.COLUMNS a, mysql.help_topic",
+                TransientError,
+            ),
+        ],
+    )
+    def test_of_a_statement(self, statement: str, error: type[CdcError], mysql: MysqlServer) -> None:
+        with pytest.raises(CdcError) as caught, session(settings(mysql)) as connection, mapped_errors("here"):
+            query(connection, statement)
+        assert type(caught.value) is error
+        assert caught.value.where == "here"
+
+    def test_a_privilege_that_is_missing(self, mysql: MysqlServer) -> None:
+        mysql.query("CREATE USER powerless")
+        try:
+            with pytest.raises(ConfigurationError), session(settings(mysql, user="powerless")) as connection:
+                query(connection, "SELECT * FROM mysql.user")
+        finally:
+            mysql.query("DROP USER powerless")
+
+    def test_a_killed_session(self, mysql: MysqlServer) -> None:
+        connection = connect(settings(mysql))
+        mysql.query(f"KILL {value(connection, 'CONNECTION_ID()')}")
+        with pytest.raises(SourceUnavailable, match="task can be retried"), mapped_errors("here"):
+            query(connection, "SELECT 1")
+
+    def test_a_session_that_is_closed_already(self, mysql: MysqlServer) -> None:
+        connection = connect(settings(mysql))
+        connection.close()
+        with pytest.raises(SourceUnavailable, match="the session is closed"), mapped_errors("here"):
+            query(connection, "SELECT 1")
+
+    def test_what_the_block_does_besides_is_left_alone(self, mysql: MysqlServer, tmp_path: Path) -> None:
+        with pytest.raises(FileNotFoundError), session(settings(mysql)):
+            (tmp_path / "missing").read_text()
+
+
+def test_a_session_ends_with_its_block(mysql: MysqlServer) -> None:
+    with session(settings(mysql)) as connection:
+        thread = value(connection, "CONNECTION_ID()")
+        assert mysql.query("SELECT 1 FROM performance_schema.processlist WHERE ID = %s", (thread,))
+    for _ in range(100):
+        if not mysql.query("SELECT 1 FROM performance_schema.processlist WHERE ID = %s", (thread,)):
+            return
+    pytest.fail("the session is still there")
+
+
+def test_names_are_quoted() -> None:
+    assert quote("a`b", "c.d") == "`a``b`.`c.d`"
