@@ -1,0 +1,239 @@
+"""The extract_delta step: reads the log from the initial position to the end of the reads, as one net change.
+
+Each segment of the log is one task, which nets what it reads (``core.net_change``: the order of grouping is free). The
+net changes of several segments are composed by key, in tasks that take some buckets of all keys each. One segment is
+net as it is.
+
+So the shuffle goes through files that the tasks write and read themselves: rows go from Arrow to Arrow and not through
+the JVM, and a small window costs no more than one small job.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from itertools import pairwise
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.jobs import net
+from airflow_provider_cdc.jobs.progress import Progress, say
+from airflow_provider_cdc.jobs.snapshot import TASK_ID as SNAPSHOT
+from airflow_provider_cdc.jobs.snapshot import read_table_files
+from airflow_provider_cdc.jobs.step import Step, run_step
+from airflow_provider_cdc.jobs.tasks import run_tasks
+from airflow_provider_cdc.sinks.base import Sink, StagedFile
+from airflow_provider_cdc.sources.base import (
+    DELTA_SCHEMA,
+    ConnectionSettings,
+    LogSegment,
+    SegmentSummary,
+    Source,
+    TrackedTable,
+)
+
+TASK_ID = "extract_delta"
+PLAN = "delta/plan.json"
+DONE = "delta/done"
+
+SORT_BYTES = 256 * 2**20
+"""What a segment's task holds of its changes to sort them."""
+COMPOSE_BYTES = 256 * 2**20
+"""What one task composes, in bytes of the files it reads."""
+
+
+@dataclass(frozen=True)
+class ReadSegment:
+    """What a task that reads a segment needs to know. It is sent to executors."""
+
+    run: Storage
+    plan: str
+    source: Source
+    sink: Sink
+    initial: str
+    tables: tuple[TrackedTable, ...]
+
+    def __call__(self, segment: LogSegment) -> dict[str, Any]:
+        """Write the net change of one segment, and the record that says so."""
+        name = f"delta/segment-{segment.number:06}"
+        keyless = [tracked.index for tracked in self.tables if tracked.table.keyless]
+        counts: list[dict[int, list[int]]] = []
+        pending = 0
+        with (
+            self.sink.writer(self.run, f"{name}-{uuid.uuid4().hex[:8]}", net.NET_SCHEMA) as writer,
+            self.source.read_segment(segment, self.initial, self.tables) as reader,
+        ):
+            for rows in _gathered(reader):
+                rows = net.without_effect_dropped(rows, keyless)
+                writer.write(net.in_buckets(rows))
+                counts.append(net.count_by_table(rows))
+                pending += rows.num_rows - rows["pending"].null_count
+            summary = reader.summary
+        record = {
+            "plan": self.plan,
+            "segment": segment.number,
+            "files": [file.to_json() for file in writer.files],
+            "counts": net.add_counts(counts),
+            "pending": pending,
+            "summary": asdict(summary),
+        }
+        self.run.write_json(_record_name(segment), record)
+        return record
+
+
+def _gathered(reader: Any) -> Any:
+    """The reader's batches, several of them as one table."""
+    batches: list[pa.RecordBatch] = []
+    size = 0
+    for batch in reader:
+        batches.append(batch)
+        size += batch.nbytes
+        if size >= SORT_BYTES:
+            yield pa.Table.from_batches(batches, DELTA_SCHEMA)
+            batches, size = [], 0
+    if batches:
+        yield pa.Table.from_batches(batches, DELTA_SCHEMA)
+
+
+@dataclass(frozen=True)
+class ComposeBuckets:
+    """What a task that composes segments needs to know. It is sent to executors."""
+
+    run: Storage
+    sink: Sink
+    segments: tuple[tuple[int, tuple[StagedFile, ...]], ...]
+    decisions: net.Decisions
+    keyless: tuple[int, ...]
+
+    def __call__(self, buckets: tuple[int, int]) -> dict[str, Any]:
+        """Compose the changes of all segments in some buckets."""
+        columns = net.NET_SCHEMA.names
+        settled = [
+            net.settle(
+                pa.Table.from_batches(net.read(self.run, files, columns, buckets=buckets), net.NET_SCHEMA),
+                number,
+                self.decisions,
+            )
+            for number, files in self.segments
+        ]
+        composed = net.compose(pa.concat_tables(settled), self.keyless)
+        name = f"delta/net-{buckets[0]:02}-{uuid.uuid4().hex[:8]}"
+        with self.sink.writer(self.run, name, net.NET_SCHEMA) as writer:
+            writer.write(composed.sort_by([("table", "ascending"), ("bucket", "ascending")]))
+        return {
+            "files": [file.to_json() for file in writer.files],
+            "counts": net.count_by_table(composed),
+        }
+
+
+@dataclass(frozen=True)
+class NetChange:
+    """The files that hold the net change of the window, and per table how many keys it touches and restores."""
+
+    files: tuple[StagedFile, ...]
+    keys: dict[int, int]
+    befores: dict[int, int]
+
+
+def extract_delta(spark: SparkSession, run: Storage, settings: ConnectionSettings) -> dict[str, Any]:
+    """Read the window's log, and leave its net change in the run's folder.
+
+    Returns what the manifest records: ``transactions``, ``row_images``, ``keys`` (touched, by table), ``segments``,
+    ``record``, which `read_net_change` takes; ``seconds``.
+
+    :raises ExactnessError: something in the window broke what the proof rests on.
+    """
+    return run_step(TASK_ID, spark, run, settings, _extract_delta)
+
+
+def _extract_delta(step: Step) -> dict[str, Any]:
+    tables = _tracked(step)
+    log_end = step.found(SNAPSHOT)["log_end"]
+    plan = step.plan(
+        PLAN, lambda: [asdict(one) for one in step.source.log_segments(step.manifest.initial_position, log_end)]
+    )
+    segments = [LogSegment(**order) for order in plan.orders]
+    records = step.finished(plan, {segment.number: _record_name(segment) for segment in segments})
+    missing = [segment for segment in segments if segment.number not in records]
+    say(f"extract_delta: {len(segments)} log segments" + (f", {len(records)} kept" if records else ""))
+    progress = Progress("extract_delta", "segments", len(missing), len(missing))
+    read = run_tasks(
+        step.spark,
+        "read the log",
+        missing,
+        ReadSegment(step.run, plan.id, step.source, step.sink, step.manifest.initial_position, tables),
+        lambda record: progress.add(1, record["summary"]["row_images"], 1),
+    )
+    records.update((record["segment"], record) for record in read)
+    ordered = [records[segment.number] for segment in segments]
+    summaries = [_summary(record) for record in ordered]
+
+    files, counts = _compose(step, ordered, net.decide(summaries))
+    record = f"delta/net-{uuid.uuid4().hex[:8]}.json"
+    step.run.write_json(record, {"files": [file.to_json() for file in files], "counts": counts})
+    keys = {str(entry.table.name): counts.get(index, [0, 0])[0] for index, entry in enumerate(step.tables)}
+    found = {
+        "transactions": sum(summary.transactions for summary in summaries),
+        "row_images": sum(summary.row_images for summary in summaries),
+        "keys": keys,
+        "segments": len(segments),
+        "record": record,
+    }
+    say(
+        f"extract_delta: {found['transactions']:,} transactions, {found['row_images']:,} row images, "
+        f"{sum(keys.values()):,} keys touched"
+    )
+    return found
+
+
+def _tracked(step: Step) -> tuple[TrackedTable, ...]:
+    read = read_table_files(step.run, step.found(SNAPSHOT)["record"])
+    return tuple(
+        TrackedTable(index, entry.table, read[str(entry.table.name)].upper) for index, entry in enumerate(step.tables)
+    )
+
+
+def _record_name(segment: LogSegment) -> str:
+    return f"{DONE}/segment-{segment.number:06}.json"
+
+
+def _summary(record: dict[str, Any]) -> SegmentSummary:
+    return SegmentSummary(**{**record["summary"], "segment": LogSegment(**record["summary"]["segment"])})
+
+
+def _compose(
+    step: Step, records: Sequence[dict[str, Any]], decisions: net.Decisions
+) -> tuple[list[StagedFile], dict[int, list[int]]]:
+    segments = [
+        (record["segment"], tuple(StagedFile.from_json(file) for file in record["files"]))
+        for record in records
+        if record["files"]
+    ]
+    pending = any(record["pending"] for record in records)
+    if len(segments) > 1 or pending:
+        size = sum(file.bytes for _, files in segments for file in files)
+        tasks = min(net.BUCKETS, -(-size // COMPOSE_BYTES)) or 1
+        edges = [net.BUCKETS * task // tasks for task in range(tasks + 1)]
+        keyless = tuple(index for index, entry in enumerate(step.tables) if entry.table.keyless)
+        records = run_tasks(
+            step.spark,
+            "compose the net change",
+            list(pairwise(edges)),
+            ComposeBuckets(step.run, step.sink, tuple(segments), decisions, keyless),
+        )
+    files = [StagedFile.from_json(file) for record in records for file in record["files"]]
+    return files, net.add_counts([record["counts"] for record in records])
+
+
+def read_net_change(run: Storage, record: str) -> NetChange:
+    """What the extract_delta step left."""
+    data = run.read_json(record)
+    return NetChange(
+        tuple(StagedFile.from_json(file) for file in data["files"]),
+        {int(index): keys for index, (keys, _) in data["counts"].items()},
+        {int(index): befores for index, (_, befores) in data["counts"].items()},
+    )

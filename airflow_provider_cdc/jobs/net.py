@@ -1,0 +1,149 @@
+"""The net change of the window as files, and how the net changes of its segments become one.
+
+Files of changes have `NET_SCHEMA` and lie under ``delta/``. Within a file rows are sorted by table and bucket, a hash
+of the key, as far as memory allows; so who wants one table, or some buckets, skips most of the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.dataset as ds
+
+from airflow_provider_cdc.core import row_bytes
+from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.errors import ExactnessError
+from airflow_provider_cdc.sinks.base import StagedFile
+from airflow_provider_cdc.sources.base import DELTA_SCHEMA, SegmentSummary
+
+BUCKETS = 64
+NET_SCHEMA = DELTA_SCHEMA.append(pa.field("bucket", pa.uint8(), nullable=False))
+
+Decisions = Mapping[tuple[int, str], int]
+"""The order at which a prepared transaction was committed, by the segment that prepared it and its id."""
+
+
+def in_buckets(rows: pa.Table) -> pa.Table:
+    """Changes of `DELTA_SCHEMA` as those of `NET_SCHEMA`, sorted by table and bucket."""
+    rows = rows.combine_chunks()
+    if not rows.num_rows:
+        return NET_SCHEMA.empty_table()
+    bucket = row_bytes.buckets(rows["key"].chunk(0), BUCKETS)
+    order = np.lexsort((bucket, rows["table"].to_numpy()))
+    rows = rows.append_column(NET_SCHEMA.field("bucket"), pa.array(bucket))
+    return rows.take(pa.array(order)).cast(NET_SCHEMA)
+
+
+def read(
+    run: Storage,
+    files: Sequence[StagedFile],
+    columns: Sequence[str],
+    *,
+    table: int | None = None,
+    buckets: tuple[int, int] | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """Changes from files, in batches of bounded size; of one table only, or of the buckets from one up to another."""
+    if not files:
+        return
+    condition = None
+    if table is not None:
+        condition = ds.field("table") == table
+    if buckets is not None:
+        within = (ds.field("bucket") >= buckets[0]) & (ds.field("bucket") < buckets[1])
+        condition = within if condition is None else condition & within
+    paths = [run.path(file.name) for file in files]
+    dataset = ds.dataset(paths, schema=NET_SCHEMA, format="parquet", filesystem=run.filesystem)
+    for batch in dataset.to_batches(columns=list(columns), filter=condition):
+        if batch.num_rows:
+            yield batch
+
+
+def decide(summaries: Sequence[SegmentSummary]) -> dict[tuple[int, str], int]:
+    """What became of the transactions that one segment prepared and a later one decided.
+
+    Those that were rolled back, or are still prepared at the end of the window, are left out: their changes were
+    visible to no read.
+
+    :raises ExactnessError: a transaction was committed that no segment prepared.
+    """
+    prepared: dict[str, int] = {}
+    decisions: dict[tuple[int, str], int] = {}
+    for summary in sorted(summaries, key=lambda summary: summary.segment.number):
+        for xid, order in summary.decided.items():
+            if xid not in prepared:
+                raise ExactnessError(
+                    f"the prepared transaction {xid} is committed here, and its changes were logged before the "
+                    "initial position",
+                    where=summary.segment.name,
+                    mend="trigger a new run; let prepared transactions end before it begins (XA RECOVER lists them)",
+                )
+            decisions[prepared.pop(xid), xid] = order
+        for xid in summary.rolled_back:
+            prepared.pop(xid, None)
+        prepared.update(dict.fromkeys(summary.prepared, summary.segment.number))
+    return decisions
+
+
+def settle(rows: pa.Table, segment: int, decisions: Decisions) -> pa.Table:
+    """Changes of one segment, none of them pending: each counts at the order of its commit, or is dropped."""
+    if rows["pending"].null_count == rows.num_rows:
+        return rows
+    pending = rows["pending"].combine_chunks().dictionary_encode()
+    orders = [decisions.get((segment, xid)) for xid in pending.dictionary.to_pylist()]
+    decided = pa.array(orders, pa.int64()).take(pending.indices)
+    keep = pc.or_(pending.is_null(), decided.is_valid())
+    rows = rows.set_column(2, NET_SCHEMA.field("order"), pc.coalesce(decided, rows["order"].combine_chunks()))
+    rows = rows.set_column(6, NET_SCHEMA.field("pending"), pa.nulls(rows.num_rows, pa.string()))
+    return rows.filter(keep)
+
+
+def compose(rows: pa.Table, keyless: Sequence[int]) -> pa.Table:
+    """One row per table and key: the first one's ``before``, and the sum of the counts (``core.net_change.net``).
+
+    :param rows: changes of `NET_SCHEMA`, none of them pending.
+    :param keyless: the tables whose rows without a count are no change.
+    """
+    rows = rows.combine_chunks()
+    first = np.lexsort((rows["suborder"].to_numpy(), rows["order"].to_numpy()))
+    rank = np.empty(len(first), np.int64)
+    rank[first] = np.arange(len(first))
+    groups = (
+        pa.table({"table": rows["table"], "key": rows["key"], "rank": rank, "count": rows["count"]})
+        .group_by(["table", "key"])
+        .aggregate([("rank", "min"), ("count", "sum")])
+    )
+    result = rows.take(pa.array(first[groups["rank_min"].to_numpy()]))
+    result = result.set_column(5, NET_SCHEMA.field("count"), groups["count_sum"].combine_chunks())
+    return without_effect_dropped(result, keyless)
+
+
+def without_effect_dropped(rows: pa.Table, keyless: Sequence[int]) -> pa.Table:
+    """``rows`` without those of keyless tables that were added as often as they were removed."""
+    if not keyless:
+        return rows
+    no_effect = pc.and_(pc.is_in(rows["table"], pa.array(keyless, pa.int32())), pc.equal(rows["count"], 0))
+    return rows.filter(pc.invert(no_effect))
+
+
+def count_by_table(rows: pa.Table) -> dict[int, list[int]]:
+    """By table: how many keys it touches, and of how many there is a row before."""
+    counts: dict[int, list[int]] = {}
+    totals = rows.group_by("table").aggregate([("key", "count"), ("before", "count")])
+    for row in totals.to_pylist():
+        counts[row["table"]] = [row["key_count"], row["before_count"]]
+    return counts
+
+
+def add_counts(several: Iterable[Mapping[Any, Sequence[int]]]) -> dict[int, list[int]]:
+    """The sum of what `count_by_table` gave, which has been JSON in between."""
+    total: dict[int, list[int]] = {}
+    for counts in several:
+        for table, (keys, befores) in counts.items():
+            own = total.setdefault(int(table), [0, 0])
+            own[0] += keys
+            own[1] += befores
+    return total

@@ -1,0 +1,98 @@
+"""Parts: the orders that a snapshot is made of. A part is a run of neighbouring chunks of one table, for one task."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_provider_cdc.core.chunk import Chunk
+from airflow_provider_cdc.core.manifest import RunTable
+from airflow_provider_cdc.sinks.parquet import FILE_BYTES
+from airflow_provider_cdc.sources.base import Source
+
+CHUNK_ROWS = 100_000
+PARTS_PER_SLOT = 4
+SMALLEST_PART_BYTES = 8 * 2**20
+"""Below this a task's own cost weighs more than what another core could save."""
+_PLANNERS = 4
+
+
+@dataclass(frozen=True)
+class Part:
+    """``table`` is an index into the run's tables. ``weight`` estimates the bytes to read: it steers, nothing more."""
+
+    number: int
+    table: int
+    chunks: tuple[Chunk, ...]
+    weight: int
+
+    def __str__(self) -> str:
+        return f"part {self.number} ({self.chunks[0]} to {self.chunks[-1].number})"
+
+    @property
+    def name(self) -> str:
+        return f"part-{self.number:06}"
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "number": self.number,
+            "table": self.table,
+            "weight": self.weight,
+            "chunks": [chunk.to_json() for chunk in self.chunks],
+        }
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> Part:
+        chunks = tuple(Chunk.from_json(chunk) for chunk in data["chunks"])
+        return cls(data["number"], data["table"], chunks, data["weight"])
+
+
+def cut(source: Source, tables: Sequence[RunTable], chunk_rows: int, slots: int) -> list[Part]:
+    """Cut tables into parts.
+
+    :param chunk_rows: about how many rows a chunk is to have.
+    :param slots: how many tasks run at the same time.
+    """
+    with ThreadPoolExecutor(_PLANNERS) as planners:
+        chunks = list(planners.map(lambda entry: source.plan_chunks(entry.table, chunk_rows), tables))
+    return plan_parts(tables, chunks, slots)
+
+
+def plan_parts(tables: Sequence[RunTable], chunks: Sequence[Sequence[Chunk]], slots: int) -> list[Part]:
+    """Group each table's chunks into parts, the heaviest first, so that no core idles behind one late large part.
+
+    A keyless table is one part: its rows mean something only at one exact position, and that takes one session.
+
+    :param chunks: the chunks of each table, in key order.
+    :param slots: how many tasks run at the same time.
+    """
+    weights = [_weights(entry, own) for entry, own in zip(tables, chunks, strict=True)]
+    total = sum(sum(own) for own in weights)
+    limit = min(FILE_BYTES, max(SMALLEST_PART_BYTES, total // (slots * PARTS_PER_SLOT)))
+    groups: list[tuple[int, int, tuple[Chunk, ...]]] = []
+    for index, entry in enumerate(tables):
+        if entry.table.keyless:
+            groups.append((sum(weights[index]), index, tuple(chunks[index])))
+            continue
+        together: list[Chunk] = []
+        weight = 0
+        for chunk, own in zip(chunks[index], weights[index], strict=True):
+            if together and weight + own > limit:
+                groups.append((weight, index, tuple(together)))
+                together, weight = [], 0
+            together.append(chunk)
+            weight += own
+        groups.append((weight, index, tuple(together)))
+    groups.sort(key=lambda group: -group[0])
+    return [Part(number, index, own, weight) for number, (weight, index, own) in enumerate(groups)]
+
+
+def _weights(entry: RunTable, chunks: Sequence[Chunk]) -> list[int]:
+    """Estimated bytes of each chunk, at least 1."""
+    rows = sum(chunk.rows for chunk in chunks)
+    if not rows:
+        return [max(1, entry.table.bytes // len(chunks))] * len(chunks)
+    per_row = max(1.0, entry.table.bytes / max(1, entry.table.rows, rows))
+    return [max(1, round(chunk.rows * per_row)) for chunk in chunks]

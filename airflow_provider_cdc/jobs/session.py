@@ -1,0 +1,76 @@
+"""The Spark session of an app, and the settings it is started with."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
+
+from pyspark import SparkConf
+from pyspark.sql import SparkSession
+
+from airflow_provider_cdc.errors import ConfigurationError
+from airflow_provider_cdc.sources.base import ConnectionSettings
+
+SOURCE_VARIABLE = "CDC_SOURCE"
+"""The environment variable that carries the source's settings, password included, to the driver. Never argv or conf,
+which show in process lists and in Spark's event log."""
+
+
+def open_session(name: str) -> SparkSession:
+    """The session that ``spark-submit`` configured, else a local one on all cores.
+
+    :raises ConfigurationError: PySpark is a mixture of two versions.
+    """
+    check_pyspark()
+    # The default log level hides our few lines among Spark's many; reading the submitted conf needs no session yet.
+    if SparkConf().get("spark.master", "local[*]").startswith("local"):
+        os.environ["PYSPARK_PYTHON"] = sys.executable
+    spark: SparkSession = SparkSession.builder.appName(name).getOrCreate()
+    return spark
+
+
+def check_pyspark() -> None:
+    """Make sure that ``pyspark`` and ``pyspark-client``, which write the same folder, are of one version.
+
+    :raises ConfigurationError: they are not, so that some files are from one and some from the other.
+    """
+    try:
+        client = version("pyspark-client")
+        full = version("pyspark")
+    except PackageNotFoundError:
+        return
+    if client != full:
+        raise ConfigurationError(
+            f"pyspark {full} and pyspark-client {client} are installed, and both write the folder pyspark/",
+            mend=f"pip install --force-reinstall pyspark=={full} pyspark-client=={full}",
+        )
+
+
+def to_environment(settings: ConnectionSettings) -> dict[str, str]:
+    """The variables that `settings_from_environment` reads."""
+    return {SOURCE_VARIABLE: json.dumps(asdict(settings))}
+
+
+def settings_from_environment(environment: Mapping[str, str] = os.environ) -> ConnectionSettings:
+    """The settings that ``spark-submit`` was given.
+
+    :raises ConfigurationError: there are none, or they are not settings.
+    """
+    text = environment.get(SOURCE_VARIABLE)
+    if not text:
+        raise ConfigurationError(
+            f"the environment variable {SOURCE_VARIABLE} is not set",
+            mend="start the app through its operator, which sets it from the Airflow connection",
+        )
+    try:
+        return ConnectionSettings(**json.loads(text))
+    except (TypeError, ValueError):
+        # Neither the text nor the parser's message about it may show: it holds the password.
+        raise ConfigurationError(
+            f"the environment variable {SOURCE_VARIABLE} does not hold connection settings",
+            mend="start the app through its operator, which sets it from the Airflow connection",
+        ) from None

@@ -1,0 +1,188 @@
+"""The snapshot step: reads every chunk of every table, each at a time of its own, and then bounds what was read.
+
+Exactness rests on two things here. The bound is taken after the last read that counts has ended. And the files that
+count are fixed at that moment, in a record of this try: a task that Spark started twice, or another try of this step
+that was thought dead, may end later, and what those leave is not in there.
+"""
+
+from __future__ import annotations
+
+import time
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from airflow_provider_cdc.core.manifest import RunTable
+from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.jobs.parts import CHUNK_ROWS, Part, cut
+from airflow_provider_cdc.jobs.progress import Progress, say, table
+from airflow_provider_cdc.jobs.step import Step, run_step
+from airflow_provider_cdc.jobs.tasks import run_tasks
+from airflow_provider_cdc.sinks.base import Sink, StagedFile, folder_name
+from airflow_provider_cdc.sources.base import ConnectionSettings, LockPolicy, Source
+
+TASK_ID = "snapshot"
+PLAN = "chunks/plan.json"
+DONE = "chunks/done"
+
+
+@dataclass(frozen=True)
+class TableFiles:
+    """What was read of one table. ``upper`` is the exact position of the read; empty unless the table is keyless."""
+
+    files: tuple[StagedFile, ...]
+    upper: str
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.files)
+
+
+@dataclass(frozen=True)
+class ReadPart:
+    """What a task that reads parts needs to know. It is sent to executors."""
+
+    run: Storage
+    plan: str
+    source: Source
+    sink: Sink
+    tables: tuple[RunTable, ...]
+    lock: LockPolicy
+    pause: float
+
+    def __call__(self, part: Part) -> dict[str, Any]:
+        """Read one part to files, and write the record that says so."""
+        started = time.monotonic()
+        entry = self.tables[part.table]
+        schema = self.source.arrow_schema(entry.table)
+        name = f"chunks/{folder_name(entry.table.name)}/{part.name}-{uuid.uuid4().hex[:8]}"
+        with (
+            self.sink.writer(self.run, name, schema) as writer,
+            self.source.reader(entry.table, entry.consistency, self.lock) as reader,
+        ):
+            for at, chunk in enumerate(part.chunks):
+                if at and self.pause:
+                    time.sleep(self.pause)
+                for batch in reader.read(chunk):
+                    writer.write(batch)
+            upper, lock_seconds = reader.upper, reader.lock_seconds
+        record = {
+            "plan": self.plan,
+            "part": part.number,
+            "files": [file.to_json() for file in writer.files],
+            "rows": sum(file.rows for file in writer.files),
+            "bytes": sum(file.bytes for file in writer.files),
+            "upper": upper,
+            "lock_seconds": lock_seconds,
+            "chunks": len(part.chunks),
+            "seconds": round(time.monotonic() - started, 3),
+        }
+        self.run.write_json(f"{DONE}/{part.name}.json", record)
+        return record
+
+
+def snapshot(spark: SparkSession, run: Storage, settings: ConnectionSettings) -> dict[str, Any]:
+    """Read all tables of the run.
+
+    Returns what the manifest records: ``snapshot_upper``, ``log_end``, ``rows``, per table in ``tables`` the ``rows``,
+    ``chunks``, ``files`` and ``bytes``; ``lock_seconds``, the longest time that a lock was held; ``record``, which
+    `read_table_files` takes; ``seconds``.
+    """
+    return run_step(TASK_ID, spark, run, settings, _snapshot)
+
+
+def _snapshot(step: Step) -> dict[str, Any]:
+    run, options = step.run, step.manifest.options
+    chunk_rows = options.get("chunk_rows", CHUNK_ROWS)
+    plan = step.plan(PLAN, lambda: [part.to_json() for part in cut(step.source, step.tables, chunk_rows, step.slots)])
+    parts = [Part.from_json(order) for order in plan.orders]
+    records = step.finished(plan, {part.number: f"{DONE}/{part.name}.json" for part in parts})
+    missing = [part for part in parts if part.number not in records]
+    chunks = sum(len(part.chunks) for part in missing)
+    kept = f", {len(records)} kept from an earlier try" if records else ""
+    say(f"snapshot: {len(step.tables)} tables, {chunks} chunks in {len(missing)} parts{kept}")
+
+    weights = {part.number: part.weight for part in missing}
+    progress = Progress("snapshot", "chunks", chunks, sum(weights.values()))
+    work = ReadPart(
+        run,
+        plan.id,
+        step.source,
+        step.sink,
+        tuple(step.tables),
+        LockPolicy(**options.get("lock", {})),
+        options.get("chunk_pause", 0.0),
+    )
+    read = run_tasks(
+        step.spark,
+        "read chunks",
+        missing,
+        work,
+        lambda record: progress.add(record["chunks"], record["rows"], weights[record["part"]]),
+    )
+    records.update((record["part"], record) for record in read)
+    bound = step.source.bound_reads()
+
+    tables = _by_table(step, parts, records)
+    record = f"chunks/files-{uuid.uuid4().hex[:8]}.json"
+    run.write_json(record, {name: _to_json(own) for name, own in tables.items()})
+    found = {
+        "snapshot_upper": bound.position,
+        "log_end": bound.log_end,
+        "rows": sum(own.rows for own in tables.values()),
+        "tables": {
+            name: {
+                "rows": own.rows,
+                "chunks": sum(len(part.chunks) for part in parts if _name(step, part) == name),
+                "files": len(own.files),
+                "bytes": own.bytes,
+            }
+            for name, own in tables.items()
+        },
+        "lock_seconds": max((done["lock_seconds"] for done in records.values()), default=0.0),
+        "record": record,
+    }
+    _summarize(step, found)
+    return found
+
+
+def _name(step: Step, part: Part) -> str:
+    return str(step.tables[part.table].table.name)
+
+
+def _by_table(step: Step, parts: list[Part], records: Mapping[int, dict[str, Any]]) -> dict[str, TableFiles]:
+    files: dict[str, list[StagedFile]] = {str(entry.table.name): [] for entry in step.tables}
+    uppers = dict.fromkeys(files, "")
+    for part in sorted(parts, key=lambda part: (part.table, part.chunks[0].number)):
+        record = records[part.number]
+        files[_name(step, part)] += [StagedFile.from_json(file) for file in record["files"]]
+        if step.tables[part.table].table.keyless:
+            uppers[_name(step, part)] = record["upper"]
+    return {name: TableFiles(tuple(own), uppers[name]) for name, own in files.items()}
+
+
+def _to_json(own: TableFiles) -> dict[str, Any]:
+    return {"upper": own.upper, "files": [file.to_json() for file in own.files]}
+
+
+def read_table_files(run: Storage, record: str) -> dict[str, TableFiles]:
+    """What the snapshot step read, by table."""
+    return {
+        name: TableFiles(tuple(StagedFile.from_json(file) for file in own["files"]), own["upper"])
+        for name, own in run.read_json(record).items()
+    }
+
+
+def _summarize(step: Step, found: Mapping[str, Any]) -> None:
+    rows = [
+        (name, own["rows"], own["chunks"], own["files"], own["bytes"] / 2**20) for name, own in found["tables"].items()
+    ]
+    say(table(("table", "rows", "chunks", "files", "MiB"), rows))
+    say(f"snapshot: lock held for {found['lock_seconds'] * 1000:.0f} ms; snapshot_upper {found['snapshot_upper']}")

@@ -1,0 +1,1 @@
+"""Where copies go: staged by many tasks, published at once."""

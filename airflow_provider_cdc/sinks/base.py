@@ -1,0 +1,88 @@
+"""What a sink can do, whatever the format of the lake.
+
+Tasks on any machine *stage* files with `Sink.writer`: nobody reads them yet, and a task that fails or runs twice leaves
+files behind that nobody names. The driver then takes one set of files per table and publishes in two moves, between
+which it writes the commit record of the run: `Sink.place` puts the files where they will stay, `Sink.announce` makes
+them the table's latest copy. Both may be repeated after a crash, and complete what an earlier call began.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from typing import Any, Protocol
+
+import pyarrow as pa
+
+from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.core.table import TableName
+
+
+@dataclass(frozen=True)
+class StagedFile:
+    """A finished file that is not published. ``name`` is relative to the run's folder, ``bytes`` is its size there."""
+
+    name: str
+    rows: int
+    bytes: int
+
+    @property
+    def base_name(self) -> str:
+        return self.name.rpartition("/")[2]
+
+    def to_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, data: Mapping[str, Any]) -> StagedFile:
+        return cls(**data)
+
+
+class StagedWriter(Protocol):
+    """Writes rows of one table to files of bounded size, with bounded memory."""
+
+    @property
+    def files(self) -> list[StagedFile]:
+        """The files; complete once the writer is closed, and empty if there were no rows."""
+
+    def write(self, rows: pa.RecordBatch | pa.Table) -> None:
+        """Append rows of the table's schema."""
+
+
+class Sink(Protocol):
+    """One lake folder, as the jobs use it."""
+
+    def writer(self, run: Storage, name: str, schema: pa.Schema) -> AbstractContextManager[StagedWriter]:
+        """Stage rows in files whose names begin with ``name``. On an error, nothing that was written counts."""
+
+    def place(self, run: Storage, table: TableName, run_id: str, files: Sequence[StagedFile]) -> str:
+        """Put the files of one table where readers will find them, and return the URI of that place.
+
+        The place holds these files and no others then.
+
+        :raises PublishIncomplete: it stopped half-way; call it again.
+        :raises ManifestError: a file is gone, so calling it again cannot help.
+        """
+
+    def announce(self, table: TableName, latest: Mapping[str, Any]) -> bool:
+        """Make ``latest`` the table's latest copy, unless a newer run's is; say whether it is now.
+
+        :param latest: what readers are told: ``run_id``, ``path``, the initial position, ``rows``, ``published_at``.
+        :raises PublishIncomplete: it stopped half-way; call it again.
+        """
+
+
+def folder_name(table: TableName) -> str:
+    """``schema.table``, safe in every file system, in URIs and in Hadoop paths, and different for different tables.
+
+    Bytes other than ASCII letters, digits, ``_ - $`` are written as ``~`` and two hexadecimal digits.
+    """
+    return f"{_safe(table.schema)}.{_safe(table.name)}"
+
+
+def _safe(name: str) -> str:
+    return "".join(
+        chr(byte) if chr(byte).isascii() and (chr(byte).isalnum() or chr(byte) in "_-$") else f"~{byte:02X}"
+        for byte in name.encode()
+    )

@@ -1,0 +1,216 @@
+"""Parquet files: staged under the run's folder, published as ``<target>/<schema>.<table>/snapshot=<run_id>/part-*``.
+
+``<target>/<schema>.<table>/_latest.json`` names the copy to read. It changes only after every file of every table of
+the run is in place, and it never goes back to an older run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.core.table import TableName
+from airflow_provider_cdc.errors import ManifestError, PublishIncomplete
+from airflow_provider_cdc.sinks.base import StagedFile, folder_name
+
+FILE_BYTES = 128 * 2**20
+ROW_GROUP_ROWS = 131_072
+ROW_GROUP_BYTES = 64 * 2**20
+"""Bounds on what one writer holds in memory: the Arrow bytes of one row group, and the same again encoded."""
+
+COMPRESSION = "snappy"
+"""Of all codecs that every reader knows, the one that costs the tasks least."""
+
+LATEST = "_latest.json"
+
+_SAMPLE_ROWS = 4096
+_PAYS_BELOW = 1 / 8
+_MOVERS = 8
+_INCOMPLETE = "run the task again: it completes what was begun"
+
+
+class ParquetWriter:
+    """Row groups and files of bounded size. A file is rolled after the row group that takes it over ``file_bytes``."""
+
+    def __init__(self, run: Storage, name: str, schema: pa.Schema, file_bytes: int = FILE_BYTES) -> None:
+        self.files: list[StagedFile] = []
+        self._run = run
+        self._name = name
+        self._schema = schema
+        self._file_bytes = file_bytes
+        self._pending: list[pa.Table] = []
+        self._rows = 0
+        self._bytes = 0
+        self._open: _OpenFile | None = None
+
+    def write(self, rows: pa.RecordBatch | pa.Table) -> None:
+        if isinstance(rows, pa.RecordBatch):
+            rows = pa.Table.from_batches([rows])
+        while rows.num_rows:
+            # A batch may be larger than a row group may be.
+            room = max(1, self._room(rows))
+            self._append(rows.slice(0, room))
+            rows = rows.slice(room)
+
+    def _room(self, rows: pa.Table) -> int:
+        per_row = max(1, int(rows.nbytes) // int(rows.num_rows))
+        return min(ROW_GROUP_ROWS - self._rows, (ROW_GROUP_BYTES - self._bytes) // per_row)
+
+    def _append(self, rows: pa.Table) -> None:
+        self._pending.append(rows)
+        self._rows += rows.num_rows
+        self._bytes += rows.nbytes
+        if self._rows >= ROW_GROUP_ROWS or self._bytes >= ROW_GROUP_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        if not self._rows:
+            return
+        group = pa.concat_tables(self._pending).cast(self._schema)
+        self._pending, self._rows, self._bytes = [], 0, 0
+        if self._open is None:
+            self._open = _OpenFile(self._run, f"{self._name}-{len(self.files)}.parquet", group)
+        self._open.write(group)
+        if self._open.size >= self._file_bytes:
+            self._roll()
+
+    def _roll(self) -> None:
+        if self._open is not None:
+            self.files.append(self._open.close())
+            self._open = None
+
+    def close(self) -> None:
+        self._flush()
+        self._roll()
+
+    def abort(self) -> None:
+        self._pending = []
+        if self._open is not None:
+            self._open.abort()
+
+
+class _OpenFile:
+    def __init__(self, run: Storage, name: str, first: pa.Table) -> None:
+        self._run = run
+        self._name = name
+        self._rows = 0
+        run.make_folder(name.rpartition("/")[0])
+        self._stream = run.filesystem.open_output_stream(run.path(name))
+        # Trying a dictionary on every column and giving it up on most takes three times as long as all the rest.
+        self._writer = pq.ParquetWriter(
+            self._stream, first.schema, compression=COMPRESSION, use_dictionary=_repetitive(first)
+        )
+
+    @property
+    def size(self) -> int:
+        return int(self._stream.tell())
+
+    def write(self, group: pa.Table) -> None:
+        self._writer.write_table(group, row_group_size=group.num_rows)
+        self._rows += group.num_rows
+
+    def close(self) -> StagedFile:
+        self._writer.close()
+        size = self.size
+        self._stream.close()
+        return StagedFile(self._name, self._rows, size)
+
+    def abort(self) -> None:
+        """Leave nothing behind if that is possible; the error that led here is the one that matters."""
+        with suppress(OSError, pa.ArrowException):
+            self._writer.close()
+        with suppress(OSError, pa.ArrowException):
+            self._stream.close()
+            self._run.delete_file(self._name)
+
+
+def _repetitive(rows: pa.Table) -> list[str]:
+    """The columns whose values repeat so often that a dictionary pays."""
+    sample = rows.slice(0, _SAMPLE_ROWS)
+    return [
+        field.name
+        for field, column in zip(sample.schema, sample.columns, strict=True)
+        if pa.types.is_dictionary(field.type)
+        or (not pa.types.is_boolean(field.type) and pc.count_distinct(column).as_py() < sample.num_rows * _PAYS_BELOW)
+    ]
+
+
+class ParquetSink:
+    """The lake folder ``target``."""
+
+    def __init__(self, target: Storage) -> None:
+        self.target = target
+
+    @contextmanager
+    def writer(self, run: Storage, name: str, schema: pa.Schema) -> Iterator[ParquetWriter]:
+        writer = ParquetWriter(run, name, schema)
+        try:
+            yield writer
+            writer.close()
+        except BaseException:
+            writer.abort()
+            raise
+
+    def write_empty(self, run: Storage, name: str, schema: pa.Schema) -> StagedFile:
+        """A file without rows, which shows readers the schema of a table that has none."""
+        file = _OpenFile(run, name, schema.empty_table())
+        return file.close()
+
+    def place(self, run: Storage, table: TableName, run_id: str, files: Sequence[StagedFile]) -> str:
+        folder = f"{folder_name(table)}/snapshot={run_id}"
+        try:
+            self._place(run, folder, files)
+        except (OSError, pa.ArrowException) as error:
+            raise PublishIncomplete(
+                f"a file could not be put in place: {error}", where=self.target.uri_of(folder), mend=_INCOMPLETE
+            ) from error
+        return self.target.uri_of(folder)
+
+    def _place(self, run: Storage, folder: str, files: Sequence[StagedFile]) -> None:
+        self.target.make_folder(folder)
+        present = set(self.target.files(folder))
+        wanted = {f"{folder}/{file.base_name}": file for file in files}
+
+        def move(name: str) -> None:
+            file = wanted[name]
+            if not run.exists(file.name):
+                raise ManifestError(
+                    f"the staged file {file.name} is gone",
+                    where=run.uri,
+                    mend="somebody removed it: trigger a new run",
+                )
+            run.move_to(file.name, self.target, name)
+
+        # In an object store a move copies the file, and waits for the store.
+        with ThreadPoolExecutor(_MOVERS) as movers:
+            list(movers.map(move, wanted.keys() - present))
+        # Another try of the same task, thought dead, may have staged other files than the ones that count.
+        for name in present - wanted.keys():
+            self.target.delete_file(name)
+        if set(self.target.files(folder)) != wanted.keys():
+            raise PublishIncomplete(
+                "something else writes to this folder, perhaps another try of the same task",
+                where=self.target.uri_of(folder),
+                mend=_INCOMPLETE,
+            )
+
+    def announce(self, table: TableName, latest: Mapping[str, Any]) -> bool:
+        name = f"{folder_name(table)}/{LATEST}"
+        try:
+            if self.target.exists(name):
+                current = self.target.read_json(name).get("run_id", "")
+                if current >= latest["run_id"]:
+                    return bool(current == latest["run_id"])
+            self.target.write_json(name, dict(latest))
+        except (OSError, pa.ArrowException) as error:
+            raise PublishIncomplete(
+                f"the latest copy could not be announced: {error}", where=self.target.uri_of(name), mend=_INCOMPLETE
+            ) from error
+        return True

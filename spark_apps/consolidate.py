@@ -1,0 +1,12 @@
+"""Rewind what the window touched, and publish all tables of a run.
+
+``spark-submit consolidate.py --run-uri URI``, with the source's settings in the environment variable ``CDC_SOURCE``.
+"""
+
+from __future__ import annotations
+
+from airflow_provider_cdc.jobs.app import main
+from airflow_provider_cdc.jobs.consolidate import TASK_ID, consolidate
+
+if __name__ == "__main__":
+    main(TASK_ID, consolidate)

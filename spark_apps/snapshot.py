@@ -1,0 +1,12 @@
+"""Read every chunk of every table of a run.
+
+``spark-submit snapshot.py --run-uri URI``, with the source's settings in the environment variable ``CDC_SOURCE``.
+"""
+
+from __future__ import annotations
+
+from airflow_provider_cdc.jobs.app import main
+from airflow_provider_cdc.jobs.snapshot import TASK_ID, snapshot
+
+if __name__ == "__main__":
+    main(TASK_ID, snapshot)

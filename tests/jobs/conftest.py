@@ -1,0 +1,111 @@
+"""Runs of the jobs on a history, in this process or on Spark."""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.jobs import consolidate, extract_delta, rewind, snapshot, step
+from airflow_provider_cdc.sinks import parquet
+from tests.jobs import history_source
+from tests.jobs.history_source import NAMES, SETTINGS, HistorySource, Row, begin_run
+
+
+@dataclass
+class Runner:
+    """Runs the steps of one run on a history."""
+
+    spark: Any
+    target: Storage
+    monkeypatch: pytest.MonkeyPatch
+    source: HistorySource
+    run: Storage
+
+    def steps(self) -> list[Callable[[], dict[str, Any]]]:
+        jobs = snapshot.snapshot, extract_delta.extract_delta, consolidate.consolidate
+        return [partial(job, self.spark, self.run, SETTINGS) for job in jobs]
+
+    def all(self) -> dict[str, Any]:
+        for one in self.steps():
+            found = one()
+        return found
+
+    def published(self) -> list[Counter[Row]]:
+        """The rows of each table, as readers find them through ``_latest.json``."""
+        return [self.rows(name) for name in NAMES]
+
+    def rows(self, name: str) -> Counter[Row]:
+        folder = Storage(self.target.read_json(f"{name}/_latest.json")["path"])
+        files = [pq.read_table(folder.path(file)) for file in folder.files()]
+        assert all(file.schema.equals(files[0].schema) for file in files)
+        assert files[0].schema.equals(history_source.SCHEMAS[NAMES.index(name)])
+        rows = pa.concat_tables(files).to_pylist()
+        return Counter(tuple(_plain(value) for value in row.values()) for row in rows)
+
+    def expected(self) -> list[Counter[Row]]:
+        return self.source.history.state(self.source.initial)
+
+
+def _plain(value: Any) -> Any:
+    return str(value) if type(value).__name__ == "Decimal" else value
+
+
+MakeRunner = Callable[..., Runner]
+
+
+@pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRunner:
+    """Makes runs whose tasks are called in this process, with files and row groups of a few rows."""
+
+    def run_here(
+        spark: Any, title: str, orders: Sequence[Any], work: Any, done: Any = lambda result: None
+    ) -> list[Any]:
+        results = [work(order) for order in orders]
+        for result in results:
+            done(result)
+        return results
+
+    for module in (snapshot, extract_delta, consolidate):
+        monkeypatch.setattr(module, "run_tasks", run_here)
+    monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 3)
+    monkeypatch.setattr(parquet.ParquetWriter.__init__, "__defaults__", (300,))
+    monkeypatch.setattr(rewind, "TOUCHED_ROWS", 2)
+    monkeypatch.setattr(rewind, "DECODED_ROWS", 2)
+    monkeypatch.setattr(extract_delta, "SORT_BYTES", 400)
+    monkeypatch.setattr(extract_delta, "COMPOSE_BYTES", 3000)
+    spark = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))
+    return lambda source, initial, **more: make_runner(spark, tmp_path, monkeypatch, source, initial, **more)
+
+
+@pytest.fixture
+def on_spark(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRunner:
+    """Makes runs on Spark, whose workers get the test's source by value."""
+    from pyspark import cloudpickle
+
+    cloudpickle.register_pickle_by_value(sys.modules["tests.jobs.history_source"])
+    return lambda source, initial, **more: make_runner(spark, tmp_path, monkeypatch, source, initial, **more)
+
+
+def make_runner(
+    spark: Any,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    source: HistorySource,
+    initial: int,
+    name: str = "lake",
+    run_id: str = "20260101T000000Z-00000000",
+) -> Runner:
+    monkeypatch.setattr(step, "open_source", lambda settings: source)
+    target = Storage((folder / name).as_uri())
+    return Runner(spark, target, monkeypatch, source, begin_run(target, source, initial, run_id))

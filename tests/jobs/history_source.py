@@ -1,0 +1,347 @@
+"""A source whose log, reads and truth are plain Python, for tests of the jobs.
+
+A `History` is a list of log entries over a few tables. The source reads each chunk as the tables were at some moment of
+its own choosing after the initial position, as on a busy server, and knows what the tables were at that position.
+``end`` is where the log ends when the reads are bounded; a source that is ``late`` reads after that.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from airflow_provider_cdc.core import row_bytes
+from airflow_provider_cdc.core.chunk import Chunk, partition
+from airflow_provider_cdc.core.manifest import Manifest, RunTable
+from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.core.table import Column, Table, TableName
+from airflow_provider_cdc.sources.base import (
+    DELTA_SCHEMA,
+    ConnectionSettings,
+    InitialPoint,
+    LockPolicy,
+    LogSegment,
+    SegmentSummary,
+    TablePlan,
+    TrackedTable,
+    UpperBound,
+)
+
+Row = tuple[Any, ...]
+ChangeOf = tuple[int, Row | None, Row | None]
+"""Index of the table, the row before, the row after."""
+
+ENUM = pa.dictionary(pa.int16(), pa.string())
+SCHEMAS = [
+    pa.schema([("id", pa.int64()), ("state", ENUM), ("note", pa.string())]),
+    pa.schema(
+        [("region", pa.string()), ("number", pa.uint32()), ("amount", pa.decimal128(12, 2)), ("x", pa.float64())]
+    ),
+    pa.schema([("a", pa.int32()), ("b", pa.string())]),
+    pa.schema([("id", pa.int64()), ("always_null", ENUM)]),
+]
+KEYS = [("id",), ("region", "number"), (), ("id",)]
+NAMES = ["shop.orders", "shop.lines", "shop.visits", "shop.empty"]
+KEYLESS = 2
+
+
+def tables() -> list[Table]:
+    return [
+        Table(
+            TableName.parse(name),
+            tuple(Column(column.name, str(column.type), True) for column in schema),
+            key,
+            "PRIMARY" if key else "",
+        )
+        for name, schema, key in zip(NAMES, SCHEMAS, KEYS, strict=True)
+    ]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """``kind`` is ``commit``, ``prepare``, ``decide`` (of an earlier prepare) or ``roll back``."""
+
+    kind: str
+    changes: tuple[ChangeOf, ...] = ()
+    xid: str = ""
+
+
+@dataclass
+class History:
+    entries: list[Entry] = field(default_factory=list)
+
+    def effects(self, position: int) -> Iterator[ChangeOf]:
+        """What is visible at a position, in the order in which it became so."""
+        prepared: dict[str, tuple[ChangeOf, ...]] = {}
+        for entry in self.entries[:position]:
+            if entry.kind == "commit":
+                yield from entry.changes
+            elif entry.kind == "prepare":
+                prepared[entry.xid] = entry.changes
+            elif entry.kind == "decide":
+                yield from prepared.pop(entry.xid)
+
+    def state(self, position: int) -> list[Counter[Row]]:
+        """The rows of each table at a position."""
+        states: list[Counter[Row]] = [Counter() for _ in NAMES]
+        for table, before, after in self.effects(position):
+            if before is not None:
+                states[table][before] -= 1
+            if after is not None:
+                states[table][after] += 1
+        assert all(count >= 0 for state in states for count in state.values())
+        return [+state for state in states]
+
+
+def key_of(table: int, row: Row) -> Row:
+    return row if table == KEYLESS else row[: len(KEYS[table])]
+
+
+def random_history(rng: random.Random, length: int) -> History:
+    """Transactions that insert, update (keys too), delete and insert again; some prepared, decided later or never."""
+    history = History()
+    rows: list[dict[Row, Row]] = [{} for _ in NAMES]
+    visits: Counter[Row] = Counter()
+    locked: dict[str, set[tuple[int, Row]]] = {}
+
+    def new_row(table: int) -> Row:
+        if table == 0:
+            return rng.randrange(40), rng.choice(["new", "paid", None]), rng.choice(["", "ä", None, "x" * 9])
+        if table == 1:
+            return rng.choice(["n", "N", "s"]), rng.randrange(12), rng.choice([None, "1.50", "-0.25"]), rng.random()
+        return rng.choice([None, 1, 2]), rng.choice([None, "p", "q"])
+
+    def change(free: set[tuple[int, Row]]) -> ChangeOf | None:
+        table = rng.choice([0, 0, 1, 1, KEYLESS])
+        after: Row | None = new_row(table)
+        if table == KEYLESS:
+            before = rng.choice([*visits.elements(), None]) if rng.random() < 0.5 else None
+            if before is not None and rng.random() < 0.5:
+                after = None
+            if before is not None:
+                visits[before] -= 1
+            if after is not None:
+                visits[after] += 1
+            return table, before, after
+        before = rng.choice([*rows[table].values(), None]) if rng.random() < 0.7 else None
+        if before is not None and rng.random() < 0.4:
+            after = None
+        elif before is not None and rng.random() < 0.7:
+            after = key_of(table, before) + (after or ())[len(KEYS[table]) :]
+        touched = {(table, key_of(table, row)) for row in (before, after) if row is not None}
+        taken = after is not None and key_of(table, after) in rows[table]
+        moves = before is None or after is None or key_of(table, after) != key_of(table, before)
+        if touched & set().union(*locked.values()) or (taken and moves):
+            return None
+        if before is not None:
+            del rows[table][key_of(table, before)]
+        if after is not None:
+            rows[table][key_of(table, after)] = after
+        free |= touched
+        return table, before, after
+
+    for number in range(length):
+        undecided = sorted(locked)
+        if undecided and rng.random() < 0.15:
+            xid = rng.choice(undecided)
+            del locked[xid]
+            history.entries.append(Entry("decide", xid=xid))
+            continue
+        touched: set[tuple[int, Row]] = set()
+        changes = [one for _ in range(rng.randrange(1, 5)) if (one := change(touched)) is not None]
+        keyed = all(table != KEYLESS for table, _, _ in changes)
+        if keyed and changes and rng.random() < 0.15:
+            # The state above moves on as if it were committed: its keys stay locked until it is, or for good.
+            locked[f"x{number}"] = touched
+            history.entries.append(Entry("prepare", tuple(changes), f"x{number}"))
+        else:
+            history.entries.append(Entry("commit", tuple(changes)))
+    return history
+
+
+def image(row: Row) -> bytes:
+    return json.dumps(row).encode()
+
+
+def batch_of(table: int, rows: Sequence[Row]) -> pa.RecordBatch:
+    schema = SCHEMAS[table]
+    columns = list(zip(*rows, strict=True)) or [()] * len(schema)
+    arrays = []
+    for values, column in zip(columns, schema, strict=True):
+        if pa.types.is_decimal(column.type):
+            arrays.append(pa.array(values, pa.string()).cast(column.type))
+        else:
+            arrays.append(pa.array(values, column.type))
+    return pa.record_batch(arrays, schema=schema)
+
+
+def key_bytes(table: int, row: Row) -> bytes:
+    names = KEYS[table] or SCHEMAS[table].names
+    encoded: bytes = row_bytes.encode(batch_of(table, [row]), names)[0].as_py()
+    return encoded
+
+
+class HistorySource:
+    kind: ClassVar[str] = "mysql"
+    position_key: ClassVar[str] = "initial_gtid_set"
+
+    def __init__(self, history: History, seed: int, segment_length: int = 7) -> None:
+        self.history = history
+        self.seed = seed
+        self.segment_length = segment_length
+        self.initial = 0
+        self.end = len(history.entries)
+        self.late = False
+
+    def preflight(self, patterns: Sequence[str], consistency: str) -> list[TablePlan]:
+        raise NotImplementedError
+
+    def record_initial(self, plans: Sequence[TablePlan], lock: LockPolicy) -> InitialPoint:
+        raise NotImplementedError
+
+    def check_identity(self, identity: Mapping[str, str], position: str) -> None:
+        assert identity == {"server": "history"}
+
+    def plan_chunks(self, table: Table, chunk_rows: int) -> list[Chunk]:
+        if table.keyless:
+            return partition([])
+        rng = random.Random(f"{self.seed} {table.name}")
+        values = range(40) if table.key == ("id",) else ["N", "n", "o"]
+        return partition([(value,) for value in values if rng.random() < 0.3])
+
+    @contextmanager
+    def reader(self, table: Table, consistency: str, lock: LockPolicy) -> Iterator[_Reader]:
+        yield _Reader(self, table)
+
+    def bound_reads(self) -> UpperBound:
+        end = str(self.end)
+        return UpperBound(end, end)
+
+    def log_segments(self, initial: str, log_end: str) -> list[LogSegment]:
+        starts = range(0, int(log_end), self.segment_length)
+        return [
+            LogSegment(number, f"log.{number}", start, min(start + self.segment_length, int(log_end)))
+            for number, start in enumerate(starts)
+        ]
+
+    @contextmanager
+    def read_segment(self, segment: LogSegment, initial: str, tables: Sequence[TrackedTable]) -> Iterator[_Segment]:
+        yield _Segment(self, segment, int(initial), tables)
+
+    def arrow_schema(self, table: Table) -> pa.Schema:
+        return SCHEMAS[NAMES.index(str(table.name))]
+
+    def decode_images(self, table: Table, images: pa.BinaryArray) -> pa.RecordBatch:
+        return batch_of(NAMES.index(str(table.name)), [tuple(json.loads(one)) for one in images.to_pylist()])
+
+
+class _Reader:
+    lock_seconds = 0.001
+
+    def __init__(self, source: HistorySource, table: Table) -> None:
+        self._source = source
+        self._index = NAMES.index(str(table.name))
+        self._position = 0
+        self.upper = ""
+
+    def read(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
+        source = self._source
+        moment = random.Random(f"{source.seed} {self._index} {chunk.number}")
+        position = len(source.history.entries) if source.late else moment.randint(source.initial, source.end)
+        if self._index == KEYLESS:
+            self.upper = str(position)
+        rows = sorted(source.history.state(position)[self._index].elements(), key=repr)
+        inside = [
+            row
+            for row in rows
+            if (chunk.lower is None or row[:1] >= chunk.lower) and (chunk.upper is None or row[:1] < chunk.upper)
+        ]
+        for start in range(0, len(inside), 4):
+            yield batch_of(self._index, inside[start : start + 4])
+
+
+class _Segment:
+    def __init__(
+        self, source: HistorySource, segment: LogSegment, initial: int, tables: Sequence[TrackedTable]
+    ) -> None:
+        self.summary = SegmentSummary(segment)
+        self._source = source
+        self._initial = initial
+        self._tables = tables
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        net: dict[tuple[int, bytes, str | None], list[Any]] = {}
+        segment = self.summary.segment
+        prepared: dict[str, tuple[ChangeOf, ...]] = {}
+        for position in range(segment.start, segment.stop or 0):
+            entry = self._source.history.entries[position]
+            order = position * 100
+            if entry.kind == "prepare":
+                prepared[entry.xid] = entry.changes
+            elif entry.kind == "decide" and entry.xid in prepared:
+                if position >= self._initial:
+                    self._add(net, prepared[entry.xid], order, None)
+                del prepared[entry.xid]
+            elif entry.kind == "decide" and position >= self._initial:
+                self.summary.decided[entry.xid] = order
+            elif entry.kind == "decide":
+                self.summary.rolled_back.append(entry.xid)
+            elif position >= self._initial:
+                self.summary.transactions += 1
+                self._add(net, entry.changes, order, None)
+        for xid, changes in prepared.items():
+            self.summary.prepared.append(xid)
+            self._add(net, changes, 10**9, xid)
+        rows = [[table, key, *values, pending] for (table, key, pending), values in net.items()]
+        for start in range(0, len(rows), 5):
+            columns = list(zip(*rows[start : start + 5], strict=True))
+            yield pa.record_batch(
+                [pa.array(values, column.type) for values, column in zip(columns, DELTA_SCHEMA, strict=True)],
+                schema=DELTA_SCHEMA,
+            )
+
+    def _add(self, net: dict[Any, Any], changes: Sequence[ChangeOf], order: int, pending: str | None) -> None:
+        for suborder, (table, before, after) in enumerate(changes):
+            self.summary.row_images += (before is not None) + (after is not None)
+            upper = self._tables[table].upper
+            if upper and order // 100 >= int(upper):
+                continue
+            for row, step in ((before, -1), (after, 1)):
+                if row is None:
+                    continue
+                key = table, key_bytes(table, row), pending
+                if table == KEYLESS:
+                    net.setdefault(key, [order, suborder, image(row), 0])[3] += step
+                else:
+                    same = before is not None and key_of(table, before) == key_of(table, row)
+                    old = image(before) if same and before is not None else None
+                    net.setdefault(key, [order, suborder, old, 0])
+
+
+def begin_run(
+    target: Storage, source: HistorySource, initial: int, run_id: str = "20260101T000000Z-00000000"
+) -> Storage:
+    """Write the manifest that lock_and_record would."""
+    source.initial = initial
+    run = target.folder("_runs", run_id)
+    Manifest(
+        run_id=run_id,
+        kind="mysql",
+        position_key="initial_gtid_set",
+        initial_position=str(initial),
+        identity={"server": "history"},
+        created_at="2026-01-01T00:00:00+00:00",
+        tables=[RunTable(table, "lock" if table.keyless else "watermark", "") for table in tables()],
+        options={"chunk_rows": 10},
+    ).save(run)
+    return run
+
+
+SETTINGS = ConnectionSettings("mysql", "nowhere.invalid", 1, "nobody")

@@ -1,0 +1,97 @@
+"""A Spark app ends with one clear message, a record of it and an exit code that says whether a retry may help."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from airflow_provider_cdc.errors import ConfigurationError, SchemaChanged, SourceUnavailable
+from airflow_provider_cdc.jobs import app
+from airflow_provider_cdc.jobs.session import check_pyspark, settings_from_environment, to_environment
+from airflow_provider_cdc.sources.base import ConnectionSettings
+
+SETTINGS = ConnectionSettings("mysql", "db.example", 3306, "reader", "s3cret", tls={"mode": "required"})
+
+
+@pytest.fixture
+def stopped(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Has the name of each session that was stopped."""
+    names: list[str] = []
+    monkeypatch.setattr(app, "open_session", lambda name: SimpleNamespace(stop=lambda: names.append(name)))
+    for name, value in to_environment(SETTINGS).items():
+        monkeypatch.setenv(name, value)
+    return names
+
+
+def test_what_a_step_found_is_the_last_line(
+    stopped: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def job(spark: Any, run: Any, settings: ConnectionSettings) -> dict[str, Any]:
+        assert settings == SETTINGS
+        return {"rows": 5, "seconds": 1.5}
+
+    app.main("snapshot", job, ["--run-uri", tmp_path.as_uri()])
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {"rows": 5, "seconds": 1.5}
+    assert stopped == ["cdc snapshot"]
+
+
+@pytest.mark.parametrize(
+    ("error", "code"), [(SchemaChanged("altered", where="s.t", mend="again"), 2), (SourceUnavailable("gone"), 1)]
+)
+def test_an_error_is_printed_recorded_and_told_by_the_exit_code(
+    error: Exception, code: int, stopped: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def job(spark: Any, run: Any, settings: ConnectionSettings) -> dict[str, Any]:
+        raise error
+
+    with pytest.raises(SystemExit) as ended:
+        app.main("snapshot", job, ["--run-uri", tmp_path.as_uri()])
+    assert ended.value.code == code
+    printed = capsys.readouterr()
+    assert printed.out == f"snapshot failed: {type(error).__name__}: {error}\n"
+    assert "Traceback" not in printed.err
+    record = json.loads((tmp_path / "errors/snapshot.json").read_text())
+    assert record == {"type": type(error).__name__, "message": str(error), "terminal": code == 2}
+    assert stopped
+
+
+@pytest.mark.parametrize("text", [None, "", "{", '{"kind": "mysql"}', '"s3cret"', '{"password": "s3cret", "x": 1}'])
+def test_without_settings_nothing_begins_and_no_secret_shows(
+    text: str | None,
+    stopped: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.delenv("CDC_SOURCE")
+    if text is not None:
+        monkeypatch.setenv("CDC_SOURCE", text)
+    with pytest.raises(SystemExit) as ended:
+        app.main("snapshot", lambda *arguments: {}, ["--run-uri", tmp_path.as_uri()])
+    assert ended.value.code == 2
+    printed = capsys.readouterr().out
+    assert "CDC_SOURCE" in printed
+    assert "s3cret" not in printed + (tmp_path / "errors/snapshot.json").read_text()
+    assert not stopped
+
+
+def test_a_folder_that_is_none_is_one_clear_error(stopped: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        app.main("snapshot", lambda *arguments: {}, ["--run-uri", "nowhere"])
+    assert ended.value.code == 2
+    assert "'nowhere' is no place to write to" in capsys.readouterr().out
+
+
+def test_settings_survive_the_environment() -> None:
+    assert settings_from_environment(to_environment(SETTINGS)) == SETTINGS
+
+
+def test_two_versions_of_pyspark_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"pyspark": "4.2.0", "pyspark-client": "4.1.0"}
+    monkeypatch.setattr("airflow_provider_cdc.jobs.session.version", versions.__getitem__)
+    with pytest.raises(ConfigurationError, match=r"pyspark 4\.2\.0 and pyspark-client 4\.1\.0"):
+        check_pyspark()

@@ -1,0 +1,114 @@
+"""The tasks compose net changes as ``core.net_change`` says, however the window was cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from airflow_provider_cdc.core import net_change, row_bytes
+from airflow_provider_cdc.errors import ExactnessError
+from airflow_provider_cdc.jobs import net
+from airflow_provider_cdc.sources.base import DELTA_SCHEMA, LogSegment, SegmentSummary
+
+KEYED, KEYLESS = 0, 1
+Event = tuple[int, bytes, bytes | None, int]
+
+EVENTS = st.lists(
+    st.tuples(
+        st.sampled_from([KEYED, KEYLESS]), st.binary(max_size=1), st.none() | st.binary(max_size=2), st.integers(-2, 2)
+    ),
+    max_size=30,
+)
+
+
+def changes(events: list[tuple[int, Event]]) -> pa.Table:
+    rows: list[tuple[Any, ...]] = [
+        (table, key, order, order % 3, before if table == KEYED else key, count if table == KEYLESS else 0, None)
+        for order, (table, key, before, count) in events
+    ]
+    columns = list(zip(*rows, strict=True)) or [()] * len(DELTA_SCHEMA)
+    arrays = [pa.array(values, column.type) for values, column in zip(columns, DELTA_SCHEMA, strict=True)]
+    return pa.table(arrays, schema=DELTA_SCHEMA)
+
+
+@settings(deadline=None, max_examples=150)
+@given(EVENTS, st.randoms(use_true_random=False))
+def test_composing_is_netting_in_any_order_of_rows(events: list[Event], rng: Any) -> None:
+    windows = [{key: net_change.Change(before, None)} for table, key, before, _ in events if table == KEYED]
+    keyed = {key: change.before for key, change in net_change.net(windows).items()}
+    counts: dict[bytes, int] = {}
+    for table, key, _, count in events:
+        if table == KEYLESS:
+            counts[key] = counts.get(key, 0) + count
+
+    ordered = list(enumerate(events))
+    rng.shuffle(ordered)
+    rows = net.compose(net.in_buckets(changes(ordered)), [KEYLESS]).to_pylist()
+
+    assert {row["key"]: row["before"] for row in rows if row["table"] == KEYED} == keyed
+    assert {row["key"]: row["count"] for row in rows if row["table"] == KEYLESS} == {
+        k: n for k, n in counts.items() if n
+    }
+    assert len(rows) == len({(row["table"], row["key"]) for row in rows})
+
+
+def test_the_place_within_one_order_decides_between_two_changes() -> None:
+    rows = changes([(7, (KEYED, b"k", b"second", 0)), (6, (KEYED, b"k", b"first", 0))])
+    same_order = rows.set_column(2, DELTA_SCHEMA.field("order"), pa.array([5, 5]))
+    assert net.compose(net.in_buckets(same_order), []).to_pylist()[0]["before"] == b"first"
+
+
+def test_a_key_has_the_same_bucket_on_any_machine_and_keys_spread() -> None:
+    keys = pa.array([str(number).encode() for number in range(6400)])
+    counts = row_bytes.buckets(keys, net.BUCKETS)
+    assert row_bytes.buckets(pa.array([b"", b"a", b"abc"]), 64).tolist() == [25, 32, 12]
+    spread = [int((counts == bucket).sum()) for bucket in range(net.BUCKETS)]
+    assert min(spread) > 40
+    assert max(spread) < 200
+
+
+def summary(number: int, **what: Any) -> SegmentSummary:
+    return SegmentSummary(LogSegment(number, f"log.{number}", 0, None), **what)
+
+
+def test_a_prepared_transaction_counts_at_its_commit_in_a_later_segment() -> None:
+    summaries = [
+        summary(1, prepared=["a", "b", "c", "d"]),
+        summary(2, decided={"a": 200}, rolled_back=["b"]),
+        summary(3, decided={"c": 300}),
+    ]
+    assert net.decide(summaries[::-1]) == {(1, "a"): 200, (1, "c"): 300}
+
+
+def test_an_id_that_is_used_again_is_another_transaction() -> None:
+    summaries = [
+        summary(1, prepared=["x"]),
+        summary(2, decided={"x": 20}, prepared=["x"]),
+        summary(3, rolled_back=["x"], prepared=["x"]),
+        summary(4, decided={"x": 40}),
+    ]
+    assert net.decide(summaries) == {(1, "x"): 20, (3, "x"): 40}
+
+
+def test_a_commit_of_what_was_prepared_before_the_window_stops_the_run() -> None:
+    with pytest.raises(ExactnessError, match=r"log\.2.*prepared transaction x"):
+        net.decide([summary(1), summary(2, decided={"x": 1})])
+
+
+def test_rolling_back_what_was_prepared_before_the_window_changes_nothing() -> None:
+    assert net.decide([summary(1, rolled_back=["x"])]) == {}
+
+
+def test_settled_changes_are_those_of_committed_transactions_at_their_commit() -> None:
+    rows = changes([(number, (KEYED, bytes([number]), b"row", 0)) for number in range(4)])
+    rows = rows.set_column(6, DELTA_SCHEMA.field("pending"), pa.array([None, "a", "b", "a"]))
+    settled = net.settle(rows, 1, {(1, "a"): 99, (2, "b"): 5}).to_pylist()
+    assert [(row["key"], row["order"], row["pending"]) for row in settled] == [
+        (b"\0", 0, None),
+        (b"\1", 99, None),
+        (b"\3", 99, None),
+    ]

@@ -1,0 +1,64 @@
+"""Every chunk is read by exactly one part, and no core waits for one late large part."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_provider_cdc.core.chunk import Chunk, partition
+from airflow_provider_cdc.core.manifest import RunTable
+from airflow_provider_cdc.core.table import Table, TableName
+from airflow_provider_cdc.jobs.parts import SMALLEST_PART_BYTES, plan_parts
+from airflow_provider_cdc.sinks.parquet import FILE_BYTES
+
+MIB = 2**20
+
+
+def entry(name: str, size: int, *, rows: int = 0, key: tuple[str, ...] = ("id",)) -> RunTable:
+    return RunTable(Table(TableName("s", name), (), key, rows=rows, bytes=size), "watermark", "")
+
+
+def chunks(rows: list[int]) -> list[Chunk]:
+    return partition([(number,) for number in range(1, len(rows))], rows)
+
+
+TABLES = st.lists(
+    st.tuples(st.integers(0, 2**34), st.lists(st.integers(0, 10**6), min_size=1, max_size=40), st.booleans()),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(TABLES, st.integers(1, 64))
+def test_every_chunk_is_in_exactly_one_part(tables: list[tuple[int, list[int], bool]], slots: int) -> None:
+    entries = [
+        entry(str(at), size, rows=sum(rows), key=() if keyless else ("id",))
+        for at, (size, rows, keyless) in enumerate(tables)
+    ]
+    cut = [chunks(rows) for _, rows, _ in tables]
+    parts = plan_parts(entries, cut, slots)
+    planned = [(part.table, chunk.number) for part in parts for chunk in part.chunks]
+    assert sorted(planned) == [(at, chunk.number) for at, own in enumerate(cut) for chunk in own]
+    assert [part.number for part in parts] == list(range(len(parts)))
+    assert [part.weight for part in parts] == sorted((part.weight for part in parts), reverse=True)
+    for at, (_, _, keyless) in enumerate(tables):
+        if keyless:
+            assert sum(part.table == at for part in parts) == 1
+
+
+def test_one_huge_table_is_cut_so_that_every_core_has_several_parts() -> None:
+    tables = [entry("small", 30 * MIB, rows=300_000), entry("huge", 1000 * MIB, rows=10_000_000)]
+    parts = plan_parts(tables, [chunks([100_000] * 3), chunks([100_000] * 100)], slots=4)
+    assert sum(part.table == 1 for part in parts) >= 4 * 3
+    assert max(part.weight for part in parts) <= FILE_BYTES
+
+
+def test_a_small_table_is_not_cut_to_pieces() -> None:
+    parts = plan_parts([entry("small", 4 * MIB, rows=100_000)], [chunks([1000] * 100)], slots=64)
+    assert len(parts) == 1
+    assert SMALLEST_PART_BYTES > 4 * MIB
+
+
+def test_no_estimates_at_all_still_give_parts() -> None:
+    parts = plan_parts([entry("unknown", 0), entry("keyless", 0, key=())], [chunks([0, 0, 0]), chunks([0])], slots=2)
+    assert sum(len(part.chunks) for part in parts) == 4
