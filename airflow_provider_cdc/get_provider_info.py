@@ -1,0 +1,72 @@
+"""What Airflow is told about this package. A plain dict: every ``airflow`` command reads it, so it imports nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+_TLS_FIELDS: dict[str, Any] = {
+    "tls_mode": {
+        "label": "TLS mode",
+        "description": "Without one: verify_ca if an authority is given, else encrypt where the server offers it.",
+        "schema": {
+            "type": ["string", "null"],
+            "enum": [None, "disabled", "preferred", "required", "verify_ca", "verify_identity"],
+        },
+    },
+    "tls_ca": {
+        "label": "TLS authority",
+        "description": "Path of the PEM file with the authority that signed the server's certificate.",
+        "schema": {"type": ["string", "null"]},
+    },
+    "tls_cert": {
+        "label": "TLS certificate",
+        "description": "Path of the PEM file with the client's certificate, where the server asks for one.",
+        "schema": {"type": ["string", "null"]},
+    },
+    "tls_key": {
+        "label": "TLS key",
+        "description": "Path of the PEM file with the key of the client's certificate.",
+        "schema": {"type": ["string", "null"]},
+    },
+}
+
+
+def get_provider_info() -> dict[str, Any]:
+    """The provider's description, as ``provider_info.schema.json`` of Airflow wants it."""
+    return {
+        "package-name": "airflow-provider-cdc",
+        "name": "CDC",
+        "description": "Copies of MySQL tables in a lake, all of them exact at one committed point.",
+        "integrations": [{"integration-name": "CDC", "tags": ["service"]}],
+        "hooks": [
+            {
+                "integration-name": "CDC",
+                "python-modules": ["airflow_provider_cdc.hooks.mysql"],
+            }
+        ],
+        "operators": [
+            {
+                "integration-name": "CDC",
+                "python-modules": [
+                    "airflow_provider_cdc.operators.preflight",
+                    "airflow_provider_cdc.operators.lock_and_record",
+                    "airflow_provider_cdc.operators.snapshot",
+                    "airflow_provider_cdc.operators.extract_delta",
+                    "airflow_provider_cdc.operators.consolidate",
+                ],
+            }
+        ],
+        "connection-types": [
+            {
+                "connection-type": "cdc_mysql",
+                "hook-class-name": "airflow_provider_cdc.hooks.mysql.CdcMysqlHook",
+                "hook-name": "MySQL (CDC)",
+                "ui-field-behaviour": {
+                    "hidden-fields": ["schema", "extra"],
+                    "relabeling": {"login": "User"},
+                    "placeholders": {"host": "mysql.example.com", "port": "3306", "login": "cdc"},
+                },
+                "conn-fields": _TLS_FIELDS,
+            }
+        ],
+    }

@@ -1,0 +1,33 @@
+"""From an Airflow connection to the database behind it."""
+
+from __future__ import annotations
+
+from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook
+
+from airflow_provider_cdc.errors import ConfigurationError
+from airflow_provider_cdc.hooks.base import CdcHook
+
+
+def open_hook(conn_id: str) -> CdcHook:
+    """The hook for the kind of database that the connection's type names.
+
+    :raises ConfigurationError: there is no such connection, or its type is not one that can be copied from.
+    """
+    try:
+        kind = BaseHook.get_connection(conn_id).conn_type
+    except AirflowNotFoundException as error:
+        raise ConfigurationError(
+            "there is no such connection",
+            where=f"source_conn_id {conn_id!r}",
+            mend="create it, with the type cdc_mysql, or correct source_conn_id",
+        ) from error
+    # Imported late: who copies MySQL should not have to install what PostgreSQL needs.
+    if kind in ("cdc_mysql", "mysql"):
+        from airflow_provider_cdc.hooks.mysql import CdcMysqlHook
+
+        return CdcMysqlHook(conn_id)
+    raise ConfigurationError(
+        f"cannot copy from a connection of type {kind!r}",
+        where=f"source_conn_id {conn_id!r}",
+        mend="use a connection of type cdc_mysql or mysql",
+    )

@@ -1,0 +1,46 @@
+"""MySQL connections: ``cdc_mysql``, and the stock ``mysql`` ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from airflow_provider_cdc.errors import ConfigurationError
+from airflow_provider_cdc.hooks.base import CdcHook
+from airflow_provider_cdc.sources.mysql.session import query, session
+
+
+class CdcMysqlHook(CdcHook):
+    """A MySQL server that tables are copied from."""
+
+    conn_type = "cdc_mysql"
+    default_conn_name = "cdc_mysql"
+    hook_name = "MySQL (CDC)"
+    kind = "mysql"
+    default_port = 3306
+
+    def _describe_server(self) -> str:
+        settings = self.settings()
+        with session(settings) as connection:
+            ((version, gtid_mode),) = query(connection, "SELECT @@version, @@gtid_mode")
+        return f"MySQL {version} at {settings.address}, gtid_mode {gtid_mode}"
+
+    def _stock_tls(self, extra: Mapping[str, Any], where: str) -> dict[str, str]:
+        # `ssl` (a dict, or its JSON text) and `ssl_mode` are what Airflow's own MySqlHook reads.
+        files = extra.get("ssl") or {}
+        if isinstance(files, str):
+            try:
+                files = json.loads(files)
+            except ValueError:
+                files = None
+        if not isinstance(files, Mapping):
+            raise ConfigurationError(
+                "the field ssl of its extra is not a JSON object",
+                where=where,
+                mend='write it like {"ssl": {"ca": "/etc/mysql/ca.pem"}}',
+            )
+        tls = {name: str(files[name]) for name in ("ca", "cert", "key") if files.get(name)}
+        if mode := extra.get("ssl_mode"):
+            tls["mode"] = str(mode).lower()
+        return tls

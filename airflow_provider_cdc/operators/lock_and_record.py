@@ -1,0 +1,104 @@
+"""The second step: fixes the initial position and writes the run's manifest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.common.compat.sdk import BaseOperator
+
+from airflow_provider_cdc.core.manifest import Manifest, RunTable
+from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.errors import ConfigurationError
+from airflow_provider_cdc.hooks import open_hook
+from airflow_provider_cdc.operators.base import airflow_errors, run_folder, run_id_of
+from airflow_provider_cdc.sources.base import LockPolicy, Source, TablePlan
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class LockAndRecordOperator(BaseOperator):
+    """Fix the initial position, under a short lock where a table's consistency needs one, and write the manifest.
+
+    A manifest that exists already is kept: what was read so far belongs to its initial position.
+
+    XComs: ``run_uri``, the run's folder, and the initial position under the source's own name for it
+    (``initial_gtid_set``, ``initial_lsn``).
+
+    :param source_conn_id: connection to the source.
+    :param target: URI of the folder to publish in.
+    :param plan: XCom ``plan`` of preflight.
+    :param options: XCom ``options`` of preflight.
+    """
+
+    template_fields: Sequence[str] = ("source_conn_id", "target", "plan", "options")
+
+    def __init__(self, *, source_conn_id: str, target: str, plan: Any, options: Any, **kwargs: Any) -> None:
+        super().__init__(multiple_outputs=True, **kwargs)
+        self.source_conn_id = source_conn_id
+        self.target = target
+        self.plan = plan
+        self.options = options
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        with airflow_errors():
+            run_id = run_id_of(context)
+            run = run_folder(self.target, run_id)
+            source = open_hook(self.source_conn_id).get_conn()
+            plans = [TablePlan.from_json(plan) for plan in self.plan]
+            manifest = self._kept(run, source, plans) or self._record(run, run_id, source, plans)
+        return {"run_uri": run.uri, manifest.position_key: manifest.initial_position}
+
+    def _kept(self, run: Storage, source: Source, plans: Sequence[TablePlan]) -> Manifest | None:
+        if not Manifest.exists(run):
+            return None
+        manifest = Manifest.load(run)
+        if manifest.kind != source.kind:
+            raise ConfigurationError(
+                f"the run began on a {manifest.kind} source, and {self.source_conn_id!r} is a {source.kind} one",
+                where=run.uri,
+                mend="correct the connection, or trigger a new run",
+            )
+        self.log.info(
+            "The run began at %s: keeping %s %s", manifest.created_at, manifest.position_key, manifest.initial_position
+        )
+        tables = {str(run_table.table.name) for run_table in manifest.tables}
+        if tables != (wanted := {str(plan.name) for plan in plans}):
+            self.log.warning(
+                "The run keeps the tables that it began with, although the plan is another now (only in the run: %s; "
+                "only in the plan: %s). Trigger a new run to copy what the plan says.",
+                ", ".join(sorted(tables - wanted)) or "none",
+                ", ".join(sorted(wanted - tables)) or "none",
+            )
+        return manifest
+
+    def _record(self, run: Storage, run_id: str, source: Source, plans: Sequence[TablePlan]) -> Manifest:
+        initial = source.record_initial(plans, LockPolicy(**self.options["lock"]))
+        by_name = {plan.name: plan for plan in plans}
+        manifest = Manifest(
+            run_id=run_id,
+            kind=source.kind,
+            position_key=source.position_key,
+            initial_position=initial.position,
+            identity=dict(initial.identity),
+            created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+            tables=[
+                RunTable(table, by_name[table.name].consistency, by_name[table.name].reason) for table in initial.tables
+            ],
+            options=dict(self.options),
+        )
+        # Another try of this task, thought dead, may have been quicker, and chunks may have been read since: rows read
+        # before a position must never be rewound to it.
+        if (kept := self._kept(run, source, plans)) is not None:
+            return kept
+        manifest.save(run)
+        self.log.info(
+            "%s is %s (%d tables, lock held for %.0f ms)",
+            source.position_key,
+            initial.position,
+            len(initial.tables),
+            initial.lock_seconds * 1000,
+        )
+        return manifest

@@ -1,0 +1,137 @@
+"""The first step: everything that can be known to fail fails here, before any work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.common.compat.sdk import BaseOperator
+
+from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.errors import PreflightError, Problem, TerminalError, TransientError
+from airflow_provider_cdc.hooks import open_hook
+from airflow_provider_cdc.operators.base import airflow_errors
+from airflow_provider_cdc.operators.parameters import RunParameters
+from airflow_provider_cdc.operators.spark_step import check_spark
+from airflow_provider_cdc.sources.base import TablePlan
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class PreflightOperator(BaseOperator):
+    """Check the parameters, the target, Spark and the source, and decide how each table is read.
+
+    XComs: ``plan``, a list with one object per table (``table``, ``consistency``, ``reason``, estimated ``rows`` and
+    ``bytes``), and ``options``, the checked settings that ``lock_and_record`` writes into the manifest.
+
+    :param source_conn_id: connection to the source, of type ``cdc_mysql`` or ``mysql``.
+    :param tables: the tables as ``schema.table``; ``*`` matches any run of characters in either part.
+    :param target: URI of the folder to publish in.
+    :param consistency: ``auto``, ``watermark``, ``lock`` or ``exported``.
+    :param spark_conn_id: connection to Spark.
+    :param conf: Spark properties of the later steps.
+    :param chunk_rows: rows that one statement reads, about.
+    :param chunk_pause: seconds that a reader rests after each chunk, to spare the source.
+    :param lock_wait_seconds: seconds that one try to take a lock may keep others waiting.
+    :param lock_tries: how often a lock is tried.
+    :param lock_pause_seconds: seconds between two tries.
+    :param lock_through_read: keep the lock until the table is read, for servers whose read views need that.
+    """
+
+    template_fields: Sequence[str] = (
+        "source_conn_id",
+        "tables",
+        "target",
+        "consistency",
+        "spark_conn_id",
+        "conf",
+        "chunk_rows",
+        "chunk_pause",
+        "lock_wait_seconds",
+        "lock_tries",
+        "lock_pause_seconds",
+        "lock_through_read",
+    )
+
+    def __init__(
+        self,
+        *,
+        source_conn_id: str,
+        tables: Sequence[str] | str,
+        target: str,
+        consistency: str = "auto",
+        spark_conn_id: str = "spark_default",
+        conf: Mapping[str, Any] | str | None = None,
+        chunk_rows: int | str = 100_000,
+        chunk_pause: float | str = 0.0,
+        lock_wait_seconds: int | str = 5,
+        lock_tries: int | str = 12,
+        lock_pause_seconds: float | str = 2.0,
+        lock_through_read: bool | str = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(multiple_outputs=True, **kwargs)
+        # Params keep their types, whatever the DAG's own setting is.
+        self.render_template_as_native_obj = True
+        self.source_conn_id = source_conn_id
+        self.tables = tables
+        self.target = target
+        self.consistency = consistency
+        self.spark_conn_id = spark_conn_id
+        self.conf = conf
+        self.chunk_rows = chunk_rows
+        self.chunk_pause = chunk_pause
+        self.lock_wait_seconds = lock_wait_seconds
+        self.lock_tries = lock_tries
+        self.lock_pause_seconds = lock_pause_seconds
+        self.lock_through_read = lock_through_read
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        plans: list[TablePlan] = []
+        problems: list[Problem] = []
+        with airflow_errors():
+            parameters = RunParameters.check({name: getattr(self, name) for name in self.template_fields})
+            with _collected(problems, "parameter target"):
+                Storage(parameters.target).check_writable()
+            with _collected(problems, "parameter spark_conn_id"):
+                check_spark(parameters.spark_conn_id, parameters.conf)
+            with _collected(problems, "parameter source_conn_id"):
+                source = open_hook(parameters.source_conn_id).get_conn()
+                plans = source.preflight(parameters.tables, parameters.consistency)
+            if problems:
+                raise PreflightError(problems)
+        self.log.info("%d tables will be copied:\n%s", len(plans), _readable(plans))
+        return {"plan": [plan.to_json() for plan in plans], "options": parameters.options()}
+
+
+@contextmanager
+def _collected(problems: list[Problem], where: str) -> Iterator[None]:
+    """Add what goes wrong to ``problems``: who mends one should not meet the next only on the next try."""
+    try:
+        yield
+    except PreflightError as error:
+        problems.extend(error.problems)
+    except TerminalError as error:
+        problems.append(Problem(error.where or where, error.message, error.mend))
+    except TransientError:
+        # Waiting helps against this one, but not against what was found before.
+        if problems:
+            raise PreflightError(problems) from None
+        raise
+
+
+def _readable(plans: Sequence[TablePlan]) -> str:
+    rows = [
+        ("table", "consistency", "rows, about", "MB", "because"),
+        *(
+            (str(plan.name), plan.consistency, f"{plan.rows:,}", f"{plan.bytes / 1e6:,.1f}", plan.reason)
+            for plan in plans
+        ),
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    return "\n".join(
+        f"  {row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]:>{widths[3]}}  {row[4]}"
+        for row in rows
+    )

@@ -1,0 +1,15 @@
+"""The third step: reads all chunks of all tables."""
+
+from __future__ import annotations
+
+from airflow_provider_cdc.operators.spark_step import SparkStepOperator
+
+
+class SnapshotOperator(SparkStepOperator):
+    """Read every chunk of every table into files below the run's folder.
+
+    XComs: ``snapshot_upper``, the bound on everything that was read, as a position of the source; and ``counts``.
+    """
+
+    step = "snapshot"
+    outputs = ("snapshot_upper",)

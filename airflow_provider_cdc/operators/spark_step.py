@@ -1,0 +1,219 @@
+"""What the steps that run on Spark share."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.providers.common.compat.sdk import (
+    AirflowException,
+    AirflowFailException,
+    AirflowNotFoundException,
+    BaseHook,
+)
+
+import airflow_provider_cdc
+from airflow_provider_cdc.core.manifest import Manifest
+from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.errors import ConfigurationError, ManifestError
+from airflow_provider_cdc.hooks import open_hook
+from airflow_provider_cdc.operators.base import airflow_errors
+from airflow_provider_cdc.sources.base import ConnectionSettings
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+QUIET = {
+    # spark-submit logs at INFO and draws a bar: the task log is for what the app says.
+    "spark.log.level": "WARN",
+    "spark.ui.showConsoleProgress": "false",
+}
+
+
+class SparkStepOperator(SparkSubmitOperator):
+    """Run one Spark app on the run's folder, and push what it recorded in the manifest.
+
+    XComs: ``counts``, and each of ``outputs`` under its own name.
+
+    The source's credentials reach the driver by the environment alone, so Spark must run in client mode.
+
+    :param source_conn_id: connection to the source.
+    :param run_uri: XCom ``run_uri`` of lock_and_record.
+    :param spark_conn_id: connection to Spark.
+    :param conf: Spark properties. They show in the process list: no secrets.
+    """
+
+    step: ClassVar[str]
+    """The name of the Spark app, and of the step in the manifest."""
+    outputs: ClassVar[tuple[str, ...]] = ()
+    """What the step finds that has an XCom of its own."""
+
+    template_fields: Sequence[str] = ("source_conn_id", "run_uri", "spark_conn_id", "conf")
+    ui_color = "#f9d8b5"
+    _hook: Any
+
+    def __init__(
+        self,
+        *,
+        source_conn_id: str,
+        run_uri: Any,
+        spark_conn_id: str = "spark_default",
+        conf: Mapping[str, Any] | str | None = None,
+        **kwargs: Any,
+    ) -> None:
+        # The deploy mode given here wins over every other place that could name one.
+        super().__init__(conf=conf, deploy_mode="client", multiple_outputs=True, **kwargs)
+        # Params keep their types, whatever the DAG's own setting is.
+        self.render_template_as_native_obj = True
+        self.source_conn_id = source_conn_id
+        self.run_uri = run_uri
+        self.spark_conn_id = spark_conn_id
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        with airflow_errors():
+            run = Storage(self.run_uri)
+            properties = {**QUIET, **(self.conf or {})}
+            master = check_spark(self.spark_conn_id, properties)
+            settings = open_hook(self.source_conn_id).settings()
+            self._submit(context, run, properties, driver_environment(settings, master))
+            found = Manifest.load(run).steps.get(self.step)
+            if found is None:
+                raise ManifestError(
+                    f"the Spark app ended well but {self.step} is not recorded as done",
+                    where=run.uri,
+                    mend="look at its output above; the driver must write where this task reads",
+                )
+        # What remains as text is for the next step: names of records, a place in the log.
+        counts = {
+            name: value for name, value in found.items() if name not in self.outputs and not isinstance(value, str)
+        }
+        return {**{name: found[name] for name in self.outputs}, "counts": counts}
+
+    def _submit(
+        self, context: Context, run: Storage, properties: Mapping[str, Any], variables: Mapping[str, str]
+    ) -> None:
+        from airflow_provider_cdc.jobs.shipping import package_zip
+
+        run.delete_file(self._error_file)
+        with tempfile.TemporaryDirectory(prefix="airflow-provider-cdc-") as folder:
+            self._conn_id = self.spark_conn_id
+            self.conf = dict(properties)
+            self.application = str(spark_app(self.step))
+            self.application_args = ["--run-uri", run.uri]
+            self.py_files = str(package_zip(Path(folder)))
+            self.name = re.sub(r"[^\w.:+-]", "_", f"{context['ti'].dag_id}.{self.step}.{run.uri.rsplit('/', 1)[-1]}")
+            self._hook = None
+            try:
+                with environment(variables):
+                    super().execute(context)
+            except Exception:
+                self._raise_what_the_app_said(run)
+                raise
+
+    @property
+    def _error_file(self) -> str:
+        return f"errors/{self.step}.json"
+
+    def _raise_what_the_app_said(self, run: Storage) -> None:
+        if not run.exists(self._error_file):
+            return
+        error = run.read_json(self._error_file)
+        if error["terminal"]:
+            raise AirflowFailException(error["message"]) from None
+        raise AirflowException(error["message"]) from None
+
+    def on_kill(self) -> None:
+        # Without a hook nothing was started, and the parent class would make one.
+        if self._hook is not None:
+            super().on_kill()
+
+
+def spark_app(name: str) -> Path:
+    """The file of a Spark app: in the package if it came as a wheel, beside the package in a checkout.
+
+    :raises ConfigurationError: it is in neither.
+    """
+    package = Path(airflow_provider_cdc.__file__).parent
+    places = [folder / "spark_apps" / f"{name}.py" for folder in (package, package.parent)]
+    for place in places:
+        if place.is_file():
+            return place
+    raise ConfigurationError(
+        f"the Spark app {name} is in none of {', '.join(map(str, places))}", mend="install the package anew"
+    )
+
+
+def check_spark(conn_id: str, properties: Mapping[str, Any]) -> str:
+    """Make sure that Spark apps can be submitted, and return the master.
+
+    :raises ConfigurationError: there is no such connection (for spark-submit that would mean YARN), its deploy mode is
+        cluster, or PySpark is not whole.
+    """
+    where = f"spark_conn_id {conn_id!r}"
+    try:
+        connection = BaseHook.get_connection(conn_id)
+    except AirflowNotFoundException as error:
+        raise ConfigurationError(
+            "there is no such connection",
+            where=where,
+            mend="create it, with the type spark (host local[2] or spark://host, port 7077), or correct spark_conn_id",
+        ) from error
+    mode = properties.get("spark.submit.deployMode") or connection.extra_dejson.get("deploy-mode")
+    if mode == "cluster":
+        raise ConfigurationError(
+            "its deploy mode is cluster",
+            where=where,
+            mend="set it to client: the source's credentials reach the driver by its environment, and by nothing else",
+        )
+    binary = connection.extra_dejson.get("spark-binary", "spark-submit")
+    if shutil.which(binary, path=_path()) is None:
+        raise ConfigurationError(
+            f"there is no {binary} here", where=where, mend="install pyspark where Airflow's tasks run"
+        )
+    # PySpark takes a while to import, and a DAG's file is parsed again and again.
+    from airflow_provider_cdc.jobs.session import check_pyspark
+
+    check_pyspark()
+    return connection.host or ""
+
+
+def driver_environment(settings: ConnectionSettings, master: str) -> dict[str, str]:
+    """The variables that a Spark driver needs: the credentials, and the Python that has our packages."""
+    from airflow_provider_cdc.jobs.session import to_environment
+
+    variables = {**to_environment(settings), "PATH": _path(), "PYSPARK_DRIVER_PYTHON": sys.executable}
+    if master.startswith("local"):
+        # On a cluster it is the cluster's own business.
+        variables["PYSPARK_PYTHON"] = sys.executable
+    return variables
+
+
+@contextmanager
+def environment(variables: Mapping[str, str]) -> Iterator[None]:
+    """Set environment variables for the processes started meanwhile.
+
+    The hook's own argument for that would put them into argv on YARN and Kubernetes.
+    """
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _path() -> str:
+    # spark-submit lies beside the interpreter, whose environment need not be activated.
+    return os.pathsep.join(filter(None, [os.environ.get("PATH"), str(Path(sys.executable).parent)]))

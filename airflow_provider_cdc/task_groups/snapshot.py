@@ -1,0 +1,116 @@
+"""One copy of a set of tables, as a group of tasks."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from datetime import timedelta
+from typing import Any
+
+from airflow.providers.common.compat.sdk import TaskGroup, XComArg
+
+from airflow_provider_cdc.operators.consolidate import ConsolidateOperator
+from airflow_provider_cdc.operators.extract_delta import ExtractDeltaOperator
+from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
+from airflow_provider_cdc.operators.preflight import PreflightOperator
+from airflow_provider_cdc.operators.snapshot import SnapshotOperator
+
+RETRYING = {"retries": 2, "retry_delay": timedelta(seconds=15)}
+
+
+class SnapshotTaskGroup(TaskGroup):
+    """Copy a set of tables into a lake, all of them exactly as they were at one position of their source.
+
+    Its tasks, in this order: ``preflight``, ``lock_and_record``, ``snapshot``, ``extract_delta``, ``consolidate``::
+
+        with DAG("shop", schedule="@daily", start_date=datetime(2025, 1, 1), catchup=False):
+            shop = SnapshotTaskGroup(source_conn_id="shop", tables=["shop.*"], target="s3://lake/raw")
+            refresh(shop.published)
+
+    Every argument but the ids of the group may be a template, and a template keeps the type of the value behind it:
+    ``tables="{{ params.tables }}"`` is a list if the param is one. The kind of database comes from the type of the
+    connection when the tasks run. Transient errors are retried twice, unless the ``default_args`` of the DAG or the
+    group say otherwise; errors that a retry cannot mend fail the task at once.
+
+    :param source_conn_id: connection to the source, of type ``cdc_mysql`` or ``mysql``.
+    :param tables: the tables as ``schema.table``; ``*`` matches any run of characters in either part.
+    :param target: URI of the folder to publish in, such as ``s3://bucket/lake``; Airflow and Spark must both reach it.
+    :param consistency: how the tables are read: ``watermark``, ``lock`` or ``exported``; ``auto`` picks per table.
+    :param spark_conn_id: connection to Spark.
+    :param spark_conf: Spark properties. They show in the process list: no secrets.
+    :param chunk_rows: rows that one statement reads, about.
+    :param chunk_pause: seconds that a reader rests after each chunk, to spare the source.
+    :param lock_wait_seconds: seconds that one try to take a lock may keep others waiting.
+    :param lock_tries: how often a lock is tried.
+    :param lock_pause_seconds: seconds between two tries.
+    :param lock_through_read: keep the lock until the table is read, for servers whose read views need that.
+    :param group_id: id of the group.
+    :param prefix_group_id: whether the ids of the tasks begin with that of the group. A DAG with two of these groups
+        needs it for all but one.
+    :param kwargs: what else ``TaskGroup`` takes.
+    """
+
+    def __init__(
+        self,
+        *,
+        source_conn_id: str,
+        tables: Sequence[str] | str,
+        target: str,
+        consistency: str = "auto",
+        spark_conn_id: str = "spark_default",
+        spark_conf: Mapping[str, Any] | str | None = None,
+        chunk_rows: int | str = 100_000,
+        chunk_pause: float | str = 0.0,
+        lock_wait_seconds: int | str = 5,
+        lock_tries: int | str = 12,
+        lock_pause_seconds: float | str = 2.0,
+        lock_through_read: bool | str = False,
+        group_id: str = "cdc_snapshot",
+        prefix_group_id: bool = False,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(group_id=group_id, prefix_group_id=prefix_group_id, **kwargs)
+        # Ours are the weakest: a group's own arguments would otherwise win over the DAG's.
+        self.default_args: dict[str, Any] = {**RETRYING, **(self.dag.default_args or {}), **self.default_args}
+        with self:
+            self.preflight = PreflightOperator(
+                task_id="preflight",
+                source_conn_id=source_conn_id,
+                tables=tables,
+                target=target,
+                consistency=consistency,
+                spark_conn_id=spark_conn_id,
+                conf=spark_conf,
+                chunk_rows=chunk_rows,
+                chunk_pause=chunk_pause,
+                lock_wait_seconds=lock_wait_seconds,
+                lock_tries=lock_tries,
+                lock_pause_seconds=lock_pause_seconds,
+                lock_through_read=lock_through_read,
+            )
+            self.lock_and_record = LockAndRecordOperator(
+                task_id="lock_and_record",
+                source_conn_id=source_conn_id,
+                target=target,
+                plan=self.preflight.output["plan"],
+                options=self.preflight.output["options"],
+            )
+            on_spark: dict[str, Any] = {
+                "source_conn_id": source_conn_id,
+                "run_uri": self.run_uri,
+                "spark_conn_id": spark_conn_id,
+                "conf": spark_conf,
+            }
+            self.snapshot = SnapshotOperator(task_id="snapshot", **on_spark)
+            self.extract_delta = ExtractDeltaOperator(task_id="extract_delta", **on_spark)
+            self.consolidate = ConsolidateOperator(task_id="consolidate", **on_spark)
+            self.snapshot >> self.extract_delta >> self.consolidate
+
+    @property
+    def run_uri(self) -> XComArg:
+        """The run's folder, which holds its manifest."""
+        return self.lock_and_record.output["run_uri"]
+
+    @property
+    def published(self) -> XComArg:
+        """The URI of each table's new files, by the table's name."""
+        return self.consolidate.output["published"]

@@ -1,0 +1,34 @@
+"""A DAG as its author writes one, for the tests: templates, a stock connection, a task that uses what was published."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+from airflow.sdk import DAG, task
+
+from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
+
+with DAG(
+    "nightly_copy",
+    schedule="@daily",
+    start_date=datetime(2025, 1, 1),
+    catchup=False,
+    default_args={"retry_delay": timedelta(0)},
+    params={"tables": ["shop.*"], "target": "file:///nowhere"},
+):
+
+    @task
+    def refresh(published: dict[str, Any]) -> list[str]:
+        return sorted(published)
+
+    shop = SnapshotTaskGroup(
+        source_conn_id="stock_mysql",
+        tables="{{ params.tables }}",
+        target="{{ params.target }}/raw",
+        spark_conf={"spark.ui.enabled": "false"},
+        chunk_rows=50,
+        group_id="shop",
+        prefix_group_id=True,
+    )
+    refresh(shop.published)

@@ -1,0 +1,246 @@
+"""The main job through Airflow and Spark, on a server that is written to all the while."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import threading
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from airflow_provider_cdc.core.gtid import GtidSet
+from airflow_provider_cdc.core.storage import Storage
+from harness.dag_runner import DagRunner, DagRunResult
+from harness.mysql_server import MysqlServer
+
+PASSWORD = "c0rrect-horse-battery"
+ACCOUNTS = 300
+NUMBERS = f"WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < {ACCOUNTS})"
+AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
+# Six Spark applications one after the other.
+pytestmark = pytest.mark.timeout(1800)
+
+STEPS = ["preflight", "lock_and_record", "snapshot", "extract_delta", "consolidate"]
+TABLES = ["bank.accounts", "bank.entries", "bank.visits"]
+
+
+@pytest.fixture(scope="module")
+def bank(mysql: MysqlServer) -> dict[str, Any]:
+    """Money that only moves, an entry and a visit for each move; returns the fields of a connection to it."""
+    for statement in (
+        "CREATE DATABASE bank",
+        "CREATE TABLE bank.accounts (id INT PRIMARY KEY, balance DECIMAL(12,2) NOT NULL)",
+        "CREATE TABLE bank.entries (account INT, memo VARCHAR(40), PRIMARY KEY (account, memo))",
+        "CREATE TABLE bank.visits (account INT NOT NULL)",
+        f"INSERT INTO bank.accounts {NUMBERS} SELECT i, 100 FROM n",
+        "CREATE USER bank_copier@localhost IDENTIFIED BY '" + PASSWORD + "'",
+        "GRANT REPLICATION CLIENT, REPLICATION SLAVE ON *.* TO bank_copier@localhost",
+        "GRANT SELECT, LOCK TABLES ON bank.* TO bank_copier@localhost",
+    ):
+        mysql.query(statement)
+    return {"host": mysql.host, "port": mysql.port, "login": "bank_copier", "password": PASSWORD}
+
+
+@contextmanager
+def in_background(step: Callable[[int], None], every: float) -> Iterator[None]:
+    """Calls ``step`` with 0, 1, 2, … all these seconds until the block ends, which raises what it raised."""
+    stop = threading.Event()
+    failures: list[BaseException] = []
+
+    def work() -> None:
+        number = 0
+        try:
+            while not stop.wait(every):
+                step(number)
+                number += 1
+        except BaseException as error:
+            failures.append(error)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join()
+    if failures:
+        raise failures[0]
+
+
+@contextmanager
+def transfers(mysql: MysqlServer) -> Iterator[None]:
+    with mysql.connect(autocommit=False) as connection, connection.cursor() as cursor:
+
+        def move(number: int) -> None:
+            payer, payee = 1 + number * 7 % ACCOUNTS, 1 + number * 11 % ACCOUNTS
+            cursor.execute("UPDATE bank.accounts SET balance = balance - 1 WHERE id = %s", [payer])
+            cursor.execute("UPDATE bank.accounts SET balance = balance + 1 WHERE id = %s", [payee])
+            cursor.execute("INSERT INTO bank.entries VALUES (%s, UUID())", [payer])
+            cursor.execute("INSERT INTO bank.visits VALUES (%s)", [payer])
+            connection.commit()
+
+        with in_background(move, 0.02):
+            yield
+
+
+@dataclass
+class Copied:
+    """What one run of the DAG left, and the argv of every process seen meanwhile."""
+
+    first: DagRunResult
+    again: DagRunResult
+    lake: Path
+    files_before: dict[str, str]
+    argv: set[bytes]
+    home: Path
+    before: str
+    after: str
+
+    def rows(self, table: str) -> list[tuple[Any, ...]]:
+        folder = Storage(self.first.xcoms["consolidate"]["published"][table])
+        tables = [pq.read_table(folder.path(name), filesystem=folder.filesystem) for name in folder.files()]
+        return [tuple(row.values()) for found in tables for row in found.to_pylist()]
+
+
+def files_of(folder: Path) -> dict[str, str]:
+    return {
+        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
+        for path in folder.rglob("*")
+        if path.is_file() and "_runs" not in path.parts
+    }
+
+
+@pytest.fixture(scope="module")
+def copied(
+    dag_runner: DagRunner, bank: dict[str, Any], mysql: MysqlServer, tmp_path_factory: pytest.TempPathFactory
+) -> Copied:
+    """A run, and then each of its tasks cleared and run again, the last one first, while money keeps moving."""
+    lake = tmp_path_factory.mktemp("lake")
+    connections = {"cdc_mysql": {"conn_type": "cdc_mysql", **bank}}
+    conf = {"tables": ["bank.*"], "target": lake.as_uri(), "chunk_rows": 100}
+    argv: set[bytes] = set()
+
+    def watch(number: int) -> None:
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            try:
+                argv.add(path.read_bytes())
+            except OSError:
+                continue
+
+    with transfers(mysql), in_background(watch, 0.25):
+        before = mysql.query("SELECT @@gtid_executed")[0][0]
+        first = dag_runner.run("mysql_snapshot", conf, at=AT, connections=connections)
+        after = mysql.query("SELECT @@gtid_executed")[0][0]
+        files = files_of(lake)
+        again = dag_runner.rerun("mysql_snapshot", AT, STEPS[::-1], connections=connections)
+    return Copied(first, again, lake, files, argv, dag_runner.home, before, after)
+
+
+def test_every_task_succeeds_at_once(copied: Copied) -> None:
+    assert copied.first.states == dict.fromkeys(STEPS, "success"), copied.first.log[-8000:]
+    assert copied.first.tries == dict.fromkeys(STEPS, 1)
+
+
+def test_xcoms_are_those_of_the_contract(copied: Copied) -> None:
+    xcoms = {task: set(values) - {"return_value"} for task, values in copied.first.xcoms.items()}
+    assert xcoms == {
+        "preflight": {"plan", "options"},
+        "lock_and_record": {"run_uri", "initial_gtid_set"},
+        "snapshot": {"snapshot_upper", "counts"},
+        "extract_delta": {"counts"},
+        "consolidate": {"published", "counts"},
+    }
+    values = copied.first.xcoms
+    assert [plan["table"] for plan in values["preflight"]["plan"]] == TABLES
+    assert {plan["consistency"] for plan in values["preflight"]["plan"]} == {"watermark", "lock"}
+    assert values["snapshot"]["counts"]["tables"]["bank.accounts"]["rows"] == ACCOUNTS
+    assert values["extract_delta"]["counts"]["transactions"] > 0
+    assert set(values["consolidate"]["published"]) == set(TABLES)
+    assert len(json.dumps(values)) < 20_000
+
+
+def test_positions_bound_the_run(copied: Copied) -> None:
+    values = copied.first.xcoms
+    initial = GtidSet.parse(values["lock_and_record"]["initial_gtid_set"])
+    upper = GtidSet.parse(values["snapshot"]["snapshot_upper"])
+    chain = [GtidSet.parse(copied.before), initial, upper, GtidSet.parse(copied.after)]
+    for earlier, later in pairwise(chain):
+        assert earlier <= later
+    assert initial != upper, "nothing was written while the tables were read: the test shows nothing"
+
+
+def test_all_tables_are_as_they_were_at_one_point(copied: Copied) -> None:
+    balances = dict(copied.rows("bank.accounts"))
+    assert len(balances) == ACCOUNTS
+    assert sum(balances.values()) == 100 * ACCOUNTS
+    entries = Counter(account for account, _ in copied.rows("bank.entries"))
+    assert entries == Counter(account for (account,) in copied.rows("bank.visits"))
+    rewound = copied.first.xcoms["consolidate"]["counts"]["rewound"]
+    assert rewound["bank.accounts"] > 0
+
+
+def test_published_layout_is_that_of_the_contract(copied: Copied) -> None:
+    run_uri = copied.first.xcoms["lock_and_record"]["run_uri"]
+    run_id = run_uri.rsplit("/", 1)[-1]
+    assert re.fullmatch(r"20260102T030405Z-[0-9a-f]{8}", run_id)
+    assert run_uri == f"{copied.lake.as_uri()}/_runs/{run_id}"
+    for table in TABLES:
+        latest = json.loads((copied.lake / table / "_latest.json").read_text())
+        assert latest["run_id"] == run_id
+        assert latest["initial_gtid_set"] == copied.first.xcoms["lock_and_record"]["initial_gtid_set"]
+        assert latest["rows"] == len(copied.rows(table))
+        published = f"{copied.lake.as_uri()}/{table}/snapshot={run_id}"
+        assert latest["path"] == copied.first.xcoms["consolidate"]["published"][table] == published
+        assert all(name.startswith("part-") for name in Storage(published).files())
+
+
+def test_clearing_any_task_of_a_finished_run_changes_nothing(copied: Copied) -> None:
+    assert copied.again.states == dict.fromkeys(STEPS, "success"), copied.again.log[-8000:]
+    assert copied.again.tries == dict.fromkeys(STEPS, 2)
+    assert files_of(copied.lake) == copied.files_before
+    assert [copied.again.xcoms[task] for task in STEPS[1:]] == [copied.first.xcoms[task] for task in STEPS[1:]]
+    assert "keeping initial_gtid_set" in copied.again.log
+
+
+def test_progress_of_the_app_is_in_the_task_s_log(copied: Copied) -> None:
+    assert "bank.visits" in copied.first.log
+    assert "snapshot: 3 tables" in copied.first.log
+    assert "consolidate: done" in copied.first.log
+
+
+def test_password_is_nowhere_but_in_the_drivers_environment(copied: Copied) -> None:
+    secret = PASSWORD.encode()
+    assert any(b"SparkSubmit" in argv for argv in copied.argv), "the test saw no spark-submit"
+    assert not [argv for argv in copied.argv if secret in argv]
+    places = [copied.home, copied.lake]
+    files = [path for place in places for path in place.rglob("*") if path.is_file()]
+    events = [path.read_bytes() for path in files if "events" in path.parts]
+    assert any(b"SparkListenerEnvironmentUpdate" in event for event in events), "Spark wrote no readable event log"
+    assert [str(path) for path in files if secret in path.read_bytes()] == []
+    for result in (copied.first, copied.again):
+        assert PASSWORD not in repr((result.xcoms, result.rendered))
+        assert PASSWORD not in result.log
+
+
+def test_author_s_own_dag_hands_on_what_was_published(
+    dag_runner: DagRunner, bank: dict[str, Any], tmp_path: Path
+) -> None:
+    result = dag_runner.run(
+        "nightly_copy",
+        {"tables": ["bank.acc*"], "target": tmp_path.as_uri()},
+        connections={"stock_mysql": {"conn_type": "mysql", **bank}},
+    )
+    assert set(result.states.values()) == {"success"}, result.log[-8000:]
+    assert result.xcoms["refresh"]["return_value"] == ["bank.accounts"]
+    assert (tmp_path / "raw" / "bank.accounts" / "_latest.json").is_file()
+    assert result.xcoms["shop.snapshot"]["counts"]["tables"]["bank.accounts"]["chunks"] > 1

@@ -1,0 +1,103 @@
+"""Connections as people write them, and what becomes of their TLS settings and passwords."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from airflow_provider_cdc.errors import ConfigurationError
+from airflow_provider_cdc.hooks import open_hook
+from airflow_provider_cdc.hooks.mysql import CdcMysqlHook
+from harness.mysql_server import MysqlServer
+
+Connect = Callable[..., None]
+
+
+@pytest.fixture
+def connection(monkeypatch: pytest.MonkeyPatch) -> Connect:
+    """Defines the connection ``shop``."""
+
+    def define(**fields: Any) -> None:
+        defaults = {"conn_type": "cdc_mysql", "host": "db.example.com", "login": "cdc", "password": "s3cret:/@"}
+        monkeypatch.setenv("AIRFLOW_CONN_SHOP", json.dumps({**defaults, **fields}))
+
+    return define
+
+
+def test_both_types_of_connection_reach_the_same_hook(connection: Connect) -> None:
+    for conn_type in ("cdc_mysql", "mysql"):
+        connection(conn_type=conn_type)
+        hook = open_hook("shop")
+        assert isinstance(hook, CdcMysqlHook)
+        settings = hook.settings()
+        assert (settings.kind, settings.address) == ("mysql", "cdc@db.example.com:3306")
+        assert settings.password == "s3cret:/@"
+        assert settings.tls == {}
+
+
+def test_password_shows_in_no_repr_of_source_or_settings(connection: Connect) -> None:
+    connection()
+    hook = open_hook("shop")
+    for thing in (hook, hook.settings(), hook.get_conn()):
+        assert "s3cret" not in repr(thing)
+
+
+def test_source_survives_the_way_to_an_executor(connection: Connect) -> None:
+    connection(port=4000)
+    source = open_hook("shop").get_conn()
+    assert vars(pickle.loads(pickle.dumps(source))) == vars(source)
+
+
+def test_form_fields_are_the_tls_settings(connection: Connect) -> None:
+    connection(extra={"tls_mode": "verify_ca", "tls_ca": "/etc/ca.pem", "tls_cert": "", "tls_key": None})
+    assert open_hook("shop").settings().tls == {"mode": "verify_ca", "ca": "/etc/ca.pem"}
+
+
+def test_misspelt_tls_field_is_refused_and_not_an_unencrypted_connection(connection: Connect) -> None:
+    connection(extra={"tls_mod": "required"})
+    with pytest.raises(ConfigurationError, match="tls_mod"):
+        open_hook("shop").settings()
+
+
+@pytest.mark.parametrize("ssl", [{"ca": "/ca.pem", "cipher": "x"}, '{"ca": "/ca.pem"}'])
+def test_stock_connection_keeps_its_tls_settings(connection: Connect, ssl: object) -> None:
+    connection(conn_type="mysql", extra={"ssl": ssl, "ssl_mode": "VERIFY_IDENTITY", "charset": "utf8"})
+    assert open_hook("shop").settings().tls == {"ca": "/ca.pem", "mode": "verify_identity"}
+
+
+def test_stock_connection_with_unreadable_tls_settings_is_refused(connection: Connect) -> None:
+    connection(conn_type="mysql", extra={"ssl": "yes"})
+    with pytest.raises(ConfigurationError, match="ssl"):
+        open_hook("shop").settings()
+
+
+@pytest.mark.parametrize("field", ["host", "login"])
+def test_connection_without_host_or_user_is_refused(connection: Connect, field: str) -> None:
+    connection(**{field: ""})
+    with pytest.raises(ConfigurationError, match=f"has no {field}"):
+        open_hook("shop").settings()
+
+
+def test_missing_connection_and_wrong_type_name_the_mend(connection: Connect) -> None:
+    with pytest.raises(ConfigurationError, match="no such connection") as missing:
+        open_hook("nowhere")
+    assert "cdc_mysql" in missing.value.mend
+    connection(conn_type="http")
+    with pytest.raises(ConfigurationError, match="'http'"):
+        open_hook("shop")
+
+
+def test_connection_test_says_what_answers_or_why_not(connection: Connect, mysql: MysqlServer) -> None:
+    connection(host=mysql.host, port=mysql.port, login="root", password="")
+    answers, said = open_hook("shop").test_connection()
+    assert answers
+    assert f"root@127.0.0.1:{mysql.port}" in said
+    connection(host=mysql.host, port=mysql.port, login="root", password="s3cret")
+    answers, said = open_hook("shop").test_connection()
+    assert not answers
+    assert "password" in said
+    assert "s3cret" not in said

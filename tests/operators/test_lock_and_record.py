@@ -1,0 +1,128 @@
+"""The initial position of a run is fixed once, whatever is cleared and whoever else tries."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from airflow_provider_cdc.core.manifest import Manifest
+from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.core.table import Column, Table, TableName
+from airflow_provider_cdc.errors import LockNotGranted
+from airflow_provider_cdc.operators import lock_and_record
+from airflow_provider_cdc.operators.base import run_id_of
+from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
+from airflow_provider_cdc.sources.base import InitialPoint, LockPolicy, TablePlan
+
+ORDERS, CLICKS = TableName("shop", "orders"), TableName("shop", "clicks")
+PLAN = [TablePlan(ORDERS, "watermark", "it has a key").to_json(), TablePlan(CLICKS, "lock", "it has none").to_json()]
+OPTIONS = {"chunk_rows": 7, "chunk_pause": 0.5, "lock": asdict(LockPolicy(wait_seconds=1))}
+
+
+class FakeSource:
+    """Its position grows with every call."""
+
+    kind = "mysql"
+    position_key = "initial_gtid_set"
+
+    def __init__(self) -> None:
+        self.calls: list[LockPolicy] = []
+        self.meanwhile: Callable[[], None] = lambda: None
+
+    def record_initial(self, plans: Sequence[TablePlan], lock: LockPolicy) -> InitialPoint:
+        self.calls.append(lock)
+        self.meanwhile()
+        tables = tuple(Table(plan.name, (Column("id", "int", False),)) for plan in plans)
+        return InitialPoint(f"server:1-{len(self.calls)}", {"uuid": "server"}, tables[::-1], 0.002)
+
+
+@pytest.fixture
+def source(monkeypatch: pytest.MonkeyPatch) -> FakeSource:
+    fake = FakeSource()
+    monkeypatch.setattr(lock_and_record, "open_hook", lambda conn_id: SimpleNamespace(get_conn=lambda: fake))
+    return fake
+
+
+def context(**changes: Any) -> Any:
+    names: dict[str, Any] = {"dag_id": "d", "run_id": "manual__2026-01-01T00:00:00+00:00", "task_id": "lock_and_record"}
+    names |= {"map_index": -1, "run_after": datetime(2026, 1, 1, 12, 30, tzinfo=UTC), **changes}
+    everything = SimpleNamespace(**names)
+    return {"dag_run": everything, "ti": everything}
+
+
+def operator(target: Path, plan: Sequence[Mapping[str, Any]] = tuple(PLAN)) -> LockAndRecordOperator:
+    return LockAndRecordOperator(
+        task_id="lock_and_record", source_conn_id="shop", target=target.as_uri(), plan=list(plan), options=OPTIONS
+    )
+
+
+def test_manifest_holds_what_later_steps_need(source: FakeSource, tmp_path: Path) -> None:
+    pushed = operator(tmp_path).execute(context())
+    run = Storage(pushed["run_uri"])
+    manifest = Manifest.load(run)
+    assert pushed == {"run_uri": run.uri, "initial_gtid_set": "server:1-1"}
+    assert run.uri == f"{tmp_path.as_uri()}/_runs/{manifest.run_id}"
+    assert manifest.initial_position == "server:1-1"
+    assert manifest.options == OPTIONS
+    assert source.calls == [LockPolicy(wait_seconds=1)]
+    # The source may return tables in an order of its own.
+    assert {table.table.name: (table.consistency, table.reason) for table in manifest.tables} == {
+        ORDERS: ("watermark", "it has a key"),
+        CLICKS: ("lock", "it has none"),
+    }
+
+
+def test_cleared_task_keeps_the_position_that_chunks_were_read_after(source: FakeSource, tmp_path: Path) -> None:
+    first = operator(tmp_path).execute(context())
+    again = operator(tmp_path, PLAN[:1]).execute(context())
+    assert again == first
+    assert len(source.calls) == 1
+
+
+def test_slow_try_gives_way_to_the_one_that_was_quicker(source: FakeSource, tmp_path: Path) -> None:
+    def another_try() -> None:
+        source.meanwhile = lambda: None
+        operator(tmp_path).execute(context())
+
+    source.meanwhile = another_try
+    pushed = operator(tmp_path).execute(context())
+    assert len(source.calls) == 2
+    assert Manifest.load(Storage(pushed["run_uri"])).initial_position == pushed["initial_gtid_set"] == "server:1-2"
+
+
+def test_run_never_continues_on_another_kind_of_source(source: FakeSource, tmp_path: Path) -> None:
+    operator(tmp_path).execute(context())
+    source.kind = "postgres"
+    with pytest.raises(AirflowFailException, match="began on a mysql source"):
+        operator(tmp_path).execute(context())
+
+
+def test_lock_that_is_not_granted_is_worth_another_try(source: FakeSource, tmp_path: Path) -> None:
+    def refuse() -> None:
+        raise LockNotGranted("not granted", where="shop.clicks", mend="later")
+
+    source.meanwhile = refuse
+    with pytest.raises(AirflowException, match="not granted") as failed:
+        operator(tmp_path).execute(context())
+    assert not isinstance(failed.value, AirflowFailException)
+    assert not Manifest.exists(Storage(tmp_path.as_uri()).folder("_runs", run_id_of(context())))
+
+
+def test_run_id_is_the_same_for_every_try_and_safe_in_every_path() -> None:
+    assert run_id_of(context()) == run_id_of(context(try_number=7)) == "20260101T123000Z-" + run_id_of(context())[-8:]
+    assert set(run_id_of(context())) <= set("0123456789abcdefTZ-")
+
+
+def test_run_ids_of_different_runs_differ_and_sort_by_time() -> None:
+    changes: list[dict[str, Any]] = [{}, {"dag_id": "e"}, {"run_id": "x"}, {"task_id": "g.lock_and_record"}]
+    changes += [{"map_index": 0}, {"map_index": 1}]
+    assert len({run_id_of(context(**change)) for change in changes}) == len(changes)
+    later = datetime(2026, 1, 1, 12, 30, 1, tzinfo=UTC)
+    assert run_id_of(context(run_after=later)) > max(run_id_of(context(**change)) for change in changes)

@@ -1,0 +1,62 @@
+"""Every parameter is checked for its type and its value, and all that is wrong is told at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from airflow_provider_cdc.errors import PreflightError
+from airflow_provider_cdc.operators.parameters import RunParameters
+from airflow_provider_cdc.operators.preflight import PreflightOperator
+
+RIGHT: dict[str, Any] = {
+    "source_conn_id": "shop",
+    "tables": ["shop.orders"],
+    "target": "file:///lake",
+    "consistency": "auto",
+    "spark_conn_id": "spark_default",
+    "conf": None,
+    "chunk_rows": 1,
+    "chunk_pause": 0,
+    "lock_wait_seconds": 1,
+    "lock_tries": 1,
+    "lock_pause_seconds": 0.5,
+    "lock_through_read": False,
+}
+
+WRONG: dict[str, list[Any]] = {
+    "source_conn_id": ["", " ", None, 5],
+    "tables": ["shop.orders", [], [""], [1], None, {"shop.orders": 1}],
+    "target": ["", None, 5, ["file:///lake"]],
+    "consistency": ["Auto", "", None, 1, ["auto"]],
+    "spark_conn_id": ["", None],
+    "conf": ["spark.x=1", [("spark.x", 1)], {1: 2}],
+    "chunk_rows": [0, -1, 1.5, "1", True, None, float("nan")],
+    "chunk_pause": [-1, "1", None, True, float("nan"), float("inf")],
+    "lock_wait_seconds": [0, -1, 1.5, "5", True],
+    "lock_tries": [0, "1", None],
+    "lock_pause_seconds": [-0.1, "1", None],
+    "lock_through_read": ["false", 0, 1, None],
+}
+
+
+def test_what_the_operator_takes_is_what_is_checked() -> None:
+    assert set(RIGHT) == set(WRONG) == set(PreflightOperator.template_fields)
+    assert RunParameters.check(RIGHT).tables == ["shop.orders"]
+
+
+@pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
+def test_wrong_value_is_named(name: str, value: Any) -> None:
+    with pytest.raises(PreflightError) as refused:
+        RunParameters.check({**RIGHT, name: value})
+    (problem,) = refused.value.problems
+    assert problem.where == f"parameter {name}"
+    assert repr(value) in problem.what
+    assert problem.mend
+
+
+def test_all_wrong_values_are_told_at_once() -> None:
+    with pytest.raises(PreflightError) as refused:
+        RunParameters.check({name: values[0] for name, values in WRONG.items()})
+    assert len(refused.value.problems) == len(WRONG)

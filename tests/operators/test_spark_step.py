@@ -1,0 +1,246 @@
+"""Submitting a Spark app: what it is given, what must not show, and what becomes of its errors.
+
+A script takes the place of spark-submit; the real one runs in tests/dags.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+import airflow_provider_cdc
+from airflow_provider_cdc.core.manifest import Manifest
+from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.errors import ConfigurationError
+from airflow_provider_cdc.operators import spark_step
+from airflow_provider_cdc.operators.consolidate import ConsolidateOperator
+from airflow_provider_cdc.operators.snapshot import SnapshotOperator
+
+PASSWORD = "corr3ct-horse"
+FOUND = {
+    "snapshot_upper": "3e11fa47-71ca-11e1-9e33-c80aa9429562:1-9",
+    "log_end": "binlog.000001:4",
+    "rows": 3,
+    "tables": {"shop.orders": {"rows": 3}},
+}
+PUBLISHED = {"published": {"shop.orders": "file:///x"}, "rows": {"shop.orders": 3}}
+
+SUBMIT = f"""#!{sys.executable}
+import json, os, sys
+sys.path.insert(0, {str(Path(airflow_provider_cdc.__file__).parents[1])!r})
+from airflow_provider_cdc.core.manifest import Manifest
+from airflow_provider_cdc.core.storage import Storage
+run = Storage(sys.argv[sys.argv.index("--run-uri") + 1])
+run.write_json("seen.json", {{"argv": sys.argv[1:], "environment": dict(os.environ)}})
+print("snapshot: 1 of 2 chunks")
+failure = os.environ.get("TEST_FAILURE")
+if failure == "hang":
+    os.execvp("sleep", ["sleep", "300"])
+if failure == "crash":
+    sys.exit("java.lang.OutOfMemoryError")
+if failure:
+    run.write_json("errors/snapshot.json", json.loads(failure))
+    sys.exit(1)
+if "TEST_FORGETS" not in os.environ:
+    manifest = Manifest.load(run)
+    manifest.finish_step(run, "snapshot", {FOUND!r})
+    manifest.finish_step(run, "consolidate", {PUBLISHED!r})
+"""
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Storage:
+    run = Storage(tmp_path.as_uri()).folder("_runs", "20260101T000000Z-00000000")
+    Manifest("20260101T000000Z-00000000", "mysql", "initial_gtid_set", "", {}, "", []).save(run)
+    return run
+
+
+@pytest.fixture(autouse=True)
+def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    submit = tmp_path / "bin" / "spark-submit"
+    submit.parent.mkdir()
+    submit.write_text(SUBMIT)
+    submit.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{submit.parent}{os.pathsep}{os.environ['PATH']}")
+    shop = {"conn_type": "cdc_mysql", "host": "db", "login": "cdc", "password": PASSWORD}
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", json.dumps(shop))
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK", json.dumps({"conn_type": "spark", "host": "local[2]"}))
+    for name in ("CDC_SOURCE", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "TEST_FAILURE", "TEST_FORGETS"):
+        monkeypatch.delenv(name, raising=False)
+
+
+CONTEXT: Any = {
+    "ti": SimpleNamespace(dag_id="my dag", task_id="snapshot", map_index=-1),
+    "dag_run": SimpleNamespace(dag_id="my dag", run_id="r", run_after=datetime(2026, 1, 1, tzinfo=UTC)),
+}
+
+
+def operator(run: Storage, kind: type[spark_step.SparkStepOperator] = SnapshotOperator, **arguments: Any) -> Any:
+    return kind(task_id="t", source_conn_id="shop", run_uri=run.uri, spark_conn_id="spark", **arguments)
+
+
+def seen(run: Storage) -> tuple[list[str], dict[str, str]]:
+    what = run.read_json("seen.json")
+    return what["argv"], what["environment"]
+
+
+def test_step_pushes_its_outputs_and_counts_and_nothing_for_other_steps(run: Storage) -> None:
+    assert operator(run).execute(CONTEXT) == {
+        "snapshot_upper": FOUND["snapshot_upper"],
+        "counts": {"rows": 3, "tables": {"shop.orders": {"rows": 3}}},
+    }
+    assert operator(run, ConsolidateOperator).execute(CONTEXT) == {
+        "published": {"shop.orders": "file:///x"},
+        "counts": {"rows": {"shop.orders": 3}},
+    }
+
+
+def test_credentials_reach_the_driver_by_its_environment_alone(
+    run: Storage, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    task = operator(run)
+    before = dict(os.environ)
+    with caplog.at_level("DEBUG"):
+        task.execute(CONTEXT)
+    argv, environment = seen(run)
+    assert json.loads(environment["CDC_SOURCE"])["password"] == PASSWORD
+    assert PASSWORD not in " ".join(argv)
+    assert PASSWORD not in caplog.text
+    assert PASSWORD not in "".join(capfd.readouterr())
+    rendered = {name: getattr(task, name) for name in task.template_fields}
+    assert PASSWORD not in repr((rendered, task.conf, task.env_vars, task.application_args))
+    assert dict(os.environ) == before
+
+
+def test_app_gets_the_run_and_the_package_and_local_workers_our_python(run: Storage) -> None:
+    operator(run, conf={"spark.executor.cores": "2", "spark.log.level": "INFO"}).execute(CONTEXT)
+    argv, environment = seen(run)
+    app, *arguments = argv[-3:]
+    assert Path(app).name == "snapshot.py"
+    assert arguments == ["--run-uri", run.uri]
+    assert argv[argv.index("--master") + 1] == "local[2]"
+    assert argv[argv.index("--deploy-mode") + 1] == "client"
+    assert argv[argv.index("--py-files") + 1].endswith(".zip")
+    assert argv[argv.index("--name") + 1] == "my_dag.snapshot.20260101T000000Z-00000000"
+    assert "spark.executor.cores=2" in argv
+    assert "spark.log.level=INFO" in argv
+    assert environment["PYSPARK_PYTHON"] == environment["PYSPARK_DRIVER_PYTHON"] == sys.executable
+
+
+def test_workers_of_a_cluster_keep_their_own_python(run: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK", json.dumps({"conn_type": "spark", "host": "spark://m", "port": 7077}))
+    operator(run).execute(CONTEXT)
+    argv, environment = seen(run)
+    assert argv[argv.index("--master") + 1] == "spark://m:7077"
+    assert "PYSPARK_PYTHON" not in environment
+
+
+@pytest.mark.parametrize(("terminal", "kind"), [(True, AirflowFailException), (False, AirflowException)])
+def test_what_the_app_said_is_what_the_task_says(
+    run: Storage, monkeypatch: pytest.MonkeyPatch, terminal: bool, kind: type[Exception]
+) -> None:
+    error = {"type": "LogGone", "message": "the log is gone\n  Mend: a new run", "terminal": terminal}
+    monkeypatch.setenv("TEST_FAILURE", json.dumps(error))
+    with pytest.raises(AirflowException) as failed:
+        operator(run).execute(CONTEXT)
+    assert type(failed.value) is kind
+    assert str(failed.value) == error["message"]
+
+
+def test_error_of_an_earlier_try_is_not_taken_for_that_of_a_crash(
+    run: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run.write_json("errors/snapshot.json", {"type": "LogGone", "message": "old", "terminal": True})
+    monkeypatch.setenv("TEST_FAILURE", "crash")
+    with pytest.raises(AirflowException, match="OutOfMemoryError") as failed:
+        operator(run).execute(CONTEXT)
+    assert not isinstance(failed.value, AirflowFailException)
+
+
+def test_app_that_records_nothing_has_not_done_its_step(run: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_FORGETS", "1")
+    with pytest.raises(AirflowFailException, match="not recorded as done"):
+        operator(run).execute(CONTEXT)
+
+
+def test_run_without_manifest_is_an_error_that_names_the_mend(tmp_path: Path) -> None:
+    with pytest.raises(AirflowFailException, match="connection"):
+        SnapshotOperator(
+            task_id="t", source_conn_id="nowhere", run_uri=tmp_path.as_uri(), spark_conn_id="spark"
+        ).execute(CONTEXT)
+
+
+def test_killing_a_task_that_never_submitted_does_nothing(run: Storage) -> None:
+    operator(run).on_kill()
+
+
+def test_killing_a_task_ends_spark_submit(run: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TEST_FAILURE", "hang")
+    task = operator(run)
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(task.execute, CONTEXT)
+        while not run.exists("seen.json"):
+            assert not running.done(), running.result()
+            time.sleep(0.05)
+        task.on_kill()
+        with pytest.raises(AirflowException, match="Error code is: -9"):
+            running.result(30)
+
+
+def test_missing_spark_connection_is_an_error_and_not_yarn() -> None:
+    with pytest.raises(ConfigurationError, match="no such connection"):
+        spark_step.check_spark("nowhere", {})
+
+
+@pytest.mark.parametrize("by", ["connection", "property"])
+def test_cluster_mode_is_refused(by: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    properties = {"spark.submit.deployMode": "cluster"} if by == "property" else {}
+    if by == "connection":
+        connection = {"conn_type": "spark", "host": "spark://m", "extra": {"deploy-mode": "cluster"}}
+        monkeypatch.setenv("AIRFLOW_CONN_SPARK", json.dumps(connection))
+    with pytest.raises(ConfigurationError, match="cluster"):
+        spark_step.check_spark("spark", properties)
+
+
+def test_mixture_of_two_pysparks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    versions = {"pyspark": "4.2.0", "pyspark-client": "4.3.0"}
+    monkeypatch.setattr("airflow_provider_cdc.jobs.session.version", versions.get)
+    with pytest.raises(ConfigurationError, match=r"4\.3\.0"):
+        spark_step.check_spark("spark", {})
+
+
+def test_missing_spark_submit_is_told_before_it_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/bin/python")
+    monkeypatch.setenv("PATH", "/nowhere/else")
+    with pytest.raises(ConfigurationError, match="spark-submit"):
+        spark_step.check_spark("spark", {})
+
+
+def test_spark_submit_beside_the_interpreter_is_found_without_an_activated_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("PATH", "/usr/bin")
+    assert spark_step.check_spark("spark", {}) == "local[2]"
+
+
+def test_apps_are_found_in_a_wheel_and_in_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("snapshot", "extract_delta", "consolidate"):
+        assert spark_step.spark_app(name).is_file()
+    package = tmp_path / "airflow_provider_cdc"
+    monkeypatch.setattr(airflow_provider_cdc, "__file__", str(package / "__init__.py"))
+    with pytest.raises(ConfigurationError, match="snapshot"):
+        spark_step.spark_app("snapshot")
+    for folder in (tmp_path, package):
+        (folder / "spark_apps").mkdir(parents=True)
+        (folder / "spark_apps" / "snapshot.py").touch()
+        assert spark_step.spark_app("snapshot") == folder / "spark_apps" / "snapshot.py"

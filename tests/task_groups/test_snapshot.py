@@ -1,0 +1,110 @@
+"""The group as a DAG's author meets it, at parse time."""
+
+from __future__ import annotations
+
+import copy
+import socket
+from datetime import datetime, timedelta
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG, BaseHook, TaskGroup
+from airflow.serialization.serialized_objects import DagSerialization
+
+from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
+
+STEPS = ["preflight", "lock_and_record", "snapshot", "extract_delta", "consolidate"]
+
+
+def group(**arguments: Any) -> SnapshotTaskGroup:
+    return SnapshotTaskGroup(**{"source_conn_id": "shop", "tables": ["shop.*"], "target": "s3://lake", **arguments})
+
+
+def dag(**arguments: Any) -> DAG:
+    return DAG("test", schedule=None, start_date=datetime(2025, 1, 1), **arguments)
+
+
+def test_tasks_have_the_contract_s_ids_and_order() -> None:
+    with dag() as parsed:
+        group()
+    assert [task.task_id for task in parsed.topological_sort()] == STEPS
+    for before, after in pairwise(STEPS):
+        assert after in parsed.get_task(before).downstream_task_ids
+
+
+def test_two_groups_in_one_dag_need_a_prefix_for_one() -> None:
+    with dag() as parsed:
+        group() >> group(group_id="more", prefix_group_id=True)
+    assert set(parsed.task_ids) == {*STEPS, *(f"more.{step}" for step in STEPS)}
+    assert parsed.get_task("consolidate").downstream_task_ids == {"more.preflight"}
+    assert parsed.get_task("more.snapshot").run_uri.operator.task_id == "more.lock_and_record"
+
+
+def test_parsing_touches_no_connection_and_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object) -> None:
+        raise AssertionError("parsing a DAG must not look outside")
+
+    monkeypatch.setattr(BaseHook, "get_connection", refuse)
+    monkeypatch.setattr(socket, "create_connection", refuse)
+    with dag():
+        group(target="s3://no-such-bucket/lake")
+
+
+def test_group_survives_serialization_and_copying() -> None:
+    with dag() as parsed:
+        group(spark_conf={"spark.executor.cores": "2"}, lock_through_read=True)
+    loaded = DagSerialization.deserialize_dag(DagSerialization.serialize_dag(parsed))
+    assert set(loaded.task_ids) == set(STEPS)
+    assert set(copy.deepcopy(parsed).task_ids) == set(STEPS)
+
+
+@pytest.mark.parametrize(
+    ("dag_arguments", "group_arguments", "parent_arguments", "retries"),
+    [
+        ({}, {}, {}, 2),
+        ({"retries": 5}, {}, {}, 5),
+        ({"retries": 5}, {"retries": 0}, {}, 0),
+        ({}, {}, {"retries": 4}, 4),
+    ],
+)
+def test_our_retries_give_way_to_everybody_else_s(
+    dag_arguments: dict[str, Any], group_arguments: dict[str, Any], parent_arguments: dict[str, Any], retries: int
+) -> None:
+    with (
+        dag(default_args=dag_arguments) as parsed,
+        TaskGroup("parent", prefix_group_id=False, default_args=parent_arguments),
+    ):
+        group(default_args=group_arguments)
+    for task in parsed.tasks:
+        assert task.retries == retries
+        assert task.retry_delay == timedelta(seconds=15)
+
+
+def test_templates_keep_the_types_of_params_whatever_the_dag_says() -> None:
+    with dag(render_template_as_native_obj=False) as parsed:
+        group(
+            tables="{{ params.tables }}",
+            chunk_rows="{{ params.chunk_rows }}",
+            lock_through_read="{{ params.through }}",
+            spark_conf="{{ params.conf }}",
+            source_conn_id="{{ params.source }}",
+        )
+    params = {"tables": ["a.b"], "chunk_rows": 10, "through": True, "conf": {"spark.x": 1}, "source": "shop"}
+    preflight, snapshot = parsed.get_task("preflight"), parsed.get_task("snapshot")
+    preflight.render_template_fields({"params": params})
+    assert preflight.tables == ["a.b"]
+    assert preflight.chunk_rows == 10
+    assert preflight.lock_through_read is True
+    assert preflight.conf == {"spark.x": 1}
+    snapshot.run_uri = "file:///lake/_runs/x"
+    snapshot.render_template_fields({"params": params})
+    assert (snapshot.conf, snapshot.source_conn_id) == ({"spark.x": 1}, "shop")
+
+
+def test_what_was_published_can_be_handed_on() -> None:
+    with dag() as parsed:
+        copied = group()
+    assert copied.published.operator is parsed.get_task("consolidate")
+    assert copied.published.key == "published"
+    assert copied.run_uri.key == "run_uri"

@@ -1,0 +1,68 @@
+"""One wrong key in the provider's description breaks every ``airflow`` command."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import subprocess
+import sys
+from importlib.resources import files
+
+import jsonschema
+
+from airflow_provider_cdc.get_provider_info import get_provider_info
+from harness.dag_runner import DagRunner
+
+
+def test_description_follows_the_schema_of_this_airflow() -> None:
+    schema = json.loads((files("airflow") / "provider_info.schema.json").read_text())
+    jsonschema.Draft7Validator.check_schema(schema)
+    jsonschema.validate(get_provider_info(), schema)
+
+
+def test_description_imports_nothing_of_airflow() -> None:
+    code = (
+        "import sys, airflow_provider_cdc.get_provider_info as p; p.get_provider_info();"
+        "sys.exit(any(name.split('.')[0] in ('airflow', 'pyarrow') for name in sys.modules))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_everything_it_names_exists() -> None:
+    info = get_provider_info()
+    for section in ("hooks", "operators"):
+        for entry in info[section]:
+            for module in entry["python-modules"]:
+                importlib.import_module(module)
+    for connection in info["connection-types"]:
+        module, _, name = connection["hook-class-name"].rpartition(".")
+        hook = getattr(importlib.import_module(module), name)
+        assert hook.conn_type == connection["connection-type"]
+        assert hook.hook_name == connection["hook-name"]
+
+
+def test_airflow_lists_provider_hook_and_form_fields(dag_runner: DagRunner) -> None:
+    code = """
+import json
+from airflow.providers_manager import ProvidersManager
+manager = ProvidersManager()
+print(json.dumps({
+    "provider": "airflow-provider-cdc" in manager.providers,
+    "hook": manager.hooks["cdc_mysql"].connection_id_attribute_name,
+    "fields": sorted(name for name in manager.connection_form_widgets if "cdc_mysql" in name),
+    "hidden": manager.field_behaviours["cdc_mysql"]["hidden_fields"],
+}))
+"""
+    result = subprocess.run(
+        [sys.executable, "-W", "error::airflow.exceptions.AirflowProviderDeprecationWarning", "-c", code],
+        env=dag_runner.environment,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert json.loads(result.stdout.splitlines()[-1]) == {
+        "provider": True,
+        "hook": "source_conn_id",
+        "fields": [f"extra__cdc_mysql__tls_{name}" for name in ("ca", "cert", "key", "mode")],
+        "hidden": ["schema", "extra"],
+    }
