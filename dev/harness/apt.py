@@ -1,0 +1,163 @@
+"""Unpack Debian or Ubuntu packages without root and without touching the system.
+
+A private apt root (its own lists, archives and source list, and an empty status file so that every
+dependency is fetched) resolves and downloads; `dpkg -x` unpacks. apt checks the signatures against
+the keys of this machine. Mirrors come from this machine's own apt configuration.
+"""
+
+from __future__ import annotations
+
+import getpass
+import os
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import HarnessError
+from harness.messages import say
+
+ROLLING = {"debian": "sid", "ubuntu": "devel"}
+KEYRINGS = ("debian-archive-keyring", "ubuntu-archive-keyring")
+
+
+@dataclass(frozen=True)
+class Suite:
+    """One `deb` line."""
+
+    site: str
+    release: str
+    component: str
+
+    def line(self) -> str:
+        for name in KEYRINGS:
+            for keyring in Path("/usr/share/keyrings").glob(f"{name}.[gp][pg][gp]"):
+                if name.startswith(_distribution()):
+                    return f"deb [signed-by={keyring}] {self.site} {self.release} {self.component}"
+        return f"deb {self.site} {self.release} {self.component}"
+
+
+def own_suites() -> list[Suite]:
+    """The suites of this machine's apt configuration. Empty where there is no apt."""
+    if shutil.which("apt-get") is None:
+        return []
+    form = "$(SITE)|$(RELEASE)|$(COMPONENT)"
+    command = ["apt-get", "indextargets", "--format", form, "Created-By: Packages"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    found = (line.split("|") for line in dict.fromkeys(shown.splitlines()))
+    return [Suite(*fields) for fields in found if len(fields) == 3 and all(fields)]
+
+
+def newest_suites() -> list[Suite]:
+    """The distribution's rolling suite, at the mirror from which this machine gets its base suite."""
+    rolling = ROLLING.get(_distribution())
+    base = next((s for s in own_suites() if s.component == "main" and "-" not in s.release), None)
+    return [Suite(base.site, rolling, "main")] if rolling and base else []
+
+
+def unpack(
+    choices: Iterable[Sequence[str]],
+    destination: Path,
+    *,
+    suites: Sequence[Suite],
+    with_dependencies: bool,
+    mend: str,
+) -> None:
+    """Unpack the first of `choices` (each a list of packages) that `suites` have into `destination`.
+
+    `mend` says what the user can do instead; every HarnessError ends with it.
+    """
+    for program in ("apt-get", "dpkg"):
+        if shutil.which(program) is None:
+            raise HarnessError(f"cannot fetch packages: there is no {program} here. Instead: {mend}")
+    if not suites:
+        raise HarnessError(f"cannot fetch packages: this machine's apt configuration names no mirror. Instead: {mend}")
+    with tempfile.TemporaryDirectory(prefix="cdc-apt-") as scratch:
+        root = _PrivateRoot(Path(scratch), suites)
+        if failure := root.update():
+            raise HarnessError(f"apt-get update failed:\n{failure}\nInstead: {mend}")
+        failures = []
+        for packages in choices:
+            if failure := root.download(packages, with_dependencies=with_dependencies):
+                failures.append(f"{' '.join(packages)}: {failure}")
+                continue
+            for archive in sorted(root.archives.glob("*.deb")):
+                subprocess.run(["dpkg", "-x", archive, destination], check=True, stdin=subprocess.DEVNULL)
+            _make_links_relative(destination)
+            return
+    raise HarnessError("apt has none of these packages:\n" + "\n".join(failures) + f"\nInstead: {mend}")
+
+
+class _PrivateRoot:
+    def __init__(self, root: Path, suites: Sequence[Suite]) -> None:
+        self.archives = root / "cache/archives"
+        for name in ("state/lists/partial", "cache/archives/partial", "etc/preferences.d", "etc/apt.conf.d"):
+            (root / name).mkdir(parents=True)
+        (root / "status").touch()
+        (root / "etc/sources.list").write_text("".join(f"{suite.line()}\n" for suite in suites))
+        (root / "apt.conf").write_text(
+            f'Dir::State "{root}/state";\n'
+            f'Dir::State::status "{root}/status";\n'
+            f'Dir::Cache "{root}/cache";\n'
+            f'Dir::Etc::sourcelist "{root}/etc/sources.list";\n'
+            'Dir::Etc::sourceparts "-";\n'
+            f'Dir::Etc::preferencesparts "{root}/etc/preferences.d";\n'
+            'Dir::Etc::preferences "-";\n'
+            f'APT::Sandbox::User "{getpass.getuser()}";\n'
+            'APT::Install-Recommends "false";\n'
+            'APT::Get::Assume-Yes "true";\n'
+        )
+        self._environment = {**os.environ, "APT_CONFIG": str(root / "apt.conf"), "LC_ALL": "C"}
+        self._flags: list[str] = []
+
+    def update(self) -> str | None:
+        """Fetch the package lists; returns what went wrong."""
+        failure = self._apt("update", "--error-on=any")
+        if failure and "is expired" in failure:
+            # A mirror that is a dated snapshot: signed, but past the date that its Release file gives.
+            say("apt: the mirror's Release file is past its date; trying again without that check")
+            say("apt: (signatures are still checked)")
+            self._flags = ["-o", "Acquire::Check-Valid-Until=false"]
+            failure = self._apt("update", "--error-on=any")
+        return failure
+
+    def download(self, packages: Sequence[str], *, with_dependencies: bool) -> str | None:
+        """Download into `archives`; returns what went wrong."""
+        if with_dependencies:
+            return self._apt("install", "--download-only", *packages)
+        return self._apt("download", *packages)
+
+    def _apt(self, *arguments: str) -> str | None:
+        done = subprocess.run(
+            ["apt-get", "-q", *self._flags, *arguments],
+            cwd=self.archives,
+            env=self._environment,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        if done.returncode == 0:
+            return None
+        return "\n".join((done.stderr or done.stdout).strip().splitlines()[-8:])
+
+
+def _distribution() -> str:
+    try:
+        lines = Path("/etc/os-release").read_text().splitlines()
+    except OSError:
+        return ""
+    fields = dict(line.split("=", 1) for line in lines if "=" in line)
+    names = [fields.get("ID", ""), *fields.get("ID_LIKE", "").split()]
+    return next((name for raw in names if (name := raw.strip('"')) in ROLLING), "")
+
+
+def _make_links_relative(root: Path) -> None:
+    """Packages link to absolute paths, which lie under `root` here."""
+    for link in root.rglob("*"):
+        if link.is_symlink() and (target := link.readlink()).is_absolute():
+            inside = root / target.relative_to("/")
+            link.unlink()
+            link.symlink_to(os.path.relpath(inside, link.parent))

@@ -1,0 +1,65 @@
+"""The command line of `dev/bench`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+from pathlib import Path
+from typing import Any
+
+from harness.bench.server import bench_directory
+from harness.errors import HarnessError
+
+BENCHES = {
+    "snapshot": "a table to Parquet, beside the peers",
+    "delta": "the log to net changes, beside mysql-replication",
+    "consolidate": "rewind and publish, against the number of touched keys",
+    "source-impact": "what a snapshot costs those who write meanwhile, beside dumps",
+    "memory": "the peak of each Spark worker, against the number of rows",
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="dev/bench", description=__doc__)
+    names = parser.add_subparsers(dest="bench", required=True, metavar="NAME")
+    for name, what in BENCHES.items():
+        module = _module(name)
+        one = names.add_parser(
+            name, help=what, description=module.__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+        )
+        one.add_argument("--rows", type=_positive, metavar="N", help="rows of the table (default: %(default)s)")
+        one.add_argument("--json", type=Path, metavar="FILE", help="write the results there, too")
+        one.add_argument(
+            "--data",
+            type=Path,
+            metavar="DIRECTORY",
+            default=bench_directory(),
+            help="where the server's data and the filled tables stay for the next bench (default: %(default)s)",
+        )
+        module.add_arguments(one)
+    arguments = parser.parse_args()
+    data: Path = arguments.data.absolute()
+    print(f"bench {arguments.bench}: {BENCHES[arguments.bench]}")
+    try:
+        report = _module(arguments.bench).run(arguments, data)
+    except HarnessError as error:
+        raise SystemExit(f"bench: {error}") from None
+    if arguments.json:
+        report.write(arguments.json)
+        print(f"\nwritten: {arguments.json}")
+    print(f"\nNothing is left running. The tables stay for the next bench; undo: rm -r {data}")
+
+
+def _module(name: str) -> Any:
+    return importlib.import_module(f"harness.bench.{name.replace('-', '_')}")
+
+
+def _positive(text: str) -> int:
+    value = int(text.replace("_", "").replace(",", ""))
+    if value < 1000:
+        raise argparse.ArgumentTypeError("at least 1000")
+    return value
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,53 @@
+"""The limit: the bytes of the binary protocol, received and thrown away, over as many connections as ours uses."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from multiprocessing import get_context
+from typing import Any
+
+from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.mysql.prepared import PreparedStatement
+from airflow_provider_cdc.sources.mysql.session import connect
+from harness.bench.contender import Address, Order, Work
+from harness.bench.spark import CORES
+
+_BUFFER = 4 << 20
+_END = 9
+"""Bytes of the packet that ends a result: header, 0xfe, warnings, status."""
+
+
+def prepare(address: Address) -> Work:
+    settings = address.settings
+    pool = get_context("fork").Pool(CORES)
+
+    def copy(order: Order) -> dict[str, Any]:
+        edges = [1 + order.rows * part // CORES for part in range(CORES + 1)]
+        pool.starmap(drain, [(settings, order.table, low, high) for low, high in pairwise(edges)])
+        return {"rows": order.rows}
+
+    return copy
+
+
+def drain(settings: ConnectionSettings, table: str, low: int, high: int) -> int:
+    """Receive the rows with keys from ``low`` up to ``high``; returns how many bytes that was."""
+    connection: Any = connect(settings, reading=True)
+    try:
+        statement = PreparedStatement(connection, f"SELECT * FROM {table} WHERE id >= ? AND id < ?")
+        statement.execute([low, high])
+        buffer = memoryview(bytearray(_BUFFER))
+        received, tail = 0, b""
+        while not _is_end(tail):
+            count = connection._sock.recv_into(buffer)
+            received += count
+            tail = (tail + bytes(buffer[max(0, count - _END) : count]))[-_END:]
+        # Were that not the end, what is still to come would be taken for the answer.
+        connection.ping(reconnect=False)
+        return received
+    finally:
+        connection.close()
+
+
+def _is_end(tail: bytes) -> bool:
+    # The column definitions end likewise, but the server sends the first rows in the same breath.
+    return tail[:3] == b"\x05\0\0" and tail[4:7] == b"\xfe\0\0"

@@ -1,0 +1,55 @@
+"""Ours, a whole run in a running Spark session. The snapshot step is what is timed; the others are given beside it."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pymysql
+
+from harness.bench.contender import Address, Order, Work
+from harness.bench.spark import open_spark
+from harness.pipeline import Pipeline
+
+
+def prepare(address: Address) -> Work:
+    # Lives as long as the process: Spark removes what it leaves here.
+    spark = open_spark(tempfile.mkdtemp(prefix="cdc-bench-spark-"))
+
+    def copy(order: Order) -> dict[str, Any]:
+        Path(order.target).mkdir()
+        pipeline = Pipeline(spark, address.settings, order.target, [order.table], consistency=order.consistency)
+        steps = {"record": _seconds(pipeline.record)}
+        _execute(address, order.meanwhile)
+        for step in (pipeline.snapshot, pipeline.extract_delta, pipeline.consolidate):
+            steps[step.__name__] = _seconds(step)
+        found = pipeline.found
+        return {
+            "rows": found["snapshot"]["rows"],
+            "seconds": steps["snapshot"],
+            "steps": steps,
+            "lock_seconds": found["snapshot"]["lock_seconds"],
+            "rewound": sum(found["consolidate"]["rewound"].values()),
+            "files_rewritten": found["consolidate"]["files_rewritten"],
+            "files_adopted": found["consolidate"]["files_adopted"],
+        }
+
+    return copy
+
+
+def _seconds(step: Callable[[], Any]) -> float:
+    started = time.perf_counter()
+    step()
+    return time.perf_counter() - started
+
+
+def _execute(address: Address, statements: tuple[str, ...]) -> None:
+    with (
+        pymysql.connect(host=address.host, port=address.port, user=address.user, autocommit=True) as connection,
+        connection.cursor() as cursor,
+    ):
+        for statement in statements:
+            cursor.execute(statement)

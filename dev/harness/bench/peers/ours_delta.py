@@ -1,0 +1,43 @@
+"""Our log reader: files of the binary log to net changes, and their rows before to Arrow. One process a file."""
+
+from __future__ import annotations
+
+import os
+from multiprocessing import get_context
+from typing import Any
+
+from airflow_provider_cdc.core.table import TableName
+from airflow_provider_cdc.sources import open_source
+from airflow_provider_cdc.sources.base import ConnectionSettings, LockPolicy, LogSegment, TablePlan, TrackedTable
+from harness.bench.contender import Address, Order, Work
+from harness.bench.processes import peak_mb
+from harness.bench.spark import CORES
+
+
+def prepare(address: Address) -> Work:
+    settings = address.settings
+    source = open_source(settings)
+    pool = get_context("fork").Pool(CORES)
+
+    def net(order: Order) -> dict[str, Any]:
+        plan = TablePlan(TableName.parse(order.table), "watermark", "it has a key")
+        (table,) = source.record_initial([plan], LockPolicy()).tables
+        segments = source.log_segments("", source.bound_reads().log_end)
+        orders = [(settings, segment, TrackedTable(0, table)) for segment in segments if segment.name in order.files]
+        found = pool.starmap(_net, orders, chunksize=1)
+        return {
+            "rows": sum(one["images"] for one in found),
+            "keys": sum(one["keys"] for one in found),
+            "worker_peak_mb": max(one["peak_mb"] for one in found),
+        }
+
+    return net
+
+
+def _net(settings: ConnectionSettings, segment: LogSegment, tracked: TrackedTable) -> dict[str, Any]:
+    source, keys = open_source(settings), 0
+    with source.read_segment(segment, "", [tracked]) as reader:
+        for batch in reader:
+            keys += batch.num_rows
+            source.decode_images(tracked.table, batch["before"].drop_null())
+    return {"images": reader.summary.row_images, "keys": keys, "peak_mb": peak_mb(os.getpid())}

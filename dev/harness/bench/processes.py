@@ -1,0 +1,105 @@
+"""Memory of processes and of all that they started, read from /proc."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections import defaultdict
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+_TICKS = os.sysconf("SC_CLK_TCK")
+_MEGABYTE = 1 << 20
+
+
+def tree(root: int) -> list[int]:
+    """``root`` and the processes below it that live now."""
+    children: dict[int, list[int]] = defaultdict(list)
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            children[_parent(int(entry.name))].append(int(entry.name))
+    found = [root]
+    for pid in found:
+        found += children[pid]
+    return found
+
+
+def resident_mb(pid: int) -> float:
+    """Resident memory of a process now; 0 if it is gone."""
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * _PAGE / _MEGABYTE
+    except (OSError, IndexError):
+        return 0.0
+
+
+def peak_mb(pid: int) -> float:
+    """The most that a process was ever resident, as the kernel kept it; 0 if it is gone."""
+    with contextlib.suppress(OSError):
+        for line in Path(f"/proc/{pid}/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return int(line.split()[1]) / 1024
+    return 0.0
+
+
+def python_workers(root: int) -> list[int]:
+    """The Python workers of the Spark session below ``root``: what its daemon forked, and not the daemon."""
+    daemons = [pid for pid in tree(root) if "pyspark.daemon" in _command(pid)]
+    return [pid for pid in daemons if _parent(pid) in daemons]
+
+
+def cpu_seconds(root: int) -> float:
+    """Processor time that ``root``, the processes below it and those of them that ended and were waited for took."""
+    return sum(sum(map(int, _stat(pid)[11:15])) for pid in tree(root)) / _TICKS
+
+
+def _parent(pid: int) -> int:
+    return int(_stat(pid)[1])
+
+
+def _stat(pid: int) -> list[str]:
+    """The fields of ``/proc/PID/stat`` from the third one on; zeros if the process is gone."""
+    try:
+        # The second field, the name in parentheses, may hold anything: count from behind it.
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ["0"] * 50
+
+
+def _command(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+    except OSError:
+        return ""
+
+
+class TreeMemory:
+    """Samples the memory of a process tree while the block runs; ``peak`` is the highest sum, in MB.
+
+    Pages that processes share count once for each.
+    """
+
+    def __init__(self, root: int, every: float = 0.1) -> None:
+        self.peak = 0.0
+        self._root = root
+        self._every = every
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            self.peak = max(self.peak, sum(map(resident_mb, tree(self._root))))
+            if self._stop.wait(self._every):
+                return

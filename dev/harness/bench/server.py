@@ -1,0 +1,49 @@
+"""The server of the benches: its filled tables stay between them, the server itself does not."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from harness.cache import cache_directory
+from harness.mysql_server import MysqlServer
+
+OPTIONS = {
+    # The benches measure the copying, not this machine's disk.
+    "innodb_buffer_pool_size": "2G",
+    "innodb_doublewrite": "OFF",
+    "innodb_redo_log_capacity": "2G",
+    "binlog_row_metadata": "FULL",
+    "max_binlog_size": "1G",
+}
+
+
+def bench_directory() -> Path:
+    """Where the benches keep what they filled."""
+    return cache_directory() / "bench"
+
+
+@contextmanager
+def bench_server(directory: Path) -> Iterator[MysqlServer]:
+    """A MySQL server on the data in ``directory``, with an empty binary log. A second bench waits for the first."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with _alone(directory), MysqlServer.start(directory / "mysql", options=OPTIONS) as server:
+        server.query("RESET BINARY LOGS AND GTIDS")
+        yield server
+
+
+@contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    with (directory / "lock").open("w") as lock:
+        # The kernel frees it if this process dies.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def logs_directory(directory: Path) -> Path:
+    """Where contenders leave what they print: someone may want to know why one failed."""
+    logs = directory / "logs"
+    logs.mkdir(exist_ok=True)
+    return logs

@@ -1,0 +1,218 @@
+"""Runs DAGs as ``airflow dags test`` does, many in one process of its own, and tells what became of every task.
+
+Importing Airflow into the asking process would bind that one to an ``AIRFLOW_HOME`` for good.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from harness.airflow_home import ROOT, AirflowHome
+
+
+@dataclass
+class DagRunResult:
+    """What became of a DAG run. ``tries`` and ``states`` are by task_id, ``xcoms`` by task_id and key."""
+
+    state: str
+    states: dict[str, str]
+    tries: dict[str, int]
+    xcoms: dict[str, dict[str, Any]]
+    rendered: dict[str, Any]
+    log: str = field(repr=False)
+
+
+class DagRunner:
+    """A process that runs the DAGs of ``dags`` (files) in the Airflow ``home``, which must be prepared."""
+
+    def __init__(self, home: AirflowHome, dags: Sequence[Path]) -> None:
+        folder = home.home / "dags"
+        folder.mkdir()
+        for dag in dags:
+            (folder / dag.name).symlink_to(dag)
+        self.environment = {
+            **home.environment,
+            "AIRFLOW__CORE__DAGS_FOLDER": str(folder),
+            "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT / "dev"), os.environ.get("PYTHONPATH")])),
+        }
+        self._log = home.home / "runner.log"
+        self._asked = 0
+        self.home = home.home
+
+    def __enter__(self) -> Self:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "harness.dag_runner"],
+            env=self.environment,
+            cwd=self.home,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log.open("w"),
+            text=True,
+        )
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            self._process.communicate()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def run(
+        self,
+        dag_id: str,
+        conf: Mapping[str, Any],
+        *,
+        at: datetime | None = None,
+        connections: Mapping[str, Mapping[str, object] | None] | None = None,
+    ) -> DagRunResult:
+        """Run a DAG to its end.
+
+        :param at: when; it names the run.
+        :param connections: JSON fields by id, over the home's, for this run only; None: there is no such connection.
+        """
+        return self._ask(dag_id, at or datetime.now(UTC), connections, {"conf": dict(conf)})
+
+    def rerun(
+        self,
+        dag_id: str,
+        at: datetime,
+        tasks: Sequence[str],
+        *,
+        connections: Mapping[str, Mapping[str, object] | None] | None = None,
+    ) -> DagRunResult:
+        """Clear single tasks of a run that has ended, one after the other, and run each of them again."""
+        return self._ask(dag_id, at, connections, {"tasks": list(tasks)})
+
+    def _ask(
+        self,
+        dag_id: str,
+        at: datetime,
+        connections: Mapping[str, Mapping[str, object] | None] | None,
+        what: Mapping[str, Any],
+    ) -> DagRunResult:
+        self._asked += 1
+        request = {"number": self._asked, "dag_id": dag_id, "at": at.isoformat(), **what}
+        request["connections"] = dict(connections or {})
+        offset = self._log.stat().st_size
+        assert self._process.stdin
+        assert self._process.stdout
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+        for line in self._process.stdout:
+            answer = json.loads(line)
+            # Who was interrupted while it waited left an answer that nobody read.
+            if answer.pop("number") == self._asked:
+                return DagRunResult(**answer, log=self._said_since(offset))
+        raise RuntimeError(f"the DAG runner ended:\n{self._said_since(offset)[-5000:]}")
+
+    def _said_since(self, offset: int) -> str:
+        with self._log.open("rb") as log:
+            log.seek(offset)
+            return log.read().decode(errors="replace")
+
+
+def main() -> None:
+    """Answer requests, one JSON object a line, until stdin ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    # Whatever anyone prints belongs in the log.
+    os.dup2(2, 1)
+    for line in sys.stdin:
+        request = json.loads(line)
+        dag_id, at = request["dag_id"], datetime.fromisoformat(request["at"])
+        with _connections(request["connections"]):
+            if "conf" in request:
+                _run(dag_id, at, request["conf"])
+            for task_id in request.get("tasks", ()):
+                _rerun(dag_id, at, task_id)
+        answer = {"number": request["number"], **_result(dag_id, at)}
+        sys.stdout.flush()
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+@contextlib.contextmanager
+def _connections(connections: Mapping[str, Mapping[str, object] | None]) -> Any:
+    before = dict(os.environ)
+    for name, fields in connections.items():
+        variable = f"AIRFLOW_CONN_{name.upper()}"
+        os.environ.pop(variable, None)
+        if fields is not None:
+            os.environ[variable] = json.dumps(fields)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _run(dag_id: str, at: datetime, conf: dict[str, Any]) -> None:
+    from airflow.utils.cli import get_bagged_dag
+
+    # Params remember the values they were given: each run needs a DAG of its own, as each task of a real one has.
+    get_bagged_dag(None, dag_id).test(run_after=at, logical_date=at, run_conf=conf)
+
+
+def _rerun(dag_id: str, at: datetime, task_id: str) -> None:
+    from airflow.models.taskinstance import clear_task_instances
+    from airflow.sdk.definitions.dag import _run_task
+    from airflow.utils.cli import get_bagged_dag
+    from airflow.utils.session import create_session
+
+    with create_session() as session:
+        instance = _dag_run(dag_id, at, session).get_task_instance(task_id, session=session)
+        clear_task_instances([instance], session)
+        instance.try_number += 1
+        session.commit()
+        _run_task(ti=instance, task=get_bagged_dag(None, dag_id).task_dict[task_id])
+
+
+def _result(dag_id: str, at: datetime) -> dict[str, Any]:
+    from airflow.models.renderedtifields import RenderedTaskInstanceFields
+    from airflow.models.xcom import XComModel
+    from airflow.utils.session import create_session
+    from sqlalchemy import select
+
+    with create_session() as session:
+        run = _dag_run(dag_id, at, session)
+        instances = run.get_task_instances(session=session)
+        xcoms: dict[str, dict[str, Any]] = {instance.task_id: {} for instance in instances}
+        for xcom in session.scalars(
+            select(XComModel).where(XComModel.dag_id == dag_id, XComModel.run_id == run.run_id)
+        ):
+            xcoms[xcom.task_id][xcom.key] = XComModel.deserialize_value(xcom)
+        return {
+            "state": str(run.state),
+            "states": {instance.task_id: str(instance.state) for instance in instances},
+            "tries": {instance.task_id: instance.try_number for instance in instances},
+            "xcoms": xcoms,
+            "rendered": {
+                instance.task_id: RenderedTaskInstanceFields.get_templated_fields(instance, session=session)
+                for instance in instances
+            },
+        }
+
+
+def _dag_run(dag_id: str, at: datetime, session: Any) -> Any:
+    from airflow.models.dagrun import DagRun
+    from sqlalchemy import select
+
+    return session.scalars(select(DagRun).where(DagRun.dag_id == dag_id, DagRun.logical_date == at)).one()
+
+
+if __name__ == "__main__":
+    main()

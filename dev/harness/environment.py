@@ -1,0 +1,78 @@
+"""The environment in which Spark's workers find our Python, a Java, and a place for compiled kernels."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import shlex
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from harness.cache import cache_directory
+from harness.errors import HarnessError
+from harness.java import java_home
+from harness.mysql_binaries import find_mysql
+
+PACKAGE = Path(__file__).resolve().parents[2] / "airflow_provider_cdc"
+
+
+def spark_environment() -> dict[str, str]:
+    """Variables to set before a Spark session or an Airflow process starts.
+
+    Raises HarnessError if there is no Java, or if the two PySpark distributions are at different versions.
+    """
+    _check_one_pyspark()
+    kernels = cache_directory() / "numba" / _sources_digest()
+    kernels.mkdir(parents=True, exist_ok=True)
+    return {
+        "JAVA_HOME": str(java_home()),
+        "NUMBA_CACHE_DIR": str(kernels),
+        "PYSPARK_DRIVER_PYTHON": sys.executable,
+        "PYSPARK_PYTHON": sys.executable,
+        # Everything runs on this machine, whose host name may not resolve.
+        "SPARK_LOCAL_IP": "127.0.0.1",
+    }
+
+
+def _sources_digest() -> str:
+    # Numba compiles a kernel anew when its own file changes, but not when one that it calls does, in another file.
+    digest = hashlib.sha256()
+    for path in sorted((PACKAGE / "sources").rglob("*.py")):
+        digest.update(path.read_bytes())
+    return digest.hexdigest()[:12]
+
+
+def _check_one_pyspark() -> None:
+    # Both write the same pyspark/ folder, so the last one installed wins and the rest is a mixture.
+    try:
+        full, client = version("pyspark"), version("pyspark-client")
+    except PackageNotFoundError:
+        return
+    if full != client:
+        raise HarnessError(
+            f"pyspark {full} and pyspark-client {client} overwrite each other's files: "
+            "install one version of both (dev/setup does)"
+        )
+
+
+def main() -> None:
+    """`exports`: print the variables as lines that a shell can `eval`. `check`: fetch what is missing."""
+    parser = argparse.ArgumentParser(prog="python -m harness.environment", description=main.__doc__)
+    parser.add_argument("action", choices=["exports", "check"])
+    action = parser.parse_args().action
+    try:
+        variables = spark_environment()
+        binaries = find_mysql() if action == "check" else None
+    except HarnessError as error:
+        raise SystemExit(f"setup: {error}") from None
+    if binaries is not None:
+        print(f"setup: MySQL {binaries.version} in {binaries.directory or binaries.mysqld[0]}")
+        print(f"setup: Java in {variables['JAVA_HOME']}")
+        return
+    for name, value in variables.items():
+        print(f"export {name}={shlex.quote(value)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,111 @@
+"""Real servers and a Spark session, shared by all tests and started when the first one asks."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from hypothesis import settings
+
+from harness.airflow_home import ROOT, AirflowHome
+from harness.cache import cache_directory
+from harness.dag_runner import DagRunner
+from harness.environment import spark_environment
+from harness.mysql_server import MysqlServer
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+# How long one example takes says more about the machine than about the code.
+settings.register_profile("cdc", deadline=None)
+settings.load_profile("cdc")
+
+# Importing Airflow writes into its home; nobody's real one must be touched.
+os.environ["AIRFLOW_HOME"] = str(cache_directory() / "tests-airflow")
+
+MysqlFactory = Callable[[Mapping[str, str | None]], MysqlServer]
+
+
+@contextmanager
+def _throw_away_mysql(options: Mapping[str, str | None] | None = None) -> Iterator[MysqlServer]:
+    # Not tmp_path: pytest keeps the last three of those, and a data directory has hundreds of megabytes.
+    with (
+        tempfile.TemporaryDirectory(prefix="cdc-mysql-") as directory,
+        MysqlServer.start(Path(directory), options=options) as server,
+    ):
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mysql() -> Iterator[MysqlServer]:
+    """The server that tests share. Tests that change its global settings use `mysql_factory`."""
+    with _throw_away_mysql() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mysql_oracle() -> Iterator[MysqlServer]:
+    """A second server, to replay on, with a log and GTIDs of its own."""
+    with _throw_away_mysql() as server:
+        yield server
+
+
+@pytest.fixture
+def mysql_factory() -> Iterator[MysqlFactory]:
+    """Starts a server with the given options; all of them end with the test."""
+    with ExitStack() as servers:
+        yield lambda options: servers.enter_context(_throw_away_mysql(options))
+
+
+@pytest.fixture
+def schema(mysql: MysqlServer) -> Iterator[str]:
+    """The name of a fresh database on `mysql`, dropped after the test."""
+    name = f"t_{uuid.uuid4().hex[:12]}"
+    mysql.query(f"CREATE DATABASE {name}")
+    yield name
+    mysql.query(f"DROP DATABASE {name}")
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[SparkSession]:
+    """A local Spark with two cores, whose workers run this Python."""
+    os.environ.update(spark_environment())
+    from pyspark.sql import SparkSession
+
+    with tempfile.TemporaryDirectory(prefix="cdc-spark-") as scratch:
+        session = (
+            SparkSession.builder.master("local[2]")
+            .appName("airflow-provider-cdc tests")
+            .config("spark.driver.memory", "1g")
+            .config("spark.local.dir", scratch)
+            .config("spark.sql.session.timeZone", "UTC")
+            .config("spark.sql.shuffle.partitions", "4")
+            .config("spark.sql.warehouse.dir", f"{scratch}/warehouse")
+            .config("spark.ui.enabled", "false")
+            .getOrCreate()
+        )
+        yield session
+        session.stop()
+
+
+@pytest.fixture(scope="session")
+def dag_runner() -> Iterator[DagRunner]:
+    """A process that runs our DAGs, and those of the tests, in an Airflow of its own."""
+    with tempfile.TemporaryDirectory(prefix="cdc-airflow-") as directory:
+        home = AirflowHome(Path(directory), {})
+        # Spark's event log holds all properties and environment settings that Spark knows of.
+        events = home.home / "events"
+        events.mkdir()
+        (home.home / "spark-defaults.conf").write_text(
+            f"spark.eventLog.enabled true\nspark.eventLog.compress false\nspark.eventLog.dir {events.as_uri()}\n"
+        )
+        home.environment["SPARK_CONF_DIR"] = str(home.home)
+        home.prepare()
+        with DagRunner(home, [*ROOT.glob("dags/*.py"), ROOT / "tests/dags/nightly_copy.py"]) as runner:
+            yield runner

@@ -1,0 +1,120 @@
+"""Every bench runs, and writes the JSON that DESIGN.md fixes. The tables are tiny: no figure here means anything."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.bench.contender import Address, Contender, Order
+from harness.bench.processes import TreeMemory, resident_mb
+from harness.bench.slope import Line
+from harness.errors import HarnessError
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One data directory for all, as for people: the tables that one bench fills are there for the next."""
+    return tmp_path_factory.mktemp("bench")
+
+
+@pytest.mark.parametrize(
+    ("bench", "options", "results", "ratios"),
+    [
+        (
+            "snapshot",
+            ["--rounds=1", "--peers=connectorx_parquet,drain"],
+            {"ours", "ours_decode", "connectorx_parquet", "drain"},
+            {"vs_connectorx_parquet", "vs_drain"},
+        ),
+        (
+            "delta",
+            ["--rounds=1", "--shape=oltp"],
+            {"ours", "ours_small_file", "ours_two_files", "mysql_replication"},
+            {"vs_mysql_replication", "vs_one_file"},
+        ),
+        (
+            "consolidate",
+            [],
+            {"snapshot", "consolidate_0", "consolidate_1000_hot", "consolidate_1000_scattered", "consolidate_all"},
+            {"vs_snapshot_0", "vs_snapshot_1000_hot", "vs_snapshot_1000_scattered", "vs_snapshot_all"},
+        ),
+        ("memory", [], {"worker_200_rows", "worker_2000_rows"}, {"vs_tenth"}),
+        (
+            "source-impact",
+            ["--alone-seconds=0.5"],
+            {"writers_alone", "writers_ours", "writers_ours_lock", "writers_mysqldump", "writers_mysqldump_locked"},
+            {"vs_mysqldump", "vs_mysqldump_locked"},
+        ),
+    ],
+)
+def test_a_bench_writes_what_it_found(
+    bench: str, options: list[str], results: set[str], ratios: set[str], data: Path, tmp_path: Path
+) -> None:
+    file = tmp_path / "found.json"
+    command = [sys.executable, "-m", "harness.bench", bench, "--rows=2000", f"--json={file}", f"--data={data}"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Nothing is left running" in done.stdout
+    found: dict[str, Any] = json.loads(file.read_text())
+    assert set(found) == {"bench", "rows", "results", "ratios"}
+    assert (found["bench"], found["rows"]) == (bench, 2000)
+    for result in found["results"]:
+        assert set(result) == {"name", "rows_per_s", "seconds", "peak_rss_mb"}
+        assert result["rows_per_s"] > 0
+        assert result["seconds"] > 0
+    assert results <= {result["name"] for result in found["results"]}
+    assert set(found["ratios"]) == ratios
+    assert all(ratio > 0 for ratio in found["ratios"].values())
+    assert not list(data.glob("work-*")), "a bench left files behind"
+
+
+def test_an_unknown_peer_is_refused_before_any_server_starts(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "harness.bench", "snapshot", "--peers=drain,abacus", f"--data={tmp_path}"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode != 0
+    assert "no such peer: abacus" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_contender_that_fails_names_its_log(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    with Contender("pymysql_unbuffered", Address("127.0.0.1", 1), log) as contender:
+        contender.ready()
+        with pytest.raises(HarnessError, match=r"pymysql_unbuffered failed: OperationalError.*log"):
+            contender.run(Order("bench.none", 1, str(tmp_path / "target")))
+    assert "Traceback" in log.read_text()
+
+
+def test_the_memory_of_children_counts() -> None:
+    program = "import sys; held = b'x' * 80_000_000; print(flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdin is not None
+        assert child.stdout is not None
+        child.stdout.readline()
+        with TreeMemory(child.pid) as alone:
+            pass
+        assert 80 < resident_mb(child.pid) < 200
+        assert alone.peak == pytest.approx(resident_mb(child.pid), rel=0.1)
+        with TreeMemory(os.getpid()) as both:
+            pass
+        assert both.peak > alone.peak + 20
+        child.stdin.close()
+
+
+def test_a_slope_is_the_rate_without_the_fixed_cost() -> None:
+    line = Line(small_rows=500_000, small_seconds=1.5, rows=2_000_000, seconds=3.0)
+    assert line.rows_per_s == pytest.approx(1_000_000)
+    assert line.fixed_seconds == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("seconds", [0.9, 1.0, 1.01])
+def test_no_slope_is_made_up_out_of_noise(seconds: float) -> None:
+    line = Line(small_rows=500, small_seconds=1.0, rows=2000, seconds=seconds)
+    assert line.rows_per_s is None
+    assert line.fixed_seconds is None

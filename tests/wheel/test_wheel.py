@@ -1,0 +1,75 @@
+"""The built wheel, in an environment that holds nothing but its dependencies."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("wheel")
+    _run(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", out, ROOT, cwd=out)
+    (built,) = out.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An interpreter that sees the wheel, installed, and the dependencies, but not the checkout."""
+    home = tmp_path_factory.mktemp("venv")
+    _run(sys.executable, "-m", "venv", home, cwd=home)
+    python = home / "bin/python"
+    _run(python, "-m", "pip", "install", "--quiet", "--no-deps", "--no-index", wheel, cwd=home)
+    (site,) = home.glob("lib/python*/site-packages")
+    # `addsitedir` would also run the .pth file of the editable install, which names the checkout.
+    (site / "dependencies.pth").write_text(f"{_site_packages()}\n")
+    return python
+
+
+def test_wheel_carries_apps_and_dags_and_nothing_else(wheel: Path) -> None:
+    with zipfile.ZipFile(wheel) as archive:
+        names = set(archive.namelist())
+    for folder in ("dags", "spark_apps"):
+        expected = {f"airflow_provider_cdc/{p.relative_to(ROOT)}" for p in (ROOT / folder).glob("*.py")}
+        assert expected, f"{folder}/ is empty"
+        assert expected <= names
+    tops = {name.split("/")[0] for name in names}
+    assert tops == {"airflow_provider_cdc", next(t for t in tops if t.endswith(".dist-info"))}
+    assert not [name for name in names if "__pycache__" in name]
+
+
+def test_airflow_finds_the_provider_in_the_wheel(python: Path) -> None:
+    script = (
+        "import importlib.metadata as m\n"
+        "(found,) = [e for e in m.distribution('airflow-provider-cdc').entry_points]\n"
+        "import airflow_provider_cdc\n"
+        "print(airflow_provider_cdc.__file__)\n"
+        "print(found.load()()['package-name'])\n"
+    )
+    file, name = _run(python, "-I", "-c", script, cwd=python.parent).split()
+    assert ROOT not in Path(file).parents
+    assert name == "airflow-provider-cdc"
+
+
+def test_importing_the_package_imports_nothing(python: Path) -> None:
+    script = "import sys; before = set(sys.modules); import airflow_provider_cdc; print(set(sys.modules) - before)"
+    assert _run(python, "-I", "-c", script, cwd=python.parent).strip() == "{'airflow_provider_cdc'}"
+
+
+def _site_packages() -> Path:
+    return next(p for p in map(Path, sys.path) if p.name == "site-packages")
+
+
+def _run(*command: str | Path, cwd: Path) -> str:
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
