@@ -152,9 +152,11 @@ def extract_delta(spark: SparkSession, run: Storage, settings: ConnectionSetting
 
 def _extract_delta(step: Step) -> dict[str, Any]:
     tables = _tracked(step)
+    run = step.manifest
     log_end = step.found(SNAPSHOT)["log_end"]
     plan = step.plan(
-        PLAN, lambda: [asdict(one) for one in step.source.log_segments(step.manifest.initial_position, log_end)]
+        PLAN,
+        lambda: [asdict(one) for one in step.source.log_segments(run.initial_position, log_end, run.identity)],
     )
     segments = [LogSegment(**order) for order in plan.orders]
     records = step.finished(plan, {segment.number: _record_name(segment) for segment in segments})

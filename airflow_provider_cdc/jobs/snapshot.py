@@ -111,22 +111,15 @@ def _snapshot(step: Step) -> dict[str, Any]:
 
     weights = {part.number: part.weight for part in missing}
     progress = Progress("snapshot", "chunks", chunks, sum(weights.values()))
-    work = ReadPart(
-        run,
-        plan.id,
-        step.source,
-        step.sink,
-        tuple(step.tables),
-        LockPolicy(**options.get("lock", {})),
-        options.get("chunk_pause", 0.0),
-    )
-    read = run_tasks(
-        step.spark,
-        "read chunks",
-        missing,
-        work,
-        lambda record: progress.add(record["chunks"], record["rows"], weights[record["part"]]),
-    )
+    lock, pause = LockPolicy(**options.get("lock", {})), options.get("chunk_pause", 0.0)
+    with step.source.share_reads() as source:
+        read = run_tasks(
+            step.spark,
+            "read chunks",
+            missing,
+            ReadPart(run, plan.id, source, step.sink, tuple(step.tables), lock, pause),
+            lambda record: progress.add(record["chunks"], record["rows"], weights[record["part"]]),
+        )
     records.update((record["part"], record) for record in read)
     bound = step.source.bound_reads()
 

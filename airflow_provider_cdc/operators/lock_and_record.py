@@ -75,7 +75,7 @@ class LockAndRecordOperator(BaseOperator):
         return manifest
 
     def _record(self, run: Storage, run_id: str, source: Source, plans: Sequence[TablePlan]) -> Manifest:
-        initial = source.record_initial(plans, LockPolicy(**self.options["lock"]))
+        initial = source.record_initial(plans, LockPolicy(**self.options["lock"]), run_id)
         by_name = {plan.name: plan for plan in plans}
         manifest = Manifest(
             run_id=run_id,

@@ -19,6 +19,10 @@ from airflow_provider_cdc.core.table import Table, TableName
 
 CONSISTENCIES = ("auto", "watermark", "lock", "exported")
 
+UNREPRESENTABLE = ("error", "null", "string")
+"""What to do with values that no Arrow type holds (a zero date, a DECIMAL of 65 digits, an infinite timestamp): stop,
+publish null, or publish the column as the text that the source prints."""
+
 DELTA_SCHEMA = pa.schema(
     [
         pa.field("table", pa.int32(), nullable=False),
@@ -73,13 +77,14 @@ class ConnectionSettings:
 
 @dataclass(frozen=True)
 class TablePlan:
-    """What preflight decided for one table, and why."""
+    """What preflight decided for one table, and why. ``unrepresentable`` is one of ``UNREPRESENTABLE``."""
 
     name: TableName
     consistency: str
     reason: str
     rows: int = 0
     bytes: int = 0
+    unrepresentable: str = "error"
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -88,11 +93,19 @@ class TablePlan:
             "reason": self.reason,
             "rows": self.rows,
             "bytes": self.bytes,
+            "unrepresentable": self.unrepresentable,
         }
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> TablePlan:
-        return cls(TableName.parse(data["table"]), data["consistency"], data["reason"], data["rows"], data["bytes"])
+        return cls(
+            TableName.parse(data["table"]),
+            data["consistency"],
+            data["reason"],
+            data["rows"],
+            data["bytes"],
+            data["unrepresentable"],
+        )
 
 
 @dataclass(frozen=True)
@@ -211,16 +224,20 @@ class Source(Protocol):
     position_key: ClassVar[str]
     """The initial position's name in XComs, manifests and ``_latest.json``: ``initial_gtid_set``, ``initial_lsn``."""
 
-    def preflight(self, patterns: Sequence[str], consistency: str) -> list[TablePlan]:
+    def preflight(self, patterns: Sequence[str], consistency: str, unrepresentable: str = "error") -> list[TablePlan]:
         """Check everything that a run needs, and decide how each table is read.
 
         :param patterns: ``schema.table``; ``*`` matches any run of characters in either part.
+        :param unrepresentable: one of ``UNREPRESENTABLE``.
         :raises PreflightError: with every problem found.
         :raises SourceUnavailable: the server cannot be reached.
         """
 
-    def record_initial(self, plans: Sequence[TablePlan], lock: LockPolicy) -> InitialPoint:
+    def record_initial(self, plans: Sequence[TablePlan], lock: LockPolicy, run_id: str = "") -> InitialPoint:
         """Fix the initial position; then read the schemas, so that any DDL they might miss lies in the window.
+
+        What the server must keep for the run (a replication slot) is created under a name made from ``run_id``, and
+        replaces what an earlier try left under it; `release` removes it.
 
         :raises LockNotGranted: a table needs the lock and it was not granted.
         """
@@ -233,6 +250,21 @@ class Source(Protocol):
         :raises ExactnessError: a setting that the proof rests on was changed since the run began.
         """
 
+    def release(self, identity: Mapping[str, str]) -> None:
+        """Remove what `record_initial` had the server keep for the run. No error if nothing is left of it.
+
+        :raises SourceUnavailable: the server cannot be reached; what it keeps stays.
+        """
+
+    def share_reads(self) -> AbstractContextManager[Source]:
+        """The source to read all chunks of a step with, while the context is open in the driver.
+
+        Where reads share one view of the data (``exported``), the driver holds it open, and the source that it yields
+        knows it.
+
+        :raises SourceUnavailable: the view could not be opened.
+        """
+
     def plan_chunks(self, table: Table, chunk_rows: int) -> list[Chunk]:
         """Chunks of about ``chunk_rows`` rows each. Strict increase of the bounds is checked by the server."""
 
@@ -242,8 +274,10 @@ class Source(Protocol):
     def bound_reads(self) -> UpperBound:
         """A bound on everything that reads that have ended could have seen."""
 
-    def log_segments(self, initial: str, log_end: str) -> list[LogSegment]:
+    def log_segments(self, initial: str, log_end: str, identity: Mapping[str, str]) -> list[LogSegment]:
         """The segments that hold every change after ``initial`` up to ``log_end``, in log order.
+
+        :param identity: what `record_initial` gave; it names what the server keeps for the run.
 
         :raises LogGone: the log no longer reaches back to ``initial``.
         """

@@ -52,7 +52,7 @@ class Pipeline:
     def record(self) -> str:
         """Preflight and lock_and_record; returns the initial position."""
         plans = self.source.preflight(self._tables, self._consistency)
-        initial = self.source.record_initial(plans, self._lock)
+        initial = self.source.record_initial(plans, self._lock, self._run_id)
         tables = [
             RunTable(table, plan.consistency, plan.reason) for table, plan in zip(initial.tables, plans, strict=True)
         ]

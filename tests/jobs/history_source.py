@@ -11,7 +11,7 @@ import json
 import random
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -200,14 +200,20 @@ class HistorySource:
         self.end = len(history.entries)
         self.late = False
 
-    def preflight(self, patterns: Sequence[str], consistency: str) -> list[TablePlan]:
+    def preflight(self, patterns: Sequence[str], consistency: str, unrepresentable: str = "error") -> list[TablePlan]:
         raise NotImplementedError
 
-    def record_initial(self, plans: Sequence[TablePlan], lock: LockPolicy) -> InitialPoint:
+    def record_initial(self, plans: Sequence[TablePlan], lock: LockPolicy, run_id: str = "") -> InitialPoint:
         raise NotImplementedError
 
     def check_identity(self, identity: Mapping[str, str], position: str) -> None:
         assert identity == {"server": "history"}
+
+    def release(self, identity: Mapping[str, str]) -> None:
+        pass
+
+    def share_reads(self) -> AbstractContextManager[HistorySource]:
+        return nullcontext(self)
 
     def plan_chunks(self, table: Table, chunk_rows: int) -> list[Chunk]:
         if table.keyless:
@@ -224,7 +230,7 @@ class HistorySource:
         end = str(self.end)
         return UpperBound(end, end)
 
-    def log_segments(self, initial: str, log_end: str) -> list[LogSegment]:
+    def log_segments(self, initial: str, log_end: str, identity: Mapping[str, str]) -> list[LogSegment]:
         starts = range(0, int(log_end), self.segment_length)
         return [
             LogSegment(number, f"log.{number}", start, min(start + self.segment_length, int(log_end)))

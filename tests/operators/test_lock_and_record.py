@@ -36,7 +36,7 @@ class FakeSource:
         self.calls: list[LockPolicy] = []
         self.meanwhile: Callable[[], None] = lambda: None
 
-    def record_initial(self, plans: Sequence[TablePlan], lock: LockPolicy) -> InitialPoint:
+    def record_initial(self, plans: Sequence[TablePlan], lock: LockPolicy, run_id: str) -> InitialPoint:
         self.calls.append(lock)
         self.meanwhile()
         tables = tuple(Table(plan.name, (Column("id", "int", False),)) for plan in plans)

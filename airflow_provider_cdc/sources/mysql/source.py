@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar
 
 import pyarrow as pa
@@ -41,15 +41,21 @@ class MysqlSource:
     def __repr__(self) -> str:
         return f"MysqlSource({self.settings.address})"
 
-    def preflight(self, patterns: Sequence[str], consistency: str) -> list[TablePlan]:
+    def preflight(self, patterns: Sequence[str], consistency: str, unrepresentable: str = "error") -> list[TablePlan]:
         return preflight.preflight(self.settings, patterns, consistency)
 
-    def record_initial(self, plans: Sequence[TablePlan], lock: LockPolicy) -> InitialPoint:
+    def record_initial(self, plans: Sequence[TablePlan], lock: LockPolicy, run_id: str = "") -> InitialPoint:
         return snapshot.record_initial(self.settings, plans, lock)
 
     def check_identity(self, identity: Mapping[str, str], position: str) -> None:
         with session(self.settings) as connection:
             server.check_identity(connection, identity, position)
+
+    def release(self, identity: Mapping[str, str]) -> None:
+        """Nothing: the log is kept by the server's own rules."""
+
+    def share_reads(self) -> AbstractContextManager[MysqlSource]:
+        return nullcontext(self)
 
     def plan_chunks(self, table: Table, chunk_rows: int) -> list[Chunk]:
         with session(self.settings) as connection:
@@ -61,7 +67,7 @@ class MysqlSource:
     def bound_reads(self) -> UpperBound:
         return snapshot.bound_reads(self.settings)
 
-    def log_segments(self, initial: str, log_end: str) -> list[LogSegment]:
+    def log_segments(self, initial: str, log_end: str, identity: Mapping[str, str]) -> list[LogSegment]:
         from airflow_provider_cdc.sources.mysql.log import log_segments
 
         return log_segments(self.settings, initial, log_end)

@@ -22,7 +22,7 @@ def prepare(address: Address) -> Work:
     def net(order: Order) -> dict[str, Any]:
         plan = TablePlan(TableName.parse(order.table), "watermark", "it has a key")
         (table,) = source.record_initial([plan], LockPolicy()).tables
-        segments = source.log_segments("", source.bound_reads().log_end)
+        segments = source.log_segments("", source.bound_reads().log_end, {})
         orders = [(settings, segment, TrackedTable(0, table)) for segment in segments if segment.name in order.files]
         found = pool.starmap(_net, orders, chunksize=1)
         return {
