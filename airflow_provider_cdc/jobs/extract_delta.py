@@ -11,8 +11,9 @@ the JVM, and a small window costs no more than one small job.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -20,6 +21,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.errors import ExactnessError
 from airflow_provider_cdc.jobs import net
 from airflow_provider_cdc.jobs.progress import Progress, say
 from airflow_provider_cdc.jobs.snapshot import TASK_ID as SNAPSHOT
@@ -151,30 +153,20 @@ def extract_delta(spark: SparkSession, run: Storage, settings: ConnectionSetting
 
 
 def _extract_delta(step: Step) -> dict[str, Any]:
-    tables = _tracked(step)
-    run = step.manifest
+    run, source = step.manifest, step.source
     log_end = step.found(SNAPSHOT)["log_end"]
-    plan = step.plan(
-        PLAN,
-        lambda: [asdict(one) for one in step.source.log_segments(run.initial_position, log_end, run.identity)],
-    )
-    segments = [LogSegment(**order) for order in plan.orders]
-    records = step.finished(plan, {segment.number: _record_name(segment) for segment in segments})
-    missing = [segment for segment in segments if segment.number not in records]
-    say(f"extract_delta: {len(segments)} log segments" + (f", {len(records)} kept" if records else ""))
-    progress = Progress("extract_delta", "segments", len(missing), len(missing))
-    read = run_tasks(
-        step.spark,
-        "read the log",
-        missing,
-        ReadSegment(step.run, plan.id, step.source, step.sink, step.manifest.initial_position, tables),
-        lambda record: progress.add(1, record["summary"]["row_images"], 1),
-    )
-    records.update((record["segment"], record) for record in read)
-    ordered = [records[segment.number] for segment in segments]
-    summaries = [_summary(record) for record in ordered]
+    records = _read(step, PLAN, lambda: source.log_segments(run.initial_position, log_end, run.identity))
+    decisions, strangers = net.decide([_summary(record) for record in records])
+    while strangers:
+        first = _summary(records[0]).segment
+        earlier = _read(step, f"delta/before-{-first.number}.json", partial(source.segments_before, first, step.slots))
+        if not earlier:
+            raise _prepared_nowhere(strangers)
+        records = earlier + records
+        decisions, strangers = net.decide([_summary(record) for record in records])
+    summaries = [_summary(record) for record in records]
 
-    files, counts = _compose(step, ordered, net.decide(summaries))
+    files, counts = _compose(step, records, decisions)
     record = f"delta/net-{uuid.uuid4().hex[:8]}.json"
     step.run.write_json(record, {"files": [file.to_json() for file in files], "counts": counts})
     keys = {str(entry.table.name): counts.get(index, [0, 0])[0] for index, entry in enumerate(step.tables)}
@@ -182,7 +174,7 @@ def _extract_delta(step: Step) -> dict[str, Any]:
         "transactions": sum(summary.transactions for summary in summaries),
         "row_images": sum(summary.row_images for summary in summaries),
         "keys": keys,
-        "segments": len(segments),
+        "segments": len(records),
         "record": record,
     }
     say(
@@ -190,6 +182,38 @@ def _extract_delta(step: Step) -> dict[str, Any]:
         f"{sum(keys.values()):,} keys touched"
     )
     return found
+
+
+def _read(step: Step, name: str, segments: Callable[[], list[LogSegment]]) -> list[dict[str, Any]]:
+    """The records of segments, in log order; those that no earlier try of this plan has are read.
+
+    :param name: of the plan.
+    """
+    plan = step.plan(name, lambda: [asdict(one) for one in segments()])
+    planned = [LogSegment(**order) for order in plan.orders]
+    records = step.finished(plan, {segment.number: _record_name(segment) for segment in planned})
+    missing = [segment for segment in planned if segment.number not in records]
+    what = "log segments" if name == PLAN else "earlier log segments, for what was prepared there"
+    say(f"extract_delta: {len(planned)} {what}" + (f", {len(records)} kept" if records else ""))
+    progress = Progress("extract_delta", "segments", len(missing), len(missing))
+    read = run_tasks(
+        step.spark,
+        "read the log",
+        missing,
+        ReadSegment(step.run, plan.id, step.source, step.sink, step.manifest.initial_position, _tracked(step)),
+        lambda record: progress.add(1, record["summary"]["row_images"], 1),
+    )
+    records.update((record["segment"], record) for record in read)
+    return [records[segment.number] for segment in planned]
+
+
+def _prepared_nowhere(strangers: Mapping[str, str]) -> ExactnessError:
+    xid, segment = next(iter(strangers.items()))
+    return ExactnessError(
+        f"the prepared transaction {xid} is committed here, and the log does not reach back to where it was prepared",
+        where=segment,
+        mend="trigger a new run; let prepared transactions end before it begins (XA RECOVER lists them)",
+    )
 
 
 def _tracked(step: Step) -> tuple[TrackedTable, ...]:

@@ -16,7 +16,6 @@ import pyarrow.dataset as ds
 
 from airflow_provider_cdc.core import row_bytes
 from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.errors import ExactnessError
 from airflow_provider_cdc.sinks.base import StagedFile
 from airflow_provider_cdc.sources.base import DELTA_SCHEMA, SegmentSummary
 
@@ -62,30 +61,27 @@ def read(
             yield batch
 
 
-def decide(summaries: Sequence[SegmentSummary]) -> dict[tuple[int, str], int]:
+def decide(summaries: Sequence[SegmentSummary]) -> tuple[Decisions, dict[str, str]]:
     """What became of the transactions that one segment prepared and a later one decided.
 
     Those that were rolled back, or are still prepared at the end of the window, are left out: their changes were
     visible to no read.
 
-    :raises ExactnessError: a transaction was committed that no segment prepared.
+    Returns the decisions; and of each transaction that no segment prepared, but one committed, the name of that one.
     """
     prepared: dict[str, int] = {}
     decisions: dict[tuple[int, str], int] = {}
+    strangers: dict[str, str] = {}
     for summary in sorted(summaries, key=lambda summary: summary.segment.number):
         for xid, order in summary.decided.items():
-            if xid not in prepared:
-                raise ExactnessError(
-                    f"the prepared transaction {xid} is committed here, and its changes were logged before the "
-                    "initial position",
-                    where=summary.segment.name,
-                    mend="trigger a new run; let prepared transactions end before it begins (XA RECOVER lists them)",
-                )
-            decisions[prepared.pop(xid), xid] = order
+            if xid in prepared:
+                decisions[prepared.pop(xid), xid] = order
+            else:
+                strangers[xid] = summary.segment.name
         for xid in summary.rolled_back:
             prepared.pop(xid, None)
         prepared.update(dict.fromkeys(summary.prepared, summary.segment.number))
-    return decisions
+    return decisions, strangers
 
 
 def settle(rows: pa.Table, segment: int, decisions: Decisions) -> pa.Table:

@@ -282,6 +282,11 @@ class Source(Protocol):
         :raises LogGone: the log no longer reaches back to ``initial``.
         """
 
+    def segments_before(self, segment: LogSegment, count: int) -> list[LogSegment]:
+        """Up to ``count`` whole segments right before ``segment``, in log order: what was prepared there may have been
+        committed in the window. Their numbers lead up to its number. None: the log goes no further back.
+        """
+
     def read_segment(
         self, segment: LogSegment, initial: str, tables: Sequence[TrackedTable]
     ) -> AbstractContextManager[SegmentReader]:

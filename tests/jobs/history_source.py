@@ -231,10 +231,19 @@ class HistorySource:
         return UpperBound(end, end)
 
     def log_segments(self, initial: str, log_end: str, identity: Mapping[str, str]) -> list[LogSegment]:
-        starts = range(0, int(log_end), self.segment_length)
+        first = int(initial) // self.segment_length
+        starts = range(first * self.segment_length, int(log_end), self.segment_length)
         return [
-            LogSegment(number, f"log.{number}", start, min(start + self.segment_length, int(log_end)))
+            LogSegment(number, f"log.{first + number}", start, min(start + self.segment_length, int(log_end)))
             for number, start in enumerate(starts)
+        ]
+
+    def segments_before(self, segment: LogSegment, count: int) -> list[LogSegment]:
+        length = self.segment_length
+        return [
+            LogSegment(segment.number - back, f"log.{start // length}", start, start + length)
+            for back in range(count, 0, -1)
+            if (start := segment.start - back * length) >= 0
         ]
 
     @contextmanager

@@ -5,12 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_cdc.core import net_change, row_bytes
-from airflow_provider_cdc.errors import ExactnessError
 from airflow_provider_cdc.jobs import net
 from airflow_provider_cdc.sources.base import DELTA_SCHEMA, LogSegment, SegmentSummary
 
@@ -81,7 +79,7 @@ def test_a_prepared_transaction_counts_at_its_commit_in_a_later_segment() -> Non
         summary(2, decided={"a": 200}, rolled_back=["b"]),
         summary(3, decided={"c": 300}),
     ]
-    assert net.decide(summaries[::-1]) == {(1, "a"): 200, (1, "c"): 300}
+    assert net.decide(summaries[::-1]) == ({(1, "a"): 200, (1, "c"): 300}, {})
 
 
 def test_an_id_that_is_used_again_is_another_transaction() -> None:
@@ -91,16 +89,15 @@ def test_an_id_that_is_used_again_is_another_transaction() -> None:
         summary(3, rolled_back=["x"], prepared=["x"]),
         summary(4, decided={"x": 40}),
     ]
-    assert net.decide(summaries) == {(1, "x"): 20, (3, "x"): 40}
+    assert net.decide(summaries) == ({(1, "x"): 20, (3, "x"): 40}, {})
 
 
-def test_a_commit_of_what_was_prepared_before_the_window_stops_the_run() -> None:
-    with pytest.raises(ExactnessError, match=r"log\.2.*prepared transaction x"):
-        net.decide([summary(1), summary(2, decided={"x": 1})])
+def test_a_commit_of_what_no_segment_prepared_is_told() -> None:
+    assert net.decide([summary(1), summary(2, decided={"x": 1})]) == ({}, {"x": "log.2"})
 
 
 def test_rolling_back_what_was_prepared_before_the_window_changes_nothing() -> None:
-    assert net.decide([summary(1, rolled_back=["x"])]) == {}
+    assert net.decide([summary(1, rolled_back=["x"])]) == ({}, {})
 
 
 def test_settled_changes_are_those_of_committed_transactions_at_their_commit() -> None:

@@ -65,6 +65,23 @@ def log_segments(settings: ConnectionSettings, initial: str, log_end: str) -> li
     ]
 
 
+def segments_before(settings: ConnectionSettings, segment: LogSegment, count: int) -> list[LogSegment]:
+    """Up to ``count`` files right before that of ``segment``, each one segment.
+
+    :raises LogGone: the file of ``segment`` was purged.
+    :raises SourceUnavailable: the server cannot be reached.
+    """
+    with session(settings) as connection:
+        names = [str(row[0]) for row in query(connection, "SHOW BINARY LOGS")]
+    if segment.name not in names:
+        raise LogGone(f"the log file {segment.name} is purged", where=settings.address, mend=_KEEP_LOGS)
+    last = names.index(segment.name)
+    return [
+        LogSegment(segment.number - before, names[last - before], events.FIRST_POSITION, None)
+        for before in range(min(count, last), 0, -1)
+    ]
+
+
 def previous_gtids(connection: Connection, file: str) -> GtidSet:
     """The transactions in the log before a file, as its head says."""
     for row in query(connection, "SHOW BINLOG EVENTS IN %s LIMIT 4", (file,)):

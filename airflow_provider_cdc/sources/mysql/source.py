@@ -72,6 +72,11 @@ class MysqlSource:
 
         return log_segments(self.settings, initial, log_end)
 
+    def segments_before(self, segment: LogSegment, count: int) -> list[LogSegment]:
+        from airflow_provider_cdc.sources.mysql.log import segments_before
+
+        return segments_before(self.settings, segment, count)
+
     def read_segment(
         self, segment: LogSegment, initial: str, tables: Sequence[TrackedTable]
     ) -> AbstractContextManager[SegmentReader]:

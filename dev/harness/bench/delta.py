@@ -78,8 +78,8 @@ def run(arguments: argparse.Namespace, directory: Path) -> Report:
             say("bench: mysql-replication")
             images = min(one.images, max(arguments.peer_images // (2 * block), 1) * 2 * block)
             _keep_quicker(best, "mysql_replication", peer.run(Order(table, images, files=(one.name,))))
-    for name, one in best.items():
-        report.results.append(Result(name, one["rows"], one["seconds"], one["peak_rss_mb"]))
+    for name, quickest in best.items():
+        report.results.append(Result(name, quickest["rows"], quickest["seconds"], quickest["peak_rss_mb"]))
     rate = {result.name: result.rows_per_s for result in report.results}
     report.ratios["vs_mysql_replication"] = rate["ours"] / rate["mysql_replication"]
     report.ratios["vs_one_file"] = rate["ours_two_files"] / rate["ours"]
