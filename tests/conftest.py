@@ -8,7 +8,7 @@ import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import pytest
 from hypothesis import settings
@@ -18,6 +18,7 @@ from harness.cache import cache_directory
 from harness.dag_runner import DagRunner
 from harness.environment import spark_environment
 from harness.mysql_server import MysqlServer
+from harness.postgres_server import PostgresServer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -28,6 +29,11 @@ settings.load_profile("cdc")
 
 # Importing Airflow writes into its home; nobody's real one must be touched.
 os.environ["AIRFLOW_HOME"] = str(cache_directory() / "tests-airflow")
+
+
+class PostgresFactory(Protocol):
+    def __call__(self, options: Mapping[str, str] | None = None, version: int | None = None) -> PostgresServer: ...
+
 
 MysqlFactory = Callable[[Mapping[str, str | None]], MysqlServer]
 
@@ -61,6 +67,44 @@ def mysql_factory() -> Iterator[MysqlFactory]:
     """Starts a server with the given options; all of them end with the test."""
     with ExitStack() as servers:
         yield lambda options: servers.enter_context(_throw_away_mysql(options))
+
+
+@contextmanager
+def _throw_away_postgres(
+    options: Mapping[str, str] | None = None, version: int | None = None
+) -> Iterator[PostgresServer]:
+    with (
+        tempfile.TemporaryDirectory(prefix="cdc-postgres-") as directory,
+        PostgresServer.start(Path(directory), options=options, version=version) as server,
+    ):
+        yield server
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[PostgresServer]:
+    """The PostgreSQL that tests share, of the version in ``$CDC_TEST_POSTGRES``, else the one on PATH."""
+    with _throw_away_postgres() as server:
+        yield server
+
+
+@pytest.fixture
+def postgres_factory() -> Iterator[PostgresFactory]:
+    """Starts a server with the given options and of the given major version; all of them end with the test."""
+    with ExitStack() as servers:
+        yield lambda options=None, version=None: servers.enter_context(_throw_away_postgres(options, version))
+
+
+@pytest.fixture
+def database(postgres: PostgresServer) -> Iterator[str]:
+    """The name of a fresh database on `postgres`, dropped after the test; the test must leave no slot behind."""
+    name = f"t_{uuid.uuid4().hex[:12]}"
+    postgres.query(f"CREATE DATABASE {name}")
+    yield name
+    slots = postgres.query("SELECT slot_name FROM pg_replication_slots WHERE database = %s", (name,))
+    for (slot,) in slots:
+        postgres.query("SELECT pg_drop_replication_slot(%s)", (slot,))
+    postgres.query(f"DROP DATABASE {name} WITH (FORCE)")
+    assert not slots, f"replication slots were left: {slots}"
 
 
 @pytest.fixture

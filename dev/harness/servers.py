@@ -9,6 +9,7 @@ from typing import Protocol, Self
 
 from harness.cache import cache_directory
 from harness.mysql_server import MysqlServer
+from harness.postgres_server import PostgresServer
 
 UNDO = "dev/servers down (add --purge to delete the data too)"
 
@@ -28,7 +29,7 @@ class Server(Protocol):
     def stop(self) -> None: ...
 
 
-KINDS: dict[str, type[Server]] = {"mysql": MysqlServer}
+KINDS: dict[str, type[Server]] = {"mysql": MysqlServer, "postgres": PostgresServer}
 
 
 def directory_of(kind: str) -> Path:

