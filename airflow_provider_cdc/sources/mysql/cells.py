@@ -16,6 +16,7 @@ DATE DATETIME    int64: ``calendar.pack_datetime``, which holds dates that no ca
 TIMESTAMP        the same, in UTC
 TIME             int64: microseconds
 BYTES TEXT JSON  int32 offsets, and the bytes as they are stored
+VECTOR           the same
 ===============  ===========================================================================================
 """
 
@@ -44,38 +45,10 @@ from airflow_provider_cdc.sources.kernel import (
     store32,
     store64,
 )
+from airflow_provider_cdc.sources.located import ALL_GOOD as ALL_GOOD
+from airflow_provider_cdc.sources.located import LARGEST, OVERRUN, copy_values
+from airflow_provider_cdc.sources.located import Located as Located
 from airflow_provider_cdc.sources.mysql.types import ColumnType
-
-NULL = -1
-"""``Located.starts`` of a value that is NULL."""
-
-ALL_GOOD = -1
-"""What a cell kernel returns unless a value was malformed; then it is the number of the first such row."""
-
-_LARGEST = 2**31 - 1
-_OVERRUN = 32
-"""Bytes behind the last value that ``copy_values`` may write to."""
-
-
-@dataclass(frozen=True)
-class Located:
-    """Where each value of a batch of rows lies.
-
-    ``data``
-        ``uint8[::1]``; every value that is located lies inside.
-    ``starts``, ``lengths``
-        ``int32[columns, capacity]``, of which the first ``rows`` of each column count: the place of the value, or
-        ``NULL``, and its bytes. The lengths of values of fixed width are undefined.
-    ``nulls``, ``totals``
-        ``int64[columns]``: how many values are NULL, and the sum of the lengths of the others.
-    """
-
-    data: Bytes
-    starts: Int32s
-    lengths: Int32s
-    nulls: Int64s
-    totals: Int64s
-    rows: int
 
 
 @dataclass(frozen=True)
@@ -95,12 +68,7 @@ class Cells:
 
 def fixed_cells(located: Located, index: int, values: pa.Buffer) -> Cells:
     """The cells of column ``index``, given their values."""
-    nulls = int(located.nulls[index])
-    if not nulls:
-        return Cells(located.rows, 0, None, values)
-    validity = pa.allocate_buffer((located.rows + 7) // 8)
-    _fill_validity(located.starts[index], located.rows, np.frombuffer(validity, np.uint8))
-    return Cells(located.rows, nulls, validity, values)
+    return Cells(located.rows, int(located.nulls[index]), located.validity(index), values)
 
 
 def number_cells(located: Located, index: int, column: ColumnType, width: int) -> Cells:
@@ -144,12 +112,12 @@ def byte_cells(located: Located, index: int, column: ColumnType) -> Cells:
     starts, lengths = located.starts[index], located.lengths[index]
     rows = located.rows
     total = rows * column.length if column.length else int(located.totals[index])
-    if total > _LARGEST:
+    if total > LARGEST:
         raise DecodeError(
             f"{rows} rows have {total} bytes in this column, more than one Arrow array holds", where=column.name
         )
     offsets = pa.allocate_buffer((rows + 1) * 4)
-    values = pa.allocate_buffer(total + _OVERRUN)
+    values = pa.allocate_buffer(total + OVERRUN)
     ends, out = np.frombuffer(offsets, np.int32), np.frombuffer(values, np.uint8)
     if column.length:
         bad = _copy_padded(located.data, starts, lengths, rows, column.length, ends, out)
@@ -164,16 +132,6 @@ def check(bad: int, column: ColumnType, what: str) -> None:
     """Raise DecodeError if a cell kernel found a malformed value."""
     if bad != ALL_GOOD:
         raise DecodeError(f"the value in row {bad} of the batch is {what}", where=column.name)
-
-
-@kernel
-def _fill_validity(starts: Int32s, rows: int, validity: Bytes) -> None:
-    for byte in range(len(validity)):
-        bits = 0
-        for row in range(8 * byte, min(8 * byte + 8, rows)):
-            if starts[row] >= 0:
-                bits |= 1 << (row & 7)
-        validity[byte] = bits
 
 
 @kernel
@@ -227,31 +185,6 @@ def _load_bits(data: Bytes, starts: Int32s, lengths: Int32s, rows: int, bits: in
             value = load_be(data, start, width)
         out[row] = value
     return ALL_GOOD
-
-
-@kernel
-def copy_values(data: Bytes, starts: Int32s, lengths: Int32s, rows: int, offsets: Int32s, out: Bytes) -> None:
-    """Values one after the other; ``out`` has ``_OVERRUN`` bytes more than they take."""
-    at = 0
-    offsets[0] = 0
-    last = len(data) - _OVERRUN
-    for row in range(rows):
-        start = int(starts[row])
-        if start >= 0:
-            length = int(lengths[row])
-            # Most values are short, and a call of memcpy costs more than copying some bytes too many.
-            if length <= 16 and start <= last:
-                store64(out, at, load64(data, start))
-                store64(out, at + 8, load64(data, start + 8))
-            elif length <= 32 and start <= last:
-                store64(out, at, load64(data, start))
-                store64(out, at + 8, load64(data, start + 8))
-                store64(out, at + 16, load64(data, start + 16))
-                store64(out, at + 24, load64(data, start + 24))
-            else:
-                copy_bytes(out, at, data, start, length)
-            at += length
-        offsets[row + 1] = at
 
 
 @kernel
