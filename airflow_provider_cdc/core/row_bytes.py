@@ -11,6 +11,7 @@ fixed width (all numbers,    the bytes that Arrow stores, little-endian: floats 
 dates, times, decimals)      -0.0 is not 0.0 and a NaN equals itself
 string, binary               their length (u32, little-endian) and their bytes
 dictionary                   the value that the index stands for, encoded as above
+list of fixed width          the length of all its values in bytes (u32, little-endian) and the bytes that Arrow stores
 ===========================  =====================================================================
 
 Each part says where it ends, so for columns of given types the encoding is injective: two rows have equal
@@ -119,9 +120,28 @@ def _plain(array: pa.Array) -> pa.Array:
         array = array.dictionary_decode()
     if pa.types.is_boolean(array.type):
         array = array.cast(pa.uint8())
+    if pa.types.is_list(array.type) and _is_fixed(array.type.value_type):
+        array = _flat(array)
     if not (_is_variable(array.type) or _is_fixed(array.type)):
         raise TypeError(f"rows with a column of Arrow type {array.type} have no canonical bytes")
     return array
+
+
+def _flat(array: pa.ListArray) -> pa.LargeBinaryArray:
+    """The bytes of each list's values, which are no nulls."""
+    values = array.values
+    if values.null_count:
+        raise TypeError(f"lists with nulls, of Arrow type {array.type}, have no canonical bytes")
+    width = values.type.byte_width
+    offsets = (_offsets(array) + values.offset) * width
+    if array.null_count:
+        valid = np.packbits(array.is_valid().to_numpy(zero_copy_only=False), bitorder="little")
+        validity = pa.py_buffer(valid)
+    else:
+        validity = None
+    return pa.LargeBinaryArray.from_buffers(
+        pa.large_binary(), len(array), [validity, pa.py_buffer(offsets), values.buffers()[1]]
+    )
 
 
 def _is_variable(kind: pa.DataType) -> bool:

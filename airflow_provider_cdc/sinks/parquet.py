@@ -138,8 +138,13 @@ def _repetitive(rows: pa.Table) -> list[str]:
         field.name
         for field, column in zip(sample.schema, sample.columns, strict=True)
         if pa.types.is_dictionary(field.type)
-        or (not pa.types.is_boolean(field.type) and pc.count_distinct(column).as_py() < sample.num_rows * _PAYS_BELOW)
+        or (_is_plain(field.type) and pc.count_distinct(column).as_py() < sample.num_rows * _PAYS_BELOW)
     ]
+
+
+def _is_plain(kind: pa.DataType) -> bool:
+    """Whether values of an Arrow type can be counted, and a dictionary of them could be smaller."""
+    return not (pa.types.is_boolean(kind) or pa.types.is_nested(kind))
 
 
 class ParquetSink:

@@ -115,6 +115,19 @@ def test_a_dictionary_is_used_only_where_values_repeat(target: Storage, run: Sto
     assert used == {"id": False, "state": True, "text": False}
 
 
+def test_lists_are_written_and_read_with_the_schema_they_had(run: Storage) -> None:
+    kind = pa.list_(pa.field("element", pa.float32(), nullable=False))
+    schema = pa.schema([("v", kind)])
+    batch = pa.record_batch([pa.array([[1.5, -0.0], None, []], kind)], schema=schema)
+    writer = ParquetWriter(run, "chunks/t/part-000000", schema)
+    writer.write(batch)
+    writer.close()
+    (file,) = writer.files
+    found = pq.read_table(run.path(file.name))
+    assert found.schema == schema
+    assert str(found["v"].to_pylist()) == "[[1.5, -0.0], None, []]"
+
+
 def test_a_writer_that_fails_leaves_no_open_file(
     target: Storage, run: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -18,7 +18,8 @@ def finish(table: str, column: ColumnType, cells: Cells) -> pa.Array:
 
     :param table: the table's name, for messages.
     :raises ValueNotRepresentable: a value that the Arrow type cannot hold, such as a zero date.
-    :raises DecodeError: a NULL in a NOT NULL column, an enum or set value with no such member.
+    :raises DecodeError: a NULL in a NOT NULL column, an enum or set value with no such member, a vector of no whole
+        number of floats.
     """
     where = f"{table}.{column.name}"
     if cells.nulls and not column.nullable:
@@ -38,6 +39,8 @@ def finish(table: str, column: ColumnType, cells: Cells) -> pa.Array:
             return _set(where, column, cells)
         case Family.BYTES:
             return _strings(column.arrow, cells)
+        case Family.VECTOR:
+            return _vectors(where, column, cells)
         case Family.TEXT | Family.JSON:
             assert cells.offsets is not None
             offsets, values = to_utf8(where, column.charset, cells.rows, cells.offsets, cells.values)
@@ -104,6 +107,16 @@ def _set(where: str, column: ColumnType, cells: Cells) -> pa.Array:
     )
     place = Cells(cells.rows, cells.nulls, cells.validity, pa.py_buffer(places.astype(np.int64)))
     return texts.take(_fixed(pa.int64(), place, place.values))
+
+
+def _vectors(where: str, column: ColumnType, cells: Cells) -> pa.Array:
+    assert cells.offsets is not None
+    ends = np.frombuffer(cells.offsets, np.int32, cells.rows + 1)
+    if (ends & 3).any():
+        raise DecodeError("a vector whose bytes are no whole number of floats", where=where)
+    numbers = pa.Array.from_buffers(pa.float32(), int(ends[-1]) // 4, [None, cells.values])
+    offsets = pa.py_buffer(ends >> 2)
+    return pa.Array.from_buffers(column.arrow, cells.rows, [cells.validity, offsets], cells.nulls, children=[numbers])
 
 
 def _valid(cells: Cells) -> Bytes:

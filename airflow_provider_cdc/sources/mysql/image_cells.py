@@ -56,7 +56,7 @@ def image_cells(located: Located, index: int, column: ColumnType) -> Cells:
             return _decimal_cells(located, index, column)
         case Family.DATE | Family.DATETIME | Family.TIMESTAMP | Family.TIME:
             return _temporal_cells(located, index, column)
-        case Family.BYTES | Family.TEXT:
+        case Family.BYTES | Family.TEXT | Family.VECTOR:
             return byte_cells(located, index, column)
         case Family.JSON:
             return _json_cells(byte_cells(located, index, column), column)

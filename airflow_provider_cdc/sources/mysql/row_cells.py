@@ -50,7 +50,7 @@ def row_cells(located: Located, index: int, column: ColumnType) -> Cells:
             return _decimal_cells(located, index, column)
         case Family.DATE | Family.DATETIME | Family.TIMESTAMP | Family.TIME:
             return _temporal_cells(located, index, column)
-        case Family.BYTES | Family.TEXT | Family.JSON:
+        case Family.BYTES | Family.TEXT | Family.JSON | Family.VECTOR:
             return byte_cells(located, index, column)
 
 

@@ -21,6 +21,8 @@ year                          int16
 enum                          dictionary<utf8>        index 0 is MySQL's '' for a value that is no member
 set                           utf8                    members joined by commas
 json                          utf8                    the text that SELECT prints
+geometry, point, …            binary                  as SELECT gives it: the SRID in 4 bytes, little-endian, and WKB
+vector(n)                     list<float32>           up to n numbers; the stored bits
 ============================  ======================  ==========================================================
 
 Source of the formats: MySQL's documentation of "Binary Protocol Value" and of ``Table_map_event``, and the server
@@ -58,7 +60,11 @@ class Family(Enum):
     ENUM = "enum"
     SET = "set"
     JSON = "json"
+    VECTOR = "vector"
 
+
+VECTOR = pa.list_(pa.field("element", pa.float32(), nullable=False))
+"""The name is the one that Parquet gives a list's elements."""
 
 LENGTH_ENCODED = 0
 """``ColumnType.row_width`` of a value behind a length-encoded integer."""
@@ -270,6 +276,12 @@ def _column_type(name: str, text: str, nullable: bool, charset: str) -> ColumnTy
             name, Family.JSON, pa.utf8(), nullable, quoted, 245, LENGTH_ENCODED, 245, b"\x04", prefix=4,
             charset="utf8mb4",
         )  # fmt: skip
+    if kind in _GEOMETRIES:
+        return ColumnType(
+            name, Family.BYTES, pa.binary(), nullable, quoted, 255, LENGTH_ENCODED, 255, b"\x04", prefix=4
+        )
+    if kind == "vector":
+        return ColumnType(name, Family.VECTOR, VECTOR, nullable, quoted, 242, LENGTH_ENCODED, 242, b"\x04", prefix=4)
     return _string(name, declared, nullable, quoted, charset)
 
 
@@ -316,9 +328,21 @@ def _string(name: str, declared: _Declared, nullable: bool, quoted: str, charset
 
 
 _TEXTS = {"char", "varchar", "tinytext", "text", "mediumtext", "longtext"}
+_GEOMETRIES = {
+    "geometry",
+    "point",
+    "linestring",
+    "polygon",
+    "multipoint",
+    "multilinestring",
+    "multipolygon",
+    "geomcollection",
+    "geometrycollection",
+}
 _BINARIES = {"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"}
 _SUPPORTED = (
-    {"decimal", "bit", "year", "date", "enum", "set", "json"}
+    {"decimal", "bit", "year", "date", "enum", "set", "json", "vector"}
+    | _GEOMETRIES
     | _INTEGERS.keys()
     | _FLOATS.keys()
     | _TEMPORALS.keys()

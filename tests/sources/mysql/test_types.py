@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_cdc.core.table import Column
 from airflow_provider_cdc.errors import ConfigurationError
-from airflow_provider_cdc.sources.mysql.types import ColumnType, arrow_schema, unsupported, unsupported_key
+from airflow_provider_cdc.sources.mysql.types import VECTOR, ColumnType, arrow_schema, unsupported, unsupported_key
 from harness.mysql_server import MysqlServer
 from tests.sources.mysql.row_images import describe, logged_by
 from tests.sources.mysql.test_images import decode, same, select, split
@@ -46,6 +46,10 @@ from tests.sources.mysql.values import same_bits
         ("longtext", pa.utf8()),
         ("binary(3)", pa.binary()),
         ("mediumblob", pa.binary()),
+        ("geometry", pa.binary()),
+        ("geomcollection", pa.binary()),
+        ("multipolygon", pa.binary()),
+        ("vector(3)", VECTOR),
     ],
 )
 def test_the_arrow_type(declaration: str, arrow: pa.DataType) -> None:
@@ -57,9 +61,7 @@ def test_the_arrow_type(declaration: str, arrow: pa.DataType) -> None:
 @pytest.mark.parametrize(
     ("declaration", "charset", "reason"),
     [
-        ("geometry", "", "geometry is not supported"),
-        ("point", "", "point is not supported"),
-        ("vector(3)", "", r"vector\(3\) is not supported"),
+        ("raster", "", "raster is not supported"),
         ("decimal(39,2)", "", "38 digits"),
         ("varchar(10)", "eucjpms", "character set eucjpms"),
         ("char(10)", "", "character set"),
