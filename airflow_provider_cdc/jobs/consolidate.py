@@ -34,6 +34,8 @@ TASK_ID = "consolidate"
 STAGED = "staged.json"
 WORK_FOLDERS = ("chunks", "delta", "staged")
 TASKS_PER_SLOT = 4
+REWIND_BYTES = 64 * 2**20
+"""Bytes of files below which another task costs more than it saves: most files are ruled out by their footers."""
 
 
 def consolidate(spark: SparkSession, run: Storage, settings: ConnectionSettings) -> dict[str, Any]:
@@ -129,7 +131,8 @@ def _orders(step: Step, change: NetChange, files: Sequence[Sequence[StagedFile]]
             orders.append(Rewind(index, tuple(files[index])))
             continue
         # Touched keys often lie close together: files that neighbour each other go to different tasks.
-        tasks = min(len(files[index]), step.slots * TASKS_PER_SLOT)
+        size = sum(file.bytes for file in files[index])
+        tasks = min(len(files[index]), step.slots * TASKS_PER_SLOT, 1 + size // REWIND_BYTES)
         orders += [Rewind(index, tuple(files[index][task::tasks])) for task in range(tasks)]
         if change.befores.get(index):
             orders += [Restore(index, (file,)) for file in change.files]

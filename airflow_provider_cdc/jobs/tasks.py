@@ -8,13 +8,17 @@ whole process.
 
 from __future__ import annotations
 
+import os
 import random
+import socket
 import sys
 import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from pyspark import AccumulatorParam, SparkContext
@@ -135,6 +139,22 @@ class _Job:
                 yield index, outcome
 
 
+def _acknowledge() -> None:
+    """Have this worker acknowledge at once what Spark has sent it so far: the task, but not yet its order.
+
+    Spark's JVM sends the two as small segments, of which Nagle's algorithm holds the second until the first one is
+    acknowledged, and Linux delays that by 40 ms: two thirds of what an empty task takes. The worker's socket is not
+    handed to tasks, so all of the process's are asked; for the others nothing changes.
+    """
+    if not hasattr(socket, "TCP_QUICKACK"):
+        return
+    for file in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            if file.is_socket():
+                with socket.socket(fileno=os.dup(int(file.name))) as one:
+                    one.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
+
+
 def _reason(failure: BaseException) -> str:
     # Of a Java exception only the first line says anything to a person, and of that what follows the class names.
     text = " ".join(str(failure).split("\n\tat ")[0].split())
@@ -144,6 +164,7 @@ def _reason(failure: BaseException) -> str:
 def _work_in_task(
     work: Callable[[Any], Any], early: Any, orders: Iterator[tuple[int, Any]]
 ) -> Iterator[tuple[int, Any]]:
+    _acknowledge()
     for index, order in orders:
         outcome: Any
         try:
