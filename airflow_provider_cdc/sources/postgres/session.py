@@ -1,0 +1,307 @@
+"""Sessions: opened with every setting that could bend a read pinned down, and the drivers' errors as ours.
+
+Two drivers speak to the server. psycopg is for control: it asks, records, and opens replication connections. ADBC reads
+tables and the log, as Arrow. Both take the same parameters of libpq, from one place.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+from urllib.parse import quote as percent
+from urllib.parse import urlencode
+
+import adbc_driver_manager
+import psycopg
+from adbc_driver_postgresql import dbapi
+
+from airflow_provider_cdc.errors import (
+    CdcError,
+    ConfigurationError,
+    LogGone,
+    SchemaChanged,
+    SourceUnavailable,
+    TerminalError,
+    TransientError,
+)
+from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.postgres import types
+
+Connection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
+ReadingConnection: TypeAlias = "dbapi.Connection"
+
+OLDEST_VERSION = 15
+CONNECT_SECONDS = 15
+APPLICATION = "airflow-provider-cdc"
+
+TLS_MODES: Mapping[str, str] = {
+    "disabled": "disable",
+    "preferred": "prefer",
+    "required": "require",
+    "verify_ca": "verify-ca",
+    "verify_identity": "verify-full",
+}
+"""The modes of ``ConnectionSettings.tls``, and what libpq calls them."""
+
+_SETTINGS: Mapping[str, str] = {
+    **types.SESSION_SETTINGS,
+    # Limits meant for careless users would cut our reads short.
+    "statement_timeout": "0",
+    "idle_in_transaction_session_timeout": "0",
+    "idle_session_timeout": "0",
+    # Behind a DDL that itself waits, everybody waits: not for ever.
+    "lock_timeout": "60s",
+    "default_transaction_isolation": "read committed",
+    "default_transaction_read_only": "off",
+    "default_transaction_deferrable": "off",
+    # A chunk is a range of blocks.
+    "enable_tidscan": "on",
+    # Compiling a plan that does nothing but scan takes longer than it saves.
+    "jit": "off",
+    "max_parallel_workers_per_gather": "0",
+}
+
+# States: https://www.postgresql.org/docs/current/errcodes-appendix.html
+_DENIED = ("42501", "28")
+_CHANGED = ("42P01", "42703", "42704", "3F000", "3D000", "42883")
+_TRY_AGAIN = ("40", "55P03", "55006", "57014")
+_BUSY = ("53",)
+_LOST = ("08", "57P", "25P03", "25P04", "XX000")
+_SNAPSHOT_GONE = re.compile(r'invalid snapshot identifier|snapshot "[0-9A-F-]+" does not exist|could not import the')
+_SLOT_GONE = re.compile(
+    r"can no longer (?:get changes from|access) replication slot|replication slot .* does not exist"
+)
+
+
+def connect(settings: ConnectionSettings, *, replication: bool = False) -> Connection:
+    """Open a control session in autocommit, with nothing inherited that could change or cut a result.
+
+    :param replication: a connection that also takes the commands of the replication protocol.
+    :raises SourceUnavailable: the server does not answer or has no session to spare.
+    :raises ConfigurationError: the host is unknown, TLS or the credentials are refused, or the server is not
+        PostgreSQL 15 or later.
+    """
+    arguments = parameters(settings) | ({"replication": "database"} if replication else {})
+    try:
+        connection = psycopg.connect(autocommit=True, prepare_threshold=None, **arguments)  # type: ignore[arg-type]
+    except psycopg.Error as error:
+        raise _connect_error(settings, error.sqlstate or "", str(error)) from error
+    try:
+        with mapped_errors(settings.address):
+            if connection.info.server_version < OLDEST_VERSION * 10_000:
+                raise ConfigurationError(
+                    f"the server is version {connection.info.server_version // 10_000}; "
+                    f"PostgreSQL {OLDEST_VERSION} or later is needed",
+                    where=settings.address,
+                    mend="upgrade the server",
+                )
+            query(connection, _LIFT_TRANSACTION_TIMEOUT)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+@contextmanager
+def session(settings: ConnectionSettings, *, replication: bool = False) -> Iterator[Connection]:
+    """A session as ``connect`` opens it, closed at the end, with errors mapped."""
+    connection = connect(settings, replication=replication)
+    try:
+        with mapped_errors(settings.address):
+            yield connection
+    finally:
+        connection.close()
+
+
+@contextmanager
+def reading_session(settings: ConnectionSettings) -> Iterator[ReadingConnection]:
+    """An ADBC session in autocommit under the same settings, closed at the end, with errors mapped.
+
+    What it reads comes as ``COPY … (FORMAT binary)``, so its statements must be ones that COPY takes, without
+    parameters; others (BEGIN, SET) may be run as well, if they return nothing.
+    """
+    arguments = parameters(settings)
+    where = {name: arguments.pop(name) for name in ("user", "password", "host", "port", "dbname")}
+    login = f"{percent(where['user'], '')}:{percent(where['password'], '')}"
+    # An IPv6 address is written in brackets, and so is told from its port; a path of a socket is escaped.
+    host = f"[{where['host']}]" if ":" in where["host"] else percent(where["host"], "")
+    uri = f"postgresql://{login}@{host}:{where['port']}/{percent(where['dbname'], '')}"
+    try:
+        connection = dbapi.connect(f"{uri}?{urlencode(arguments, quote_via=percent)}", autocommit=True)
+    except adbc_driver_manager.Error as error:
+        raise _connect_error(settings, error.sqlstate or "", str(error)) from error
+    try:
+        with mapped_errors(settings.address):
+            run(connection, _LIFT_TRANSACTION_TIMEOUT.replace("SELECT", "DO $$BEGIN PERFORM", 1) + "; END$$")
+            yield connection
+    finally:
+        connection.close()
+
+
+# Servers before 17 do not know it, and would refuse a session that sets it.
+_LIFT_TRANSACTION_TIMEOUT = (
+    "SELECT pg_catalog.set_config(name, '0', false) FROM pg_catalog.pg_settings WHERE name = 'transaction_timeout'"
+)
+
+
+def run(connection: ReadingConnection, sql: str) -> None:
+    """Run one statement that returns nothing through ADBC."""
+    with connection.cursor() as cursor:
+        cursor.adbc_statement.set_sql_query(sql)
+        cursor.adbc_statement.execute_update()
+
+
+def query(connection: Connection, sql: str, args: Sequence[Any] | Mapping[str, Any] | None = None) -> list[Any]:
+    """Run one statement and return its rows, if it has any. ``%s`` marks an argument if there are any."""
+    cursor = connection.execute(sql, args)
+    return cursor.fetchall() if cursor.description else []
+
+
+def value(connection: Connection, expression: str, args: Sequence[Any] | None = None) -> Any:
+    """The value of one SQL expression."""
+    return query(connection, f"SELECT {expression}", args)[0][0]
+
+
+def quote(*names: str) -> str:
+    """An identifier, or several joined by dots, in double quotes."""
+    return ".".join(map(types.quote, names))
+
+
+def literal(text: str) -> str:
+    """Text as a constant in SQL, for statements that take no parameters; ``standard_conforming_strings`` is on."""
+    return "'" + text.replace("'", "''") + "'"
+
+
+def parameters(settings: ConnectionSettings) -> dict[str, str]:
+    """The parameters of libpq that every session has; the session's settings are in ``options``.
+
+    :raises ConfigurationError: the settings cannot work.
+    """
+    if not settings.user:
+        # libpq would take the name of the user that this process runs as.
+        raise ConfigurationError("the connection names no user", where=settings.address, mend="set its login")
+    if not settings.database:
+        raise ConfigurationError(
+            "the connection names no database",
+            where=settings.address,
+            mend="set its schema to the database that holds the tables",
+        )
+    options = " ".join(f"-c {name}={_escaped(setting)}" for name, setting in _SETTINGS.items())
+    return {
+        "host": settings.host,
+        "port": str(settings.port),
+        "user": settings.user,
+        "password": settings.password,
+        "dbname": settings.database,
+        "application_name": APPLICATION,
+        "connect_timeout": str(CONNECT_SECONDS),
+        # Notice within minutes that the other machine is gone; the kernel's default is two hours.
+        "keepalives_idle": "60",
+        "keepalives_interval": "15",
+        "keepalives_count": "4",
+        "options": options,
+        **_tls(settings),
+    }
+
+
+def _escaped(setting: str) -> str:
+    return re.sub(r"([\\ ])", r"\\\1", setting)
+
+
+def _tls(settings: ConnectionSettings) -> dict[str, str]:
+    tls = settings.tls
+    unknown = set(tls) - {"mode", "ca", "cert", "key"}
+    # As for MySQL: an authority is there to be checked against.
+    mode = tls.get("mode") or ("verify_ca" if tls.get("ca") else "required" if tls.get("cert") else "preferred")
+    if unknown or mode not in TLS_MODES:
+        raise ConfigurationError(
+            f"TLS settings cannot have {sorted(unknown) if unknown else f'the mode {mode!r}'}",
+            where=settings.address,
+            mend=f"they are mode ({', '.join(TLS_MODES)}), ca, cert and key",
+        )
+    files = {"sslrootcert": tls.get("ca"), "sslcert": tls.get("cert"), "sslkey": tls.get("key")}
+    return {"sslmode": TLS_MODES[mode], **{name: path for name, path in files.items() if path}}
+
+
+@contextmanager
+def mapped_errors(where: str) -> Iterator[None]:
+    """Raise the drivers' errors as errors of this package.
+
+    :param where: the object at work, for the message.
+    :raises SourceUnavailable: the session broke, the server has no room, or a shared snapshot ended.
+    :raises ConfigurationError: a privilege is missing.
+    :raises SchemaChanged: a table or column that was there is gone.
+    :raises LogGone: the replication slot is gone.
+    """
+    try:
+        yield
+    except CdcError:
+        raise
+    except psycopg.Error as error:
+        raise _statement_error(where, error.sqlstate or "", str(error)) from error
+    except adbc_driver_manager.Error as error:
+        raise _statement_error(where, error.sqlstate or "", str(error)) from error
+
+
+def _statement_error(where: str, state: str, text: str) -> CdcError:
+    said = f"{' '.join(text.split())} (SQLSTATE {state})" if state else " ".join(text.split())
+    if _SNAPSHOT_GONE.search(text):
+        return SourceUnavailable(
+            said, where=where, mend="the session that shared its snapshot ended: the task can be retried as it is"
+        )
+    if _SLOT_GONE.search(text):
+        return LogGone(
+            said,
+            where=where,
+            mend="trigger a new run, or clear lock_and_record and the tasks after it; raise max_slot_wal_keep_size",
+        )
+    if state.startswith(_DENIED):
+        return ConfigurationError(
+            said, where=where, mend="grant what is missing to the user of this connection; preflight names the GRANT"
+        )
+    if state in _CHANGED:
+        return SchemaChanged(said, where=where, mend="the table changed since the run began: trigger a new run")
+    if state.startswith(_TRY_AGAIN):
+        return TransientError(said, where=where, mend="the task can be retried as it is")
+    if state.startswith(_BUSY):
+        return SourceUnavailable(said, where=where, mend="let fewer Spark tasks run at once, or raise the limit")
+    # A driver that lost its connection has no state to tell.
+    if not state or state.startswith(_LOST):
+        return SourceUnavailable(said, where=where, mend="the task can be retried once the server answers again")
+    return TerminalError(said, where=where, mend="look the error up in the server's manual and its error log")
+
+
+def _connect_error(settings: ConnectionSettings, state: str, text: str) -> CdcError:
+    where, said = settings.address, " ".join(text.split())
+    if re.search("could not translate host name|failed to resolve host", text) and "Temporary failure" not in text:
+        return ConfigurationError(f"no host is called {settings.host!r}", where=where, mend="correct the host")
+    if re.search("certificate|SSL|sslmode|no encryption|root.crt", text):
+        return ConfigurationError(
+            f"no connection could be made under these TLS settings: {said}",
+            where=where,
+            mend="correct the TLS mode, authority, certificate and key, or what the server asks for (pg_hba.conf)",
+        )
+    if re.search(r"password authentication failed|no password supplied|role .* does not exist", text):
+        return ConfigurationError(
+            "the server refuses this user or password",
+            where=where,
+            mend="correct the connection's login and password",
+        )
+    if re.search(r"database .* does not exist", text):
+        return ConfigurationError(
+            f"there is no database {settings.database!r}", where=where, mend="correct the connection's schema"
+        )
+    if re.search("pg_hba.conf|permission denied|is not permitted to log in|must be superuser|replication role", text):
+        return ConfigurationError(
+            said,
+            where=where,
+            mend=f"let the server accept this user from here (pg_hba.conf), and ALTER ROLE {quote(settings.user)} "
+            "REPLICATION",
+        )
+    if re.search("too many (?:clients|connections)|connection slots|max_wal_senders", text):
+        return SourceUnavailable(said, where=where, mend="let fewer Spark tasks run at once, or raise the limit")
+    return SourceUnavailable(
+        f"the server does not answer: {said}", where=where, mend="start the server, or correct host and port"
+    )
