@@ -1,0 +1,85 @@
+"""pgoutput messages, taken apart and put together in plain Python: the tests' own reading of the documentation."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from types import EllipsisType
+
+from harness.postgres_server import PostgresServer
+
+OPTIONS = "'proto_version', '1', 'publication_names'"
+
+Tuple = tuple[str | None, ...]
+
+
+@dataclass(frozen=True)
+class Change:
+    """A row change: ``old`` and ``new`` are raw TupleData, empty where there is none; ``tag`` is that of the old."""
+
+    kind: str
+    relation: int
+    tag: str
+    old: bytes
+    new: bytes
+
+
+def peek(server: PostgresServer, database: str, slot: str, publication: str) -> list[bytes]:
+    """All messages that a slot has."""
+    from airflow_provider_cdc.sources.postgres.types import SESSION_SETTINGS
+
+    with server.connect(database=database) as connection:
+        for setting, value in SESSION_SETTINGS.items():
+            connection.execute(f"SET {setting} = '{value}'")
+        rows = connection.execute(
+            f"SELECT data FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, {OPTIONS}, %s)", (slot, publication)
+        )
+        return [bytes(row[0]) for row in rows]
+
+
+def changes(messages: Sequence[bytes]) -> list[Change]:
+    """The row changes among messages."""
+    found = []
+    for message in messages:
+        kind = chr(message[0])
+        if kind not in "IUD":
+            continue
+        relation = struct.unpack_from(">I", message, 1)[0]
+        at = 5
+        parts = {}
+        while at < len(message):
+            tag = chr(message[at])
+            end = tuple_end(message, at + 1)
+            parts[tag] = message[at + 1 : end]
+            at = end
+        old = parts.keys() & {"O", "K"}
+        tag = old.pop() if old else ""
+        found.append(Change(kind, relation, tag, parts.get(tag, b""), parts.get("N", b"")))
+    return found
+
+
+def tuple_end(data: bytes, at: int) -> int:
+    """Where the TupleData at ``at`` ends."""
+    (columns,) = struct.unpack_from(">H", data, at)
+    at += 2
+    for _ in range(columns):
+        kind = chr(data[at])
+        at += 1
+        if kind in "tb":
+            at += 4 + struct.unpack_from(">I", data, at)[0]
+    return at
+
+
+def tuple_data(values: Sequence[str | bytes | EllipsisType | None]) -> bytes:
+    """TupleData of texts; None is NULL, ``...`` an unchanged TOASTed value."""
+    parts = [struct.pack(">H", len(values))]
+    for value in values:
+        if value is None:
+            parts.append(b"n")
+        elif value is ...:
+            parts.append(b"u")
+        else:
+            text = value.encode() if isinstance(value, str) else value
+            parts.append(b"t" + struct.pack(">I", len(text)) + text)
+    return b"".join(parts)

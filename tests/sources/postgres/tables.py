@@ -1,0 +1,86 @@
+"""Tables of a real server in tests: described without the help of the code under test, and read through ADBC."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+from typing import Any
+
+import adbc_driver_postgresql.dbapi as adbc
+import pyarrow as pa
+
+from airflow_provider_cdc.core.table import Column, Table, TableName
+from airflow_provider_cdc.sources.postgres.types import SESSION_SETTINGS, arrow_schema, finish, quote, select_list
+from harness.postgres_server import PostgresServer
+
+_COLUMNS = """
+    SELECT a.attname, format_type(a.atttypid, a.atttypmod), NOT a.attnotnull, a.atttypid, a.atttypmod,
+           CASE WHEN t.typcategory = 'A' AND t.typelem <> 0 THEN 'array' ELSE
+               (jsonb_build_object('b', 'base', 'e', 'enum', 'd', 'domain', 'c', 'composite', 'r', 'range',
+                                   'm', 'multirange') ->> t.typtype::text) END,
+           a.attrelid
+    FROM pg_attribute a JOIN pg_type t ON t.oid = a.atttypid
+    WHERE a.attrelid = %s::regclass AND a.attnum > 0 AND NOT a.attisdropped
+    ORDER BY a.attnum
+"""
+_BENEATH = """
+    WITH RECURSIVE beneath(oid, typmod) AS (
+        SELECT %s::oid, %s::int4
+        UNION ALL
+        SELECT t.typbasetype, t.typtypmod FROM beneath b JOIN pg_type t ON t.oid = b.oid WHERE t.typtype = 'd'
+    )
+    SELECT b.oid, b.typmod FROM beneath b JOIN pg_type t ON t.oid = b.oid WHERE t.typtype <> 'd'
+"""
+_KEY = """
+    SELECT a.attname FROM pg_index i, unnest(i.indkey::int2[]) WITH ORDINALITY AS k(number, place), pg_attribute a
+    WHERE i.indrelid = %s::regclass AND i.indisprimary AND a.attrelid = i.indrelid AND a.attnum = k.number
+    ORDER BY k.place
+"""
+
+
+def describe(server: PostgresServer, database: str, name: str, schema: str = "public", policy: str = "") -> Table:
+    """A table as the catalog has it. ``policy``: one of ``UNREPRESENTABLE``, or nothing."""
+    columns = []
+    where = f"{quote(schema)}.{quote(name)}"
+    with server.connect(database=database) as connection:
+        for column, declared, nullable, oid, typmod, kind, relation in connection.execute(_COLUMNS, (where,)):
+            base = connection.execute(_BENEATH, (oid, typmod)).fetchone()
+            assert base is not None
+            details: dict[str, str | int | bool] = {"oid": oid, "typmod": typmod, "kind": kind, "relation": relation}
+            details |= {"base_oid": base[0], "base_typmod": base[1]}
+            columns.append(
+                Column(column, declared, nullable, details | ({"unrepresentable": policy} if policy else {}))
+            )
+        key = tuple(row[0] for row in connection.execute(_KEY, (where,)))
+    return Table(TableName(schema, name), tuple(columns), key)
+
+
+def table_sql(table: Table) -> str:
+    return f"{quote(table.name.schema)}.{quote(table.name.name)}"
+
+
+@contextmanager
+def reading(server: PostgresServer, database: str) -> Iterator[Any]:
+    """A cursor of an ADBC session with ``SESSION_SETTINGS``."""
+    url = server.url.rpartition("/")[0] + f"/{database}"
+    with closing(adbc.connect(url, autocommit=True)) as connection, closing(connection.cursor()) as cursor:
+        for setting, value in SESSION_SETTINGS.items():
+            cursor.execute(f"SET {setting} = '{value}'")
+        yield cursor
+
+
+def raw(cursor: Any, table: Table, rest: str = "") -> list[pa.RecordBatch]:
+    """What ADBC makes of all rows."""
+    cursor.execute(f"SELECT {select_list(table)} FROM ONLY {table_sql(table)} {rest}")
+    return list(cursor.fetch_record_batch())
+
+
+def select(server: PostgresServer, database: str, table: Table, rest: str = "") -> pa.RecordBatch:
+    """All rows of a table as the product reads them, in one batch."""
+    with reading(server, database) as cursor:
+        batches = [finish(table, batch) for batch in raw(cursor, table, rest)]
+    return (
+        pa.Table.from_batches(batches, arrow_schema(table)).combine_chunks().to_batches()[0]
+        if batches
+        else (arrow_schema(table).empty_table().to_batches()[0])
+    )
