@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 from airflow_provider_cdc.core.table import Column, Table, TableName
-from airflow_provider_cdc.errors import ConfigurationError, Problem, SchemaChanged
+from airflow_provider_cdc.errors import Problem, SchemaChanged
+from airflow_provider_cdc.sources import patterns as patterns_of_tables
 from airflow_provider_cdc.sources.mysql.session import Connection, account, query, quote, value
 
 SYSTEM_SCHEMAS = frozenset({"information_schema", "mysql", "ndbinfo", "performance_schema", "sys"})
@@ -20,7 +21,6 @@ def resolve(connection: Connection, patterns: Sequence[str]) -> tuple[list[Table
     A pattern is ``schema.table``; ``*`` stands for any run of characters in either part. System schemas match no
     pattern. Names compare as on the server: without regard to case where ``lower_case_table_names`` is not 0.
     """
-    flags = re.DOTALL if value(connection, "@@lower_case_table_names") == 0 else re.DOTALL | re.IGNORECASE
     kinds = {
         TableName(schema, name): kind
         for schema, name, kind in query(
@@ -28,30 +28,9 @@ def resolve(connection: Connection, patterns: Sequence[str]) -> tuple[list[Table
         )
         if schema not in SYSTEM_SCHEMAS
     }
-    found: set[TableName] = set()
-    problems: list[Problem] = []
-    for pattern in dict.fromkeys(patterns):
-        try:
-            wanted = TableName.parse(pattern)
-        except ConfigurationError as error:
-            problems.append(Problem(repr(pattern), error.message, error.mend))
-            continue
-        schemas, names = (re.compile(_expression(part), flags) for part in (wanted.schema, wanted.name))
-        matches = [name for name in kinds if schemas.fullmatch(name.schema) and names.fullmatch(name.name)]
-        tables = [name for name in matches if kinds[name] == "BASE TABLE"]
-        found.update(name for name in tables if _fits_a_path(name))
-        problems += [
-            Problem(
-                str(name),
-                "the copy is a folder <schema>.<table>, and this name makes none that tells both parts",
-                "leave the table out, or rename it: no dot in the schema, no slash in either part",
-            )
-            for name in tables
-            if not _fits_a_path(name)
-        ]
-        if not tables:
-            problems.append(_matches_nothing(connection, pattern, wanted, views=bool(matches)))
-    return sorted(found), problems
+    ignore_case = value(connection, "@@lower_case_table_names") != 0
+    unmatched = partial(_matches_nothing, connection)
+    return patterns_of_tables.resolve(patterns, kinds, ["BASE TABLE"], unmatched, ignore_case=ignore_case)
 
 
 def read_tables(connection: Connection, names: Sequence[TableName]) -> tuple[Table, ...]:
@@ -121,16 +100,8 @@ def table_sql(name: TableName) -> str:
     return quote(name.schema, name.name)
 
 
-def _fits_a_path(name: TableName) -> bool:
-    return "." not in name.schema and "/" not in str(name)
-
-
-def _expression(part: str) -> str:
-    return ".*".join(re.escape(piece) for piece in part.split("*"))
-
-
-def _matches_nothing(connection: Connection, pattern: str, wanted: TableName, *, views: bool) -> Problem:
-    if views:
+def _matches_nothing(connection: Connection, pattern: str, wanted: TableName, others: list[TableName]) -> Problem:
+    if others:
         return Problem(pattern, "is a view, not a table", "name the tables that it reads")
     if wanted.schema.lower() in SYSTEM_SCHEMAS:
         return Problem(pattern, "lies in a schema of the server's own", "leave it out: it has no log of its own")
