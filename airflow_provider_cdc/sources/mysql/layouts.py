@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from airflow_provider_cdc.core.gtid import GtidSet
-from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.sources.base import TrackedTable
 from airflow_provider_cdc.sources.kernel import Bytes, Int32s, Int64s
 from airflow_provider_cdc.sources.mysql.images import ImageLayout, image_layout
@@ -68,12 +67,6 @@ def layouts(tracked: Sequence[TrackedTable], initial: GtidSet) -> Layouts:
         max((layout.keys for layout in each), default=0),
         set_arrays(sets),
     )
-
-
-def key_table(table: Table) -> Table:
-    """The table whose only columns are ``table``'s key, in key order: the key's bytes in a net change are an image of
-    it."""
-    return Table(table.name, tuple(table.column(name) for name in table.key), table.key)
 
 
 def _key_prefixes(layout: ImageLayout) -> Int32s:

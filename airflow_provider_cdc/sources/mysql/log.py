@@ -11,9 +11,10 @@ import pyarrow as pa
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.errors import LogGone, PositionError, SourceUnavailable
 from airflow_provider_cdc.sources.base import ConnectionSettings, LogSegment, SegmentSummary, TrackedTable
+from airflow_provider_cdc.sources.delta import delta_batches
 from airflow_provider_cdc.sources.mysql import events, walk_state
-from airflow_provider_cdc.sources.mysql.delta import delta_batches
 from airflow_provider_cdc.sources.mysql.dump import Dump
+from airflow_provider_cdc.sources.mysql.images import decode_images
 from airflow_provider_cdc.sources.mysql.session import Connection, query, session, value
 from airflow_provider_cdc.sources.mysql.walker import LogWalker
 
@@ -105,8 +106,8 @@ class MysqlSegmentReader:
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         self._read()
-        walker = self._walker
-        yield from delta_batches(walker.change, self._tables, self.summary.segment.number, walker.xa.pending)
+        walker, number = self._walker, self.summary.segment.number
+        yield from delta_batches(walker.change, self._tables, number, decode_images, walker.xa.pending)
 
     def _read(self) -> None:
         """Walk the whole segment."""

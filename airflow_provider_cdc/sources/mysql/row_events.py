@@ -15,7 +15,6 @@ from airflow_provider_cdc.sources.kernel import (
     store8,
 )
 from airflow_provider_cdc.sources.mysql.images import skip_image
-from airflow_provider_cdc.sources.mysql.netting import HEADER, USED, count, has_room, touch
 from airflow_provider_cdc.sources.mysql.walk_state import (
     AT,
     BAD_ROWS,
@@ -36,6 +35,7 @@ from airflow_provider_cdc.sources.mysql.walk_state import (
     WANTED,
     XA,
 )
+from airflow_provider_cdc.sources.netting import HEADER, USED, count, has_room, touch
 
 _HEADER_BYTES = 19
 _ROW_SLACK = 2 * HEADER + 8
@@ -201,11 +201,15 @@ def net_rows(
         state[ORDER] += 1
         if keys == 0:
             if before >= 0:
-                count(arena, bytes_, hash_slots, net_state, group, data, before, before_end - before, -1, state[ORDER])
+                size = before_end - before
+                copy_bytes(bytes_, (net_state[USED] + HEADER) << 3, data, before, size)
+                count(arena, bytes_, hash_slots, net_state, group, size, -1, state[ORDER])
             if after >= 0:
                 if diffs:
                     return NOT_WHOLE
-                count(arena, bytes_, hash_slots, net_state, group, data, after, after_end - after, 1, state[ORDER])
+                size = after_end - after
+                copy_bytes(bytes_, (net_state[USED] + HEADER) << 3, data, after, size)
+                count(arena, bytes_, hash_slots, net_state, group, size, 1, state[ORDER])
         else:
             if before >= 0:
                 target = (net_state[USED] + HEADER) << 3

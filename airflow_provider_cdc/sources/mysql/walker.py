@@ -21,11 +21,11 @@ from airflow_provider_cdc.sources.mysql import events, walk_state
 from airflow_provider_cdc.sources.mysql.crc32 import TABLES
 from airflow_provider_cdc.sources.mysql.layouts import layouts
 from airflow_provider_cdc.sources.mysql.membership import TSID_BYTES, in_set, tsid_parts
-from airflow_provider_cdc.sources.mysql.netting import NetChange
 from airflow_provider_cdc.sources.mysql.statements import Effect, Statement, TrackedNames, meaning
 from airflow_provider_cdc.sources.mysql.table_maps import TableMaps
 from airflow_provider_cdc.sources.mysql.walk import walk
 from airflow_provider_cdc.sources.mysql.xa import XaLedger
+from airflow_provider_cdc.sources.netting import NetChange
 
 _Read = TypeVar("_Read")
 

@@ -18,11 +18,12 @@ from airflow_provider_cdc.core.gtid import Gtid, GtidSet
 from airflow_provider_cdc.core.net_change import Change, net, net_counts
 from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.errors import CdcError, DecodeError
-from airflow_provider_cdc.sources.base import LogSegment, SegmentSummary, TrackedTable
+from airflow_provider_cdc.sources.base import DELTA_SCHEMA, LogSegment, SegmentSummary, TrackedTable
+from airflow_provider_cdc.sources.delta import delta_batches
 from airflow_provider_cdc.sources.kernel import Bytes, Int64s, bytes_of, kernel
 from airflow_provider_cdc.sources.mysql import crc32 as crc
 from airflow_provider_cdc.sources.mysql import dump, events
-from airflow_provider_cdc.sources.mysql.delta import delta_batches
+from airflow_provider_cdc.sources.mysql.images import decode_images
 from airflow_provider_cdc.sources.mysql.membership import TSID_BYTES, find_tsid, in_set, set_arrays, tsid_bytes
 from airflow_provider_cdc.sources.mysql.tagged_gtid import tagged_gtid
 from airflow_provider_cdc.sources.mysql.walker import LogWalker
@@ -254,6 +255,10 @@ def log_of(parts: Sequence[bytes]) -> bytes:
     return log
 
 
+def net_change_of(walker: LogWalker, segment: int = 0) -> list[pa.RecordBatch]:
+    return list(delta_batches(walker.change, TRACKED, segment, decode_images, walker.xa.pending))
+
+
 def walked(log: bytes, step: int, data: Bytes | None = None) -> tuple[LogWalker, bool]:
     summary = SegmentSummary(LogSegment(0, "f", 4, None))
     walker = LogWalker("f", 4, 4 + len(log), GtidSet(), TRACKED, summary)
@@ -305,14 +310,12 @@ def test_nets_as_the_specification_says(
         keyless += counted
     walker, ended = walked(log_of(parts), step)
     assert ended
-    found = [row for batch in delta_batches(walker.change, TRACKED, 0, walker.xa.pending) for row in batch.to_pylist()]
+    found = [row for batch in net_change_of(walker) for row in batch.to_pylist()]
     befores = {struct.unpack("<xi", row["key"])[0]: row["before"] for row in found if row["table"] == 0}
     counts = {struct.unpack("<xi", row["before"])[0]: row["count"] for row in found if row["table"] == 1}
     assert befores == {k: image(change.before) if change.before else None for k, change in net(keyed).items()}
     assert counts == net_counts(keyless)
-    assert all(
-        batch.schema.equals(batch.schema) for batch in delta_batches(walker.change, TRACKED, 0, walker.xa.pending)
-    )
+    assert all(batch.schema.equals(DELTA_SCHEMA) for batch in net_change_of(walker))
 
 
 def sample() -> list[bytes]:
@@ -405,6 +408,6 @@ def test_binary_arrays_come_out_whole() -> None:
         log_of([format_description(), gtid_event(1), query(b"BEGIN"), MAPS["a"], *rows(changes), event(16, bytes(8))]),
         1 << 16,
     )
-    batches = list(delta_batches(walker.change, TRACKED, 3, walker.xa.pending))
+    batches = net_change_of(walker, 3)
     assert [batch.num_rows for batch in batches] == [65_536, 70_000 - 65_536]
     assert pa.Table.from_batches(batches)["order"].to_pylist() == [(3 << 40) + number for number in range(1, 70_001)]

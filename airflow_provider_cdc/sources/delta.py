@@ -9,11 +9,12 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_provider_cdc.core import row_bytes
+from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.sources.base import DELTA_SCHEMA, TrackedTable
 from airflow_provider_cdc.sources.kernel import Bytes, Int64s, copy_bytes, kernel
-from airflow_provider_cdc.sources.mysql.images import decode_images
-from airflow_provider_cdc.sources.mysql.layouts import key_table
-from airflow_provider_cdc.sources.mysql.netting import COUNT, HEADER, LENGTHS, ORDER, SUBORDER, NetChange
+from airflow_provider_cdc.sources.netting import COUNT, HEADER, LENGTHS, ORDER, SUBORDER, NetChange
+
+Decoder = Callable[[Table, pa.BinaryArray], pa.RecordBatch]
 
 BATCH_ROWS = 1 << 16
 BATCH_BYTES = 1 << 26
@@ -66,11 +67,13 @@ def delta_batches(
     change: NetChange,
     tracked: Sequence[TrackedTable],
     segment_number: int,
-    pending: Callable[[int, TrackedTable], str],
+    decode: Decoder,
+    pending: Callable[[int, TrackedTable], str] | None = None,
 ) -> Iterator[pa.RecordBatch]:
     """The net change of segment ``segment_number``, in batches of one table and one prepared transaction each.
 
-    :param pending: the id for what the prepared transaction of that number did to a table.
+    :param decode: the source's ``decode_images``.
+    :param pending: the id for what the prepared transaction of that number did to a table; None: there are none.
     """
     records, groups = change.records()
     base = order_base(segment_number)
@@ -80,25 +83,33 @@ def delta_batches(
             continue
         transaction, index = divmod(int(groups[first]), len(tracked))
         one = tracked[index]
-        waits_for = pending(transaction - 1, one) if transaction else None
+        waits_for = pending(transaction - 1, one) if transaction and pending else None
         while first < last:
             stop = _batch_end(change.arena, records, first, min(last, first + BATCH_ROWS), BATCH_BYTES)
-            yield _batch(change, one, records[first:stop], base, waits_for)
+            yield _batch(change, one, records[first:stop], base, decode, waits_for)
             first = stop
 
 
-def _batch(change: NetChange, one: TrackedTable, records: Int64s, base: int, waits_for: str | None) -> pa.RecordBatch:
+def key_table(table: Table) -> Table:
+    """The table whose only columns are ``table``'s key, in key order: the key's bytes in a net change are an image of
+    it."""
+    return Table(table.name, tuple(table.column(name) for name in table.key), table.key)
+
+
+def _batch(
+    change: NetChange, one: TrackedTable, records: Int64s, base: int, decode: Decoder, waits_for: str | None
+) -> pa.RecordBatch:
     rows = len(records)
     orders = change.arena[records + ORDER]
     counts = suborders = np.zeros(rows, np.int64)
     if one.table.keyless:
         before = _binary(change, records, _KEYS)
-        keys = row_bytes.encode(decode_images(one.table, before), [column.name for column in one.table.columns])
+        keys = row_bytes.encode(decode(one.table, before), [column.name for column in one.table.columns])
         counts = change.arena[records + COUNT]
     else:
         before = _binary(change, records, _ROWS)
         key = key_table(one.table)
-        keys = row_bytes.encode(decode_images(key, _binary(change, records, _KEYS)), key.key)
+        keys = row_bytes.encode(decode(key, _binary(change, records, _KEYS)), key.key)
         suborders = change.arena[records + SUBORDER]
     if waits_for is not None:
         suborders = orders

@@ -148,16 +148,16 @@ def count(
     slots: Int64s,
     state: Int64s,
     group: int,
-    data: Bytes,
-    row_at: int,
     row_bytes: int,
     change: int,
     order: int,
 ) -> None:
-    """Note that a row of a keyless table came (``change`` 1) or went (-1). The caller has asked ``has_room``."""
+    """Note that a row of a keyless table came (``change`` 1) or went (-1).
+
+    The row's bytes stand ready as those of a key do for ``touch``. The caller has asked ``has_room``.
+    """
     record = state[USED]
     key_at = (record + HEADER) << 3
-    copy_bytes(bytes_, key_at, data, row_at, row_bytes)
     found, slot, hashed = _find(arena, bytes_, slots, group, key_at, row_bytes)
     if found >= 0:
         arena[found + COUNT] += change
