@@ -60,7 +60,8 @@ class Table:
 
     ``key`` names the columns of the primary key, else of a unique key without NULLs, in key order; it is empty for a
     keyless table. ``key_index`` is the name of the index behind it. ``rows`` and ``bytes`` are the source's own
-    estimates: they steer the plan and the progress display and never the result.
+    estimates: they steer the plan and the progress display and never the result. ``details`` is what else the source
+    needs to find the table's rows, and to know it again: JSON.
     """
 
     name: TableName
@@ -69,6 +70,7 @@ class Table:
     key_index: str = ""
     rows: int = 0
     bytes: int = 0
+    details: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def keyless(self) -> bool:
@@ -92,6 +94,7 @@ class Table:
             "key_index": self.key_index,
             "rows": self.rows,
             "bytes": self.bytes,
+            "details": dict(self.details),
         }
 
     @classmethod
@@ -103,4 +106,5 @@ class Table:
             data["key_index"],
             data["rows"],
             data["bytes"],
+            data["details"],
         )

@@ -1,0 +1,121 @@
+"""The server behind a session: the settings that exactness rests on, and its identity.
+
+Preflight checks the settings before a run; every later step checks the identity: the same history, in which the run's
+slot still stands where it was made, and an untouched publication.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from airflow_provider_cdc.core.lsn import Lsn
+from airflow_provider_cdc.errors import ExactnessError, LogGone, Problem, SourceReplaced
+from airflow_provider_cdc.sources.postgres import slots
+from airflow_provider_cdc.sources.postgres.session import Connection, query, value
+
+_OF_THE_SERVER = ("system_identifier", "timeline", "database_oid")
+
+
+def setting_problems(connection: Connection) -> list[Problem]:
+    """What is wrong with the server's settings now."""
+    problems = []
+    if value(connection, "pg_is_in_recovery()"):
+        problems.append(
+            Problem(
+                "server", "is a standby, which this version does not copy from", "name the primary in the connection"
+            )
+        )
+    level = value(connection, "current_setting('wal_level')")
+    if level != "logical":
+        problems.append(
+            Problem(
+                "wal_level",
+                f"is {level}: the log does not tell which rows changed",
+                "ALTER SYSTEM SET wal_level = logical, and restart the server",
+            )
+        )
+    encoding = value(connection, "current_setting('server_encoding')")
+    if encoding != "UTF8":
+        problems.append(
+            Problem(
+                f"database {value(connection, 'current_database()')}",
+                f"its encoding is {encoding}: only text of UTF8 databases is known to read alike from table and log",
+                "copy from a database created with ENCODING 'UTF8'",
+            )
+        )
+    return problems
+
+
+def identity(connection: Connection) -> dict[str, str]:
+    """What tells this server from another: JSON for the manifest."""
+    system, database, oid, version = query(
+        connection,
+        "SELECT s.system_identifier::text, d.datname, d.oid::text, current_setting('server_version') "
+        "FROM pg_control_system() s, pg_database d WHERE d.datname = current_database()",
+    )[0]
+    return {
+        "system_identifier": system,
+        "timeline": _timeline(connection),
+        "database": database,
+        "database_oid": oid,
+        "version": version,
+    }
+
+
+def check_identity(connection: Connection, expected: Mapping[str, str], position: str) -> None:
+    """Make sure that this is the server of ``expected``, and that what it keeps for the run is as it was made.
+
+    :raises SourceReplaced: another server, or one that was promoted or restored since.
+    :raises LogGone: the run's slot is gone, was invalidated, or was read by someone who moved it on.
+    :raises ExactnessError: the publication was altered: the log may lack changes.
+    """
+    if value(connection, "pg_is_in_recovery()"):
+        raise SourceReplaced(
+            "a standby answers now",
+            where="pg_is_in_recovery",
+            mend="point the connection to the primary that the run began on, or trigger a new run",
+        )
+    found = identity(connection)
+    for name in _OF_THE_SERVER:
+        if found[name] != expected[name]:
+            raise SourceReplaced(
+                f"the run began where {name} is {expected[name]}, but a server answers where it is {found[name]}",
+                where=name,
+                mend="point the connection back to the first server, or trigger a new run on this one",
+            )
+    _check_slot(connection, expected["slot"], Lsn.parse(position))
+    state = slots.publication_state(connection, expected["publication"])
+    if state != expected["publication_state"]:
+        raise ExactnessError(
+            "the publication was altered since the run began" if state else "the publication was dropped",
+            where=f"publication {expected['publication']}",
+            mend="leave it alone during a run, and trigger a new run",
+        )
+
+
+def _check_slot(connection: Connection, name: str, initial: Lsn) -> None:
+    where = f"replication slot {name}"
+    mend = "trigger a new run, or clear lock_and_record and the tasks after it"
+    slot = slots.state(connection, name)
+    if slot is None:
+        raise LogGone("the slot that kept the log for this run is gone", where=where, mend=mend)
+    if slot.lost:
+        raise LogGone(
+            f"the server threw away the log that the slot kept ({slot.wal_status})",
+            where=where,
+            mend=f"{mend}; raise max_slot_wal_keep_size so that the log outlives it",
+        )
+    if slot.confirmed != initial:
+        raise LogGone(
+            f"the slot was moved from {initial} to {slot.confirmed}: someone else reads from it",
+            where=where,
+            mend=f"leave the slots that are called {slots.PREFIX}… alone, and trigger a new run",
+        )
+    slots.warn_if_short(slot)
+
+
+def _timeline(connection: Connection) -> str:
+    # The name of a segment begins with it; the control file would tell that of the last checkpoint.
+    if value(connection, "pg_is_in_recovery()"):
+        return ""
+    return str(int(value(connection, "pg_walfile_name(pg_current_wal_insert_lsn())")[:8], 16))

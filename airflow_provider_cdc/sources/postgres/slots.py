@@ -1,0 +1,287 @@
+"""What the server keeps for a run: a publication, which says what the log tells, and a slot, which keeps the log.
+
+The slot's consistent point is the initial position: the log gives exactly the transactions whose commit record begins
+at or after it. Nothing is ever taken from the slot, only looked at, so that it stands there until the run releases it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import re
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import psycopg
+
+from airflow_provider_cdc.core.lsn import Lsn
+from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.errors import LockNotGranted, TransientError
+from airflow_provider_cdc.sources.base import ConnectionSettings, LockPolicy
+from airflow_provider_cdc.sources.postgres.session import Connection, mapped_errors, query, quote, session, value
+
+PREFIX = "cdc_"
+PLUGIN = "pgoutput"
+DROP_SECONDS = 15
+
+_LONGEST_NAME = 63
+_POLL_SECONDS = 0.02
+_LOCK_NOT_AVAILABLE = "55P03"
+_GENERATED_COLUMNS_SINCE = 180_000
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SlotState:
+    """A row of pg_replication_slots. ``safe_bytes`` may still be written before the slot is lost; None: no limit."""
+
+    name: str
+    wal_status: str
+    confirmed: Lsn | None
+    safe_bytes: int | None
+    kept_bytes: int | None
+
+    @property
+    def lost(self) -> bool:
+        return self.wal_status == "lost" or self.confirmed is None
+
+
+def name_of(run_id: str) -> str:
+    """The name of a run's slot and publication: ``cdc_`` and the run's id, in letters that a slot's name may have."""
+    name = PREFIX + re.sub("[^a-z0-9_]", "_", run_id.lower())
+    if len(name) > _LONGEST_NAME:
+        name = f"{name[: _LONGEST_NAME - 9]}_{hashlib.sha256(run_id.encode()).hexdigest()[:8]}"
+    return name
+
+
+def create_publication(connection: Connection, name: str, tables: Sequence[Table], lock: LockPolicy) -> None:
+    """Publish every change of ``tables``, those of partitions under the name of their root.
+
+    :raises LockNotGranted: a table is being vacuumed, indexed or altered for longer than the policy waits.
+    """
+    options = ["publish = 'insert, update, delete, truncate'", "publish_via_partition_root = true"]
+    if connection.info.server_version >= _GENERATED_COLUMNS_SINCE:
+        options.append("publish_generated_columns = stored")
+    listed = ", ".join(f"ONLY {quote(table.name.schema, table.name.name)}" for table in tables)
+    query(connection, f"SET lock_timeout = '{lock.wait_seconds}s'")
+    for attempt in range(1, lock.tries + 1):
+        try:
+            query(connection, f"CREATE PUBLICATION {quote(name)} FOR TABLE {listed} WITH ({', '.join(options)})")
+            break
+        except psycopg.errors.LockNotAvailable:
+            if attempt == lock.tries:
+                raise LockNotGranted(
+                    f"no lock to publish the tables in {lock.tries} tries of {lock.wait_seconds} s",
+                    where=", ".join(str(table.name) for table in tables),
+                    mend="let the DDL, VACUUM or CREATE INDEX CONCURRENTLY on them end (pg_stat_activity), or let more "
+                    "tries pass",
+                ) from None
+            time.sleep(lock.pause_seconds)
+    query(connection, "RESET lock_timeout")
+
+
+def create_slot(settings: ConnectionSettings, name: str, seconds: float) -> Lsn:
+    """Create the run's slot, and return its consistent point.
+
+    The server waits for every transaction that has written and still runs, the prepared ones included.
+
+    :raises LockNotGranted: one of them ran for longer than ``seconds``; the message lists them.
+    """
+    with session(settings, replication=True) as connection:
+        sql = f"CREATE_REPLICATION_SLOT {quote(name)} LOGICAL {PLUGIN} (SNAPSHOT 'nothing')"
+        return consistent_point(settings, connection, sql, seconds)
+
+
+def consistent_point(settings: ConnectionSettings, connection: Connection, sql: str, seconds: float) -> Lsn:
+    """Run a CREATE_REPLICATION_SLOT on a replication connection, for no longer than ``seconds``.
+
+    :raises LockNotGranted: it had to wait for longer.
+    """
+    # A statement_timeout does not count for commands of the replication protocol, and a lock_timeout for each of the
+    # transactions that it waits for.
+    query(connection, "SET lock_timeout = 0")
+    timer = threading.Timer(seconds, _cancel, [connection])
+    timer.start()
+    try:
+        ((_, point, _, _),) = query(connection, sql)
+        return Lsn.parse(point)
+    except psycopg.errors.QueryCanceled:
+        raise _held_up(settings, "the slot's starting point", seconds) from None
+    finally:
+        timer.cancel()
+
+
+def settle(settings: ConnectionSettings, connection: Connection, seconds: float) -> None:
+    """Wait until every transaction whose commit the log may already hold can be seen.
+
+    A transaction that commits is in the log first and becomes visible afterwards: at once as a rule, but not before its
+    standbys answer where the server waits for them. One that lies before the slot's point, and that a read did not see,
+    would be in neither. So all that is in progress right after the point was fixed has to end; not what is idle in a
+    transaction then or later, because its commit has not begun, and so comes after the point.
+
+    :raises LockNotGranted: some did not end within ``seconds``; the message lists them.
+    """
+    ((began, committing, waiting),) = query(connection, _BEGAN)
+    deadline = time.monotonic() + seconds
+    while waiting:
+        arguments = {"waiting": waiting, "committing": committing}
+        waiting = [xid for (xid,) in query(connection, _UNSETTLED, arguments)]
+        if waiting and time.monotonic() > deadline:
+            raise _held_up(settings, f"the copy's view of the commits under way ({began})", seconds)
+        time.sleep(_POLL_SECONDS if waiting else 0)
+
+
+# A prepared transaction has no session of its own. Its COMMIT PREPARED has begun only if some session runs one; what
+# a session runs may be hidden from this user, cut off, or not be text.
+_BEGAN = """
+SELECT pg_current_snapshot()::text, ARRAY(
+    SELECT concat(pid, ' ', query_start) FROM pg_stat_activity
+    WHERE pid <> pg_backend_pid() AND (state IS NULL OR state NOT LIKE 'idle%')
+        AND (query ~* 'prepared|insufficient privilege' OR backend_type LIKE 'logical replication%'
+            OR octet_length(query) >= pg_size_bytes(current_setting('track_activity_query_size')) - 8)),
+    ARRAY(SELECT x::text FROM pg_snapshot_xip(pg_current_snapshot()) x)
+"""
+
+_UNSETTLED = """
+SELECT x FROM unnest(%(waiting)s::text[]) x
+LEFT JOIN pg_stat_activity a ON a.backend_xid = x::xid8::xid
+LEFT JOIN pg_prepared_xacts p ON p.transaction = x::xid8::xid
+WHERE NOT pg_visible_in_snapshot(x::xid8, pg_current_snapshot())
+    AND (a.state IS NULL OR a.state NOT LIKE 'idle in transaction%%')
+    AND (p.transaction IS NULL OR EXISTS (
+        SELECT FROM pg_stat_activity w WHERE concat(w.pid, ' ', w.query_start) = ANY(%(committing)s)
+            AND (w.state IS NULL OR w.state NOT LIKE 'idle%%')))
+"""
+
+
+def state(connection: Connection, name: str) -> SlotState | None:
+    """The slot of that name in this database; None if there is none."""
+    rows = query(
+        connection,
+        "SELECT slot_name, wal_status, confirmed_flush_lsn::text, safe_wal_size, "
+        "pg_wal_lsn_diff(pg_current_wal_insert_lsn(), restart_lsn)::int8 FROM pg_replication_slots "
+        "WHERE slot_name = %s AND database = current_database()",
+        (name,),
+    )
+    if not rows:
+        return None
+    ((found, status, confirmed, safe, kept),) = rows
+    return SlotState(found, status or "", Lsn.parse(confirmed) if confirmed else None, safe, kept)
+
+
+def warn_if_short(slot: SlotState) -> None:
+    """Say so if the server is about to throw away the log that the slot keeps."""
+    if slot.wal_status == "unreserved" or (slot.safe_bytes is not None and slot.safe_bytes < (slot.kept_bytes or 0)):
+        _log.warning(
+            "The slot %s keeps %s bytes of log and may keep %s more before the server throws it away (wal_status %s): "
+            "raise max_slot_wal_keep_size",
+            slot.name,
+            slot.kept_bytes,
+            slot.safe_bytes,
+            slot.wal_status,
+        )
+
+
+def publication_state(connection: Connection, name: str) -> str:
+    """A digest of the publication that any change to it changes, also one that was taken back; empty if there is none.
+
+    The catalog's rows are new versions after each.
+    """
+    return str(
+        value(
+            connection,
+            "COALESCE((SELECT md5(concat_ws(';', p.oid, p.xmin, "
+            "(SELECT string_agg(concat_ws(',', r.oid, r.xmin, r.prrelid), ';' ORDER BY r.oid) "
+            "FROM pg_publication_rel r WHERE r.prpubid = p.oid), "
+            "(SELECT string_agg(concat_ws(',', n.oid, n.xmin, n.pnnspid), ';' ORDER BY n.oid) "
+            "FROM pg_publication_namespace n WHERE n.pnpubid = p.oid))) "
+            "FROM pg_publication p WHERE p.pubname = %s), '')",
+            (name,),
+        )
+    )
+
+
+def orphans(connection: Connection) -> list[tuple[str, int]]:
+    """Our slots that nobody reads from at the moment, and how many bytes of log each one keeps."""
+    return [
+        (name, kept or 0)
+        for name, kept in query(
+            connection,
+            "SELECT slot_name, pg_wal_lsn_diff(pg_current_wal_insert_lsn(), restart_lsn)::int8 "
+            "FROM pg_replication_slots WHERE starts_with(slot_name::text, %s) AND plugin = %s AND NOT temporary "
+            "AND database = current_database() ORDER BY slot_name",
+            (PREFIX, PLUGIN),
+        )
+    ]
+
+
+def drop(settings: ConnectionSettings, slot: str, publication: str = "") -> None:
+    """Drop a slot and a publication. No error if they are not there.
+
+    :raises TransientError: a session that uses the slot did not end.
+    """
+    with session(settings) as connection:
+        deadline = time.monotonic() + DROP_SECONDS
+        while slot and _drop_slot(connection, slot) is not None:
+            if time.monotonic() > deadline:
+                raise TransientError(
+                    "a session that uses the slot does not end",
+                    where=f"replication slot {slot}",
+                    mend=f"end it, then SELECT pg_drop_replication_slot('{slot}')",
+                )
+            time.sleep(_POLL_SECONDS)
+        if publication:
+            query(connection, f"DROP PUBLICATION IF EXISTS {quote(publication)}")
+
+
+def _drop_slot(connection: Connection, name: str) -> int | None:
+    """The pid of the session that is in the way, which is asked to end; None if the slot is gone."""
+    rows = query(connection, "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s", (name,))
+    if not rows:
+        return None
+    pid: int = rows[0][0] or 0
+    if pid:
+        query(connection, "SELECT pg_terminate_backend(%s)", (pid,))
+        return pid
+    with suppress(psycopg.errors.ObjectInUse, psycopg.errors.UndefinedObject):
+        query(connection, "SELECT pg_drop_replication_slot(%s)", (name,))
+        return None
+    return pid
+
+
+def _held_up(settings: ConnectionSettings, what: str, seconds: float) -> LockNotGranted:
+    with session(settings) as connection:
+        blockers = _blockers(connection)
+    return LockNotGranted(
+        f"transactions held up {what} for {seconds:.0f} s: {'; '.join(blockers) or 'they have ended by now'}",
+        where=settings.address,
+        mend="let them end, or end them (pg_terminate_backend, ROLLBACK PREPARED); the task can be retried",
+    )
+
+
+def _blockers(connection: Connection) -> list[str]:
+    running: list[tuple[Any, ...]] = query(
+        connection,
+        "SELECT pid, usename, COALESCE(state, 'state not shown: GRANT pg_read_all_stats'), wait_event, "
+        "date_trunc('second', now() - xact_start)::text FROM pg_stat_activity "
+        "WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid() ORDER BY xact_start LIMIT 20",
+    )
+    prepared: list[tuple[Any, ...]] = query(
+        connection,
+        "SELECT gid, owner, date_trunc('second', now() - prepared)::text FROM pg_prepared_xacts "
+        "ORDER BY prepared LIMIT 20",
+    )
+    return [
+        f"session {pid} of {user}, {what}{f', waiting for {event}' if event else ''}, for {age}"
+        for pid, user, what, event, age in running
+    ] + [f"prepared transaction {gid!r} of {owner}, for {age}" for gid, owner, age in prepared]
+
+
+def _cancel(connection: Connection) -> None:
+    with suppress(psycopg.Error), mapped_errors("cancel"):
+        connection.cancel_safe(timeout=5)
