@@ -42,6 +42,14 @@ with DAG(
             title="Consistency",
             description="auto picks per table: watermark takes no lock, lock a short one. exported is not for MySQL.",
         ),
+        "unrepresentable": Param(
+            "error",
+            type="string",
+            enum=["error", "null", "string"],
+            title="Values without an Arrow type",
+            description="Zero dates, DECIMAL beyond 38 digits: error stops, null counts them, string makes the columns "
+            "text.",
+        ),
         "spark_conn_id": Param(
             "spark_default",
             type="string",
@@ -63,6 +71,7 @@ with DAG(
         tables="{{ params.tables }}",
         target="{{ params.target }}",
         consistency="{{ params.consistency }}",
+        unrepresentable="{{ params.unrepresentable }}",
         spark_conn_id="{{ params.spark_conn_id }}",
         chunk_rows="{{ params.chunk_rows }}",
     )

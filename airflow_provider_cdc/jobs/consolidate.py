@@ -20,6 +20,7 @@ from airflow_provider_cdc.core.manifest import Manifest
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.jobs.extract_delta import TASK_ID as EXTRACT_DELTA
 from airflow_provider_cdc.jobs.extract_delta import NetChange, read_net_change
+from airflow_provider_cdc.jobs.nulled import add_nulled, say_nulled
 from airflow_provider_cdc.jobs.progress import Progress, say, table
 from airflow_provider_cdc.jobs.rewind import Outcome, Restore, Rewind, RewindTask
 from airflow_provider_cdc.jobs.snapshot import TASK_ID as SNAPSHOT
@@ -42,7 +43,8 @@ def consolidate(spark: SparkSession, run: Storage, settings: ConnectionSettings)
     """Make every table what it was at the initial position, and publish all of them.
 
     Returns what the manifest records: ``published`` (table → URI), ``rows``, ``rewound`` (touched keys), by table;
-    ``files_rewritten``, ``files_adopted``, ``published_at``, ``seconds``.
+    ``nulled``, by table and column, the values that were put back as null because no Arrow type holds them (the
+    snapshot step has those that were read); ``files_rewritten``, ``files_adopted``, ``published_at``, ``seconds``.
 
     :raises CopyMismatch: the rows that were read contradict the log.
     :raises PublishIncomplete: publishing stopped half-way; call it again.
@@ -74,12 +76,14 @@ def _consolidate(step: Step) -> dict[str, Any]:
         "published": published,
         "rows": {name: sum(file.rows for file in own) for name, own in files.items()},
         "rewound": staged["rewound"],
+        "nulled": staged["nulled"],
         "files_rewritten": staged["files_rewritten"],
         "files_adopted": staged["files_adopted"],
         "published_at": datetime.now(UTC).isoformat(timespec="seconds"),
     }
     rows = [(name, found["rows"][name], found["rewound"][name], len(own)) for name, own in files.items()]
     say(table(("table", "rows", "keys rewound", "files"), rows))
+    say_nulled("consolidate: put back as null", found["nulled"])
     say(f"consolidate: {found['files_rewritten']} files rewritten, {found['files_adopted']} adopted as they were")
     return found
 
@@ -115,6 +119,7 @@ def _stage(step: Step) -> None:
             for entry, own in zip(step.tables, _final_files(step, files, outcomes), strict=True)
         },
         "rewound": {str(entry.table.name): change.keys.get(index, 0) for index, entry in enumerate(step.tables)},
+        "nulled": add_nulled((str(step.tables[outcome.table].table.name), outcome.nulled) for outcome in outcomes),
         "files_rewritten": sum(outcome.replaced for outcome in outcomes),
         "files_adopted": sum(len(own) for own in files) - sum(outcome.replaced for outcome in outcomes),
     }

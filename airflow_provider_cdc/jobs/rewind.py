@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import uuid
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -55,12 +55,14 @@ class Restore:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an order led to: files ``adopted`` as they are, files ``written``, how many were ``replaced`` by these."""
+    """What an order led to: files ``adopted`` as they are, files ``written``, how many were ``replaced`` by these; and
+    how many values of each column were put back as null because no Arrow type holds them (``nulled``)."""
 
     table: int
     adopted: tuple[StagedFile, ...] = ()
     written: tuple[StagedFile, ...] = ()
     replaced: int = 0
+    nulled: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -75,12 +77,13 @@ class RewindTask:
 
     def __call__(self, order: Rewind | Restore) -> Outcome:
         if isinstance(order, Restore):
-            return Outcome(order.table, written=self._restore(order.table, order.files))
+            written, nulled = self._restore(order.table, order.files)
+            return Outcome(order.table, written=written, nulled=nulled)
         outcome = self._take_out(order)
         if not self._table(order.table).keyless:
             return outcome
-        added = self._restore(order.table, self.change.files)
-        return Outcome(order.table, outcome.adopted, outcome.written + added, outcome.replaced)
+        added, nulled = self._restore(order.table, self.change.files)
+        return replace(outcome, written=outcome.written + added, nulled=nulled)
 
     def _table(self, index: int) -> Table:
         return self.tables[index].table
@@ -127,8 +130,9 @@ class RewindTask:
         if rows:
             yield _Touched.of(batches, keyless, first)
 
-    def _restore(self, index: int, files: Sequence[StagedFile]) -> tuple[StagedFile, ...]:
+    def _restore(self, index: int, files: Sequence[StagedFile]) -> tuple[tuple[StagedFile, ...], dict[str, int]]:
         table = self._table(index)
+        nulled: dict[str, int] = {}
         schema = self.source.arrow_schema(table)
         with self.sink.writer(self.run, self._staged(table, "part-restored"), schema) as writer:
             for batch in net.read(self.run, files, ["before", "count"], table=index):
@@ -136,14 +140,14 @@ class RewindTask:
                 batch = batch.filter(restored)
                 for start in range(0, batch.num_rows, DECODED_ROWS):
                     part = batch.slice(start, DECODED_ROWS)
-                    rows = self.source.decode_images(table, part["before"])
+                    rows = self.source.decode_images(table, part["before"], nulled)
                     if table.keyless:
                         copies = np.repeat(np.arange(rows.num_rows), -part["count"].to_numpy())
                         for first in range(0, len(copies), DECODED_ROWS):
                             writer.write(rows.take(pa.array(copies[first : first + DECODED_ROWS])))
                     else:
                         writer.write(rows)
-        return tuple(writer.files)
+        return tuple(writer.files), nulled
 
 
 @dataclass

@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.manifest import RunTable
 from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.jobs.nulled import add_nulled, say_nulled
 from airflow_provider_cdc.jobs.parts import CHUNK_ROWS, Part, cut
 from airflow_provider_cdc.jobs.progress import Progress, say, table
 from airflow_provider_cdc.jobs.step import Step, run_step
@@ -72,7 +73,7 @@ class ReadPart:
                     time.sleep(self.pause)
                 for batch in reader.read(chunk):
                     writer.write(batch)
-            upper, lock_seconds = reader.upper, reader.lock_seconds
+            upper, lock_seconds, nulled = reader.upper, reader.lock_seconds, dict(reader.nulled)
         record = {
             "plan": self.plan,
             "part": part.number,
@@ -81,6 +82,7 @@ class ReadPart:
             "bytes": sum(file.bytes for file in writer.files),
             "upper": upper,
             "lock_seconds": lock_seconds,
+            "nulled": nulled,
             "chunks": len(part.chunks),
             "seconds": round(time.monotonic() - started, 3),
         }
@@ -92,8 +94,9 @@ def snapshot(spark: SparkSession, run: Storage, settings: ConnectionSettings) ->
     """Read all tables of the run.
 
     Returns what the manifest records: ``snapshot_upper``, ``log_end``, ``rows``, per table in ``tables`` the ``rows``,
-    ``chunks``, ``files`` and ``bytes``; ``lock_seconds``, the longest time that a lock was held; ``record``, which
-    `read_table_files` takes; ``seconds``.
+    ``chunks``, ``files`` and ``bytes``; ``nulled``, by table and column, the values that were read as null because no
+    Arrow type holds them; ``lock_seconds``, the longest time that a lock was held; ``record``, which `read_table_files`
+    takes; ``seconds``.
     """
     return run_step(TASK_ID, spark, run, settings, _snapshot)
 
@@ -139,6 +142,7 @@ def _snapshot(step: Step) -> dict[str, Any]:
             }
             for name, own in tables.items()
         },
+        "nulled": add_nulled((_name(step, part), records[part.number]["nulled"]) for part in parts),
         "lock_seconds": max((done["lock_seconds"] for done in records.values()), default=0.0),
         "record": record,
     }
@@ -178,4 +182,5 @@ def _summarize(step: Step, found: Mapping[str, Any]) -> None:
         (name, own["rows"], own["chunks"], own["files"], own["bytes"] / 2**20) for name, own in found["tables"].items()
     ]
     say(table(("table", "rows", "chunks", "files", "MiB"), rows))
+    say_nulled("snapshot: read as null", found["nulled"])
     say(f"snapshot: lock held for {found['lock_seconds'] * 1000:.0f} ms; snapshot_upper {found['snapshot_upper']}")

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from airflow_provider_cdc.errors import PreflightError, Problem
-from airflow_provider_cdc.sources.base import CONSISTENCIES, LockPolicy
+from airflow_provider_cdc.sources.base import CONSISTENCIES, UNREPRESENTABLE, LockPolicy
 
 
 @dataclass(frozen=True)
@@ -19,6 +19,7 @@ class RunParameters:
     tables: list[str]
     target: str
     consistency: str
+    unrepresentable: str
     spark_conn_id: str
     conf: dict[str, Any]
     chunk_rows: int
@@ -43,6 +44,7 @@ class RunParameters:
             tables=list(values["tables"]),
             target=values["target"],
             consistency=values["consistency"],
+            unrepresentable=values["unrepresentable"],
             spark_conn_id=values["spark_conn_id"],
             conf=dict(values["conf"] or {}),
             chunk_rows=values["chunk_rows"],
@@ -93,6 +95,9 @@ _WANTED: Mapping[str, _Wanted] = {
     "target": _Wanted("a URI", "a URI such as file:///data/lake or s3://bucket/lake", _text),
     "consistency": _Wanted(
         f"one of {', '.join(CONSISTENCIES)}", "auto, unless you know better", lambda value: value in CONSISTENCIES
+    ),
+    "unrepresentable": _Wanted(
+        f"one of {', '.join(UNREPRESENTABLE)}", "error, unless you know better", lambda value: value in UNREPRESENTABLE
     ),
     "spark_conn_id": _Wanted("the id of a connection", "text such as spark_default", _text),
     "conf": _Wanted("an object of Spark properties", 'an object such as {"spark.executor.cores": "2"}', _properties),

@@ -30,6 +30,8 @@ class PreflightOperator(BaseOperator):
     :param tables: the tables as ``schema.table``; ``*`` matches any run of characters in either part.
     :param target: URI of the folder to publish in.
     :param consistency: ``auto``, ``watermark``, ``lock`` or ``exported``.
+    :param unrepresentable: what becomes of values that no Arrow type holds (a zero date, a DECIMAL of 65 digits):
+        ``error`` stops, ``null`` publishes null and counts them, ``string`` publishes such columns as text.
     :param spark_conn_id: connection to Spark.
     :param conf: Spark properties of the later steps.
     :param chunk_rows: rows that one statement reads, about.
@@ -45,6 +47,7 @@ class PreflightOperator(BaseOperator):
         "tables",
         "target",
         "consistency",
+        "unrepresentable",
         "spark_conn_id",
         "conf",
         "chunk_rows",
@@ -62,6 +65,7 @@ class PreflightOperator(BaseOperator):
         tables: Sequence[str] | str,
         target: str,
         consistency: str = "auto",
+        unrepresentable: str = "error",
         spark_conn_id: str = "spark_default",
         conf: Mapping[str, Any] | str | None = None,
         chunk_rows: int | str = 100_000,
@@ -79,6 +83,7 @@ class PreflightOperator(BaseOperator):
         self.tables = tables
         self.target = target
         self.consistency = consistency
+        self.unrepresentable = unrepresentable
         self.spark_conn_id = spark_conn_id
         self.conf = conf
         self.chunk_rows = chunk_rows
@@ -99,7 +104,7 @@ class PreflightOperator(BaseOperator):
                 check_spark(parameters.spark_conn_id, parameters.conf)
             with _collected(problems, "parameter source_conn_id"):
                 source = open_hook(parameters.source_conn_id).get_conn()
-                plans = source.preflight(parameters.tables, parameters.consistency)
+                plans = source.preflight(parameters.tables, parameters.consistency, parameters.unrepresentable)
             if problems:
                 raise PreflightError(problems)
         self.log.info("%d tables will be copied:\n%s", len(plans), _readable(plans))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
 
 import pyarrow as pa
@@ -21,7 +21,8 @@ CONSISTENCIES = ("auto", "watermark", "lock", "exported")
 
 UNREPRESENTABLE = ("error", "null", "string")
 """What to do with values that no Arrow type holds (a zero date, a DECIMAL of 65 digits, an infinite timestamp): stop,
-publish null, or publish the column as the text that the source prints."""
+publish null, or publish the column as the text that the source prints. ``null`` stops, too, where the value is part of
+what tells rows apart: in a key column, and in every column of a keyless table."""
 
 DELTA_SCHEMA = pa.schema(
     [
@@ -106,6 +107,15 @@ class TablePlan:
             data["bytes"],
             data["unrepresentable"],
         )
+
+
+def with_policy(table: Table, unrepresentable: str) -> Table:
+    """``table`` with the policy in every column's details, where whoever makes Arrow of its rows finds it."""
+    if unrepresentable == "error":
+        return table
+    policy = {"unrepresentable": unrepresentable}
+    columns = tuple(replace(column, details={**column.details, **policy}) for column in table.columns)
+    return replace(table, columns=columns)
 
 
 @dataclass(frozen=True)
@@ -196,6 +206,10 @@ class ChunkReader(Protocol):
     @property
     def lock_seconds(self) -> float:
         """How long a lock was held to fix ``upper``."""
+
+    @property
+    def nulled(self) -> Mapping[str, int]:
+        """How many values of each column were read as null so far because no Arrow type holds them."""
 
     def read(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
         """The chunk's rows as batches of ``Source.arrow_schema``; memory is bounded whatever the chunk's size.
@@ -295,8 +309,12 @@ class Source(Protocol):
     def arrow_schema(self, table: Table) -> pa.Schema:
         """The Arrow schema of a table's rows: the published one."""
 
-    def decode_images(self, table: Table, images: pa.BinaryArray) -> pa.RecordBatch:
+    def decode_images(
+        self, table: Table, images: pa.BinaryArray, nulled: dict[str, int] | None = None
+    ) -> pa.RecordBatch:
         """Rows from the log's own bytes (no nulls among them), exactly as a SELECT gives them.
 
+        :param nulled: told how many values of each column became null because no Arrow type holds them; what it holds
+            already is added to.
         :raises DecodeError: bytes that are not an image of ``table``.
         """

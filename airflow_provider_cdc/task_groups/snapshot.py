@@ -35,6 +35,8 @@ class SnapshotTaskGroup(TaskGroup):
     :param tables: the tables as ``schema.table``; ``*`` matches any run of characters in either part.
     :param target: URI of the folder to publish in, such as ``s3://bucket/lake``; Airflow and Spark must both reach it.
     :param consistency: how the tables are read: ``watermark``, ``lock`` or ``exported``; ``auto`` picks per table.
+    :param unrepresentable: what becomes of values that no Arrow type holds (a zero date, a DECIMAL of 65 digits):
+        ``error`` stops, ``null`` publishes null and counts them, ``string`` publishes such columns as text.
     :param spark_conn_id: connection to Spark.
     :param spark_conf: Spark properties. They show in the process list: no secrets.
     :param chunk_rows: rows that one statement reads, about.
@@ -56,6 +58,7 @@ class SnapshotTaskGroup(TaskGroup):
         tables: Sequence[str] | str,
         target: str,
         consistency: str = "auto",
+        unrepresentable: str = "error",
         spark_conn_id: str = "spark_default",
         spark_conf: Mapping[str, Any] | str | None = None,
         chunk_rows: int | str = 100_000,
@@ -78,6 +81,7 @@ class SnapshotTaskGroup(TaskGroup):
                 tables=tables,
                 target=target,
                 consistency=consistency,
+                unrepresentable=unrepresentable,
                 spark_conn_id=spark_conn_id,
                 conf=spark_conf,
                 chunk_rows=chunk_rows,

@@ -33,6 +33,7 @@ class Pipeline:
         *,
         run_id: str = "20260101T000000Z-00000000",
         consistency: str = "auto",
+        unrepresentable: str = "error",
         chunk_rows: int = 100_000,
         chunk_pause: float = 0.0,
         lock: LockPolicy | None = None,
@@ -45,13 +46,14 @@ class Pipeline:
         self._settings = settings
         self._tables = tables
         self._consistency = consistency
+        self._unrepresentable = unrepresentable
         self._lock = lock or LockPolicy()
         self._options = {"chunk_rows": chunk_rows, "chunk_pause": chunk_pause, "lock": asdict(self._lock)}
         self._run_id = run_id
 
     def record(self) -> str:
         """Preflight and lock_and_record; returns the initial position."""
-        plans = self.source.preflight(self._tables, self._consistency)
+        plans = self.source.preflight(self._tables, self._consistency, self._unrepresentable)
         initial = self.source.record_initial(plans, self._lock, self._run_id)
         tables = [
             RunTable(table, plan.consistency, plan.reason) for table, plan in zip(initial.tables, plans, strict=True)

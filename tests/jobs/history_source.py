@@ -253,12 +253,15 @@ class HistorySource:
     def arrow_schema(self, table: Table) -> pa.Schema:
         return SCHEMAS[NAMES.index(str(table.name))]
 
-    def decode_images(self, table: Table, images: pa.BinaryArray) -> pa.RecordBatch:
+    def decode_images(
+        self, table: Table, images: pa.BinaryArray, nulled: dict[str, int] | None = None
+    ) -> pa.RecordBatch:
         return batch_of(NAMES.index(str(table.name)), [tuple(json.loads(one)) for one in images.to_pylist()])
 
 
 class _Reader:
     lock_seconds = 0.001
+    nulled: ClassVar[dict[str, int]] = {}
 
     def __init__(self, source: HistorySource, table: Table) -> None:
         self._source = source

@@ -10,6 +10,7 @@ family           cell
 NUMBER           the number, little-endian, as wide as its Arrow type
 YEAR             int16
 DECIMAL          128-bit integer: the value times 10^scale
+WIDE_DECIMAL     int32 offsets, and the text that MySQL prints
 BITS, SET        uint64
 ENUM             int64: index into the members, from 1
 DATE DATETIME    int64: ``calendar.pack_datetime``, which holds dates that no calendar has

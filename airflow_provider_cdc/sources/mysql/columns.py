@@ -9,28 +9,45 @@ from airflow_provider_cdc.errors import DecodeError, ValueNotRepresentable
 from airflow_provider_cdc.sources.kernel import Bytes, Int32s, Int64s, kernel
 from airflow_provider_cdc.sources.mysql.calendar import DATE_SHIFT, DAY_MICROS, NO_DATE, days_of, micros_of_day, text_of
 from airflow_provider_cdc.sources.mysql.cells import ALL_GOOD, Cells
+from airflow_provider_cdc.sources.mysql.no_dates import printed, without_no_dates
 from airflow_provider_cdc.sources.mysql.text import text_array, to_utf8
 from airflow_provider_cdc.sources.mysql.types import ColumnType, Family
+from airflow_provider_cdc.sources.mysql.wide_decimals import fitting
 
 
-def finish(table: str, column: ColumnType, cells: Cells) -> pa.Array:
+def finish(table: str, column: ColumnType, cells: Cells, nulled: dict[str, int] | None = None) -> pa.Array:
     """The Arrow array, of ``column.arrow``, that ``cells`` stand for.
 
     :param table: the table's name, for messages.
-    :raises ValueNotRepresentable: a value that the Arrow type cannot hold, such as a zero date.
+    :param nulled: told how many values became null by the policy, under the column's name; added to what is there.
+    :raises ValueNotRepresentable: a value that the Arrow type cannot hold, such as a zero date, and the policy is
+        ``error``.
     :raises DecodeError: a NULL in a NOT NULL column, an enum or set value with no such member, a vector of no whole
         number of floats.
     """
     where = f"{table}.{column.name}"
     if cells.nulls and not column.nullable:
         raise DecodeError("NULL in a NOT NULL column", where=where)
+    stored = cells.nulls
+    array = _array(where, column, cells)
+    if nulled is not None and array.null_count > stored:
+        nulled[column.name] = nulled.get(column.name, 0) + array.null_count - stored
+    return array
+
+
+def _array(where: str, column: ColumnType, cells: Cells) -> pa.Array:
     match column.family:
         case Family.NUMBER | Family.YEAR | Family.DECIMAL | Family.TIME:
             return _fixed(column.arrow, cells, cells.values)
-        case Family.DATE:
-            return _dates(where, column, cells)
-        case Family.DATETIME | Family.TIMESTAMP:
-            return _timestamps(where, column, cells)
+        case Family.WIDE_DECIMAL:
+            if column.policy == "string":
+                return _strings(column.arrow, cells)
+            cells = fitting(column, cells)
+            return _fixed(column.arrow, cells, cells.values)
+        case Family.DATE | Family.DATETIME | Family.TIMESTAMP if column.policy == "string":
+            return _strings(column.arrow, printed(column, cells))
+        case Family.DATE | Family.DATETIME | Family.TIMESTAMP:
+            return _moments(where, column, cells)
         case Family.BITS:
             return _bits(column, cells)
         case Family.ENUM:
@@ -55,29 +72,32 @@ def _strings(arrow: pa.DataType, cells: Cells) -> pa.Array:
     return pa.Array.from_buffers(arrow, cells.rows, [cells.validity, cells.offsets, cells.values], cells.nulls)
 
 
-def _dates(where: str, column: ColumnType, cells: Cells) -> pa.Array:
-    values = pa.allocate_buffer(cells.rows * 4)
-    packed = cells.int64()
-    bad = _to_days(packed, _valid(cells), np.frombuffer(values, np.int32))
+def _moments(where: str, column: ColumnType, cells: Cells) -> pa.Array:
+    values, bad = _counted(column, cells)
+    if bad != ALL_GOOD and column.policy == "null":
+        cells = without_no_dates(cells)
+        values, bad = _counted(column, cells)
     if bad != ALL_GOOD:
-        raise _no_date(where, column, text_of(int(packed[bad]))[:10])
+        text = text_of(int(cells.int64()[bad]))
+        raise _no_date(where, column, text[:10] if column.family is Family.DATE else text)
     return _fixed(column.arrow, cells, values)
 
 
-def _timestamps(where: str, column: ColumnType, cells: Cells) -> pa.Array:
+def _counted(column: ColumnType, cells: Cells) -> tuple[pa.Buffer, int]:
+    """Days or microseconds since 1970, and the first row that has no date of the calendar."""
+    if column.family is Family.DATE:
+        values = pa.allocate_buffer(cells.rows * 4)
+        return values, _to_days(cells.int64(), _valid(cells), np.frombuffer(values, np.int32))
     values = pa.allocate_buffer(cells.rows * 8)
-    packed = cells.int64()
-    bad = _to_micros(packed, _valid(cells), np.frombuffer(values, np.int64))
-    if bad != ALL_GOOD:
-        raise _no_date(where, column, text_of(int(packed[bad])))
-    return _fixed(column.arrow, cells, values)
+    return values, _to_micros(cells.int64(), _valid(cells), np.frombuffer(values, np.int64))
 
 
 def _no_date(where: str, column: ColumnType, value: str) -> ValueNotRepresentable:
     return ValueNotRepresentable(
         f"the {column.family.value} {value} is no date of the calendar, so no {column.arrow} can hold it",
         where=where,
-        mend=f"correct the rows of which {column.select} is {value!r}, or leave the table out",
+        mend=f"set unrepresentable to string (or null, unless the column is part of a key, or its table has none), "
+        f"correct the rows of which {column.select} is {value!r}, or leave the table out",
     )
 
 

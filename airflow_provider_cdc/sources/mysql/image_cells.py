@@ -36,6 +36,7 @@ from airflow_provider_cdc.sources.mysql.cells import (
     number_cells,
 )
 from airflow_provider_cdc.sources.mysql.types import ColumnType, Family, decimal_groups
+from airflow_provider_cdc.sources.mysql.wide_decimals import wide_image_cells
 
 
 def image_cells(located: Located, index: int, column: ColumnType) -> Cells:
@@ -54,6 +55,8 @@ def image_cells(located: Located, index: int, column: ColumnType) -> Cells:
             return bit_cells(located, index, column, located.lengths[index])
         case Family.DECIMAL:
             return _decimal_cells(located, index, column)
+        case Family.WIDE_DECIMAL:
+            return wide_image_cells(located, index, column)
         case Family.DATE | Family.DATETIME | Family.TIMESTAMP | Family.TIME:
             return _temporal_cells(located, index, column)
         case Family.BYTES | Family.TEXT | Family.VECTOR:

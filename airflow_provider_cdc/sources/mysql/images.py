@@ -74,10 +74,11 @@ def expected_table_map(table: Table) -> tuple[bytes, bytes]:
     return bytes(column.code for column in columns), b"".join(column.metadata for column in columns)
 
 
-def decode_images(table: Table, images: pa.BinaryArray) -> pa.RecordBatch:
+def decode_images(table: Table, images: pa.BinaryArray, nulled: dict[str, int] | None = None) -> pa.RecordBatch:
     """Rows from their images, bit for bit as ``rows.StatementReader`` reads them.
 
     :param images: one image a row, no nulls.
+    :param nulled: told how many values of each column became null by the policy ``null``; added to what is there.
     :raises DecodeError: bytes that are no image of ``table``.
     :raises ValueNotRepresentable: a value fits no Arrow type.
     """
@@ -94,7 +95,7 @@ def decode_images(table: Table, images: pa.BinaryArray) -> pa.RecordBatch:
     if bad >= 0:
         raise DecodeError(f"image {bad} of {rows} is no row of the table", where=name)
     located = Located(data, starts, lengths, nulls, totals, rows)
-    arrays = [finish(name, column, image_cells(located, index, column)) for index, column in enumerate(columns)]
+    arrays = [finish(name, column, image_cells(located, index, column), nulled) for index, column in enumerate(columns)]
     return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(table))
 
 

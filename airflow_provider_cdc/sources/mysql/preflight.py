@@ -8,12 +8,12 @@ import pymysql
 
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import PreflightError, Problem
-from airflow_provider_cdc.sources.base import CONSISTENCIES, ConnectionSettings, TablePlan
+from airflow_provider_cdc.sources.base import CONSISTENCIES, UNREPRESENTABLE, ConnectionSettings, TablePlan, with_policy
 from airflow_provider_cdc.sources.mysql.privileges import Privileges
 from airflow_provider_cdc.sources.mysql.schema import read_tables, resolve, select_of_tables, table_sql
 from airflow_provider_cdc.sources.mysql.server import is_replica, setting_problems, variables
 from airflow_provider_cdc.sources.mysql.session import Connection, query, session
-from airflow_provider_cdc.sources.mysql.types import unsupported, unsupported_key
+from airflow_provider_cdc.sources.mysql.types import identifies, is_wide_decimal, unsupported, unsupported_key
 
 _ENGINE = "InnoDB"
 
@@ -26,11 +26,14 @@ _LEAST_SECONDS = 600
 _BEYOND_THE_CATALOG = frozenset({"gb18030", "utf16", "utf16le", "utf32", "utf8mb4"})
 
 
-def preflight(settings: ConnectionSettings, patterns: Sequence[str], consistency: str) -> list[TablePlan]:
+def preflight(
+    settings: ConnectionSettings, patterns: Sequence[str], consistency: str, unrepresentable: str = "error"
+) -> list[TablePlan]:
     """Check everything that a run needs, and decide how each table is read.
 
     :param patterns: ``schema.table``; ``*`` matches any run of characters in either part.
     :param consistency: ``auto`` reads tables with a key by ``watermark``, and the others with ``lock``.
+    :param unrepresentable: one of ``sources.base.UNREPRESENTABLE``.
     :raises PreflightError: with every problem found.
     :raises SourceUnavailable: the server cannot be reached.
     :raises ConfigurationError: the connection cannot work, or the server is too old.
@@ -38,12 +41,13 @@ def preflight(settings: ConnectionSettings, patterns: Sequence[str], consistency
     with session(settings) as connection:
         privileges = Privileges(connection)
         names, unresolved = resolve(connection, patterns)
-        problems = [*_request_problems(patterns, consistency), *unresolved]
+        problems = [*_request_problems(patterns, consistency, unrepresentable), *unresolved]
         problems += [*setting_problems(connection), *privileges.server_problems()]
         unreadable = {name: problem for name in names if (problem := privileges.select_problem(name))}
         problems += unreadable.values()
         tables = read_tables(connection, [name for name in names if name not in unreadable])
-        plans = [_plan(table, consistency) for table in tables]
+        tables = tuple(with_policy(table, unrepresentable) for table in tables)
+        plans = [_plan(table, consistency, unrepresentable) for table in tables]
         problems += _table_problems(connection, tables, consistency)
         problems += privileges.lock_problems([plan.name for plan in plans if plan.consistency == "lock"])
         problems += _log_problems(connection, tables)
@@ -52,7 +56,7 @@ def preflight(settings: ConnectionSettings, patterns: Sequence[str], consistency
     return plans
 
 
-def _request_problems(patterns: Sequence[str], consistency: str) -> list[Problem]:
+def _request_problems(patterns: Sequence[str], consistency: str, unrepresentable: str) -> list[Problem]:
     problems = []
     if not patterns:
         problems.append(Problem("tables", "names no table", "list tables as schema.table, for example shop.*"))
@@ -62,10 +66,14 @@ def _request_problems(patterns: Sequence[str], consistency: str) -> list[Problem
         problems.append(
             Problem("consistency", f"{consistency!r} is none", f"use one of {', '.join(CONSISTENCIES[:-1])}")
         )
+    if unrepresentable not in UNREPRESENTABLE:
+        problems.append(
+            Problem("unrepresentable", f"{unrepresentable!r} is none", f"use one of {', '.join(UNREPRESENTABLE)}")
+        )
     return problems
 
 
-def _plan(table: Table, consistency: str) -> TablePlan:
+def _plan(table: Table, consistency: str, unrepresentable: str) -> TablePlan:
     key = f"{table.key_index} ({', '.join(table.key)})"
     if consistency == "lock":
         chosen, reason = "lock", "lock was asked for: read at one position, fixed under a short lock"
@@ -75,7 +83,7 @@ def _plan(table: Table, consistency: str) -> TablePlan:
     else:
         chosen = "watermark"
         reason = f"its key {key} tells what changed while it was read, so it needs no lock"
-    return TablePlan(table.name, chosen, reason, table.rows, table.bytes)
+    return TablePlan(table.name, chosen, reason, table.rows, table.bytes, unrepresentable)
 
 
 def _table_problems(connection: Connection, tables: Sequence[Table], consistency: str) -> Iterable[Problem]:
@@ -99,13 +107,17 @@ def _table_problems(connection: Connection, tables: Sequence[Table], consistency
                 f"ALTER TABLE {table_sql(table.name)} ADD PRIMARY KEY (…), or choose auto or lock",
             )
         for column in table.columns:
-            reason = unsupported(column)
+            apart = identifies(table, column)
+            reason = unsupported(column, apart)
+            mend = "change the column's type, or leave the table out"
+            if reason is not None and is_wide_decimal(column):
+                mend = f"set unrepresentable to string{'' if apart else ' or null'}, or leave the table out"
             if reason is None and column.name in table.key:
                 reason = unsupported_key(column)
             if reason is None and _has_hidden_labels(column.type, str(column.details.get("charset"))):
                 reason = "a member of its type has a '?', which is also what the server shows for rarer characters"
             if reason is not None:
-                yield Problem(f"{where}.{column.name}", reason, "change the column's type, or leave the table out")
+                yield Problem(f"{where}.{column.name}", reason, mend)
     yield from _cascade_problems(connection, names)
 
 

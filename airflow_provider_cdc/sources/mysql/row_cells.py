@@ -32,6 +32,7 @@ from airflow_provider_cdc.sources.mysql.cells import (
     number_cells,
 )
 from airflow_provider_cdc.sources.mysql.types import ColumnType, Family
+from airflow_provider_cdc.sources.mysql.wide_decimals import wide_row_cells
 
 
 def row_cells(located: Located, index: int, column: ColumnType) -> Cells:
@@ -48,6 +49,8 @@ def row_cells(located: Located, index: int, column: ColumnType) -> Cells:
             return bit_cells(located, index, column, located.lengths[index])
         case Family.DECIMAL:
             return _decimal_cells(located, index, column)
+        case Family.WIDE_DECIMAL:
+            return wide_row_cells(located, index, column)
         case Family.DATE | Family.DATETIME | Family.TIMESTAMP | Family.TIME:
             return _temporal_cells(located, index, column)
         case Family.BYTES | Family.TEXT | Family.JSON | Family.VECTOR:

@@ -39,11 +39,14 @@ class StatementReader:
     The session is one of ``session.connect(reading=True)``. Statements stay prepared for the next ``read`` with the
     same condition, until ``close`` or the session's end.
 
+    ``nulled``: how many values of each column were read as null so far by the policy ``null``.
+
     :raises ConfigurationError: the session would translate text or shift times; or a type is not in the table of types.
     """
 
     def __init__(self, connection: Connection, table: Table) -> None:
         self.schema = arrow_schema(table)
+        self.nulled: dict[str, int] = {}
         self._connection = connection
         self._table = table
         self._name = str(table.name)
@@ -139,6 +142,7 @@ class StatementReader:
 
     def _decode(self, located: Located) -> pa.RecordBatch:
         arrays = [
-            finish(self._name, column, row_cells(located, index, column)) for index, column in enumerate(self._types)
+            finish(self._name, column, row_cells(located, index, column), self.nulled)
+            for index, column in enumerate(self._types)
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)

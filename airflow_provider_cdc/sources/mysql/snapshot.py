@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 
 import pyarrow as pa
@@ -33,6 +33,7 @@ from airflow_provider_cdc.sources.base import (
     LockPolicy,
     TablePlan,
     UpperBound,
+    with_policy,
 )
 from airflow_provider_cdc.sources.mysql.chunks import where
 from airflow_provider_cdc.sources.mysql.schema import read_tables, table_sql
@@ -83,6 +84,7 @@ def record_initial(settings: ConnectionSettings, plans: Sequence[TablePlan], loc
                 where=str(table.name),
                 mend="clear preflight and the tasks after it",
             )
+    tables = tuple(with_policy(table, plan.unrepresentable) for plan, table in zip(plans, tables, strict=True))
     return InitialPoint(str(position), found, tables, lock_seconds)
 
 
@@ -172,6 +174,10 @@ class _Reader:
     @property
     def lock_seconds(self) -> float:
         return self._held.seconds
+
+    @property
+    def nulled(self) -> Mapping[str, int]:
+        return self._statements.nulled
 
     def read(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
         condition, params = where(self._table, chunk)

@@ -42,7 +42,7 @@ class MysqlSource:
         return f"MysqlSource({self.settings.address})"
 
     def preflight(self, patterns: Sequence[str], consistency: str, unrepresentable: str = "error") -> list[TablePlan]:
-        return preflight.preflight(self.settings, patterns, consistency)
+        return preflight.preflight(self.settings, patterns, consistency, unrepresentable)
 
     def record_initial(self, plans: Sequence[TablePlan], lock: LockPolicy, run_id: str = "") -> InitialPoint:
         return snapshot.record_initial(self.settings, plans, lock)
@@ -87,7 +87,9 @@ class MysqlSource:
     def arrow_schema(self, table: Table) -> pa.Schema:
         return types.arrow_schema(table)
 
-    def decode_images(self, table: Table, images: pa.BinaryArray) -> pa.RecordBatch:
+    def decode_images(
+        self, table: Table, images: pa.BinaryArray, nulled: dict[str, int] | None = None
+    ) -> pa.RecordBatch:
         from airflow_provider_cdc.sources.mysql.images import decode_images
 
-        return decode_images(table, images)
+        return decode_images(table, images, nulled)

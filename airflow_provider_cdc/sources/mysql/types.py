@@ -10,12 +10,13 @@ tinyint … bigint              int8 int16 int32 int64  mediumint is int32
 … unsigned                    uint8 … uint64
 float, double                 float32, float64        the stored bits
 decimal(p,s), p ≤ 38          decimal128(p, s)
+decimal(p,s), p > 38          the policy              null: decimal128(38, s), and values of more digits are null
 bit(1), bit(n)                bool, uint64
 char varchar text             utf8                    from the column's character set
 binary varbinary blob         binary                  binary(n) has all its n bytes
 date                          date32                  \
-datetime(n)                   timestamp[us]           |  zero dates and days that no calendar has fit no Arrow type:
-timestamp(n)                  timestamp[us, UTC]      /  ValueNotRepresentable
+datetime(n)                   timestamp[us]           |  zero dates and days that no calendar has: the policy
+timestamp(n)                  timestamp[us, UTC]      /
 time(n)                       duration[us]            −838:59:59 to 838:59:59
 year                          int16
 enum                          dictionary<utf8>        index 0 is MySQL's '' for a value that is no member
@@ -25,13 +26,18 @@ geometry, point, …            binary                  as SELECT gives it: the 
 vector(n)                     list<float32>           up to n numbers; the stored bits
 ============================  ======================  ==========================================================
 
+"The policy" is one of ``sources.base.UNREPRESENTABLE``, in ``Column.details["unrepresentable"]``; where that is
+missing, ``error``: ValueNotRepresentable, and a decimal of more than 38 digits is not copied at all. With ``string`` the
+column is utf8 and holds the text that SELECT prints (TIMESTAMP: in UTC) of every value. ``null`` never applies to a
+column that tells rows apart (a key column, every column of a keyless table): two rows might become one. There it is as
+``error``.
+
 Source of the formats: MySQL's documentation of "Binary Protocol Value" and of ``Table_map_event``, and the server
 itself, which the tests compare each entry with.
 """
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass
 from enum import Enum
 from functools import lru_cache
@@ -41,6 +47,7 @@ import pyarrow as pa
 from airflow_provider_cdc.core.table import Column, Table
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.sources.mysql.charsets import bytes_per_character, is_ambiguous
+from airflow_provider_cdc.sources.mysql.declarations import Declared, labels, parse
 from airflow_provider_cdc.sources.mysql.session import quote
 
 
@@ -50,6 +57,7 @@ class Family(Enum):
     NUMBER = "number"
     YEAR = "year"
     DECIMAL = "decimal"
+    WIDE_DECIMAL = "wide decimal"
     BITS = "bits"
     DATE = "date"
     DATETIME = "datetime"
@@ -86,11 +94,14 @@ class ColumnType:
         an image's field is ``prefix`` bytes of little-endian length and then the value; if ``prefix`` is 0, the value
         has ``width`` bytes.
     ``length``
-        bytes that binary(n) is padded to; 0 for any other type.
+        bytes that binary(n) is padded to; of a decimal of more than 38 digits, how many are printed at least before the
+        point; 0 for any other type.
     ``precision``, ``scale``
         of decimals; the bits of bit(n) are its ``precision``, the digits of a second's fraction a ``scale``.
     ``labels``
         members of enum and set, in order.
+    ``policy``
+        what becomes of values that no Arrow type holds, for the families that have such.
     """
 
     name: str
@@ -110,6 +121,12 @@ class ColumnType:
     unsigned: bool = False
     charset: str = ""
     labels: tuple[str, ...] = ()
+    policy: str = "error"
+
+    @property
+    def published_nullable(self) -> bool:
+        """Whether the Arrow column may hold nulls; ``nullable`` says whether the table may hold NULLs."""
+        return self.nullable or self.policy == "null"
 
     @property
     def row_unsigned(self) -> bool:
@@ -117,31 +134,18 @@ class ColumnType:
         return self.unsigned or self.family in (Family.ENUM, Family.SET, Family.BITS, Family.YEAR)
 
     @classmethod
-    def of(cls, column: Column) -> ColumnType:
+    def of(cls, column: Column, identifies: bool = False) -> ColumnType:
         """The entry for ``column``.
 
+        :param identifies: whether the column is part of what tells the table's rows apart.
         :raises ConfigurationError: the type is not in the table; ``unsupported`` gives the reason beforehand.
         """
-        reason = unsupported(column)
+        reason = unsupported(column, identifies)
         if reason is not None:
             raise ConfigurationError(reason, where=column.name, mend="leave the table out")
-        return _column_type(column.name, column.type, column.nullable, str(column.details.get("charset", "")))
+        charset = str(column.details.get("charset", ""))
+        return _column_type(column.name, column.type, column.nullable, charset, _policy(column, identifies))
 
-
-@dataclass(frozen=True)
-class _Declared:
-    """A declared type, taken apart: ``decimal(10,2) unsigned`` is ``decimal``, ``10,2``, True."""
-
-    name: str
-    arguments: str
-    unsigned: bool
-
-    def number(self, index: int, default: int) -> int:
-        parts = self.arguments.split(",") if self.arguments else []
-        return int(parts[index]) if index < len(parts) else default
-
-
-_DECLARED = re.compile(r"(\w+)(?:\((.*)\))?((?: unsigned| zerofill)*)", re.DOTALL)
 
 _INTEGERS = {
     # name: TABLE_MAP and result type code, bytes in an image, bytes in a row, Arrow types
@@ -163,14 +167,18 @@ _DIGIT_BYTES = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
 _STRING = 254
 
 
-def unsupported(column: Column) -> str | None:
-    """Why ``column`` cannot be copied; None if it can."""
-    declared = _parse(column.type)
+def unsupported(column: Column, identifies: bool = False) -> str | None:
+    """Why ``column`` cannot be copied; None if it can.
+
+    :param identifies: whether the column is part of what tells the table's rows apart.
+    """
+    declared = parse(column.type)
     charset = str(column.details.get("charset", ""))
     if declared is None or declared.name not in _SUPPORTED:
         return f"its type {column.type} is not supported"
-    if declared.name == "decimal" and declared.number(0, 10) > 38:
-        return f"its type {column.type} has more than the 38 digits that fit an Arrow decimal"
+    if is_wide_decimal(column) and _policy(column, identifies) == "error":
+        also = ", and with nulls it would no longer tell rows apart" if _policy(column, False) == "null" else ""
+        return f"its type {column.type} has more than the 38 digits that fit an Arrow decimal{also}"
     if declared.name in ("enum", "set") and charset == "binary":
         return f"the members of {declared.name} columns of character set binary are not text"
     if declared.name in ("enum", "set") and bytes_per_character(charset) == 4 and "?" in declared.arguments:
@@ -183,12 +191,23 @@ def unsupported(column: Column) -> str | None:
     return None
 
 
+def is_wide_decimal(column: Column) -> bool:
+    """Whether ``column`` is a decimal of more than the 38 digits that fit an Arrow decimal."""
+    declared = parse(column.type)
+    return declared is not None and declared.name == "decimal" and declared.number(0, 10) > 38
+
+
+def identifies(table: Table, column: Column) -> bool:
+    """Whether ``column`` is part of what tells ``table``'s rows apart."""
+    return table.keyless or column.name in table.key
+
+
 def unsupported_key(column: Column) -> str | None:
     """Why ``column`` cannot be a key column; None if it can. Its type is a supported one.
 
     Keys are compared by their decoded values, so no two values that the server stores may be decoded alike.
     """
-    kind = ColumnType.of(column)
+    kind = ColumnType.of(column, True)
     if kind.family is Family.TEXT and is_ambiguous(kind.charset):
         return f"two codes of its character set {kind.charset} stand for one character, which does not tell keys apart"
     if "" in kind.labels:
@@ -201,12 +220,13 @@ def column_types(table: Table) -> tuple[ColumnType, ...]:
 
     :raises ConfigurationError: a column's type is not in the table of types.
     """
-    return tuple(ColumnType.of(column) for column in table.columns)
+    return tuple(ColumnType.of(column, identifies(table, column)) for column in table.columns)
 
 
 def arrow_schema(table: Table) -> pa.Schema:
     """The Arrow schema of ``table``'s rows, the same by SELECT and from the log."""
-    return pa.schema([pa.field(column.name, column.arrow, nullable=column.nullable) for column in column_types(table)])
+    columns = column_types(table)
+    return pa.schema([pa.field(column.name, column.arrow, nullable=column.published_nullable) for column in columns])
 
 
 def decimal_groups(precision: int, scale: int) -> list[tuple[int, int]]:
@@ -219,16 +239,14 @@ def decimal_groups(precision: int, scale: int) -> list[tuple[int, int]]:
     return [(_DIGIT_BYTES[count], count) for count in digits if count]
 
 
-def _parse(text: str) -> _Declared | None:
-    match = _DECLARED.fullmatch(text)
-    if match is None:
-        return None
-    return _Declared(match[1].lower(), match[2] or "", "unsigned" in match[3])
+def _policy(column: Column, identifies: bool) -> str:
+    policy = str(column.details.get("unrepresentable", "error"))
+    return "error" if identifies and policy == "null" else policy
 
 
 @lru_cache(maxsize=4096)
-def _column_type(name: str, text: str, nullable: bool, charset: str) -> ColumnType:
-    declared = _parse(text)
+def _column_type(name: str, text: str, nullable: bool, charset: str, policy: str) -> ColumnType:
+    declared = parse(text)
     assert declared is not None  # `unsupported` has seen to it
     kind = declared.name
     quoted = quote(name)
@@ -247,9 +265,17 @@ def _column_type(name: str, text: str, nullable: bool, charset: str) -> ColumnTy
     if kind == "decimal":
         precision, scale = declared.number(0, 10), declared.number(1, 0)
         width = sum(size for size, _ in decimal_groups(precision, scale))
+        wide = precision > 38
+        least = 0
+        if wide:
+            least = precision - scale if declared.zerofill else 1
+        else:
+            policy = "error"
         return ColumnType(
-            name, Family.DECIMAL, pa.decimal128(precision, scale), nullable, quoted, 246, LENGTH_ENCODED, 246,
-            bytes([precision, scale]), width=width, precision=precision, scale=scale, unsigned=declared.unsigned,
+            name, Family.WIDE_DECIMAL if wide else Family.DECIMAL,
+            pa.utf8() if policy == "string" else pa.decimal128(min(precision, 38), scale), nullable, quoted,
+            246, LENGTH_ENCODED, 246, bytes([precision, scale]), width=width, length=least, precision=precision,
+            scale=scale, unsigned=declared.unsigned, policy=policy,
         )  # fmt: skip
     if kind == "bit":
         bits = declared.number(0, 1)
@@ -261,16 +287,21 @@ def _column_type(name: str, text: str, nullable: bool, charset: str) -> ColumnTy
     if kind == "year":
         return ColumnType(name, Family.YEAR, pa.int16(), nullable, quoted, 13, 2, 13, width=1)
     if kind == "date":
-        return ColumnType(name, Family.DATE, pa.date32(), nullable, quoted, 10, TEMPORAL, 10, width=3)
+        arrow = pa.utf8() if policy == "string" else pa.date32()
+        return ColumnType(name, Family.DATE, arrow, nullable, quoted, 10, TEMPORAL, 10, width=3, policy=policy)
     if kind in _TEMPORALS:
         family, code, row_code, width, arrow = _TEMPORALS[kind]
         digits = declared.number(0, 0)
+        if family is Family.TIME:
+            policy = "error"
+        elif policy == "string":
+            arrow = pa.utf8()
         return ColumnType(
             name, family, arrow, nullable, quoted, row_code, TEMPORAL, code, bytes([digits]),
-            width=width + (digits + 1) // 2, scale=digits,
+            width=width + (digits + 1) // 2, scale=digits, policy=policy,
         )  # fmt: skip
     if kind in ("enum", "set"):
-        return _members(name, kind, nullable, quoted, _labels(declared.arguments))
+        return _members(name, kind, nullable, quoted, labels(declared.arguments))
     if kind == "json":
         return ColumnType(
             name, Family.JSON, pa.utf8(), nullable, quoted, 245, LENGTH_ENCODED, 245, b"\x04", prefix=4,
@@ -285,23 +316,23 @@ def _column_type(name: str, text: str, nullable: bool, charset: str) -> ColumnTy
     return _string(name, declared, nullable, quoted, charset)
 
 
-def _members(name: str, kind: str, nullable: bool, quoted: str, labels: tuple[str, ...]) -> ColumnType:
+def _members(name: str, kind: str, nullable: bool, quoted: str, members: tuple[str, ...]) -> ColumnType:
     # A label is text in some character set and collation, its number is what is stored: the number travels.
     select = f"CAST({quoted} AS UNSIGNED)"
     if kind == "enum":
-        width = 1 if len(labels) < 256 else 2
-        arrow = pa.dictionary(pa.int16() if len(labels) < 2**15 else pa.int32(), pa.utf8())
+        width = 1 if len(members) < 256 else 2
+        arrow = pa.dictionary(pa.int16() if len(members) < 2**15 else pa.int32(), pa.utf8())
         return ColumnType(
-            name, Family.ENUM, arrow, nullable, select, 8, 8, _STRING, bytes([247, width]), width=width, labels=labels
+            name, Family.ENUM, arrow, nullable, select, 8, 8, _STRING, bytes([247, width]), width=width, labels=members
         )
-    width = (len(labels) + 7) // 8
+    width = (len(members) + 7) // 8
     width = width if width <= 4 else 8
     return ColumnType(
-        name, Family.SET, pa.utf8(), nullable, select, 8, 8, _STRING, bytes([248, width]), width=width, labels=labels
+        name, Family.SET, pa.utf8(), nullable, select, 8, 8, _STRING, bytes([248, width]), width=width, labels=members
     )
 
 
-def _string(name: str, declared: _Declared, nullable: bool, quoted: str, charset: str) -> ColumnType:
+def _string(name: str, declared: Declared, nullable: bool, quoted: str, charset: str) -> ColumnType:
     kind = declared.name
     is_text = kind in _TEXTS
     family = Family.TEXT if is_text else Family.BYTES
@@ -349,15 +380,3 @@ _SUPPORTED = (
     | _TEXTS
     | _BINARIES
 )
-
-_LABEL = re.compile(r"'((?:[^'\\]|''|\\.)*)'", re.DOTALL)
-_ESCAPED = re.compile(r"''|\\(.)", re.DOTALL)
-_ESCAPES = {"0": "\0", "n": "\n", "r": "\r"}
-
-
-def _labels(arguments: str) -> tuple[str, ...]:
-    """The members of ``'a','b''c'``, unquoted the way information_schema quotes them."""
-    return tuple(
-        _ESCAPED.sub(lambda escaped: "'" if escaped[1] is None else _ESCAPES.get(escaped[1], escaped[1]), label[1])
-        for label in _LABEL.finditer(arguments)
-    )

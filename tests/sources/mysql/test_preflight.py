@@ -226,8 +226,6 @@ class TestTables:
     @pytest.mark.parametrize(
         "column",
         [
-            "g GEOMETRY",
-            "v VECTOR(3)",
             "d DECIMAL(39, 0)",
             "t TEXT CHARACTER SET dec8",
             "e ENUM('y', '?')",

@@ -1,0 +1,313 @@
+"""Values that no Arrow type holds: never a wrong value, never a null that nobody is told of, never two rows as one."""
+
+from __future__ import annotations
+
+import datetime
+import decimal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+
+from airflow_provider_cdc.core.row_bytes import encode
+from airflow_provider_cdc.core.table import Column, Table, TableName
+from airflow_provider_cdc.errors import ConfigurationError, DecodeError, PreflightError, ValueNotRepresentable
+from airflow_provider_cdc.sources.base import with_policy
+from airflow_provider_cdc.sources.mysql import MysqlSource
+from airflow_provider_cdc.sources.mysql.images import decode_images, expected_table_map
+from airflow_provider_cdc.sources.mysql.rows import StatementReader
+from airflow_provider_cdc.sources.mysql.session import session
+from airflow_provider_cdc.sources.mysql.types import ColumnType, arrow_schema
+from harness.mysql_server import MysqlServer
+from harness.pipeline import Pipeline, published
+from tests.sources.mysql.row_images import UPDATE_ROWS, describe, logged, settings
+from tests.sources.mysql.test_images import same, split
+from tests.sources.mysql.values import Case, create_table, rows_of
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+def _dates() -> Iterator[Case]:
+    days = ("0000-00-00", "2024-00-15", "2024-05-00", "2023-02-29", "2024-02-31", "0000-01-01", "2024-02-29")
+    yield Case("date", tuple(f"'{day}'" for day in days))
+    for digits in range(7):
+        fraction = "." + "987654"[:digits] if digits else ""
+        yield Case(
+            f"datetime({digits})",
+            (*(f"'{day} 23:59:58{fraction}'" for day in days), "'0000-00-00 00:00:00'", "'9999-12-31 00:00:00'"),
+        )
+        yield Case(
+            f"timestamp({digits}) null", ("'0000-00-00 00:00:00'", "'2001-02-03 04:05:06'", "'2038-01-19 03:14:07'")
+        )
+
+
+def _wide_decimals() -> Iterator[Case]:
+    for precision, scale in ((39, 0), (39, 30), (40, 1), (45, 9), (47, 18), (64, 27), (65, 0), (65, 30), (56, 10)):
+        for places in (38, 39, precision):
+            whole, fraction = "9" * (places - scale), "9" * scale
+            most = whole + ("." + fraction if scale else "")
+            least = "0." + "0" * (scale - 1) + "1" if scale else "1"
+            yield Case(f"decimal({precision},{scale})", (most, f"-{most}", least, f"-{least}", "0", "-0.0", "12"))
+        yield Case(f"decimal({precision},{scale}) unsigned zerofill", ("0", "7", "9" * (precision - scale)))
+        powers = tuple(f"{sign}1{'0' * places}" for places in range(0, precision - scale, 3) for sign in ("", "-"))
+        yield Case(f"decimal({precision},{scale})", powers)
+
+
+CASES = (*_dates(), *_wide_decimals())
+
+
+def policed(server: MysqlServer, schema: str, policy: str) -> Table:
+    return with_policy(describe(server, schema, "t"), policy)
+
+
+def select(server: MysqlServer, table: Table) -> tuple[pa.Table, dict[str, int]]:
+    with session(settings(server), reading=True) as connection, StatementReader(connection, table) as reader:
+        rows = pa.Table.from_batches(reader.read("", ()), reader.schema)
+        return rows, reader.nulled
+
+
+def decode(table: Table, images: Sequence[bytes]) -> tuple[pa.Table, dict[str, int]]:
+    nulled: dict[str, int] = {}
+    batch = decode_images(table, pa.array(images, pa.binary()), nulled)
+    batch.validate(full=True)
+    return pa.Table.from_batches([batch]), nulled
+
+
+def fill(server: MysqlServer, schema: str) -> list[bytes]:
+    """A table of all cases; returns its images. Their order is that of ``id``."""
+    server.query(create_table(f"{schema}.t", CASES))
+    rows = rows_of(CASES)
+    events = logged(
+        server, schema, [f"INSERT INTO t VALUES ({number}, {', '.join(row)})" for number, row in enumerate(rows)]
+    )
+    table = describe(server, schema, "t")
+    assert all((event.types, event.metadata) == expected_table_map(with_policy(table, "string")) for event in events)
+    return [event.body for event in events]
+
+
+def printed(server: MysqlServer, schema: str) -> list[tuple[str | None, ...]]:
+    """What the server itself prints of each case's column."""
+    columns = ", ".join(f"CONCAT(c{number})" for number in range(len(CASES)))
+    found: list[tuple[str | None, ...]] = server.query(f"SELECT {columns} FROM {schema}.t ORDER BY id")
+    return found
+
+
+def test_as_text_every_value_is_what_the_server_prints(mysql: MysqlServer, schema: str) -> None:
+    images = fill(mysql, schema)
+    table = policed(mysql, schema, "string")
+    selected, nulled = select(mysql, table)
+    assert [field.type for field in selected.schema][1:] == [pa.utf8()] * len(CASES)
+    columns = [column.to_pylist() for column in selected.columns[1:]]
+    assert list(zip(*columns, strict=True)) == printed(mysql, schema)
+    decoded, also_nulled = decode(table, images)
+    assert same(decoded, selected)
+    updated = logged(mysql, schema, ["UPDATE t SET id = id + 1000 ORDER BY id DESC"])
+    both = [image for event in updated if event.kind == UPDATE_ROWS for image in split(table, event.body)][::-1]
+    assert same(decode(table, both[1::2])[0], selected)
+    assert same(decode(table, both[::2])[0].drop_columns("id"), selected.drop_columns("id"))
+    assert nulled == also_nulled == {}
+
+
+def holds(kind: pa.DataType, text: str | None) -> Any:
+    """The value that Arrow can hold of a text, by Python's own types; None if there is none."""
+    if text is None:
+        return None
+    if pa.types.is_decimal(kind):
+        number = decimal.Decimal(text)
+        digits = str(int(number.scaleb(kind.scale, decimal.Context(prec=80)))).lstrip("-")
+        return number if len(digits) <= 38 else None
+    try:
+        moment = datetime.datetime.fromisoformat(text)
+    except ValueError:
+        return None
+    return moment.date() if pa.types.is_date(kind) else moment
+
+
+def test_as_null_only_what_arrow_cannot_hold_is_lost_and_all_of_it_is_counted(mysql: MysqlServer, schema: str) -> None:
+    images = fill(mysql, schema)
+    table = policed(mysql, schema, "null")
+    selected, nulled = select(mysql, table)
+    decoded, also_nulled = decode(table, images)
+    assert same(decoded, selected)
+    assert nulled == also_nulled
+    texts = printed(mysql, schema)
+    total = 0
+    for index, case in enumerate(CASES):
+        name = f"c{index}"
+        column = selected[name]
+        lost = 0
+        for ours, row in zip(column.to_pylist(), texts, strict=True):
+            expected = holds(column.type, row[index])
+            if isinstance(ours, datetime.datetime):
+                ours = ours.replace(tzinfo=None)
+            assert (type(ours), ours) == (type(expected), expected), case.declaration
+            lost += expected is None and row[index] is not None
+        assert nulled.get(name, 0) == lost
+        total += lost
+    assert total == sum(nulled.values()) > 100
+
+
+def test_a_column_that_holds_no_null_may_hold_one_then(mysql: MysqlServer, schema: str) -> None:
+    mysql.query(
+        f"CREATE TABLE {schema}.t (id int PRIMARY KEY, d date NOT NULL, n decimal(50,1) NOT NULL, i int NOT NULL)"
+    )
+    (event,) = logged(mysql, schema, [f"INSERT INTO t VALUES (1, 0, {'9' * 49}, 2)"])
+    table = policed(mysql, schema, "null")
+    assert [field.nullable for field in arrow_schema(table)] == [False, True, True, False]
+    expected = {"id": [1], "d": [None], "n": [None], "i": [2]}
+    for rows, nulled in (select(mysql, table), decode(table, [event.body])):
+        assert rows.to_pydict() == expected
+        assert nulled == {"d": 1, "n": 1}
+    assert [field.nullable for field in arrow_schema(policed(mysql, schema, "string"))] == [False] * 4
+
+
+def test_many_rows_with_a_value_here_and_there(mysql: MysqlServer, schema: str) -> None:
+    mysql.query(f"CREATE TABLE {schema}.t (id int PRIMARY KEY, d date, n decimal(50,1))")
+    mysql.query(
+        f"INSERT INTO {schema}.t WITH RECURSIVE n AS (SELECT 1 i UNION ALL SELECT i + 1 FROM n WHERE i < 999) "
+        f"SELECT i, IF(i % 3, '2024-01-01', NULL), IF(i % 5, i, -{'9' * 45}) FROM n"
+    )
+    with mysql.connect(database=schema) as connection, connection.cursor() as cursor:
+        cursor.execute("SET sql_mode = ''")
+        cursor.execute("UPDATE t SET d = 0 WHERE id % 7 = 0")
+    rows, nulled = select(mysql, policed(mysql, schema, "null"))
+    assert nulled == {"d": 999 // 7, "n": 999 // 5}
+    for number, day, amount in zip(*(column.to_pylist() for column in rows.columns), strict=True):
+        assert day == (None if number % 7 == 0 or number % 3 == 0 else datetime.date(2024, 1, 1))
+        assert amount == (None if number % 5 == 0 else decimal.Decimal(f"{number}.0"))
+
+
+@pytest.mark.parametrize("key", ["PRIMARY KEY (d, n)", "INDEX (n)"], ids=["key", "keyless"])
+@pytest.mark.parametrize("kind", ["date", "datetime(6)", "timestamp"])
+def test_null_never_makes_two_rows_one(mysql: MysqlServer, schema: str, kind: str, key: str) -> None:
+    mysql.query(f"CREATE TABLE {schema}.t (d {kind} NOT NULL, n int NOT NULL, {key})")
+    (event,) = logged(mysql, schema, ["INSERT INTO t VALUES ('2024-01-01', 1), (0, 2)"])
+    table = policed(mysql, schema, "null")
+    with pytest.raises(ValueNotRepresentable, match="0000-00-00") as caught:
+        select(mysql, table)
+    assert caught.value.where == f"{schema}.t.d"
+    assert "string" in caught.value.mend
+    with pytest.raises(ValueNotRepresentable, match="0000-00-00"):
+        decode(table, split(table, event.body))
+
+
+@pytest.mark.parametrize("key", ["PRIMARY KEY (d, e, n)", "INDEX (n)"], ids=["key", "keyless"])
+def test_text_keeps_keys_apart(mysql: MysqlServer, schema: str, key: str) -> None:
+    mysql.query(f"CREATE TABLE {schema}.t (d date NOT NULL, e datetime(3) NOT NULL, n decimal(65,30) NOT NULL, {key})")
+    days, times = ("'0000-00-00'", "'2024-02-31'", "'2024-03-02'"), ("'2024-02-31 00:00:00.001'", "'2024-03-02'")
+    numbers = (f"1{'0' * 34}.{'0' * 29}1", f"1{'0' * 34}", f"-1{'0' * 34}", "0", f"-0.{'0' * 29}1")
+    values = [f"({day}, {time}, {number})" for day in days for time in times for number in numbers]
+    (event,) = logged(mysql, schema, [f"INSERT INTO t VALUES {', '.join(values)}"])
+    table = policed(mysql, schema, "string")
+    (selected, _), (decoded, _) = select(mysql, table), decode(table, split(table, event.body))
+    keys = []
+    for rows in (selected, decoded):
+        batch = rows.combine_chunks().to_batches()[0]
+        keys.append(set(encode(batch, batch.schema.names).to_pylist()))
+    assert keys[0] == keys[1]
+    assert len(keys[0]) == len(values)
+
+
+class TestPreflight:
+    def problems(self, server: MysqlServer, schema: str, policy: str) -> dict[str, tuple[str, str]]:
+        try:
+            plans = MysqlSource(settings(server)).preflight([f"{schema}.*"], "auto", policy)
+            assert {plan.unrepresentable for plan in plans} == {policy}
+        except PreflightError as error:
+            return {problem.where.partition(".")[2]: (problem.what, problem.mend) for problem in error.problems}
+        return {}
+
+    def test_a_decimal_beyond_38_digits_needs_a_choice(self, mysql: MysqlServer, schema: str) -> None:
+        mysql.query(f"CREATE TABLE {schema}.a (id decimal(39) PRIMARY KEY, v decimal(65,2), w decimal(38,2), d date)")
+        mysql.query(f"CREATE TABLE {schema}.b (v decimal(40))")
+        mysql.query(f"CREATE TABLE {schema}.c (id int PRIMARY KEY, v decimal(40))")
+        found = self.problems(mysql, schema, "error")
+        assert set(found) == {"a.id", "a.v", "b.v", "c.v"}
+        assert all("38 digits" in what and "unrepresentable" in mend for what, mend in found.values())
+        assert "null" in found["c.v"][1]
+        assert "null" not in found["b.v"][1]
+        found = self.problems(mysql, schema, "null")
+        assert set(found) == {"a.id", "b.v"}
+        assert all("tell rows apart" in what and "string" in mend for what, mend in found.values())
+        assert self.problems(mysql, schema, "string") == {}
+
+    def test_an_unknown_policy_is_named(self, mysql: MysqlServer, schema: str) -> None:
+        mysql.query(f"CREATE TABLE {schema}.a (id int PRIMARY KEY)")
+        with pytest.raises(PreflightError, match="'ignore' is none"):
+            MysqlSource(settings(mysql)).preflight([f"{schema}.*"], "auto", "ignore")
+
+
+def test_a_policy_concerns_no_other_type() -> None:
+    kinds = ("decimal(38,2)", "time(3)", "year", "int", "varchar(9)", "json", "double")
+    for kind in kinds:
+        column = Column("c", kind, False, {"charset": "utf8mb4"})
+        (other,) = with_policy(Table(TableName("s", "t"), (column,)), "string").columns
+        assert ColumnType.of(other) == ColumnType.of(column)
+
+
+def test_a_wide_decimal_without_a_policy_is_refused() -> None:
+    column = Column("c", "decimal(39,2)", True, {"unrepresentable": "null"})
+    assert ColumnType.of(column).arrow == pa.decimal128(38, 2)
+    for identifies, refused in ((False, Column("c", "decimal(39,2)", True)), (True, column)):
+        with pytest.raises(ConfigurationError, match="38 digits"):
+            ColumnType.of(refused, identifies)
+
+
+def test_damaged_groups_of_digits_are_refused(mysql: MysqlServer, schema: str) -> None:
+    mysql.query(f"CREATE TABLE {schema}.t (n decimal(65,30))")
+    (event,) = logged(mysql, schema, ["INSERT INTO t VALUES (12.5)"])
+    table = policed(mysql, schema, "string")
+    assert decode(table, [event.body])[0].to_pydict() == {"n": ["12.5" + "0" * 29]}
+    damaged = bytearray(event.body)
+    damaged[10:14] = b"\xff" * 4
+    with pytest.raises(DecodeError, match=r"decimal\(65,30\)"):
+        decode(table, [bytes(damaged)])
+
+
+@pytest.mark.parametrize("policy", ["null", "string"])
+def test_a_run_counts_what_it_reads_and_what_it_puts_back(
+    mysql: MysqlServer,
+    schema: str,
+    spark: SparkSession,
+    tmp_path: Path,
+    policy: str,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    mysql.query(f"CREATE TABLE {schema}.t (id int PRIMARY KEY, d date, n decimal(50,1))")
+    with mysql.connect(database=schema) as connection, connection.cursor() as cursor:
+        cursor.execute("SET sql_mode = 'ALLOW_INVALID_DATES'")
+        cursor.execute(
+            f"INSERT INTO t VALUES (1, 0, 1), (2, '2024-02-31', {'9' * 40}), (3, '2024-01-01', 3), (4, NULL, NULL)"
+        )
+        run = Pipeline(spark, settings(mysql), tmp_path.as_uri(), [f"{schema}.t"], unrepresentable=policy)
+        run.record()
+        cursor.execute("UPDATE t SET d = '2024-01-02' WHERE id = 1")
+        cursor.execute("DELETE FROM t WHERE id = 2")
+        cursor.execute("UPDATE t SET d = 0 WHERE id = 3")
+        done = run.finish()
+    names, rows = published(done["published"][f"{schema}.t"])
+    assert names == ["id", "d", "n"]
+    by_id = {row[0]: row[1:] for row in rows}
+    said = capsys.readouterr().out
+    if policy == "string":
+        assert by_id == {
+            1: ("0000-00-00", "1.0"),
+            2: ("2024-02-31", "9" * 40 + ".0"),
+            3: ("2024-01-01", "3.0"),
+            4: (None, None),
+        }
+        assert run.found["snapshot"]["nulled"] == done["nulled"] == {}
+        return
+    assert by_id == {
+        1: (None, decimal.Decimal("1.0")),
+        2: (None, None),
+        3: (datetime.date(2024, 1, 1), decimal.Decimal("3.0")),
+        4: (None, None),
+    }
+    assert run.found["snapshot"]["nulled"] == {f"{schema}.t": {"d": 1}}
+    assert done["nulled"] == {f"{schema}.t": {"d": 2, "n": 1}}
+    assert f"values of {schema}.t: d 1" in said
+    assert f"values of {schema}.t: d 2, n 1" in said
