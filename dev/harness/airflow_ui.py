@@ -15,9 +15,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 
-from harness import servers, shop
+from harness import servers
 from harness.airflow_home import AirflowHome
 from harness.cache import cache_directory
+from harness.demo import mysql_shop
+from harness.demo.stage import SCHEMA
 from harness.errors import HarnessError
 from harness.mysql_server import MysqlServer
 
@@ -87,10 +89,10 @@ def _serve(home: Path, port: int) -> None:
 def _mysql_with_a_shop() -> MysqlServer:
     server = servers.up("mysql")
     assert isinstance(server, MysqlServer)
-    if not server.query("SHOW DATABASES LIKE %s", [shop.SCHEMA]):
+    if not server.query("SHOW DATABASES LIKE %s", [SCHEMA]):
         with server.connect() as connection:
-            shop.create(connection, ROWS)
-    print(f"airflow: connection cdc_mysql is {server.url}, with the database {shop.SCHEMA}", flush=True)
+            mysql_shop.create(connection, ROWS)
+    print(f"airflow: connection cdc_mysql is {server.url}, with the database {SCHEMA}", flush=True)
     return server
 
 

@@ -20,13 +20,9 @@ from pymysqlreplication import BinLogStreamReader
 from pymysqlreplication.event import GtidEvent
 from pymysqlreplication.row_event import DeleteRowsEvent, RowsEvent, UpdateRowsEvent, WriteRowsEvent
 
-from harness import shop
+from harness.demo.stage import KEYS, SCHEMA, Row
 from harness.errors import HarnessError
 from harness.mysql_server import MysqlServer
-
-Row = tuple[Any, ...]
-KEYS = {"accounts": 1, "ledger": 2, "customers": 1, "sessions": 1, "clicks": 0}
-"""How many of a table's first columns are its key."""
 
 
 class ShopReplay:
@@ -35,14 +31,14 @@ class ShopReplay:
     Make it while nobody writes.
     """
 
-    def __init__(self, server: MysqlServer) -> None:
+    def __init__(self, server: MysqlServer, columns: dict[str, list[str]]) -> None:
         self._server = server
         self._log_file, self._log_position, *_ = server.query("SHOW BINARY LOG STATUS")[0]
         self._base = _parse_gtid_set(server.query("SELECT @@global.gtid_executed")[0][0])
-        self.columns = {table: _columns(server, table) for table in shop.TABLES}
+        self.columns = columns
         self.rows: dict[str, Counter[Row] | dict[Row, Row]] = {}
         with server.connect(cursorclass=SSCursor) as connection:
-            for table in shop.TABLES:
+            for table in KEYS:
                 self.rows[table] = self._indexed(table, _select(connection, table, self.columns[table]))
 
     def forward_to(self, gtid_set: str) -> int:
@@ -74,7 +70,7 @@ class ShopReplay:
                         break
                     applying = _contains(wanted, event.gtid)
                     applied += applying
-                elif applying and event.schema == shop.SCHEMA:
+                elif applying and event.schema == SCHEMA:
                     self._apply(event)
             else:
                 if applied != missing:
@@ -165,15 +161,6 @@ def _row(values: dict[str, Any], names: list[str]) -> Row:
     return comparable_row(tuple(values[name] for name in names), names)
 
 
-def _columns(server: MysqlServer, table: str) -> list[str]:
-    rows = server.query(
-        "SELECT COLUMN_NAME FROM information_schema.COLUMNS "
-        "WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s ORDER BY ORDINAL_POSITION",
-        (shop.SCHEMA, table),
-    )
-    return [name for (name,) in rows]
-
-
 def select_list(columns: list[str]) -> str:
     """The columns as a SELECT list whose values arrive whole: the text protocol rounds a FLOAT to six digits."""
     return ", ".join(f"CAST({name} AS DOUBLE)" if name == "weight" else f"`{name}`" for name in columns)
@@ -182,7 +169,7 @@ def select_list(columns: list[str]) -> str:
 def _select(connection: pymysql.Connection[Any], table: str, columns: list[str]) -> Iterator[Row]:
     with connection.cursor() as cursor:
         cursor.execute("SET SESSION time_zone = '+00:00'")
-        cursor.execute(f"SELECT {select_list(columns)} FROM {shop.SCHEMA}.{table}")
+        cursor.execute(f"SELECT {select_list(columns)} FROM {SCHEMA}.{table}")
         for row in cursor:
             yield comparable_row(row, columns)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import pymysql
 
-SCHEMA = "shop"
+from harness.demo.stage import SCHEMA
 
 TABLES: dict[str, str] = {
     "accounts": """

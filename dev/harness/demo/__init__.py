@@ -1,0 +1,1 @@
+"""The demo: a busy shop, copied, and every row of the copy proved."""

@@ -1,0 +1,102 @@
+"""A PostgreSQL server as it was at any LSN, by PostgreSQL's own recovery: a base copy, and a replay of the WAL.
+
+It is physical replication, so it shares nothing with logical decoding, slots or snapshots. A transaction is in it if
+and only if its commit record begins before the LSN
+(https://www.postgresql.org/docs/current/runtime-config-wal.html, ``recovery_target_lsn``, not inclusive).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import psycopg
+
+from harness.errors import HarnessError
+from harness.postgres_server import NOBODY, SUPERUSER, PostgresServer
+
+SLOT = "harness_recovery"
+WAIT_SECONDS = 120
+_NOT_COPIED = shutil.ignore_patterns("pg_wal", "postmaster.*", "pg_replslot", "server.json")
+
+
+class PostgresRecovery:
+    """A second server in ``directory``, made from a copy of ``primary`` as it is now, which goes on being used.
+
+    ``advance_to`` brings it to an LSN, as often as wanted, each time to a greater one. Use it as a context manager.
+    """
+
+    def __init__(self, primary: PostgresServer, directory: Path) -> None:
+        self._primary = primary
+        self._directory = directory
+        self._server: PostgresServer | None = None
+        with primary.connect() as connection:
+            # The slot keeps the WAL that is yet to be replayed.
+            connection.execute("SELECT pg_create_physical_replication_slot(%s, true)", (SLOT,))
+            connection.execute("SELECT pg_backup_start('harness', fast => true)")
+            shutil.copytree(primary.data, directory / "data", ignore=_NOT_COPIED)
+            stopped = connection.execute("SELECT labelfile FROM pg_backup_stop(false)").fetchone()
+        assert stopped is not None
+        data = directory / "data"
+        (data / "backup_label").write_text(stopped[0])
+        (data / "standby.signal").touch()
+        for folder in ("pg_wal", "pg_replslot"):
+            (data / folder).mkdir()
+        data.chmod(0o700)
+        if os.geteuid() == 0:
+            for path in [data, *data.rglob("*")]:
+                os.chown(path, NOBODY, NOBODY, follow_symlinks=False)
+
+    def advance_to(self, lsn: str) -> None:
+        """Replay the WAL up to ``lsn``.
+
+        :raises HarnessError: recovery did not get there.
+        """
+        if self._server is not None:
+            self._server.stop()
+        # Recovery stops when it reads the first record from there on; so there must be one.
+        self._primary.query("SELECT pg_switch_wal()")
+        self._server = PostgresServer.start(
+            self._directory,
+            options={
+                "recovery_target_lsn": lsn,
+                "recovery_target_inclusive": "off",
+                "recovery_target_action": "pause",
+                "recovery_target_timeline": "current",
+                "primary_slot_name": SLOT,
+                "primary_conninfo": f"host={self._primary.host} port={self._primary.port} user={SUPERUSER}",
+            },
+        )
+        deadline = time.monotonic() + WAIT_SECONDS
+        while self._server.query("SELECT pg_get_wal_replay_pause_state()") != [("paused",)]:
+            if time.monotonic() > deadline:
+                raise HarnessError(f"recovery did not reach {lsn} within {WAIT_SECONDS} s; see {self._server.log}")
+            time.sleep(0.05)
+
+    def connect(self, **arguments: Any) -> psycopg.Connection[tuple[Any, ...]]:
+        """A connection to the recovered server, on which nothing can be written."""
+        if self._server is None:
+            raise HarnessError("the recovered server is nowhere yet: call advance_to")
+        return self._server.connect(**arguments)
+
+    def close(self) -> None:
+        """End the server, delete its data, and let the primary's WAL go."""
+        if self._server is not None:
+            self._server.stop()
+        self._primary.query(
+            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s AND NOT active",
+            (SLOT,),
+        )
+        shutil.rmtree(self._directory, ignore_errors=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
