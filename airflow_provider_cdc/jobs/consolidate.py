@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.manifest import Manifest
 from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.jobs.extract_delta import TASK_ID as EXTRACT_DELTA
 from airflow_provider_cdc.jobs.extract_delta import NetChange, read_net_change
 from airflow_provider_cdc.jobs.nulled import add_nulled, say_nulled
@@ -29,6 +30,7 @@ from airflow_provider_cdc.jobs.step import Step, run_step
 from airflow_provider_cdc.jobs.tasks import run_tasks
 from airflow_provider_cdc.sinks.base import StagedFile, folder_name
 from airflow_provider_cdc.sinks.parquet import ParquetSink
+from airflow_provider_cdc.sources import open_source
 from airflow_provider_cdc.sources.base import ConnectionSettings
 
 TASK_ID = "consolidate"
@@ -53,6 +55,8 @@ def consolidate(spark: SparkSession, run: Storage, settings: ConnectionSettings)
     manifest = Manifest.load(run)
     _announce(run, manifest, found)
     _clean(run)
+    if not manifest.options.get("keep_slot", False):
+        _release(settings, manifest)
     return found
 
 
@@ -176,6 +180,14 @@ def _announce(run: Storage, manifest: Manifest, found: Mapping[str, Any]) -> Non
         }
         if not sink.announce(entry.table.name, latest):
             say(f"consolidate: {name} has a newer copy than this run's, which stays the latest one")
+
+
+def _release(settings: ConnectionSettings, manifest: Manifest) -> None:
+    """Let the source drop what it kept for the run. The run is published: not being able to is no failure."""
+    try:
+        open_source(settings).release(manifest.identity)
+    except CdcError as error:
+        say(f"consolidate: the source still keeps what it kept for this run: {error}")
 
 
 def _clean(run: Storage) -> None:

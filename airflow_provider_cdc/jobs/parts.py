@@ -63,7 +63,8 @@ def cut(source: Source, tables: Sequence[RunTable], chunk_rows: int, slots: int)
 def plan_parts(tables: Sequence[RunTable], chunks: Sequence[Sequence[Chunk]], slots: int) -> list[Part]:
     """Group each table's chunks into parts, the heaviest first, so that no core idles behind one late large part.
 
-    A keyless table is one part: its rows mean something only at one exact position, and that takes one session.
+    A keyless table is one part, because its rows mean something only at one exact position, and that takes one session;
+    unless many sessions share one view of the data (``exported``).
 
     :param chunks: the chunks of each table, in key order.
     :param slots: how many tasks run at the same time.
@@ -73,7 +74,7 @@ def plan_parts(tables: Sequence[RunTable], chunks: Sequence[Sequence[Chunk]], sl
     limit = min(FILE_BYTES, max(SMALLEST_PART_BYTES, total // (slots * PARTS_PER_SLOT)))
     groups: list[tuple[int, int, tuple[Chunk, ...]]] = []
     for index, entry in enumerate(tables):
-        if entry.table.keyless:
+        if entry.table.keyless and entry.consistency != "exported":
             groups.append((sum(weights[index]), index, tuple(chunks[index])))
             continue
         together: list[Chunk] = []

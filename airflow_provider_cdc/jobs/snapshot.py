@@ -107,6 +107,7 @@ def _snapshot(step: Step) -> dict[str, Any]:
     plan = step.plan(PLAN, lambda: [part.to_json() for part in cut(step.source, step.tables, chunk_rows, step.slots)])
     parts = [Part.from_json(order) for order in plan.orders]
     records = step.finished(plan, {part.number: f"{DONE}/{part.name}.json" for part in parts})
+    _drop_half_read(step, parts, records)
     missing = [part for part in parts if part.number not in records]
     chunks = sum(len(part.chunks) for part in missing)
     kept = f", {len(records)} kept from an earlier try" if records else ""
@@ -115,7 +116,7 @@ def _snapshot(step: Step) -> dict[str, Any]:
     weights = {part.number: part.weight for part in missing}
     progress = Progress("snapshot", "chunks", chunks, sum(weights.values()))
     lock, pause = LockPolicy(**options.get("lock", {})), options.get("chunk_pause", 0.0)
-    with step.source.share_reads() as source:
+    with step.source.share_reads({step.tables[part.table].consistency for part in missing}) as source:
         read = run_tasks(
             step.spark,
             "read chunks",
@@ -125,6 +126,7 @@ def _snapshot(step: Step) -> dict[str, Any]:
         )
     records.update((record["part"], record) for record in read)
     bound = step.source.bound_reads()
+    step.source.check_tables([entry.table for entry in step.tables])
 
     tables = _by_table(step, parts, records)
     record = f"chunks/files-{uuid.uuid4().hex[:8]}.json"
@@ -148,6 +150,16 @@ def _snapshot(step: Step) -> dict[str, Any]:
     }
     _summarize(step, found)
     return found
+
+
+def _drop_half_read(step: Step, parts: list[Part], records: dict[int, dict[str, Any]]) -> None:
+    """Drop the records of keyless tables that were not read whole: all of their rows count at one exact position, which
+    the next try does not have again."""
+    for index, entry in enumerate(step.tables):
+        own = [part.number for part in parts if part.table == index]
+        if entry.table.keyless and len({records.get(number, {}).get("upper") for number in own}) > 1:
+            for number in own:
+                records.pop(number, None)
 
 
 def _name(step: Step, part: Part) -> str:

@@ -16,7 +16,16 @@ def open_source(settings: ConnectionSettings) -> Source:
         from airflow_provider_cdc.sources.mysql import MysqlSource
 
         return MysqlSource(settings)
+    if settings.kind == "postgres":
+        try:
+            from airflow_provider_cdc.sources.postgres import PostgresSource
+        except ImportError as error:
+            raise ConfigurationError(
+                f"what PostgreSQL needs is not installed: {error}",
+                mend="pip install 'airflow-provider-cdc[postgres]', in Airflow and where Spark's Python runs",
+            ) from error
+        return PostgresSource(settings)
     raise ConfigurationError(
         f"cannot copy from a {settings.kind!r} connection",
-        mend="use a connection of type cdc_mysql or mysql",
+        mend="use a connection of type cdc_mysql, mysql, cdc_postgres or postgres",
     )

@@ -7,7 +7,7 @@ one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, Protocol
@@ -56,7 +56,8 @@ DELTA_SCHEMA = pa.schema(
 
 @dataclass(frozen=True)
 class ConnectionSettings:
-    """How to reach a source. ``password`` never shows in a repr.
+    """How to reach a source. ``password`` never shows in a repr. ``options`` is what else one kind of source needs to
+    be told, such as a ``publication`` that exists already.
 
     ``tls`` holds paths and modes for the driver: ``mode`` (``disabled``, ``preferred``, ``required``, ``verify_ca``,
     ``verify_identity``), ``ca``, ``cert``, ``key``.
@@ -69,6 +70,7 @@ class ConnectionSettings:
     password: str = field(default="", repr=False)
     database: str = ""
     tls: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def address(self) -> str:
@@ -270,11 +272,18 @@ class Source(Protocol):
         :raises SourceUnavailable: the server cannot be reached; what it keeps stays.
         """
 
-    def share_reads(self) -> AbstractContextManager[Source]:
+    def check_tables(self, tables: Sequence[Table]) -> None:
+        """After the last read: make sure that nothing happened to ``tables`` since the initial position that could be
+        seen neither there nor in the log.
+
+        :raises SchemaChanged: something did.
+        """
+
+    def share_reads(self, consistencies: Collection[str]) -> AbstractContextManager[Source]:
         """The source to read all chunks of a step with, while the context is open in the driver.
 
-        Where reads share one view of the data (``exported``), the driver holds it open, and the source that it yields
-        knows it.
+        Where reads share one view of the data (``exported`` is among ``consistencies``), the driver holds it open, and
+        the source that it yields knows it.
 
         :raises SourceUnavailable: the view could not be opened.
         """

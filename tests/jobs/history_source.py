@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -212,7 +212,10 @@ class HistorySource:
     def release(self, identity: Mapping[str, str]) -> None:
         pass
 
-    def share_reads(self) -> AbstractContextManager[HistorySource]:
+    def check_tables(self, tables: Sequence[Table]) -> None:
+        pass
+
+    def share_reads(self, consistencies: Collection[str]) -> AbstractContextManager[HistorySource]:
         return nullcontext(self)
 
     def plan_chunks(self, table: Table, chunk_rows: int) -> list[Chunk]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import ClassVar
 
@@ -54,7 +54,10 @@ class MysqlSource:
     def release(self, identity: Mapping[str, str]) -> None:
         """Nothing: the log is kept by the server's own rules."""
 
-    def share_reads(self) -> AbstractContextManager[MysqlSource]:
+    def check_tables(self, tables: Sequence[Table]) -> None:
+        """Nothing: the log shows every DDL."""
+
+    def share_reads(self, consistencies: Collection[str]) -> AbstractContextManager[MysqlSource]:
         return nullcontext(self)
 
     def plan_chunks(self, table: Table, chunk_rows: int) -> list[Chunk]:

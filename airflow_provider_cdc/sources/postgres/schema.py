@@ -25,6 +25,10 @@ _KINDS = {
 # A type that cannot change under a name: what initdb made.
 _FIRST_OWN_OID = 16384
 
+_RENAMED = "another table has its name now"
+_REWRITTEN = "was rewritten or truncated (VACUUM FULL, CLUSTER, TRUNCATE, some forms of ALTER TABLE)"
+_MEND = "leave the definition of copied tables alone during a run, and trigger a new run"
+
 _ROW_BYTES = 100
 """A guess, for tables that were never analyzed."""
 
@@ -81,8 +85,8 @@ def read_tables(connection: Connection, names: Sequence[TableName]) -> tuple[Tab
     prints as its type. ``Column.details`` has ``oid`` and ``typmod`` of the type; ``kind``: ``base``, ``enum``,
     ``domain``, ``composite``, ``range``, ``multirange`` or ``array``; ``base``, ``base_oid`` and ``base_typmod`` of the
     type beneath all domains; ``definition``, a digest of everything that someone could alter of it; ``relation``, the
-    OID of the table; ``number``, which no other column ever had; and ``generated``: ``stored`` or ``virtual``, where it
-    applies.
+    OID of the table; ``number``, which no other column ever had; ``version``, which is another after each change of the
+    column; and ``generated``: ``stored`` or ``virtual``, where it applies.
 
     ``Table.details`` has ``oid``; ``kind``: ``r`` or ``p``; ``identity``, its replica identity; ``leaves``, what
     `leaves` reads; ``tree``, a digest of how partitions hang together; and ``key``, the OID of the constraint, or else
@@ -124,7 +128,7 @@ def read_tables(connection: Connection, names: Sequence[TableName]) -> tuple[Tab
 def difference(recorded: Table, now: Table) -> str:
     """What changed of a table since it was recorded, in words; empty if nothing did that a copy could show."""
     if recorded.details["oid"] != now.details["oid"]:
-        return "another table has its name now"
+        return _RENAMED
     before, after = ([_shape(column) for column in table.columns] for table in (recorded, now))
     if before != after:
         names = {shape[0] for shape in set(before) ^ set(after)} or {"their order"}
@@ -137,7 +141,7 @@ def difference(recorded: Table, now: Table) -> str:
         return "partitions were attached or detached"
     for old, new in zip(leaves(recorded), leaves(now), strict=True):
         if old.filenode != new.filenode:
-            return f"{old.sql} was rewritten or truncated (VACUUM FULL, CLUSTER, TRUNCATE, some forms of ALTER TABLE)"
+            return f"{old.sql} {_REWRITTEN}"
         if old.identity != new.identity:
             return f"the replica identity of {old.sql} is another now"
         if old != new:
@@ -145,8 +149,24 @@ def difference(recorded: Table, now: Table) -> str:
     return ""
 
 
+def check_in_place(connection: Connection, table: Table, leaf: Leaf) -> None:
+    """Make sure, while it is locked, that what the leaf's name stands for is the recorded relation, in its first file.
+
+    :raises SchemaChanged: it is not.
+    """
+    ((oid, filenode),) = query(
+        connection,
+        "SELECT to_regclass(%s)::oid::int8, pg_relation_filenode(to_regclass(%s))::int8",
+        (leaf.sql, leaf.sql),
+    )
+    if (oid, filenode) != (leaf.oid, leaf.filenode):
+        raise SchemaChanged(_REWRITTEN if oid == leaf.oid else _RENAMED, where=f"{table.name}, {leaf.sql}", mend=_MEND)
+
+
 def check_unchanged(connection: Connection, tables: Iterable[Table]) -> None:
-    """Make sure that tables are what they were when they were recorded.
+    """Make sure that tables are what they were when they were recorded, and were so all the time since.
+
+    That is why versions of the catalog's rows are compared, too: what was changed and changed back is not the same.
 
     :raises SchemaChanged: one is not.
     """
@@ -156,7 +176,7 @@ def check_unchanged(connection: Connection, tables: Iterable[Table]) -> None:
             raise SchemaChanged(
                 what,
                 where=str(table.name),
-                mend="leave the definition of copied tables alone during a run, and trigger a new run",
+                mend=_MEND,
             )
 
 
@@ -203,7 +223,8 @@ def _relations(connection: Connection, names: Sequence[TableName]) -> dict[Table
 
 # PostgreSQL 18 marks a column as NOT NULL although its constraint was never checked.
 _COLUMNS = """
-SELECT a.attrelid, a.attname, a.attnum, format_type(a.atttypid, a.atttypmod), a.atttypid, a.atttypmod, a.attgenerated,
+SELECT a.attrelid, a.attname, a.attnum, a.xmin::text, format_type(a.atttypid, a.atttypmod), a.atttypid, a.atttypmod,
+    a.attgenerated,
     a.attnotnull AND NOT EXISTS (
         SELECT FROM pg_constraint c WHERE c.conrelid = a.attrelid AND c.contype = 'n' AND c.conkey = ARRAY[a.attnum]
         AND NOT c.convalidated)
@@ -214,9 +235,9 @@ ORDER BY a.attrelid, a.attnum
 
 def _columns(connection: Connection, oids: Sequence[int]) -> dict[int, list[Column]]:
     rows = query(connection, _COLUMNS, (list(oids),))
-    types = _types(connection, {row[4] for row in rows})
+    types = _types(connection, {row[5] for row in rows})
     found: dict[int, list[Column]] = defaultdict(list)
-    for relation, name, number, type_name, oid, typmod, generated, not_null in rows:
+    for relation, name, number, version, type_name, oid, typmod, generated, not_null in rows:
         kind, base, base_oid, base_typmod, definition = types[oid]
         details: dict[str, str | int | bool] = {
             "oid": oid,
@@ -228,6 +249,7 @@ def _columns(connection: Connection, oids: Sequence[int]) -> dict[int, list[Colu
             "definition": definition,
             "relation": relation,
             "number": number,
+            "version": version,
         }
         if generated:
             details["generated"] = {"s": "stored", "v": "virtual"}[generated]
@@ -257,10 +279,10 @@ WITH RECURSIVE part(root, oid) AS (
         UNION ALL SELECT a.atttypid FROM pg_attribute a
             WHERE a.attrelid = t.typrelid AND t.typrelid <> 0 AND a.attnum > 0 AND NOT a.attisdropped
         UNION ALL SELECT r.rngsubtype FROM pg_range r WHERE t.oid IN (r.rngtypid, r.rngmultitypid)) AS x(oid))
-SELECT p.root, md5(string_agg(concat_ws('|', t.oid, t.typname, t.typtype, t.typtypmod, t.typoutput::oid,
-    (SELECT string_agg(concat_ws('=', e.oid, e.enumsortorder, e.enumlabel), ',' ORDER BY e.enumsortorder)
+SELECT p.root, md5(string_agg(concat_ws('|', t.oid, t.xmin, t.typname, t.typtype, t.typtypmod, t.typoutput::oid,
+    (SELECT string_agg(concat_ws('=', e.oid, e.xmin, e.enumsortorder, e.enumlabel), ',' ORDER BY e.enumsortorder)
         FROM pg_enum e WHERE e.enumtypid = t.oid),
-    (SELECT string_agg(concat_ws('=', a.attnum, a.attname, a.atttypid, a.atttypmod, a.attisdropped), ','
+    (SELECT string_agg(concat_ws('=', a.attnum, a.xmin, a.attname, a.atttypid, a.atttypmod, a.attisdropped), ','
         ORDER BY a.attnum) FROM pg_attribute a WHERE a.attrelid = t.typrelid AND t.typrelid <> 0 AND a.attnum > 0)
     ), ';' ORDER BY t.oid))
 FROM part p JOIN pg_type t ON t.oid = p.oid WHERE t.oid >= %s::oid GROUP BY p.root

@@ -15,6 +15,8 @@ from urllib.parse import urlencode
 
 import adbc_driver_manager
 import psycopg
+import pyarrow as pa
+from adbc_driver_manager import _reader
 from adbc_driver_postgresql import dbapi
 
 from airflow_provider_cdc.errors import (
@@ -35,6 +37,7 @@ ReadingConnection: TypeAlias = "dbapi.Connection"
 OLDEST_VERSION = 15
 CONNECT_SECONDS = 15
 APPLICATION = "airflow-provider-cdc"
+BATCH_BYTES = 8 * 2**20
 
 TLS_MODES: Mapping[str, str] = {
     "disabled": "disable",
@@ -53,6 +56,8 @@ _SETTINGS: Mapping[str, str] = {
     "idle_session_timeout": "0",
     # Behind a DDL that itself waits, everybody waits: not for ever.
     "lock_timeout": "60s",
+    # Whether a standby has our publication yet changes nothing for us.
+    "synchronous_commit": "local",
     "default_transaction_isolation": "read committed",
     "default_transaction_read_only": "off",
     "default_transaction_deferrable": "off",
@@ -151,6 +156,17 @@ def run(connection: ReadingConnection, sql: str) -> None:
     with connection.cursor() as cursor:
         cursor.adbc_statement.set_sql_query(sql)
         cursor.adbc_statement.execute_update()
+
+
+def read(connection: ReadingConnection, sql: str, batch_bytes: int = BATCH_BYTES) -> Iterator[pa.RecordBatch]:
+    """Run one query through ADBC and return its rows, as they come, in batches of about ``batch_bytes``."""
+    with connection.cursor() as cursor:
+        statement = cursor.adbc_statement
+        statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(batch_bytes)})
+        statement.set_sql_query(sql)
+        stream, _ = statement.execute_query()
+        # The reader that the cursor would hand out raises what goes wrong on the way as an OSError without SQLSTATE.
+        yield from _reader.AdbcRecordBatchReader._import_from_c(stream.address)
 
 
 def query(connection: Connection, sql: str, args: Sequence[Any] | Mapping[str, Any] | None = None) -> list[Any]:

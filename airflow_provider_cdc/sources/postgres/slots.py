@@ -11,7 +11,7 @@ import logging
 import re
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -218,6 +218,15 @@ def orphans(connection: Connection) -> list[tuple[str, int]]:
             (PREFIX, PLUGIN),
         )
     ]
+
+
+def release(settings: ConnectionSettings, identity: Mapping[str, str]) -> None:
+    """Drop what the server keeps for the run with this ``identity``, but for a publication that was there before it.
+
+    :raises SourceUnavailable: the server cannot be reached; what it keeps stays.
+    :raises TransientError: a session that uses the slot did not end.
+    """
+    drop(settings, identity["slot"], identity["publication"] if identity["publication_made"] else "")
 
 
 def drop(settings: ConnectionSettings, slot: str, publication: str = "") -> None:

@@ -1,0 +1,68 @@
+"""Chunks of a table: ranges of blocks, read in the order in which they lie on disk.
+
+A key is not needed to cut a table, nor an order of keys. While a relation keeps its file, a row that nobody touches
+keeps its place in it, so it is read exactly once whenever the chunks are read. A row that moves was updated: then the
+log has its key, and the rewind restores it however often it was read, or not at all. That the relation did keep its
+file is checked with every chunk (``snapshot``).
+
+A bound is ``(OID of the leaf, block)``. The leaves of a partitioned table follow each other; the last chunk of each one
+has no upper bound, so what is appended meanwhile is in it.
+"""
+
+from __future__ import annotations
+
+import math
+
+from airflow_provider_cdc.core.chunk import Chunk
+from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.errors import CopyMismatch
+from airflow_provider_cdc.sources.postgres.schema import Leaf, leaves
+from airflow_provider_cdc.sources.postgres.session import Connection, query
+
+
+def plan_chunks(connection: Connection, table: Table, chunk_rows: int) -> list[Chunk]:
+    """Chunks of about ``chunk_rows`` rows each, of all leaves; at least one for each leaf, and for the table."""
+    own = leaves(table)
+    if not own:
+        return [Chunk(0)]
+    blocks = dict(
+        query(
+            connection,
+            "SELECT oid, pg_relation_size(oid) / current_setting('block_size')::int FROM unnest(%s::oid[]) oid",
+            ([leaf.oid for leaf in own],),
+        )
+    )
+    total = sum(size or 0 for size in blocks.values())
+    density = max(table.rows, 1) / max(total, 1)
+    step = max(1, math.ceil(chunk_rows / density))
+    chunks: list[Chunk] = []
+    for leaf in own:
+        # A last chunk of less than half the size is no chunk of its own.
+        size = blocks.get(leaf.oid) or 0
+        starts = list(range(0, max(1, size - step // 2), step))
+        for start, end in zip(starts, [*starts[1:], None], strict=True):
+            rows = round(((size if end is None else end) - start) * density)
+            upper = None if end is None else (leaf.oid, end)
+            chunks.append(Chunk(len(chunks), (leaf.oid, start), upper, rows))
+    return chunks
+
+
+def place(table: Table, chunk: Chunk) -> tuple[Leaf | None, str]:
+    """The leaf that a chunk lies in, and the SQL condition for its rows. No leaf: a partitioned table that has none.
+
+    :raises CopyMismatch: the chunk is of another table.
+    """
+    if chunk.lower is None:
+        return None, "FALSE"
+    oid, start = map(int, chunk.lower)
+    for leaf in leaves(table):
+        if leaf.oid == oid:
+            condition = f"ctid >= '({start},0)'::tid"
+            if chunk.upper is not None:
+                condition += f" AND ctid < '({int(chunk.upper[1])},0)'::tid"
+            return leaf, condition
+    raise CopyMismatch(
+        f"no part of the table has the OID {oid}",
+        where=f"{table.name}, {chunk}",
+        mend="clear lock_and_record and the tasks after it",
+    )

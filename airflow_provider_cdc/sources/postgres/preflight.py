@@ -1,0 +1,182 @@
+"""Everything that a run needs, checked before it: all problems at once, each with its mend."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+
+from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.errors import PreflightError, Problem
+from airflow_provider_cdc.sources.base import CONSISTENCIES, UNREPRESENTABLE, ConnectionSettings, TablePlan, with_policy
+from airflow_provider_cdc.sources.postgres import slots
+from airflow_provider_cdc.sources.postgres.privileges import Privileges
+from airflow_provider_cdc.sources.postgres.publications import publication_problems
+from airflow_provider_cdc.sources.postgres.schema import leaves, read_tables, resolve
+from airflow_provider_cdc.sources.postgres.server import setting_problems
+from airflow_provider_cdc.sources.postgres.session import Connection, query, quote, session
+from airflow_provider_cdc.sources.postgres.snapshot import identity_problem
+from airflow_provider_cdc.sources.postgres.types import unmapped
+
+_BYTES_PER_SECOND = 20_000_000
+_LOG_PER_TABLE_BYTE = 0.1
+"""A run is expected to read so fast, and while it does the server to write so much log."""
+
+_log = logging.getLogger(__name__)
+
+
+def preflight(
+    settings: ConnectionSettings, patterns: Sequence[str], consistency: str, unrepresentable: str = "error"
+) -> list[TablePlan]:
+    """Check everything that a run needs, and decide how each table is read.
+
+    :param patterns: ``schema.table``; ``*`` matches any run of characters in either part.
+    :param consistency: ``auto`` reads tables with a key by ``watermark``, and the others with ``exported``.
+    :param unrepresentable: one of ``UNREPRESENTABLE``.
+    :raises PreflightError: with every problem found.
+    :raises SourceUnavailable: the server cannot be reached.
+    :raises ConfigurationError: the connection cannot work, or the server is too old.
+    """
+    publication = settings.options.get("publication", "")
+    with session(settings) as connection:
+        privileges = Privileges(connection)
+        names, unresolved = resolve(connection, patterns)
+        problems = [*_request_problems(patterns, consistency, unrepresentable), *unresolved]
+        problems += [*setting_problems(connection), *privileges.server_problems(publishing=not publication)]
+        tables = read_tables(connection, names)
+        plans = [_plan(table, consistency, unrepresentable) for table in tables]
+        problems += privileges.table_problems(tables, publishing=not publication)
+        problems += _table_problems(connection, tables, plans)
+        if publication:
+            problems += publication_problems(connection, publication, tables)
+        problems += _room_problems(connection, exported=any(plan.consistency == "exported" for plan in plans))
+        _warn_of_orphans(connection)
+        _warn_of_limits(connection, tables)
+    if problems:
+        raise PreflightError(problems)
+    return plans
+
+
+def _request_problems(patterns: Sequence[str], consistency: str, unrepresentable: str) -> Iterable[Problem]:
+    if not patterns:
+        yield Problem("tables", "names no table", "list tables as schema.table, for example shop.*")
+    if consistency == "lock":
+        yield Problem("consistency", "lock works on MySQL only", "use auto, watermark or exported")
+    elif consistency not in CONSISTENCIES:
+        yield Problem("consistency", f"{consistency!r} is none", "use one of auto, watermark, exported")
+    if unrepresentable not in UNREPRESENTABLE:
+        yield Problem("unrepresentable", f"{unrepresentable!r} is none", f"use one of {', '.join(UNREPRESENTABLE)}")
+
+
+def _plan(table: Table, consistency: str, unrepresentable: str) -> TablePlan:
+    if consistency == "exported":
+        chosen, reason = "exported", "exported was asked for: all of it is read in one snapshot, at one position"
+    elif table.keyless and consistency != "watermark":
+        chosen = "exported"
+        reason = "no key tells its rows apart, so it is read in one snapshot, at one position"
+    else:
+        chosen = "watermark"
+        key = f"{table.key_index} ({', '.join(table.key)})"
+        reason = f"its key {key} tells what changed while it was read, so it needs no long transaction"
+    return TablePlan(table.name, chosen, reason, table.rows, table.bytes, unrepresentable)
+
+
+def _table_problems(connection: Connection, tables: Sequence[Table], plans: Sequence[TablePlan]) -> Iterable[Problem]:
+    since_18 = connection.info.server_version >= 180_000
+    for table, plan in zip(tables, plans, strict=True):
+        where = str(table.name)
+        if table.keyless and plan.consistency == "watermark":
+            yield Problem(
+                where,
+                "watermark needs a primary key, or a unique index of whole NOT NULL columns that is not deferrable, "
+                "and there is none",
+                f"ALTER TABLE {quote(table.name.schema, table.name.name)} ADD PRIMARY KEY (…), "
+                "or choose auto or exported",
+            )
+        if (problem := identity_problem(table)) is not None:
+            yield problem
+        for column in with_policy(table, plan.unrepresentable).columns:
+            if (reason := unmapped(column)) is not None:
+                yield Problem(f"{where}.{column.name}", reason, "change the column's type, or leave the table out")
+            generated = column.details.get("generated")
+            if generated == "virtual" or (generated and not since_18):
+                why = "virtual ones are in no log" if since_18 else "the log has them only since PostgreSQL 18"
+                yield Problem(
+                    f"{where}.{column.name}", f"is a generated column, and {why}", "drop it, or leave the table out"
+                )
+        yield from _relation_problems(connection, table)
+
+
+def _relation_problems(connection: Connection, table: Table) -> Iterable[Problem]:
+    oids = [leaf.oid for leaf in leaves(table)]
+    for name, kind, persistence, access, secured in query(
+        connection,
+        "SELECT c.oid::regclass::text, c.relkind, c.relpersistence, a.amname, row_security_active(c.oid) "
+        "FROM pg_class c LEFT JOIN pg_am a ON a.oid = c.relam WHERE c.oid = ANY(%s::oid[]) ORDER BY c.oid",
+        (oids,),
+    ):
+        where = str(table.name)
+        if kind == "f":
+            yield Problem(
+                where, f"its partition {name} is a foreign table, which has no log here", "leave the table out"
+            )
+            continue
+        if persistence != "p":
+            yield Problem(
+                where,
+                f"{name} is {'unlogged' if persistence == 'u' else 'temporary'}: its changes are not in the log",
+                f"ALTER TABLE {name} SET LOGGED, or leave the table out",
+            )
+        if access != "heap":
+            yield Problem(
+                where, f"{name} is stored by {access}, whose rows may have no fixed places", "leave the table out"
+            )
+        if secured:
+            yield Problem(
+                where,
+                f"row-level security hides rows of {name} from this user",
+                "let the table's owner or a role with BYPASSRLS copy it",
+            )
+
+
+def _room_problems(connection: Connection, *, exported: bool) -> Iterable[Problem]:
+    """Slots and senders that a run needs and that others have taken."""
+    needed = 2 if exported else 1
+    for setting, view, why in (
+        ("max_replication_slots", "pg_replication_slots", "replication slots"),
+        ("max_wal_senders", "pg_stat_replication", "replication connections"),
+    ):
+        ((limit, used),) = query(connection, f"SELECT current_setting('{setting}')::int, count(*) FROM {view}")
+        if limit - used < needed:
+            yield Problem(
+                setting,
+                f"is {limit}, of which {used} are in use: a run of these tables needs {needed} {why}",
+                f"ALTER SYSTEM SET {setting} = {used + max(needed, 4)}, and restart the server; or drop slots that "
+                "nobody needs",
+            )
+
+
+def _warn_of_orphans(connection: Connection) -> None:
+    for name, kept in slots.orphans(connection):
+        _log.warning(
+            "The slot %s keeps %.1f MB of log. Unless a run in progress needs it: "
+            "SELECT pg_drop_replication_slot('%s'); DROP PUBLICATION IF EXISTS %s;",
+            name,
+            kept / 1e6,
+            name,
+            quote(name),
+        )
+
+
+def _warn_of_limits(connection: Connection, tables: Sequence[Table]) -> None:
+    ((limit,),) = query(
+        connection, "SELECT setting::bigint * 1024 * 1024 FROM pg_settings WHERE name = 'max_slot_wal_keep_size'"
+    )
+    size = sum(table.bytes for table in tables)
+    if 0 <= limit < size * _LOG_PER_TABLE_BYTE:
+        _log.warning(
+            "max_slot_wal_keep_size is %.0f MB, and the tables have %.0f MB, which takes about %.0f s to read: if the "
+            "server writes more log than that meanwhile, it throws the run's log away",
+            limit / 1e6,
+            size / 1e6,
+            size / _BYTES_PER_SECOND,
+        )

@@ -1,0 +1,108 @@
+"""What the user of a session may do, and the GRANT that is missing for what it may not.
+
+The server itself is asked (``has_…_privilege``), so that roles, inheritance and superusers count as they do for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.errors import Problem
+from airflow_provider_cdc.sources.postgres.schema import Leaf, leaves
+from airflow_provider_cdc.sources.postgres.session import Connection, query, quote
+
+
+class Privileges:
+    """The privileges of the session's user, those of its roles included."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        ((user, database, self._superuser, self._replication, self._create),) = query(
+            connection,
+            "SELECT current_user::text, current_database()::text, r.rolsuper, r.rolreplication, "
+            "has_database_privilege(current_database(), 'CREATE') FROM pg_roles r WHERE r.rolname = current_user",
+        )
+        self._user, self._database = quote(user), quote(database)
+
+    def server_problems(self, *, publishing: bool) -> list[Problem]:
+        """What is missing to make a slot and, if ``publishing``, a publication."""
+        problems = []
+        if not (self._superuser or self._replication):
+            problems.append(
+                Problem(
+                    "REPLICATION",
+                    "this user lacks it, and can neither create a replication slot nor read from one",
+                    f"ALTER ROLE {self._user} REPLICATION",
+                )
+            )
+        if publishing and not self._create:
+            problems.append(
+                Problem(
+                    f"database {self._database}",
+                    "this user may not create a publication in it",
+                    f"GRANT CREATE ON DATABASE {self._database} TO {self._user}, or name a publication that exists "
+                    "in the connection",
+                )
+            )
+        return problems
+
+    def table_problems(self, tables: Sequence[Table], *, publishing: bool) -> list[Problem]:
+        """What is missing to read tables whole and, if ``publishing``, to publish them."""
+        return [problem for table in tables for problem in self._problems_of(table, publishing)]
+
+    def _problems_of(self, table: Table, publishing: bool) -> list[Problem]:
+        problems = []
+        schemas: dict[str, None] = {}
+        unreadable = []
+        for leaf in leaves(table):
+            uses, reads = self._may_read(leaf)
+            if not uses:
+                schemas[leaf.schema] = None
+            if not reads:
+                unreadable.append(leaf.sql)
+        problems += [
+            Problem(
+                str(table.name),
+                f"this user may not use the schema {schema}",
+                f"GRANT USAGE ON SCHEMA {quote(schema)} TO {self._user}",
+            )
+            for schema in schemas
+        ]
+        if unreadable:
+            problems.append(
+                Problem(
+                    str(table.name),
+                    "this user lacks SELECT on the table, on some of its columns or on some of its partitions",
+                    f"GRANT SELECT ON {', '.join(unreadable)} TO {self._user}",
+                )
+            )
+        if publishing and not self._owns(table):
+            name = quote(table.name.schema, table.name.name)
+            problems.append(
+                Problem(
+                    str(table.name),
+                    "only the owner of a table may publish it, and this user is not",
+                    f"let the owner CREATE PUBLICATION … FOR TABLE {name} WITH (publish_via_partition_root = true) and "
+                    f"name it in the connection, or GRANT the owner's role to {self._user}",
+                )
+            )
+        return problems
+
+    def _may_read(self, leaf: Leaf) -> tuple[bool, bool]:
+        ((uses, reads),) = query(
+            self._connection,
+            "SELECT has_schema_privilege(%s, 'USAGE'), has_table_privilege(%s::oid, 'SELECT') OR NOT EXISTS ("
+            "SELECT FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped "
+            "AND NOT has_column_privilege(attrelid, attnum, 'SELECT'))",
+            (leaf.schema, leaf.oid, leaf.oid),
+        )
+        return uses, reads
+
+    def _owns(self, table: Table) -> bool:
+        ((owns,),) = query(
+            self._connection,
+            "SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = %s",
+            (table.details["oid"],),
+        )
+        return bool(owns) or bool(self._superuser)

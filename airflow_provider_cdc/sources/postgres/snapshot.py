@@ -1,0 +1,254 @@
+"""The initial position, reading tables, and the bound on what the reads saw.
+
+``exported`` is the design of Materialize: the driver opens a transaction whose snapshot is exactly the point where a
+temporary slot begins, exports it, and keeps it open while every task imports it. So all of them read at one known
+position.
+
+``watermark`` needs no such transaction: see ``core.net_change`` for why each chunk may be read at a time of its own.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pyarrow as pa
+
+from airflow_provider_cdc.core.chunk import Chunk
+from airflow_provider_cdc.core.lsn import Lsn
+from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.errors import CdcError, PreflightError, Problem, SchemaChanged, SourceUnavailable
+from airflow_provider_cdc.sources.base import (
+    ChunkReader,
+    ConnectionSettings,
+    InitialPoint,
+    LockPolicy,
+    TablePlan,
+    UpperBound,
+    with_policy,
+)
+from airflow_provider_cdc.sources.postgres import slots, types
+from airflow_provider_cdc.sources.postgres.chunks import place
+from airflow_provider_cdc.sources.postgres.schema import check_in_place, difference, leaves, read_tables
+from airflow_provider_cdc.sources.postgres.server import identity, setting_problems
+from airflow_provider_cdc.sources.postgres.session import (
+    Connection,
+    ReadingConnection,
+    literal,
+    mapped_errors,
+    query,
+    quote,
+    read,
+    reading_session,
+    run,
+    session,
+    value,
+)
+
+FLUSH_SECONDS = 60.0
+
+_TRIES = 3
+_POLL_SECONDS = 0.01
+# A page of the log begins with a header of 24 bytes, the first of a segment with one of 40.
+_PAGE_BYTES = 8192
+_LONGEST_HEADER = 40
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SharedView:
+    """The snapshot that all reads of a step share, and the position it is of."""
+
+    snapshot: str
+    upper: str
+
+
+def record_initial(
+    settings: ConnectionSettings,
+    plans: Sequence[TablePlan],
+    lock: LockPolicy,
+    run_id: str,
+    publication: str = "",
+) -> InitialPoint:
+    """Create the publication and the slot, whose point is the initial position, and read the schemas there.
+
+    DDL is not in the log. So the schemas are read before the point and after it, and both have to agree.
+
+    :param publication: one that exists already, to be used instead; empty: one is created.
+    :raises LockNotGranted: transactions held up the slot, or the publication's locks, for longer than the policy has.
+    :raises PreflightError: the server's settings were changed since preflight.
+    :raises SchemaChanged: a table is gone, or lacks what its plan relies on, or tables keep changing.
+    """
+    name = slots.name_of(run_id)
+    mine = publication or name
+    seconds = lock.wait_seconds * lock.tries + lock.pause_seconds * (lock.tries - 1)
+    # What an earlier try left, whose position nobody has recorded.
+    slots.drop(settings, name, name)
+    try:
+        for _ in range(_TRIES):
+            with session(settings) as connection:
+                if problems := setting_problems(connection):
+                    raise PreflightError(problems)
+                before = read_tables(connection, [plan.name for plan in plans])
+                if not publication:
+                    slots.create_publication(connection, name, before, lock)
+                position = slots.create_slot(settings, name, seconds)
+                slots.settle(settings, connection, seconds)
+                found = identity(connection)
+                found |= {"slot": name, "publication": mine, "publication_made": "" if publication else "yes"}
+                found["publication_state"] = slots.publication_state(connection, mine)
+                tables = read_tables(connection, [plan.name for plan in plans])
+            changes = [
+                f"{old.name}: {what}" for old, new in zip(before, tables, strict=True) if (what := difference(old, new))
+            ]
+            if not changes:
+                _check_plans(plans, tables)
+                return InitialPoint(
+                    str(position),
+                    found,
+                    tuple(with_policy(table, plan.unrepresentable) for plan, table in zip(plans, tables, strict=True)),
+                    0.0,
+                )
+            slots.drop(settings, name, name)
+        raise SchemaChanged(
+            f"the tables were altered while the position was fixed, {_TRIES} times",
+            where="; ".join(changes),
+            mend="let the DDL end, and trigger a new run",
+        )
+    except BaseException:
+        # Nobody will know of the slot, so it must not stay. The first error is the one to tell.
+        try:
+            slots.drop(settings, name, name)
+        except CdcError as also:
+            _log.warning("The slot %s may be left: %s", name, also)
+        raise
+
+
+def identity_problem(table: Table) -> Problem | None:
+    """What is wrong with a table's replica identity: without FULL the log lacks what a row was before."""
+    roots = [table.name] if table.details["kind"] == "p" and table.details["identity"] != "f" else []
+    lacking = [leaf.sql for leaf in leaves(table) if leaf.identity != "f"]
+    names = [quote(name.schema, name.name) for name in roots] + lacking
+    if not names:
+        return None
+    return Problem(
+        str(table.name),
+        "the log does not tell what a changed row was before: its replica identity is not FULL",
+        "; ".join(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for name in names),
+    )
+
+
+def _check_plans(plans: Sequence[TablePlan], tables: Sequence[Table]) -> None:
+    mend = "clear preflight and the tasks after it"
+    for plan, table in zip(plans, tables, strict=True):
+        if table.keyless and plan.consistency == "watermark":
+            raise SchemaChanged(
+                "the table lost its key since preflight, and watermark needs one", where=str(table.name), mend=mend
+            )
+        if problem := identity_problem(table):
+            raise SchemaChanged(problem.what, where=problem.where, mend=problem.mend)
+
+
+@contextmanager
+def share_view(settings: ConnectionSettings, lock: LockPolicy) -> Iterator[SharedView]:
+    """One view of the data for many sessions, at an exactly known position, for as long as the context is open.
+
+    :raises LockNotGranted: transactions held it up.
+    :raises SourceUnavailable: the server is out of slots or sessions.
+    """
+    seconds = lock.wait_seconds * lock.tries + lock.pause_seconds * (lock.tries - 1)
+    slot = f"{slots.PREFIX}read_{uuid.uuid4().hex[:12]}"
+    with session(settings, replication=True) as leader:
+        query(leader, "BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
+        sql = f"CREATE_REPLICATION_SLOT {slot} TEMPORARY LOGICAL {slots.PLUGIN} (SNAPSHOT 'use')"
+        upper = slots.consistent_point(settings, leader, sql, seconds)
+        with session(settings) as connection:
+            slots.settle(settings, connection, seconds)
+        yield SharedView(str(value(leader, "pg_export_snapshot()")), str(upper))
+
+
+@contextmanager
+def open_reader(
+    settings: ConnectionSettings, table: Table, consistency: str, view: SharedView | None
+) -> Iterator[ChunkReader]:
+    """A session to read chunks of ``table`` with; it ends with the block.
+
+    :raises SourceUnavailable: with ``exported``, when the session that holds the shared view has ended.
+    """
+    with reading_session(settings) as reading, session(settings) as control:
+        if consistency == "watermark":
+            yield _Reader(reading, control, table, "")
+            return
+        if view is None:
+            raise SourceUnavailable(
+                "there is no shared view to read it in", where=str(table.name), mend="the task can be retried as it is"
+            )
+        run(reading, "BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
+        run(reading, f"SET TRANSACTION SNAPSHOT {literal(view.snapshot)}")
+        yield _Reader(reading, control, table, view.upper)
+
+
+def bound_reads(settings: ConnectionSettings) -> UpperBound:
+    """A bound on everything that reads that have ended could have seen: the end of the log.
+
+    A commit is in the log before it can be seen. It need not be on disk yet (``synchronous_commit=off``), and only what
+    is can be decoded, so that is waited for.
+
+    :raises SourceUnavailable: the server does not flush its log.
+    """
+    with session(settings) as connection:
+        end = insert_end(Lsn.parse(value(connection, "pg_current_wal_insert_lsn()::text")))
+        deadline = time.monotonic() + FLUSH_SECONDS
+        while Lsn.parse(value(connection, "pg_current_wal_flush_lsn()::text")) < end:
+            if time.monotonic() > deadline:
+                raise SourceUnavailable(
+                    f"the log is not on disk up to {end} after {FLUSH_SECONDS:.0f} s",
+                    where=settings.address,
+                    mend="look at the server's disk and its walwriter; the task can be retried as it is",
+                )
+            time.sleep(_POLL_SECONDS)
+        return UpperBound(str(end), str(end))
+
+
+def insert_end(insert: Lsn) -> Lsn:
+    """The end of the last record, given where the next one will begin: behind the header if a page has just begun."""
+    into_page = int(insert) % _PAGE_BYTES
+    return Lsn(int(insert) - into_page) if into_page <= _LONGEST_HEADER else insert
+
+
+class _Reader:
+    """Chunks of one table through one session; another one sees to it that the table is still what it was."""
+
+    lock_seconds = 0.0
+
+    def __init__(self, reading: ReadingConnection, control: Connection, table: Table, upper: str) -> None:
+        self.upper = upper
+        self._nulled: dict[str, int] = {}
+        self._reading = reading
+        self._control = control
+        self._table = table
+
+    @property
+    def nulled(self) -> Mapping[str, int]:
+        return self._nulled
+
+    def read(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
+        leaf, condition = place(self._table, chunk)
+        with mapped_errors(f"{self._table.name}, {chunk}"):
+            if leaf is None:
+                return
+            if not self.upper:
+                run(self._reading, "BEGIN READ ONLY ISOLATION LEVEL READ COMMITTED")
+            sql = f"SELECT {types.select_list(self._table)} FROM ONLY {leaf.sql} WHERE {condition}"
+            for batch in read(self._reading, sql):
+                if batch.num_rows:
+                    yield types.finish(self._table, batch, self._nulled)
+            # The transaction's lock is still held: whatever the name stands for now is what was read.
+            check_in_place(self._control, self._table, leaf)
+            if not self.upper:
+                run(self._reading, "COMMIT")

@@ -1,0 +1,106 @@
+"""A PostgreSQL server as the jobs and operators use it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from typing import ClassVar
+
+import pyarrow as pa
+
+from airflow_provider_cdc.core.chunk import Chunk
+from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.sources.base import (
+    ChunkReader,
+    ConnectionSettings,
+    InitialPoint,
+    LockPolicy,
+    LogSegment,
+    SegmentReader,
+    TablePlan,
+    TrackedTable,
+    UpperBound,
+)
+from airflow_provider_cdc.sources.postgres import chunks, preflight, schema, server, slots, snapshot, types
+from airflow_provider_cdc.sources.postgres.session import session
+
+
+class PostgresSource:
+    """``sources.base.Source`` for PostgreSQL; each method is a function of the module that its name says.
+
+    What decodes the log is imported where it is used: its kernels take a second to load, and the steps that only check,
+    plan and record do without.
+
+    :param view: the snapshot that reads with ``exported`` share; `share_reads` gives a source that has one.
+    """
+
+    kind: ClassVar[str] = "postgres"
+    position_key: ClassVar[str] = "initial_lsn"
+
+    def __init__(self, settings: ConnectionSettings, view: snapshot.SharedView | None = None) -> None:
+        self.settings = settings
+        self.view = view
+
+    def __repr__(self) -> str:
+        return f"PostgresSource({self.settings.address})"
+
+    def preflight(self, patterns: Sequence[str], consistency: str, unrepresentable: str = "error") -> list[TablePlan]:
+        return preflight.preflight(self.settings, patterns, consistency, unrepresentable)
+
+    def record_initial(self, plans: Sequence[TablePlan], lock: LockPolicy, run_id: str = "") -> InitialPoint:
+        return snapshot.record_initial(self.settings, plans, lock, run_id, self.settings.options.get("publication", ""))
+
+    def check_identity(self, identity: Mapping[str, str], position: str) -> None:
+        with session(self.settings) as connection:
+            server.check_identity(connection, identity, position)
+
+    def check_tables(self, tables: Sequence[Table]) -> None:
+        with session(self.settings) as connection:
+            schema.check_unchanged(connection, tables)
+
+    def release(self, identity: Mapping[str, str]) -> None:
+        slots.release(self.settings, identity)
+
+    @contextmanager
+    def share_reads(self, consistencies: Collection[str]) -> Iterator[PostgresSource]:
+        if "exported" not in consistencies:
+            yield self
+            return
+        with snapshot.share_view(self.settings, LockPolicy()) as view:
+            yield PostgresSource(self.settings, view)
+
+    def plan_chunks(self, table: Table, chunk_rows: int) -> list[Chunk]:
+        with session(self.settings) as connection:
+            return chunks.plan_chunks(connection, table, chunk_rows)
+
+    def reader(self, table: Table, consistency: str, lock: LockPolicy) -> AbstractContextManager[ChunkReader]:
+        return snapshot.open_reader(self.settings, table, consistency, self.view)
+
+    def bound_reads(self) -> UpperBound:
+        return snapshot.bound_reads(self.settings)
+
+    def log_segments(self, initial: str, log_end: str, identity: Mapping[str, str]) -> list[LogSegment]:
+        from airflow_provider_cdc.sources.postgres.log import log_segments
+
+        return log_segments(self.settings, initial, log_end, identity)
+
+    def segments_before(self, segment: LogSegment, count: int) -> list[LogSegment]:
+        """None: the slot gives a prepared transaction whole, at its commit."""
+        return []
+
+    def read_segment(
+        self, segment: LogSegment, initial: str, tables: Sequence[TrackedTable]
+    ) -> AbstractContextManager[SegmentReader]:
+        from airflow_provider_cdc.sources.postgres.log import open_segment
+
+        return open_segment(self.settings, segment, initial, tables)
+
+    def arrow_schema(self, table: Table) -> pa.Schema:
+        return types.arrow_schema(table)
+
+    def decode_images(
+        self, table: Table, images: pa.BinaryArray, nulled: dict[str, int] | None = None
+    ) -> pa.RecordBatch:
+        from airflow_provider_cdc.sources.postgres.images import decode_images
+
+        return decode_images(table, images, nulled)
