@@ -19,6 +19,7 @@ from airflow_provider_cdc.jobs.snapshot import snapshot
 from airflow_provider_cdc.sources import open_source
 from airflow_provider_cdc.sources.base import ConnectionSettings, LockPolicy
 from harness.mysql_server import MysqlServer
+from harness.postgres_server import SUPERUSER, PostgresServer
 
 
 class Pipeline:
@@ -105,5 +106,8 @@ def published_counts(uri: str) -> tuple[list[str], Counter[tuple[Any, ...]]]:
     return names, Counter(rows)
 
 
-def settings_of(server: MysqlServer, user: str = "root", password: str = "") -> ConnectionSettings:
-    return ConnectionSettings("mysql", server.host, server.port, user, password)
+def settings_of(server: MysqlServer | PostgresServer, user: str = "", password: str = "") -> ConnectionSettings:
+    """How to reach a server, as its superuser unless another user is named."""
+    if isinstance(server, MysqlServer):
+        return ConnectionSettings("mysql", server.host, server.port, user or "root", password)
+    return ConnectionSettings("postgres", server.host, server.port, user or SUPERUSER, password, "postgres")

@@ -17,7 +17,10 @@ from typing import Any
 
 import pymysql
 
+from tests.consistency.writing import Write
+
 Cursor = Any
+_PAUSE_SECONDS = 0.002
 
 WORDS = [
     "alpha",
@@ -138,85 +141,52 @@ def create(connection: pymysql.Connection[Any], schema: str, seed: int, rows: in
             cursor.executemany(f"INSERT IGNORE INTO {subject.name} VALUES ({marks})", draws)
 
 
-class Historians:
-    """Writers on a history's tables, until ``stop``. Failures are kept in ``failures``."""
+def write(connect: Callable[[], pymysql.Connection[Any]], schema: str) -> Write:
+    """Transactions on a history's tables, for `Writing`."""
 
-    def __init__(
-        self,
-        connect: Callable[[], pymysql.Connection[Any]],
-        schema: str,
-        seed: int,
-        *,
-        count: int = 4,
-        pause: float = 0.002,
-    ) -> None:
-        self.committed = 0
-        self.failures: list[BaseException] = []
-        self._connect = connect
-        self._schema = schema
-        self._pause = pause
-        self._stop = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._run, args=(random.Random(f"{seed}/{number}"),), daemon=True)
-            for number in range(count)
-        ]
+    def writing(chance: random.Random, stop: threading.Event) -> None:
+        with contextlib.closing(connect()) as connection, connection.cursor() as cursor:
+            cursor.execute(f"USE `{schema}`")
+            cursor.execute("SET SESSION innodb_lock_wait_timeout = 1, time_zone = '+00:00'")
+            while not stop.is_set():
+                _one(cursor, chance)
+                time.sleep(_PAUSE_SECONDS * chance.random())
 
-    def __enter__(self) -> Historians:
-        for thread in self._threads:
-            thread.start()
-        return self
+    return writing
 
-    def __exit__(self, *_: object) -> None:
-        self.stop()
 
-    def stop(self) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
+def _one(cursor: Cursor, chance: random.Random) -> None:
+    cursor.execute("SET SESSION binlog_transaction_compression = %s", (chance.random() < 0.3,))
+    tag = f"AUTOMATIC:tag{chance.randrange(3)}" if chance.random() < 0.2 else "AUTOMATIC"
+    cursor.execute("SET SESSION gtid_next = %s", (tag,))
+    xid = uuid.uuid4().hex if chance.random() < 0.06 else None
+    try:
+        cursor.execute(f"XA START '{xid}'" if xid else "BEGIN")
+        for _ in range(chance.choice([1, 1, 2, 4])):
+            _operation(cursor, chance, savepoints=xid is None)
+    except pymysql.err.MySQLError as error:
+        if error.args[0] not in (1205, 1213, 1062, 1614, 1402):
+            raise
+        _give_up(cursor, xid)
+        return
+    if xid:
+        _finish_xa(cursor, chance, xid)
+    elif chance.random() < 0.1:
+        cursor.execute("ROLLBACK")
+    else:
+        cursor.execute("COMMIT")
 
-    def _run(self, chance: random.Random) -> None:
-        try:
-            with contextlib.closing(self._connect()) as connection, connection.cursor() as cursor:
-                cursor.execute(f"USE `{self._schema}`")
-                cursor.execute("SET SESSION innodb_lock_wait_timeout = 1, time_zone = '+00:00'")
-                while not self._stop.is_set():
-                    self._one(cursor, chance)
-                    time.sleep(self._pause * chance.random())
-        except BaseException as error:
-            self.failures.append(error)
 
-    def _one(self, cursor: Cursor, chance: random.Random) -> None:
-        cursor.execute("SET SESSION binlog_transaction_compression = %s", (chance.random() < 0.3,))
-        tag = f"AUTOMATIC:tag{chance.randrange(3)}" if chance.random() < 0.2 else "AUTOMATIC"
-        cursor.execute("SET SESSION gtid_next = %s", (tag,))
-        xid = uuid.uuid4().hex if chance.random() < 0.06 else None
-        try:
-            cursor.execute(f"XA START '{xid}'" if xid else "BEGIN")
-            for _ in range(chance.choice([1, 1, 2, 4])):
-                _operation(cursor, chance, savepoints=xid is None)
-        except pymysql.err.MySQLError as error:
-            if error.args[0] not in (1205, 1213, 1062, 1614, 1402):
-                raise
-            _give_up(cursor, xid)
-            return
-        if xid:
-            self._finish_xa(cursor, chance, xid)
-        elif chance.random() < 0.1:
-            cursor.execute("ROLLBACK")
-        else:
-            cursor.execute("COMMIT")
-            self.committed += 1
-
-    def _finish_xa(self, cursor: Cursor, chance: random.Random, xid: str) -> None:
-        cursor.execute(f"XA END '{xid}'")
-        how = chance.random()
-        if how < 0.3:
-            cursor.execute(f"XA COMMIT '{xid}' ONE PHASE")
-            return
-        cursor.execute(f"XA PREPARE '{xid}'")
-        # Time in which other transactions, and perhaps a position, come between its rows and its commit.
-        time.sleep(chance.random() * 0.15)
-        cursor.execute(f"XA {'ROLLBACK' if how > 0.85 else 'COMMIT'} '{xid}'")
+def _finish_xa(cursor: Cursor, chance: random.Random, xid: str) -> None:
+    cursor.execute(f"XA END '{xid}'")
+    how = chance.random()
+    if how < 0.3:
+        cursor.execute(f"XA COMMIT '{xid}' ONE PHASE")
+        return
+    cursor.execute(f"XA PREPARE '{xid}'")
+    # Time in which other transactions, and perhaps a position, come between its rows and its commit.
+    time.sleep(chance.random() * 0.15)
+    cursor.execute(f"XA {'ROLLBACK' if how > 0.85 else 'COMMIT'} '{xid}'")
 
 
 def _give_up(cursor: Cursor, xid: str | None) -> None:

@@ -16,7 +16,8 @@ from pyspark.sql import SparkSession
 from harness import oracle
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published, settings_of
-from tests.consistency import history
+from tests.consistency.mysql import history
+from tests.consistency.writing import Writing
 
 HISTORIES = 50
 
@@ -44,7 +45,7 @@ def test_no_row_differs_from_the_initial_position(
         chunk_pause=chance.choice([0, 0.01, 0.03]),
     )
 
-    with history.Historians(mysql.connect, schema, seed, count=chance.choice([4, 5, 6])) as writers:
+    with Writing(history.write(mysql.connect, schema), seed, chance.choice([4, 5, 6])) as writers:
         time.sleep(0.3)
         initial = run.record()
         time.sleep(chance.choice([0, 0, 0.5]))  # early reads see nearly the initial position, late ones much more

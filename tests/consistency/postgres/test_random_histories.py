@@ -1,0 +1,111 @@
+"""Whatever the writers do, the published tables are those of the initial LSN, row for row.
+
+The oracle is PostgreSQL itself: physical recovery brings a second server to that very LSN.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from harness.pipeline import Pipeline, published, settings_of
+from harness.postgres_recovery import PostgresRecovery
+from harness.postgres_server import PostgresServer
+from tests.consistency.postgres import history
+from tests.consistency.writing import Writing
+
+HISTORIES = int(os.environ.get("CDC_HISTORIES", "15"))
+"""Per consistency. The figures in the README are of 50."""
+
+
+@pytest.fixture(scope="module")
+def primary() -> Iterator[PostgresServer]:
+    with (
+        tempfile.TemporaryDirectory(prefix="cdc-postgres-") as directory,
+        PostgresServer.start(Path(directory), options={"max_connections": "60"}) as server,
+    ):
+        yield server
+
+
+@pytest.fixture(scope="module")
+def recovery(primary: PostgresServer) -> Iterator[PostgresRecovery]:
+    with (
+        tempfile.TemporaryDirectory(prefix="cdc-recovery-") as directory,
+        PostgresRecovery(primary, Path(directory)) as recovered,
+    ):
+        yield recovered
+
+
+@pytest.fixture(autouse=True)
+def _no_slot_is_left(primary: PostgresServer) -> Iterator[None]:
+    yield
+    assert primary.query("SELECT slot_name FROM pg_replication_slots WHERE slot_name LIKE 'cdc%'") == []
+    assert primary.query("SELECT pubname FROM pg_publication") == []
+
+
+def plain(value: Any) -> Any:
+    return value.astimezone(UTC).replace(tzinfo=None) if isinstance(value, datetime) and value.tzinfo else value
+
+
+@pytest.mark.parametrize("seed", range(HISTORIES))
+@pytest.mark.parametrize("consistency", ["auto", "exported"])
+def test_no_row_differs_from_the_initial_position(
+    consistency: str,
+    seed: int,
+    primary: PostgresServer,
+    recovery: PostgresRecovery,
+    spark: SparkSession,
+    tmp_path: Path,
+) -> None:
+    chance = random.Random(seed)
+    schema = f"t_{uuid.uuid4().hex[:12]}"
+    primary.query(f"CREATE SCHEMA {schema}")
+    with primary.connect() as connection:
+        history.create(connection, schema, seed, rows=chance.choice([20, 200, 600]))
+    run = Pipeline(
+        spark,
+        settings_of(primary),
+        tmp_path.as_uri(),
+        [f"{schema}.{subject.name}" for subject in history.SUBJECTS],
+        consistency=consistency,
+        chunk_rows=chance.choice([15, 60, 1000]),
+        chunk_pause=chance.choice([0, 0.01, 0.03]),
+    )
+    writers = Writing(history.write(primary.connect, schema), seed, chance.choice([4, 5, 6]))
+    vacuums = Writing(history.vacuum(primary.connect, schema), seed, 1)
+
+    with writers, vacuums:
+        time.sleep(0.3)
+        initial = run.record()
+        time.sleep(chance.choice([0, 0, 0.5]))  # early reads see nearly the initial position, late ones much more
+        run.snapshot()
+        time.sleep(chance.choice([0, 0.2]))
+    assert not writers.failures + vacuums.failures
+    run.extract_delta()
+    tables = run.consolidate()["published"]
+
+    recovery.advance_to(initial)
+    with recovery.connect() as connection:
+        connection.execute("SET TimeZone TO 'UTC'")
+        for subject in history.SUBJECTS:
+            name = f"{schema}.{subject.name}"
+            _, rows = published(tables[name])
+            truth = Counter(tuple(map(plain, row)) for row in connection.execute(history.select(schema, subject)))
+            copied = Counter(tuple(map(plain, row)) for row in rows)
+            missing, extra = truth - copied, copied - truth
+            where = f"seed {seed}, {name} at {initial}"
+            assert not missing, f"{where}: missing {list(missing)[:3]}, instead {list(extra)[:3]}"
+            assert not extra, f"{where}: extra {list(extra)[:3]}"
+    assert run.found["extract_delta"]["transactions"] > 0, f"seed {seed}: nothing was written during the run"
+    primary.query(f"DROP SCHEMA {schema} CASCADE")
