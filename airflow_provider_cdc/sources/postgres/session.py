@@ -7,7 +7,7 @@ tables and the log, as Arrow. Both take the same parameters of libpq, from one p
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeAlias
 from urllib.parse import quote as percent
@@ -158,7 +158,7 @@ def run(connection: ReadingConnection, sql: str) -> None:
         cursor.adbc_statement.execute_update()
 
 
-def read(connection: ReadingConnection, sql: str, batch_bytes: int = BATCH_BYTES) -> Iterator[pa.RecordBatch]:
+def read(connection: ReadingConnection, sql: str, batch_bytes: int = BATCH_BYTES) -> Generator[pa.RecordBatch]:
     """Run one query through ADBC and return its rows, as they come, in batches of about ``batch_bytes``."""
     with connection.cursor() as cursor:
         statement = cursor.adbc_statement

@@ -1,0 +1,44 @@
+"""The arrays through which Python and the kernel of ``walk.py`` talk: what their words mean."""
+
+from __future__ import annotations
+
+# What `walk` returns.
+MORE, DONE, ODD, NO_ROOM = 0, 1, 2, 3
+"""All messages are taken; the transaction at hand lies beyond the end that was asked for; a message for the caller;
+``state[WANTED]`` words are needed."""
+SHAPE, NOT_WHOLE, LEAF = 4, 5, 6
+"""A change that counts has another number of columns than the table, or a NULL in its key; it has not the whole old
+row; it is said to be of a partition and not of its root."""
+BAD_LENGTH, BAD_TUPLE, BAD_COMMIT, OUT_OF_PLACE, NO_RELATION = 11, 12, 13, 14, 15
+"""Damage: of one message, or in the order of several."""
+
+# `state`, int64.
+AT = 0
+"""The number of the next message in the batch."""
+INITIAL = 1
+STOP = 2
+"""Transactions count whose commit lies from the one to before the other."""
+PHASE = 3
+COMMIT = 4
+"""Where the transaction's commit record begins, or that of the last one."""
+XID = 5
+COUNTS = 6
+"""1 if the transaction lies after the initial position."""
+ORDER = 7
+"""Grows with each row change."""
+TRANSACTIONS = 8
+IMAGES = 9
+WANTED = 10
+STATE_WORDS = 11
+
+# `state[PHASE]`
+BETWEEN, OPEN = 0, 1
+
+# `relations`: an open-addressing table of the relations that the log has described, two words each: OID plus one (0:
+# free), and the index of the tracked table, or one of these.
+UNTRACKED, TRACKED_LEAF = -1, -2
+
+# `tables`: `TABLE_WORDS` words for each tracked table.
+TABLE_WORDS = 4
+COLUMNS, KEYS_AT, KEYS, UPPER = 0, 1, 2, 3
+"""Number of columns; first key column in ``key_columns``; their number; where commits must begin before to count."""
