@@ -19,7 +19,8 @@ from harness.postgres_recovery import PostgresRecovery
 from harness.postgres_server import PostgresServer
 
 PASSWORD = "demo-password"
-_AS_TEXT = {"tags", "profile", "status"}
+_CASTS = {"tags": "text", "profile": "text", "status": "text", "weight": "double precision"}
+"""What Python would show in another way than the published files: text, and a ``real``, of which Python has no type."""
 
 
 class PostgresStage:
@@ -108,7 +109,7 @@ class PostgresStage:
         return tuple(_comparable(value) for value in row)
 
     def _select(self, table: str) -> str:
-        names = [f"{name}::text" if name in _AS_TEXT else name for name in self.columns[table]]
+        names = [f"{name}::{_CASTS[name]}" if name in _CASTS else name for name in self.columns[table]]
         return f"SELECT {', '.join(names)} FROM {SCHEMA}.{table}"
 
 

@@ -11,8 +11,8 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import psycopg
@@ -35,7 +35,8 @@ _ENDED = (
 class Subject:
     """A table of the history: its columns, its key, and how to draw the key and the other columns.
 
-    ``text`` are columns that are published as the text that the server prints.
+    ``casts`` are the types in which to select columns whose published values look otherwise to Python: those that are
+    published as text, and ``real``, of which Python knows no type.
     """
 
     name: str
@@ -44,7 +45,7 @@ class Subject:
     values: tuple[str, ...]
     draw_key: Callable[[random.Random], tuple[Any, ...]]
     draw_values: Callable[[random.Random], tuple[Any, ...]]
-    text: frozenset[str] = frozenset()
+    casts: Mapping[str, str] = field(default_factory=dict)
     leaves: tuple[str, ...] = ()
 
     @property
@@ -85,6 +86,7 @@ SUBJECTS = (
             chance.random() * 10.0 ** chance.randrange(-10, 10),
             chance.choice([None, 0.1]),
         ),
+        {"small": "double precision"},
     ),
     Subject(
         "pairs",
@@ -97,7 +99,7 @@ SUBJECTS = (
             chance.choice([None, f"{chance.randrange(24)}:59:59.125"]),
             chance.choice([None, [], ["a", 'b "quoted"', None, "{}"]]),
         ),
-        frozenset({"tags"}),
+        {"tags": "text"},
     ),
     Subject(
         "blobs",
@@ -111,7 +113,7 @@ SUBJECTS = (
             chance.choice([None, '{"b": [1, 2.50, null], "a": "é"}', f'{{"n": {chance.randrange(10**6)}}}']),
             chance.choice([None, '{"b":  1, "b": 2}']),
         ),
-        frozenset({"flags", "document", "plain"}),
+        {"flags": "text", "document": "text", "plain": "text"},
     ),
     Subject(
         "parted",
@@ -134,6 +136,7 @@ SUBJECTS = (
             chance.choice([None, "same", "Same", _large(chance)]),
             chance.choice([None, 0.1, 2.5]),
         ),
+        {"c": "double precision"},
     ),
 )
 
@@ -158,7 +161,7 @@ def create(connection: Connection, schema: str, seed: int, rows: int) -> None:
 
 def select(schema: str, subject: Subject) -> str:
     """All rows of a table, in the values that the published files give back."""
-    names = [f"{name}::text" if name in subject.text else name for name in subject.names]
+    names = [f"{name}::{subject.casts[name]}" if name in subject.casts else name for name in subject.names]
     return f"SELECT {', '.join(names)} FROM {schema}.{subject.name}"
 
 
