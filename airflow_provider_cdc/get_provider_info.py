@@ -36,12 +36,12 @@ def get_provider_info() -> dict[str, Any]:
     return {
         "package-name": "airflow-provider-cdc",
         "name": "CDC",
-        "description": "Copies of MySQL tables in a lake, all of them exact at one committed point.",
+        "description": "Copies of MySQL and PostgreSQL tables in a lake, all of them exact at one committed point.",
         "integrations": [{"integration-name": "CDC", "tags": ["service"]}],
         "hooks": [
             {
                 "integration-name": "CDC",
-                "python-modules": ["airflow_provider_cdc.hooks.mysql"],
+                "python-modules": ["airflow_provider_cdc.hooks.mysql", "airflow_provider_cdc.hooks.postgres"],
             }
         ],
         "operators": [
@@ -67,6 +67,29 @@ def get_provider_info() -> dict[str, Any]:
                     "placeholders": {"host": "mysql.example.com", "port": "3306", "login": "cdc"},
                 },
                 "conn-fields": _TLS_FIELDS,
-            }
+            },
+            {
+                "connection-type": "cdc_postgres",
+                "hook-class-name": "airflow_provider_cdc.hooks.postgres.CdcPostgresHook",
+                "hook-name": "PostgreSQL (CDC)",
+                "ui-field-behaviour": {
+                    "hidden-fields": ["extra"],
+                    "relabeling": {"login": "User", "schema": "Database"},
+                    "placeholders": {
+                        "host": "postgres.example.com",
+                        "port": "5432",
+                        "login": "cdc",
+                        "schema": "shop",
+                    },
+                },
+                "conn-fields": {
+                    "publication": {
+                        "label": "Publication",
+                        "description": "One that holds the tables already, for users who may not create any.",
+                        "schema": {"type": ["string", "null"]},
+                    },
+                    **_TLS_FIELDS,
+                },
+            },
         ],
     }

@@ -19,15 +19,25 @@ def open_hook(conn_id: str) -> CdcHook:
         raise ConfigurationError(
             "there is no such connection",
             where=f"source_conn_id {conn_id!r}",
-            mend="create it, with the type cdc_mysql, or correct source_conn_id",
+            mend="create it, with the type cdc_mysql or cdc_postgres, or correct source_conn_id",
         ) from error
     # Imported late: who copies MySQL should not have to install what PostgreSQL needs.
     if kind in ("cdc_mysql", "mysql"):
         from airflow_provider_cdc.hooks.mysql import CdcMysqlHook
 
         return CdcMysqlHook(conn_id)
+    if kind in ("cdc_postgres", "postgres"):
+        try:
+            from airflow_provider_cdc.hooks.postgres import CdcPostgresHook
+        except ImportError as error:
+            raise ConfigurationError(
+                f"what PostgreSQL needs is not installed: {error}",
+                where=f"source_conn_id {conn_id!r}",
+                mend="pip install 'airflow-provider-cdc[postgres]'",
+            ) from error
+        return CdcPostgresHook(conn_id)
     raise ConfigurationError(
         f"cannot copy from a connection of type {kind!r}",
         where=f"source_conn_id {conn_id!r}",
-        mend="use a connection of type cdc_mysql or mysql",
+        mend="use a connection of type cdc_mysql, mysql, cdc_postgres or postgres",
     )

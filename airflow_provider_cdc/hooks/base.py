@@ -26,6 +26,8 @@ class CdcHook(BaseHook):
     kind: ClassVar[str]
     """What ``ConnectionSettings.kind`` says."""
     default_port: ClassVar[int]
+    option_fields: ClassVar[tuple[str, ...]] = ()
+    """Fields of the connection's extra that become ``ConnectionSettings.options``, under the same names."""
 
     def __init__(self, source_conn_id: str) -> None:
         super().__init__()
@@ -51,6 +53,7 @@ class CdcHook(BaseHook):
             password=connection.password or "",
             database=connection.schema or "",
             tls=self._own_tls(extra, where) if own else self._stock_tls(extra, where),
+            options={field: str(extra[field]) for field in self.option_fields if extra.get(field)},
         )
 
     def get_conn(self) -> Source:
@@ -74,10 +77,11 @@ class CdcHook(BaseHook):
 
     def _own_tls(self, extra: Mapping[str, Any], where: str) -> dict[str, str]:
         # A misspelt TLS setting that is quietly ignored is an unencrypted connection.
-        if unknown := sorted(set(extra) - set(TLS_FIELDS)):
+        fields = [*TLS_FIELDS, *self.option_fields]
+        if unknown := sorted(set(extra) - set(fields)):
             raise ConfigurationError(
                 f"its extra has fields that mean nothing here: {', '.join(unknown)}",
                 where=where,
-                mend=f"the fields are {', '.join(TLS_FIELDS)}",
+                mend=f"the fields are {', '.join(fields)}",
             )
-        return {TLS_FIELDS[field]: str(value) for field, value in extra.items() if value}
+        return {name: str(extra[field]) for field, name in TLS_FIELDS.items() if extra.get(field)}

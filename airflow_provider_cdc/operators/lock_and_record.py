@@ -6,23 +6,25 @@ from collections.abc import Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from airflow.providers.common.compat.sdk import BaseOperator
+from airflow.providers.common.compat.sdk import AirflowException
 
 from airflow_provider_cdc.core.manifest import Manifest, RunTable
 from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.errors import ConfigurationError
+from airflow_provider_cdc.errors import ConfigurationError, LogGone
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.operators.base import airflow_errors, run_folder, run_id_of
+from airflow_provider_cdc.operators.releasing import ReleasingOperator
 from airflow_provider_cdc.sources.base import LockPolicy, Source, TablePlan
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class LockAndRecordOperator(BaseOperator):
+class LockAndRecordOperator(ReleasingOperator):
     """Fix the initial position, under a short lock where a table's consistency needs one, and write the manifest.
 
-    A manifest that exists already is kept: what was read so far belongs to its initial position.
+    A manifest that exists already is kept: what was read so far belongs to its initial position. Unless the source no
+    longer has what it kept for that position: then nothing more can be read for it, and the run begins anew.
 
     XComs: ``run_uri``, the run's folder, and the initial position under the source's own name for it
     (``initial_gtid_set``, ``initial_lsn``).
@@ -41,6 +43,7 @@ class LockAndRecordOperator(BaseOperator):
         self.target = target
         self.plan = plan
         self.options = options
+        self._recording = False
 
     def execute(self, context: Context) -> dict[str, Any]:
         with airflow_errors():
@@ -48,7 +51,9 @@ class LockAndRecordOperator(BaseOperator):
             run = run_folder(self.target, run_id)
             source = open_hook(self.source_conn_id).get_conn()
             plans = [TablePlan.from_json(plan) for plan in self.plan]
+            self._recording = True
             manifest = self._kept(run, source, plans) or self._record(run, run_id, source, plans)
+            self._recording = False
         return {"run_uri": run.uri, manifest.position_key: manifest.initial_position}
 
     def _kept(self, run: Storage, source: Source, plans: Sequence[TablePlan]) -> Manifest | None:
@@ -61,6 +66,12 @@ class LockAndRecordOperator(BaseOperator):
                 where=run.uri,
                 mend="correct the connection, or trigger a new run",
             )
+        if "consolidate" not in manifest.steps:
+            try:
+                source.check_identity(manifest.identity, manifest.initial_position)
+            except LogGone as error:
+                self.log.warning("The run begins anew: %s", error)
+                return None
         self.log.info(
             "The run began at %s: keeping %s %s", manifest.created_at, manifest.position_key, manifest.initial_position
         )
@@ -73,6 +84,11 @@ class LockAndRecordOperator(BaseOperator):
                 ", ".join(sorted(wanted - tables)) or "none",
             )
         return manifest
+
+    def on_kill(self) -> None:
+        # What is being made on the source is unmade on the way out.
+        if self._recording:
+            raise AirflowException("killed while the initial position was being recorded")
 
     def _record(self, run: Storage, run_id: str, source: Source, plans: Sequence[TablePlan]) -> Manifest:
         initial = source.record_initial(plans, LockPolicy(**self.options["lock"]), run_id)

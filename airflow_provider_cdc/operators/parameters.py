@@ -25,6 +25,7 @@ class RunParameters:
     chunk_rows: int
     chunk_pause: float
     lock: LockPolicy
+    keep_slot: bool
 
     @classmethod
     def check(cls, values: Mapping[str, Any]) -> RunParameters:
@@ -55,11 +56,17 @@ class RunParameters:
                 pause_seconds=values["lock_pause_seconds"],
                 through_read=values["lock_through_read"],
             ),
+            keep_slot=values["keep_slot"],
         )
 
     def options(self) -> dict[str, Any]:
         """What the steps after this one need to know, as the manifest holds it."""
-        return {"chunk_rows": self.chunk_rows, "chunk_pause": self.chunk_pause, "lock": asdict(self.lock)}
+        return {
+            "chunk_rows": self.chunk_rows,
+            "chunk_pause": self.chunk_pause,
+            "lock": asdict(self.lock),
+            "keep_slot": self.keep_slot,
+        }
 
 
 @dataclass(frozen=True)
@@ -107,4 +114,5 @@ _WANTED: Mapping[str, _Wanted] = {
     "lock_tries": _Wanted("a whole number above 0", "a number such as 12", _count),
     "lock_pause_seconds": _Wanted("a number of seconds", "a number such as 2", _seconds),
     "lock_through_read": _Wanted("true or false", "true or false", lambda value: isinstance(value, bool)),
+    "keep_slot": _Wanted("true or false", "true or false", lambda value: isinstance(value, bool)),
 }

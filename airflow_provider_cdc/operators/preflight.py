@@ -26,7 +26,7 @@ class PreflightOperator(BaseOperator):
     XComs: ``plan``, a list with one object per table (``table``, ``consistency``, ``reason``, estimated ``rows`` and
     ``bytes``), and ``options``, the checked settings that ``lock_and_record`` writes into the manifest.
 
-    :param source_conn_id: connection to the source, of type ``cdc_mysql`` or ``mysql``.
+    :param source_conn_id: connection to the source, of type ``cdc_mysql``, ``cdc_postgres``, ``mysql`` or ``postgres``.
     :param tables: the tables as ``schema.table``; ``*`` matches any run of characters in either part.
     :param target: URI of the folder to publish in.
     :param consistency: ``auto``, ``watermark``, ``lock`` or ``exported``.
@@ -40,6 +40,8 @@ class PreflightOperator(BaseOperator):
     :param lock_tries: how often a lock is tried.
     :param lock_pause_seconds: seconds between two tries.
     :param lock_through_read: keep the lock until the table is read, for servers whose read views need that.
+    :param keep_slot: PostgreSQL: leave the publication and the slot there when the run is published, to stream on from
+        ``initial_lsn``. Whoever asks for it has to drop them.
     """
 
     template_fields: Sequence[str] = (
@@ -56,6 +58,7 @@ class PreflightOperator(BaseOperator):
         "lock_tries",
         "lock_pause_seconds",
         "lock_through_read",
+        "keep_slot",
     )
 
     def __init__(
@@ -74,6 +77,7 @@ class PreflightOperator(BaseOperator):
         lock_tries: int | str = 12,
         lock_pause_seconds: float | str = 2.0,
         lock_through_read: bool | str = False,
+        keep_slot: bool | str = False,
         **kwargs: Any,
     ) -> None:
         super().__init__(multiple_outputs=True, **kwargs)
@@ -92,6 +96,7 @@ class PreflightOperator(BaseOperator):
         self.lock_tries = lock_tries
         self.lock_pause_seconds = lock_pause_seconds
         self.lock_through_read = lock_through_read
+        self.keep_slot = keep_slot
 
     def execute(self, context: Context) -> dict[str, Any]:
         plans: list[TablePlan] = []

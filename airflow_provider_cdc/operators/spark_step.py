@@ -26,6 +26,7 @@ from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import ConfigurationError, ManifestError
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.operators.base import airflow_errors
+from airflow_provider_cdc.operators.releasing import ReleasingOperator
 from airflow_provider_cdc.sources.base import ConnectionSettings
 
 if TYPE_CHECKING:
@@ -38,7 +39,7 @@ QUIET = {
 }
 
 
-class SparkStepOperator(SparkSubmitOperator):
+class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
     """Run one Spark app on the run's folder, and push what it recorded in the manifest.
 
     XComs: ``counts``, and each of ``outputs`` under its own name.
@@ -83,6 +84,7 @@ class SparkStepOperator(SparkSubmitOperator):
             properties = {**QUIET, **(self.conf or {})}
             master = check_spark(self.spark_conn_id, properties)
             settings = open_hook(self.source_conn_id).settings()
+            self.will_release(run, settings)
             self._submit(context, run, properties, driver_environment(settings, master))
             found = Manifest.load(run).steps.get(self.step)
             if found is None:
@@ -134,6 +136,7 @@ class SparkStepOperator(SparkSubmitOperator):
         # Without a hook nothing was started, and the parent class would make one.
         if self._hook is not None:
             super().on_kill()
+        self.release_when_killed()
 
 
 def spark_app(name: str) -> Path:

@@ -31,7 +31,7 @@ class SnapshotTaskGroup(TaskGroup):
     connection when the tasks run. Transient errors are retried twice, unless the ``default_args`` of the DAG or the
     group say otherwise; errors that a retry cannot mend fail the task at once.
 
-    :param source_conn_id: connection to the source, of type ``cdc_mysql`` or ``mysql``.
+    :param source_conn_id: connection to the source, of type ``cdc_mysql``, ``cdc_postgres``, ``mysql`` or ``postgres``.
     :param tables: the tables as ``schema.table``; ``*`` matches any run of characters in either part.
     :param target: URI of the folder to publish in, such as ``s3://bucket/lake``; Airflow and Spark must both reach it.
     :param consistency: how the tables are read: ``watermark``, ``lock`` or ``exported``; ``auto`` picks per table.
@@ -45,6 +45,8 @@ class SnapshotTaskGroup(TaskGroup):
     :param lock_tries: how often a lock is tried.
     :param lock_pause_seconds: seconds between two tries.
     :param lock_through_read: keep the lock until the table is read, for servers whose read views need that.
+    :param keep_slot: PostgreSQL: leave the publication and the slot there when the run is published, to stream on from
+        ``initial_lsn``. Whoever asks for it has to drop them.
     :param group_id: id of the group.
     :param prefix_group_id: whether the ids of the tasks begin with that of the group. A DAG with two of these groups
         needs it for all but one.
@@ -67,6 +69,7 @@ class SnapshotTaskGroup(TaskGroup):
         lock_tries: int | str = 12,
         lock_pause_seconds: float | str = 2.0,
         lock_through_read: bool | str = False,
+        keep_slot: bool | str = False,
         group_id: str = "cdc_snapshot",
         prefix_group_id: bool = False,
         **kwargs: Any,
@@ -90,6 +93,7 @@ class SnapshotTaskGroup(TaskGroup):
                 lock_tries=lock_tries,
                 lock_pause_seconds=lock_pause_seconds,
                 lock_through_read=lock_through_read,
+                keep_slot=keep_slot,
             )
             self.lock_and_record = LockAndRecordOperator(
                 task_id="lock_and_record",

@@ -15,7 +15,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from airflow_provider_cdc.core.manifest import Manifest
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Column, Table, TableName
-from airflow_provider_cdc.errors import LockNotGranted
+from airflow_provider_cdc.errors import LockNotGranted, LogGone
 from airflow_provider_cdc.operators import lock_and_record
 from airflow_provider_cdc.operators.base import run_id_of
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
@@ -35,6 +35,11 @@ class FakeSource:
     def __init__(self) -> None:
         self.calls: list[LockPolicy] = []
         self.meanwhile: Callable[[], None] = lambda: None
+        self.gone = False
+
+    def check_identity(self, identity: Mapping[str, str], position: str) -> None:
+        if self.gone:
+            raise LogGone("the slot is gone", where="slot", mend="begin anew")
 
     def record_initial(self, plans: Sequence[TablePlan], lock: LockPolicy, run_id: str) -> InitialPoint:
         self.calls.append(lock)
@@ -83,6 +88,23 @@ def test_cleared_task_keeps_the_position_that_chunks_were_read_after(source: Fak
     first = operator(tmp_path).execute(context())
     again = operator(tmp_path, PLAN[:1]).execute(context())
     assert again == first
+    assert len(source.calls) == 1
+
+
+def test_cleared_task_begins_anew_when_the_source_no_longer_reaches_back(source: FakeSource, tmp_path: Path) -> None:
+    operator(tmp_path).execute(context())
+    source.gone = True
+    pushed = operator(tmp_path).execute(context())
+    assert pushed["initial_gtid_set"] == "server:1-2"
+    assert Manifest.load(Storage(pushed["run_uri"])).initial_position == "server:1-2"
+
+
+def test_published_run_is_kept_whatever_became_of_its_source(source: FakeSource, tmp_path: Path) -> None:
+    first = operator(tmp_path).execute(context())
+    run = Storage(first["run_uri"])
+    Manifest.load(run).finish_step(run, "consolidate", {"published": {}})
+    source.gone = True
+    assert operator(tmp_path).execute(context()) == first
     assert len(source.calls) == 1
 
 

@@ -1,0 +1,42 @@
+"""PostgreSQL connections: ``cdc_postgres``, and the stock ``postgres`` ones."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from airflow_provider_cdc.errors import ConfigurationError
+from airflow_provider_cdc.hooks.base import CdcHook
+from airflow_provider_cdc.sources.postgres.session import TLS_MODES, query, session
+
+
+class CdcPostgresHook(CdcHook):
+    """A PostgreSQL database that tables are copied from; the connection's schema names it."""
+
+    conn_type = "cdc_postgres"
+    default_conn_name = "cdc_postgres"
+    hook_name = "PostgreSQL (CDC)"
+    kind = "postgres"
+    default_port = 5432
+    option_fields = ("publication",)
+
+    def _describe_server(self) -> str:
+        settings = self.settings()
+        with session(settings) as connection:
+            ((version, level),) = query(
+                connection, "SELECT current_setting('server_version'), current_setting('wal_level')"
+            )
+        return f"PostgreSQL {version} at {settings.address}, wal_level {level}"
+
+    def _stock_tls(self, extra: Mapping[str, Any], where: str) -> dict[str, str]:
+        # What Airflow's own PostgresHook hands on to libpq.
+        modes = {theirs: ours for ours, theirs in TLS_MODES.items()} | {"allow": "preferred"}
+        names = {"sslrootcert": "ca", "sslcert": "cert", "sslkey": "key"}
+        tls = {ours: str(extra[theirs]) for theirs, ours in names.items() if extra.get(theirs)}
+        if mode := extra.get("sslmode"):
+            if mode not in modes:
+                raise ConfigurationError(
+                    f"the field sslmode of its extra is {mode!r}", where=where, mend=f"use one of {', '.join(modes)}"
+                )
+            tls["mode"] = modes[mode]
+        return tls

@@ -1,0 +1,64 @@
+"""What the source keeps for a run is released when the run fails for good: nobody else would ever do it."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow.providers.common.compat.sdk import AirflowTaskTimeout, BaseOperator
+
+from airflow_provider_cdc.core.manifest import Manifest
+from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.hooks import open_hook
+from airflow_provider_cdc.operators.base import run_folder, run_id_of
+from airflow_provider_cdc.sources import open_source
+from airflow_provider_cdc.sources.base import ConnectionSettings
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+_log = logging.getLogger(__name__)
+
+
+class ReleasingOperator(BaseOperator):
+    """A task whose final failure releases what the source keeps for its run. A try that will be repeated does not."""
+
+    source_conn_id: str
+    _releasing: tuple[Storage, ConnectionSettings] | None = None
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        # Beside the author's own callbacks, also those in default_args.
+        callbacks: Sequence[Any] = getattr(self, "on_failure_callback", ())
+        self.on_failure_callback = [*callbacks, release_of_task]
+
+    def will_release(self, run: Storage, settings: ConnectionSettings) -> None:
+        """Remember what to release: when the task is killed, Airflow can no longer be asked for a connection."""
+        self._releasing = (run, settings)
+
+    def release(self, run: Storage, settings: ConnectionSettings) -> None:
+        """Release what the source keeps for the run. A failure is logged: it must not hide why the task failed."""
+        try:
+            if not Manifest.exists(run):
+                return
+            open_source(settings).release(Manifest.load(run).identity)
+        except Exception as error:
+            _log.warning("The source may still keep what it kept for %s: %s", run.uri, error)
+
+    def release_when_killed(self) -> None:
+        """To be called by `on_kill`. A timeout is none: the task may have another try, and its last one fails."""
+        if self._releasing is not None and not isinstance(sys.exc_info()[1], AirflowTaskTimeout):
+            self.release(*self._releasing)
+
+
+def release_of_task(context: Context) -> None:
+    """``on_failure_callback`` of a `ReleasingOperator`: Airflow calls it when no try is left."""
+    task: Any = context["ti"].task
+    try:
+        uri = getattr(task, "run_uri", None)
+        run = Storage(uri) if isinstance(uri, str) else run_folder(task.target, run_id_of(context))
+        task.release(run, open_hook(task.source_conn_id).settings())
+    except Exception as error:
+        _log.warning("The source may still keep what it kept for this run: %s", error)
