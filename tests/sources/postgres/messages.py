@@ -83,3 +83,38 @@ def tuple_data(values: Sequence[str | bytes | EllipsisType | None]) -> bytes:
             text = value.encode() if isinstance(value, str) else value
             parts.append(b"t" + struct.pack(">I", len(text)) + text)
     return b"".join(parts)
+
+
+def begin(commit: int, xid: int = 700) -> bytes:
+    return b"B" + struct.pack(">QqI", commit, 0, xid)
+
+
+def commit(at: int, flags: int = 0) -> bytes:
+    return b"C" + struct.pack(">BQQq", flags, at, at + 8, 0)
+
+
+def relation(
+    oid: int, name: str, columns: Sequence[tuple[str, int, int]], schema: str = "public", identity: str = "f"
+) -> bytes:
+    """``columns``: names, type OIDs and modifiers."""
+    head = b"R" + struct.pack(">I", oid) + schema.encode() + b"\0" + name.encode() + b"\0" + identity.encode()
+    described = [b"\1" + column.encode() + b"\0" + struct.pack(">Ii", kind, mod) for column, kind, mod in columns]
+    return head + struct.pack(">H", len(columns)) + b"".join(described)
+
+
+Values = Sequence[str | bytes | EllipsisType | None]
+
+
+def change(oid: int, old: Values | None, new: Values | None, tag: bytes = b"O") -> bytes:
+    """An Insert, Update or Delete message, as there is an old and a new row."""
+    kind = b"I" if old is None else b"D" if new is None else b"U"
+    parts = [kind + struct.pack(">I", oid)]
+    if old is not None:
+        parts.append(tag + tuple_data(old))
+    if new is not None:
+        parts.append(b"N" + tuple_data(new))
+    return b"".join(parts)
+
+
+def truncate(*oids: int) -> bytes:
+    return b"T" + struct.pack(">IB", len(oids), 0) + b"".join(struct.pack(">I", oid) for oid in oids)
