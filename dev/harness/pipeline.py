@@ -84,6 +84,11 @@ class Pipeline:
         self.found["consolidate"] = consolidate(self._spark, self.run, self._settings)
         return self.found["consolidate"]
 
+    def release(self) -> None:
+        """What Airflow does when a run fails for good: nothing of it stays on the server."""
+        if Manifest.exists(self.run):
+            self.source.release(Manifest.load(self.run).identity)
+
     def finish(self) -> dict[str, Any]:
         """The steps after ``record``."""
         self.snapshot()

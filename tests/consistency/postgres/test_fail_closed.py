@@ -1,0 +1,233 @@
+"""What breaks the proof in mid-run stops the run, with an error that names the object; nothing is published."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from airflow_provider_cdc.errors import CdcError, ExactnessError, LogGone, SchemaChanged
+from harness.pipeline import Pipeline, published, settings_of
+from harness.postgres_server import PostgresServer
+
+
+@dataclass(frozen=True)
+class Hazard:
+    """Statements that one session runs in the middle of a run, and the error they must end it with."""
+
+    name: str
+    statements: tuple[str, ...]
+    error: type[CdcError]
+    names: str = "orders"
+
+
+HAZARDS = (
+    Hazard("add a column", ("ALTER TABLE orders ADD COLUMN extra int", "UPDATE orders SET amount = 2"), SchemaChanged),
+    Hazard("drop a column", ("ALTER TABLE orders DROP COLUMN note",), SchemaChanged),
+    Hazard("change a type", ("ALTER TABLE orders ALTER amount TYPE double precision",), SchemaChanged),
+    Hazard(
+        "change a type and back",
+        ("ALTER TABLE orders ALTER amount TYPE numeric(10,1)", "ALTER TABLE orders ALTER amount TYPE numeric(10,2)"),
+        SchemaChanged,
+    ),
+    Hazard(
+        "rename a column and back",
+        ("ALTER TABLE orders RENAME note TO n", "ALTER TABLE orders RENAME n TO note"),
+        SchemaChanged,
+    ),
+    Hazard("rename a label of an enum", ("ALTER TYPE mood RENAME VALUE 'glad' TO 'happy'",), SchemaChanged),
+    Hazard("truncate", ("TRUNCATE orders",), SchemaChanged),
+    Hazard("vacuum full", ("VACUUM FULL orders",), SchemaChanged),
+    Hazard("cluster", ("CLUSTER orders USING orders_pkey",), SchemaChanged),
+    # Whatever drops a table takes it out of the publication, which is looked at first.
+    Hazard("drop", ("DROP TABLE orders",), ExactnessError, ""),
+    Hazard(
+        "drop and make anew",
+        (
+            "CREATE TABLE o2 (LIKE orders INCLUDING ALL)",
+            "ALTER TABLE o2 REPLICA IDENTITY FULL",
+            "INSERT INTO o2 SELECT * FROM orders",
+            "DROP TABLE orders",
+            "ALTER TABLE o2 RENAME TO orders",
+        ),
+        ExactnessError,
+        "",
+    ),
+    Hazard(
+        "replica identity",
+        ("ALTER TABLE orders REPLICA IDENTITY DEFAULT", "UPDATE orders SET amount = 2"),
+        SchemaChanged,
+    ),
+    Hazard(
+        "replica identity and back",
+        (
+            "ALTER TABLE orders REPLICA IDENTITY DEFAULT",
+            "UPDATE orders SET amount = 2",
+            "ALTER TABLE orders REPLICA IDENTITY FULL",
+        ),
+        ExactnessError,
+    ),
+    Hazard("detach a partition", ("ALTER TABLE parts DETACH PARTITION parts_low",), SchemaChanged, "parts"),
+    Hazard(
+        "attach a partition",
+        (
+            "CREATE TABLE parts_more (LIKE parts INCLUDING ALL)",
+            "INSERT INTO parts_more VALUES (100)",
+            "ALTER TABLE parts ATTACH PARTITION parts_more FOR VALUES FROM (100) TO (200)",
+        ),
+        SchemaChanged,
+        "parts",
+    ),
+    Hazard("truncate a partition", ("TRUNCATE parts_low",), SchemaChanged, "parts"),
+    Hazard(
+        "a table leaves the publication",
+        ("ALTER PUBLICATION {publication} DROP TABLE orders",),
+        ExactnessError,
+        "publication",
+    ),
+    Hazard(
+        "a table leaves the publication for a while",
+        (
+            "ALTER PUBLICATION {publication} DROP TABLE orders",
+            "UPDATE orders SET amount = 2",
+            "ALTER PUBLICATION {publication} ADD TABLE orders",
+        ),
+        ExactnessError,
+        "publication",
+    ),
+    Hazard(
+        "the publication tells less",
+        ("ALTER PUBLICATION {publication} SET (publish = 'insert')",),
+        ExactnessError,
+        "publication",
+    ),
+    Hazard("the publication is dropped", ("DROP PUBLICATION {publication}",), ExactnessError, "publication"),
+    Hazard("the slot is dropped", ("SELECT pg_drop_replication_slot('{publication}')",), LogGone, "slot"),
+    Hazard(
+        "the slot is moved on",
+        (
+            "UPDATE orders SET amount = 2",
+            "SELECT pg_replication_slot_advance('{publication}', pg_current_wal_lsn())",
+        ),
+        LogGone,
+        "slot",
+    ),
+)
+
+
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[PostgresServer]:
+    """A server on which things may be broken."""
+    with (
+        tempfile.TemporaryDirectory(prefix="cdc-postgres-") as directory,
+        PostgresServer.start(Path(directory)) as server,
+    ):
+        yield server
+
+
+def _prepare(server: PostgresServer) -> None:
+    with server.connect() as connection:
+        for statement in (
+            "DROP SCHEMA IF EXISTS shop CASCADE",
+            "CREATE SCHEMA shop",
+            "SET search_path TO shop",
+            "CREATE TYPE mood AS ENUM ('calm', 'glad')",
+            "CREATE TABLE orders (id int PRIMARY KEY, amount numeric(10,2) NOT NULL, note text, felt mood)",
+            "CREATE TABLE parts (id int PRIMARY KEY) PARTITION BY RANGE (id)",
+            "CREATE TABLE parts_low PARTITION OF parts FOR VALUES FROM (0) TO (50)",
+            "CREATE TABLE parts_high PARTITION OF parts FOR VALUES FROM (50) TO (100)",
+            "INSERT INTO orders SELECT n, 1, repeat('x', 200), 'glad' FROM generate_series(1, 2000) n",
+            "INSERT INTO parts SELECT n FROM generate_series(0, 99) n",
+        ):
+            connection.execute(statement)
+        for table in ("orders", "parts", "parts_low", "parts_high"):
+            connection.execute(f"ALTER TABLE {table} REPLICA IDENTITY FULL")
+        connection.execute("ANALYZE")
+
+
+def _provoke(server: PostgresServer, hazard: Hazard) -> None:
+    ((publication,),) = server.query("SELECT pubname FROM pg_publication")
+    with server.connect() as connection:
+        connection.execute("SET search_path TO shop")
+        for statement in hazard.statements:
+            connection.execute(statement.format(publication=publication))
+
+
+def _snapshot_while(run: Pipeline, act: Callable[[], None]) -> None:
+    """Run ``snapshot`` and, once it reads chunks, ``act``; raises what the step raises."""
+    with ThreadPoolExecutor(1) as pool:
+        step = pool.submit(run.snapshot)
+        while not run.run.exists("chunks/plan.json") and not step.done():
+            time.sleep(0.01)
+        time.sleep(0.3)
+        act()
+        step.result()
+
+
+def _run_through(run: Pipeline, when: str, act: Callable[[], None]) -> None:
+    if when == "before the read":
+        act()
+        run.snapshot()
+    else:
+        _snapshot_while(run, act)
+    run.extract_delta()
+
+
+@pytest.mark.parametrize("when", ["before the read", "while chunks are read"])
+@pytest.mark.parametrize("hazard", HAZARDS, ids=[hazard.name for hazard in HAZARDS])
+def test_a_hazard_inside_the_run_stops_it(
+    hazard: Hazard, when: str, own_server: PostgresServer, spark: SparkSession, tmp_path: Path
+) -> None:
+    _prepare(own_server)
+    tables = ["shop.orders", "shop.parts"]
+    run = Pipeline(spark, settings_of(own_server), tmp_path.as_uri(), tables, chunk_rows=300, chunk_pause=0.1)
+    run.record()
+    try:
+        with pytest.raises(hazard.error) as caught:
+            _run_through(run, when, lambda: _provoke(own_server, hazard))
+    finally:
+        run.release()
+    assert hazard.names in str(caught.value).lower()
+    assert "Mend:" in str(caught.value)
+    with pytest.raises(CdcError):
+        run.consolidate()
+    assert not run.target.exists("shop.orders/_latest.json")
+    assert own_server.query("SELECT slot_name FROM pg_replication_slots") == []
+    assert own_server.query("SELECT pubname FROM pg_publication") == []
+
+
+def test_a_transaction_that_waits_for_a_standby_is_not_lost_between_log_and_reads(
+    own_server: PostgresServer, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Its commit lies in the log before the slot's point, and no read sees it until the standby answers."""
+    _prepare(own_server)
+    own_server.query("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
+    own_server.query("SELECT pg_reload_conf()")
+    time.sleep(0.3)
+    run = Pipeline(spark, settings_of(own_server), tmp_path.as_uri(), ["shop.orders"])
+    try:
+        with ThreadPoolExecutor(2) as pool, own_server.connect() as watch, own_server.connect() as connection:
+            waiting = pool.submit(connection.execute, "UPDATE shop.orders SET amount = 77 WHERE id = 7")
+            while not watch.execute("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'").fetchone():
+                time.sleep(0.01)
+            recorded = pool.submit(run.record)
+            time.sleep(1.5)
+            assert not recorded.done(), "the position was recorded while a commit in it could not be seen"
+            watch.execute("ALTER SYSTEM RESET synchronous_standby_names")
+            watch.execute("SELECT pg_reload_conf()")
+            waiting.result()
+            recorded.result()
+        run.finish()
+    finally:
+        with own_server.connect() as connection, connection.cursor() as cursor:
+            cursor.execute("ALTER SYSTEM RESET synchronous_standby_names")
+            cursor.execute("SELECT pg_reload_conf()")
+        run.release()
+    _, rows = published(run.found["consolidate"]["published"]["shop.orders"])
+    assert [str(row[1]) for row in rows if row[0] == 7] == ["77.00"]
