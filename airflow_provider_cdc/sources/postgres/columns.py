@@ -215,7 +215,7 @@ def _parse_decimals(
                 letter = load8(data, at)
                 at += 1
                 if letter == 0x2E:
-                    if fraction >= 0 or seen == 0:
+                    if fraction >= 0 or seen == 0 or at == end:
                         return row
                     fraction = 0
                     continue

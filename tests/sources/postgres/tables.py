@@ -75,12 +75,11 @@ def raw(cursor: Any, table: Table, rest: str = "") -> list[pa.RecordBatch]:
     return list(cursor.fetch_record_batch())
 
 
-def select(server: PostgresServer, database: str, table: Table, rest: str = "") -> pa.RecordBatch:
+def select(
+    server: PostgresServer, database: str, table: Table, rest: str = "", nulled: dict[str, int] | None = None
+) -> pa.RecordBatch:
     """All rows of a table as the product reads them, in one batch."""
     with reading(server, database) as cursor:
-        batches = [finish(table, batch) for batch in raw(cursor, table, rest)]
-    return (
-        pa.Table.from_batches(batches, arrow_schema(table)).combine_chunks().to_batches()[0]
-        if batches
-        else (arrow_schema(table).empty_table().to_batches()[0])
-    )
+        batches = [finish(table, batch, nulled) for batch in raw(cursor, table, rest)]
+    whole = pa.Table.from_batches(batches, arrow_schema(table)).combine_chunks()
+    return whole.to_batches()[0] if whole.num_rows else pa.RecordBatch.from_pylist([], arrow_schema(table))

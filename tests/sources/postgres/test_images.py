@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import math
+import random
+import re
+import struct
 from collections.abc import Iterator
 
+import numpy as np
 import psycopg
 import pyarrow as pa
 import pytest
 
 from airflow_provider_cdc.core import row_bytes
+from airflow_provider_cdc.core.table import Column, Table, TableName
+from airflow_provider_cdc.errors import CdcError, DecodeError, SchemaChanged, ValueNotRepresentable
 from airflow_provider_cdc.sources.postgres.images import decode_images
+from airflow_provider_cdc.sources.postgres.types import arrow_schema, finish
 from harness.postgres_server import PostgresServer
-from tests.sources.postgres.messages import changes, peek
-from tests.sources.postgres.tables import describe, select
-from tests.sources.postgres.values import CASES, OPTIONAL, SETUP
+from tests.sources.mysql.guarded import guarded
+from tests.sources.postgres.messages import changes, peek, tuple_data
+from tests.sources.postgres.tables import describe, raw, reading, select
+from tests.sources.postgres.values import CASES, OPTIONAL, SETUP, UNREPRESENTABLE
 
 
 @pytest.fixture(scope="module")
@@ -118,3 +127,258 @@ def test_hard_values_are_the_same_by_select_and_from_the_log(
 @pytest.mark.parametrize("declared", OPTIONAL)
 def test_hard_values_of_optional_types(postgres: PostgresServer, typed: str, log: Log, declared: str) -> None:
     check_values(postgres, typed, log, declared, available(postgres, typed, declared))
+
+
+@pytest.mark.parametrize("declared", UNREPRESENTABLE)
+def test_what_no_arrow_type_holds(postgres: PostgresServer, typed: str, log: Log, declared: str) -> None:
+    """Under each policy the two paths agree, and what became null is counted, once for each."""
+    values = [*UNREPRESENTABLE[declared], *CASES[declared][:1]]
+    count = len(values) - 1
+    create(postgres, typed, "v", f"id int PRIMARY KEY, v {declared} NOT NULL")
+    for number, value in enumerate(values):
+        postgres.query(f"INSERT INTO v VALUES ({number}, {value})", database=typed)
+    postgres.query("DELETE FROM v", database=typed)
+    _, after = log.images()
+    before, _ = log.images()
+    images = pa.array(sorted(before), pa.binary())
+    assert sorted(before) == sorted(after)
+    postgres.query(
+        "INSERT INTO v VALUES " + ", ".join(f"({number}, {value})" for number, value in enumerate(values)),
+        database=typed,
+    )
+
+    strict, texts, nulls = (describe(postgres, typed, "v", policy=policy) for policy in ("", "string", "null"))
+    for number, value in enumerate(values[:-1]):
+        one = pa.array([image for image in before if image[7:8] == str(number).encode()], pa.binary())
+        printed = str(
+            postgres.query(f"SET DateStyle = 'ISO, YMD'; SELECT ({value}::{declared})::text", database=typed)[0][0]
+        )
+        named = re.escape(printed.removesuffix("+00"))
+        with pytest.raises(ValueNotRepresentable, match=rf"public\.v\.v: the \w+ {named} fits no "):
+            select(postgres, typed, strict, f"WHERE id = {number}")
+        with pytest.raises(ValueNotRepresentable, match=rf"public\.v\.v: the \w+ {named} fits no "):
+            decode_images(strict, one)
+
+    rows = select(postgres, typed, texts, "ORDER BY id")
+    assert rows.schema.field("v").type == pa.utf8()
+    assert_same(decode_images(texts, images), rows)
+
+    read: dict[str, int] = {"v": 5}
+    decoded: dict[str, int] = {}
+    rows = select(postgres, typed, nulls, "ORDER BY id", read)
+    assert rows.schema.field("v") == pa.field("v", arrow_schema(strict).field("v").type, nullable=True)
+    assert rows.column("v").null_count == count
+    assert_same(decode_images(nulls, images, decoded), rows)
+    assert (read, decoded) == ({"v": 5 + count}, {"v": count})
+
+
+@pytest.mark.parametrize("keys", [("v",), ()])
+def test_null_never_merges_two_keys(postgres: PostgresServer, typed: str, keys: tuple[str, ...]) -> None:
+    """What tells rows apart stays exact: a key column, and every column of a keyless table."""
+    create(postgres, typed, "v", "v date NOT NULL" + (", PRIMARY KEY (v)" if keys else ""))
+    postgres.query("INSERT INTO v VALUES ('infinity'), ('-infinity')", database=typed)
+    table = describe(postgres, typed, "v", policy="null")
+    assert not arrow_schema(table).field("v").nullable
+    with pytest.raises(ValueNotRepresentable, match="infinity"):
+        select(postgres, typed, table)
+    with pytest.raises(ValueNotRepresentable, match="infinity"):
+        decode_images(table, pa.array([tuple_data(["infinity"])], pa.binary()))
+
+
+def test_every_nan_is_the_same(postgres: PostgresServer, typed: str, log: Log) -> None:
+    """The log prints them alike, so a SELECT has to read them alike."""
+    create(postgres, typed, "v", "id int PRIMARY KEY, v float8, w float4")
+    odd = struct.pack(">d", math.nan)[:1] + b"\xf8" + bytes(5) + b"\x07"
+    with postgres.connect(database=typed) as connection, connection.cursor() as cursor:
+        with cursor.copy("COPY v FROM STDIN (FORMAT binary)") as copy:
+            row = struct.pack(">hiiiQiI", 3, 4, 1, 8, int.from_bytes(odd, "big") | 1 << 63, 4, 0xFFC00005)
+            copy.write(b"PGCOPY\n\xff\r\n\0" + bytes(8) + row + b"\xff\xff")
+        cursor.execute("UPDATE v SET id = 2")
+    table = describe(postgres, typed, "v")
+    _, after = log.images()
+    rows = select(postgres, typed, table)
+    assert_same(decode_images(table, pa.array(after[-1:], pa.binary())), rows)
+    assert rows.column("v").buffers()[1].to_pybytes()[:8] == struct.pack("<d", math.nan)
+
+
+def test_a_null_where_there_was_none(postgres: PostgresServer, typed: str, log: Log) -> None:
+    """DROP NOT NULL is not in the log."""
+    create(postgres, typed, "v", "id int PRIMARY KEY, v text NOT NULL")
+    table = describe(postgres, typed, "v")
+    postgres.query("ALTER TABLE v ALTER v DROP NOT NULL", database=typed)
+    postgres.query("INSERT INTO v VALUES (1, NULL)", database=typed)
+    _, after = log.images()
+    with pytest.raises(SchemaChanged, match=r"public\.v\.v: a NULL in a column that was NOT NULL"):
+        decode_images(table, pa.array(after, pa.binary()))
+    with pytest.raises(SchemaChanged, match=r"public\.v\.v: a NULL in a column that was NOT NULL"):
+        select(postgres, typed, table)
+
+
+def test_columns_of_other_types_than_recorded(postgres: PostgresServer, typed: str) -> None:
+    create(postgres, typed, "v", "id int PRIMARY KEY, v int")
+    table = describe(postgres, typed, "v")
+    postgres.query("ALTER TABLE v ALTER v TYPE bigint; INSERT INTO v VALUES (1, 1)", database=typed)
+    with pytest.raises(SchemaChanged, match=r"public\.v\.v: the values are of type int64, not int32"):
+        select(postgres, typed, table)
+    batch = pa.record_batch({"id": pa.array([1], pa.int32())})
+    with pytest.raises(SchemaChanged, match="the columns are id"):
+        finish(table, batch)
+
+
+def test_a_database_of_another_encoding(postgres: PostgresServer) -> None:
+    """The server converts the log's texts, too."""
+    postgres.query("CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+    try:
+        postgres.query("CREATE PUBLICATION log FOR ALL TABLES", database="latin")
+        create(postgres, "latin", "v", "id int PRIMARY KEY, v text, w text[]")
+        reading = Log(postgres, "latin")
+        try:
+            postgres.query("INSERT INTO v VALUES (1, 'äöü', ARRAY['ß'])", database="latin")
+            table = describe(postgres, "latin", "v")
+            _, after = reading.images()
+            rows = select(postgres, "latin", table)
+            assert rows.to_pylist() == [{"id": 1, "v": "äöü", "w": "{ß}"}]
+            assert_same(decode_images(table, pa.array(after, pa.binary())), rows)
+        finally:
+            reading.close()
+    finally:
+        postgres.query("DROP DATABASE latin WITH (FORCE)")
+
+
+def test_no_rows(postgres: PostgresServer, typed: str) -> None:
+    columns = ", ".join(f"c{number} {declared}" for number, declared in enumerate(CASES))
+    create(postgres, typed, "v", columns)
+    table = describe(postgres, typed, "v")
+    assert decode_images(table, pa.array([], pa.binary())).schema == arrow_schema(table)
+    assert select(postgres, typed, table).num_rows == 0
+
+
+def test_batches_that_are_parts_of_others(postgres: PostgresServer, typed: str, log: Log) -> None:
+    declared = ["int4", "numeric(9,3)", "date", "timestamptz", "uuid", "float8", "bool", "bytea", "text", "time"]
+    create(postgres, typed, "v", ", ".join(f"c{number} {kind}" for number, kind in enumerate(declared)))
+    for number in range(12):
+        values = [CASES.get(kind, ["1.5"])[number % len(CASES.get(kind, ["1.5"]))] for kind in declared]
+        row = ", ".join("NULL" if (number + place) % 5 == 0 else value for place, value in enumerate(values))
+        postgres.query(f"INSERT INTO v VALUES ({row})", database=typed)
+    table = describe(postgres, typed, "v")
+    rows = select(postgres, typed, table)
+    with reading(postgres, typed) as cursor:
+        (batch,) = raw(cursor, table)
+    _, after = log.images()
+    images = pa.array(after, pa.binary())
+    for start in (0, 3, 8):
+        part = finish(table, batch.slice(start, 4))
+        assert_same(part, rows.slice(start, 4))
+        assert_same(decode_images(table, images.slice(start, 4)), part)
+
+
+INTS: dict[str, str | int | bool] = {"oid": 23, "typmod": -1, "kind": "base"}
+
+
+def one_column(oid: int, typmod: int = -1) -> Table:
+    return Table(TableName("s", "t"), (Column("c", "c", True, {**INTS, "oid": oid, "typmod": typmod}),), ())
+
+
+NUMERIC_5_2 = (5 << 16 | 2) + 4
+MALFORMED: dict[int, list[str]] = {
+    16: ["", "x", "true", "T"],
+    17: ["", "\\", "00", "\\x0", "\\xzz", "\\x0G", "\\X00"],
+    20: ["", "-", "+1", "1 ", "--1", "9223372036854775808", "-9223372036854775809", "99999999999999999999", "0x1"],
+    21: ["32768", "-32769"],
+    23: ["2147483648", "-2147483649", "1e3"],
+    700: ["", "x", "1,5"],
+    701: ["", "0x1p3", "1e"],
+    1082: [
+        "", "2024-02-30", "2023-02-29", "2024-13-01", "2024-00-01", "2024-01-00", "24-01-01", "2024-1-01", "0000-01-01",
+        "2024-01-01 00:00:00", "2024-01-01BC", "12345678-01-01", "Infinity", "-infinit", "2024/01/01", " BC",
+    ],
+    1083: ["", "24:00:01", "24:00:00.1", "23:60:00", "23:00:60", "1:00:00", "00:00:00.", "00:00:00.1234567", "00:00"],
+    1114: [
+        "", "2024-01-01", "2024-01-01T00:00:00", "2024-01-01 24:00:00", "2024-01-01 00:00:00+00",
+        "1234567-01-01 00:00:00", "2024-01-01 00:00:00.x",
+    ],
+    1184: [
+        "2024-01-01 00:00:00", "2024-01-01 00:00:00+01", "2024-01-01 00:00:00-00", "2024-01-01 00:00:00+00:00", "+00",
+    ],
+    1700: ["", "-", ".", "1.", ".5", "1.234", "1234", "1e2", "0x1", "NAN", "infinity", "+1", "1.2.3", "1-"],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("oid", MALFORMED)
+def test_texts_that_no_output_function_prints(oid: int) -> None:
+    table = one_column(oid, NUMERIC_5_2 if oid == 1700 else -1)
+    for text in MALFORMED[oid]:
+        with pytest.raises((DecodeError, ValueNotRepresentable), match=r"s\.t\.c"):
+            decode_images(table, pa.array([tuple_data([text])], pa.binary()))
+
+
+def test_texts_that_are_not_utf8() -> None:
+    with pytest.raises(DecodeError, match=r"s\.t\.c: the text is not UTF-8"):
+        decode_images(one_column(25), pa.array([tuple_data([b"\xff"])], pa.binary()))
+
+
+def test_null_instead_of_an_image() -> None:
+    with pytest.raises(DecodeError, match="null"):
+        decode_images(one_column(25), pa.array([None], pa.binary()))
+
+
+@pytest.mark.parametrize(
+    "image",
+    [
+        b"",
+        b"\0",
+        b"\0\1",
+        b"\0\0",
+        b"\0\2nn",
+        b"\0\1u",
+        b"\0\1b\0\0\0\1x",
+        b"\0\1nn",
+        b"\0\1t\0\0\0",
+        b"\0\1t\0\0\0\2x",
+        b"\0\1t\0\0\0\1xx",
+        b"\0\1t\xff\xff\xff\xffx",
+        b"\0\1t\x7f\xff\xff\xffx",
+    ],
+)
+def test_bytes_that_are_no_image(image: bytes) -> None:
+    good = tuple_data(["x"])
+    with guarded(good + image) as memory:
+        offsets = pa.py_buffer(np.array([0, len(good), len(good) + len(image)], np.int32))
+        images = pa.BinaryArray.from_buffers(pa.binary(), 2, [None, offsets, memory])
+        with pytest.raises(DecodeError, match=r"s\.t: image 1 of 2 is no row"):
+            decode_images(one_column(25), images)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_spoilt_images_of_all_types(seed: int) -> None:
+    """An error or another row: never a read beyond the bytes, never an array that is not sound."""
+    rng = random.Random(seed)
+    oids = [16, 17, 20, 21, 23, 25, 700, 701, 1082, 1083, 1114, 1184, 1700, 2950]
+    columns = tuple(
+        Column(f"c{oid}", "", True, {**INTS, "oid": oid, "typmod": NUMERIC_5_2 if oid == 1700 else -1}) for oid in oids
+    )
+    table = Table(TableName("s", "t"), columns, ("c23",))
+    row = [
+        "t", "\\x00ff", "-123456789012", "-5", "77", "äöü", "0.1", "-1e-300", "2024-02-29", "12:34:56.789",
+        "0044-03-15 00:00:00 BC", "2024-02-29 12:34:56.789012+00", "-123.45", "01234567-89ab-cdef-fedc-ba9876543210",
+    ]  # fmt: skip
+    good = tuple_data(row)
+    assert decode_images(table, pa.array([good], pa.binary())).num_rows == 1
+    outcomes = set()
+    for _ in range(1500):
+        spoilt = bytearray(good)
+        for _ in range(rng.choice((1, 1, 2, 4))):
+            spoilt[rng.randrange(len(spoilt))] = rng.choice(
+                (0, 1, 0x7F, 0x80, 0xFF, *b"ntub-+. :0919", rng.randrange(256))
+            )
+        if rng.random() < 0.3:
+            del spoilt[rng.randrange(len(spoilt)) :]
+        with guarded(bytes(spoilt)) as memory:
+            offsets = pa.py_buffer(np.array([0, len(spoilt)], np.int32))
+            try:
+                rows = decode_images(table, pa.BinaryArray.from_buffers(pa.binary(), 1, [None, offsets, memory]))
+                rows.validate(full=True)
+                outcomes.add("read")
+            except CdcError as error:
+                outcomes.add(type(error).__name__)
+    assert {"read", "DecodeError"} <= outcomes
