@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -15,13 +13,13 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.core.storage import Storage
 from harness.dag_runner import DagRunner, DagRunResult
 from harness.mysql_server import MysqlServer
+from tests.dags.watching import STEPS, files_of, in_background, rows_of
 
 PASSWORD = "c0rrect-horse-battery"
 ACCOUNTS = 300
@@ -30,7 +28,6 @@ AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 # Six Spark applications one after the other.
 pytestmark = pytest.mark.timeout(1800)
 
-STEPS = ["preflight", "lock_and_record", "snapshot", "extract_delta", "consolidate"]
 TABLES = ["bank.accounts", "bank.entries", "bank.visits"]
 
 
@@ -49,32 +46,6 @@ def bank(mysql: MysqlServer) -> dict[str, Any]:
     ):
         mysql.query(statement)
     return {"host": mysql.host, "port": mysql.port, "login": "bank_copier", "password": PASSWORD}
-
-
-@contextmanager
-def in_background(step: Callable[[int], None], every: float) -> Iterator[None]:
-    """Calls ``step`` with 0, 1, 2, … all these seconds until the block ends, which raises what it raised."""
-    stop = threading.Event()
-    failures: list[BaseException] = []
-
-    def work() -> None:
-        number = 0
-        try:
-            while not stop.wait(every):
-                step(number)
-                number += 1
-        except BaseException as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=work)
-    thread.start()
-    try:
-        yield
-    finally:
-        stop.set()
-        thread.join()
-    if failures:
-        raise failures[0]
 
 
 @contextmanager
@@ -107,17 +78,7 @@ class Copied:
     after: str
 
     def rows(self, table: str) -> list[tuple[Any, ...]]:
-        folder = Storage(self.first.xcoms["consolidate"]["published"][table])
-        tables = [pq.read_table(folder.path(name), filesystem=folder.filesystem) for name in folder.files()]
-        return [tuple(row.values()) for found in tables for row in found.to_pylist()]
-
-
-def files_of(folder: Path) -> dict[str, str]:
-    return {
-        str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest()
-        for path in folder.rglob("*")
-        if path.is_file() and "_runs" not in path.parts
-    }
+        return rows_of(self.first.xcoms, table)
 
 
 @pytest.fixture(scope="module")
