@@ -56,6 +56,12 @@ class LogReading:
     def close(self) -> None:
         slots.drop(self.settings, self.slot, self.slot)
 
+    def execute(self, *statements: str) -> None:
+        """Run statements, each in a transaction of its own."""
+        with self.server.connect(database=self.database) as connection:
+            for statement in statements:
+                connection.execute(statement.encode())
+
     def now(self) -> str:
         """The end of the log, when it is on disk."""
         end = self.server.query("SELECT pg_current_wal_insert_lsn()::text")[0][0]

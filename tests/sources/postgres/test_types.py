@@ -168,9 +168,9 @@ def test_deciding_types_takes_no_kernels() -> None:
 
 
 DRAWN = (
-    "int2 int4 int8 float4 float8 bool numeric(5,2) numeric(38,18) numeric text varchar(9) char(4) bytea date uuid time "
-    "timestamp timestamptz interval jsonb mood fair int4[] text[] pair pair[] nest tstzrange int8multirange inet varbit "
-    "money point tsvector"
+    "int2 int4 int8 float4 float8 bool numeric(5,2) numeric(38,18) numeric text varchar(9) char(4) bytea date time "
+    "uuid timestamp timestamptz interval jsonb mood fair int4[] text[] pair pair[] nest tstzrange int8multirange inet "
+    "varbit money point tsvector"
 ).split()
 
 INTEGERS = {"int2": 15, "int4": 31, "int8": 63}
