@@ -27,10 +27,10 @@ vector(n)                     list<float32>           up to n numbers; the store
 ============================  ======================  ==========================================================
 
 "The policy" is one of ``sources.base.UNREPRESENTABLE``, in ``Column.details["unrepresentable"]``; where that is
-missing, ``error``: ValueNotRepresentable, and a decimal of more than 38 digits is not copied at all. With ``string`` the
-column is utf8 and holds the text that SELECT prints (TIMESTAMP: in UTC) of every value. ``null`` never applies to a
-column that tells rows apart (a key column, every column of a keyless table): two rows might become one. There it is as
-``error``.
+missing, ``error``: ValueNotRepresentable, and a decimal of more than 38 digits is not copied at all. With ``string``
+the column is utf8 and holds the text that SELECT prints (TIMESTAMP: in UTC) of every value. ``null`` never applies to
+a column that tells rows apart (a key column, every column of a keyless table): two rows might become one. There it is
+as ``error``.
 
 Source of the formats: MySQL's documentation of "Binary Protocol Value" and of ``Table_map_event``, and the server
 itself, which the tests compare each entry with.
