@@ -44,6 +44,16 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
             {"snapshot", "consolidate_0", "consolidate_1000_hot", "consolidate_1000_scattered", "consolidate_all"},
             {"vs_snapshot_0", "vs_snapshot_1000_hot", "vs_snapshot_1000_scattered", "vs_snapshot_all"},
         ),
+        (
+            "postgres",
+            ["--rounds=1", "--changes=2000"],
+            {"ours", "ours_decode", "connectorx_parquet", "psql_copy", "delta_bulk", "delta_oltp"},
+            {
+                *(f"vs_{peer}" for peer in ("spark_jdbc", "connectorx_parquet", "dlt_connectorx", "psql_copy")),
+                "vs_drain_delta_bulk",
+                "vs_drain_delta_oltp",
+            },
+        ),
         ("memory", [], {"worker_200_rows", "worker_2000_rows"}, {"vs_tenth"}),
         (
             "source-impact",
@@ -84,7 +94,7 @@ def test_an_unknown_peer_is_refused_before_any_server_starts(tmp_path: Path) -> 
 
 def test_a_contender_that_fails_names_its_log(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    with Contender("pymysql_unbuffered", Address("127.0.0.1", 1), log) as contender:
+    with Contender("pymysql_unbuffered", Address("mysql", "127.0.0.1", 1, "root"), log) as contender:
         contender.ready()
         with pytest.raises(HarnessError, match=r"pymysql_unbuffered failed: OperationalError.*log"):
             contender.run(Order("bench.none", 1, str(tmp_path / "target")))

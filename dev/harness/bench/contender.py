@@ -13,34 +13,61 @@ import subprocess
 import sys
 import time
 import traceback
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import psycopg
+import pymysql
+
 from airflow_provider_cdc.sources.base import ConnectionSettings
 from harness.bench.processes import TreeMemory, cpu_seconds
 from harness.errors import HarnessError
 from harness.mysql_server import MysqlServer
+from harness.postgres_server import SUPERUSER, PostgresServer
 
 
 @dataclass(frozen=True)
 class Address:
-    """Where the server is, and a user without password."""
+    """Where the server is, and a user without password. ``database`` is empty on MySQL, which needs none."""
 
+    kind: str
     host: str
     port: int
-    user: str = "root"
+    user: str
+    database: str = ""
 
     @classmethod
-    def of(cls, server: MysqlServer, user: str = "root") -> Address:
-        return cls(server.host, server.port, user)
+    def of(cls, server: MysqlServer | PostgresServer, user: str = "") -> Address:
+        if isinstance(server, MysqlServer):
+            return cls("mysql", server.host, server.port, user or "root")
+        return cls("postgres", server.host, server.port, user or SUPERUSER, "postgres")
 
     @property
     def settings(self) -> ConnectionSettings:
         # The peers are told to do without TLS, or do so by themselves.
-        return ConnectionSettings("mysql", self.host, self.port, self.user, tls={"mode": "disabled"})
+        return ConnectionSettings(
+            self.kind, self.host, self.port, self.user, database=self.database, tls={"mode": "disabled"}
+        )
+
+    @property
+    def url(self) -> str:
+        """As connectorx and others write it."""
+        scheme = "mysql" if self.kind == "mysql" else "postgresql"
+        return f"{scheme}://{self.user}@{self.host}:{self.port}/{self.database}"
+
+    @contextmanager
+    def cursor(self) -> Iterator[Any]:
+        """A DB-API cursor in autocommit."""
+        if self.kind == "mysql":
+            connection: Any = pymysql.connect(host=self.host, port=self.port, user=self.user, autocommit=True)
+        else:
+            connection = psycopg.connect(self.url, autocommit=True)
+        with closing(connection), connection.cursor() as cursor:
+            yield cursor
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from harness.cache import cache_directory
 from harness.mysql_server import MysqlServer
+from harness.postgres_server import PostgresServer
 
 OPTIONS = {
     # The benches measure the copying, not this machine's disk.
@@ -18,6 +19,8 @@ OPTIONS = {
     "binlog_row_metadata": "FULL",
     "max_binlog_size": "1G",
 }
+
+POSTGRES_OPTIONS = {"shared_buffers": "2GB", "max_wal_size": "4GB", "autovacuum": "off"}
 
 
 def bench_directory() -> Path:
@@ -31,6 +34,14 @@ def bench_server(directory: Path) -> Iterator[MysqlServer]:
     directory.mkdir(parents=True, exist_ok=True)
     with _alone(directory), MysqlServer.start(directory / "mysql", options=OPTIONS) as server:
         server.query("RESET BINARY LOGS AND GTIDS")
+        yield server
+
+
+@contextmanager
+def postgres_bench_server(directory: Path) -> Iterator[PostgresServer]:
+    """A PostgreSQL server on the data in ``directory``. A second bench waits for the first."""
+    directory.mkdir(parents=True, exist_ok=True)
+    with _alone(directory), PostgresServer.start(directory / "postgres", options=POSTGRES_OPTIONS) as server:
         yield server
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import argparse
 import shutil
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +22,6 @@ from harness.bench.server import bench_server, logs_directory
 from harness.bench.slope import Line
 from harness.bench.tables import SHAPES, ensure_table
 from harness.messages import say
-from harness.mysql_server import MysqlServer
 
 PEERS = {
     "spark_jdbc": "Spark JDBC, 8 partitions, to Parquet",
@@ -85,10 +84,12 @@ def run(arguments: argparse.Namespace, directory: Path) -> Report:
         print(f"{arguments.rounds} copies; memory summed over the contender's processes\n")
         with tempfile.TemporaryDirectory(prefix="work-", dir=directory) as work:
             logs = logs_directory(directory)
-            kernels = _kernels_first_use(server, tables["warm"], Path(work), logs)
-            measured = _measure(server, [*OURS, *peers], tables, arguments.rounds, Path(work), logs)
-    _fill(report, measured)
-    _print(measured, report.ratios, kernels)
+            kernels = kernels_first_use(Address.of(server), tables["warm"], Path(work), logs)
+            measured = measure(Address.of(server), [*OURS, *peers], tables, arguments.rounds, Path(work), logs)
+    fill(report, measured, limits={"drain"})
+    print_measured(measured, {**OURS, **PEERS}, kernels)
+    print_ratios(report.ratios)
+    print("(rates are slopes where both have one; drain against ours with nothing written)")
     return report
 
 
@@ -101,11 +102,12 @@ def _chosen(peers: str) -> list[str]:
     return chosen
 
 
-def _measure(
-    server: MysqlServer, names: Sequence[str], tables: dict[str, Order], rounds: int, work: Path, logs: Path
+def measure(
+    address: Address, names: Sequence[str], tables: dict[str, Order], rounds: int, work: Path, logs: Path
 ) -> list[Measured]:
+    """Have contenders copy a ``small`` and a ``large`` table in turns, after a ``warm`` one."""
     with ExitStack() as stack:
-        contenders = [stack.enter_context(Contender(name, Address.of(server), logs / f"{name}.log")) for name in names]
+        contenders = [stack.enter_context(Contender(name, address, logs / f"{name}.log")) for name in names]
         measured = [Measured(name) for name in names]
         for contender in contenders:
             say(f"bench: warming {contender.name} up")
@@ -123,12 +125,12 @@ def _measure(
     return measured
 
 
-def _kernels_first_use(server: MysqlServer, warm: Order, work: Path, logs: Path) -> list[float]:
+def kernels_first_use(address: Address, warm: Order, work: Path, logs: Path) -> list[float]:
     """Seconds for reading a small table: kernels compiled, loaded from the cache, in memory."""
     seconds = []
     for _ in range(2):
         environment = {"NUMBA_CACHE_DIR": str(work / "numba")}
-        with Contender("ours_one_process", Address.of(server), logs / "kernels.log", environment) as contender:
+        with Contender("ours_one_process", address, logs / "kernels.log", environment) as contender:
             contender.ready()
             seconds += [_copy(contender, warm, work)["seconds"] for _ in range(2)]
     compiled, _, loaded, in_memory = seconds
@@ -143,7 +145,8 @@ def _copy(contender: Contender, order: Order, work: Path) -> dict[str, Any]:
         shutil.rmtree(target, ignore_errors=True)
 
 
-def _fill(report: Report, measured: Sequence[Measured]) -> None:
+def fill(report: Report, measured: Sequence[Measured], limits: Set[str]) -> None:
+    """Results and ratios. ``limits`` are peers that write nothing, against which ours does not either."""
     for one in measured:
         for found in (one.small, one.large):
             name = one.name if found is one.large else f"{one.name}_{found['rows']}_rows"
@@ -151,7 +154,7 @@ def _fill(report: Report, measured: Sequence[Measured]) -> None:
     by_name = {one.name: one for one in measured}
     for one in measured:
         if one.name not in OURS:
-            ours = by_name["ours_decode" if one.name == "drain" else "ours"]
+            ours = by_name["ours_decode" if one.name in limits else "ours"]
             report.ratios[f"vs_{one.name}"] = _rate(ours) / _rate(one)
 
 
@@ -161,14 +164,15 @@ def _rate(one: Measured) -> float:
     return line.rows_per_s or line.rows / line.seconds
 
 
-def _print(measured: Sequence[Measured], ratios: dict[str, float], kernels: Sequence[float]) -> None:
+def print_measured(measured: Sequence[Measured], titles: Mapping[str, str], kernels: Sequence[float]) -> None:
+    """What `measure` and `kernels_first_use` found."""
     rows = []
     for one in measured:
         line = one.line()
         slope, fixed = line.rows_per_s, line.fixed_seconds
         rows.append(
             [
-                {**OURS, **PEERS}[one.name],
+                titles[one.name],
                 f"{one.small['seconds']:.2f}",
                 f"{one.large['seconds']:.2f}",
                 f"{line.rows / line.seconds:,.0f}",
@@ -195,5 +199,3 @@ def _print(measured: Sequence[Measured], ratios: dict[str, float], kernels: Sequ
         f"\nfirst use, {WARM_UP_ROWS:,} rows: {compiled:.2f} s where kernels must be compiled, once per machine; "
         f"{loaded:.2f} s in each new worker, which loads them from the cache; {in_memory:.2f} s after that"
     )
-    print_ratios(ratios)
-    print("(rates are slopes where both have one; drain against ours with nothing written)")

@@ -14,14 +14,12 @@ BATCH_ROWS = 65_536
 
 
 def prepare(address: Address) -> Work:
-    url = f"mysql://{address.user}@{address.host}:{address.port}/"
-
     def copy(order: Order) -> dict[str, Any]:
         folder = Path(order.target)
         folder.mkdir()
         rows = 0
         batches = connectorx.read_sql(
-            url, f"SELECT * FROM {order.table}", return_type="arrow_stream", batch_size=BATCH_ROWS
+            address.url, f"SELECT * FROM {order.table}", return_type="arrow_stream", batch_size=BATCH_ROWS
         )
         with pq.ParquetWriter(folder / "part-0.parquet", batches.schema) as writer:
             for batch in batches:

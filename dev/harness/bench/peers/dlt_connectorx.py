@@ -17,6 +17,8 @@ from dlt.sources.sql_database import sql_table
 
 
 def prepare(address: Address) -> Work:
+    place, mysql = f"{address.user}@{address.host}:{address.port}", address.kind == "mysql"
+
     def copy(order: Order) -> dict[str, Any]:
         schema, name = order.table.split(".")
         folder = Path(order.target)
@@ -27,11 +29,11 @@ def prepare(address: Address) -> Work:
             dataset_name="bench",
         )
         table = sql_table(
-            f"mysql+pymysql://{address.user}@{address.host}:{address.port}/{schema}",
+            f"mysql+pymysql://{place}/{schema}" if mysql else f"postgresql+psycopg://{place}/{address.database}",
             table=name,
             schema=schema,
             backend="connectorx",
-            backend_kwargs={"conn": f"mysql://{address.user}@{address.host}:{address.port}/{schema}"},
+            backend_kwargs={"conn": f"mysql://{place}/{schema}" if mysql else address.url},
         )
         pipeline.run(table, loader_file_format="parquet")
         rows = pipeline.last_trace.last_normalize_info.row_counts[name]

@@ -8,8 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import pymysql
-
 from harness.bench.contender import Address, Order, Work
 from harness.bench.spark import open_spark
 from harness.pipeline import Pipeline
@@ -23,7 +21,9 @@ def prepare(address: Address) -> Work:
         Path(order.target).mkdir()
         pipeline = Pipeline(spark, address.settings, order.target, [order.table], consistency=order.consistency)
         steps = {"record": _seconds(pipeline.record)}
-        _execute(address, order.meanwhile)
+        with address.cursor() as cursor:
+            for statement in order.meanwhile:
+                cursor.execute(statement)
         for step in (pipeline.snapshot, pipeline.extract_delta, pipeline.consolidate):
             steps[step.__name__] = _seconds(step)
         found = pipeline.found
@@ -44,12 +44,3 @@ def _seconds(step: Callable[[], Any]) -> float:
     started = time.perf_counter()
     step()
     return time.perf_counter() - started
-
-
-def _execute(address: Address, statements: tuple[str, ...]) -> None:
-    with (
-        pymysql.connect(host=address.host, port=address.port, user=address.user, autocommit=True) as connection,
-        connection.cursor() as cursor,
-    ):
-        for statement in statements:
-            cursor.execute(statement)

@@ -7,10 +7,11 @@ from multiprocessing import get_context
 from typing import Any
 
 from airflow_provider_cdc.core.chunk import Chunk
-from airflow_provider_cdc.core.table import Table, TableName
+from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.sources import open_source
-from airflow_provider_cdc.sources.base import ConnectionSettings, LockPolicy, TablePlan
+from airflow_provider_cdc.sources.base import ConnectionSettings, LockPolicy
 from harness.bench.contender import Address, Order, Work
+from harness.bench.recorded import recorded
 from harness.bench.spark import CORES
 
 CHUNK_ROWS = 100_000
@@ -23,14 +24,14 @@ def prepare(address: Address) -> Work:
     pool = get_context("fork").Pool(CORES)
 
     def read(order: Order) -> dict[str, Any]:
-        plan = TablePlan(TableName.parse(order.table), "watermark", "it has a key")
-        (table,) = source.record_initial([plan], LockPolicy()).tables
-        started = time.perf_counter()
-        chunks = source.plan_chunks(table, CHUNK_ROWS)
-        size = max(1, -(-len(chunks) // (CORES * _PARTS_PER_CORE)))
-        parts = [(settings, table, chunks[at : at + size]) for at in range(0, len(chunks), size)]
-        rows = sum(pool.starmap(_decode, parts, chunksize=1))
-        return {"rows": rows, "seconds": time.perf_counter() - started}
+        with recorded(source, order.table) as point:
+            (table,) = point.tables
+            started = time.perf_counter()
+            chunks = source.plan_chunks(table, CHUNK_ROWS)
+            size = max(1, -(-len(chunks) // (CORES * _PARTS_PER_CORE)))
+            parts = [(settings, table, chunks[at : at + size]) for at in range(0, len(chunks), size)]
+            rows = sum(pool.starmap(_decode, parts, chunksize=1))
+            return {"rows": rows, "seconds": time.perf_counter() - started}
 
     return read
 

@@ -6,11 +6,11 @@ import os
 from multiprocessing import get_context
 from typing import Any
 
-from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.sources import open_source
-from airflow_provider_cdc.sources.base import ConnectionSettings, LockPolicy, LogSegment, TablePlan, TrackedTable
+from airflow_provider_cdc.sources.base import ConnectionSettings, LogSegment, TrackedTable
 from harness.bench.contender import Address, Order, Work
 from harness.bench.processes import peak_mb
+from harness.bench.recorded import recorded
 from harness.bench.spark import CORES
 
 
@@ -20,16 +20,18 @@ def prepare(address: Address) -> Work:
     pool = get_context("fork").Pool(CORES)
 
     def net(order: Order) -> dict[str, Any]:
-        plan = TablePlan(TableName.parse(order.table), "watermark", "it has a key")
-        (table,) = source.record_initial([plan], LockPolicy()).tables
-        segments = source.log_segments("", source.bound_reads().log_end, {})
-        orders = [(settings, segment, TrackedTable(0, table)) for segment in segments if segment.name in order.files]
-        found = pool.starmap(_net, orders, chunksize=1)
-        return {
-            "rows": sum(one["images"] for one in found),
-            "keys": sum(one["keys"] for one in found),
-            "worker_peak_mb": max(one["peak_mb"] for one in found),
-        }
+        with recorded(source, order.table) as point:
+            (table,) = point.tables
+            segments = source.log_segments("", source.bound_reads().log_end, {})
+            orders = [
+                (settings, segment, TrackedTable(0, table)) for segment in segments if segment.name in order.files
+            ]
+            found = pool.starmap(_net, orders, chunksize=1)
+            return {
+                "rows": sum(one["images"] for one in found),
+                "keys": sum(one["keys"] for one in found),
+                "worker_peak_mb": max(one["peak_mb"] for one in found),
+            }
 
     return net
 

@@ -4,21 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from airflow_provider_cdc.core.chunk import partition
-from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.sources import open_source
-from airflow_provider_cdc.sources.base import LockPolicy, TablePlan
+from airflow_provider_cdc.sources.base import LockPolicy
 from harness.bench.contender import Address, Order, Work
+from harness.bench.recorded import recorded
 
 
 def prepare(address: Address) -> Work:
     source = open_source(address.settings)
 
     def read(order: Order) -> dict[str, Any]:
-        plan = TablePlan(TableName.parse(order.table), "watermark", "it has a key")
-        (table,) = source.record_initial([plan], LockPolicy()).tables
-        (everything,) = partition([])
-        with source.reader(table, "watermark", LockPolicy()) as reader:
-            return {"rows": sum(batch.num_rows for batch in reader.read(everything))}
+        with recorded(source, order.table) as point:
+            (table,) = point.tables
+            chunks = source.plan_chunks(table, order.rows)
+            with source.reader(table, "watermark", LockPolicy()) as reader:
+                return {"rows": sum(batch.num_rows for chunk in chunks for batch in reader.read(chunk))}
 
     return read

