@@ -126,6 +126,8 @@ def settle(settings: ConnectionSettings, connection: Connection, seconds: float)
 
     :raises LockNotGranted: some did not end within ``seconds``; the message lists them.
     """
+    # A snapshot lists what runs only up to the last transaction that has ended. This one ends, and is the latest.
+    query(connection, "SELECT pg_current_xact_id()")
     ((began, committing, waiting),) = query(connection, _BEGAN)
     deadline = time.monotonic() + seconds
     while waiting:
@@ -142,7 +144,7 @@ _BEGAN = """
 SELECT pg_current_snapshot()::text, ARRAY(
     SELECT concat(pid, ' ', query_start) FROM pg_stat_activity
     WHERE pid <> pg_backend_pid() AND (state IS NULL OR state NOT LIKE 'idle%')
-        AND (query ~* 'prepared|insufficient privilege' OR backend_type LIKE 'logical replication%'
+        AND (query ~* 'prepared|insufficient privilege' OR backend_type LIKE 'logical replication%worker'
             OR octet_length(query) >= pg_size_bytes(current_setting('track_activity_query_size')) - 8)),
     ARRAY(SELECT x::text FROM pg_snapshot_xip(pg_current_snapshot()) x)
 """

@@ -1,0 +1,274 @@
+"""What the server keeps for a run: its point, the commits that the log has before anybody sees them, and its end."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing, contextmanager
+
+import pytest
+
+from airflow_provider_cdc.core.table import Table, TableName
+from airflow_provider_cdc.errors import LockNotGranted, PreflightError
+from airflow_provider_cdc.sources.base import ConnectionSettings, LockPolicy
+from airflow_provider_cdc.sources.postgres import PostgresSource, slots
+from airflow_provider_cdc.sources.postgres.schema import read_tables
+from airflow_provider_cdc.sources.postgres.session import session
+from harness.postgres_server import PostgresServer
+from tests.conftest import PostgresFactory
+from tests.sources.postgres.log_reading import settings as settings_of
+
+RUN_ID = "20260101T000000Z-0a1b2c3d"
+SLOT = "cdc_20260101t000000z_0a1b2c3d"
+QUICK = LockPolicy(wait_seconds=1, tries=1, pause_seconds=0.0)
+STANDBYS = "ALTER SYSTEM SET synchronous_standby_names = '{}'"
+
+
+@pytest.fixture
+def source(postgres: PostgresServer, database: str) -> PostgresSource:
+    postgres.query(
+        "CREATE TABLE stock (id int PRIMARY KEY, left_over int); ALTER TABLE stock REPLICA IDENTITY FULL;"
+        "INSERT INTO stock SELECT i, 0 FROM generate_series(1, 10) i",
+        database=database,
+    )
+    return PostgresSource(settings_of(postgres, database))
+
+
+@pytest.fixture
+def own(postgres_factory: PostgresFactory) -> PostgresServer:
+    """A server whose settings a test may change."""
+    return postgres_factory()
+
+
+@contextmanager
+def background(server: PostgresServer) -> Iterator[ThreadPoolExecutor]:
+    """Threads for statements that may wait for a standby that is not there; they wait no longer than the block."""
+    with ThreadPoolExecutor(2) as pool:
+        try:
+            yield pool
+        finally:
+            set_standbys(server, "")
+
+
+def tables_of(settings: ConnectionSettings) -> tuple[Table, ...]:
+    with session(settings) as connection:
+        return read_tables(connection, [TableName("public", "stock")])
+
+
+def wait_for(server: PostgresServer, condition: str) -> None:
+    deadline = time.monotonic() + 20
+    while not server.query(f"SELECT 1 FROM pg_stat_activity WHERE {condition}"):
+        assert time.monotonic() < deadline, f"no session with {condition}"
+        time.sleep(0.01)
+
+
+def set_standbys(server: PostgresServer, names: str) -> None:
+    server.query(STANDBYS.format(names))
+    server.query("SELECT pg_reload_conf()")
+    time.sleep(0.2)
+
+
+def settle(settings: ConnectionSettings, seconds: float = 1.0) -> None:
+    with session(settings) as connection:
+        slots.settle(settings, connection, seconds)
+
+
+def test_a_commit_that_the_point_contains_and_nobody_sees_yet_is_waited_for(own: PostgresServer) -> None:
+    """The slot's point lies where no transaction of its last look at the server still runs. One that began after that
+    look, and whose commit waits for a standby, is before the point and in no read."""
+    own.query(
+        "CREATE TABLE stock (id int PRIMARY KEY, left_over int); ALTER TABLE stock REPLICA IDENTITY FULL;"
+        "INSERT INTO stock SELECT i, 0 FROM generate_series(1, 10) i"
+    )
+    settings = settings_of(own, "postgres")
+    first, second, third = own.connect(autocommit=False), own.connect(autocommit=False), own.connect()
+    with background(own) as pool, session(settings) as control:
+        slots.create_publication(control, SLOT, tables_of(settings), LockPolicy())
+        first.execute("UPDATE stock SET left_over = 1 WHERE id = 1")
+        point = pool.submit(slots.create_slot, settings, SLOT, 30)
+        wait_for(own, "backend_type = 'walsender' AND wait_event = 'transactionid'")
+        second.execute("UPDATE stock SET left_over = 2 WHERE id = 2")
+        first.rollback()
+        # By now the server has had its second look, and waits for what that one saw.
+        time.sleep(0.5)
+        set_standbys(own, "nobody")
+        committing = pool.submit(third.execute, "UPDATE stock SET left_over = 3 WHERE id = 3")
+        wait_for(own, "wait_event = 'SyncRep'")
+        second.rollback()
+        point.result(20)
+        seen = own.query("SET synchronous_commit = local; SELECT left_over FROM stock WHERE id = 3")
+        assert seen == [(0,)], "the commit is visible: the test provokes nothing"
+        told = own.query(
+            "SELECT count(*) FROM pg_logical_slot_peek_binary_changes(%s, NULL, NULL, 'proto_version', '1', "
+            "'publication_names', %s)",
+            (SLOT, SLOT),
+        )
+        assert told == [(0,)], "the commit lies after the point: the test provokes nothing"
+        with pytest.raises(LockNotGranted, match="SyncRep"):
+            settle(settings)
+        set_standbys(own, "")
+        committing.result(20)
+        settle(settings)
+    slots.drop(settings, SLOT, SLOT)
+
+
+def test_a_transaction_that_is_idle_or_prepared_is_not_waited_for(
+    postgres: PostgresServer, database: str, source: PostgresSource
+) -> None:
+    with (
+        postgres.connect(database=database, autocommit=False) as idle,
+        postgres.connect(database=database, autocommit=False) as preparing,
+    ):
+        idle.execute("UPDATE stock SET left_over = 1 WHERE id = 1")
+        preparing.execute("UPDATE stock SET left_over = 2 WHERE id = 2")
+        preparing.execute("PREPARE TRANSACTION 'settled'")
+        try:
+            settle(source.settings, 2.0)
+        finally:
+            preparing.rollback()
+            postgres.query("ROLLBACK PREPARED 'settled'", database=database)
+
+
+def test_a_statement_at_work_is_waited_for_and_named(
+    postgres: PostgresServer, database: str, source: PostgresSource
+) -> None:
+    with ThreadPoolExecutor(1) as pool, postgres.connect(database=database) as writing:
+        work = "WITH w AS (UPDATE stock SET left_over = 1 RETURNING 1) SELECT pg_sleep(3) FROM w LIMIT 1"
+        running = pool.submit(writing.execute, work)
+        wait_for(postgres, "query LIKE 'WITH w AS%%' AND backend_xid IS NOT NULL AND wait_event = 'PgSleep'")
+        with pytest.raises(LockNotGranted, match=f"session {writing.info.backend_pid} of postgres, active"):
+            settle(source.settings, 0.2)
+        settle(source.settings, 20)
+        running.result()
+
+
+def test_a_prepared_transaction_whose_commit_waits_for_a_standby_is_waited_for(own: PostgresServer) -> None:
+    own.query("CREATE TABLE stock (id int PRIMARY KEY)")
+    with own.connect(autocommit=False) as preparing, own.connect() as deciding, background(own) as pool:
+        preparing.execute("INSERT INTO stock VALUES (1)")
+        preparing.execute("PREPARE TRANSACTION 'both'")
+        preparing.rollback()
+        set_standbys(own, "nobody")
+        committing = pool.submit(deciding.execute, "COMMIT PREPARED 'both'")
+        wait_for(own, "wait_event = 'SyncRep'")
+        with pytest.raises(LockNotGranted, match="both"):
+            settle(settings_of(own, "postgres"), 0.5)
+        set_standbys(own, "")
+        committing.result()
+        settle(settings_of(own, "postgres"))
+
+
+@pytest.mark.parametrize("blocker", ["INSERT INTO stock VALUES (99, 9)", "prepared"])
+def test_what_holds_up_the_position_is_named_and_nothing_is_left(
+    postgres: PostgresServer, database: str, source: PostgresSource, blocker: str
+) -> None:
+    plans = source.preflight(["public.stock"], "auto")
+    with postgres.connect(database=database, autocommit=False) as writing:
+        writing.execute("INSERT INTO stock VALUES (99, 9)")
+        if blocker == "prepared":
+            writing.execute("PREPARE TRANSACTION 'forgotten'")
+            writing.rollback()
+        started = time.monotonic()
+        match = "prepared transaction 'forgotten'" if blocker == "prepared" else "idle in transaction"
+        with pytest.raises(LockNotGranted, match=match):
+            source.record_initial(plans, QUICK, RUN_ID)
+        assert time.monotonic() - started < 10
+        if blocker == "prepared":
+            postgres.query("ROLLBACK PREPARED 'forgotten'", database=database)
+    assert postgres.query("SELECT 1 FROM pg_replication_slots UNION ALL SELECT 1 FROM pg_publication") == []
+
+
+def test_what_an_earlier_try_left_is_replaced(postgres: PostgresServer, source: PostgresSource) -> None:
+    plans = source.preflight(["public.stock"], "auto")
+    first = source.record_initial(plans, LockPolicy(), RUN_ID)
+    second = source.record_initial(plans, LockPolicy(), RUN_ID)
+    assert first.identity["slot"] == second.identity["slot"] == SLOT
+    assert first.position != second.position
+    source.release(second.identity)
+
+
+def test_release_ends_who_reads_from_the_slot_and_can_be_repeated(
+    postgres: PostgresServer, source: PostgresSource
+) -> None:
+    initial = source.record_initial(source.preflight(["public.stock"], "auto"), LockPolicy(), RUN_ID)
+    with closing(postgres.connect(database=source.settings.database, replication="database")) as reader:
+        reader.pgconn.send_query(
+            f"START_REPLICATION SLOT {SLOT} LOGICAL 0/0 (proto_version '1', publication_names '{SLOT}')".encode()
+        )
+        wait_for(postgres, "backend_type = 'walsender' AND state = 'active'")
+        source.release(initial.identity)
+    assert postgres.query("SELECT 1 FROM pg_replication_slots") == []
+    source.release(initial.identity)
+
+
+def test_release_leaves_a_publication_that_was_there_before(postgres: PostgresServer, source: PostgresSource) -> None:
+    database = source.settings.database
+    postgres.query("CREATE PUBLICATION lake FOR TABLE stock", database=database)
+    mine = PostgresSource(ConnectionSettings(**{**vars(source.settings), "options": {"publication": "lake"}}))
+    initial = mine.record_initial(mine.preflight(["public.stock"], "auto"), LockPolicy(), RUN_ID)
+    assert postgres.query("SELECT pubname FROM pg_publication", database=database) == [("lake",)]
+    mine.check_identity(initial.identity, initial.position)
+    mine.release(initial.identity)
+    assert postgres.query("SELECT pubname FROM pg_publication", database=database) == [("lake",)]
+
+
+def test_preflight_lists_slots_that_nobody_released(source: PostgresSource, caplog: pytest.LogCaptureFixture) -> None:
+    initial = source.record_initial(source.preflight(["public.stock"], "auto"), LockPolicy(), RUN_ID)
+    with caplog.at_level(logging.WARNING):
+        source.preflight(["public.stock"], "auto")
+    assert f"SELECT pg_drop_replication_slot('{SLOT}')" in caplog.text
+    source.release(initial.identity)
+    caplog.clear()
+    source.preflight(["public.stock"], "auto")
+    assert caplog.text == ""
+
+
+def test_preflight_wants_room_for_the_slots(postgres_factory: PostgresFactory) -> None:
+    server = postgres_factory({"max_replication_slots": "1", "max_wal_senders": "1"})
+    server.query("CREATE TABLE rows (n int); ALTER TABLE rows REPLICA IDENTITY FULL")
+    with pytest.raises(PreflightError) as refused:
+        PostgresSource(settings_of(server, "postgres")).preflight(["public.rows"], "auto")
+    assert [problem.where for problem in refused.value.problems] == ["max_replication_slots", "max_wal_senders"]
+
+
+@pytest.mark.parametrize("run_id", ["20260101T000000Z-0a1b2c3d", "x" * 200, "Ünïcode-ID"])
+def test_names_are_ones_that_a_slot_may_have(run_id: str) -> None:
+    name = slots.name_of(run_id)
+    assert len(name) <= 63
+    assert name.startswith("cdc_")
+    assert set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789_")
+    assert slots.name_of("x" * 200) != slots.name_of("x" * 199 + "y")
+
+
+CHANGES = {
+    "ALTER PUBLICATION p SET (publish = 'insert')": (
+        "ALTER PUBLICATION p SET (publish = 'insert, update, delete, truncate')"
+    ),
+    "ALTER PUBLICATION p DROP TABLE stock": "ALTER PUBLICATION p ADD TABLE stock",
+    "DROP PUBLICATION p": "CREATE PUBLICATION p FOR TABLE stock",
+}
+
+
+@pytest.mark.parametrize(("there", "back"), CHANGES.items())
+def test_a_publication_that_was_changed_and_changed_back_is_another(
+    postgres: PostgresServer, source: PostgresSource, there: str, back: str
+) -> None:
+    database = source.settings.database
+    postgres.query("CREATE PUBLICATION p FOR TABLE stock", database=database)
+    with session(source.settings) as connection:
+        before = slots.publication_state(connection, "p")
+        postgres.query(there, database=database)
+        between = slots.publication_state(connection, "p")
+        postgres.query(back, database=database)
+        assert len({before, between, slots.publication_state(connection, "p")}) == 3
+
+
+def test_a_lock_on_a_table_makes_the_publication_wait_no_longer_than_allowed(
+    postgres: PostgresServer, source: PostgresSource
+) -> None:
+    with postgres.connect(database=source.settings.database, autocommit=False) as locking:
+        locking.execute("LOCK TABLE stock IN SHARE UPDATE EXCLUSIVE MODE")
+        with pytest.raises(LockNotGranted, match="no lock to publish"), session(source.settings) as control:
+            slots.create_publication(control, "p", tables_of(source.settings), QUICK)

@@ -1,0 +1,287 @@
+"""Reads beside writers: what nobody touches is read once, a shared view is one position, and doubt stops the read."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_provider_cdc.core.chunk import Chunk
+from airflow_provider_cdc.core.lsn import Lsn
+from airflow_provider_cdc.core.table import Table, TableName
+from airflow_provider_cdc.errors import CopyMismatch, PreflightError, SchemaChanged, SourceUnavailable
+from airflow_provider_cdc.sources.base import LockPolicy
+from airflow_provider_cdc.sources.postgres import PostgresSource, slots, snapshot
+from airflow_provider_cdc.sources.postgres.schema import read_tables
+from airflow_provider_cdc.sources.postgres.session import session
+from airflow_provider_cdc.sources.postgres.snapshot import insert_end
+from harness.postgres_server import PostgresServer
+from tests.sources.postgres.log_reading import settings as settings_of
+
+RUN_ID = "20260101T000000Z-00000000"
+ROWS = 5_000
+
+
+@pytest.fixture
+def source(postgres: PostgresServer, database: str) -> PostgresSource:
+    postgres.query(
+        f"""
+        CREATE TABLE stock (id int PRIMARY KEY, left_over int, note text);
+        ALTER TABLE stock REPLICA IDENTITY FULL;
+        INSERT INTO stock SELECT i, 0, repeat('x', 100) FROM generate_series(1, {ROWS}) i;
+        CREATE TABLE parts (id int PRIMARY KEY, note text) PARTITION BY RANGE (id);
+        CREATE TABLE parts_low PARTITION OF parts FOR VALUES FROM (0) TO (1000);
+        CREATE TABLE parts_high PARTITION OF parts FOR VALUES FROM (1000) TO (10000) PARTITION BY HASH (id);
+        CREATE TABLE "parts Odd" PARTITION OF parts_high FOR VALUES WITH (MODULUS 2, REMAINDER 0);
+        CREATE TABLE parts_even PARTITION OF parts_high FOR VALUES WITH (MODULUS 2, REMAINDER 1);
+        INSERT INTO parts SELECT i, repeat('y', 100) FROM generate_series(1, {ROWS}) i;
+        CREATE TABLE parent (id int); CREATE TABLE child (more int) INHERITS (parent);
+        INSERT INTO parent VALUES (1), (2); INSERT INTO child VALUES (3, 3);
+        CREATE TABLE nothing (id int) PARTITION BY RANGE (id);
+        ANALYZE
+        """,
+        database=database,
+    )
+    return PostgresSource(settings_of(postgres, database))
+
+
+def table_of(source: PostgresSource, name: str) -> Table:
+    with session(source.settings) as connection:
+        return read_tables(connection, [TableName("public", name)])[0]
+
+
+def read(
+    source: PostgresSource, table: Table, chunks: list[Chunk], consistency: str = "watermark"
+) -> list[tuple[Any, ...]]:
+    with source.reader(table, consistency, LockPolicy()) as reader:
+        return [tuple(row.values()) for chunk in chunks for batch in reader.read(chunk) for row in batch.to_pylist()]
+
+
+@pytest.mark.parametrize("name", ["stock", "parts"])
+@pytest.mark.parametrize("chunk_rows", [1, 300, 100_000])
+def test_chunks_in_any_order_hold_every_row_once(source: PostgresSource, name: str, chunk_rows: int) -> None:
+    table = table_of(source, name)
+    chunks = source.plan_chunks(table, chunk_rows)
+    assert [Chunk.from_json(chunk.to_json()) for chunk in chunks] == chunks
+    random.Random(chunk_rows).shuffle(chunks)
+    assert Counter(row[0] for row in read(source, table, chunks)) == Counter(range(1, ROWS + 1))
+    if chunk_rows == 300:
+        assert 10 < len(chunks) < 40
+
+
+def test_rows_that_nobody_touches_are_read_once_whatever_happens_to_the_others(
+    postgres: PostgresServer, source: PostgresSource
+) -> None:
+    database, chance = source.settings.database, random.Random(7)
+    table = table_of(source, "stock")
+    chunks = source.plan_chunks(table, 100)
+    chance.shuffle(chunks)
+    touched: set[int] = set()
+    found: list[int] = []
+    for number, chunk in enumerate(chunks):
+        found += [row[0] for row in read(source, table, [chunk])]
+        first = chance.randrange(ROWS)
+        touched |= set(range(first, first + 60))
+        postgres.query(f"UPDATE stock SET left_over = 1 WHERE id BETWEEN {first} AND {first + 29}", database=database)
+        postgres.query(f"DELETE FROM stock WHERE id BETWEEN {first + 30} AND {first + 59}", database=database)
+        # Longer rows elsewhere, and places that are given away again.
+        postgres.query(f"INSERT INTO stock SELECT {ROWS + number + 1}, 2, repeat('z', 300)", database=database)
+        if number % 10 == 0:
+            postgres.query("VACUUM stock", database=database)
+    counts = Counter(found)
+    untouched = set(range(1, ROWS + 1)) - touched
+    assert len(untouched) > 1_000
+    assert {key: counts[key] for key in untouched} == dict.fromkeys(untouched, 1)
+
+
+def test_what_is_appended_while_the_table_is_read_lies_in_its_last_chunk(
+    postgres: PostgresServer, source: PostgresSource
+) -> None:
+    table = table_of(source, "stock")
+    chunks = source.plan_chunks(table, 500)
+    append = "INSERT INTO stock SELECT i, 1, 'new' FROM generate_series(10001, 12000) i"
+    postgres.query(append, database=source.settings.database)
+    assert len([row for row in read(source, table, chunks[-1:]) if row[0] > 10_000]) > 1_900
+
+
+def test_a_parent_is_read_without_its_children_and_an_empty_tree_gives_no_row(source: PostgresSource) -> None:
+    for name, rows in (("parent", [(1,), (2,)]), ("child", [(3, 3)]), ("nothing", [])):
+        table = table_of(source, name)
+        chunks = source.plan_chunks(table, 10)
+        assert len(chunks) == 1
+        assert read(source, table, chunks) == rows
+
+
+def test_a_chunk_of_another_table_is_refused(source: PostgresSource) -> None:
+    with pytest.raises(CopyMismatch, match="no part of the table"):
+        read(source, table_of(source, "stock"), source.plan_chunks(table_of(source, "parent"), 10))
+
+
+SWAPS = {
+    "TRUNCATE stock": "was rewritten or truncated",
+    "VACUUM FULL stock": "was rewritten or truncated",
+    "ALTER TABLE stock ALTER id TYPE bigint": "are of type int64, not int32|was rewritten",
+    "ALTER TABLE stock SET UNLOGGED": "was rewritten or truncated",
+    "ALTER TABLE stock RENAME TO old; CREATE TABLE stock (LIKE old)": "another table has its name",
+    "DROP TABLE stock": "does not exist",
+    "ALTER TABLE stock DROP note": "does not exist",
+}
+
+
+@pytest.mark.parametrize("consistency", ["watermark", "exported"])
+@pytest.mark.parametrize(("change", "why"), SWAPS.items())
+def test_a_relation_that_lost_its_rows_places_between_chunks_stops_the_read(
+    postgres: PostgresServer, source: PostgresSource, consistency: str, change: str, why: str
+) -> None:
+    table = table_of(source, "stock")
+    first, *rest = source.plan_chunks(table, 500)
+    with source.share_reads({consistency}) as shared:
+        assert read(shared, table, [first], consistency)
+        postgres.query(change, database=source.settings.database)
+        with pytest.raises(SchemaChanged, match=why):
+            read(shared, table, rest, consistency)
+
+
+def test_all_who_share_a_view_read_at_its_position(postgres: PostgresServer, source: PostgresSource) -> None:
+    database, table = source.settings.database, table_of(source, "stock")
+    chunks = source.plan_chunks(table, 500)
+    before = [tuple(row) for row in postgres.query("SELECT * FROM stock", database=database)]
+    with source.share_reads({"exported", "watermark"}) as shared:
+        assert shared.view is not None
+        start = Lsn.parse(shared.view.upper)
+        postgres.query("UPDATE stock SET left_over = 5; DELETE FROM stock WHERE id % 3 = 0", database=database)
+        with shared.reader(table, "exported", LockPolicy()) as reader:
+            assert reader.upper == str(start)
+        # Each in a session of its own, as tasks do.
+        rows = [row for chunk in chunks for row in read(shared, table, [chunk], "exported")]
+        assert Counter(rows) == Counter(before)
+        assert len(postgres.query("SELECT 1 FROM pg_replication_slots WHERE temporary")) == 1
+    assert postgres.query("SELECT 1 FROM pg_replication_slots") == []
+    assert start < Lsn.parse(source.bound_reads().position)
+    with source.share_reads({"exported"}) as again:
+        assert again.view is not None
+        assert Lsn.parse(again.view.upper) > start
+
+
+def test_nothing_is_held_open_for_reads_that_share_no_view(postgres: PostgresServer, source: PostgresSource) -> None:
+    with source.share_reads({"watermark"}) as shared:
+        assert shared is source
+        assert postgres.query("SELECT 1 FROM pg_replication_slots") == []
+
+
+def test_a_leader_that_dies_takes_the_view_with_it_and_the_read_is_worth_another_try(
+    postgres: PostgresServer, source: PostgresSource
+) -> None:
+    table = table_of(source, "stock")
+    chunks = source.plan_chunks(table, 500)
+    with source.share_reads({"exported"}) as shared:
+        with shared.reader(table, "exported", LockPolicy()) as reader:
+            assert list(reader.read(chunks[0]))
+            postgres.query("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE temporary")
+            # Who has the snapshot keeps it.
+            assert list(reader.read(chunks[1]))
+        time.sleep(0.2)
+        with pytest.raises(SourceUnavailable, match="shared its snapshot ended"):
+            read(shared, table, chunks, "exported")
+    with pytest.raises(SourceUnavailable, match="no shared view"):
+        read(source, table, chunks, "exported")
+
+
+def test_a_session_that_ends_amid_a_chunk_is_worth_another_try(
+    postgres: PostgresServer, source: PostgresSource
+) -> None:
+    postgres.query(
+        "INSERT INTO stock SELECT i, 1, repeat('w', 1000) FROM generate_series(10001, 60000) i",
+        database=source.settings.database,
+    )
+    table = table_of(source, "stock")
+    with source.reader(table, "watermark", LockPolicy()) as reader:
+        batches = reader.read(Chunk(0, (table.details["oid"], 0)))
+        next(batches)
+        postgres.query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'COPY %'")
+        with pytest.raises(SourceUnavailable):
+            list(batches)
+
+
+def test_the_bound_covers_commits_that_are_visible_before_they_are_on_disk(
+    postgres: PostgresServer, source: PostgresSource
+) -> None:
+    with postgres.connect(database=source.settings.database) as writing:
+        writing.execute("SET synchronous_commit = off")
+        for _ in range(50):
+            writing.execute("UPDATE stock SET left_over = left_over + 1 WHERE id = 1")
+            after = Lsn.parse(writing.execute("SELECT pg_current_wal_insert_lsn()::text").fetchall()[0][0])
+            bound = source.bound_reads()
+            assert insert_end(after) <= Lsn.parse(bound.log_end)
+            flushed = Lsn.parse(postgres.query("SELECT pg_current_wal_flush_lsn()::text")[0][0])
+            assert Lsn.parse(bound.log_end) <= flushed
+
+
+def test_a_log_that_is_not_flushed_is_waited_for_no_longer_than_it_takes(
+    postgres: PostgresServer, source: PostgresSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "insert_end", lambda lsn: Lsn(int(lsn) + 2**20))
+    monkeypatch.setattr(snapshot, "FLUSH_SECONDS", 0.1)
+    with pytest.raises(SourceUnavailable, match="not on disk"):
+        source.bound_reads()
+
+
+@given(st.integers(0, 2**40))
+def test_a_page_that_holds_no_record_yet_is_not_part_of_the_log(page: int) -> None:
+    start = page * 8192
+    for header in (0, 24, 40):
+        assert insert_end(Lsn(start + header)) == Lsn(start)
+    assert insert_end(Lsn(start + 41)) == Lsn(start + 41)
+    assert insert_end(Lsn(start + 8191)) == Lsn(start + 8191)
+
+
+@pytest.fixture
+def plain(source: PostgresSource) -> Iterator[PostgresSource]:
+    yield source
+    slots.drop(source.settings, slots.name_of(RUN_ID), slots.name_of(RUN_ID))
+
+
+def test_ddl_while_the_position_is_fixed_is_not_overlooked(
+    postgres: PostgresServer, plain: PostgresSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A column that comes after the point and before the schemas are read would be published as if it were there."""
+    plans = plain.preflight(["public.stock"], "auto")
+    create, altered = slots.create_slot, []
+
+    def alter_then_create(*arguments: Any) -> Lsn:
+        point = create(*arguments)
+        if len(altered) < limit:
+            altered.append(point)
+            postgres.query(f"ALTER TABLE stock ADD extra{len(altered)} int", database=plain.settings.database)
+        return point
+
+    monkeypatch.setattr(slots, "create_slot", alter_then_create)
+    limit = 1
+    initial = plain.record_initial(plans, LockPolicy(), RUN_ID)
+    assert initial.tables[0].columns[-1].name == "extra1"
+    assert Lsn.parse(initial.position) > altered[0]
+    limit = 100
+    with pytest.raises(SchemaChanged, match="3 times"):
+        plain.record_initial(plans, LockPolicy(), RUN_ID)
+    assert postgres.query("SELECT 1 FROM pg_replication_slots") == []
+    assert postgres.query("SELECT 1 FROM pg_publication", database=plain.settings.database) == []
+
+
+def test_a_table_that_lost_what_its_plan_needs_leaves_no_slot(postgres: PostgresServer, plain: PostgresSource) -> None:
+    plans = plain.preflight(["public.stock"], "auto")
+    postgres.query("ALTER TABLE stock REPLICA IDENTITY DEFAULT", database=plain.settings.database)
+    with pytest.raises(SchemaChanged, match='ALTER TABLE "public"."stock" REPLICA'):
+        plain.record_initial(plans, LockPolicy(), RUN_ID)
+    drop = "ALTER TABLE stock REPLICA IDENTITY FULL, DROP CONSTRAINT stock_pkey"
+    postgres.query(drop, database=plain.settings.database)
+    with pytest.raises(SchemaChanged, match="lost its key"):
+        plain.record_initial(plans, LockPolicy(), RUN_ID)
+    assert postgres.query("SELECT 1 FROM pg_replication_slots") == []
+    with pytest.raises(PreflightError):
+        plain.preflight(["public.stock"], "watermark")
