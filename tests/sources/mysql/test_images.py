@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +11,7 @@ import pytest
 
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import DecodeError, ValueNotRepresentable
+from airflow_provider_cdc.sources.base import with_policy
 from airflow_provider_cdc.sources.kernel import bytes_of
 from airflow_provider_cdc.sources.mysql.images import (
     TRUNCATED,
@@ -33,6 +34,7 @@ from tests.sources.mysql.row_images import (
 )
 from tests.sources.mysql.values import (
     CASES,
+    UNREPRESENTABLE,
     Case,
     as_driver,
     create_table,
@@ -217,11 +219,23 @@ def test_no_images_and_a_slice_of_images(mysql: MysqlServer, schema: str) -> Non
     }
 
 
-def test_a_damaged_image_is_refused_and_nothing_behind_it_is_read(mysql: MysqlServer, schema: str) -> None:
-    cases = [case for case in CASES if not case.declaration.startswith("decimal") or "20" in case.declaration]
-    mysql.query(create_table(f"{schema}.t", cases[:60]))
-    table = describe(mysql, schema, "t")
-    rows = rows_of(cases[:60])[1:4]
+NO_DECIMALS = [case for case in CASES if not case.declaration.startswith("decimal") or "20" in case.declaration]
+# Rows of no more bytes than a few thousand: a flipped bit is to hit more than the bulk of one value.
+SHORT = ("geom", "point", "vector(3", "vector(1)", "json", "set")
+SPATIAL = [case for case in CASES if case.declaration.startswith(SHORT)]
+
+
+@pytest.mark.parametrize(
+    ("cases", "policy"),
+    [(NO_DECIMALS[:60], "error"), (SPATIAL, "error"), (UNREPRESENTABLE, "string"), (UNREPRESENTABLE, "null")],
+    ids=["plain", "spatial", "string", "null"],
+)
+def test_a_damaged_image_is_refused_and_nothing_behind_it_is_read(
+    mysql: MysqlServer, schema: str, cases: Sequence[Case], policy: str
+) -> None:
+    mysql.query(create_table(f"{schema}.t", cases))
+    table = with_policy(describe(mysql, schema, "t"), policy)
+    rows = rows_of(cases)[1:4]
     statements = [f"INSERT INTO t VALUES ({number}, {', '.join(row)})" for number, row in enumerate(rows)]
     images = [event.body for event in logged(mysql, schema, statements)]
     layout = image_layout(table)

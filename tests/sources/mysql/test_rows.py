@@ -24,7 +24,7 @@ from airflow_provider_cdc.errors import (
     TransientError,
     ValueNotRepresentable,
 )
-from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.base import ConnectionSettings, with_policy
 from airflow_provider_cdc.sources.kernel import bytes_of
 from airflow_provider_cdc.sources.mysql import packets
 from airflow_provider_cdc.sources.mysql.cells import Located
@@ -37,7 +37,7 @@ from airflow_provider_cdc.sources.mysql.types import column_types
 from harness.mysql_server import MysqlServer
 from tests.sources.mysql.guarded import guarded
 from tests.sources.mysql.row_images import describe, settings
-from tests.sources.mysql.values import CASES, create_table, rows_of
+from tests.sources.mysql.values import CASES, UNREPRESENTABLE, Case, create_table, rows_of
 
 NUMBERS = "WITH RECURSIVE n AS (SELECT 1 i UNION ALL SELECT i + 1 FROM n WHERE i < 1000) SELECT"
 DEEP = "SET SESSION cte_max_recursion_depth = 1000000, sql_log_bin = 0"
@@ -285,14 +285,24 @@ def _payload(row: bytes, sequence: int) -> bytes:
     return len(row).to_bytes(3, "little") + bytes([sequence & 0xFF]) + row
 
 
-def test_a_damaged_row_is_refused_and_nothing_behind_it_is_read(mysql: MysqlServer, schema: str) -> None:
-    cases = CASES[:12] + CASES[60:75] + tuple(case for case in CASES if "(64)" in case.declaration)
+MIXED = CASES[:12] + CASES[60:75] + tuple(case for case in CASES if "(64)" in case.declaration)
+SPATIAL = tuple(case for case in CASES if case.declaration.startswith(("geom", "point", "vector(3", "json", "set")))
+
+
+@pytest.mark.parametrize(
+    ("cases", "policy"),
+    [(MIXED, "error"), (SPATIAL, "error"), (UNREPRESENTABLE, "string"), (UNREPRESENTABLE, "null")],
+    ids=["mixed", "spatial", "string", "null"],
+)
+def test_a_damaged_row_is_refused_and_nothing_behind_it_is_read(
+    mysql: MysqlServer, schema: str, cases: tuple[Case, ...], policy: str
+) -> None:
     mysql.query(create_table(f"{schema}.t", cases))
     values = ", ".join(f"({number}, {', '.join(row)})" for number, row in enumerate(rows_of(cases)[1:4]))
     with mysql.connect() as connection, connection.cursor() as cursor:
-        cursor.execute("SET sql_mode = ''")
+        cursor.execute("SET sql_mode = 'ALLOW_INVALID_DATES'")
         cursor.execute(f"INSERT INTO {schema}.t VALUES {values}")
-    table = describe(mysql, schema, "t")
+    table = with_policy(describe(mysql, schema, "t"), policy)
     columns = column_types(table)
     with reading(mysql, table) as (_, reader):
         (batch,) = reader.read("", ())

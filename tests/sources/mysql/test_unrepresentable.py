@@ -4,59 +4,40 @@ from __future__ import annotations
 
 import datetime
 import decimal
-from collections.abc import Iterator, Sequence
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pyarrow as pa
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from airflow_provider_cdc.core.row_bytes import encode
 from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.errors import ConfigurationError, DecodeError, PreflightError, ValueNotRepresentable
 from airflow_provider_cdc.sources.base import with_policy
+from airflow_provider_cdc.sources.kernel import bytes_of
+from airflow_provider_cdc.sources.located import Located
 from airflow_provider_cdc.sources.mysql import MysqlSource
+from airflow_provider_cdc.sources.mysql.columns import finish
 from airflow_provider_cdc.sources.mysql.images import decode_images, expected_table_map
+from airflow_provider_cdc.sources.mysql.row_cells import row_cells
 from airflow_provider_cdc.sources.mysql.rows import StatementReader
 from airflow_provider_cdc.sources.mysql.session import session
 from airflow_provider_cdc.sources.mysql.types import ColumnType, arrow_schema
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published
+from tests.sources.mysql.guarded import guarded
 from tests.sources.mysql.row_images import UPDATE_ROWS, describe, logged, settings
 from tests.sources.mysql.test_images import same, split
-from tests.sources.mysql.values import Case, create_table, rows_of
+from tests.sources.mysql.values import UNREPRESENTABLE as CASES
+from tests.sources.mysql.values import create_table, rows_of
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-
-def _dates() -> Iterator[Case]:
-    days = ("0000-00-00", "2024-00-15", "2024-05-00", "2023-02-29", "2024-02-31", "0000-01-01", "2024-02-29")
-    yield Case("date", tuple(f"'{day}'" for day in days))
-    for digits in range(7):
-        fraction = "." + "987654"[:digits] if digits else ""
-        yield Case(
-            f"datetime({digits})",
-            (*(f"'{day} 23:59:58{fraction}'" for day in days), "'0000-00-00 00:00:00'", "'9999-12-31 00:00:00'"),
-        )
-        yield Case(
-            f"timestamp({digits}) null", ("'0000-00-00 00:00:00'", "'2001-02-03 04:05:06'", "'2038-01-19 03:14:07'")
-        )
-
-
-def _wide_decimals() -> Iterator[Case]:
-    for precision, scale in ((39, 0), (39, 30), (40, 1), (45, 9), (47, 18), (64, 27), (65, 0), (65, 30), (56, 10)):
-        for places in (38, 39, precision):
-            whole, fraction = "9" * (places - scale), "9" * scale
-            most = whole + ("." + fraction if scale else "")
-            least = "0." + "0" * (scale - 1) + "1" if scale else "1"
-            yield Case(f"decimal({precision},{scale})", (most, f"-{most}", least, f"-{least}", "0", "-0.0", "12"))
-        yield Case(f"decimal({precision},{scale}) unsigned zerofill", ("0", "7", "9" * (precision - scale)))
-        powers = tuple(f"{sign}1{'0' * places}" for places in range(0, precision - scale, 3) for sign in ("", "-"))
-        yield Case(f"decimal({precision},{scale})", powers)
-
-
-CASES = (*_dates(), *_wide_decimals())
 
 
 def policed(server: MysqlServer, schema: str, policy: str) -> Table:
@@ -265,6 +246,43 @@ def test_damaged_groups_of_digits_are_refused(mysql: MysqlServer, schema: str) -
     damaged[10:14] = b"\xff" * 4
     with pytest.raises(DecodeError, match=r"decimal\(65,30\)"):
         decode(table, [bytes(damaged)])
+
+
+_NEARLY = st.from_regex(r"-?0{0,3}[0-9]{0,42}\.[0-9]{5}", fullmatch=True)
+
+
+@given(text=(st.text("-.01239", max_size=50) | _NEARLY).map(str.encode), policy=st.sampled_from(["null", "string"]))
+@example(text=b"-.00000", policy="string")
+@example(text=b"-", policy="string")
+@example(text=b".", policy="null")
+@example(text=b"-000000000000000000000000000000000000000001.00000", policy="null")
+def test_a_text_is_read_as_the_number_that_it_is_or_refused(text: bytes, policy: str) -> None:
+    column = ColumnType.of(Column("n", "decimal(45,5)", False, {"unrepresentable": policy}))
+    with guarded(text) as buffer:
+        located = Located(
+            bytes_of(buffer),
+            np.zeros((1, 1), np.int32),
+            np.full((1, 1), len(text), np.int32),
+            np.zeros(1, np.int64),
+            np.full(1, len(text), np.int64),
+            1,
+        )
+        is_number = re.fullmatch(rb"-?0*[0-9]{0,40}\.[0-9]{5}", text) is not None
+        try:
+            array = finish("t", column, row_cells(located, 0, column))
+        except DecodeError:
+            assert not is_number
+            return
+    array.validate(full=True)
+    assert is_number
+    value = array[0].as_py()
+    number = decimal.Decimal(text.decode())
+    if policy == "string":
+        assert re.fullmatch(r"-?[0-9]{1,40}\.[0-9]{5}", value)
+        assert decimal.Decimal(value) == number
+        assert value.startswith("-") == (number < 0)
+    else:
+        assert value == (number if abs(number) < 10**33 else None)
 
 
 @pytest.mark.parametrize("policy", ["null", "string"])

@@ -165,6 +165,36 @@ CASES = (
 )
 
 
+def _no_dates() -> Iterator[Case]:
+    days = ("0000-00-00", "2024-00-15", "2024-05-00", "2023-02-29", "2024-02-31", "0000-01-01", "2024-02-29")
+    yield Case("date", tuple(f"'{day}'" for day in days))
+    for digits in range(7):
+        fraction = "." + "987654"[:digits] if digits else ""
+        yield Case(
+            f"datetime({digits})",
+            (*(f"'{day} 23:59:58{fraction}'" for day in days), "'0000-00-00 00:00:00'", "'9999-12-31 00:00:00'"),
+        )
+        yield Case(
+            f"timestamp({digits}) null", ("'0000-00-00 00:00:00'", "'2001-02-03 04:05:06'", "'2038-01-19 03:14:07'")
+        )
+
+
+def _wide_decimals() -> Iterator[Case]:
+    for precision, scale in ((39, 0), (39, 30), (40, 1), (45, 9), (47, 18), (64, 27), (65, 0), (65, 30), (56, 10)):
+        for places in (38, 39, precision):
+            whole, fraction = "9" * (places - scale), "9" * scale
+            most = whole + ("." + fraction if scale else "")
+            least = "0." + "0" * (scale - 1) + "1" if scale else "1"
+            yield Case(f"decimal({precision},{scale})", (most, f"-{most}", least, f"-{least}", "0", "-0.0", "12"))
+        yield Case(f"decimal({precision},{scale}) unsigned zerofill", ("0", "7", "9" * (precision - scale)))
+        powers = tuple(f"{sign}1{'0' * places}" for places in range(0, precision - scale, 3) for sign in ("", "-"))
+        yield Case(f"decimal({precision},{scale})", powers)
+
+
+UNREPRESENTABLE = (*_no_dates(), *_wide_decimals())
+"""Types some of whose values no Arrow type holds, with such values."""
+
+
 def create_table(name: str, cases: Sequence[Case]) -> str:
     columns = ", ".join(f"c{number} {case.declaration}" for number, case in enumerate(cases))
     # Dynamic rows keep text out of the page, so that a row may have hundreds of columns.
