@@ -13,7 +13,13 @@ from airflow_provider_cdc.sources.mysql.privileges import Privileges
 from airflow_provider_cdc.sources.mysql.schema import read_tables, resolve, select_of_tables, table_sql
 from airflow_provider_cdc.sources.mysql.server import is_replica, setting_problems, variables
 from airflow_provider_cdc.sources.mysql.session import Connection, query, session
-from airflow_provider_cdc.sources.mysql.types import identifies, is_wide_decimal, unsupported, unsupported_key
+from airflow_provider_cdc.sources.mysql.types import (
+    ColumnType,
+    identifies,
+    is_wide_decimal,
+    unsupported,
+    unsupported_key,
+)
 
 _ENGINE = "InnoDB"
 
@@ -83,7 +89,22 @@ def _plan(table: Table, consistency: str, unrepresentable: str) -> TablePlan:
     else:
         chosen = "watermark"
         reason = f"its key {key} tells what changed while it was read, so it needs no lock"
+    reason += _policy_reason(table, unrepresentable)
     return TablePlan(table.name, chosen, reason, table.rows, table.bytes, unrepresentable)
+
+
+def _policy_reason(table: Table, unrepresentable: str) -> str:
+    """Which columns the policy changes: as text, or with nulls that the table does not have."""
+    changed = [
+        column.name
+        for column in table.columns
+        if unsupported(column, identifies(table, column)) is None
+        and ColumnType.of(column, identifies(table, column)).policy != "error"
+    ]
+    if not changed:
+        return ""
+    becomes = "published as text" if unrepresentable == "string" else "null where no Arrow type holds the value"
+    return f"; {becomes}: {', '.join(changed)}"
 
 
 def _table_problems(connection: Connection, tables: Sequence[Table], consistency: str) -> Iterable[Problem]:

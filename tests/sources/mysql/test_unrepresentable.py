@@ -215,6 +215,16 @@ class TestPreflight:
         assert all("tell rows apart" in what and "string" in mend for what, mend in found.values())
         assert self.problems(mysql, schema, "string") == {}
 
+    def test_the_plan_says_which_columns_the_policy_changes(self, mysql: MysqlServer, schema: str) -> None:
+        mysql.query(f"CREATE TABLE {schema}.a (d date PRIMARY KEY, e datetime, n decimal(65), i int)")
+        mysql.query(f"CREATE TABLE {schema}.b (i int PRIMARY KEY, v text)")
+        for policy, said in (
+            ("string", "; published as text: d, e, n"),
+            ("null", "; null where no Arrow type holds the value: e, n"),
+        ):
+            plans = MysqlSource(settings(mysql)).preflight([f"{schema}.*"], "auto", policy)
+            assert [plan.reason.partition("needs no lock")[2] for plan in plans] == [said, ""]
+
     def test_an_unknown_policy_is_named(self, mysql: MysqlServer, schema: str) -> None:
         mysql.query(f"CREATE TABLE {schema}.a (id int PRIMARY KEY)")
         with pytest.raises(PreflightError, match="'ignore' is none"):
@@ -329,3 +339,37 @@ def test_a_run_counts_what_it_reads_and_what_it_puts_back(
     assert done["nulled"] == {f"{schema}.t": {"d": 2, "n": 1}}
     assert f"values of {schema}.t: d 1" in said
     assert f"values of {schema}.t: d 2, n 1" in said
+
+
+@pytest.mark.parametrize("key", ["PRIMARY KEY (n, d)", "PRIMARY KEY (d, n)", "INDEX (n)"])
+def test_a_run_tells_rows_apart_by_what_only_text_can_hold(
+    mysql: MysqlServer, schema: str, spark: SparkSession, tmp_path: Path, key: str
+) -> None:
+    """Keys that differ in the 65th digit, or in the day of a month that has no such day."""
+    mysql.query(f"CREATE TABLE {schema}.t (n decimal(65,30) NOT NULL, d date NOT NULL, v int, {key})")
+    numbers = [f"{sign}1{'0' * 34}.{number:030}" for sign in ("", "-") for number in range(60)]
+    days = ("0000-00-00", "2024-02-30", "2024-02-31", "2024-03-01")
+    rows = [f"({number}, '{day}', {at})" for at, number in enumerate(numbers) for day in days]
+    with mysql.connect(database=schema) as connection, connection.cursor() as cursor:
+        cursor.execute("SET sql_mode = 'ALLOW_INVALID_DATES'")
+        cursor.execute(f"INSERT INTO t VALUES {', '.join(rows)}")
+        cursor.execute("ANALYZE TABLE t")
+        cursor.execute("SELECT CONCAT(n), CONCAT(d), v FROM t")
+        expected = sorted(cursor.fetchall())
+        run = Pipeline(
+            spark, settings(mysql), tmp_path.as_uri(), [f"{schema}.t"], unrepresentable="string", chunk_rows=50
+        )
+        run.record()
+        cursor.execute("DELETE FROM t WHERE d = '2024-02-31' AND v % 3 = 0")
+        cursor.execute("UPDATE t SET v = v + 1000 WHERE d = 0 AND v % 2 = 0")
+        run.snapshot()
+        cursor.execute("UPDATE t SET n = n + 1 WHERE d = '2024-02-30' AND v % 5 = 0")
+        cursor.execute("INSERT INTO t VALUES (0, 0, 0), (0, '2024-02-31', 1)")
+        run.extract_delta()
+        done = run.consolidate()
+    names, copied = published(done["published"][f"{schema}.t"])
+    assert names == ["n", "d", "v"]
+    assert sorted(copied) == expected
+    assert run.found["extract_delta"]["keys"][f"{schema}.t"] >= 100
+    if "PRIMARY" in key:
+        assert run.found["snapshot"]["tables"][f"{schema}.t"]["chunks"] > 3
