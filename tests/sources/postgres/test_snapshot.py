@@ -252,7 +252,8 @@ def test_ddl_while_the_position_is_fixed_is_not_overlooked(
 ) -> None:
     """A column that comes after the point and before the schemas are read would be published as if it were there."""
     plans = plain.preflight(["public.stock"], "auto")
-    create, altered = slots.create_slot, []
+    create = slots.create_slot
+    altered: list[Lsn] = []
 
     def alter_then_create(*arguments: Any) -> Lsn:
         point = create(*arguments)
@@ -276,7 +277,7 @@ def test_ddl_while_the_position_is_fixed_is_not_overlooked(
 def test_a_table_that_lost_what_its_plan_needs_leaves_no_slot(postgres: PostgresServer, plain: PostgresSource) -> None:
     plans = plain.preflight(["public.stock"], "auto")
     postgres.query("ALTER TABLE stock REPLICA IDENTITY DEFAULT", database=plain.settings.database)
-    with pytest.raises(SchemaChanged, match='ALTER TABLE "public"."stock" REPLICA'):
+    with pytest.raises(SchemaChanged, match=r'ALTER TABLE "public"\."stock" REPLICA'):
         plain.record_initial(plans, LockPolicy(), RUN_ID)
     drop = "ALTER TABLE stock REPLICA IDENTITY FULL, DROP CONSTRAINT stock_pkey"
     postgres.query(drop, database=plain.settings.database)

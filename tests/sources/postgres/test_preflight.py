@@ -1,0 +1,196 @@
+"""Everything that would go wrong is told before it does, all at once, each with a mend that works."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from airflow_provider_cdc.errors import PreflightError, Problem
+from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.postgres import PostgresSource
+from harness.postgres_server import PostgresServer
+from tests.conftest import PostgresFactory
+from tests.sources.postgres.log_reading import settings as settings_of
+
+FULL = "ALTER TABLE {0} REPLICA IDENTITY FULL"
+
+
+@pytest.fixture
+def source(postgres: PostgresServer, database: str) -> PostgresSource:
+    return PostgresSource(settings_of(postgres, database))
+
+
+def run(server: PostgresServer, source: PostgresSource, *statements: str) -> None:
+    for statement in statements:
+        server.query(statement, database=source.settings.database)
+
+
+def make(server: PostgresServer, source: PostgresSource, name: str, columns: str = "id int PRIMARY KEY") -> None:
+    run(server, source, f"CREATE TABLE {name} ({columns})", FULL.format(name))
+
+
+def problems_of(source: PostgresSource, *patterns: str, **arguments: Any) -> list[Problem]:
+    with pytest.raises(PreflightError) as refused:
+        source.preflight(patterns or ["public.*"], **{"consistency": "auto", **arguments})
+    return list(refused.value.problems)
+
+
+def options(source: PostgresSource, **given: str) -> PostgresSource:
+    return PostgresSource(dataclasses.replace(source.settings, options=given))
+
+
+def test_each_table_gets_the_consistency_that_fits_it(postgres: PostgresServer, source: PostgresSource) -> None:
+    make(postgres, source, "keyed")
+    make(postgres, source, "keyless", "id int")
+    plans = source.preflight(["public.*"], "auto", "null")
+    assert [(plan.name.name, plan.consistency, plan.unrepresentable) for plan in plans] == [
+        ("keyed", "watermark", "null"),
+        ("keyless", "exported", "null"),
+    ]
+    assert {plan.consistency for plan in source.preflight(["public.*"], "exported")} == {"exported"}
+    assert [plan.consistency for plan in source.preflight(["public.keyed"], "watermark")] == ["watermark"]
+    (problem,) = problems_of(source, consistency="watermark")
+    assert "watermark needs a primary key" in problem.what
+
+
+def test_whatever_is_asked_for_in_vain_is_told_at_once(postgres: PostgresServer, source: PostgresSource) -> None:
+    make(postgres, source, "keyed")
+    found = problems_of(source, "public.keyed", "public.no", consistency="lock", unrepresentable="nil")
+    assert [problem.where for problem in found] == ["consistency", "unrepresentable", "public.no"]
+    assert problems_of(source, "public.keyed", consistency="often")[0].where == "consistency"
+
+
+def test_mends_for_the_replica_identity_mend_it(postgres: PostgresServer, source: PostgresSource) -> None:
+    run(
+        postgres,
+        source,
+        "CREATE TABLE plain (id int PRIMARY KEY)",
+        'CREATE TABLE "Tree" (id int PRIMARY KEY) PARTITION BY RANGE (id)',
+        'CREATE TABLE leaf PARTITION OF "Tree" FOR VALUES FROM (0) TO (10)',
+        'CREATE TABLE full_leaf PARTITION OF "Tree" FOR VALUES FROM (10) TO (20)',
+        FULL.format("full_leaf"),
+    )
+    found = problems_of(source)
+    assert [problem.where for problem in found] == ["public.Tree", "public.plain"]
+    assert "full_leaf" not in found[0].mend
+    run(postgres, source, *[problem.mend for problem in found])
+    source.preflight(["public.*"], "auto")
+
+
+def test_tables_whose_rows_the_log_lacks_are_refused(postgres: PostgresServer, source: PostgresSource) -> None:
+    run(postgres, source, "CREATE UNLOGGED TABLE quick (id int PRIMARY KEY)", FULL.format("quick"))
+    make(postgres, source, "computed", "id int PRIMARY KEY, twice int GENERATED ALWAYS AS (id * 2) STORED")
+    new = int(postgres.query("SHOW server_version_num")[0][0]) >= 180_000
+    if new:
+        make(postgres, source, "imagined", "id int PRIMARY KEY, twice int GENERATED ALWAYS AS (id * 2) VIRTUAL")
+    found = {problem.where: problem.what for problem in problems_of(source)}
+    assert set(found) == {"public.quick", "public.imagined.twice" if new else "public.computed.twice"}
+    assert "unlogged" in found["public.quick"]
+
+
+def test_a_partition_that_is_elsewhere_is_refused(postgres: PostgresServer, source: PostgresSource) -> None:
+    if not postgres.query("SELECT 1 FROM pg_available_extensions WHERE name = 'postgres_fdw'"):
+        pytest.skip("this server has no postgres_fdw")
+    run(
+        postgres,
+        source,
+        "CREATE EXTENSION postgres_fdw",
+        "CREATE SERVER far FOREIGN DATA WRAPPER postgres_fdw",
+        "CREATE TABLE tree (id int) PARTITION BY RANGE (id)",
+        FULL.format("tree"),
+        "CREATE FOREIGN TABLE leaf PARTITION OF tree FOR VALUES FROM (0) TO (10) SERVER far",
+    )
+    assert "foreign table" in " ".join(problem.what for problem in problems_of(source))
+
+
+def test_types_that_print_as_names_of_objects_are_refused(postgres: PostgresServer, source: PostgresSource) -> None:
+    make(postgres, source, "named", "id int PRIMARY KEY, what regclass")
+    assert [problem.where for problem in problems_of(source)] == ["public.named.what"]
+
+
+@pytest.fixture
+def reader(postgres: PostgresServer, source: PostgresSource) -> Iterator[PostgresSource]:
+    """A source whose user may do nothing yet; the table belongs to somebody else."""
+    run(postgres, source, "CREATE ROLE owner_of_shop", "CREATE ROLE reader LOGIN PASSWORD 'p'", "CREATE SCHEMA shop")
+    make(postgres, source, "shop.tree", "id int PRIMARY KEY, name text")
+    run(postgres, source, "DROP TABLE shop.tree")
+    run(postgres, source, "CREATE TABLE shop.tree (id int PRIMARY KEY, name text) PARTITION BY RANGE (id)")
+    run(postgres, source, "CREATE TABLE shop.leaf PARTITION OF shop.tree FOR VALUES FROM (0) TO (9)")
+    run(postgres, source, FULL.format("shop.tree"), FULL.format("shop.leaf"))
+    run(postgres, source, "ALTER TABLE shop.tree OWNER TO owner_of_shop")
+    yield PostgresSource(dataclasses.replace(source.settings, user="reader", password="p"))
+    run(postgres, source, "DROP OWNED BY reader, owner_of_shop", "DROP ROLE reader, owner_of_shop")
+
+
+def test_the_grants_that_are_named_suffice(
+    postgres: PostgresServer, source: PostgresSource, reader: PostgresSource
+) -> None:
+    found = problems_of(reader, "shop.*")
+    # What a partition's root grants does not count for the partition.
+    assert [problem.where for problem in found] == [
+        "REPLICATION",
+        f'database "{source.settings.database}"',
+        "shop.tree",
+        "shop.tree",
+        "shop.tree",
+    ]
+    assert '"shop"."leaf"' in found[3].mend
+    run(postgres, source, found[0].mend, found[1].mend.split(",")[0], found[2].mend, found[3].mend)
+    run(postgres, source, "GRANT owner_of_shop TO reader")
+    assert len(reader.preflight(["shop.*"], "auto")) == 1
+
+
+def test_a_publication_that_exists_needs_no_owner_but_all_rows_columns_and_changes(
+    postgres: PostgresServer, source: PostgresSource, reader: PostgresSource
+) -> None:
+    run(postgres, source, "ALTER ROLE reader REPLICATION", "GRANT USAGE ON SCHEMA shop TO reader")
+    run(postgres, source, "GRANT SELECT ON ALL TABLES IN SCHEMA shop TO reader")
+    mine = options(reader, publication="lake")
+    (problem,) = problems_of(mine, "shop.*")
+    run(postgres, source, problem.mend)
+    assert len(mine.preflight(["shop.*"], "auto")) == 1
+    for change, why in {
+        "ALTER PUBLICATION lake SET (publish = 'insert, update')": "delete, truncate",
+        "ALTER PUBLICATION lake SET (publish_via_partition_root = false)": "under their own names",
+        "ALTER PUBLICATION lake SET TABLE shop.tree (id)": "some columns of shop.tree",
+        "ALTER PUBLICATION lake SET TABLE shop.tree WHERE (id > 5)": "some rows of shop.tree",
+        "ALTER PUBLICATION lake DROP TABLE shop.tree": "does not hold shop.tree",
+    }.items():
+        run(postgres, source, "DROP PUBLICATION lake", problem.mend, change)
+        said = " ".join(found.what for found in problems_of(mine, "shop.*"))
+        assert why in said, change
+    run(postgres, source, "DROP PUBLICATION lake")
+    run(postgres, source, "CREATE PUBLICATION lake FOR ALL TABLES WITH (publish_via_partition_root = true)")
+    assert len(mine.preflight(["shop.*"], "auto")) == 1
+    run(postgres, source, "DROP PUBLICATION lake")
+
+
+def test_rows_that_a_policy_hides_are_not_missed_without_a_word(
+    postgres: PostgresServer, source: PostgresSource, reader: PostgresSource
+) -> None:
+    run(postgres, source, "GRANT SELECT ON ALL TABLES IN SCHEMA shop TO reader")
+    run(postgres, source, "ALTER TABLE shop.leaf ENABLE ROW LEVEL SECURITY")
+    assert "row-level security hides rows" in " ".join(problem.what for problem in problems_of(reader, "shop.*"))
+
+
+def test_a_server_that_logs_no_rows_and_a_database_of_another_encoding_are_refused(
+    postgres_factory: PostgresFactory,
+) -> None:
+    server = postgres_factory({"wal_level": "replica"})
+    server.query("CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
+    found = problems_of(PostgresSource(settings_of(server, "latin")), "public.no")
+    assert [problem.where for problem in found] == ["public.no", "wal_level", "database latin"]
+
+
+def test_connections_that_name_no_database_or_user_say_so(postgres: PostgresServer) -> None:
+    from airflow_provider_cdc.errors import ConfigurationError
+
+    for settings in (
+        ConnectionSettings("postgres", postgres.host, postgres.port, "postgres"),
+        ConnectionSettings("postgres", postgres.host, postgres.port, "", database="postgres"),
+    ):
+        with pytest.raises(ConfigurationError, match="names no"):
+            PostgresSource(settings).preflight(["public.*"], "auto")

@@ -1,0 +1,180 @@
+"""Tables as the server describes them, and every change to one that a run must not overlook."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from airflow_provider_cdc.core.table import Table, TableName
+from airflow_provider_cdc.errors import SchemaChanged
+from airflow_provider_cdc.sources.postgres.schema import check_unchanged, leaves, read_tables, resolve
+from airflow_provider_cdc.sources.postgres.session import Connection, query, session
+from harness.postgres_server import PostgresServer
+from tests.sources.postgres.log_reading import settings as settings_of
+
+SHOP = """
+CREATE SCHEMA shop;
+CREATE TYPE shop.mood AS ENUM ('glad', 'sad');
+CREATE TYPE shop.feeling AS (since date, mood shop.mood);
+CREATE DOMAIN shop.price AS numeric(10,2);
+CREATE DOMAIN shop.fair AS shop.price CHECK (VALUE > 0);
+CREATE TABLE shop.orders (
+    id int PRIMARY KEY, gone int, total shop.fair, moods shop.mood[], feeling shop.feeling,
+    at timestamp(3) with time zone NOT NULL, double int GENERATED ALWAYS AS (id * 2) STORED, places int2vector,
+    span int4range, spans int4multirange);
+ALTER TABLE shop.orders DROP gone;
+CREATE TABLE shop.parts (id int, code text, PRIMARY KEY (code, id)) PARTITION BY RANGE (id);
+CREATE TABLE shop.parts_low PARTITION OF shop.parts FOR VALUES FROM (0) TO (10);
+CREATE TABLE shop.parts_high PARTITION OF shop.parts FOR VALUES FROM (10) TO (20) PARTITION BY HASH (id);
+CREATE TABLE shop.parts_one PARTITION OF shop.parts_high FOR VALUES WITH (MODULUS 1, REMAINDER 0);
+CREATE TABLE shop.visits (at date);
+CREATE VIEW shop.seen AS SELECT * FROM shop.visits;
+CREATE TABLE shop."Odd ""one"" out" (id int);
+"""
+ORDERS, PARTS, VISITS = (TableName("shop", name) for name in ("orders", "parts", "visits"))
+
+
+@pytest.fixture
+def shop(postgres: PostgresServer, database: str) -> Iterator[Connection]:
+    postgres.query(SHOP, database=database)
+    with session(settings_of(postgres, database)) as connection:
+        yield connection
+
+
+def key_of(connection: Connection, definition: str) -> tuple[str, ...]:
+    query(connection, "DROP TABLE IF EXISTS keyed")
+    query(connection, f"CREATE TABLE public.keyed ({definition})")
+    table = read_tables(connection, [TableName("public", "keyed")])[0]
+    query(connection, "DROP TABLE public.keyed")
+    return table.key
+
+
+def test_patterns_name_tables_and_never_partitions_views_or_the_server_s_own(shop: Connection) -> None:
+    names, problems = resolve(shop, ["shop.*", "shop.orders"])
+    assert list(map(str, names)) == ['shop.Odd "one" out', "shop.orders", "shop.parts", "shop.visits"]
+    assert problems == []
+    wrong = ["shop.parts_one", "shop.seen", "pg_catalog.pg_class", "shop.x*", "shop.nothing", "shop"]
+    names, problems = resolve(shop, wrong)
+    assert names == []
+    said = ["a partition of shop.parts", "a view", "the server's own", "matches no table", "no such table", "not name"]
+    for problem, words in zip(problems, said, strict=True):
+        assert words in problem.what
+
+
+def test_columns_say_what_their_values_are(shop: Connection) -> None:
+    (orders,) = read_tables(shop, [ORDERS])
+    assert Table.from_json(orders.to_json()) == orders
+    found = {
+        column.name: (column.type, column.nullable, column.details["kind"], column.details["base"])
+        for column in orders.columns
+    }
+    assert found == {
+        "id": ("integer", False, "base", "int4"),
+        "total": ("shop.fair", True, "domain", "numeric"),
+        "moods": ("shop.mood[]", True, "array", "_mood"),
+        "feeling": ("shop.feeling", True, "composite", "feeling"),
+        "at": ("timestamp(3) with time zone", False, "base", "timestamptz"),
+        "double": ("integer", True, "base", "int4"),
+        # An array by most of its description, but for the one thing that counts: what prints it.
+        "places": ("int2vector", True, "base", "int2vector"),
+        "span": ("int4range", True, "range", "int4range"),
+        "spans": ("int4multirange", True, "multirange", "int4multirange"),
+    }
+    assert orders.column("total").details["base_typmod"] == ((10 << 16) | 2) + 4
+    assert orders.column("double").details["generated"] == "stored"
+
+
+def test_leaves_of_a_tree_are_those_that_hold_rows(shop: Connection) -> None:
+    parts, visits = read_tables(shop, [PARTS, VISITS])
+    assert [leaf.sql for leaf in leaves(parts)] == ['"shop"."parts_low"', '"shop"."parts_one"']
+    assert [leaf.sql for leaf in leaves(visits)] == ['"shop"."visits"']
+    assert parts.key == ("code", "id")
+
+
+def test_keys_are_those_that_tell_rows_apart_at_every_moment(shop: Connection) -> None:
+    assert key_of(shop, "a int NOT NULL, b int NOT NULL, UNIQUE (b, a)") == ("b", "a")
+    assert key_of(shop, "a int NOT NULL UNIQUE, b int PRIMARY KEY") == ("b",)
+    assert key_of(shop, "a int NOT NULL, b int, UNIQUE (a) INCLUDE (b)") == ("a",)
+    assert key_of(shop, "a int UNIQUE") == ()
+    # Within a transaction two rows may share it.
+    assert key_of(shop, "a int PRIMARY KEY DEFERRABLE") == ()
+    query(shop, "CREATE TABLE public.indexed (a int NOT NULL, b int NOT NULL)")
+    query(shop, "CREATE UNIQUE INDEX ON public.indexed (a) WHERE b > 0")
+    query(shop, "CREATE UNIQUE INDEX ON public.indexed ((a + b))")
+    assert read_tables(shop, [TableName("public", "indexed")])[0].key == ()
+
+
+def test_a_not_null_that_was_never_checked_is_none(shop: Connection) -> None:
+    if shop.info.server_version < 180_000:
+        pytest.skip("PostgreSQL 18 began it")
+    query(shop, "CREATE TABLE public.unchecked (a int UNIQUE)")
+    query(shop, "ALTER TABLE public.unchecked ADD CONSTRAINT there NOT NULL a NOT VALID")
+    (table,) = read_tables(shop, [TableName("public", "unchecked")])
+    assert table.key == ()
+    assert table.columns[0].nullable
+
+
+def test_a_table_that_is_not_there_is_named(shop: Connection) -> None:
+    with pytest.raises(SchemaChanged, match=r"shop\.nothing: the table does not exist"):
+        read_tables(shop, [ORDERS, TableName("shop", "nothing")])
+
+
+HARMLESS = (
+    "ANALYZE",
+    "VACUUM shop.orders",
+    "CREATE INDEX ON shop.orders (at)",
+    "CREATE INDEX ON shop.parts_low (id)",
+    "GRANT SELECT ON shop.orders TO public",
+    "REINDEX TABLE shop.orders",
+    "INSERT INTO shop.visits VALUES (now())",
+    "COMMENT ON COLUMN shop.orders.at IS 'when'",
+)
+
+
+@pytest.mark.parametrize("statement", HARMLESS)
+def test_what_changes_no_row_and_no_image_does_not_stop_a_run(shop: Connection, statement: str) -> None:
+    tables = read_tables(shop, [ORDERS, PARTS, VISITS])
+    query(shop, statement)
+    check_unchanged(shop, tables)
+
+
+HARMFUL = {
+    "ALTER TABLE shop.orders ADD more int": "columns are others now (more)",
+    "ALTER TABLE shop.orders RENAME at TO moment": "columns are others now (at, moment)",
+    "ALTER TABLE shop.orders RENAME at TO a; ALTER TABLE shop.orders RENAME a TO at": "columns are others now (at)",
+    "ALTER TABLE shop.orders DROP span, ADD span int4range": "columns are others now (span)",
+    "ALTER TABLE shop.orders ALTER at DROP NOT NULL": "columns are others now (at)",
+    "ALTER TYPE shop.mood RENAME VALUE 'sad' TO 'blue'": "columns are others now (feeling, moods)",
+    "ALTER TYPE shop.mood RENAME VALUE 'sad' TO 'x'; ALTER TYPE shop.mood RENAME VALUE 'x' TO 'sad'": (
+        "columns are others now (feeling, moods)"
+    ),
+    "ALTER TYPE shop.feeling RENAME ATTRIBUTE since TO began": "columns are others now (feeling)",
+    "ALTER TABLE shop.orders DROP CONSTRAINT orders_pkey": "its columns are others now|its key is another now",
+    "ALTER TABLE shop.orders DROP CONSTRAINT orders_pkey, ADD PRIMARY KEY (id)": "is another now|are others now",
+    "VACUUM FULL shop.orders": "was rewritten or truncated",
+    "TRUNCATE shop.parts": "was rewritten or truncated",
+    "ALTER TABLE shop.visits REPLICA IDENTITY FULL": "its replica identity is another now",
+    "ALTER TABLE shop.parts_one REPLICA IDENTITY FULL; ALTER TABLE shop.parts_one REPLICA IDENTITY DEFAULT": (
+        "shop.parts_one was altered"
+    ),
+    "ALTER TABLE shop.parts DETACH PARTITION shop.parts_low": "partitions were attached or detached",
+    "ALTER TABLE shop.parts DETACH PARTITION shop.parts_low;"
+    "ALTER TABLE shop.parts ATTACH PARTITION shop.parts_low FOR VALUES FROM (0) TO (10)": "attached or detached",
+    "ALTER TABLE shop.visits RENAME TO v; CREATE TABLE shop.visits (at date)": "another table has its name now",
+}
+
+
+@pytest.mark.parametrize(("statements", "why"), HARMFUL.items())
+def test_what_could_make_the_copy_wrong_is_noticed_also_when_it_was_taken_back(
+    shop: Connection, statements: str, why: str
+) -> None:
+    tables = read_tables(shop, [ORDERS, PARTS, VISITS])
+    check_unchanged(shop, tables)
+    for statement in statements.split(";"):
+        query(shop, statement)
+    with pytest.raises(SchemaChanged) as stopped:
+        check_unchanged(shop, tables)
+    said = str(stopped.value).replace('"', "")
+    assert any(words in said for words in why.split("|"))
+    check_unchanged(shop, read_tables(shop, [ORDERS, PARTS, VISITS]))

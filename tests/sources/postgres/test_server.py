@@ -1,0 +1,87 @@
+"""Every step makes sure that it is still on the server, with the log and the publication, that the run began on."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+
+from airflow_provider_cdc.core.lsn import Lsn
+from airflow_provider_cdc.errors import ExactnessError, LogGone, SourceReplaced
+from airflow_provider_cdc.sources.base import InitialPoint, LockPolicy
+from airflow_provider_cdc.sources.postgres import PostgresSource
+from harness.postgres_server import PostgresServer
+from tests.conftest import PostgresFactory
+from tests.sources.postgres.log_reading import settings as settings_of
+
+RUN_ID = "20260101T000000Z-00000000"
+
+
+def begin(server: PostgresServer, database: str) -> tuple[PostgresSource, InitialPoint]:
+    server.query("CREATE TABLE stock (id int PRIMARY KEY); ALTER TABLE stock REPLICA IDENTITY FULL", database=database)
+    source = PostgresSource(settings_of(server, database))
+    return source, source.record_initial(source.preflight(["public.stock"], "auto"), LockPolicy(), RUN_ID)
+
+
+@pytest.fixture
+def begun(postgres: PostgresServer, database: str) -> Iterator[tuple[PostgresSource, InitialPoint]]:
+    source, initial = begin(postgres, database)
+    yield source, initial
+    source.release(initial.identity)
+
+
+def test_the_same_server_is_known_again_after_a_restart(postgres_factory: PostgresFactory) -> None:
+    server = postgres_factory()
+    source, initial = begin(server, "postgres")
+    server.restart()
+    source.check_identity(initial.identity, initial.position)
+
+
+@pytest.mark.parametrize("name", ["system_identifier", "timeline", "database_oid"])
+def test_another_server_is_noticed(begun: tuple[PostgresSource, InitialPoint], name: str) -> None:
+    source, initial = begun
+    source.check_identity(initial.identity, initial.position)
+    with pytest.raises(SourceReplaced, match=name):
+        source.check_identity({**initial.identity, name: "7"}, initial.position)
+
+
+def test_a_slot_that_stands_elsewhere_is_noticed(begun: tuple[PostgresSource, InitialPoint]) -> None:
+    source, initial = begun
+    elsewhere = Lsn(int(Lsn.parse(initial.position)) + 8)
+    with pytest.raises(LogGone, match="someone else reads from it"):
+        source.check_identity(initial.identity, str(elsewhere))
+
+
+def test_a_publication_that_was_altered_is_noticed(
+    postgres: PostgresServer, begun: tuple[PostgresSource, InitialPoint]
+) -> None:
+    source, initial = begun
+    name = initial.identity["publication"]
+    postgres.query(f"ALTER PUBLICATION {name} SET (publish = 'insert')", database=source.settings.database)
+    with pytest.raises(ExactnessError, match="was altered"):
+        source.check_identity(initial.identity, initial.position)
+    postgres.query(f"DROP PUBLICATION {name}", database=source.settings.database)
+    with pytest.raises(ExactnessError, match="was dropped"):
+        source.check_identity(initial.identity, initial.position)
+
+
+def test_a_log_that_the_server_threw_away_is_noticed_and_before_that_there_is_a_warning(
+    postgres_factory: PostgresFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = postgres_factory({"max_slot_wal_keep_size": "32MB", "min_wal_size": "32MB", "max_wal_size": "32MB"})
+    source, initial = begin(server, "postgres")
+    source.check_identity(initial.identity, initial.position)
+    assert caplog.text == ""
+    with caplog.at_level(logging.WARNING):
+        while "raise max_slot_wal_keep_size" not in caplog.text:
+            server.query("SELECT pg_logical_emit_message(false, 'fill', repeat('x', 4000000))")
+            source.check_identity(initial.identity, initial.position)
+    for _ in range(8):
+        server.query("SELECT pg_logical_emit_message(false, 'fill', repeat('x', 1000000)) FROM generate_series(1, 16)")
+        server.query("SELECT pg_switch_wal()")
+        server.query("CHECKPOINT")
+    with pytest.raises(LogGone, match="threw away"):
+        source.check_identity(initial.identity, initial.position)
+    source.release(initial.identity)
+    assert server.query("SELECT 1 FROM pg_replication_slots") == []

@@ -1,0 +1,181 @@
+"""Sessions: nothing inherited bends a read, both drivers reach the server alike, and errors say what to mend."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import subprocess
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_cdc.errors import (
+    CdcError,
+    ConfigurationError,
+    LogGone,
+    SchemaChanged,
+    SourceUnavailable,
+    TerminalError,
+    TransientError,
+)
+from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.postgres.session import literal, query, quote, read, reading_session, session, value
+from harness.postgres_server import PostgresServer
+from tests.conftest import PostgresFactory
+from tests.sources.postgres.log_reading import settings as settings_of
+
+PASSWORD = "p/:@ %&?#='\\ü"
+Open = Callable[[ConnectionSettings], AbstractContextManager[Any]]
+
+
+@pytest.fixture
+def settings(postgres: PostgresServer, database: str) -> Iterator[ConnectionSettings]:
+    """Those of a user for whom everything that can be set is set wrongly."""
+    role = f"{database} \"odd\" 'user'"
+    postgres.query(f"CREATE ROLE {quote(role)} LOGIN PASSWORD {literal(PASSWORD)}")
+    for setting in (
+        "TimeZone = 'Asia/Kolkata'",
+        "DateStyle = 'German'",
+        "IntervalStyle = 'sql_standard'",
+        "bytea_output = 'escape'",
+        "extra_float_digits = -5",
+        "search_path = 'nowhere'",
+        "statement_timeout = '10ms'",
+        "default_transaction_read_only = on",
+        "enable_tidscan = off",
+        "row_security = on",
+    ):
+        postgres.query(f"ALTER ROLE {quote(role)} SET {setting}")
+    yield dataclasses.replace(settings_of(postgres, database), user=role, password=PASSWORD)
+    postgres.query(f"DROP ROLE {quote(role)}")
+
+
+SHOWN = (
+    "concat_ws('|', now()::timestamptz(0)::text ~ '[+]00$', DATE '2020-02-01', INTERVAL '1 day', '\\x01'::bytea, "
+    "0.1::float4)"
+)
+
+
+def test_what_a_role_sets_for_itself_changes_no_value_on_either_way(settings: ConnectionSettings) -> None:
+    with session(settings) as control, reading_session(settings) as reading:
+        (batch,) = read(reading, f"SELECT {SHOWN} AS shown, current_setting('statement_timeout') AS waits")
+        assert value(control, SHOWN) == batch["shown"][0].as_py() == "t|2020-02-01|P1D|\\x01|0.1"
+        assert value(control, "current_setting('statement_timeout')") == batch["waits"][0].as_py() == "0"
+        assert value(control, "current_setting('enable_tidscan')") == "on"
+
+
+def test_a_limit_that_only_new_servers_have_is_lifted(settings: ConnectionSettings, postgres: PostgresServer) -> None:
+    if postgres.binaries.major < 17:
+        pytest.skip("PostgreSQL 17 began it")
+    postgres.query(f"ALTER ROLE {quote(settings.user)} SET transaction_timeout = '5s'")
+    with session(settings) as control, reading_session(settings) as reading:
+        assert value(control, "current_setting('transaction_timeout')") == "0"
+        (batch,) = read(reading, "SELECT current_setting('transaction_timeout') AS waits")
+        assert batch["waits"][0].as_py() == "0"
+
+
+def changed(settings: ConnectionSettings, **fields: Any) -> ConnectionSettings:
+    return dataclasses.replace(settings, **fields)
+
+
+@pytest.mark.parametrize("way", [session, reading_session, lambda settings: session(settings, replication=True)])
+def test_a_connection_that_cannot_work_says_what_to_mend(
+    way: Open, settings: ConnectionSettings, postgres: PostgresServer
+) -> None:
+    postgres.query(f"ALTER ROLE {quote(settings.user)} REPLICATION")
+    cases: list[tuple[ConnectionSettings, type[CdcError], str]] = [
+        (changed(settings, password="wrong"), ConfigurationError, "refuses this user or password"),
+        (changed(settings, user="nobody at all"), ConfigurationError, "refuses this user or password"),
+        (changed(settings, database="nowhere"), ConfigurationError, "no database 'nowhere'"),
+        (changed(settings, tls={"mode": "required"}), ConfigurationError, "TLS"),
+        (changed(settings, tls={"mode": "verify_ca", "ca": "/nowhere.pem"}), ConfigurationError, "TLS"),
+        (changed(settings, tls={"mode": "prefer"}), ConfigurationError, "mode 'prefer'"),
+        (changed(settings, port=1), SourceUnavailable, "does not answer"),
+    ]
+    for wrong, error, said in cases:
+        with pytest.raises(error, match=said) as refused, way(wrong):
+            pass
+        assert refused.value.mend
+        assert PASSWORD not in str(refused.value)
+    with way(settings):
+        pass
+
+
+ERRORS: dict[str, tuple[type[CdcError], str]] = {
+    "SELECT * FROM pg_catalog.pg_authid": (ConfigurationError, "permission denied"),
+    "SELECT * FROM public.nothing": (SchemaChanged, "does not exist"),
+    "SELECT nothing FROM pg_catalog.pg_class": (SchemaChanged, "does not exist"),
+    "SELECT 1 / (oid::int - oid::int) FROM pg_catalog.pg_class": (TerminalError, "division by zero"),
+    "SELECT * FROM pg_catalog.pg_logical_slot_peek_binary_changes('gone', NULL, NULL)": (LogGone, "does not exist"),
+    "SELECT pg_catalog.pg_terminate_backend(pg_catalog.pg_backend_pid())": (SourceUnavailable, "terminating"),
+    "SELECT pg_catalog.pg_cancel_backend(pg_catalog.pg_backend_pid()), pg_catalog.pg_sleep(5)": (
+        TransientError,
+        "cancel",
+    ),
+}
+
+
+@pytest.mark.parametrize(("statement", "expected"), ERRORS.items())
+def test_both_drivers_raise_the_same_error(
+    statement: str, expected: tuple[type[CdcError], str], settings: ConnectionSettings, postgres: PostgresServer
+) -> None:
+    postgres.query(f"ALTER ROLE {quote(settings.user)} REPLICATION")
+    error, said = expected
+    with pytest.raises(error, match=said) as by_control, session(settings) as control:
+        query(control, statement)
+    with pytest.raises(error, match=said) as by_reading, reading_session(settings) as reading:
+        list(read(reading, statement))
+    assert type(by_control.value) is type(by_reading.value)
+
+
+def test_a_server_that_is_full_is_worth_another_try(postgres_factory: PostgresFactory) -> None:
+    server = postgres_factory({"max_connections": "5", "superuser_reserved_connections": "0", "max_wal_senders": "0"})
+    settings = settings_of(server, "postgres")
+    held = [server.connect() for _ in range(5)]
+    for way in (session, reading_session):
+        with pytest.raises(SourceUnavailable, match="fewer Spark tasks"), way(settings):
+            pass
+    for connection in held:
+        connection.close()
+
+
+def test_tls_is_checked_as_far_as_it_was_asked_for(postgres_factory: PostgresFactory, tmp_path: Path) -> None:
+    server = postgres_factory()
+    key, certificate = server.data / "server.key", server.data / "server.crt"
+    subprocess.run(
+        [
+            *("openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=elsewhere".split()),
+            *("-keyout", str(key), "-out", str(certificate)),
+        ],
+        check=True,
+        capture_output=True,
+    )
+    authority = tmp_path / "ca.pem"
+    authority.write_bytes(certificate.read_bytes())
+    key.chmod(0o600)
+    for path in (key, certificate):
+        owner = server.data.stat()
+        if path.stat().st_uid != owner.st_uid:
+            os.chown(path, owner.st_uid, owner.st_gid)
+    server.query("ALTER SYSTEM SET ssl = on")
+    server.restart()
+    settings = settings_of(server, "postgres")
+    ca = str(authority)
+    for way in (session, reading_session):
+        for tls in ({}, {"mode": "required"}, {"ca": ca}, {"mode": "verify_ca", "ca": ca}):
+            with way(changed(settings, tls=tls)):
+                shown = server.query(
+                    "SELECT DISTINCT ssl FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) "
+                    "WHERE application_name LIKE 'airflow%'"
+                )
+                assert shown == [(True,)]
+        with (
+            pytest.raises(ConfigurationError, match="TLS"),
+            way(changed(settings, tls={"mode": "verify_identity", "ca": ca})),
+        ):
+            pass
+        with way(changed(settings, tls={"mode": "disabled"})):
+            pass
