@@ -12,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from airflow_provider_cdc.errors import ConfigurationError, LogGone, PositionError, TransientError
+from airflow_provider_cdc.errors import ConfigurationError, LogGone, PositionError, SchemaChanged, TransientError
 from airflow_provider_cdc.sources.base import ConnectionSettings
 from airflow_provider_cdc.sources.postgres import slots
 from airflow_provider_cdc.sources.postgres.log import PostgresSegmentReader, log_segments, open_segment
@@ -452,3 +452,19 @@ def test_no_session_stays_behind(run: Run, follow: Follow) -> None:
         "SELECT query FROM pg_stat_activity WHERE datname = %s AND pid <> pg_backend_pid()", (reading.database,)
     )
     assert left == []
+
+
+def test_stored_generated_columns(run: Run, follow: Follow, postgres: PostgresServer) -> None:
+    """The log has them from PostgreSQL 18 on; before, preflight refuses them, and so does whoever reads the log."""
+    run(
+        "CREATE TABLE a (id int PRIMARY KEY, v text, g text GENERATED ALWAYS AS (v || '!') STORED)",
+        f"ALTER TABLE a {FULL}",
+        "INSERT INTO a VALUES (1, 'one')",
+    )
+    reading = follow("a")
+    run("UPDATE a SET v = 'x'", "INSERT INTO a VALUES (2, 'two')")
+    if postgres.binaries.major >= 18:
+        assert reading.read().before["a"] == {key(1): (1, "one", "one!"), key(2): None}
+    else:
+        with pytest.raises(SchemaChanged, match=r"its columns are others now \(g\)"):
+            reading.read()
