@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -205,3 +205,23 @@ def test_author_s_own_dag_hands_on_what_was_published(
     assert result.xcoms["refresh"]["return_value"] == ["bank.accounts"]
     assert (tmp_path / "raw" / "bank.accounts" / "_latest.json").is_file()
     assert result.xcoms["shop.snapshot"]["counts"]["tables"]["bank.accounts"]["chunks"] > 1
+
+
+def test_values_without_an_arrow_type_become_what_the_form_says_and_are_counted(
+    dag_runner: DagRunner, mysql: MysqlServer, tmp_path: Path
+) -> None:
+    mysql.query("CREATE DATABASE odd")
+    mysql.query("CREATE TABLE odd.t (id INT PRIMARY KEY, d DATE, n DECIMAL(40))")
+    with mysql.connect() as connection, connection.cursor() as cursor:
+        cursor.execute("SET sql_mode = ''")
+        cursor.execute(f"INSERT INTO odd.t VALUES (1, 0, 5), (2, '2024-01-01', {'9' * 40}), (3, 0, NULL)")
+    address = {"conn_type": "mysql", "host": mysql.host, "port": mysql.port, "login": "root"}
+    conf = {"tables": ["odd.t"], "target": tmp_path.as_uri(), "unrepresentable": "null"}
+    result = dag_runner.run(
+        "mysql_snapshot", conf, at=datetime(2026, 1, 5, tzinfo=UTC), connections={"cdc_mysql": address}
+    )
+    assert result.states == dict.fromkeys(STEPS, "success"), result.log[-8000:]
+    assert sorted(rows_of(result.xcoms, "odd.t")) == [(1, None, 5), (2, date(2024, 1, 1), None), (3, None, None)]
+    assert result.xcoms["snapshot"]["counts"]["nulled"] == {"odd.t": {"d": 2, "n": 1}}
+    assert result.xcoms["consolidate"]["counts"]["nulled"] == {}
+    assert "values of odd.t: d 2, n 1" in result.log
