@@ -13,6 +13,7 @@ from harness.cache import cache_directory
 from harness.errors import HarnessError
 from harness.java import java_home
 from harness.mysql_binaries import find_mysql
+from harness.postgres_binaries import find_postgres, installations
 
 PACKAGE = Path(__file__).resolve().parents[2] / "airflow_provider_cdc"
 
@@ -64,10 +65,14 @@ def main() -> None:
     try:
         variables = spark_environment()
         binaries = find_mysql() if action == "check" else None
+        if action == "check":
+            find_postgres()
     except HarnessError as error:
         raise SystemExit(f"setup: {error}") from None
     if binaries is not None:
         print(f"setup: MySQL {binaries.version} in {binaries.directory or binaries.mysqld[0]}")
+        for postgres in installations():
+            print(f"setup: PostgreSQL {postgres.version} in {postgres.directory}")
         print(f"setup: Java in {variables['JAVA_HOME']}")
         return
     for name, value in variables.items():

@@ -59,6 +59,16 @@ def test_a_small_table_is_not_cut_to_pieces() -> None:
     assert SMALLEST_PART_BYTES > 4 * MIB
 
 
+def test_a_keyless_table_is_cut_only_where_many_sessions_share_one_position() -> None:
+    table = entry("keyless", 1000 * MIB, rows=10_000_000, key=()).table
+    parts = {
+        consistency: plan_parts([RunTable(table, consistency, "")], [chunks([100_000] * 100)], slots=4)
+        for consistency in ("lock", "exported")
+    }
+    assert len(parts["lock"]) == 1
+    assert len(parts["exported"]) > 8
+
+
 def test_no_estimates_at_all_still_give_parts() -> None:
     parts = plan_parts([entry("unknown", 0), entry("keyless", 0, key=())], [chunks([0, 0, 0]), chunks([0])], slots=2)
     assert sum(len(part.chunks) for part in parts) == 4

@@ -19,7 +19,9 @@ from airflow_provider_cdc.sources.postgres.types import unmapped
 
 _BYTES_PER_SECOND = 20_000_000
 _LOG_PER_TABLE_BYTE = 0.1
-"""A run is expected to read so fast, and while it does the server to write so much log."""
+_LEAST_SECONDS = 600
+"""A run is expected to read so fast, and while it does the server to write so much log; the rest of it takes a while,
+too."""
 
 _log = logging.getLogger(__name__)
 
@@ -168,15 +170,29 @@ def _warn_of_orphans(connection: Connection) -> None:
 
 
 def _warn_of_limits(connection: Connection, tables: Sequence[Table]) -> None:
-    ((limit,),) = query(
-        connection, "SELECT setting::bigint * 1024 * 1024 FROM pg_settings WHERE name = 'max_slot_wal_keep_size'"
+    """Limits that make the server give up the run's slot: what it does then stops the run, and costs it only."""
+    limits = dict(
+        query(
+            connection,
+            "SELECT name, setting::bigint FROM pg_settings "
+            "WHERE name IN ('max_slot_wal_keep_size', 'idle_replication_slot_timeout')",
+        )
     )
     size = sum(table.bytes for table in tables)
-    if 0 <= limit < size * _LOG_PER_TABLE_BYTE:
+    seconds = size / _BYTES_PER_SECOND
+    megabytes, idle = limits["max_slot_wal_keep_size"], limits.get("idle_replication_slot_timeout", 0)
+    if 0 <= megabytes * 2**20 < size * _LOG_PER_TABLE_BYTE:
         _log.warning(
-            "max_slot_wal_keep_size is %.0f MB, and the tables have %.0f MB, which takes about %.0f s to read: if the "
+            "max_slot_wal_keep_size is %d MB, and the tables have %.0f MB, which take about %.0f s to read: if the "
             "server writes more log than that meanwhile, it throws the run's log away",
-            limit / 1e6,
-            size / 1e6,
-            size / _BYTES_PER_SECOND,
+            megabytes,
+            size / 2**20,
+            seconds,
+        )
+    if 0 < idle < _LEAST_SECONDS + seconds:
+        _log.warning(
+            "idle_replication_slot_timeout is %d s, and the run's slot is idle while tables are read, about %.0f s: the "
+            "server may throw the run's log away",
+            idle,
+            seconds,
         )

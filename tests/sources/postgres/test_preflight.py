@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.errors import PreflightError, Problem
+from airflow_provider_cdc.errors import ConfigurationError, PreflightError, Problem
 from airflow_provider_cdc.sources.base import ConnectionSettings
 from airflow_provider_cdc.sources.postgres import PostgresSource
+from harness.postgres_binaries import installations
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
 from tests.sources.postgres.log_reading import settings as settings_of
@@ -185,9 +187,21 @@ def test_a_server_that_logs_no_rows_and_a_database_of_another_encoding_are_refus
     assert [problem.where for problem in found] == ["public.no", "wal_level", "database latin"]
 
 
-def test_connections_that_name_no_database_or_user_say_so(postgres: PostgresServer) -> None:
-    from airflow_provider_cdc.errors import ConfigurationError
+def test_limits_at_which_the_server_gives_a_slot_up_are_told(
+    postgres_factory: PostgresFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    newest = max(binaries.major for binaries in installations())
+    limits = {"max_slot_wal_keep_size": "1MB"} | ({"idle_replication_slot_timeout": "1min"} if newest >= 18 else {})
+    server = postgres_factory(limits, newest)
+    source = PostgresSource(settings_of(server, "postgres"))
+    make(server, source, "large", "id int PRIMARY KEY, filling text")
+    server.query("INSERT INTO large SELECT i, repeat(md5(i::text), 30) FROM generate_series(1, 20000) i")
+    with caplog.at_level(logging.WARNING):
+        source.preflight(["public.*"], "auto")
+    assert all(name in caplog.text for name in limits)
 
+
+def test_connections_that_name_no_database_or_user_say_so(postgres: PostgresServer) -> None:
     for settings in (
         ConnectionSettings("postgres", postgres.host, postgres.port, "postgres"),
         ConnectionSettings("postgres", postgres.host, postgres.port, "", database="postgres"),

@@ -1,0 +1,150 @@
+"""A run that ends badly leaves nothing on its source, and one that will be tried again keeps what it needs."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG
+from airflow.sdk.exceptions import AirflowException, AirflowTaskTimeout
+
+from airflow_provider_cdc.core.manifest import Manifest, RunTable
+from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.operators.base import run_id_of
+from airflow_provider_cdc.operators.extract_delta import ExtractDeltaOperator
+from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
+from airflow_provider_cdc.operators.snapshot import SnapshotOperator
+from airflow_provider_cdc.sources.base import LockPolicy
+from airflow_provider_cdc.sources.postgres import PostgresSource
+from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
+from harness.postgres_server import PostgresServer
+from tests.sources.postgres.log_reading import settings as settings_of
+
+OPTIONS = {"chunk_rows": 7, "chunk_pause": 0.0, "lock": {}, "keep_slot": False}
+
+
+@pytest.fixture
+def context(tmp_path: Any) -> Any:
+    names = {"dag_id": "d", "run_id": "r", "task_id": "t", "map_index": -1, "task": None}
+    everything = SimpleNamespace(**names, run_after=datetime(2026, 1, 1, 12, 30, tzinfo=UTC))
+    return {"dag_run": everything, "ti": everything}
+
+
+@pytest.fixture
+def source(postgres: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch) -> PostgresSource:
+    fields = {"host": postgres.host, "port": postgres.port, "login": "postgres", "schema": database}
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", json.dumps({"conn_type": "cdc_postgres", **fields}))
+    postgres.query(
+        "CREATE TABLE stock (id int PRIMARY KEY); ALTER TABLE stock REPLICA IDENTITY FULL", database=database
+    )
+    return PostgresSource(settings_of(postgres, database))
+
+
+@pytest.fixture
+def run(source: PostgresSource, context: Any, tmp_path: Any) -> Iterator[Storage]:
+    """A run that has begun: the server keeps a slot for it."""
+    run_id = run_id_of(context)
+    initial = source.record_initial(source.preflight(["public.stock"], "auto"), LockPolicy(), run_id)
+    run = Storage(tmp_path.as_uri()).folder("_runs", run_id)
+    tables = [RunTable(table, "watermark", "") for table in initial.tables]
+    identity = dict(initial.identity)
+    Manifest(run_id, "postgres", "initial_lsn", initial.position, identity, "", tables, OPTIONS).save(run)
+    yield run
+    source.release(identity)
+
+
+def kept(server: PostgresServer) -> int:
+    return len(server.query("SELECT 1 FROM pg_replication_slots"))
+
+
+def fail(operator: Any, context: Any) -> None:
+    context["ti"].task = operator
+    for callback in operator.on_failure_callback:
+        callback(context)
+
+
+def test_the_last_failure_of_any_step_releases_the_slot(
+    postgres: PostgresServer, run: Storage, context: Any, tmp_path: Any
+) -> None:
+    assert kept(postgres) == 1
+    fail(ExtractDeltaOperator(task_id="extract_delta", source_conn_id="shop", run_uri=run.uri), context)
+    assert kept(postgres) == 0
+    # Another task of the run may fail after it.
+    recording: Any = {"plan": [], "options": OPTIONS, "target": tmp_path.as_uri()}
+    fail(LockAndRecordOperator(task_id="lock_and_record", source_conn_id="shop", **recording), context)
+
+
+def test_a_manifest_that_is_there_is_found_by_lock_and_record_too(
+    postgres: PostgresServer, run: Storage, context: Any, tmp_path: Any
+) -> None:
+    recording: Any = {"plan": [], "options": OPTIONS, "target": tmp_path.as_uri()}
+    fail(LockAndRecordOperator(task_id="lock_and_record", source_conn_id="shop", **recording), context)
+    assert kept(postgres) == 0
+
+
+def test_author_s_own_callbacks_stay(run: Storage) -> None:
+    def tell(context: Any) -> None: ...
+
+    with DAG("d", schedule=None, default_args={"on_failure_callback": tell}):
+        group = SnapshotTaskGroup(source_conn_id="shop", tables=["public.*"], target="file:///lake")
+    for task in (group.lock_and_record, group.snapshot, group.extract_delta, group.consolidate):
+        first, second = task.on_failure_callback
+        assert (first, second.__name__) == (tell, "release_of_task")
+    assert list(group.preflight.on_failure_callback) == [tell]
+
+
+def test_a_killed_step_releases_the_slot_and_one_that_timed_out_does_not(
+    postgres: PostgresServer, source: PostgresSource, run: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    operator = SnapshotOperator(task_id="snapshot", source_conn_id="shop", run_uri=run.uri)
+    operator.on_kill()
+    assert kept(postgres) == 1, "nothing had begun"
+    operator.will_release(run, source.settings)
+    # Whoever is killed can no longer ask Airflow for a connection.
+    monkeypatch.delenv("AIRFLOW_CONN_SHOP")
+    try:
+        raise AirflowTaskTimeout
+    except AirflowTaskTimeout:
+        operator.on_kill()
+    assert kept(postgres) == 1, "it may be tried again"
+    operator.on_kill()
+    assert kept(postgres) == 0
+
+
+def test_a_source_that_cannot_be_reached_does_not_hide_why_the_task_failed(
+    run: Storage, context: Any, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    gone = {"conn_type": "cdc_postgres", "host": "127.0.0.1", "port": 1, "login": "x", "schema": "x"}
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", json.dumps(gone))
+    with caplog.at_level(logging.WARNING):
+        fail(SnapshotOperator(task_id="snapshot", source_conn_id="shop", run_uri=run.uri), context)
+    assert "may still keep" in caplog.text
+
+
+def test_a_kill_while_the_position_is_recorded_leaves_no_slot(
+    postgres: PostgresServer, source: PostgresSource, context: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = [plan.to_json() for plan in source.preflight(["public.stock"], "auto")]
+    operator = LockAndRecordOperator(
+        task_id="lock_and_record", source_conn_id="shop", target=tmp_path.as_uri(), plan=plan, options=OPTIONS
+    )
+    operator.on_kill()
+    # Airflow calls it from a signal handler, which interrupts whatever the task does at the moment.
+    settle = "airflow_provider_cdc.sources.postgres.slots.settle"
+    seen: list[int] = []
+
+    def be_killed(*arguments: Any) -> None:
+        seen.append(kept(postgres))
+        operator.on_kill()
+
+    monkeypatch.setattr(settle, be_killed)
+    with pytest.raises(AirflowException, match="killed"):
+        operator.execute(context)
+    assert seen == [1]
+    assert kept(postgres) == 0
+    assert not Manifest.exists(Storage(tmp_path.as_uri()).folder("_runs", run_id_of(context)))
