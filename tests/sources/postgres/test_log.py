@@ -468,3 +468,27 @@ def test_stored_generated_columns(run: Run, follow: Follow, postgres: PostgresSe
     else:
         with pytest.raises(SchemaChanged, match=r"its columns are others now \(g\)"):
             reading.read()
+
+
+def test_columns_that_were_added_and_dropped_in_place(run: Run, follow: Follow) -> None:
+    """Rows from before lack them on disk; a default that was never written there is still their value."""
+    run(
+        "CREATE TABLE a (x int, id int PRIMARY KEY, y text)",
+        "CREATE TABLE k (x int, y text)",
+        "CREATE TABLE p (x int, id int PRIMARY KEY) PARTITION BY RANGE (id)",
+        "CREATE TABLE p1 PARTITION OF p DEFAULT",
+        *(f"ALTER TABLE {name} {FULL}" for name in ("a", "k", "p", "p1")),
+        "INSERT INTO a VALUES (0, 1, 'y')",
+        "INSERT INTO k VALUES (0, 'y')",
+        "INSERT INTO p VALUES (0, 1)",
+        *(f"ALTER TABLE {name} DROP x" for name in ("a", "k", "p")),
+        *(f"ALTER TABLE {name} ADD w text DEFAULT repeat('w', 3000)" for name in ("a", "k", "p")),
+        *(f"ALTER TABLE {name} ADD n int" for name in ("a", "k", "p")),
+        *(f"ALTER TABLE {name} ALTER w SET DEFAULT 'other'" for name in ("a", "k", "p")),
+    )
+    reading = follow("a", "k", "p")
+    run("UPDATE a SET y = 'z'", "UPDATE k SET y = 'z'", "UPDATE p SET n = 1")
+    window, wide = reading.read(), "w" * 3000
+    assert window.before["a"] == {key(1): (1, "y", wide, None)}
+    assert window.before["p"] == {key(1): (1, wide, None)}
+    assert window.counts["k"] == Counter({("y", wide, None): -1, ("z", wide, None): 1})
