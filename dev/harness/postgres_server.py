@@ -168,18 +168,35 @@ class PostgresServer:
         """The server's data directory."""
         return self.directory / "data"
 
+    def standby(self, directory: Path) -> PostgresServer:
+        """Start a hot standby of this server in `directory`."""
+        directory = directory.absolute()
+        server = PostgresServer(self.binaries, directory, free_port(), self._options, detached=False)
+        server._make_folder()
+        command = [self.binaries.tool("pg_basebackup"), "--pgdata", str(server.data), "--write-recovery-conf"]
+        command += ["--host", self.host, "--port", str(self.port), "--username", SUPERUSER, "--checkpoint", "fast"]
+        server._run([*command, "--no-sync"])
+        server._launch()
+        return server
+
     def _init(self) -> None:
+        self._make_folder()
+        command = [self.binaries.tool("initdb"), "--pgdata", str(self.data), "--username", SUPERUSER]
+        command += ["--encoding", "UTF8", "--locale", "C.UTF-8", "--auth", "trust", "--no-sync", "--no-instructions"]
+        self._run(command)
+        (self.data / "pg_hba.conf").write_text(HBA)
+
+    def _make_folder(self) -> None:
         self.data.mkdir(parents=True, exist_ok=True)
         if os.geteuid() == 0:
             os.chown(self.data, NOBODY, NOBODY)
-        command = [self.binaries.tool("initdb"), "--pgdata", str(self.data), "--username", SUPERUSER]
-        command += ["--encoding", "UTF8", "--locale", "C.UTF-8", "--auth", "trust", "--no-sync", "--no-instructions"]
+
+    def _run(self, command: Sequence[str]) -> None:
         done = subprocess.run(
             [*as_nobody(), *command], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, cwd="/"
         )
         if done.returncode != 0:
-            raise HarnessError(f"initdb failed:\n{done.stdout}{done.stderr}")
-        (self.data / "pg_hba.conf").write_text(HBA)
+            raise HarnessError(f"{Path(command[0]).name} failed:\n{done.stdout}{done.stderr}")
 
     def _launch(self) -> None:
         options = {**DEFAULTS, **self._options, "port": str(self.port)}

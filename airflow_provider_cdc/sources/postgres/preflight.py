@@ -170,7 +170,7 @@ def _warn_of_orphans(connection: Connection) -> None:
 
 
 def _warn_of_limits(connection: Connection, tables: Sequence[Table]) -> None:
-    """Limits that make the server give up the run's slot: what it does then stops the run, and costs it only."""
+    """Limits at which the server gives up the run's slot: that stops the run, and costs no more than the run."""
     limits = dict(
         query(
             connection,
@@ -191,8 +191,8 @@ def _warn_of_limits(connection: Connection, tables: Sequence[Table]) -> None:
         )
     if 0 < idle < _LEAST_SECONDS + seconds:
         _log.warning(
-            "idle_replication_slot_timeout is %d s, and the run's slot is idle while tables are read, about %.0f s: the "
-            "server may throw the run's log away",
+            "idle_replication_slot_timeout is %d s, and the run's slot is idle while tables are read, about %.0f s: "
+            "the server may throw the run's log away",
             idle,
             seconds,
         )

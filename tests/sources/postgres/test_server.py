@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 from airflow_provider_cdc.core.lsn import Lsn
-from airflow_provider_cdc.errors import ExactnessError, LogGone, SourceReplaced
+from airflow_provider_cdc.errors import ExactnessError, LogGone, PreflightError, SourceReplaced
 from airflow_provider_cdc.sources.base import InitialPoint, LockPolicy
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from harness.postgres_server import PostgresServer
@@ -36,6 +37,22 @@ def test_the_same_server_is_known_again_after_a_restart(postgres_factory: Postgr
     source, initial = begin(server, "postgres")
     server.restart()
     source.check_identity(initial.identity, initial.position)
+
+
+def test_a_standby_is_refused_and_a_promoted_one_is_not_the_server_that_the_run_began_on(
+    postgres_factory: PostgresFactory, tmp_path: Path
+) -> None:
+    server = postgres_factory()
+    _, initial = begin(server, "postgres")
+    with server.standby(tmp_path) as standby:
+        there = PostgresSource(settings_of(standby, "postgres"))
+        with pytest.raises(PreflightError, match="is a standby"):
+            there.preflight(["public.*"], "auto")
+        with pytest.raises(SourceReplaced, match="a standby answers"):
+            there.check_identity(initial.identity, initial.position)
+        standby.query("SELECT pg_promote()")
+        with pytest.raises(SourceReplaced, match="timeline is 1, but a server answers where it is 2"):
+            there.check_identity(initial.identity, initial.position)
 
 
 @pytest.mark.parametrize("name", ["system_identifier", "timeline", "database_oid"])
