@@ -55,7 +55,9 @@ class StubSource:
     def arrow_schema(self, table: Table) -> pa.Schema:
         return self.schema
 
-    def decode_images(self, table: Table, images: pa.BinaryArray) -> pa.RecordBatch:
+    def decode_images(
+        self, table: Table, images: pa.BinaryArray, nulled: dict[str, int] | None = None
+    ) -> pa.RecordBatch:
         rows = [json.loads(image) for image in images.to_pylist()]
         return pa.record_batch(list(zip(*rows, strict=True)), schema=self.schema)
 
