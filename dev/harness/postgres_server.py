@@ -187,7 +187,7 @@ class PostgresServer:
         (self.data / "pg_hba.conf").write_text(HBA)
 
     def _make_folder(self) -> None:
-        self.data.mkdir(parents=True, exist_ok=True)
+        self.data.mkdir(mode=0o700, parents=True, exist_ok=True)
         if os.geteuid() == 0:
             os.chown(self.data, NOBODY, NOBODY)
 
