@@ -12,6 +12,7 @@ from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.errors import Problem, SchemaChanged
 from airflow_provider_cdc.sources import patterns as patterns_of_tables
 from airflow_provider_cdc.sources.postgres.session import Connection, query, quote
+from airflow_provider_cdc.sources.postgres.types import NAMES_OF_OBJECTS
 
 _TABLE, _PARTITION = "table", "partition"
 _KINDS = {
@@ -86,7 +87,8 @@ def read_tables(connection: Connection, names: Sequence[TableName]) -> tuple[Tab
     ``domain``, ``composite``, ``range``, ``multirange`` or ``array``; ``base``, ``base_oid`` and ``base_typmod`` of the
     type beneath all domains; ``definition``, a digest of everything that someone could alter of it; ``relation``, the
     OID of the table; ``number``, which no other column ever had; ``version``, which is another after each change of the
-    column; and ``generated``: ``stored`` or ``virtual``, where it applies.
+    column; and where they apply, ``names_objects``: true, if a part of the type is one of ``types.NAMES_OF_OBJECTS``,
+    and ``generated``: ``stored`` or ``virtual``.
 
     ``Table.details`` has ``oid``; ``kind``: ``r`` or ``p``; ``identity``, its replica identity; ``leaves``, what
     `leaves` reads; ``tree``, a digest of how partitions hang together; and ``key``, the OID of the constraint, or else
@@ -238,7 +240,7 @@ def _columns(connection: Connection, oids: Sequence[int]) -> dict[int, list[Colu
     types = _types(connection, {row[5] for row in rows})
     found: dict[int, list[Column]] = defaultdict(list)
     for relation, name, number, version, type_name, oid, typmod, generated, not_null in rows:
-        kind, base, base_oid, base_typmod, definition = types[oid]
+        kind, base, base_oid, base_typmod, names_objects, definition = types[oid]
         details: dict[str, str | int | bool] = {
             "oid": oid,
             "typmod": typmod,
@@ -251,6 +253,8 @@ def _columns(connection: Connection, oids: Sequence[int]) -> dict[int, list[Colu
             "number": number,
             "version": version,
         }
+        if names_objects:
+            details["names_objects"] = True
         if generated:
             details["generated"] = {"s": "stored", "v": "virtual"}[generated]
         found[relation].append(Column(name, type_name, not not_null, details))
@@ -279,13 +283,14 @@ WITH RECURSIVE part(root, oid) AS (
         UNION ALL SELECT a.atttypid FROM pg_attribute a
             WHERE a.attrelid = t.typrelid AND t.typrelid <> 0 AND a.attnum > 0 AND NOT a.attisdropped
         UNION ALL SELECT r.rngsubtype FROM pg_range r WHERE t.oid IN (r.rngtypid, r.rngmultitypid)) AS x(oid))
-SELECT p.root, md5(string_agg(concat_ws('|', t.oid, t.xmin, t.typname, t.typtype, t.typtypmod, t.typoutput::oid,
+SELECT p.root, bool_or(t.oid = ANY(%s::oid[])),
+    md5(string_agg(concat_ws('|', t.oid, t.xmin, t.typname, t.typtype, t.typtypmod, t.typoutput::oid,
     (SELECT string_agg(concat_ws('=', e.oid, e.xmin, e.enumsortorder, e.enumlabel), ',' ORDER BY e.enumsortorder)
         FROM pg_enum e WHERE e.enumtypid = t.oid),
     (SELECT string_agg(concat_ws('=', a.attnum, a.xmin, a.attname, a.atttypid, a.atttypmod, a.attisdropped), ','
         ORDER BY a.attnum) FROM pg_attribute a WHERE a.attrelid = t.typrelid AND t.typrelid <> 0 AND a.attnum > 0)
-    ), ';' ORDER BY t.oid))
-FROM part p JOIN pg_type t ON t.oid = p.oid WHERE t.oid >= %s::oid GROUP BY p.root
+    ), ';' ORDER BY t.oid) FILTER (WHERE t.oid >= %s::oid))
+FROM part p JOIN pg_type t ON t.oid = p.oid GROUP BY p.root
 """
 
 _TYPE_KINDS = {
@@ -300,12 +305,14 @@ _TYPE_KINDS = {
 }
 
 
-def _types(connection: Connection, oids: Iterable[int]) -> dict[int, tuple[str, str, int, int, str]]:
-    """Kind, name, OID and modifier of the type beneath, and digest of the definition, by the type's OID."""
+def _types(connection: Connection, oids: Iterable[int]) -> dict[int, tuple[str, str, int, int, bool, str]]:
+    """Kind, name, OID and modifier of the type beneath, whether a part of it is one of ``NAMES_OF_OBJECTS``, and the
+    digest of the definition, by the type's OID."""
     wanted = list(oids)
-    definitions = dict(query(connection, _DEFINITIONS, (wanted, _FIRST_OWN_OID)))
+    arguments = wanted, list(NAMES_OF_OBJECTS), _FIRST_OWN_OID
+    parts = {root: (names, digest or "") for root, names, digest in query(connection, _DEFINITIONS, arguments)}
     return {
-        root: (_TYPE_KINDS[kind], base, base_oid, typmod, definitions.get(root, ""))
+        root: (_TYPE_KINDS[kind], base, base_oid, typmod, *parts[root])
         for root, base, base_oid, typmod, kind in query(connection, _BASES, (wanted,))
     }
 

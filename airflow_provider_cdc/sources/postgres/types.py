@@ -34,6 +34,8 @@ What is needed of a column beyond its name: ``Column.nullable``, and of ``Column
 ``base_oid``, ``base_typmod``
     of the type beneath all domains; the same as the first two if there is none. (Where they are missing, a domain is
     read as text.)
+``names_objects``
+    true if a part of the type (a field of a composite, say) is one of ``NAMES_OF_OBJECTS``.
 ``unrepresentable``
     the policy; missing: ``error``.
 ``relation``
@@ -115,12 +117,12 @@ class ColumnType:
 
 def unmapped(column: Column) -> str | None:
     """Why ``column`` cannot be copied; None if it can."""
-    for name in ("oid", "base_oid"):
-        if int(column.details.get(name, 0)) in _NAMES_OF_OBJECTS:
-            return (
-                f"a value of type {column.type} is printed as the present name of some object, "
-                "which may be another one than at the initial position"
-            )
+    beneath = {int(column.details.get(name, 0)) for name in ("oid", "base_oid")}
+    if beneath & NAMES_OF_OBJECTS or column.details.get("names_objects"):
+        return (
+            f"a value of type {column.type} is printed as the present name of some object, "
+            "which may be another one than at the initial position"
+        )
     return None
 
 
@@ -275,7 +277,8 @@ _OUTPUT_OF_KIND: Mapping[str, str] = {
 
 # regproc, regprocedure, regoper, regoperator, regclass, regtype, regconfig, regdictionary, regnamespace, regrole,
 # regcollation, aclitem, and the arrays of each.
-_NAMES_OF_OBJECTS = frozenset(
+NAMES_OF_OBJECTS = frozenset(
     {24, 2202, 2203, 2204, 2205, 2206, 3734, 3769, 4089, 4096, 4191, 1033}
     | {1008, 2207, 2208, 2209, 2210, 2211, 3735, 3770, 4090, 4097, 4192, 1034}
 )
+"""OIDs of types of which a value is printed as the present name of some object."""

@@ -10,6 +10,7 @@ from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import SchemaChanged
 from airflow_provider_cdc.sources.postgres.schema import check_unchanged, leaves, read_tables, resolve
 from airflow_provider_cdc.sources.postgres.session import Connection, query, session
+from airflow_provider_cdc.sources.postgres.types import unmapped
 from harness.postgres_server import PostgresServer
 from tests.sources.postgres.log_reading import settings as settings_of
 
@@ -178,3 +179,17 @@ def test_what_could_make_the_copy_wrong_is_noticed_also_when_it_was_taken_back(
     said = str(stopped.value).replace('"', "")
     assert any(words in said for words in why.split("|"))
     check_unchanged(shop, read_tables(shop, [ORDERS, PARTS, VISITS]))
+
+
+def test_names_of_objects_inside_of_other_types(shop: Connection) -> None:
+    """What they are printed as changes with the object, wherever in a value they stand."""
+    for statement in (
+        "CREATE TYPE shop.inner_part AS (a int, r regclass)",
+        "CREATE DOMAIN shop.watched AS shop.inner_part[]",
+        "CREATE TABLE shop.named (a regclass, b regrole[], c shop.inner_part, d shop.inner_part[], e shop.watched)",
+    ):
+        query(shop, statement)
+    table = read_tables(shop, [TableName("shop", "named")])[0]
+    assert [unmapped(column) is not None for column in table.columns] == [True] * 5
+    orders = read_tables(shop, [ORDERS])[0]
+    assert [column.name for column in orders.columns if unmapped(column)] == []
