@@ -36,10 +36,10 @@ def image_array(where: str, column: ColumnType, located: Located, index: int) ->
     rows, starts, lengths = located.rows, located.starts[index], located.lengths[index]
     match column.family:
         case Family.TEXT | Family.UUID | Family.DECIMAL | Family.OUTPUT:
-            return _texts(where, located, index)
+            return texts(where, located, index)
         case Family.FLOAT:
             try:
-                return _texts(where, located, index).cast(column.arrow)
+                return texts(where, located, index).cast(column.arrow)
             except pa.ArrowInvalid as error:
                 raise DecodeError(f"not a {column.arrow}: {error}", where=where) from error
         case Family.BYTES:
@@ -66,7 +66,11 @@ def _array(arrow: pa.DataType, located: Located, index: int, values: object) -> 
     return pa.Array.from_buffers(arrow, located.rows, [located.validity(index), pa.py_buffer(values)], nulls)
 
 
-def _texts(where: str, located: Located, index: int) -> pa.Array:
+def texts(where: str, located: Located, index: int) -> pa.Array:
+    """Column ``index`` as text.
+
+    :raises DecodeError: it is not UTF-8, or more than an array holds.
+    """
     total = int(located.totals[index])
     _check_total(where, total)
     offsets: Int32s = np.empty(located.rows + 1, np.int32)

@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import pyarrow as pa
 
@@ -31,20 +32,16 @@ from airflow_provider_cdc.sources.base import (
     UpperBound,
     with_policy,
 )
-from airflow_provider_cdc.sources.postgres import slots, types
+from airflow_provider_cdc.sources.postgres import slots
 from airflow_provider_cdc.sources.postgres.chunks import place
 from airflow_provider_cdc.sources.postgres.schema import check_in_place, difference, leaves, read_tables
 from airflow_provider_cdc.sources.postgres.server import identity, setting_problems
 from airflow_provider_cdc.sources.postgres.session import (
     Connection,
-    ReadingConnection,
     literal,
     mapped_errors,
     query,
     quote,
-    read,
-    reading_session,
-    run,
     session,
     value,
 )
@@ -56,6 +53,9 @@ _POLL_SECONDS = 0.01
 # A page of the log begins with a header of 24 bytes, the first of a segment with one of 40.
 _PAGE_BYTES = 8192
 _LONGEST_HEADER = 40
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.sources.postgres.rows import RowReader
 
 _log = logging.getLogger(__name__)
 
@@ -180,17 +180,20 @@ def open_reader(
 
     :raises SourceUnavailable: with ``exported``, when the session that holds the shared view has ended.
     """
-    with reading_session(settings) as reading, session(settings) as control:
+    # Imported late: the steps that only plan and record need no kernels.
+    from airflow_provider_cdc.sources.postgres.rows import open_rows
+
+    with open_rows(settings, table) as rows, session(settings) as control:
         if consistency == "watermark":
-            yield _Reader(reading, control, table, "")
+            yield _Reader(rows, control, table, "")
             return
         if view is None:
             raise SourceUnavailable(
                 "there is no shared view to read it in", where=str(table.name), mend="the task can be retried as it is"
             )
-        run(reading, "BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
-        run(reading, f"SET TRANSACTION SNAPSHOT {literal(view.snapshot)}")
-        yield _Reader(reading, control, table, view.upper)
+        rows.run("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
+        rows.run(f"SET TRANSACTION SNAPSHOT {literal(view.snapshot)}")
+        yield _Reader(rows, control, table, view.upper)
 
 
 def bound_reads(settings: ConnectionSettings) -> UpperBound:
@@ -226,16 +229,15 @@ class _Reader:
 
     lock_seconds = 0.0
 
-    def __init__(self, reading: ReadingConnection, control: Connection, table: Table, upper: str) -> None:
+    def __init__(self, rows: RowReader, control: Connection, table: Table, upper: str) -> None:
         self.upper = upper
-        self._nulled: dict[str, int] = {}
-        self._reading = reading
+        self._rows = rows
         self._control = control
         self._table = table
 
     @property
     def nulled(self) -> Mapping[str, int]:
-        return self._nulled
+        return self._rows.nulled
 
     def read(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
         leaf, condition = place(self._table, chunk)
@@ -243,12 +245,9 @@ class _Reader:
             if leaf is None:
                 return
             if not self.upper:
-                run(self._reading, "BEGIN READ ONLY ISOLATION LEVEL READ COMMITTED")
-            sql = f"SELECT {types.select_list(self._table)} FROM ONLY {leaf.sql} WHERE {condition}"
-            for batch in read(self._reading, sql):
-                if batch.num_rows:
-                    yield types.finish(self._table, batch, self._nulled)
+                self._rows.run("BEGIN READ ONLY ISOLATION LEVEL READ COMMITTED")
+            yield from self._rows.read(f"ONLY {leaf.sql} WHERE {condition}")
             # The transaction's lock is still held: whatever the name stands for now is what was read.
             check_in_place(self._control, self._table, leaf)
             if not self.upper:
-                run(self._reading, "COMMIT")
+                self._rows.run("COMMIT")

@@ -9,9 +9,12 @@ from typing import Any
 import adbc_driver_postgresql.dbapi as adbc
 import pyarrow as pa
 
+from airflow_provider_cdc.core import row_bytes
 from airflow_provider_cdc.core.table import Column, Table, TableName
+from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.postgres.rows import CopyReader, open_rows
 from airflow_provider_cdc.sources.postgres.types import SESSION_SETTINGS, arrow_schema, finish, quote, select_list
-from harness.postgres_server import PostgresServer
+from harness.postgres_server import SUPERUSER, PostgresServer
 
 _COLUMNS = """
     SELECT a.attname, format_type(a.atttypid, a.atttypmod), NOT a.attnotnull, a.atttypid, a.atttypmod,
@@ -55,6 +58,11 @@ def describe(server: PostgresServer, database: str, name: str, schema: str = "pu
     return Table(TableName(schema, name), tuple(columns), key)
 
 
+def settings(server: PostgresServer, database: str) -> ConnectionSettings:
+    """How the product reaches a database of ``server``."""
+    return ConnectionSettings("postgres", server.host, server.port, SUPERUSER, database=database)
+
+
 def table_sql(table: Table) -> str:
     return f"{quote(table.name.schema)}.{quote(table.name.name)}"
 
@@ -78,8 +86,32 @@ def raw(cursor: Any, table: Table, rest: str = "") -> list[pa.RecordBatch]:
 def select(
     server: PostgresServer, database: str, table: Table, rest: str = "", nulled: dict[str, int] | None = None
 ) -> pa.RecordBatch:
-    """All rows of a table as the product reads them, in one batch."""
+    """All rows of a table as the product reads them, in one batch: on the socket itself. ADBC has to read the same."""
+    with open_rows(settings(server, database), table) as reader:
+        assert isinstance(reader, CopyReader)
+        rows = one_batch(table, list(reader.read(f"ONLY {table_sql(table)} {rest}")))
+        for name, count in reader.nulled.items():
+            if nulled is not None:
+                nulled[name] = nulled.get(name, 0) + count
     with reading(server, database) as cursor:
-        batches = [finish(table, batch, nulled) for batch in raw(cursor, table, rest)]
+        assert_same(rows, one_batch(table, [finish(table, batch) for batch in raw(cursor, table, rest)]))
+    return rows
+
+
+def one_batch(table: Table, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
+    """Batches of a table's rows as one."""
     whole = pa.Table.from_batches(batches, arrow_schema(table)).combine_chunks()
     return whole.to_batches()[0] if whole.num_rows else pa.RecordBatch.from_pylist([], arrow_schema(table))
+
+
+def assert_same(actual: pa.RecordBatch, expected: pa.RecordBatch) -> None:
+    """Bit for bit: `equals` would take -0.0 for 0.0 and tell NaN from NaN."""
+    actual.validate(full=True)
+    expected.validate(full=True)
+    assert actual.schema == expected.schema
+    names = expected.schema.names
+    assert actual.num_rows == expected.num_rows
+    for name in names:
+        mine, theirs = actual.column(name), expected.column(name)
+        same = row_bytes.encode(actual, [name]).to_pylist() == row_bytes.encode(expected, [name]).to_pylist()
+        assert same, f"{name}: {mine.to_pylist()} is not {theirs.to_pylist()}"

@@ -22,8 +22,8 @@ from airflow_provider_cdc.sources.postgres.types import SESSION_SETTINGS, arrow_
 from harness.postgres_server import PostgresServer
 from tests.sources.postgres.log_reading import settings
 from tests.sources.postgres.messages import changes, peek
-from tests.sources.postgres.tables import describe, select
-from tests.sources.postgres.test_images import assert_same, create
+from tests.sources.postgres.tables import assert_same, describe, select
+from tests.sources.postgres.test_images import create
 from tests.sources.postgres.values import CASES, SETUP
 
 

@@ -1,0 +1,126 @@
+"""Messages of a COPY, walked in the buffer that the socket was read into.
+
+A message is a byte that tells its kind, its length in four bytes that count themselves, and a payload. A CopyData
+message (``d``) holds one row: the number of fields in two bytes, and for each one its length in four (-1: NULL) and its
+bytes. The first one begins with a header, the last one holds the number -1 in place of a row. All numbers are
+big-endian. Sources: PostgreSQL's "Message Formats" and, under COPY, "Binary Format"
+(https://www.postgresql.org/docs/current/sql-copy.html).
+"""
+
+from __future__ import annotations
+
+from airflow_provider_cdc.sources.kernel import Bytes, Int32s, Int64s, kernel, load8, load16be, load32be
+
+# Why the kernel stopped.
+NEEDS_BYTES = 1
+"""All whole messages are walked."""
+NEEDS_ROOM = 2
+"""As many rows as there is room for are located."""
+AT_OTHER = 3
+"""At a message that holds no row, or at the end of the rows."""
+BAD_ROW = -1
+
+STATE_POSITION = 0
+"""Where the next message starts."""
+STATE_FILLED = 1
+"""Where the bytes that were received end."""
+STATE_ROWS = 2
+"""How many rows are located."""
+STATE_BEGUN = 3
+"""Whether the header is behind."""
+STATE_ENDED = 4
+"""Whether the end of the rows is."""
+STATE_SIZE = 5
+
+HEAD = 5
+"""Bytes of a message before its payload."""
+
+_COPY_DATA = 0x64
+_SIGNATURE_BYTES = 11
+_HEADER_BYTES = 19
+
+
+@kernel
+def locate_rows(
+    buffer: Bytes, state: Int64s, widths: Int32s, starts: Int32s, lengths: Int32s, nulls: Int64s, totals: Int64s
+) -> int:
+    """Locate the values of rows, as ``sources.located.Located`` has them, and return why it stopped.
+
+    :param widths: of each column: the bytes that every value of it has, or -1.
+    """
+    columns, capacity = starts.shape
+    position, filled, row = state[STATE_POSITION], state[STATE_FILLED], state[STATE_ROWS]
+    code = NEEDS_BYTES
+    while position + HEAD <= filled:
+        if load8(buffer, position) != _COPY_DATA:
+            code = AT_OTHER
+            break
+        size = load32be(buffer, position + 1)
+        if size < 4 or size > 0x7FFFFFFF:
+            code = BAD_ROW
+            break
+        end = position + 1 + size
+        if end > filled:
+            break
+        at = position + HEAD
+        if not state[STATE_BEGUN]:
+            if end - at < _HEADER_BYTES:
+                code = BAD_ROW
+                break
+            extension = load32be(buffer, at + _HEADER_BYTES - 4)
+            flags = load32be(buffer, at + _SIGNATURE_BYTES)
+            if flags != 0 or extension != 0:
+                code = BAD_ROW
+                break
+            at += _HEADER_BYTES
+            if at == end:
+                state[STATE_BEGUN] = 1
+                position = end
+                continue
+        if state[STATE_ENDED] or end - at < 2:
+            code = BAD_ROW
+            break
+        fields = load16be(buffer, at)
+        at += 2
+        if fields == 0xFFFF:
+            if at != end:
+                code = BAD_ROW
+                break
+            state[STATE_BEGUN] = state[STATE_ENDED] = 1
+            position = end
+            continue
+        if fields != columns:
+            code = BAD_ROW
+            break
+        if row == capacity:
+            code = NEEDS_ROOM
+            break
+        good = True
+        for column in range(columns):
+            if at + 4 > end:
+                good = False
+                break
+            length = load32be(buffer, at)
+            at += 4
+            if length == 0xFFFFFFFF:
+                starts[column, row] = -1
+                continue
+            if length > end - at or (widths[column] >= 0 and length != widths[column]):
+                good = False
+                break
+            starts[column, row] = at
+            lengths[column, row] = length
+            at += length
+        if not good or at != end:
+            code = BAD_ROW
+            break
+        for column in range(columns):
+            if starts[column, row] < 0:
+                nulls[column] += 1
+            else:
+                totals[column] += lengths[column, row]
+        state[STATE_BEGUN] = 1
+        row += 1
+        position = end
+    state[STATE_POSITION], state[STATE_ROWS] = position, row
+    return code

@@ -1,0 +1,183 @@
+"""Rows on the socket itself: whatever ADBC reads, in pieces of any size, and every kind of end."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import psycopg
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_provider_cdc.errors import DecodeError, SourceUnavailable
+from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.kernel import Bytes, Int64s
+from airflow_provider_cdc.sources.postgres import packets, stream
+from airflow_provider_cdc.sources.postgres.rows import AdbcReader, CopyReader, open_rows
+from airflow_provider_cdc.sources.postgres.session import connect, mapped_errors, session
+from harness.postgres_server import NOBODY, SUPERUSER, PostgresServer
+from tests.sources.postgres.tables import assert_same, describe, one_batch, select, settings
+
+DATABASE = "postgres"
+
+
+@pytest.fixture
+def table(postgres: PostgresServer) -> Iterator[str]:
+    postgres.query(
+        "CREATE TABLE copied (id bigint PRIMARY KEY, small smallint, ratio real, name text, body bytea, ok boolean, "
+        "day date, at timestamptz, price numeric(12,2), document jsonb, uid uuid)"
+    )
+    postgres.query(
+        "INSERT INTO copied SELECT n, n % 100, n / 3.0, 'name ' || n, decode(md5(n::text), 'hex'), n % 2 = 0, "
+        "date '2000-01-01' + n, timestamptz '2000-01-01 00:00+00' + n * interval '1 hour', n / 4.0, "
+        "jsonb_build_object('n', n), md5(n::text)::uuid FROM generate_series(1, 3000) n"
+    )
+    postgres.query("INSERT INTO copied (id) VALUES (0)")
+    yield "copied"
+    postgres.query("DROP TABLE copied")
+
+
+@pytest.mark.parametrize("size", [64, 1000, 1 << 20])
+def test_a_buffer_of_any_size(postgres: PostgresServer, table: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows and messages are cut by its end anywhere, and a row that does not fit makes it grow."""
+    expected = select(postgres, DATABASE, describe(postgres, DATABASE, table))
+    monkeypatch.setattr(stream, "_BUFFER", size)
+    assert_same(select(postgres, DATABASE, describe(postgres, DATABASE, table)), expected)
+    postgres.query("INSERT INTO copied (id, name) VALUES (-1, repeat('long ', 50000))")
+    rows = select(postgres, DATABASE, describe(postgres, DATABASE, table))
+    assert rows.num_rows == expected.num_rows + 1
+
+
+def test_no_rows(postgres: PostgresServer, table: str) -> None:
+    assert select(postgres, DATABASE, describe(postgres, DATABASE, table), "WHERE id > 9999").num_rows == 0
+
+
+def test_a_statement_that_fails_half_way_gives_its_error_and_the_next_one_works(
+    postgres: PostgresServer, table: str
+) -> None:
+    described = describe(postgres, DATABASE, table)
+    with session(settings(postgres, DATABASE)) as connection:
+        one = stream.CopyStream(connection, "copied")
+        reader = CopyReader(one, described)
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            list(reader.read("public.copied WHERE 1 / (2999 - id) < 5"))
+        one.run("ROLLBACK")
+        assert sum(batch.num_rows for batch in reader.read("public.copied")) == 3001
+        with pytest.raises(psycopg.errors.UndefinedTable):
+            list(reader.read("nowhere"))
+        with pytest.raises(psycopg.errors.SyntaxError):
+            one.run("SELEKT")
+        one.run("SELECT generate_series(1, 10)")
+        assert sum(batch.num_rows for batch in reader.read("public.copied")) == 3001
+        one.close()
+
+
+def test_a_session_that_is_ended_half_way(postgres: PostgresServer, table: str) -> None:
+    postgres.query("INSERT INTO copied (id, name) SELECT n, repeat('x', 1000) FROM generate_series(10000, 40000) n")
+    described = describe(postgres, DATABASE, table)
+    with mapped_errors("copied"), session(settings(postgres, DATABASE)) as connection:
+        reader = CopyReader(stream.CopyStream(connection, "copied"), described)
+        batches = reader.read("public.copied")
+        next(batches)
+        postgres.query("SELECT pg_terminate_backend(%s)", (connection.info.backend_pid,))
+        with pytest.raises(SourceUnavailable), mapped_errors("copied"):
+            list(batches)
+
+
+def test_notices_between_the_rows(postgres: PostgresServer, table: str) -> None:
+    postgres.query(
+        "CREATE FUNCTION loud(n bigint) RETURNS boolean LANGUAGE plpgsql AS "
+        "$$ BEGIN RAISE WARNING 'row %', n; RETURN true; END $$"
+    )
+    described = describe(postgres, DATABASE, table)
+    with open_rows(settings(postgres, DATABASE), described) as reader:
+        assert sum(batch.num_rows for batch in reader.read("public.copied WHERE public.loud(id)")) == 3001
+    postgres.query("DROP FUNCTION loud")
+
+
+def test_an_encrypted_session_is_read_by_adbc() -> None:
+    with (
+        tempfile.TemporaryDirectory(prefix="cdc-postgres-") as directory,
+        PostgresServer.start(Path(directory)) as server,
+    ):
+        key = ["-keyout", str(server.data / "server.key"), "-out", str(server.data / "server.crt")]
+        command = ["openssl", "req", "-new", "-x509", "-days", "2", "-nodes", "-subj", "/CN=localhost", *key]
+        subprocess.run(command, check=True, capture_output=True)
+        for name in ("server.key", "server.crt"):
+            (server.data / name).chmod(0o600)
+            if Path(directory).owner() == "root":
+                os.chown(server.data / name, NOBODY, NOBODY)
+        server.restart({"ssl": "on"})
+        server.query("CREATE TABLE t (id int PRIMARY KEY, name text)")
+        server.query("INSERT INTO t SELECT n, 'name ' || n FROM generate_series(1, 1000) n")
+        described = describe(server, DATABASE, "t")
+        rows = {}
+        for mode, kind in (("required", AdbcReader), ("disabled", CopyReader)):
+            one = ConnectionSettings("postgres", server.host, server.port, SUPERUSER, "", DATABASE, {"mode": mode})
+            with open_rows(one, described) as reader:
+                assert isinstance(reader, kind)
+                rows[mode] = one_batch(described, list(reader.read("public.t")))
+        assert_same(rows["required"], rows["disabled"])
+
+
+@pytest.fixture(scope="module")
+def messages(postgres: PostgresServer) -> bytes:
+    """The CopyData messages of three rows and the end, as a server sends them."""
+    sql = (
+        "COPY (SELECT n, CASE WHEN n > 1 THEN 'text ' || n END FROM generate_series(1, 3) n) TO STDOUT (FORMAT binary)"
+    )
+    with connect(settings(postgres, DATABASE)) as connection, connection.cursor().copy(sql) as copy:
+        return b"".join(b"d" + (len(part) + 4).to_bytes(4, "big") + bytes(part) for part in iter(copy.read, b""))
+
+
+def _locate(data: bytes, widths: list[int]) -> tuple[int, Int64s]:
+    """What the kernel finds in ``data``, behind which any read would fail the comparison of guard bytes."""
+    buffer: Bytes = np.frombuffer(data + bytes(32), np.uint8).copy()
+    state: Int64s = np.zeros(packets.STATE_SIZE, np.int64)
+    state[packets.STATE_FILLED] = len(data)
+    starts, lengths = np.zeros((2, len(widths), 8), np.int32)
+    sums = np.zeros((2, len(widths)), np.int64)
+    code = packets.locate_rows(buffer, state, np.array(widths, np.int32), starts, lengths, *sums)
+    rows = int(state[packets.STATE_ROWS])
+    inside = (starts[:, :rows] < 0) | (starts[:, :rows] + lengths[:, :rows] <= len(data))
+    assert inside.all()
+    return code, state
+
+
+def test_whole_messages(messages: bytes) -> None:
+    code, state = _locate(messages, [4, -1])
+    assert (code, state[packets.STATE_ROWS], state[packets.STATE_ENDED]) == (packets.NEEDS_BYTES, 3, 1)
+    assert _locate(messages, [8, -1])[0] == packets.BAD_ROW
+    assert _locate(messages, [4])[0] == packets.BAD_ROW
+
+
+@given(data=st.data())
+def test_messages_that_lie(messages: bytes, data: st.DataObject) -> None:
+    """Cut or altered anywhere: nothing outside of what was received is ever located."""
+    damaged = bytearray(messages[: data.draw(st.integers(0, len(messages)))])
+    for place in data.draw(st.lists(st.integers(0, max(0, len(damaged) - 1)), max_size=4)) if damaged else ():
+        damaged[place] = data.draw(st.integers(0, 255))
+    code, state = _locate(bytes(damaged), [4, -1])
+    assert code in (packets.NEEDS_BYTES, packets.AT_OTHER, packets.BAD_ROW)
+    assert 0 <= state[packets.STATE_POSITION] <= len(damaged)
+
+
+def test_rows_that_end_without_saying_so(postgres: PostgresServer, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    described = describe(postgres, DATABASE, table)
+    with session(settings(postgres, DATABASE)) as connection:
+        one = stream.CopyStream(connection, "copied")
+        at_other = one.at_other
+
+        def forgetful() -> bool:
+            one.state[packets.STATE_ENDED] = 0
+            return at_other()
+
+        monkeypatch.setattr(one, "at_other", forgetful)
+        with pytest.raises(DecodeError, match="before their end"):
+            list(CopyReader(one, described).read("public.copied"))
+        one.close()
