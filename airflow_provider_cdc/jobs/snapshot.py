@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.manifest import RunTable
 from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.errors import TransientError
 from airflow_provider_cdc.jobs.nulled import add_nulled, say_nulled
 from airflow_provider_cdc.jobs.parts import CHUNK_ROWS, Part, cut
 from airflow_provider_cdc.jobs.progress import Progress, say, table
@@ -28,6 +30,7 @@ from airflow_provider_cdc.sources.base import ConnectionSettings, LockPolicy, So
 TASK_ID = "snapshot"
 PLAN = "chunks/plan.json"
 DONE = "chunks/done"
+WATCH_SECONDS = 60.0
 
 
 @dataclass(frozen=True)
@@ -115,14 +118,20 @@ def _snapshot(step: Step) -> dict[str, Any]:
 
     weights = {part.number: part.weight for part in missing}
     progress = Progress("snapshot", "chunks", chunks, sum(weights.values()))
+    watch = _Watch(step)
     lock, pause = LockPolicy(**options.get("lock", {})), options.get("chunk_pause", 0.0)
+
+    def done(record: dict[str, Any]) -> None:
+        progress.add(record["chunks"], record["rows"], weights[record["part"]])
+        watch.look()
+
     with step.source.share_reads({step.tables[part.table].consistency for part in missing}) as source:
         read = run_tasks(
             step.spark,
             "read chunks",
             missing,
             ReadPart(run, plan.id, source, step.sink, tuple(step.tables), lock, pause),
-            lambda record: progress.add(record["chunks"], record["rows"], weights[record["part"]]),
+            done,
         )
     records.update((record["part"], record) for record in read)
     bound = step.source.bound_reads()
@@ -150,6 +159,26 @@ def _snapshot(step: Step) -> dict[str, Any]:
     }
     _summarize(step, found)
     return found
+
+
+class _Watch:
+    """Looks now and then whether the source still has what the run needs: who reads for hours should not learn only at
+    the end that the log was thrown away in the first one."""
+
+    def __init__(self, step: Step) -> None:
+        self._step = step
+        self._last = time.monotonic()
+
+    def look(self) -> None:
+        """Ask the source, if that is due.
+
+        :raises ExactnessError: it has not.
+        """
+        if time.monotonic() - self._last < WATCH_SECONDS:
+            return
+        self._last = time.monotonic()
+        with suppress(TransientError):
+            self._step.source.check_identity(self._step.manifest.identity, self._step.manifest.initial_position)
 
 
 def _drop_half_read(step: Step, parts: list[Part], records: dict[int, dict[str, Any]]) -> None:

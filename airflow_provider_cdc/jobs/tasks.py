@@ -47,7 +47,7 @@ def run_tasks(
     :param title: what Spark's own UI calls the job.
     :param work: runs in an executor; it, the orders and the results are pickled. A Spark task may run twice, even at
         the same time, so whatever it leaves behind must do no harm.
-    :param done: is told each result once, in the driver, as soon as it is there.
+    :param done: is told each result once, in the driver, as soon as it is there. What it raises ends the job.
     :raises TerminalError: the first one that a task raised.
     :raises TransientError: a task failed ``TRIES`` times, or Spark lost its processes.
     """
@@ -66,7 +66,11 @@ def run_tasks(
                     raise outcome
             else:
                 results[index] = outcome
-                done(outcome)
+                try:
+                    done(outcome)
+                except BaseException:
+                    job.cancel()
+                    raise
         if errors:
             error = errors[min(errors)]
             if attempt == TRIES:
