@@ -20,20 +20,22 @@ import pytest
 from pyspark.sql import SparkSession
 
 from harness.pipeline import Pipeline, published, settings_of
+from harness.postgres_binaries import installations
 from harness.postgres_recovery import PostgresRecovery
 from harness.postgres_server import PostgresServer
 from tests.consistency.postgres import history
 from tests.consistency.writing import Writing
 
-HISTORIES = int(os.environ.get("CDC_HISTORIES", "15"))
-"""Per consistency. The figures in the README are of 50."""
+HISTORIES = int(os.environ.get("CDC_HISTORIES", "8"))
+"""Per version and consistency."""
+VERSIONS = sorted({installations()[0].major, max(one.major for one in installations())})
 
 
-@pytest.fixture(scope="module")
-def primary() -> Iterator[PostgresServer]:
+@pytest.fixture(scope="module", params=VERSIONS)
+def primary(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
     with (
         tempfile.TemporaryDirectory(prefix="cdc-postgres-") as directory,
-        PostgresServer.start(Path(directory), options={"max_connections": "60"}) as server,
+        PostgresServer.start(Path(directory), version=request.param, options={"max_connections": "60"}) as server,
     ):
         yield server
 
