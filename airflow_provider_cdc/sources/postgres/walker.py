@@ -158,12 +158,12 @@ class LogWalker:
     def _relation(self, found: pgoutput.Relation) -> None:
         index = self._indexes.get(found.oid)
         leaf = self._leaves.get(found.oid)
-        counts = self.state[walk_state.COUNTS]
-        if counts and index is not None:
+        # It is sent once, with the first change: a transaction that does not count may be the one that brings it.
+        if index is not None:
             self._check(self._tables[index], found)
-        elif counts and leaf is not None:
+        elif leaf is not None:
             self._check_identity(found, f"partition {found.name} of {self._tables[leaf].name}")
-        elif counts and found.name in self._names:
+        elif found.name in self._names:
             raise SchemaChanged(
                 "another table has its name now", where=f"{found.name} at {self.where}", mend=_LEAVE_ALONE
             )

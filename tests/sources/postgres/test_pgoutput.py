@@ -214,6 +214,9 @@ REFUSED: dict[str, tuple[list[bytes], type[CdcError], str]] = {
     ),
     "a table that was renamed": ([begin(200), relation(A, "b", COLUMNS)], SchemaChanged, "called public.b now"),
     "a table that took its name": ([begin(200), relation(STRANGER, "a", COLUMNS)], SchemaChanged, "another table"),
+    "a description in a transaction that does not count": (
+        [begin(50), relation(A, "b", COLUMNS)], SchemaChanged, "called public.b now",
+    ),
     "a column more": ([begin(200), relation(A, "a", [*COLUMNS, ("w", TEXT, -1)])], SchemaChanged, r"\(w\)"),
     "a column less": ([begin(200), relation(A, "a", COLUMNS[:1])], SchemaChanged, r"\(v\)"),
     "a column of another type": (
@@ -240,7 +243,7 @@ def test_what_stops_the_run(what: str) -> None:
 
 HARMLESS: dict[str, list[bytes]] = {
     "of a transaction that does not count": [
-        begin(50), relation(A, "b", COLUMNS), truncate(A), relation(LEAF, "l", COLUMNS, identity="d"), commit(50),
+        begin(50), *RELATIONS, truncate(A), change(A, None, ROW), change(LEAF, None, ROW), commit(50),
     ],
     "of another table": [
         begin(200), relation(STRANGER, "s", COLUMNS[:1], identity="n"), change(STRANGER, ["1"], None, b"K"),
