@@ -12,7 +12,14 @@ from typing import Any
 import psycopg
 import pytest
 
-from airflow_provider_cdc.errors import ConfigurationError, LogGone, PositionError, SchemaChanged, TransientError
+from airflow_provider_cdc.errors import (
+    ConfigurationError,
+    LogGone,
+    PositionError,
+    SchemaChanged,
+    SourceUnavailable,
+    TransientError,
+)
 from airflow_provider_cdc.sources.base import ConnectionSettings
 from airflow_provider_cdc.sources.postgres import slots
 from airflow_provider_cdc.sources.postgres.log import PostgresSegmentReader, log_segments, open_segment
@@ -492,3 +499,29 @@ def test_columns_that_were_added_and_dropped_in_place(run: Run, follow: Follow) 
     assert window.before["a"] == {key(1): (1, "y", wide, None)}
     assert window.before["p"] == {key(1): (1, wide, None)}
     assert window.counts["k"] == Counter({("y", wide, None): -1, ("z", wide, None): 1})
+
+
+def test_a_session_that_ends_early(run: Run, follow: Follow) -> None:
+    """Nothing of it counts, and the next try reads the same."""
+    run("CREATE TABLE a (id int PRIMARY KEY)", f"ALTER TABLE a {FULL}")
+    reading = follow("a")
+    run("INSERT INTO a SELECT g FROM generate_series(1, 300000) g")
+    end = reading.now()
+    kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND query LIKE %s"
+    peeking = (reading.database, "%slot_peek_binary%")
+    with open_segment(reading.settings, reading.segment(end), reading.initial, reading.tracked(end)) as reader:
+        stop = threading.Event()
+
+        def end_it() -> None:
+            while not reading.server.query(kill, peeking) and not stop.is_set():
+                time.sleep(0.01)
+
+        killer = threading.Thread(target=end_it)
+        killer.start()
+        try:
+            with pytest.raises(SourceUnavailable):
+                list(reader)
+        finally:
+            stop.set()
+            killer.join()
+    assert len(reading.read(end).before["a"]) == 300_000
