@@ -66,6 +66,15 @@ class Cells:
         """The values of a family whose cells have 64 bits; those of NULLs are 0."""
         return np.frombuffer(self.values, np.int64, self.rows)
 
+    def valid(self) -> Bytes:
+        """``validity`` for a kernel that reads it; empty without NULLs."""
+        return np.empty(0, np.uint8) if self.validity is None else np.frombuffer(self.validity, np.uint8)
+
+    def own_validity(self) -> Bytes:
+        """A bitmap of its own, in which a kernel can clear the bits of more rows."""
+        size = (self.rows + 7) // 8
+        return np.full(size, 255, np.uint8) if self.validity is None else self.valid()[:size].copy()
+
 
 def fixed_cells(located: Located, index: int, values: pa.Buffer) -> Cells:
     """The cells of column ``index``, given their values."""

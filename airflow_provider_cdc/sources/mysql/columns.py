@@ -87,9 +87,9 @@ def _counted(column: ColumnType, cells: Cells) -> tuple[pa.Buffer, int]:
     """Days or microseconds since 1970, and the first row that has no date of the calendar."""
     if column.family is Family.DATE:
         values = pa.allocate_buffer(cells.rows * 4)
-        return values, _to_days(cells.int64(), _valid(cells), np.frombuffer(values, np.int32))
+        return values, _to_days(cells.int64(), cells.valid(), np.frombuffer(values, np.int32))
     values = pa.allocate_buffer(cells.rows * 8)
-    return values, _to_micros(cells.int64(), _valid(cells), np.frombuffer(values, np.int64))
+    return values, _to_micros(cells.int64(), cells.valid(), np.frombuffer(values, np.int64))
 
 
 def _no_date(where: str, column: ColumnType, value: str) -> ValueNotRepresentable:
@@ -137,13 +137,6 @@ def _vectors(where: str, column: ColumnType, cells: Cells) -> pa.Array:
     numbers = pa.Array.from_buffers(pa.float32(), int(ends[-1]) // 4, [None, cells.values])
     offsets = pa.py_buffer(ends >> 2)
     return pa.Array.from_buffers(column.arrow, cells.rows, [cells.validity, offsets], cells.nulls, children=[numbers])
-
-
-def _valid(cells: Cells) -> Bytes:
-    """Bytes that say which cells are not NULL; empty if all are."""
-    if cells.validity is None:
-        return np.empty(0, np.uint8)
-    return np.frombuffer(cells.validity, np.uint8)
 
 
 @kernel

@@ -22,7 +22,7 @@ def printed(column: ColumnType, cells: Cells) -> Cells:
     values = pa.allocate_buffer((cells.rows - cells.nulls) * size)
     _print(
         cells.int64(),
-        np.empty(0, np.uint8) if cells.validity is None else np.frombuffer(cells.validity, np.uint8),
+        cells.valid(),
         clock,
         column.scale,
         np.frombuffer(offsets, np.int32),
@@ -33,9 +33,7 @@ def printed(column: ColumnType, cells: Cells) -> Cells:
 
 def without_no_dates(cells: Cells) -> Cells:
     """Packed dates, with nulls in place of those that no calendar has."""
-    validity = np.full((cells.rows + 7) // 8, 255, np.uint8)
-    if cells.validity is not None:
-        validity[:] = np.frombuffer(cells.validity, np.uint8)[: len(validity)]
+    validity = cells.own_validity()
     nulled = _clear_no_dates(cells.int64(), validity)
     return Cells(cells.rows, cells.nulls + nulled, pa.py_buffer(validity), cells.values)
 

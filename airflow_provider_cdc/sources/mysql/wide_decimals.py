@@ -75,9 +75,7 @@ def fitting(column: ColumnType, cells: Cells) -> Cells:
     """128-bit integers (the value times 10^scale) from the texts, with nulls in place of those of more than 38 digits
     (zeros in front do not count)."""
     assert cells.offsets is not None
-    validity = np.full((cells.rows + 7) // 8, 255, np.uint8)
-    if cells.validity is not None:
-        validity[:] = np.frombuffer(cells.validity, np.uint8)[: len(validity)]
+    validity = cells.own_validity()
     values = pa.allocate_buffer(cells.rows * 16)
     nulled = _fit(
         np.frombuffer(cells.offsets, np.int32),
