@@ -82,6 +82,10 @@ class Table:
                 return column
         raise KeyError(f"{self.name} has no column {name}")
 
+    def identifies(self, name: str) -> bool:
+        """Whether the column is part of what tells rows apart: of the key, or of the whole row if there is no key."""
+        return self.keyless or name in self.key
+
     def same_shape(self, other: Table) -> bool:
         """Whether both have the same columns and key, whatever their sizes."""
         return (self.name, self.columns, self.key) == (other.name, other.columns, other.key)

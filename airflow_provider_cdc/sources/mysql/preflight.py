@@ -15,7 +15,6 @@ from airflow_provider_cdc.sources.mysql.server import is_replica, setting_proble
 from airflow_provider_cdc.sources.mysql.session import Connection, query, session
 from airflow_provider_cdc.sources.mysql.types import (
     ColumnType,
-    identifies,
     is_wide_decimal,
     unsupported,
     unsupported_key,
@@ -98,8 +97,8 @@ def _policy_reason(table: Table, unrepresentable: str) -> str:
     changed = [
         column.name
         for column in table.columns
-        if unsupported(column, identifies(table, column)) is None
-        and ColumnType.of(column, identifies(table, column)).policy != "error"
+        if unsupported(column, table.identifies(column.name)) is None
+        and ColumnType.of(column, table.identifies(column.name)).policy != "error"
     ]
     if not changed:
         return ""
@@ -128,7 +127,7 @@ def _table_problems(connection: Connection, tables: Sequence[Table], consistency
                 f"ALTER TABLE {table_sql(table.name)} ADD PRIMARY KEY (…), or choose auto or lock",
             )
         for column in table.columns:
-            apart = identifies(table, column)
+            apart = table.identifies(column.name)
             reason = unsupported(column, apart)
             mend = "change the column's type, or leave the table out"
             if reason is not None and is_wide_decimal(column):

@@ -197,11 +197,6 @@ def is_wide_decimal(column: Column) -> bool:
     return declared is not None and declared.name == "decimal" and declared.number(0, 10) > 38
 
 
-def identifies(table: Table, column: Column) -> bool:
-    """Whether ``column`` is part of what tells ``table``'s rows apart."""
-    return table.keyless or column.name in table.key
-
-
 def unsupported_key(column: Column) -> str | None:
     """Why ``column`` cannot be a key column; None if it can. Its type is a supported one.
 
@@ -220,7 +215,7 @@ def column_types(table: Table) -> tuple[ColumnType, ...]:
 
     :raises ConfigurationError: a column's type is not in the table of types.
     """
-    return tuple(ColumnType.of(column, identifies(table, column)) for column in table.columns)
+    return tuple(ColumnType.of(column, table.identifies(column.name)) for column in table.columns)
 
 
 def arrow_schema(table: Table) -> pa.Schema:

@@ -182,7 +182,7 @@ def _column_type(table: Table, column: Column) -> ColumnType:
         family = Family.OUTPUT
     if family is Family.OUTPUT:
         arrow = pa.utf8()
-    if family not in _UNREPRESENTABLE or table.keyless or column.name in table.key:
+    if family not in _UNREPRESENTABLE or table.identifies(column.name):
         policy = "error"
     nullable = column.nullable or policy == "null"
     select = quote(column.name)
