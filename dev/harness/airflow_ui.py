@@ -18,10 +18,11 @@ from types import FrameType
 from harness import servers
 from harness.airflow_home import AirflowHome
 from harness.cache import cache_directory
-from harness.demo import mysql_shop
+from harness.demo import mysql_shop, postgres_shop
 from harness.demo.stage import SCHEMA
 from harness.errors import HarnessError
 from harness.mysql_server import MysqlServer
+from harness.postgres_server import SUPERUSER, PostgresServer
 
 ROWS = 50_000
 START_SECONDS = 180
@@ -48,9 +49,19 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 def _serve(home: Path, port: int) -> None:
     if _answers(port):
         raise HarnessError(f"something answers on port {port} already: stop it, or give another --port")
-    mysql = _mysql_with_a_shop()
+    mysql, postgres = _mysql_with_a_shop(), _postgres_with_a_shop()
     airflow = AirflowHome(
-        home, {"cdc_mysql": {"conn_type": "cdc_mysql", "host": mysql.host, "port": mysql.port, "login": "root"}}
+        home,
+        {
+            "cdc_mysql": {"conn_type": "cdc_mysql", "host": mysql.host, "port": mysql.port, "login": "root"},
+            "cdc_postgres": {
+                "conn_type": "cdc_postgres",
+                "host": postgres.host,
+                "port": postgres.port,
+                "login": SUPERUSER,
+                "schema": "postgres",
+            },
+        },
     )
     airflow.environment |= {
         "AIRFLOW__API__BASE_URL": f"http://127.0.0.1:{port}",
@@ -76,6 +87,7 @@ def _serve(home: Path, port: int) -> None:
         (login,) = json.loads((home / "simple_auth_manager_passwords.json.generated").read_text()).items()
         print(
             f"airflow: http://127.0.0.1:{port}/dags/mysql_snapshot  user {login[0]}, password {login[1]}\n"
+            f"airflow: http://127.0.0.1:{port}/dags/postgres_snapshot\n"
             f"airflow: trigger it with tables shop.* and a target such as {(home / 'lake').as_uri()}\n"
             f"airflow: logs of its parts: {home}/*.log\n"
             f"airflow: Ctrl-C stops it. Undo: rm -r {home}; {servers.UNDO}",
@@ -93,6 +105,16 @@ def _mysql_with_a_shop() -> MysqlServer:
         with server.connect() as connection:
             mysql_shop.create(connection, ROWS)
     print(f"airflow: connection cdc_mysql is {server.url}, with the database {SCHEMA}", flush=True)
+    return server
+
+
+def _postgres_with_a_shop() -> PostgresServer:
+    server = servers.up("postgres")
+    assert isinstance(server, PostgresServer)
+    if not server.query("SELECT 1 FROM pg_namespace WHERE nspname = %s", [SCHEMA]):
+        with server.connect() as connection:
+            postgres_shop.create(connection, ROWS)
+    print(f"airflow: connection cdc_postgres is {server.url}, with the schema {SCHEMA}", flush=True)
     return server
 
 
