@@ -50,9 +50,8 @@ FLUSH_SECONDS = 60.0
 
 _TRIES = 3
 _POLL_SECONDS = 0.01
-# A page of the log begins with a header of 24 bytes, the first of a segment with one of 40.
-_PAGE_BYTES = 8192
-_LONGEST_HEADER = 40
+# Of a page of the log, and of the first page of a segment: access/xlog_internal.h.
+_PAGE_HEADER, _SEGMENT_HEADER = 24, 40
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.sources.postgres.rows import RowReader
@@ -205,7 +204,12 @@ def bound_reads(settings: ConnectionSettings) -> UpperBound:
     :raises SourceUnavailable: the server does not flush its log.
     """
     with session(settings) as connection:
-        end = insert_end(Lsn.parse(value(connection, "pg_current_wal_insert_lsn()::text")))
+        insert = Lsn.parse(value(connection, "pg_current_wal_insert_lsn()::text"))
+        page, segment = query(
+            connection,
+            "SELECT current_setting('wal_block_size')::int, pg_size_bytes(current_setting('wal_segment_size'))::int8",
+        )[0]
+        end = insert_end(insert, page, segment)
         deadline = time.monotonic() + FLUSH_SECONDS
         while Lsn.parse(value(connection, "pg_current_wal_flush_lsn()::text")) < end:
             if time.monotonic() > deadline:
@@ -218,10 +222,13 @@ def bound_reads(settings: ConnectionSettings) -> UpperBound:
         return UpperBound(str(end), str(end))
 
 
-def insert_end(insert: Lsn) -> Lsn:
-    """The end of the last record, given where the next one will begin: behind the header if a page has just begun."""
-    into_page = int(insert) % _PAGE_BYTES
-    return Lsn(int(insert) - into_page) if into_page <= _LONGEST_HEADER else insert
+def insert_end(insert: Lsn, page_bytes: int, segment_bytes: int) -> Lsn:
+    """The end of the last record, given where the next one will begin: behind the header if a page has just begun.
+
+    Nothing would ever flush a header that no record follows. Only its exact size will do: anything more is a record.
+    """
+    header = _SEGMENT_HEADER if int(insert) % segment_bytes < page_bytes else _PAGE_HEADER
+    return Lsn(int(insert) - header) if int(insert) % page_bytes == header else insert
 
 
 class _Reader:

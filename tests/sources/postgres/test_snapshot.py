@@ -26,6 +26,7 @@ from tests.sources.postgres.log_reading import settings as settings_of
 
 RUN_ID = "20260101T000000Z-00000000"
 ROWS = 5_000
+PAGE, SEGMENT = 8192, 2**24
 
 
 @pytest.fixture
@@ -218,7 +219,7 @@ def test_the_bound_covers_commits_that_are_visible_before_they_are_on_disk(
             writing.execute("UPDATE stock SET left_over = left_over + 1 WHERE id = 1")
             after = Lsn.parse(writing.execute("SELECT pg_current_wal_insert_lsn()::text").fetchall()[0][0])
             bound = source.bound_reads()
-            assert insert_end(after) <= Lsn.parse(bound.log_end)
+            assert insert_end(after, PAGE, SEGMENT) <= Lsn.parse(bound.log_end)
             flushed = Lsn.parse(postgres.query("SELECT pg_current_wal_flush_lsn()::text")[0][0])
             assert Lsn.parse(bound.log_end) <= flushed
 
@@ -226,19 +227,48 @@ def test_the_bound_covers_commits_that_are_visible_before_they_are_on_disk(
 def test_a_log_that_is_not_flushed_is_waited_for_no_longer_than_it_takes(
     postgres: PostgresServer, source: PostgresSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshot, "insert_end", lambda lsn: Lsn(int(lsn) + 2**20))
+    monkeypatch.setattr(snapshot, "insert_end", lambda lsn, *sizes: Lsn(int(lsn) + 2**20))
     monkeypatch.setattr(snapshot, "FLUSH_SECONDS", 0.1)
     with pytest.raises(SourceUnavailable, match="not on disk"):
         source.bound_reads()
 
 
-@given(st.integers(0, 2**40))
+@given(st.integers(1, 2**40))
 def test_a_page_that_holds_no_record_yet_is_not_part_of_the_log(page: int) -> None:
-    start = page * 8192
-    for header in (0, 24, 40):
-        assert insert_end(Lsn(start + header)) == Lsn(start)
-    assert insert_end(Lsn(start + 41)) == Lsn(start + 41)
-    assert insert_end(Lsn(start + 8191)) == Lsn(start + 8191)
+    start = page * PAGE
+    header, other = (40, 24) if start % SEGMENT == 0 else (24, 40)
+    assert insert_end(Lsn(start + header), PAGE, SEGMENT) == Lsn(start)
+    # What goes on behind the header is a record that began before it, and has yet to be flushed.
+    for offset in (other, header + 8, 8184):
+        assert insert_end(Lsn(start + offset), PAGE, SEGMENT) == Lsn(start + offset)
+
+
+def test_a_log_that_ends_with_a_page_is_whole(postgres: PostgresServer, source: PostgresSource) -> None:
+    """The server then says that the next record begins behind the next page's header, which nobody ever flushes."""
+    with postgres.connect() as writing:
+
+        def insert() -> int:
+            return int(Lsn.parse(writing.execute("SELECT pg_current_wal_insert_lsn()::text").fetchall()[0][0]))
+
+        def emit(size: int) -> None:
+            writing.execute("SELECT pg_logical_emit_message(false, 'x', repeat('x', %s))", [size])
+
+        for _ in range(200):
+            before = insert()
+            emit(400)
+            overhead = insert() - before - 400
+            left = PAGE - insert() % PAGE
+            if left > 400:
+                emit(left - overhead)
+            if insert() % PAGE == 24:
+                break
+        else:
+            pytest.fail("no record ended with its page")
+        started = time.monotonic()
+        bound = source.bound_reads()
+        assert time.monotonic() - started < 10
+        if insert() % PAGE == 24:
+            assert int(Lsn.parse(bound.log_end)) % PAGE == 0
 
 
 @pytest.fixture
