@@ -30,6 +30,11 @@ _UUID_BYTES, _UUID_LETTERS = 16, 36
 _NEW_RUN = "leave the definitions of copied tables alone while a run lasts; trigger a new run"
 _CHUNK = 10**18
 
+NO_NUMBER = -(2**63)
+"""The high half of a decimal that stands for none, which no number has: the low half is the sign that numeric_send
+gives it."""
+_NO_NUMBERS = {0xC000: "NaN", 0xD000: "Infinity", 0xF000: "-Infinity"}
+
 
 def finish_batch(table: Table, batch: pa.RecordBatch, nulled: dict[str, int] | None = None) -> pa.RecordBatch:
     """``types.finish``."""
@@ -57,12 +62,17 @@ def finish(table: str, column: ColumnType, array: pa.Array, nulled: dict[str, in
         raise SchemaChanged("a NULL in a column that was NOT NULL", where=where, mend=_NEW_RUN)
     if column.family is Family.UUID and array.type == pa.binary(_UUID_BYTES):
         return _uuids(array)
-    expected = pa.utf8() if column.family is Family.DECIMAL else column.arrow
+    text = column.family is Family.DECIMAL and array.type == pa.utf8()
+    expected = pa.utf8() if text else column.arrow
     if array.type != expected:
         raise SchemaChanged(f"the values are of type {array.type}, not {expected}", where=where, mend=_NEW_RUN)
     match column.family:
         case Family.FLOAT:
             return _floats(array)
+        case Family.DECIMAL if not text:
+            halves = _values(array, np.int64)
+            odd = halves[1::2] == NO_NUMBER
+            return _without(where, column, array, odd, lambda row: _NO_NUMBERS[int(halves[2 * row])], nulled)
         case Family.DECIMAL:
             decimals, odd = _decimals(where, column, array)
             return _without(where, column, decimals, odd, lambda row: str(array[row]), nulled)
@@ -82,8 +92,11 @@ def finish(table: str, column: ColumnType, array: pa.Array, nulled: dict[str, in
 
 
 def _values(array: pa.Array, kind: type[Any]) -> np.ndarray[Any, Any]:
-    """The values of an array of fixed width; those of nulls may be anything."""
-    return bytes_of(array.buffers()[1]).view(kind)[array.offset : array.offset + len(array)]
+    """The values of an array of fixed width, as numbers of ``kind`` (two of a decimal); those of nulls may be
+    anything."""
+    numbers = bytes_of(array.buffers()[1]).view(kind)
+    each = int(array.type.bit_width) // (8 * numbers.itemsize)
+    return numbers[each * array.offset : each * (array.offset + len(array))]
 
 
 def _without(

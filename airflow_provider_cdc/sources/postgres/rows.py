@@ -101,7 +101,7 @@ class CopyReader:
 
     def read(self, source: str) -> Iterator[pa.RecordBatch]:
         stream, state = self._stream, self._stream.state
-        stream.copy(f"SELECT {types.select_list(self._table)} FROM {source}")
+        stream.copy(f"SELECT {types.select_list(self._table, decimals=True)} FROM {source}")
         ended = False
         while not ended:
             nulls: Int64s = np.zeros(len(self._types), np.int64)

@@ -139,9 +139,18 @@ def arrow_schema(table: Table) -> pa.Schema:
     return pa.schema([pa.field(column.name, column.arrow, nullable=column.nullable) for column in column_types(table)])
 
 
-def select_list(table: Table) -> str:
-    """What a SELECT of all columns says before FROM. Each expression is named after its column."""
-    return ", ".join(f"{column.select} AS {quote(column.name)}" for column in column_types(table))
+def select_list(table: Table, *, decimals: bool = False) -> str:
+    """What a SELECT of all columns says before FROM. Each expression is named after its column.
+
+    :param decimals: as the server keeps them. Otherwise as text, because ADBC would make text of them, and slowly.
+    """
+    expressions = [
+        quote(column.name) if decimals and column.family is Family.DECIMAL else column.select
+        for column in column_types(table)
+    ]
+    return ", ".join(
+        f"{expression} AS {quote(column.name)}" for expression, column in zip(expressions, table.columns, strict=True)
+    )
 
 
 def finish(table: Table, batch: pa.RecordBatch, nulled: dict[str, int] | None = None) -> pa.RecordBatch:
