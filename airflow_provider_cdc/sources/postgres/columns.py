@@ -37,7 +37,12 @@ _NO_NUMBERS = {0xC000: "NaN", 0xD000: "Infinity", 0xF000: "-Infinity"}
 
 
 def finish_batch(table: Table, batch: pa.RecordBatch, nulled: dict[str, int] | None = None) -> pa.RecordBatch:
-    """``types.finish``."""
+    """Rows of ``types.arrow_schema`` from the arrays that ADBC or `row_cells` made of what ``types.select_list`` reads.
+
+    :param nulled: told how many values of each column became null by the policy; counts are added to those in it.
+    :raises ValueNotRepresentable: a value fits no Arrow type and the policy is ``error``.
+    :raises SchemaChanged: the columns have other types than ``table`` says, or a NULL where there can be none.
+    """
     columns = column_types(table)
     if batch.schema.names != [column.name for column in columns]:
         raise SchemaChanged(f"the columns are {', '.join(batch.schema.names)}", where=str(table.name), mend=_NEW_RUN)

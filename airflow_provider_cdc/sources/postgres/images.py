@@ -25,7 +25,7 @@ one; no image has it."""
 
 
 def decode_images(table: Table, images: pa.BinaryArray, nulled: dict[str, int] | None = None) -> pa.RecordBatch:
-    """Rows from their images, exactly as ``types.finish`` makes them of what a SELECT gives.
+    """Rows from their images, exactly as ``columns.finish_batch`` makes them of what a SELECT gives.
 
     :param images: one image a row, no nulls.
     :param nulled: told how many values of each column became null by the policy; counts are added to those in it.

@@ -20,6 +20,7 @@ from airflow_provider_cdc.sources.base import ConnectionSettings
 from airflow_provider_cdc.sources.kernel import Int32s, Int64s
 from airflow_provider_cdc.sources.located import Located
 from airflow_provider_cdc.sources.postgres import packets, session, types
+from airflow_provider_cdc.sources.postgres.columns import finish_batch
 from airflow_provider_cdc.sources.postgres.row_cells import row_array, width
 from airflow_provider_cdc.sources.postgres.stream import CopyStream, is_plain
 
@@ -80,7 +81,7 @@ class AdbcReader:
     def read(self, source: str) -> Iterator[pa.RecordBatch]:
         for batch in session.read(self._reading, f"SELECT {types.select_list(self._table)} FROM {source}"):
             if batch.num_rows:
-                yield types.finish(self._table, batch, self.nulled)
+                yield finish_batch(self._table, batch, self.nulled)
 
 
 class CopyReader:
@@ -142,4 +143,4 @@ class CopyReader:
             for index, (column, jsonb) in enumerate(zip(self._types, self._jsonb, strict=True))
         ]
         names = [column.name for column in self._types]
-        return types.finish(self._table, pa.RecordBatch.from_arrays(arrays, names), self.nulled)
+        return finish_batch(self._table, pa.RecordBatch.from_arrays(arrays, names), self.nulled)

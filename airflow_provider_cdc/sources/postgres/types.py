@@ -153,19 +153,6 @@ def select_list(table: Table, *, decimals: bool = False) -> str:
     )
 
 
-def finish(table: Table, batch: pa.RecordBatch, nulled: dict[str, int] | None = None) -> pa.RecordBatch:
-    """Rows of `arrow_schema` from what ADBC read with `select_list`.
-
-    :param nulled: told how many values of each column became null by the policy; counts are added to those in it.
-    :raises ValueNotRepresentable: a value fits no Arrow type and the policy is ``error``.
-    :raises SchemaChanged: the columns have other types than ``table`` says, or a NULL where there can be none.
-    """
-    # Imported late: the steps that only plan and record need no kernels.
-    from airflow_provider_cdc.sources.postgres.columns import finish_batch
-
-    return finish_batch(table, batch, nulled)
-
-
 def quote(name: str) -> str:
     """``name`` as a quoted identifier."""
     return '"' + name.replace('"', '""') + '"'

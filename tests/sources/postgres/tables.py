@@ -12,8 +12,9 @@ import pyarrow as pa
 from airflow_provider_cdc.core import row_bytes
 from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.postgres.columns import finish_batch
 from airflow_provider_cdc.sources.postgres.rows import CopyReader, open_rows
-from airflow_provider_cdc.sources.postgres.types import SESSION_SETTINGS, arrow_schema, finish, quote, select_list
+from airflow_provider_cdc.sources.postgres.types import SESSION_SETTINGS, arrow_schema, quote, select_list
 from harness.postgres_server import SUPERUSER, PostgresServer
 
 _COLUMNS = """
@@ -94,7 +95,7 @@ def select(
             if nulled is not None:
                 nulled[name] = nulled.get(name, 0) + count
     with reading(server, database) as cursor:
-        assert_same(rows, one_batch(table, [finish(table, batch) for batch in raw(cursor, table, rest)]))
+        assert_same(rows, one_batch(table, [finish_batch(table, batch) for batch in raw(cursor, table, rest)]))
     return rows
 
 

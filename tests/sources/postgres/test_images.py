@@ -15,8 +15,9 @@ import pytest
 
 from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.errors import CdcError, DecodeError, SchemaChanged, ValueNotRepresentable
+from airflow_provider_cdc.sources.postgres.columns import finish_batch
 from airflow_provider_cdc.sources.postgres.images import decode_images
-from airflow_provider_cdc.sources.postgres.types import arrow_schema, finish
+from airflow_provider_cdc.sources.postgres.types import arrow_schema
 from harness.postgres_server import PostgresServer
 from tests.sources.mysql.guarded import guarded
 from tests.sources.postgres.messages import changes, peek, tuple_data
@@ -207,10 +208,10 @@ def test_columns_of_other_types_than_recorded(postgres: PostgresServer, typed: s
     with pytest.raises(SchemaChanged, match=r"public\.v: the rows have other columns, or columns of other types"):
         select(postgres, typed, table)
     with pytest.raises(SchemaChanged, match=r"public\.v\.v: the values are of type int64, not int32"):
-        finish(table, pa.record_batch({"id": pa.array([1], pa.int32()), "v": pa.array([1], pa.int64())}))
+        finish_batch(table, pa.record_batch({"id": pa.array([1], pa.int32()), "v": pa.array([1], pa.int64())}))
     batch = pa.record_batch({"id": pa.array([1], pa.int32())})
     with pytest.raises(SchemaChanged, match="the columns are id"):
-        finish(table, batch)
+        finish_batch(table, batch)
 
 
 def test_a_database_of_another_encoding(postgres: PostgresServer) -> None:
@@ -255,7 +256,7 @@ def test_batches_that_are_parts_of_others(postgres: PostgresServer, typed: str, 
     _, after = log.images()
     images = pa.array(after, pa.binary())
     for start in (0, 3, 8):
-        part = finish(table, batch.slice(start, 4))
+        part = finish_batch(table, batch.slice(start, 4))
         assert_same(part, rows.slice(start, 4))
         assert_same(decode_images(table, images.slice(start, 4)), part)
 
