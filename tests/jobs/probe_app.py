@@ -15,7 +15,8 @@ def probe(number: int) -> dict[str, Any]:
 
     import airflow_provider_cdc
     from airflow_provider_cdc.core import row_bytes
-    from airflow_provider_cdc.sources.mysql import images, log, rows
+    from airflow_provider_cdc.sources.mysql.decode import images, rows
+    from airflow_provider_cdc.sources.mysql.log import segments as log
 
     kernel: Any = row_bytes._append_fixed
     row_bytes.encode(pa.record_batch({"k": [1, 2]}), ["k"])

@@ -12,7 +12,7 @@ from airflow_provider_cdc.jobs.shipping import package_zip
 SCRIPT = """
 import sys
 sys.path.insert(0, sys.argv[1])
-import airflow_provider_cdc.jobs.consolidate, airflow_provider_cdc.sources.mysql.log
+import airflow_provider_cdc.jobs.consolidate, airflow_provider_cdc.sources.mysql.log.segments
 import pyarrow
 from airflow_provider_cdc.core import row_bytes
 assert row_bytes.encode(pyarrow.record_batch({"k": [True]}), ["k"]).to_pylist() == [bytes([1, 1])]

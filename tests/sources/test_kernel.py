@@ -19,7 +19,7 @@ from airflow_provider_cdc.sources.kernel import Bytes, Int64s, copy_bytes, kerne
 USE = """
 import sys
 import numpy as np
-from airflow_provider_cdc.sources.mysql.images import skip_image
+from airflow_provider_cdc.sources.mysql.decode.images import skip_image
 data, layout = np.zeros(9, np.uint8), np.array([8], np.int32)
 assert skip_image(data, 0, 9, layout * 0, layout, layout * 0, np.zeros(2, np.int64)) == 9
 assert ".zip" in sys.modules["airflow_provider_cdc"].__file__

@@ -167,7 +167,7 @@ class _Reader:
         self._held = held
         self._table = table
         # Imported late: the steps that only plan and record need no kernels.
-        from airflow_provider_cdc.sources.mysql.rows import StatementReader
+        from airflow_provider_cdc.sources.mysql.decode.rows import StatementReader
 
         self._statements = StatementReader(connection, table)
 

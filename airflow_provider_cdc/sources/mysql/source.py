@@ -71,19 +71,19 @@ class MysqlSource:
         return snapshot.bound_reads(self.settings)
 
     def log_segments(self, initial: str, log_end: str, identity: Mapping[str, str]) -> list[LogSegment]:
-        from airflow_provider_cdc.sources.mysql.log import log_segments
+        from airflow_provider_cdc.sources.mysql.log.segments import log_segments
 
         return log_segments(self.settings, initial, log_end)
 
     def segments_before(self, segment: LogSegment, count: int) -> list[LogSegment]:
-        from airflow_provider_cdc.sources.mysql.log import segments_before
+        from airflow_provider_cdc.sources.mysql.log.segments import segments_before
 
         return segments_before(self.settings, segment, count)
 
     def read_segment(
         self, segment: LogSegment, initial: str, tables: Sequence[TrackedTable]
     ) -> AbstractContextManager[SegmentReader]:
-        from airflow_provider_cdc.sources.mysql.log import open_segment
+        from airflow_provider_cdc.sources.mysql.log.segments import open_segment
 
         return open_segment(self.settings, segment, initial, tables)
 
@@ -93,6 +93,6 @@ class MysqlSource:
     def decode_images(
         self, table: Table, images: pa.BinaryArray, nulled: dict[str, int] | None = None
     ) -> pa.RecordBatch:
-        from airflow_provider_cdc.sources.mysql.images import decode_images
+        from airflow_provider_cdc.sources.mysql.decode.images import decode_images
 
         return decode_images(table, images, nulled)

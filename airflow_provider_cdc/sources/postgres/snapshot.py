@@ -54,7 +54,7 @@ _POLL_SECONDS = 0.01
 _PAGE_HEADER, _SEGMENT_HEADER = 24, 40
 
 if TYPE_CHECKING:
-    from airflow_provider_cdc.sources.postgres.rows import RowReader
+    from airflow_provider_cdc.sources.postgres.decode.rows import RowReader
 
 _log = logging.getLogger(__name__)
 
@@ -180,7 +180,7 @@ def open_reader(
     :raises SourceUnavailable: with ``exported``, when the session that holds the shared view has ended.
     """
     # Imported late: the steps that only plan and record need no kernels.
-    from airflow_provider_cdc.sources.postgres.rows import open_rows
+    from airflow_provider_cdc.sources.postgres.decode.rows import open_rows
 
     with open_rows(settings, table) as rows, session(settings) as control:
         if consistency == "watermark":

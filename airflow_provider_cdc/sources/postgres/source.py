@@ -80,7 +80,7 @@ class PostgresSource:
         return snapshot.bound_reads(self.settings)
 
     def log_segments(self, initial: str, log_end: str, identity: Mapping[str, str]) -> list[LogSegment]:
-        from airflow_provider_cdc.sources.postgres.log import log_segments
+        from airflow_provider_cdc.sources.postgres.log.segments import log_segments
 
         return log_segments(self.settings, initial, log_end, identity)
 
@@ -91,7 +91,7 @@ class PostgresSource:
     def read_segment(
         self, segment: LogSegment, initial: str, tables: Sequence[TrackedTable]
     ) -> AbstractContextManager[SegmentReader]:
-        from airflow_provider_cdc.sources.postgres.log import open_segment
+        from airflow_provider_cdc.sources.postgres.log.segments import open_segment
 
         return open_segment(self.settings, segment, initial, tables)
 
@@ -101,6 +101,6 @@ class PostgresSource:
     def decode_images(
         self, table: Table, images: pa.BinaryArray, nulled: dict[str, int] | None = None
     ) -> pa.RecordBatch:
-        from airflow_provider_cdc.sources.postgres.images import decode_images
+        from airflow_provider_cdc.sources.postgres.decode.images import decode_images
 
         return decode_images(table, images, nulled)

@@ -12,8 +12,8 @@ import pyarrow as pa
 
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.sources.base import ConnectionSettings, LogSegment, SegmentSummary, TrackedTable
-from airflow_provider_cdc.sources.mysql.images import decode_images
-from airflow_provider_cdc.sources.mysql.log import log_segments, open_segment
+from airflow_provider_cdc.sources.mysql.decode.images import decode_images
+from airflow_provider_cdc.sources.mysql.log.segments import log_segments, open_segment
 from airflow_provider_cdc.sources.mysql.schema import read_tables
 from airflow_provider_cdc.sources.mysql.session import session
 from harness.mysql_server import MysqlServer

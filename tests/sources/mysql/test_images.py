@@ -13,14 +13,14 @@ from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import DecodeError, ValueNotRepresentable
 from airflow_provider_cdc.sources.base import with_policy
 from airflow_provider_cdc.sources.kernel import bytes_of
-from airflow_provider_cdc.sources.mysql.images import (
+from airflow_provider_cdc.sources.mysql.decode.images import (
     TRUNCATED,
     decode_images,
     expected_table_map,
     image_layout,
     skip_image,
 )
-from airflow_provider_cdc.sources.mysql.rows import StatementReader
+from airflow_provider_cdc.sources.mysql.decode.rows import StatementReader
 from airflow_provider_cdc.sources.mysql.session import session
 from harness.mysql_server import MysqlServer
 from tests.sources.mysql.guarded import guarded

@@ -12,7 +12,7 @@ import pytest
 
 from airflow_provider_cdc.errors import ConfigurationError, LogGone, PositionError, SourceUnavailable
 from airflow_provider_cdc.sources.base import ConnectionSettings, LogSegment
-from airflow_provider_cdc.sources.mysql.log import log_segments, open_segment
+from airflow_provider_cdc.sources.mysql.log.segments import log_segments, open_segment
 from harness.mysql_server import MysqlServer
 from tests.sources.mysql.log_reading import LogReading, executed, key, log_end, settings
 

@@ -26,11 +26,11 @@ from airflow_provider_cdc.errors import (
 )
 from airflow_provider_cdc.sources.base import ConnectionSettings, with_policy
 from airflow_provider_cdc.sources.kernel import bytes_of
-from airflow_provider_cdc.sources.mysql import packets
-from airflow_provider_cdc.sources.mysql.cells import Located
-from airflow_provider_cdc.sources.mysql.columns import finish
-from airflow_provider_cdc.sources.mysql.row_cells import row_cells
-from airflow_provider_cdc.sources.mysql.rows import StatementReader
+from airflow_provider_cdc.sources.mysql.decode import packets
+from airflow_provider_cdc.sources.mysql.decode.cells import Located
+from airflow_provider_cdc.sources.mysql.decode.columns import finish
+from airflow_provider_cdc.sources.mysql.decode.row_cells import row_cells
+from airflow_provider_cdc.sources.mysql.decode.rows import StatementReader
 from airflow_provider_cdc.sources.mysql.schema import read_tables
 from airflow_provider_cdc.sources.mysql.session import Connection, session, value
 from airflow_provider_cdc.sources.mysql.types import column_types

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_cdc.core.table import TableName
-from airflow_provider_cdc.sources.mysql.statements import Effect, Meaning, Statement, TrackedNames, meaning
+from airflow_provider_cdc.sources.mysql.log.statements import Effect, Meaning, Statement, TrackedNames, meaning
 
 TRACKED = [TableName("shop", "orders"), TableName("shop", "Größe"), TableName("other", "order items")]
 NAMES = TrackedNames(TRACKED)

@@ -22,10 +22,10 @@ from airflow_provider_cdc.sources.base import with_policy
 from airflow_provider_cdc.sources.kernel import bytes_of
 from airflow_provider_cdc.sources.located import Located
 from airflow_provider_cdc.sources.mysql import MysqlSource
-from airflow_provider_cdc.sources.mysql.columns import finish
-from airflow_provider_cdc.sources.mysql.images import decode_images, expected_table_map
-from airflow_provider_cdc.sources.mysql.row_cells import row_cells
-from airflow_provider_cdc.sources.mysql.rows import StatementReader
+from airflow_provider_cdc.sources.mysql.decode.columns import finish
+from airflow_provider_cdc.sources.mysql.decode.images import decode_images, expected_table_map
+from airflow_provider_cdc.sources.mysql.decode.row_cells import row_cells
+from airflow_provider_cdc.sources.mysql.decode.rows import StatementReader
 from airflow_provider_cdc.sources.mysql.session import session
 from airflow_provider_cdc.sources.mysql.types import ColumnType, arrow_schema
 from harness.mysql_server import MysqlServer

@@ -12,8 +12,8 @@ import pyarrow as pa
 from airflow_provider_cdc.core import row_bytes
 from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.sources.base import ConnectionSettings
-from airflow_provider_cdc.sources.postgres.columns import finish_batch
-from airflow_provider_cdc.sources.postgres.rows import CopyReader, open_rows
+from airflow_provider_cdc.sources.postgres.decode.columns import finish_batch
+from airflow_provider_cdc.sources.postgres.decode.rows import CopyReader, open_rows
 from airflow_provider_cdc.sources.postgres.types import SESSION_SETTINGS, arrow_schema, quote, select_list
 from harness.postgres_server import SUPERUSER, PostgresServer
 

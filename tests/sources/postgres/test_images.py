@@ -15,8 +15,8 @@ import pytest
 
 from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.errors import CdcError, DecodeError, SchemaChanged, ValueNotRepresentable
-from airflow_provider_cdc.sources.postgres.columns import finish_batch
-from airflow_provider_cdc.sources.postgres.images import decode_images
+from airflow_provider_cdc.sources.postgres.decode.columns import finish_batch
+from airflow_provider_cdc.sources.postgres.decode.images import decode_images
 from airflow_provider_cdc.sources.postgres.types import arrow_schema
 from harness.postgres_server import PostgresServer
 from tests.sources.mysql.guarded import guarded

@@ -22,7 +22,7 @@ from airflow_provider_cdc.errors import (
 )
 from airflow_provider_cdc.sources.base import ConnectionSettings
 from airflow_provider_cdc.sources.postgres import slots
-from airflow_provider_cdc.sources.postgres.log import PostgresSegmentReader, log_segments, open_segment
+from airflow_provider_cdc.sources.postgres.log.segments import PostgresSegmentReader, log_segments, open_segment
 from harness.postgres_server import PostgresServer
 from tests.sources.postgres.log_reading import LogReading
 

@@ -27,9 +27,9 @@ from airflow_provider_cdc.errors import (
 )
 from airflow_provider_cdc.sources.base import DELTA_SCHEMA, TrackedTable
 from airflow_provider_cdc.sources.delta import delta_batches
-from airflow_provider_cdc.sources.postgres import pgoutput, walk_state
-from airflow_provider_cdc.sources.postgres.images import decode_images
-from airflow_provider_cdc.sources.postgres.walker import LogWalker
+from airflow_provider_cdc.sources.postgres.decode.images import decode_images
+from airflow_provider_cdc.sources.postgres.log import pgoutput, walk_state
+from airflow_provider_cdc.sources.postgres.log.walker import LogWalker
 from tests.sources.mysql.guarded import guarded
 from tests.sources.postgres.messages import begin, change, commit, relation, truncate, tuple_data
 

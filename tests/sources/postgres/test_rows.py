@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from airflow_provider_cdc.errors import DecodeError, SourceUnavailable
 from airflow_provider_cdc.sources.base import ConnectionSettings
 from airflow_provider_cdc.sources.kernel import Bytes, Int64s
-from airflow_provider_cdc.sources.postgres import packets, stream
-from airflow_provider_cdc.sources.postgres.rows import AdbcReader, CopyReader, open_rows
+from airflow_provider_cdc.sources.postgres.decode import packets, stream
+from airflow_provider_cdc.sources.postgres.decode.rows import AdbcReader, CopyReader, open_rows
 from airflow_provider_cdc.sources.postgres.session import connect, mapped_errors, session
 from harness.postgres_server import NOBODY, SUPERUSER, PostgresServer
 from tests.sources.postgres.tables import assert_same, describe, one_batch, select, settings

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.errors import ConfigurationError
-from airflow_provider_cdc.sources.postgres.images import decode_images
+from airflow_provider_cdc.sources.postgres.decode.images import decode_images
 from airflow_provider_cdc.sources.postgres.schema import read_tables
 from airflow_provider_cdc.sources.postgres.session import session
 from airflow_provider_cdc.sources.postgres.types import SESSION_SETTINGS, arrow_schema, column_types, unmapped

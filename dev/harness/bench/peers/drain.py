@@ -7,7 +7,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from airflow_provider_cdc.sources.base import ConnectionSettings
-from airflow_provider_cdc.sources.mysql.prepared import PreparedStatement
+from airflow_provider_cdc.sources.mysql.decode.prepared import PreparedStatement
 from airflow_provider_cdc.sources.mysql.session import connect
 from harness.bench.contender import Address, Order, Work
 from harness.bench.spark import CORES

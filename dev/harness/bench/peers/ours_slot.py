@@ -9,7 +9,7 @@ from typing import Any
 from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.sources import open_source
 from airflow_provider_cdc.sources.base import TrackedTable
-from airflow_provider_cdc.sources.postgres.log import peek
+from airflow_provider_cdc.sources.postgres.log.segments import peek
 from airflow_provider_cdc.sources.postgres.session import read, reading_session
 from harness.bench.contender import Address, Order, Work
 from harness.bench.recorded import recorded

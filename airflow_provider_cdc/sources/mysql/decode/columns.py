@@ -1,0 +1,175 @@
+"""Arrow arrays from cells: the step in which rows of a SELECT and images of the log no longer differ."""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_provider_cdc.errors import DecodeError, ValueNotRepresentable
+from airflow_provider_cdc.sources.kernel import Bytes, Int32s, Int64s, kernel
+from airflow_provider_cdc.sources.mysql.decode.calendar import (
+    DATE_SHIFT,
+    DAY_MICROS,
+    NO_DATE,
+    days_of,
+    micros_of_day,
+    text_of,
+)
+from airflow_provider_cdc.sources.mysql.decode.cells import ALL_GOOD, Cells
+from airflow_provider_cdc.sources.mysql.decode.no_dates import printed, without_no_dates
+from airflow_provider_cdc.sources.mysql.decode.text import text_array, to_utf8
+from airflow_provider_cdc.sources.mysql.decode.wide_decimals import fitting
+from airflow_provider_cdc.sources.mysql.types import ColumnType, Family
+
+
+def finish(table: str, column: ColumnType, cells: Cells, nulled: dict[str, int] | None = None) -> pa.Array:
+    """The Arrow array, of ``column.arrow``, that ``cells`` stand for.
+
+    :param table: the table's name, for messages.
+    :param nulled: told how many values became null by the policy, under the column's name; added to what is there.
+    :raises ValueNotRepresentable: a value that the Arrow type cannot hold, such as a zero date, and the policy is
+        ``error``.
+    :raises DecodeError: a NULL in a NOT NULL column, an enum or set value with no such member, a vector of no whole
+        number of floats.
+    """
+    where = f"{table}.{column.name}"
+    if cells.nulls and not column.nullable:
+        raise DecodeError("NULL in a NOT NULL column", where=where)
+    stored = cells.nulls
+    array = _array(where, column, cells)
+    if nulled is not None and array.null_count > stored:
+        nulled[column.name] = nulled.get(column.name, 0) + array.null_count - stored
+    return array
+
+
+def _array(where: str, column: ColumnType, cells: Cells) -> pa.Array:
+    match column.family:
+        case Family.NUMBER | Family.YEAR | Family.DECIMAL | Family.TIME:
+            return _fixed(column.arrow, cells, cells.values)
+        case Family.WIDE_DECIMAL:
+            if column.policy == "string":
+                return _strings(column.arrow, cells)
+            cells = fitting(column, cells)
+            return _fixed(column.arrow, cells, cells.values)
+        case Family.DATE | Family.DATETIME | Family.TIMESTAMP if column.policy == "string":
+            return _strings(column.arrow, printed(column, cells))
+        case Family.DATE | Family.DATETIME | Family.TIMESTAMP:
+            return _moments(where, column, cells)
+        case Family.BITS:
+            return _bits(column, cells)
+        case Family.ENUM:
+            return _enum(where, column, cells)
+        case Family.SET:
+            return _set(where, column, cells)
+        case Family.BYTES:
+            return _strings(column.arrow, cells)
+        case Family.VECTOR:
+            return _vectors(where, column, cells)
+        case Family.TEXT | Family.JSON:
+            assert cells.offsets is not None
+            offsets, values = to_utf8(where, column.charset, cells.rows, cells.offsets, cells.values)
+            return _strings(column.arrow, Cells(cells.rows, cells.nulls, cells.validity, values, offsets))
+
+
+def _fixed(arrow: pa.DataType, cells: Cells, values: pa.Buffer) -> pa.Array:
+    return pa.Array.from_buffers(arrow, cells.rows, [cells.validity, values], cells.nulls)
+
+
+def _strings(arrow: pa.DataType, cells: Cells) -> pa.Array:
+    return pa.Array.from_buffers(arrow, cells.rows, [cells.validity, cells.offsets, cells.values], cells.nulls)
+
+
+def _moments(where: str, column: ColumnType, cells: Cells) -> pa.Array:
+    values, bad = _counted(column, cells)
+    if bad != ALL_GOOD and column.policy == "null":
+        cells = without_no_dates(cells)
+        values, bad = _counted(column, cells)
+    if bad != ALL_GOOD:
+        text = text_of(int(cells.int64()[bad]))
+        raise _no_date(where, column, text[:10] if column.family is Family.DATE else text)
+    return _fixed(column.arrow, cells, values)
+
+
+def _counted(column: ColumnType, cells: Cells) -> tuple[pa.Buffer, int]:
+    """Days or microseconds since 1970, and the first row that has no date of the calendar."""
+    if column.family is Family.DATE:
+        values = pa.allocate_buffer(cells.rows * 4)
+        return values, _to_days(cells.int64(), cells.valid(), np.frombuffer(values, np.int32))
+    values = pa.allocate_buffer(cells.rows * 8)
+    return values, _to_micros(cells.int64(), cells.valid(), np.frombuffer(values, np.int64))
+
+
+def _no_date(where: str, column: ColumnType, value: str) -> ValueNotRepresentable:
+    return ValueNotRepresentable(
+        f"the {column.family.value} {value} is no date of the calendar, so no {column.arrow} can hold it",
+        where=where,
+        mend=f"set unrepresentable to string (or null, unless the column is part of a key, or its table has none), "
+        f"correct the rows of which {column.select} is {value!r}, or leave the table out",
+    )
+
+
+def _bits(column: ColumnType, cells: Cells) -> pa.Array:
+    if column.precision > 1:
+        return _fixed(column.arrow, cells, cells.values)
+    bits = np.packbits(cells.int64() != 0, bitorder="little")
+    return _fixed(column.arrow, cells, pa.py_buffer(bits))
+
+
+def _enum(where: str, column: ColumnType, cells: Cells) -> pa.Array:
+    indices = cells.int64()
+    if len(indices) and int(indices.max()) > len(column.labels):
+        raise DecodeError(f"member {int(indices.max())} of an enum of {len(column.labels)}", where=where)
+    narrow = indices.astype(np.int16 if column.arrow.index_type == pa.int16() else np.int32)
+    # The server numbers the members from 1; 0 is the empty text of a value that was none when it was stored.
+    labels = text_array(["", *column.labels])
+    return pa.DictionaryArray.from_arrays(_fixed(column.arrow.index_type, cells, pa.py_buffer(narrow)), labels)
+
+
+def _set(where: str, column: ColumnType, cells: Cells) -> pa.Array:
+    masks, places = np.unique(cells.int64().view(np.uint64), return_inverse=True)
+    if len(masks) and int(masks[-1]) >> len(column.labels):
+        raise DecodeError(f"members {int(masks[-1]):#x} of a set of {len(column.labels)}", where=where)
+    texts = text_array(
+        [",".join(label for bit, label in enumerate(column.labels) if int(mask) >> bit & 1) for mask in masks]
+    )
+    place = Cells(cells.rows, cells.nulls, cells.validity, pa.py_buffer(places.astype(np.int64)))
+    return texts.take(_fixed(pa.int64(), place, place.values))
+
+
+def _vectors(where: str, column: ColumnType, cells: Cells) -> pa.Array:
+    assert cells.offsets is not None
+    ends = np.frombuffer(cells.offsets, np.int32, cells.rows + 1)
+    if (ends & 3).any():
+        raise DecodeError("a vector whose bytes are no whole number of floats", where=where)
+    numbers = pa.Array.from_buffers(pa.float32(), int(ends[-1]) // 4, [None, cells.values])
+    offsets = pa.py_buffer(ends >> 2)
+    return pa.Array.from_buffers(column.arrow, cells.rows, [cells.validity, offsets], cells.nulls, children=[numbers])
+
+
+@kernel
+def _to_days(packed: Int64s, valid: Bytes, out: Int32s) -> int:
+    for row in range(len(packed)):
+        days = days_of(packed[row])
+        if days == NO_DATE:
+            if len(valid) == 0 or (valid[row >> 3] >> (row & 7)) & 1:
+                return row
+            days = 0
+        out[row] = days
+    return ALL_GOOD
+
+
+@kernel
+def _to_micros(packed: Int64s, valid: Bytes, out: Int64s) -> int:
+    # Rows near each other often have the same date, and the date is what takes time.
+    date, days = -1, NO_DATE
+    for row in range(len(packed)):
+        value = packed[row]
+        if value >> DATE_SHIFT != date:
+            date, days = value >> DATE_SHIFT, days_of(value)
+        if days != NO_DATE:
+            out[row] = days * DAY_MICROS + micros_of_day(value)
+        elif len(valid) == 0 or (valid[row >> 3] >> (row & 7)) & 1:
+            return row
+        else:
+            out[row] = 0
+    return ALL_GOOD

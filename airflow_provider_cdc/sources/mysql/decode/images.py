@@ -1,0 +1,178 @@
+"""Row images of the binary log: finding their end, and decoding them.
+
+An image is a bitmap of ``(columns + 7) // 8`` bytes, whose bit ``c % 8`` of byte ``c // 8`` says that column ``c`` is
+NULL, and then the fields of the columns that are not, each as ``ColumnType`` says: of fixed width, or behind a length
+prefix. That is the format of a WRITE_ROWS, UPDATE_ROWS or DELETE_ROWS event all of whose columns are present. The
+images hold every column that information_schema shows, virtual and invisible ones included, and none that it does not
+(the hidden columns of functional indexes).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.errors import DecodeError
+from airflow_provider_cdc.sources.kernel import Bytes, Int32s, Int64s, bytes_of, kernel, load8, load_le
+from airflow_provider_cdc.sources.mysql.decode.cells import Located
+from airflow_provider_cdc.sources.mysql.decode.columns import finish
+from airflow_provider_cdc.sources.mysql.decode.image_cells import image_cells
+from airflow_provider_cdc.sources.mysql.types import arrow_schema, column_types
+
+TRUNCATED = -1
+"""``skip_image``: the bytes end before the image does."""
+
+
+@dataclass(frozen=True)
+class ImageLayout:
+    """What a kernel needs to know of a table to walk its images; arrays with one entry per column.
+
+    ``prefixes``
+        bytes of the little-endian length before the value; 0 for a value of fixed width.
+    ``widths``
+        bytes of a value of fixed width; 0 otherwise.
+    ``slots``
+        the column's place in the table's key, counted from 0, or -1.
+    ``keys``
+        how many columns the key has.
+    """
+
+    prefixes: Int32s
+    widths: Int32s
+    slots: Int32s
+    keys: int
+
+
+def image_layout(table: Table) -> ImageLayout:
+    """The layout of ``table``'s images.
+
+    :raises ConfigurationError: a column's type is not in the table of types.
+    """
+    columns = column_types(table)
+    slots = np.full(len(columns), -1, np.int32)
+    for slot, name in enumerate(table.key):
+        slots[[column.name for column in columns].index(name)] = slot
+    return ImageLayout(
+        np.array([column.prefix for column in columns], np.int32),
+        np.array([column.width for column in columns], np.int32),
+        slots,
+        len(table.key),
+    )
+
+
+def expected_table_map(table: Table) -> tuple[bytes, bytes]:
+    """The column types and the metadata block that a TABLE_MAP event of ``table`` holds, as the server writes them.
+
+    An event with others describes another table than the one whose schema we read: its images must not be decoded.
+
+    :raises ConfigurationError: a column's type is not in the table of types.
+    """
+    columns = column_types(table)
+    return bytes(column.code for column in columns), b"".join(column.metadata for column in columns)
+
+
+def decode_images(table: Table, images: pa.BinaryArray, nulled: dict[str, int] | None = None) -> pa.RecordBatch:
+    """Rows from their images, bit for bit as ``rows.StatementReader`` reads them.
+
+    :param images: one image a row, no nulls.
+    :param nulled: told how many values of each column became null by the policy ``null``; added to what is there.
+    :raises DecodeError: bytes that are no image of ``table``.
+    :raises ValueNotRepresentable: a value fits no Arrow type.
+    """
+    name, columns, layout = str(table.name), column_types(table), image_layout(table)
+    rows = len(images)
+    if images.null_count:
+        raise DecodeError("null instead of an image", where=name)
+    _, offsets, values = images.buffers()
+    ends = np.frombuffer(offsets, np.int32)[images.offset :][: rows + 1] if rows else np.zeros(1, np.int32)
+    starts, lengths = np.empty((2, len(columns), rows), np.int32)
+    nulls, totals = np.zeros(len(columns), np.int64), np.zeros(len(columns), np.int64)
+    data = bytes_of(values)
+    bad = _locate_images(data, ends.copy(), layout.prefixes, layout.widths, starts, lengths, nulls, totals)
+    if bad >= 0:
+        raise DecodeError(f"image {bad} of {rows} is no row of the table", where=name)
+    located = Located(data, starts, lengths, nulls, totals, rows)
+    arrays = [finish(name, column, image_cells(located, index, column), nulled) for index, column in enumerate(columns)]
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(table))
+
+
+@kernel
+def skip_image(
+    data: Bytes, position: int, end: int, prefixes: Int32s, widths: Int32s, slots: Int32s, ranges: Int64s
+) -> int:
+    """Walk one image; callable from other kernels.
+
+    :param data: ``uint8[::1]``, the bytes; nothing outside ``data[position:end]`` is read. The caller guarantees
+        ``0 <= position`` and ``end <= len(data)``.
+    :param prefixes: with ``widths`` and ``slots``, ``int32[columns]``, from ``ImageLayout``.
+    :param ranges: ``int64[2 * keys]``, filled with the start and end in ``data`` of the key columns' values (without
+        length prefix) in key order: ``ranges[2 * slot]``, ``ranges[2 * slot + 1]``; both -1 for NULL. Undefined after
+        an error.
+    :returns: the position after the image, or ``TRUNCATED`` (negative).
+    """
+    columns = len(widths)
+    field = position + ((columns + 7) >> 3)
+    if position > end or field > end:
+        return TRUNCATED
+    for column in range(columns):
+        slot = slots[column]
+        if (load8(data, position + (column >> 3)) >> (column & 7)) & 1:
+            if slot >= 0:
+                ranges[2 * slot] = -1
+                ranges[2 * slot + 1] = -1
+            continue
+        prefix = int(prefixes[column])
+        length = int(widths[column])
+        if prefix:
+            if prefix > end - field:
+                return TRUNCATED
+            length = load_le(data, field, prefix)
+            field += prefix
+        if slot >= 0:
+            ranges[2 * slot] = field
+            ranges[2 * slot + 1] = field + length
+        field += length
+    # Values are checked here, all at once: nothing was read of them.
+    return field if field <= end else TRUNCATED
+
+
+@kernel
+def _locate_images(
+    data: Bytes,
+    ends: Int32s,
+    prefixes: Int32s,
+    widths: Int32s,
+    starts: Int32s,
+    lengths: Int32s,
+    nulls: Int64s,
+    totals: Int64s,
+) -> int:
+    """Fill what ``cells.Located`` describes; returns the number of the first malformed image, or -1."""
+    columns = len(widths)
+    for row in range(len(ends) - 1):
+        bits, end = int(ends[row]), int(ends[row + 1])
+        field = bits + ((columns + 7) >> 3)
+        if bits < 0 or end > len(data) or field > end:
+            return row
+        for column in range(columns):
+            if (load8(data, bits + (column >> 3)) >> (column & 7)) & 1:
+                starts[column, row] = -1
+                nulls[column] += 1
+                continue
+            prefix, length = int(prefixes[column]), int(widths[column])
+            if prefix:
+                if prefix > end - field:
+                    return row
+                length = load_le(data, field, prefix)
+                field += prefix
+            starts[column, row] = field
+            lengths[column, row] = length
+            totals[column] += length
+            field += length
+        # Values are checked here, all at once: nothing was read of them yet.
+        if field != end:
+            return row
+    return -1

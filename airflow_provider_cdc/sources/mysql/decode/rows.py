@@ -1,0 +1,148 @@
+"""Rows of a table by prepared statements, from the socket into Arrow buffers.
+
+PyMySQL holds the session, and its connection does the talking up to the point where rows come. From there on the
+bytes are received into one buffer, in which kernels find the values and decode them, column by column. No value
+becomes a Python object.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from types import TracebackType
+from typing import Self
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_provider_cdc.core.chunk import KeyValue
+from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.errors import ConfigurationError, DecodeError
+from airflow_provider_cdc.sources.mysql.decode import packets
+from airflow_provider_cdc.sources.mysql.decode.cells import Located
+from airflow_provider_cdc.sources.mysql.decode.columns import finish
+from airflow_provider_cdc.sources.mysql.decode.prepared import PreparedStatement
+from airflow_provider_cdc.sources.mysql.decode.row_cells import row_cells
+from airflow_provider_cdc.sources.mysql.decode.stream import ResultStream
+from airflow_provider_cdc.sources.mysql.schema import table_sql
+from airflow_provider_cdc.sources.mysql.session import Connection, end, mapped_errors, query
+from airflow_provider_cdc.sources.mysql.types import arrow_schema, column_types
+
+_BATCH_ROWS = 65_560
+"""No multiple of a power of two, which would keep a row's places in one set of the processor's cache."""
+_BATCH_CELLS = 1_000_000
+"""Bounds the places that are kept of the rows of a wide table, at 8 bytes a cell."""
+
+
+class StatementReader:
+    """Reads rows of one table on one session, which nothing else may use while a ``read`` is being iterated.
+
+    The session is one of ``session.connect(reading=True)``. Statements stay prepared for the next ``read`` with the
+    same condition, until ``close`` or the session's end.
+
+    ``nulled``: how many values of each column were read as null so far by the policy ``null``.
+
+    :raises ConfigurationError: the session would translate text or shift times; or a type is not in the table of types.
+    """
+
+    def __init__(self, connection: Connection, table: Table) -> None:
+        self.schema = arrow_schema(table)
+        self.nulled: dict[str, int] = {}
+        self._connection = connection
+        self._table = table
+        self._name = str(table.name)
+        self._types = column_types(table)
+        self._widths = np.array([column.row_width for column in self._types], np.int32)
+        self._statements: dict[str, PreparedStatement] = {}
+        self._stream = ResultStream(connection, self._name)
+        capacity = max(min(_BATCH_ROWS, _BATCH_CELLS // len(self._types)), 256)
+        self._places = np.empty((2, len(self._types), capacity), np.int32)
+        with mapped_errors(self._name):
+            (results, zone), *_ = query(connection, "SELECT @@character_set_results, @@time_zone")
+        if results is not None or zone != "+00:00":
+            raise ConfigurationError(
+                f"the session has character_set_results={results} and time_zone={zone}",
+                where=self._name,
+                mend="open it with session.connect(reading=True)",
+            )
+
+    def read(self, where: str, params: Sequence[KeyValue]) -> Iterator[pa.RecordBatch]:
+        """The rows for which ``where`` holds, in batches of ``schema``.
+
+        Memory is bounded: some megabytes, or a few times the largest row. If the iterator is left before its end, the
+        session is closed, since the server would go on sending; likewise after any error but one that the server
+        reports.
+
+        :param where: an SQL condition with a ``?`` for each of ``params``; empty: all rows.
+        :raises SourceUnavailable: the session broke.
+        :raises SchemaChanged: the table no longer has these columns.
+        :raises ValueNotRepresentable: a value fits no Arrow type.
+        :raises DecodeError: the server sent what is no row of the table.
+        """
+        with mapped_errors(self._name):
+            statement = self._statements.get(where)
+            if statement is None:
+                statement = self._statements[where] = PreparedStatement(self._connection, self._sql(where))
+            try:
+                statement.execute(params)
+                self._stream.open(self._types)
+                more = True
+                while more:
+                    located, more = self._locate()
+                    if located.rows:
+                        yield self._decode(located)
+            finally:
+                if not self._stream.ended:
+                    end(self._connection)
+
+    def close(self) -> None:
+        """Let the server forget the statements. The session stays."""
+        statements, self._statements = self._statements, {}
+        if self._connection.open:
+            with mapped_errors(self._name):
+                for statement in statements.values():
+                    statement.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _sql(self, where: str) -> str:
+        columns = ", ".join(column.select for column in self._types)
+        condition = f" WHERE {where}" if where else ""
+        return f"SELECT {columns} FROM {table_sql(self._table.name)}{condition}"
+
+    def _locate(self) -> tuple[Located, bool]:
+        """Receive and locate rows until the buffer is full, or there are enough; and whether more are to come."""
+        stream, count = self._stream, len(self._types)
+        stream.make_room()
+        stream.state[packets.STATE_ROWS] = 0
+        starts, lengths = self._places
+        nulls, totals = np.zeros((2, count), np.int64)
+        more = True
+        while True:
+            code = packets.locate_rows(stream.buffer, stream.state, self._widths, starts, lengths, nulls, totals)
+            rows = int(stream.state[packets.STATE_ROWS])
+            if code == packets.NEEDS_BYTES:
+                if stream.receive():
+                    continue
+                if not rows:
+                    stream.make_room()
+                    stream.grow()
+                    continue
+            elif code == packets.AT_LAST:
+                stream.finish()
+                more = False
+            elif code < 0:
+                raise DecodeError("a packet that is no row of the table", where=self._name)
+            return Located(stream.buffer, starts, lengths, nulls, totals, rows), more
+
+    def _decode(self, located: Located) -> pa.RecordBatch:
+        arrays = [
+            finish(self._name, column, row_cells(located, index, column), self.nulled)
+            for index, column in enumerate(self._types)
+        ]
+        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)

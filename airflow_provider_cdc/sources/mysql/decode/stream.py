@@ -1,0 +1,156 @@
+"""A statement's result as it comes from the socket, in one large buffer that is used again and again."""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from pymysql import err
+from pymysql.constants import CR, SERVER_STATUS
+
+from airflow_provider_cdc.errors import DecodeError, SchemaChanged
+from airflow_provider_cdc.sources.kernel import Bytes, Int64s
+from airflow_provider_cdc.sources.mysql.decode import packets
+from airflow_provider_cdc.sources.mysql.session import Connection
+from airflow_provider_cdc.sources.mysql.types import ColumnType
+
+_BUFFER = 4 << 20
+_LARGEST = 2**31 - 1
+"""Places in the buffer are kept in 32 bits."""
+_SLACK = 32
+"""Bytes behind the received ones that a kernel may read, so that it can copy short values in words."""
+_UNSIGNED_FLAG = 32
+
+
+class ResultStream:
+    """The packets of one result after another, from a session's socket.
+
+    PyMySQL reads its socket through a buffered file. Between a statement's sending and its result that file holds
+    nothing (the server speaks only when asked), so from there on the socket itself can be read, up to the result's
+    last packet.
+
+    ``buffer`` and ``state`` are for the kernels of ``packets``. ``ended``: the server has nothing more to say.
+    """
+
+    def __init__(self, connection: Connection, where: str) -> None:
+        self._connection: Any = connection
+        self._where = where
+        self._size = _BUFFER
+        self._allocate()
+        self.state: Int64s = np.zeros(packets.STATE_SIZE, np.int64)
+        self.ended = True
+
+    def _allocate(self) -> None:
+        self.buffer: Bytes = np.empty(self._size + _SLACK, np.uint8)
+        self._view = memoryview(self.buffer.data)[: self._size]
+
+    def open(self, columns: Sequence[ColumnType]) -> None:
+        """Begin the result of the statement that was just sent, and make sure that it has these columns.
+
+        :raises pymysql.MySQLError: the server answered with an error, or the session broke.
+        :raises SchemaChanged: the result has other columns.
+        """
+        connection = self._connection
+        connection._sock.settimeout(connection._read_timeout)
+        connection._current_timeout = connection._read_timeout
+        self.state[:] = 0
+        self.state[packets.STATE_SEQUENCE] = 1
+        self.ended = False
+        head = self._payload()
+        if head[:1] == b"\xff":
+            self.ended = True
+            err.raise_mysql_exception(head)
+        count = int.from_bytes(head[1:3], "little") if head[:1] == b"\xfc" else head[0]
+        definitions = [_definition(self._payload()) for _ in range(count)]
+        self._payload()  # EOF: the driver did not ask the server to leave it out
+        if definitions != [_expected(column) for column in columns]:
+            raise SchemaChanged(
+                "the statement's result has other columns than the table had",
+                where=self._where,
+                mend="the table changed since the run began: trigger a new run",
+            )
+
+    def make_room(self) -> None:
+        """Move what is not yet used to the front; what was located before is lost."""
+        position, filled = self.state[packets.STATE_POSITION], self.state[packets.STATE_FILLED]
+        if position:
+            self.buffer[: filled - position] = self.buffer[position:filled]
+            self.state[packets.STATE_POSITION], self.state[packets.STATE_FILLED] = 0, filled - position
+
+    def receive(self) -> bool:
+        """Receive some bytes behind the last ones; False: there is no room for any.
+
+        :raises pymysql.OperationalError: the server closed the connection.
+        :raises OSError: the connection broke, or nothing came for too long.
+        """
+        filled = int(self.state[packets.STATE_FILLED])
+        if filled == self._size:
+            return False
+        count = self._connection._sock.recv_into(self._view[filled:])
+        if not count:
+            raise err.OperationalError(CR.CR_SERVER_LOST, "Lost connection to MySQL server during query")
+        self.state[packets.STATE_FILLED] = filled + count
+        return True
+
+    def grow(self) -> None:
+        """Double the buffer, for a row that does not fit.
+
+        :raises DecodeError: a row of 2 GiB.
+        """
+        if self._size == _LARGEST:
+            raise DecodeError("a row has 2 GiB or more, which no Arrow array holds", where=self._where)
+        filled = self.state[packets.STATE_FILLED]
+        self._size = min(2 * self._size, _LARGEST)
+        old = self.buffer
+        self._allocate()
+        self.buffer[:filled] = old[:filled]
+
+    def finish(self) -> None:
+        """Take the packet that the kernel stopped at as the result's last.
+
+        :raises pymysql.MySQLError: it says that the statement failed half-way.
+        :raises DecodeError: it is no last packet.
+        """
+        last = self._payload()
+        if last[:1] == b"\xff":
+            self.ended = True
+            err.raise_mysql_exception(last)
+        # Not the EOF packet of a result that others follow: a table's SELECT has one.
+        is_end = last[:1] == b"\xfe" and len(last) == 5
+        if not is_end or int.from_bytes(last[3:5], "little") & SERVER_STATUS.SERVER_MORE_RESULTS_EXISTS:
+            raise DecodeError(f"neither a row nor the end of the rows: x'{last[:16].hex()}'", where=self._where)
+        if self.state[packets.STATE_POSITION] != self.state[packets.STATE_FILLED]:
+            raise DecodeError("bytes behind the end of the rows", where=self._where)
+        self.ended = True
+
+    def _payload(self) -> bytes:
+        """The next packet's payload."""
+        while True:
+            position, filled, sequence = self.state[:3].tolist()
+            code, end, following, number = packets.next_payload(self.buffer, position, filled, sequence)
+            if code == packets.FOUND:
+                self.state[packets.STATE_POSITION], self.state[packets.STATE_SEQUENCE] = following, number
+                return self.buffer[position + 4 : end].tobytes()
+            if code != packets.NEEDS_BYTES:
+                raise DecodeError("a packet is out of sequence", where=self._where)
+            if not self.receive():
+                self.make_room()
+                self.grow()
+
+
+def _definition(payload: bytes) -> tuple[int, bool]:
+    """The type code of a column definition, and whether it is unsigned.
+
+    Source: MySQL's "Client/Server Protocol", page "Column Definition Packet".
+    """
+    position = 0
+    for _ in range(6):  # names, of which none is longer than 250 bytes
+        position += 1 + payload[position]
+    code, flags = struct.unpack_from("<BH", payload, position + 7)
+    return code, bool(flags & _UNSIGNED_FLAG)
+
+
+def _expected(column: ColumnType) -> tuple[int, bool]:
+    return column.row_code, column.row_unsigned

@@ -1,0 +1,321 @@
+"""The formats of binary log events, read one at a time: what is too rare or too odd for the kernel in ``walk.py``.
+
+A *body* here is an event without its 19 bytes of header and without its checksum. Formats:
+https://dev.mysql.com/doc/dev/mysql-server/latest/page_protocol_replication_binlog_event.html, and, for what that
+leaves out, what a server writes (the tests hold both against each other).
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+from dataclasses import dataclass
+
+from pymysql.charset import charset_by_id
+
+from airflow_provider_cdc.core.table import TableName
+from airflow_provider_cdc.errors import DecodeError, UnknownEvent
+from airflow_provider_cdc.sources.mysql.log.statements import Statement
+
+HEADER_BYTES = 19
+CHECKSUM_BYTES = 4
+FIRST_POSITION = 4
+"""Of the first event in a file, after four bytes of magic."""
+MAX_EVENT_BYTES = 2**30 + 2**20
+"""The server writes no event above 1 GiB; a length above is damage, and is not to be allocated."""
+
+QUERY = 2
+STOP = 3
+ROTATE = 4
+INTVAR = 5
+RAND = 13
+USER_VAR = 14
+FORMAT_DESCRIPTION = 15
+XID = 16
+TABLE_MAP = 19
+WRITE_ROWS_V1 = 23
+UPDATE_ROWS_V1 = 24
+DELETE_ROWS_V1 = 25
+INCIDENT = 26
+HEARTBEAT = 27
+IGNORABLE = 28
+ROWS_QUERY = 29
+WRITE_ROWS = 30
+UPDATE_ROWS = 31
+DELETE_ROWS = 32
+GTID = 33
+ANONYMOUS_GTID = 34
+PREVIOUS_GTIDS = 35
+TRANSACTION_CONTEXT = 36
+VIEW_CHANGE = 37
+XA_PREPARE = 38
+PARTIAL_UPDATE_ROWS = 39
+TRANSACTION_PAYLOAD = 40
+HEARTBEAT_V2 = 41
+TAGGED_GTID = 42
+
+ARTIFICIAL = 0x20
+"""Header flag: the server made the event up for its reader; it is not in the file."""
+
+# Fixed parts that the kernel and this module rely on: event type -> bytes of its post-header.
+_POST_HEADERS = {QUERY: 13, ROTATE: 8, XID: 0, TABLE_MAP: 8, WRITE_ROWS: 10, UPDATE_ROWS: 10, DELETE_ROWS: 10}
+_OPTIONAL_POST_HEADERS = {
+    WRITE_ROWS_V1: 8,
+    UPDATE_ROWS_V1: 8,
+    DELETE_ROWS_V1: 8,
+    PARTIAL_UPDATE_ROWS: 10,
+}
+"""Of types that a server may not have: then the length is 0 or missing."""
+
+
+@dataclass(frozen=True)
+class FormatDescription:
+    """``checksums`` is whether each event ends with a CRC-32."""
+
+    server_version: str
+    checksums: bool
+
+
+def format_description(body: bytes) -> FormatDescription:
+    """Read a FORMAT_DESCRIPTION event.
+
+    :raises UnknownEvent: a log of another version, or with other lengths than this reader knows.
+    """
+    if len(body) < 58:
+        raise DecodeError("a FORMAT_DESCRIPTION event is too short")
+    version, server, header = struct.unpack_from("<H50s4xB", body)
+    lengths, checksum = body[57:-1], body[-1]
+    odd = [kind for kind, length in _POST_HEADERS.items() if lengths[kind - 1 : kind] != bytes([length])]
+    odd += [
+        kind
+        for kind, length in _OPTIONAL_POST_HEADERS.items()
+        if lengths[kind - 1 : kind] not in (b"", b"\0", bytes([length]))
+    ]
+    server_version = server.rstrip(b"\0").decode("utf-8", "replace")
+    if version != 4 or header != HEADER_BYTES or odd or checksum not in (0, 1):
+        raise UnknownEvent(
+            f"the log of server {server_version} has format {version}, headers of {header} bytes, checksum algorithm "
+            f"{checksum} and unknown lengths for events {odd}"
+        )
+    return FormatDescription(server_version, checksum == 1)
+
+
+@dataclass(frozen=True)
+class TableMap:
+    """What a TABLE_MAP event says of a table, under the number that the row events after it use."""
+
+    number: int
+    name: TableName
+    types: bytes
+    metadata: bytes
+
+
+def table_map(body: bytes) -> TableMap:
+    """Read a TABLE_MAP event; what follows the metadata block (nullability, names, …) is left alone."""
+    try:
+        number = int.from_bytes(body[:6], "little")
+        schema, at = _short_name(body, 8)
+        table, at = _short_name(body, at)
+        columns, at = _packed(body, at)
+        types, at = _slice(body, at, columns)
+        size, at = _packed(body, at)
+        metadata, at = _slice(body, at, size)
+    except (IndexError, UnicodeDecodeError) as error:
+        raise DecodeError(f"a TABLE_MAP event is malformed: {error}") from error
+    return TableMap(number, TableName(schema, table), types, metadata)
+
+
+# Status variables that stand before or at the character set, by code: bytes of the value; None: a length byte says.
+_STATUS_BYTES = {
+    0: 4,
+    1: 8,
+    3: 4,
+    4: 6,
+    5: None,
+    6: None,
+    7: 2,
+    8: 2,
+    9: 8,
+    10: 4,
+    13: 3,
+    16: 1,
+    17: 8,
+    18: 2,
+    19: 1,
+    20: 1,
+    21: 1,
+}
+_SQL_MODE, _CHARSET, _INVOKER, _SCHEMAS, _ATOMIC = 1, 4, 11, 12, 17
+_TOO_MANY_SCHEMAS = 254
+_ANSI_QUOTES, _NO_BACKSLASH_ESCAPES = 1 << 2, 1 << 20
+
+
+def query(body: bytes) -> Statement:
+    """Read a QUERY event.
+
+    :raises UnknownEvent: the text is in a character set that we cannot read.
+    """
+    try:
+        _, _, schema_bytes, _, status_bytes = struct.unpack_from("<IIBHH", body)
+        status, at = _slice(body, 13, status_bytes)
+        schema, at = _slice(body, at, schema_bytes)
+        text = body[at + 1 :]
+        variables = _status_variables(status)
+    except (IndexError, struct.error) as error:
+        raise DecodeError(f"a QUERY event is malformed: {error}") from error
+    mode = int.from_bytes(variables.get(_SQL_MODE, b""), "little")
+    return Statement(
+        _decode(text, variables.get(_CHARSET)),
+        schema.decode("utf-8", "replace"),
+        ansi_quotes=bool(mode & _ANSI_QUOTES),
+        backslash_escapes=not mode & _NO_BACKSLASH_ESCAPES,
+        # A number that is not known to be absent counts as present.
+        atomic=_ATOMIC in variables or -1 in variables,
+    )
+
+
+def _status_variables(data: bytes) -> dict[int, bytes]:
+    """The variables by code. After one of unknown length nothing can be read: -1 says so."""
+    found: dict[int, bytes] = {}
+    at = 0
+    while at < len(data):
+        code = data[at]
+        at += 1
+        if code == _INVOKER:
+            _, at = _slice(data, at + 1, data[at])
+            _, at = _slice(data, at + 1, data[at])
+        elif code == _SCHEMAS:
+            count = data[at]
+            at += 1
+            for _ in range(0 if count == _TOO_MANY_SCHEMAS else count):
+                at = data.index(b"\0", at) + 1 if b"\0" in data[at:] else len(data)
+        elif code in _STATUS_BYTES:
+            size = _STATUS_BYTES[code]
+            if size is None:
+                size = data[at]
+                at += 1
+            found[code], at = _slice(data, at, size)
+        else:
+            found[-1] = b""
+            break
+    return found
+
+
+def _decode(text: bytes, charset: bytes | None) -> str:
+    collation = int.from_bytes(charset[:2], "little") if charset else 0
+    if text.isascii() and collation not in _SWE7:
+        return text.decode("ascii")
+    try:
+        encoding = charset_by_id(collation).encoding
+        return text.decode("utf-8" if encoding == "binary" else encoding, "replace")
+    except LookupError:
+        pass
+    if collation >= _FIRST_LATE_COLLATION:
+        return text.decode("utf-8", "replace")
+    raise UnknownEvent(f"a statement is in a character set (collation {collation}) that cannot be read")
+
+
+_SWE7 = (10, 82)
+"""Collations of the one client character set that reads ASCII's quotes as letters."""
+_FIRST_LATE_COLLATION = 255
+"""From here on the driver does not know them all, and all are of utf8mb4."""
+
+_XID = r"X'(?:[0-9a-f]{2}){0,64}',X'(?:[0-9a-f]{2}){0,64}',\d{1,20}"
+_XA = re.compile(rf"XA (START|END|PREPARE|COMMIT|ROLLBACK) ({_XID})( ONE PHASE)?")
+
+
+@dataclass(frozen=True)
+class XaStatement:
+    """An XA statement as the log has it. ``xid`` is the transaction's id in the server's notation."""
+
+    verb: str
+    xid: str
+    one_phase: bool
+
+
+def xa_statement(text: str) -> XaStatement | None:
+    """Read an XA statement; None: the text is something else."""
+    match = _XA.fullmatch(text)
+    return None if match is None else XaStatement(match[1], match[2], match[3] is not None)
+
+
+def xa_prepare(body: bytes) -> XaStatement:
+    """Read an XA_PREPARE event."""
+    try:
+        one_phase, form, global_bytes, branch_bytes = struct.unpack_from("<BIII", body)
+        start, middle = 13, 13 + global_bytes
+        whole = body[start:]
+        if one_phase > 1 or len(whole) != global_bytes + branch_bytes:
+            raise IndexError(f"{len(whole)} bytes of id, {global_bytes} + {branch_bytes} announced")
+    except (IndexError, struct.error) as error:
+        raise DecodeError(f"an XA_PREPARE event is malformed: {error}") from error
+    xid = f"X'{body[start:middle].hex()}',X'{body[middle:].hex()}',{form}"
+    return XaStatement("COMMIT" if one_phase else "PREPARE", xid, bool(one_phase))
+
+
+def rotate(body: bytes) -> bytes:
+    """The name of the next file, in a ROTATE event; where the checksum is unknown, its bytes may follow."""
+    if len(body) < 9:
+        raise DecodeError("a ROTATE event is too short")
+    return body[8:]
+
+
+ZSTD = 0
+_END, _SIZE, _ALGORITHM = 0, 1, 2
+
+
+@dataclass(frozen=True)
+class Payload:
+    """Where the events inside a TRANSACTION_PAYLOAD event are, compressed with zstd: ``body[start:stop]``."""
+
+    start: int
+    stop: int
+
+
+def transaction_payload(body: bytes) -> Payload:
+    """Read the fields before the payload of a TRANSACTION_PAYLOAD event.
+
+    :raises UnknownEvent: compressed with an algorithm that this reader does not know.
+    """
+    at = 0
+    fields: dict[int, int] = {}
+    try:
+        while True:
+            field, at = _packed(body, at)
+            if field == _END:
+                break
+            size, at = _packed(body, at)
+            value, at = _slice(body, at, size)
+            fields[field], _ = _packed(value, 0) if field in (_SIZE, _ALGORITHM) else (0, 0)
+        size, algorithm = fields[_SIZE], fields[_ALGORITHM]
+        _slice(body, at, size)
+    except (IndexError, KeyError) as error:
+        raise DecodeError(f"a TRANSACTION_PAYLOAD event is malformed: {error}") from error
+    if algorithm != ZSTD:
+        raise UnknownEvent(f"a transaction is compressed with the unknown algorithm {algorithm}")
+    return Payload(at, at + size)
+
+
+def _packed(data: bytes, at: int) -> tuple[int, int]:
+    """MySQL's length-encoded integer at ``at``, and where it ends."""
+    first = data[at]
+    if first < 251:
+        return first, at + 1
+    width = {252: 2, 253: 3, 254: 8}.get(first)
+    if width is None:
+        raise IndexError(f"no number begins with {first}")
+    value, end = _slice(data, at + 1, width)
+    return int.from_bytes(value, "little"), end
+
+
+def _slice(data: bytes, at: int, size: int) -> tuple[bytes, int]:
+    if at + size > len(data):
+        raise IndexError(f"{size} bytes announced at {at} of {len(data)}")
+    return data[at : at + size], at + size
+
+
+def _short_name(body: bytes, at: int) -> tuple[str, int]:
+    size, at = _packed(body, at)
+    name, at = _slice(body, at, size)
+    _slice(body, at, 1)
+    return name.decode(), at + 1

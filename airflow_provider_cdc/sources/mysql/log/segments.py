@@ -1,0 +1,147 @@
+"""The binary log as a source of net changes: which files hold the window, and what each of them did."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pyarrow as pa
+
+from airflow_provider_cdc.core.gtid import GtidSet
+from airflow_provider_cdc.errors import LogGone, PositionError, SourceUnavailable
+from airflow_provider_cdc.sources.base import ConnectionSettings, LogSegment, SegmentSummary, TrackedTable
+from airflow_provider_cdc.sources.delta import delta_batches
+from airflow_provider_cdc.sources.mysql.decode.images import decode_images
+from airflow_provider_cdc.sources.mysql.log import events, walk_state
+from airflow_provider_cdc.sources.mysql.log.dump import Dump
+from airflow_provider_cdc.sources.mysql.log.walker import LogWalker
+from airflow_provider_cdc.sources.mysql.session import Connection, query, session, value
+
+_KEEP_LOGS = "trigger a new run, and let the server keep its logs for longer (binlog_expire_logs_seconds)"
+
+
+def log_segments(settings: ConnectionSettings, initial: str, log_end: str) -> list[LogSegment]:
+    """The files that hold every change after ``initial`` up to ``log_end``, one segment each.
+
+    :param initial: a GTID set.
+    :param log_end: ``file:position``, as ``bound_reads`` noted it.
+    :raises LogGone: files were purged that are needed, or the log is not the one that ``log_end`` is of.
+    :raises SourceUnavailable: the server cannot be reached.
+    """
+    last_file, _, text = log_end.rpartition(":")
+    if not last_file or not text.isdecimal():
+        raise PositionError(f"{log_end!r} is not a place in the log", mend="it has the form file:position")
+    stop = int(text)
+    wanted = GtidSet.parse(initial)
+    with session(settings) as connection:
+        purged = GtidSet.parse(value(connection, "@@gtid_purged"))
+        if not purged <= wanted:
+            raise LogGone(
+                f"transactions after the initial position are purged: {purged - wanted}",
+                where=settings.address,
+                mend=_KEEP_LOGS,
+            )
+        files = {str(row[0]): int(row[1]) for row in query(connection, "SHOW BINARY LOGS")}
+        names = list(files)
+        if last_file not in files or files[last_file] < stop:
+            raise LogGone(
+                f"the log no longer reaches to {log_end}",
+                where=settings.address,
+                mend="someone reset the log, or put another server in its place: trigger a new run",
+            )
+        last = names.index(last_file)
+        first = last
+        while not previous_gtids(connection, names[first]) <= wanted:
+            if first == 0:
+                raise LogGone(
+                    f"the oldest log file, {names[0]}, begins after the initial position",
+                    where=settings.address,
+                    mend=_KEEP_LOGS,
+                )
+            first -= 1
+    return [
+        LogSegment(number, name, events.FIRST_POSITION, stop if name == last_file else None)
+        for number, name in enumerate(names[first : last + 1])
+    ]
+
+
+def segments_before(settings: ConnectionSettings, segment: LogSegment, count: int) -> list[LogSegment]:
+    """Up to ``count`` files right before that of ``segment``, each one segment.
+
+    :raises LogGone: the file of ``segment`` was purged.
+    :raises SourceUnavailable: the server cannot be reached.
+    """
+    with session(settings) as connection:
+        names = [str(row[0]) for row in query(connection, "SHOW BINARY LOGS")]
+    if segment.name not in names:
+        raise LogGone(f"the log file {segment.name} is purged", where=settings.address, mend=_KEEP_LOGS)
+    last = names.index(segment.name)
+    return [
+        LogSegment(segment.number - before, names[last - before], events.FIRST_POSITION, None)
+        for before in range(min(count, last), 0, -1)
+    ]
+
+
+def previous_gtids(connection: Connection, file: str) -> GtidSet:
+    """The transactions in the log before a file, as its head says."""
+    for row in query(connection, "SHOW BINLOG EVENTS IN %s LIMIT 4", (file,)):
+        if row[2] == "Previous_gtids":
+            return GtidSet.parse(row[5])
+    raise LogGone(
+        f"the log file {file} does not tell which transactions came before it",
+        mend="files from before gtid_mode=ON cannot be used: trigger a new run",
+    )
+
+
+class MysqlSegmentReader:
+    """``sources.base.SegmentReader`` for one file of the binary log. It reads the file when it is iterated over,
+    once."""
+
+    def __init__(self, dump: Dump, segment: LogSegment, initial: GtidSet, tables: Sequence[TrackedTable]) -> None:
+        self.summary = SegmentSummary(segment)
+        self._dump = dump
+        self._tables = tables
+        self._walker = LogWalker(segment.name, segment.start, segment.stop, initial, tables, self.summary)
+
+    def __iter__(self) -> Iterator[pa.RecordBatch]:
+        self._read()
+        walker, number = self._walker, self.summary.segment.number
+        yield from delta_batches(walker.change, self._tables, number, decode_images, walker.xa.pending)
+
+    def _read(self) -> None:
+        """Walk the whole segment."""
+        started = time.perf_counter()
+        dump, walker, summary = self._dump, self._walker, self.summary
+        while not walker.run(dump.data, dump.end):
+            dump.at = int(walker.state[walk_state.AT])
+            if not dump.fill():
+                raise SourceUnavailable(
+                    f"the server has no more events, and {walker.where} is not the end yet",
+                    where=summary.segment.name,
+                    mend="the task can be retried as it is",
+                )
+            walker.state[walk_state.AT] = 0
+        summary.transactions = int(walker.state[walk_state.TRANSACTIONS])
+        summary.row_images = int(walker.state[walk_state.IMAGES])
+        summary.bytes = dump.bytes
+        summary.prepared = walker.xa.close()
+        summary.seconds = time.perf_counter() - started
+
+
+@contextmanager
+def open_segment(
+    settings: ConnectionSettings, segment: LogSegment, initial: str, tables: Sequence[TrackedTable]
+) -> Iterator[MysqlSegmentReader]:
+    """Open one segment of the log.
+
+    :param initial: a GTID set; transactions in it do not count.
+    :raises LogGone: the server cannot read the file any more.
+    :raises SourceUnavailable: the server cannot be reached.
+    :raises ConfigurationError: the privilege REPLICATION SLAVE is missing.
+    """
+    dump = Dump(settings, segment.name, segment.start)
+    try:
+        yield MysqlSegmentReader(dump, segment, GtidSet.parse(initial), tables)
+    finally:
+        dump.close()

@@ -1,0 +1,82 @@
+"""The TABLE_MAP events of one log file, kept so that the kernel can tell which table a row event is of."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from airflow_provider_cdc.core.table import TableName
+from airflow_provider_cdc.sources.base import TrackedTable
+from airflow_provider_cdc.sources.kernel import Bytes, Int64s, kernel
+from airflow_provider_cdc.sources.mysql.decode.images import expected_table_map
+from airflow_provider_cdc.sources.mysql.log.events import TableMap
+from airflow_provider_cdc.sources.mysql.log.walk import find_map
+from airflow_provider_cdc.sources.mysql.log.walk_state import (
+    MAP_AT,
+    MAP_BYTES,
+    MAP_NUMBER,
+    MAP_SERIAL,
+    MAP_TABLE,
+    MAP_WORDS,
+    OTHER_SHAPE,
+    UNTRACKED,
+)
+
+
+@kernel
+def _entry(maps: Int64s, number: int) -> int:
+    return find_map(maps, number)
+
+
+class TableMaps:
+    """``entries`` and ``bodies`` are ``maps`` and ``map_bytes`` of ``walk.walk``; both are replaced when they
+    grow."""
+
+    def __init__(self, tracked: Sequence[TrackedTable]) -> None:
+        self._indexes = {one.table.name: index for index, one in enumerate(tracked)}
+        self._expected = [expected_table_map(one.table) for one in tracked]
+        self._names: dict[int, TableName] = {}
+        self._used = 0
+        self.entries: Int64s = np.zeros(256 * MAP_WORDS, np.int64)
+        self.bodies: Bytes = np.empty(1 << 16, np.uint8)
+
+    def register(self, table_map: TableMap, body: bytes, serial: int) -> None:
+        """Keep a table map, seen in transaction ``serial``; it replaces one of the same number."""
+        index = self._indexes.get(table_map.name, UNTRACKED)
+        if index >= 0 and (table_map.types, table_map.metadata) != self._expected[index]:
+            index = OTHER_SHAPE
+        known = table_map.number in self._names
+        self._names[table_map.number] = table_map.name
+        if not known and 2 * len(self._names) > len(self.entries) // MAP_WORDS:
+            self._grow_entries()
+        entry = _entry(self.entries, table_map.number)
+        at = int(self.entries[entry + MAP_AT])
+        if not known or len(body) > self.entries[entry + MAP_BYTES]:
+            at = self._room_for(len(body))
+        self.bodies[at : at + len(body)] = np.frombuffer(body, np.uint8)
+        self.entries[entry + MAP_NUMBER] = table_map.number + 1
+        self.entries[entry + MAP_TABLE] = index
+        self.entries[entry + MAP_AT] = at
+        self.entries[entry + MAP_BYTES] = len(body)
+        self.entries[entry + MAP_SERIAL] = serial
+
+    def name(self, number: int) -> TableName:
+        """The table that a number stands for."""
+        return self._names[number]
+
+    def _room_for(self, size: int) -> int:
+        at = self._used
+        self._used += size
+        if self._used > len(self.bodies):
+            bodies: Bytes = np.empty(2 * self._used, np.uint8)
+            bodies[:at] = self.bodies[:at]
+            self.bodies = bodies
+        return at
+
+    def _grow_entries(self) -> None:
+        old = self.entries.reshape(-1, MAP_WORDS)
+        self.entries = np.zeros(2 * len(self.entries), np.int64)
+        for row in old[old[:, MAP_NUMBER] != 0]:
+            entry = _entry(self.entries, int(row[MAP_NUMBER]) - 1)
+            self.entries[entry : entry + MAP_WORDS] = row

@@ -1,0 +1,378 @@
+"""Follows the events of one log file: the kernel of ``walk.py`` for what is frequent, this module for what is rare.
+
+The kernel stops at every event that it does not know or cannot decide on. Whatever this module does not know either
+stops the run. Where the bytes come from does not matter here.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+import zstandard
+
+from airflow_provider_cdc.core.gtid import Gtid, GtidSet
+from airflow_provider_cdc.errors import CdcError, DecodeError, ImageNotWhole, SchemaChanged, UnknownEvent
+from airflow_provider_cdc.sources.base import SegmentSummary, TrackedTable
+from airflow_provider_cdc.sources.kernel import Bytes, Int64s
+from airflow_provider_cdc.sources.mysql.log import events, walk_state
+from airflow_provider_cdc.sources.mysql.log.crc32 import TABLES
+from airflow_provider_cdc.sources.mysql.log.layouts import layouts
+from airflow_provider_cdc.sources.mysql.log.membership import TSID_BYTES, in_set, tsid_parts
+from airflow_provider_cdc.sources.mysql.log.statements import Effect, Statement, TrackedNames, meaning
+from airflow_provider_cdc.sources.mysql.log.table_maps import TableMaps
+from airflow_provider_cdc.sources.mysql.log.walk import walk
+from airflow_provider_cdc.sources.mysql.log.xa import XaLedger
+from airflow_provider_cdc.sources.netting import NetChange
+
+_Read = TypeVar("_Read")
+
+_NEW_RUN = "trigger a new run"
+_REPORT = (
+    "let mysqlbinlog --verify-binlog-checksum tell whether the file is damaged; if it is not, report this with the "
+    "server's version"
+)
+
+_DAMAGE = {
+    walk_state.BAD_CHECKSUM: "an event does not match its checksum",
+    walk_state.BAD_LENGTH: "an event has an impossible length",
+    walk_state.BAD_POSITION: "an event says that it ends elsewhere in the file, or beyond where the segment does",
+    walk_state.BAD_GTID: "a GTID event is malformed",
+    walk_state.BAD_ROWS: "a row event is malformed",
+}
+_KNOWN_BETWEEN_TRANSACTIONS = (events.PREVIOUS_GTIDS, events.STOP)
+_MAX_FORMAT_BYTES = 1 << 16
+_INNER_BYTES = 1 << 18
+
+
+class LogWalker:
+    """Nets the row changes of one file, from events that come in pieces.
+
+    :param file: the file's name.
+    :param start: the position of the first event in the file that the server did not make up.
+    :param stop: where to end; None: at the end of the file.
+    :param initial: transactions in it do not count.
+    :param summary: told of the XA transactions that are decided.
+
+    ``state`` is that of ``walk.walk``. When ``run`` has come to the end, ``change`` and ``xa`` hold the result.
+    """
+
+    def __init__(
+        self,
+        file: str,
+        start: int,
+        stop: int | None,
+        initial: GtidSet,
+        tracked: Sequence[TrackedTable],
+        summary: SegmentSummary,
+    ) -> None:
+        self._file = file
+        self._summary = summary
+        self._names = TrackedNames(one.table.name for one in tracked)
+        self._layouts = layouts(tracked, initial)
+        self._maps = TableMaps(tracked)
+        self.change = NetChange(self._layouts.keyless)
+        self.xa = XaLedger(self.change, tracked)
+        self._started = False
+        self._tsid: Bytes = np.zeros(TSID_BYTES, np.uint8)
+        self._ranges: Int64s = np.zeros(2 * self._layouts.most_keys, np.int64)
+        self._after_ranges: Int64s = np.zeros(2 * self._layouts.most_keys, np.int64)
+        self._inner: Bytes = np.empty(_INNER_BYTES, np.uint8)
+        self._zstd = zstandard.ZstdDecompressor()
+        self._payload_position = -1
+        self.state: Int64s = np.zeros(walk_state.STATE_WORDS, np.int64)
+        self.state[walk_state.POSITION] = start
+        self.state[walk_state.STOP] = -1 if stop is None else stop
+        self.state[walk_state.XA] = self.state[walk_state.SOURCE] = -1
+
+    @property
+    def where(self) -> str:
+        """The event at hand, for messages."""
+        position = int(self.state[walk_state.POSITION])
+        place = f"{self._file}:{position if position >= 0 else self._payload_position}"
+        if self.state[walk_state.PHASE] == walk_state.BETWEEN:
+            return place
+        uuid, tag = tsid_parts(self._tsid.tobytes())
+        return f"{place}, transaction {Gtid(uuid, tag, int(self.state[walk_state.NUMBER]))}"
+
+    def run(self, data: Bytes, end: int) -> bool:
+        """Take the events of ``data[state[AT]:end]`` and move ``state[AT]`` behind the last whole one.
+
+        :returns: whether the end of the segment is reached.
+        :raises ExactnessError: something that the proof does not allow for.
+        :raises DecodeError: the log is damaged.
+        """
+        while not self._started:
+            if not self._prologue(data, end):
+                return False
+        while True:
+            code = self._walk(data, end)
+            if code == walk_state.MORE:
+                return False
+            if code == walk_state.DONE or self._handle(code, data):
+                break
+        if self.state[walk_state.PHASE] != walk_state.BETWEEN or self.xa.open is not None:
+            raise self._damaged("the segment ends within a transaction")
+        return True
+
+    def _walk(self, data: Bytes, end: int) -> int:
+        arrays, change = self._layouts, self.change
+        return int(
+            walk(
+                data, end, self.state, self._tsid, arrays.sets.tsids, arrays.sets.ranges, arrays.sets.bounds, TABLES,
+                self._maps.entries, self._maps.bodies, arrays.tables, arrays.prefixes, arrays.widths, arrays.slots,
+                arrays.key_prefixes, self._ranges, self._after_ranges, change.arena, change.bytes, change.slots,
+                change.state,
+            )
+        )  # fmt: skip
+
+    def _prologue(self, data: Bytes, end: int) -> bool:
+        """Take what comes first: a made-up ROTATE, and the FORMAT_DESCRIPTION, which tells whether there are
+        checksums."""
+        at = int(self.state[walk_state.AT])
+        if end - at < events.HEADER_BYTES:
+            return False
+        kind = int(data[at + 4])
+        length = int.from_bytes(data[at + 9 : at + 13].tobytes(), "little")
+        if not events.HEADER_BYTES + events.CHECKSUM_BYTES <= length <= _MAX_FORMAT_BYTES:
+            raise self._damaged("the log does not begin with a FORMAT_DESCRIPTION event")
+        if length > end - at:
+            return False
+        event = data[at : at + length].tobytes()
+        body = event[events.HEADER_BYTES : -events.CHECKSUM_BYTES]
+        if kind == events.ROTATE:
+            if not self._of_this_file(self._read(events.rotate, event[events.HEADER_BYTES :])):
+                raise self._damaged("the server sends another file than it was asked for")
+        elif kind == events.FORMAT_DESCRIPTION:
+            if zlib.crc32(event[: -events.CHECKSUM_BYTES]) != int.from_bytes(event[-events.CHECKSUM_BYTES :], "little"):
+                raise self._damaged(_DAMAGE[walk_state.BAD_CHECKSUM])
+            described = self._read(events.format_description, body)
+            self.state[walk_state.CHECKSUM] = events.CHECKSUM_BYTES if described.checksums else 0
+            # From anywhere else than the beginning of the file, the server makes this event up.
+            if self.state[walk_state.POSITION] == events.FIRST_POSITION:
+                self.state[walk_state.POSITION] += length
+            self._started = True
+        else:
+            raise self._damaged("the log does not begin with a FORMAT_DESCRIPTION event")
+        self.state[walk_state.AT] += length
+        return True
+
+    def _of_this_file(self, name: bytes) -> bool:
+        # A checksum may follow the name.
+        return name in (self._file.encode(), self._file.encode() + name[-events.CHECKSUM_BYTES :])
+
+    def _handle(self, code: int, data: Bytes) -> bool:
+        """Deal with what the kernel stopped for; True: the file ends here."""
+        state = self.state
+        if code == walk_state.NO_ROOM:
+            self.xa.reserve(2, int(state[walk_state.WANTED]))
+            return False
+        if code in _DAMAGE:
+            raise self._damaged(_DAMAGE[code])
+        at = int(state[walk_state.AT])
+        kind = int(data[at + 4])
+        if code == walk_state.OUT_OF_PLACE:
+            raise self._out_of_place(kind)
+        length = int.from_bytes(data[at + 9 : at + 13].tobytes(), "little")
+        body = data[at + events.HEADER_BYTES : at + length - int(state[walk_state.CHECKSUM])].tobytes()
+        ended = False
+        if code == walk_state.ODD:
+            ended = self._odd(kind, bool(data[at + 17] & events.ARTIFICIAL), body)
+        else:
+            self._breaks(self._bad_images(code, int.from_bytes(body[:6], "little")))
+        state[walk_state.ROW] = 0
+        state[walk_state.AT] += length
+        if state[walk_state.POSITION] >= 0:
+            state[walk_state.POSITION] += length
+        return ended
+
+    def _odd(self, kind: int, artificial: bool, body: bytes) -> bool:
+        """Deal with an event that the kernel leaves alone; True: the file ends here."""
+        phase = self.state[walk_state.PHASE]
+        if kind == events.QUERY:
+            self._query(self._read(events.query, body))
+        elif kind == events.TABLE_MAP:
+            self._maps.register(self._read(events.table_map, body), body, int(self.state[walk_state.SERIAL]))
+        elif kind == events.TRANSACTION_PAYLOAD and phase == walk_state.BEGUN and self._payload_position < 0:
+            self._payload(body)
+        elif kind == events.XA_PREPARE and phase == walk_state.XA_OPEN:
+            self._xa_prepare(self._read(events.xa_prepare, body))
+        elif kind == events.ROTATE and phase == walk_state.BETWEEN and self._payload_position < 0:
+            return not artificial or not self._of_this_file(self._read(events.rotate, body))
+        elif kind not in _KNOWN_BETWEEN_TRANSACTIONS:
+            raise self._unknown(kind)
+        elif phase != walk_state.BETWEEN:
+            raise self._out_of_place(kind)
+        return False
+
+    def _query(self, statement: Statement) -> None:
+        state = self.state
+        phase = int(state[walk_state.PHASE])
+        xa = events.xa_statement(statement.text)
+        if xa is not None:
+            self._xa_statement(xa)
+        elif phase == walk_state.BETWEEN:
+            raise self._out_of_place(events.QUERY)
+        elif phase == walk_state.OPEN and statement.text.startswith("ROLLBACK"):
+            # The log holds a transaction that was rolled back only if a part of it could not be. We cannot tell which
+            # part.
+            if state[walk_state.TRACKED]:
+                raise self._not_understood("ROLLBACK after row changes")
+            if statement.text == "ROLLBACK":
+                state[walk_state.PHASE] = walk_state.BETWEEN
+        else:
+            if phase == walk_state.XA_OPEN or not state[walk_state.IGNORED]:
+                self._check(statement)
+            if phase == walk_state.BEGUN:
+                state[walk_state.PHASE] = walk_state.BETWEEN
+
+    def _check(self, statement: Statement) -> None:
+        """Stop the run if a statement changes a copied table, or might."""
+        found = meaning(statement, self._names)
+        if found.effect is Effect.TOUCHES:
+            self._breaks(
+                SchemaChanged(
+                    f"{found.statement} on a table that is being copied",
+                    where=f"{found.table} at {self.where}",
+                    mend=f"leave the definitions of copied tables alone while a run lasts; {_NEW_RUN}",
+                )
+            )
+        elif found.effect is Effect.ROW_CHANGE:
+            self._breaks(
+                ImageNotWhole(
+                    f"{found.statement} was logged as a statement, without row images",
+                    where=self.where,
+                    mend=f"let all sessions use binlog_format=ROW, then {_NEW_RUN}",
+                )
+            )
+        elif found.effect is Effect.NOT_UNDERSTOOD:
+            self._breaks(self._not_understood(found.statement))
+
+    def _xa_statement(self, xa: events.XaStatement) -> None:
+        state = self.state
+        phase = int(state[walk_state.PHASE])
+        if xa.verb == "START" and phase == walk_state.BEGUN:
+            state[walk_state.XA] = self.xa.begin(xa.xid).number
+            state[walk_state.PHASE] = walk_state.XA_OPEN
+        elif xa.verb in ("COMMIT", "ROLLBACK") and phase == walk_state.BEGUN and not xa.one_phase:
+            self._decide(xa.xid, xa.verb == "COMMIT")
+            state[walk_state.PHASE] = walk_state.BETWEEN
+        elif xa.verb != "END" or self.xa.open is None or self.xa.open.xid != xa.xid:
+            raise self._out_of_place(events.QUERY)
+
+    def _xa_prepare(self, xa: events.XaStatement) -> None:
+        if self.xa.open is None or self.xa.open.xid != xa.xid or xa.xid in self.xa.undecided:
+            raise self._out_of_place(events.XA_PREPARE)
+        self.xa.prepare()
+        if xa.one_phase:
+            self._decide(xa.xid, True)
+        self.state[walk_state.XA] = -1
+        self.state[walk_state.PHASE] = walk_state.BETWEEN
+
+    def _decide(self, xid: str, commit: bool) -> None:
+        """The transaction at hand commits or rolls back a prepared one: by its GTID it shows whether the changes
+        count."""
+        state, sets = self.state, self._layouts.sets
+        sources, source, number = len(sets.tsids) // TSID_BYTES, state[walk_state.SOURCE], state[walk_state.NUMBER]
+        ignored = not commit or bool(state[walk_state.IGNORED])
+        counts: Bytes = np.zeros(len(self._layouts.keyless), np.uint8)
+        for index, upper in enumerate(self._layouts.tables[walk_state.UPPER :: walk_state.TABLE_WORDS].tolist()):
+            within = not upper or in_set(sets.ranges, sets.bounds, sources, upper, int(source), int(number))
+            counts[index] = within and not ignored
+        state[walk_state.ORDER] += 1
+        if xid in self.xa.undecided:
+            self.xa.decide(xid, counts, int(state[walk_state.ORDER]))
+        else:
+            self.xa.decided_elsewhere(xid, counts, ignored, int(state[walk_state.ORDER]), self._summary)
+
+    def _payload(self, body: bytes) -> None:
+        """Walk the events inside a compressed transaction: they have no checksums and no place of their own in the
+        file."""
+        payload = self._read(events.transaction_payload, body)
+        state = self.state
+        outside = [walk_state.AT, walk_state.POSITION, walk_state.STOP, walk_state.CHECKSUM]
+        saved = state[outside]
+        self._payload_position = int(state[walk_state.POSITION])
+        state[outside] = 0, -1, -1, 0
+        stream = self._zstd.stream_reader(body[payload.start : payload.stop], read_across_frames=True)
+        rest = 0
+        # A transaction that does not count is done with once it is known to be no XA transaction.
+        while not (state[walk_state.PHASE] == walk_state.OPEN and state[walk_state.IGNORED]):
+            if 2 * rest > len(self._inner):
+                if rest > events.MAX_EVENT_BYTES:
+                    raise self._damaged(_DAMAGE[walk_state.BAD_LENGTH])
+                inner: Bytes = np.empty(2 * len(self._inner), np.uint8)
+                inner[:rest] = self._inner[:rest]
+                self._inner = inner
+            try:
+                received = stream.readinto(self._inner[rest:])
+            except zstandard.ZstdError as error:
+                raise self._damaged(f"a compressed transaction cannot be read: {error}") from error
+            if not received:
+                if rest or state[walk_state.PHASE] != walk_state.BETWEEN:
+                    raise self._damaged("a compressed transaction ends early")
+                break
+            end = rest + received
+            state[walk_state.AT] = 0
+            while (code := self._walk(self._inner, end)) != walk_state.MORE:
+                self._handle(code, self._inner)
+            at = int(state[walk_state.AT])
+            rest = end - at
+            self._inner[:rest] = self._inner[at:end]
+        state[walk_state.PHASE] = walk_state.BETWEEN
+        state[outside] = saved
+        self._payload_position = -1
+
+    def _breaks(self, error: CdcError) -> None:
+        """Raise, unless the changes belong to an XA transaction of which the commit is still to tell whether they
+        count."""
+        if self.xa.open is None or not self.state[walk_state.IGNORED]:
+            raise error
+        self.xa.open.error = self.xa.open.error or error
+
+    def _bad_images(self, code: int, table_number: int) -> CdcError:
+        table = self._maps.name(table_number)
+        if code == walk_state.NOT_WHOLE:
+            return ImageNotWhole(
+                "the row images lack columns",
+                where=f"{table} at {self.where}",
+                mend=f"let all sessions use binlog_row_image=FULL, then {_NEW_RUN}",
+            )
+        return SchemaChanged(
+            "the rows have other columns than the table that is being copied",
+            where=f"{table} at {self.where}",
+            mend=f"leave the definitions of copied tables alone while a run lasts; {_NEW_RUN}",
+        )
+
+    def _unknown(self, kind: int) -> CdcError:
+        message, mend = {
+            events.ANONYMOUS_GTID: ("a transaction has no GTID", f"set gtid_mode=ON, then {_NEW_RUN}"),
+            events.INCIDENT: (
+                "the server notes that events may be missing here",
+                f"see the server's error log, then {_NEW_RUN}",
+            ),
+        }.get(kind, (f"this reader does not know events of type {kind}", _REPORT))
+        return UnknownEvent(message, where=self.where, mend=mend)
+
+    def _out_of_place(self, kind: int) -> CdcError:
+        return UnknownEvent(
+            f"an event of type {kind} makes no transaction with those before it", where=self.where, mend=_REPORT
+        )
+
+    def _not_understood(self, statement: str) -> CdcError:
+        return UnknownEvent(
+            f"this reader does not know what the statement {statement!r} does", where=self.where, mend=_REPORT
+        )
+
+    def _damaged(self, message: str) -> DecodeError:
+        return DecodeError(message, where=self.where, mend=_REPORT)
+
+    def _read(self, parse: Callable[[bytes], _Read], body: bytes) -> _Read:
+        """``parse(body)``, with the place in whatever error it raises."""
+        try:
+            return parse(body)
+        except CdcError as error:
+            error.where, error.mend = error.where or self.where, error.mend or _REPORT
+            raise

@@ -1,0 +1,269 @@
+"""The last step to Arrow: the same for what ADBC read and for what came from the log, once both are the same arrays.
+
+Here the policy for values that Arrow cannot hold applies, and what remains to be told apart is: a NaN has many bits and
+one meaning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.errors import DecodeError, SchemaChanged, ValueNotRepresentable
+from airflow_provider_cdc.sources.kernel import Bytes, Int32s, Int64s, bytes_of, inner, kernel, load8, multiply_add_128
+from airflow_provider_cdc.sources.located import ALL_GOOD
+from airflow_provider_cdc.sources.postgres.decode.calendar import (
+    DAY_MICROS,
+    FIRST_DAY,
+    FIRST_MICRO,
+    text_of_day,
+    text_of_micro,
+    text_of_time,
+)
+from airflow_provider_cdc.sources.postgres.types import ColumnType, Family, arrow_schema, column_types
+
+_UUID_BYTES, _UUID_LETTERS = 16, 36
+_NEW_RUN = "leave the definitions of copied tables alone while a run lasts; trigger a new run"
+_CHUNK = 10**18
+
+NO_NUMBER = -(2**63)
+"""The high half of a decimal that stands for none, which no number has: the low half is the sign that numeric_send
+gives it."""
+_NO_NUMBERS = {0xC000: "NaN", 0xD000: "Infinity", 0xF000: "-Infinity"}
+
+
+def finish_batch(table: Table, batch: pa.RecordBatch, nulled: dict[str, int] | None = None) -> pa.RecordBatch:
+    """Rows of ``types.arrow_schema`` from the arrays that ADBC or `row_cells` made of what ``types.select_list`` reads.
+
+    :param nulled: told how many values of each column became null by the policy; counts are added to those in it.
+    :raises ValueNotRepresentable: a value fits no Arrow type and the policy is ``error``.
+    :raises SchemaChanged: the columns have other types than ``table`` says, or a NULL where there can be none.
+    """
+    columns = column_types(table)
+    if batch.schema.names != [column.name for column in columns]:
+        raise SchemaChanged(f"the columns are {', '.join(batch.schema.names)}", where=str(table.name), mend=_NEW_RUN)
+    arrays = [
+        finish(str(table.name), column, array, nulled) for column, array in zip(columns, batch.columns, strict=True)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(table))
+
+
+def finish(table: str, column: ColumnType, array: pa.Array, nulled: dict[str, int] | None = None) -> pa.Array:
+    """``array`` as ``column.arrow``.
+
+    :param table: the table's name, for messages.
+    :param nulled: told how many values became null.
+    :raises ValueNotRepresentable: a value that the Arrow type cannot hold, and the policy is to stop.
+    :raises SchemaChanged: an array of another type than ADBC makes of the column's, or a NULL in a NOT NULL column.
+    """
+    where = f"{table}.{column.name}"
+    if isinstance(array, pa.ExtensionArray):
+        array = array.storage
+    if array.null_count and not column.stored_nulls:
+        raise SchemaChanged("a NULL in a column that was NOT NULL", where=where, mend=_NEW_RUN)
+    if column.family is Family.UUID and array.type == pa.binary(_UUID_BYTES):
+        return _uuids(array)
+    text = column.family is Family.DECIMAL and array.type == pa.utf8()
+    expected = pa.utf8() if text else column.arrow
+    if array.type != expected:
+        raise SchemaChanged(f"the values are of type {array.type}, not {expected}", where=where, mend=_NEW_RUN)
+    match column.family:
+        case Family.FLOAT:
+            return _floats(array)
+        case Family.DECIMAL if not text:
+            halves = _values(array, np.int64)
+            odd = halves[1::2] == NO_NUMBER
+            return _without(where, column, array, odd, lambda row: _NO_NUMBERS[int(halves[2 * row])], nulled)
+        case Family.DECIMAL:
+            decimals, odd = _decimals(where, column, array)
+            return _without(where, column, decimals, odd, lambda row: str(array[row]), nulled)
+        case Family.DATE:
+            values = _values(array, np.int32)
+            odd = values < FIRST_DAY
+            return _without(where, column, array, odd, lambda row: text_of_day(int(values[row])), nulled)
+        case Family.TIMESTAMP:
+            values = _values(array, np.int64)
+            odd = values < FIRST_MICRO
+            return _without(where, column, array, odd, lambda row: text_of_micro(int(values[row])), nulled)
+        case Family.TIME:
+            values = _values(array, np.int64)
+            odd = values >= DAY_MICROS
+            return _without(where, column, array, odd, lambda row: text_of_time(int(values[row])), nulled)
+    return array
+
+
+def _values(array: pa.Array, kind: type[Any]) -> np.ndarray[Any, Any]:
+    """The values of an array of fixed width, as numbers of ``kind`` (two of a decimal); those of nulls may be
+    anything."""
+    numbers = bytes_of(array.buffers()[1]).view(kind)
+    each = int(array.type.bit_width) // (8 * numbers.itemsize)
+    return numbers[each * array.offset : each * (array.offset + len(array))]
+
+
+def _without(
+    where: str,
+    column: ColumnType,
+    array: pa.Array,
+    odd: np.ndarray[Any, Any],
+    text: Callable[[int], str],
+    nulled: dict[str, int] | None,
+) -> pa.Array:
+    """``array`` without the ``odd`` values, or an error that names the first of them."""
+    if not odd.any():
+        return array
+    odd &= np.asarray(array.is_valid())
+    count = int(np.count_nonzero(odd))
+    if not count:
+        return array
+    if column.policy == "error":
+        value = text(int(np.flatnonzero(odd)[0]))
+        raise ValueNotRepresentable(
+            f"the {column.family.value} {value} fits no {column.arrow}",
+            where=where,
+            mend="set unrepresentable to 'string' (the column becomes text) or, where no key needs it, 'null'; "
+            f"or correct the rows of which {column.name} is {value!r}, or leave the table out",
+        )
+    if nulled is not None:
+        nulled[column.name] = nulled.get(column.name, 0) + count
+    valid = np.packbits(np.asarray(array.is_valid()) & ~odd, bitorder="little")
+    width = array.type.byte_width
+    values = array.buffers()[1].slice(array.offset * width, len(array) * width)
+    return pa.Array.from_buffers(array.type, len(array), [pa.py_buffer(valid), values])
+
+
+def _floats(array: pa.Array) -> pa.Array:
+    """With the one NaN that a text can stand for."""
+    values = _values(array, np.float32 if array.type == pa.float32() else np.float64)
+    odd = np.isnan(values)
+    if not odd.any():
+        return array
+    values = np.where(odd, values.dtype.type("nan"), values)
+    return pa.Array.from_buffers(array.type, len(array), [_validity(array), pa.py_buffer(values)], array.null_count)
+
+
+def _uuids(array: pa.Array) -> pa.Array:
+    stored = array.buffers()[1].slice(array.offset * _UUID_BYTES, len(array) * _UUID_BYTES)
+    rows = len(array)
+    letters: Bytes = np.empty(rows * _UUID_LETTERS, np.uint8)
+    _print_uuids(bytes_of(stored), rows, letters)
+    offsets = np.arange(0, (rows + 1) * _UUID_LETTERS, _UUID_LETTERS, dtype=np.int32)
+    buffers = [_validity(array), pa.py_buffer(offsets), pa.py_buffer(letters)]
+    return pa.Array.from_buffers(pa.utf8(), rows, buffers, array.null_count)
+
+
+def _decimals(where: str, column: ColumnType, array: pa.Array) -> tuple[pa.Array, np.ndarray[Any, Any]]:
+    """The numbers that the texts stand for, and which of them are NaN or infinite."""
+    rows = len(array)
+    _, offsets, data = array.buffers()
+    ends = bytes_of(offsets).view(np.int32)[array.offset : array.offset + rows + 1]
+    values: Int64s = np.zeros(2 * rows, np.int64)
+    odd: Bytes = np.zeros(rows, np.uint8)
+    valid: Bytes = np.asarray(array.is_valid()).astype(np.uint8)
+    bad = _parse_decimals(bytes_of(data), ends, valid, column.precision - column.scale, column.scale, values, odd)
+    if bad != ALL_GOOD:
+        raise DecodeError(f"{str(array[bad])!r} is no {column.arrow}", where=where)
+    buffers = [_validity(array), pa.py_buffer(values)]
+    return pa.Array.from_buffers(column.arrow, rows, buffers, array.null_count), odd.view(np.bool_)
+
+
+def _validity(array: pa.Array) -> pa.Buffer | None:
+    """The bitmap, from bit 0."""
+    if not array.null_count:
+        return None
+    return pa.py_buffer(np.packbits(np.asarray(array.is_valid()), bitorder="little"))
+
+
+@kernel
+def _print_uuids(stored: Bytes, rows: int, out: Bytes) -> None:
+    at = 0
+    for row in range(rows):
+        for index in range(16):
+            if index == 4 or index == 6 or index == 8 or index == 10:
+                out[at] = 0x2D
+                at += 1
+            value = load8(stored, 16 * row + index)
+            high, low = value >> 4, value & 15
+            out[at] = high + (0x30 if high < 10 else 0x57)
+            out[at + 1] = low + (0x30 if low < 10 else 0x57)
+            at += 2
+
+
+@inner
+def _is_number(data: Bytes, at: int, end: int) -> bool:
+    """Whether a text of numeric is one: not ``NaN``, ``Infinity`` or ``-Infinity``."""
+    size = end - at
+    if size == 3:
+        return not (load8(data, at) == 0x4E and load8(data, at + 1) == 0x61 and load8(data, at + 2) == 0x4E)
+    if size == 9 and load8(data, at) == 0x2D:
+        at += 1
+    elif size != 8:
+        return True
+    word = 0
+    for index in range(8):
+        word = word << 8 | load8(data, at + index)
+    return word != 0x496E66696E697479
+
+
+@kernel
+def _parse_decimals(
+    data: Bytes, ends: Int32s, valid: Bytes, whole_digits: int, scale: int, out: Int64s, odd: Bytes
+) -> int:
+    """128-bit integers, the values times 10^scale; the number of the first text that is malformed, or ALL_GOOD."""
+    for row in range(len(valid)):
+        at, end = int(ends[row]), int(ends[row + 1])
+        if not valid[row]:
+            continue
+        if not _is_number(data, at, end):
+            odd[row] = 1
+            continue
+        negative = at < end and load8(data, at) == 0x2D
+        if negative:
+            at += 1
+        low = high = part = 0
+        power = 1
+        whole = seen = 0
+        fraction = -1
+        while at < end or fraction < scale:
+            digit = 0
+            if at < end:
+                letter = load8(data, at)
+                at += 1
+                if letter == 0x2E:
+                    if fraction >= 0 or seen == 0 or at == end:
+                        return row
+                    fraction = 0
+                    continue
+                digit = letter - 0x30
+                if digit < 0 or digit > 9:
+                    return row
+                seen += 1
+            elif fraction < 0:
+                fraction = 0
+                continue
+            if fraction >= 0:
+                fraction += 1
+                if fraction > scale:
+                    return row
+            elif whole > 0 or digit > 0:
+                whole += 1
+                if whole > whole_digits:
+                    return row
+            part = part * 10 + digit
+            power *= 10
+            if power == _CHUNK:
+                low, high = multiply_add_128(low, high, power, part)
+                part = 0
+                power = 1
+        if seen == 0:
+            return row
+        low, high = multiply_add_128(low, high, power, part)
+        if negative:
+            low = -low
+            high = ~high + (1 if low == 0 else 0)
+        out[2 * row] = low
+        out[2 * row + 1] = high
+    return ALL_GOOD

@@ -1,0 +1,307 @@
+"""Arrow arrays from the texts in row images: the very arrays that ADBC makes of the same values.
+
+So what follows (``columns.finish``) is the same for both. The texts are those of the output functions under
+``types.SESSION_SETTINGS``: numbers in decimal digits, dates as ISO 8601 has them with `` BC`` behind those before the
+year 1, ``bytea`` in hexadecimal digits.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_provider_cdc.errors import DecodeError
+from airflow_provider_cdc.sources.kernel import Bytes, Int32s, Int64s, inner, kernel, load8, store8
+from airflow_provider_cdc.sources.located import ALL_GOOD, LARGEST, OVERRUN, Located, copy_values
+from airflow_provider_cdc.sources.postgres.decode.calendar import (
+    DAY_MICROS,
+    INFINITE_DAY,
+    INFINITE_MICRO,
+    MINUS_INFINITE_DAY,
+    MINUS_INFINITE_MICRO,
+    days_of,
+    month_days,
+)
+from airflow_provider_cdc.sources.postgres.types import ColumnType, Family
+
+_DATE, _TIMESTAMP, _TIMESTAMP_UTC = 0, 1, 2
+
+
+def image_array(where: str, column: ColumnType, located: Located, index: int) -> pa.Array:
+    """Column ``index`` of a batch of images, as ADBC would read it.
+
+    :param where: the column's name, for messages.
+    :raises DecodeError: a value is not what an output function prints.
+    """
+    rows, starts, lengths = located.rows, located.starts[index], located.lengths[index]
+    match column.family:
+        case Family.TEXT | Family.UUID | Family.DECIMAL | Family.OUTPUT:
+            return texts(where, located, index)
+        case Family.FLOAT:
+            try:
+                return texts(where, located, index).cast(column.arrow)
+            except pa.ArrowInvalid as error:
+                raise DecodeError(f"not a {column.arrow}: {error}", where=where) from error
+        case Family.BYTES:
+            return _binaries(where, located, index)
+        case Family.BOOL:
+            bits: Bytes = np.zeros((rows + 7) // 8, np.uint8)
+            _check(_parse_bools(located.data, starts, lengths, rows, bits), where, "true or false")
+            return _array(column.arrow, located, index, bits)
+    numbers: Int64s = np.empty(rows, np.int64)
+    if column.family is Family.INTEGER:
+        high = (1 << (column.arrow.bit_width - 1)) - 1
+        bad = _parse_integers(located.data, starts, lengths, rows, -high - 1, high, numbers)
+    elif column.family is Family.TIME:
+        bad = _parse_times(located.data, starts, lengths, rows, numbers)
+    else:
+        kind = _DATE if column.family is Family.DATE else _TIMESTAMP if column.arrow.tz is None else _TIMESTAMP_UTC
+        bad = _parse_dates(located.data, starts, lengths, rows, kind, numbers)
+    _check(bad, where, f"of type {column.arrow}")
+    return _array(column.arrow, located, index, numbers.astype(f"i{column.arrow.bit_width // 8}"))
+
+
+def _array(arrow: pa.DataType, located: Located, index: int, values: object) -> pa.Array:
+    nulls = int(located.nulls[index])
+    return pa.Array.from_buffers(arrow, located.rows, [located.validity(index), pa.py_buffer(values)], nulls)
+
+
+def texts(where: str, located: Located, index: int) -> pa.Array:
+    """Column ``index`` as text.
+
+    :raises DecodeError: it is not UTF-8, or more than an array holds.
+    """
+    total = int(located.totals[index])
+    _check_total(where, total)
+    offsets: Int32s = np.empty(located.rows + 1, np.int32)
+    values = pa.allocate_buffer(total + OVERRUN)
+    copy_values(
+        located.data, located.starts[index], located.lengths[index], located.rows, offsets,
+        np.frombuffer(values, np.uint8),
+    )  # fmt: skip
+    array = pa.Array.from_buffers(
+        pa.utf8(),
+        located.rows,
+        [located.validity(index), pa.py_buffer(offsets), values.slice(0, total)],
+        int(located.nulls[index]),
+    )
+    try:
+        array.validate(full=True)
+    except pa.ArrowInvalid as error:
+        raise DecodeError(f"the text is not UTF-8: {error}", where=where) from error
+    return array
+
+
+def _binaries(where: str, located: Located, index: int) -> pa.Array:
+    total = int(located.totals[index])
+    _check_total(where, total)
+    offsets: Int32s = np.empty(located.rows + 1, np.int32)
+    out: Bytes = np.empty(total // 2, np.uint8)
+    bad = _parse_hex(located.data, located.starts[index], located.lengths[index], located.rows, offsets, out)
+    _check(bad, where, "bytea in hexadecimal digits")
+    buffers = [located.validity(index), pa.py_buffer(offsets), pa.py_buffer(out)]
+    return pa.Array.from_buffers(pa.binary(), located.rows, buffers, int(located.nulls[index]))
+
+
+def _check_total(where: str, total: int) -> None:
+    if total > LARGEST:
+        raise DecodeError(f"the rows have {total} bytes in this column, more than one Arrow array holds", where=where)
+
+
+def _check(bad: int, where: str, what: str) -> None:
+    if bad != ALL_GOOD:
+        raise DecodeError(f"the value in row {bad} of the batch is not {what}", where=where)
+
+
+@kernel
+def _parse_bools(data: Bytes, starts: Int32s, lengths: Int32s, rows: int, out: Bytes) -> int:
+    for row in range(rows):
+        start = int(starts[row])
+        if start >= 0:
+            if lengths[row] != 1:
+                return row
+            letter = load8(data, start)
+            if letter == 0x74:
+                out[row >> 3] |= 1 << (row & 7)
+            elif letter != 0x66:
+                return row
+    return ALL_GOOD
+
+
+@kernel
+def _parse_integers(data: Bytes, starts: Int32s, lengths: Int32s, rows: int, low: int, high: int, out: Int64s) -> int:
+    for row in range(rows):
+        at = int(starts[row])
+        value = 0
+        if at >= 0:
+            end = at + int(lengths[row])
+            negative = at < end and load8(data, at) == 0x2D
+            if negative:
+                at += 1
+            if end - at < 1 or end - at > 19:
+                return row
+            # Below zero there is one number more. What does not fit wraps around once, to above zero.
+            while at < end:
+                digit = load8(data, at) - 0x30
+                if digit < 0 or digit > 9:
+                    return row
+                value = value * 10 - digit
+                at += 1
+            if value > 0 or (not negative and value < -high):
+                return row
+            if not negative:
+                value = -value
+            if value < low:
+                return row
+        out[row] = value
+    return ALL_GOOD
+
+
+@inner
+def _hex_digit(letter: int) -> int:
+    if 0x30 <= letter <= 0x39:
+        return letter - 0x30
+    if 0x61 <= letter <= 0x66:
+        return letter - 0x57
+    return -1
+
+
+@kernel
+def _parse_hex(data: Bytes, starts: Int32s, lengths: Int32s, rows: int, offsets: Int32s, out: Bytes) -> int:
+    filled = 0
+    offsets[0] = 0
+    for row in range(rows):
+        at = int(starts[row])
+        if at >= 0:
+            end = at + int(lengths[row])
+            if end - at < 2 or (end - at) & 1 or load8(data, at) != 0x5C or load8(data, at + 1) != 0x78:
+                return row
+            at += 2
+            while at < end:
+                first, second = _hex_digit(load8(data, at)), _hex_digit(load8(data, at + 1))
+                if first < 0 or second < 0:
+                    return row
+                store8(out, filled, first << 4 | second)
+                filled += 1
+                at += 2
+        offsets[row + 1] = filled
+    return ALL_GOOD
+
+
+@inner
+def _two_digits(data: Bytes, at: int) -> int:
+    """The number that two digits stand for; negative if they are none."""
+    first, second = load8(data, at) - 0x30, load8(data, at + 1) - 0x30
+    if first < 0 or first > 9 or second < 0 or second > 9:
+        return -1
+    return first * 10 + second
+
+
+@inner
+def _infinity(data: Bytes, at: int, end: int) -> int:
+    """1 for ``infinity``, -1 for ``-infinity``, 0 for all else."""
+    sign = 1
+    if at < end and load8(data, at) == 0x2D:
+        sign = -1
+        at += 1
+    if end - at != 8:
+        return 0
+    word = 0
+    for index in range(8):
+        word = word << 8 | load8(data, at + index)
+    return sign if word == 0x696E66696E697479 else 0
+
+
+@inner
+def _time_of_day(data: Bytes, at: int, end: int) -> int:
+    """Microseconds that ``hh:mm:ss`` stands for, with up to six digits of a second's fraction; negative: it is none."""
+    if end - at < 8 or load8(data, at + 2) != 0x3A or load8(data, at + 5) != 0x3A:
+        return -1
+    hour, minute, second = _two_digits(data, at), _two_digits(data, at + 3), _two_digits(data, at + 6)
+    if hour < 0 or minute < 0 or second < 0 or hour > 24 or minute > 59 or second > 59:
+        return -1
+    at += 8
+    fraction = 0
+    if at < end:
+        digits = end - at - 1
+        if load8(data, at) != 0x2E or digits < 1 or digits > 6:
+            return -1
+        for index in range(6):
+            digit = load8(data, at + 1 + index) - 0x30 if index < digits else 0
+            if digit < 0 or digit > 9:
+                return -1
+            fraction = fraction * 10 + digit
+    micros = ((hour * 60 + minute) * 60 + second) * 1_000_000 + fraction
+    return micros if micros <= DAY_MICROS else -1
+
+
+@kernel
+def _parse_times(data: Bytes, starts: Int32s, lengths: Int32s, rows: int, out: Int64s) -> int:
+    for row in range(rows):
+        start = int(starts[row])
+        value = 0
+        if start >= 0:
+            value = _time_of_day(data, start, start + int(lengths[row]))
+            if value < 0:
+                return row
+        out[row] = value
+    return ALL_GOOD
+
+
+@kernel
+def _parse_dates(data: Bytes, starts: Int32s, lengths: Int32s, rows: int, kind: int, out: Int64s) -> int:
+    for row in range(rows):
+        at = int(starts[row])
+        if at < 0:
+            out[row] = 0
+            continue
+        end = at + int(lengths[row])
+        sign = _infinity(data, at, end)
+        if sign != 0:
+            if kind == _DATE:
+                out[row] = INFINITE_DAY if sign > 0 else MINUS_INFINITE_DAY
+            else:
+                out[row] = INFINITE_MICRO if sign > 0 else MINUS_INFINITE_MICRO
+            continue
+        before_christ = (
+            end - at > 3
+            and load8(data, end - 1) == 0x43
+            and load8(data, end - 2) == 0x42
+            and load8(data, end - 3) == 0x20
+        )
+        if before_christ:
+            end -= 3
+        year = 0
+        digits = 0
+        while at < end and digits < 8 and load8(data, at) != 0x2D:
+            digit = load8(data, at) - 0x30
+            if digit < 0 or digit > 9:
+                return row
+            year = year * 10 + digit
+            digits += 1
+            at += 1
+        if digits < 4 or digits > 7 or year < 1 or end - at < 6 or load8(data, at + 3) != 0x2D:
+            return row
+        if before_christ:
+            year = 1 - year
+        month, day = _two_digits(data, at + 1), _two_digits(data, at + 4)
+        if month < 1 or month > 12 or day < 1 or day > month_days(year, month):
+            return row
+        at += 6
+        value = days_of(year, month, day)
+        if kind != _DATE:
+            if kind == _TIMESTAMP_UTC:
+                if end - at < 3 or load8(data, end - 3) != 0x2B or _two_digits(data, end - 2) != 0:
+                    return row
+                end -= 3
+            if digits > 6 or at >= end or load8(data, at) != 0x20:
+                return row
+            time = _time_of_day(data, at + 1, end)
+            if time < 0 or time >= DAY_MICROS:
+                return row
+            # Beyond what Arrow holds this wraps around, as it does in ADBC.
+            value = value * DAY_MICROS + time
+        elif at != end:
+            return row
+        out[row] = value
+    return ALL_GOOD

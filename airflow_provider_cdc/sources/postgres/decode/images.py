@@ -1,0 +1,86 @@
+"""Row images of the log: the rows of a table as pgoutput sends them, and their decoding.
+
+An image is a TupleData of https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html in which
+every column is there: the number of columns (2 bytes, big-endian as all numbers here), and for each one ``n`` for NULL,
+or ``t``, the length of its text (4 bytes) and the text. Texts are those of the types' output functions under
+``types.SESSION_SETTINGS``. The same row has the same bytes each time.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.errors import DecodeError
+from airflow_provider_cdc.sources.kernel import Bytes, Int32s, Int64s, bytes_of, kernel, load8, load16be, load32be
+from airflow_provider_cdc.sources.located import ALL_GOOD, NULL, Located
+from airflow_provider_cdc.sources.postgres.decode.columns import finish
+from airflow_provider_cdc.sources.postgres.decode.image_cells import image_array
+from airflow_provider_cdc.sources.postgres.types import arrow_schema, column_types
+
+NULL_VALUE, TEXT_VALUE, UNCHANGED_VALUE = 0x6E, 0x74, 0x75
+"""What stands before a value: ``n``, ``t``, ``u``. The last says that a new row has the same TOASTed value as the old
+one; no image has it."""
+
+
+def decode_images(table: Table, images: pa.BinaryArray, nulled: dict[str, int] | None = None) -> pa.RecordBatch:
+    """Rows from their images, exactly as ``columns.finish_batch`` makes them of what a SELECT gives.
+
+    :param images: one image a row, no nulls.
+    :param nulled: told how many values of each column became null by the policy; counts are added to those in it.
+    :raises DecodeError: bytes that are no image of ``table``.
+    :raises ValueNotRepresentable: a value fits no Arrow type and the policy is ``error``.
+    :raises SchemaChanged: a NULL where there can be none.
+    """
+    name, columns, rows = str(table.name), column_types(table), len(images)
+    if images.null_count:
+        raise DecodeError("null instead of an image", where=name)
+    _, offsets, values = images.buffers()
+    ends = bytes_of(offsets).view(np.int32)[images.offset :][: rows + 1] if rows else np.zeros(1, np.int32)
+    starts, lengths = np.empty((2, len(columns), rows), np.int32)
+    nulls, totals = np.zeros(len(columns), np.int64), np.zeros(len(columns), np.int64)
+    data = bytes_of(values)
+    bad = _locate_images(data, ends, starts, lengths, nulls, totals)
+    if bad != ALL_GOOD:
+        raise DecodeError(f"image {bad} of {rows} is no row of the table", where=name)
+    located = Located(data, starts, lengths, nulls, totals, rows)
+    arrays = [
+        finish(name, column, image_array(f"{name}.{column.name}", column, located, index), nulled)
+        for index, column in enumerate(columns)
+    ]
+    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(table))
+
+
+@kernel
+def _locate_images(data: Bytes, ends: Int32s, starts: Int32s, lengths: Int32s, nulls: Int64s, totals: Int64s) -> int:
+    """Fill what ``located.Located`` describes; returns the number of the first malformed image, or ALL_GOOD."""
+    columns = len(nulls)
+    for row in range(len(ends) - 1):
+        at, end = int(ends[row]), int(ends[row + 1])
+        if at < 0 or end > len(data) or end - at < 2 or load16be(data, at) != columns:
+            return row
+        at += 2
+        for column in range(columns):
+            if at >= end:
+                return row
+            kind = load8(data, at)
+            at += 1
+            if kind == NULL_VALUE:
+                starts[column, row] = NULL
+                lengths[column, row] = 0
+                nulls[column] += 1
+                continue
+            if kind != TEXT_VALUE or end - at < 4:
+                return row
+            length = load32be(data, at)
+            at += 4
+            if length > end - at:
+                return row
+            starts[column, row] = at
+            lengths[column, row] = length
+            totals[column] += length
+            at += length
+        if at != end:
+            return row
+    return ALL_GOOD

@@ -1,0 +1,147 @@
+"""Rows of a table by COPY, from the socket into Arrow buffers.
+
+psycopg opens the session. From there on its bytes are received into one buffer, in which kernels find the values and
+decode them, column by column; no value becomes a Python object. Where the session is encrypted its bytes are libpq's
+alone: then ADBC reads, which gives the same arrays in more time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Protocol
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.errors import SchemaChanged
+from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.kernel import Int32s, Int64s
+from airflow_provider_cdc.sources.located import Located
+from airflow_provider_cdc.sources.postgres import session, types
+from airflow_provider_cdc.sources.postgres.decode import packets
+from airflow_provider_cdc.sources.postgres.decode.columns import finish_batch
+from airflow_provider_cdc.sources.postgres.decode.row_cells import row_array, width
+from airflow_provider_cdc.sources.postgres.decode.stream import CopyStream, is_plain
+
+_BATCH_ROWS = 65_560
+"""No multiple of a power of two, which would keep a row's places in one set of the processor's cache."""
+_BATCH_CELLS = 1_000_000
+"""Bounds the places that are kept of the rows of a wide table, at 8 bytes a cell."""
+_JSONB = 3802
+
+
+class RowReader(Protocol):
+    """Reads rows of one table on one session.
+
+    ``nulled``: how many values of each column were read as null so far by the policy ``null``.
+    """
+
+    @property
+    def nulled(self) -> Mapping[str, int]: ...
+
+    def run(self, sql: str) -> None:
+        """Run a statement that returns nothing."""
+
+    def read(self, source: str) -> Iterator[pa.RecordBatch]:
+        """The rows of ``source``, what a SELECT says after FROM, as batches of ``types.arrow_schema``.
+
+        :raises ValueNotRepresentable: a value fits no Arrow type and the policy is ``error``.
+        :raises SchemaChanged: the rows have other columns than the table.
+        :raises DecodeError: bytes that are no values of their types.
+        """
+
+
+@contextmanager
+def open_rows(settings: ConnectionSettings, table: Table) -> Iterator[RowReader]:
+    """A session to read rows of ``table`` with; it ends with the block."""
+    with session.session(settings) as connection:
+        if is_plain(connection):
+            stream = CopyStream(connection, str(table.name))
+            try:
+                yield CopyReader(stream, table)
+            finally:
+                stream.close()
+            return
+    with session.reading_session(settings) as reading:
+        yield AdbcReader(reading, table)
+
+
+class AdbcReader:
+    """``RowReader`` by ADBC."""
+
+    def __init__(self, reading: session.ReadingConnection, table: Table) -> None:
+        self.nulled: dict[str, int] = {}
+        self._reading = reading
+        self._table = table
+
+    def run(self, sql: str) -> None:
+        session.run(self._reading, sql)
+
+    def read(self, source: str) -> Iterator[pa.RecordBatch]:
+        for batch in session.read(self._reading, f"SELECT {types.select_list(self._table)} FROM {source}"):
+            if batch.num_rows:
+                yield finish_batch(self._table, batch, self.nulled)
+
+
+class CopyReader:
+    """``RowReader`` on the socket itself."""
+
+    def __init__(self, stream: CopyStream, table: Table) -> None:
+        self.nulled: dict[str, int] = {}
+        self._stream = stream
+        self._table = table
+        self._types = types.column_types(table)
+        self._jsonb = [types.base_type(column)[0] == _JSONB for column in table.columns]
+        self._widths = np.array([width(column) for column in self._types], np.int32)
+        capacity = max(min(_BATCH_ROWS, _BATCH_CELLS // max(1, len(self._types))), 256)
+        self._places: Int32s = np.empty((2, len(self._types), capacity), np.int32)
+
+    def run(self, sql: str) -> None:
+        self._stream.run(sql)
+
+    def read(self, source: str) -> Iterator[pa.RecordBatch]:
+        stream, state = self._stream, self._stream.state
+        stream.copy(f"SELECT {types.select_list(self._table, decimals=True)} FROM {source}")
+        ended = False
+        while not ended:
+            nulls: Int64s = np.zeros(len(self._types), np.int64)
+            totals: Int64s = np.zeros(len(self._types), np.int64)
+            starts, lengths = self._places
+            state[packets.STATE_ROWS] = 0
+            # A batch is what the buffer holds: its values are located in it.
+            while True:
+                code = packets.locate_rows(stream.buffer, state, self._widths, starts, lengths, nulls, totals)
+                if code == packets.BAD_ROW:
+                    raise SchemaChanged(
+                        "the rows have other columns, or columns of other types, than the table had",
+                        where=str(self._table.name),
+                        mend="the table changed since the run began: trigger a new run",
+                    )
+                if code == packets.AT_OTHER:
+                    # The message is read from the buffer, which may move what was located: so the rows come first.
+                    if state[packets.STATE_ROWS]:
+                        break
+                    if ended := stream.at_other():
+                        break
+                if code == packets.NEEDS_ROOM or (code == packets.NEEDS_BYTES and not stream.receive()):
+                    break
+            rows = int(state[packets.STATE_ROWS])
+            if rows:
+                yield self._batch(Located(stream.buffer, starts, lengths, nulls, totals, rows))
+            elif not ended:
+                stream.make_room()
+                if not stream.receive():
+                    stream.grow()
+                continue
+            stream.make_room()
+
+    def _batch(self, located: Located) -> pa.RecordBatch:
+        name = self._table.name
+        arrays = [
+            row_array(f"{name}.{column.name}", column, jsonb, located, index)
+            for index, (column, jsonb) in enumerate(zip(self._types, self._jsonb, strict=True))
+        ]
+        names = [column.name for column in self._types]
+        return finish_batch(self._table, pa.RecordBatch.from_arrays(arrays, names), self.nulled)

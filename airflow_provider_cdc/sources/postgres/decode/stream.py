@@ -1,0 +1,199 @@
+"""A COPY as it comes from the socket, in one large buffer that is used again and again."""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Iterator
+
+import numpy as np
+import psycopg
+
+from airflow_provider_cdc.errors import DecodeError
+from airflow_provider_cdc.sources.kernel import Bytes, Int64s
+from airflow_provider_cdc.sources.postgres.decode import packets
+from airflow_provider_cdc.sources.postgres.session import Connection, query
+
+_BUFFER = 4 << 20
+_LARGEST = 2**31 - 64
+"""Places in the buffer are kept in 32 bits."""
+_SLACK = 32
+"""Bytes behind the received ones that a kernel may read, so that it can copy short values in words."""
+
+# Messages of the server: https://www.postgresql.org/docs/current/protocol-message-formats.html
+_COPY_OUT, _COPY_DONE, _READY, _ERROR = b"H", b"c", b"Z", b"E"
+_OF_NO_CONCERN = frozenset({b"N", b"S", b"A", b"C", b"I", b"T", b"D"})
+"""Notices, parameters, notifications, the tags of commands, and the rows of statements that nobody asks for rows."""
+
+
+def is_plain(connection: Connection) -> bool:
+    """Whether a session's bytes go over its socket as they are: neither TLS nor GSSAPI encrypts them."""
+    encrypted = query(connection, "SELECT FROM pg_stat_gssapi WHERE pid = pg_backend_pid() AND encrypted")
+    return not (connection.pgconn.ssl_in_use or encrypted)
+
+
+class CopyStream:
+    """Statements and COPYs of one session, spoken over its socket.
+
+    libpq hands out a COPY row by row, each in a piece of memory of its own. Between two statements it holds nothing
+    (the server speaks only when asked), so from there on the socket itself can be read. From then on libpq must not be
+    used any more, but to close the session.
+
+    ``buffer`` and ``state`` are for the kernel of ``packets``.
+
+    :param connection: one that `is_plain`.
+    """
+
+    def __init__(self, connection: Connection, where: str) -> None:
+        # It keeps the session open; the descriptor is another one of the same socket.
+        self._connection = connection
+        self._socket = socket.socket(fileno=os.dup(connection.fileno()))
+        self._socket.settimeout(None)
+        self._where = where
+        self._size = _BUFFER
+        self._allocate()
+        self.state: Int64s = np.zeros(packets.STATE_SIZE, np.int64)
+
+    def _allocate(self) -> None:
+        self.buffer: Bytes = np.empty(self._size + _SLACK, np.uint8)
+        self._view = memoryview(self.buffer.data)[: self._size]
+
+    def run(self, sql: str) -> None:
+        """Run one statement, whatever it returns.
+
+        :raises psycopg.Error: the server refused it, or the session broke.
+        """
+        self._ask(sql)
+        for kind, _ in self._messages():
+            if kind not in _OF_NO_CONCERN:
+                raise self._unexpected(kind)
+
+    def copy(self, sql: str) -> None:
+        """Begin to read what a query returns.
+
+        :raises psycopg.Error: the server refused it, or the session broke.
+        """
+        self._ask(f"COPY ({sql}) TO STDOUT (FORMAT binary)")
+        self.state[packets.STATE_BEGUN] = self.state[packets.STATE_ENDED] = 0
+        for kind, _ in self._messages():
+            if kind == _COPY_OUT:
+                return
+            if kind not in _OF_NO_CONCERN:
+                raise self._unexpected(kind)
+        raise self._unexpected(_READY)
+
+    def at_other(self) -> bool:
+        """Deal with the message that the kernel stopped at; True: the COPY has ended, and well.
+
+        :raises psycopg.Error: it failed half-way, or the session broke.
+        :raises DecodeError: it ended without saying so.
+        """
+        kind, payload = self._message()
+        if kind == _ERROR:
+            failure = self._error(payload)
+            for _ in self._messages():
+                pass
+            raise failure
+        if kind == _COPY_DONE:
+            if not self.state[packets.STATE_ENDED]:
+                raise DecodeError("the rows ended before their end", where=self._where)
+            for also, _ in self._messages():
+                if also not in _OF_NO_CONCERN:
+                    raise self._unexpected(also)
+            return True
+        if kind not in _OF_NO_CONCERN:
+            raise self._unexpected(kind)
+        return False
+
+    def make_room(self) -> None:
+        """Move what is not yet used to the front; what was located before is lost."""
+        position, filled = int(self.state[packets.STATE_POSITION]), int(self.state[packets.STATE_FILLED])
+        if position:
+            self.buffer[: filled - position] = self.buffer[position:filled]
+            self.state[packets.STATE_POSITION], self.state[packets.STATE_FILLED] = 0, filled - position
+
+    def receive(self) -> bool:
+        """Receive some bytes behind the last ones; False: there is no room for any.
+
+        :raises psycopg.OperationalError: the connection broke.
+        """
+        filled = int(self.state[packets.STATE_FILLED])
+        if filled == self._size:
+            return False
+        try:
+            count = self._socket.recv_into(self._view[filled:])
+        except OSError as error:
+            raise psycopg.OperationalError(f"the connection broke: {error}") from error
+        if not count:
+            raise psycopg.OperationalError("the server closed the connection")
+        self.state[packets.STATE_FILLED] = filled + count
+        return True
+
+    def grow(self) -> None:
+        """Double the buffer, for a row that does not fit.
+
+        :raises DecodeError: a row of 2 GiB.
+        """
+        if self._size == _LARGEST:
+            raise DecodeError("a row has 2 GiB or more, which no Arrow array holds", where=self._where)
+        filled = int(self.state[packets.STATE_FILLED])
+        self._size = min(2 * self._size, _LARGEST)
+        old = self.buffer
+        self._allocate()
+        self.buffer[:filled] = old[:filled]
+
+    def close(self) -> None:
+        self._socket.close()
+
+    def _ask(self, sql: str) -> None:
+        if self.state[packets.STATE_POSITION] != self.state[packets.STATE_FILLED]:
+            raise DecodeError("the server spoke without being asked", where=self._where)
+        self.state[packets.STATE_POSITION] = self.state[packets.STATE_FILLED] = 0
+        text = sql.encode() + b"\0"
+        try:
+            self._socket.sendall(b"Q" + (len(text) + 4).to_bytes(4, "big") + text)
+        except OSError as error:
+            raise psycopg.OperationalError(f"the connection broke: {error}") from error
+
+    def _messages(self) -> Iterator[tuple[bytes, bytes]]:
+        """The messages up to the one that says that the server is ready; raises what the server raised."""
+        failure: psycopg.Error | None = None
+        while True:
+            kind, payload = self._message()
+            if kind == _ERROR:
+                failure = self._error(payload)
+            elif kind == _READY:
+                if failure is not None:
+                    raise failure
+                return
+            else:
+                yield kind, payload
+
+    def _message(self) -> tuple[bytes, bytes]:
+        """The next message, whole."""
+        while True:
+            position, filled = int(self.state[packets.STATE_POSITION]), int(self.state[packets.STATE_FILLED])
+            if filled - position >= packets.HEAD:
+                head = self.buffer[position : position + packets.HEAD].tobytes()
+                end = position + 1 + int.from_bytes(head[1:], "big")
+                if end < position + packets.HEAD:
+                    raise DecodeError("a message is shorter than its head", where=self._where)
+                if end <= filled:
+                    self.state[packets.STATE_POSITION] = end
+                    return head[:1], self.buffer[position + packets.HEAD : end].tobytes()
+            if not self.receive():
+                self.make_room()
+                if int(self.state[packets.STATE_FILLED]) == self._size:
+                    self.grow()
+
+    def _unexpected(self, kind: bytes) -> DecodeError:
+        return DecodeError(f"a message of kind {kind!r} where none may be", where=self._where)
+
+    @staticmethod
+    def _error(payload: bytes) -> psycopg.Error:
+        fields = {part[:1]: part[1:].decode("utf-8", "replace") for part in payload.split(b"\0") if part}
+        said = "\n".join(fields[kind] for kind in (b"M", b"D", b"H") if kind in fields)
+        try:
+            return psycopg.errors.lookup(fields.get(b"C", ""))(said)
+        except KeyError:
+            return psycopg.DatabaseError(f"{said} (SQLSTATE {fields.get(b'C')})")

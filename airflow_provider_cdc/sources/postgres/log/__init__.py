@@ -1,0 +1,1 @@
+"""The replication slot: its messages, walked by a kernel, netted."""

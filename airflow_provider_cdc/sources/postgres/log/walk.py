@@ -1,0 +1,336 @@
+"""The kernel that walks pgoutput messages: everything that a log is full of, without a step of Python per message.
+
+It follows the transactions, tells by where they commit which of them count, and nets the rows of the copied tables
+(``sources.netting``). Whatever is rare or odd it leaves to the caller: it returns ``ODD`` with the message at
+``state[AT]``.
+
+A position in the log divides transactions by where their commit record *begins*: the consistent point of a slot, or of
+a snapshot that was exported with one, is where some record ended, and what it contains are the transactions whose
+commit records begin before it.
+
+Formats: https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html, version 1.
+"""
+
+from __future__ import annotations
+
+from airflow_provider_cdc.sources.kernel import (
+    Bytes,
+    Int32s,
+    Int64s,
+    copy_bytes,
+    inner,
+    kernel,
+    load8,
+    load16be,
+    load32be,
+    load64,
+    load64be,
+    store8,
+)
+from airflow_provider_cdc.sources.netting import HEADER, USED, count, has_room, touch
+from airflow_provider_cdc.sources.postgres.decode.images import NULL_VALUE, TEXT_VALUE, UNCHANGED_VALUE
+from airflow_provider_cdc.sources.postgres.log.walk_state import (
+    AT,
+    BAD_COMMIT,
+    BAD_LENGTH,
+    BAD_TUPLE,
+    BETWEEN,
+    COLUMNS,
+    COMMIT,
+    COUNTS,
+    DONE,
+    IMAGES,
+    INITIAL,
+    KEYS,
+    KEYS_AT,
+    LEAF,
+    MORE,
+    NO_RELATION,
+    NO_ROOM,
+    NOT_WHOLE,
+    ODD,
+    OPEN,
+    ORDER,
+    OUT_OF_PLACE,
+    PHASE,
+    SHAPE,
+    STOP,
+    TABLE_WORDS,
+    TRACKED_LEAF,
+    TRANSACTIONS,
+    UPPER,
+    WANTED,
+    XID,
+)
+
+_BEGIN, _COMMIT, _INSERT, _UPDATE, _DELETE = 0x42, 0x43, 0x49, 0x55, 0x44
+_ORIGIN, _TYPE, _MESSAGE = 0x4F, 0x59, 0x4D
+_OLD, _KEY, _NEW = 0x4F, 0x4B, 0x4E
+_BEGIN_BYTES, _COMMIT_BYTES = 21, 26
+
+# `places`: two words for each column of a tuple, where its field begins (the letter before the value) and its bytes.
+_ROW_SLACK = 2 * HEADER + 8
+
+
+@inner
+def find_relation(relations: Int64s, oid: int) -> int:
+    """The word of ``relations`` at which the entry for an OID is or would be."""
+    mask = (len(relations) >> 1) - 1
+    entry = (oid * 0x9E3779B1 >> 7) & mask
+    while relations[2 * entry] != 0 and relations[2 * entry] != oid + 1:
+        entry = (entry + 1) & mask
+    return 2 * entry
+
+
+@inner
+def _take_tuple(data: Bytes, at: int, end: int, columns: int, places: Int64s) -> int:
+    """Find the fields of a TupleData; returns the position after it, or minus one of the codes."""
+    if end - at < 2:
+        return -BAD_TUPLE
+    if load16be(data, at) != columns:
+        return -SHAPE
+    at += 2
+    for column in range(columns):
+        if at >= end:
+            return -BAD_TUPLE
+        kind = load8(data, at)
+        size = 1
+        if kind == TEXT_VALUE:
+            if end - at < 5:
+                return -BAD_TUPLE
+            size = 5 + load32be(data, at + 1)
+            if size > end - at:
+                return -BAD_TUPLE
+        elif kind != NULL_VALUE and kind != UNCHANGED_VALUE:
+            return -BAD_TUPLE
+        places[2 * column] = at
+        places[2 * column + 1] = size
+        at += size
+    return at
+
+
+@inner
+def _unchanged(data: Bytes, columns: int, places: Int64s) -> bool:
+    """Whether a tuple leaves out a value."""
+    found = False
+    for column in range(columns):
+        found |= load8(data, places[2 * column]) == UNCHANGED_VALUE
+    return found
+
+
+@inner
+def _fill_in(data: Bytes, columns: int, places: Int64s, others: Int64s) -> None:
+    """Let the values that a new row does not repeat be those of the old row."""
+    for column in range(columns):
+        if load8(data, places[2 * column]) == UNCHANGED_VALUE:
+            places[2 * column] = others[2 * column]
+            places[2 * column + 1] = others[2 * column + 1]
+
+
+@inner
+def _put_row(bytes_: Bytes, target: int, data: Bytes, columns: int, places: Int64s) -> int:
+    """Write all fields as an image at ``bytes_[target]``; its size."""
+    store8(bytes_, target, columns >> 8)
+    store8(bytes_, target + 1, columns)
+    at = target + 2
+    for column in range(columns):
+        copy_bytes(bytes_, at, data, places[2 * column], places[2 * column + 1])
+        at += places[2 * column + 1]
+    return at - target
+
+
+@inner
+def _put_key(
+    bytes_: Bytes, target: int, data: Bytes, places: Int64s, key_columns: Int32s, keys_at: int, keys: int
+) -> int:
+    """Write the key columns' fields as an image of their own at ``bytes_[target]``; its size, or -1: a NULL."""
+    store8(bytes_, target, keys >> 8)
+    store8(bytes_, target + 1, keys)
+    at = target + 2
+    for key in range(keys):
+        column = key_columns[keys_at + key]
+        start, size = places[2 * column], places[2 * column + 1]
+        if load8(data, start) != TEXT_VALUE:
+            return -1
+        copy_bytes(bytes_, at, data, start, size)
+        at += size
+    return at - target
+
+
+@inner
+def _same_key(data: Bytes, places: Int64s, others: Int64s, key_columns: Int32s, keys_at: int, keys: int) -> bool:
+    for key in range(keys):
+        column = key_columns[keys_at + key]
+        at, other, size = places[2 * column], others[2 * column], places[2 * column + 1]
+        if others[2 * column + 1] != size:
+            return False
+        index = 0
+        while index + 8 <= size:
+            if load64(data, at + index) != load64(data, other + index):
+                return False
+            index += 8
+        while index < size:
+            if load8(data, at + index) != load8(data, other + index):
+                return False
+            index += 1
+    return True
+
+
+@inner
+def _net_change(
+    data: Bytes,
+    kind: int,
+    at: int,
+    end: int,
+    state: Int64s,
+    table: int,
+    tables: Int64s,
+    key_columns: Int32s,
+    places: Int64s,
+    new_places: Int64s,
+    arena: Int64s,
+    bytes_: Bytes,
+    hash_slots: Int64s,
+    net_state: Int64s,
+) -> int:
+    """Net the change in ``data[at:end]``, what follows the OID of the relation; MORE stands for success."""
+    info = table * TABLE_WORDS
+    columns, keys_at, keys = tables[info + COLUMNS], tables[info + KEYS_AT], tables[info + KEYS]
+    old = old_end = -1
+    if at >= end:
+        return BAD_LENGTH
+    tag = load8(data, at)
+    if kind != _INSERT:
+        if tag == _KEY or (tag == _NEW and kind == _UPDATE):
+            return NOT_WHOLE
+        if tag != _OLD:
+            return BAD_TUPLE
+        old = at + 1
+        old_end = at = _take_tuple(data, old, end, columns, places)
+        if at < 0:
+            return -at
+        if _unchanged(data, columns, places):
+            return NOT_WHOLE
+    new = -1
+    if kind != _DELETE:
+        if at >= end or load8(data, at) != _NEW:
+            return BAD_TUPLE
+        new = at + 1
+        at = _take_tuple(data, new, end, columns, new_places)
+        if at < 0:
+            return -at
+        if _unchanged(data, columns, new_places):
+            if old < 0:
+                return BAD_TUPLE
+            _fill_in(data, columns, new_places, places)
+    if at != end:
+        return BAD_LENGTH
+
+    # At most the old row as a row, as a key, and as what the new key or row takes over from it; and the new row.
+    words = _ROW_SLACK + ((3 * (end - (old if old >= 0 else new))) >> 3)
+    if not has_room(arena, hash_slots, net_state, 2, words):
+        state[WANTED] = words
+        return NO_ROOM
+    state[ORDER] += 1
+    if keys == 0:
+        if old >= 0:
+            size = old_end - old
+            copy_bytes(bytes_, (net_state[USED] + HEADER) << 3, data, old, size)
+            count(arena, bytes_, hash_slots, net_state, table, size, -1, state[ORDER])
+        if new >= 0:
+            size = _put_row(bytes_, (net_state[USED] + HEADER) << 3, data, columns, new_places)
+            count(arena, bytes_, hash_slots, net_state, table, size, 1, state[ORDER])
+    else:
+        if old >= 0:
+            target = (net_state[USED] + HEADER) << 3
+            size = _put_key(bytes_, target, data, places, key_columns, keys_at, keys)
+            if size < 0:
+                return SHAPE
+            touch(arena, bytes_, hash_slots, net_state, table, size, data, old, old_end - old, state[ORDER])
+        if new >= 0 and (old < 0 or not _same_key(data, places, new_places, key_columns, keys_at, keys)):
+            target = (net_state[USED] + HEADER) << 3
+            size = _put_key(bytes_, target, data, new_places, key_columns, keys_at, keys)
+            if size < 0:
+                return SHAPE
+            touch(arena, bytes_, hash_slots, net_state, table, size, data, 0, -1, state[ORDER])
+    state[IMAGES] += 1 if old < 0 or new < 0 else 2
+    return MORE
+
+
+@kernel
+def walk(
+    data: Bytes,
+    ends: Int32s,
+    state: Int64s,
+    relations: Int64s,
+    tables: Int64s,
+    key_columns: Int32s,
+    places: Int64s,
+    new_places: Int64s,
+    arena: Int64s,
+    bytes_: Bytes,
+    hash_slots: Int64s,
+    net_state: Int64s,
+) -> int:
+    """Walk the messages from number ``state[AT]`` on as far as they are ordinary.
+
+    :param ends: where each message begins in ``data``, and where the last one ends; increasing, and inside.
+    :param places, new_places: ``int64[2 * columns]`` to work in, for the most columns that a table has.
+    :param arena, bytes_, hash_slots, net_state: of ``netting.NetChange``.
+    :returns: one of the codes of ``walk_state``.
+    """
+    while state[AT] < len(ends) - 1:
+        at, end = int(ends[state[AT]]), int(ends[state[AT] + 1])
+        if at >= end:
+            return BAD_LENGTH
+        kind = load8(data, at)
+        if kind == _BEGIN:
+            if end - at != _BEGIN_BYTES:
+                return BAD_LENGTH
+            if state[PHASE] != BETWEEN:
+                return OUT_OF_PLACE
+            commit = load64be(data, at + 1)
+            # The order of commits is the order of transactions: also for what a position divides.
+            if commit <= state[COMMIT]:
+                return BAD_COMMIT
+            if commit >= state[STOP]:
+                return DONE
+            state[COMMIT] = commit
+            state[XID] = load32be(data, at + 17)
+            state[COUNTS] = 1 if commit >= state[INITIAL] else 0
+            state[TRANSACTIONS] += state[COUNTS]
+            state[PHASE] = OPEN
+        elif kind == _COMMIT:
+            if end - at != _COMMIT_BYTES:
+                return BAD_LENGTH
+            if state[PHASE] != OPEN:
+                return OUT_OF_PLACE
+            if load8(data, at + 1) != 0 or load64be(data, at + 2) != state[COMMIT]:
+                return BAD_COMMIT
+            state[PHASE] = BETWEEN
+        elif kind in (_INSERT, _UPDATE, _DELETE):
+            if state[PHASE] != OPEN:
+                return OUT_OF_PLACE
+            if end - at < 6:
+                return BAD_LENGTH
+            entry = find_relation(relations, load32be(data, at + 1))
+            if relations[entry] == 0:
+                return NO_RELATION
+            table = relations[entry + 1]
+            if table == TRACKED_LEAF and state[COUNTS]:
+                return LEAF
+            if table >= 0 and state[COUNTS] and state[COMMIT] < tables[table * TABLE_WORDS + UPPER]:
+                code = _net_change(
+                    data, kind, at + 5, end, state, table, tables, key_columns, places, new_places, arena, bytes_,
+                    hash_slots, net_state,
+                )  # fmt: skip
+                if code != MORE:
+                    return code
+        elif kind in (_ORIGIN, _TYPE):
+            if state[PHASE] != OPEN:
+                return OUT_OF_PLACE
+        elif kind != _MESSAGE:
+            # What applications write for each other changes no row, and may stand anywhere.
+            return ODD
+        state[AT] += 1
+    return MORE

@@ -1,0 +1,266 @@
+"""Follows the messages of a slot: the kernel of ``walk.py`` for what is frequent, this module for what is rare.
+
+The kernel stops at every message that it does not know or cannot decide on. Whatever this module does not know either
+stops the run. Where the messages come from does not matter here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_provider_cdc.core.lsn import Lsn
+from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.errors import (
+    CdcError,
+    ConfigurationError,
+    DecodeError,
+    ImageNotWhole,
+    SchemaChanged,
+    UnknownEvent,
+)
+from airflow_provider_cdc.sources.base import TrackedTable
+from airflow_provider_cdc.sources.kernel import Bytes, Int32s, Int64s, bytes_of, kernel
+from airflow_provider_cdc.sources.netting import NetChange
+from airflow_provider_cdc.sources.postgres.log import pgoutput, walk_state
+from airflow_provider_cdc.sources.postgres.log.walk import find_relation, walk
+
+_Read = TypeVar("_Read")
+
+_NEW_RUN = "trigger a new run"
+_LEAVE_ALONE = f"leave the definitions of copied tables alone while a run lasts; {_NEW_RUN}"
+_REPORT = "report this with the server's version"
+_ALWAYS = 2**63 - 1
+_FIRST_RELATIONS = 64
+
+_DAMAGE = {
+    walk_state.BAD_LENGTH: "a message has an impossible length",
+    walk_state.BAD_TUPLE: "a row is malformed",
+    walk_state.BAD_COMMIT: "a transaction does not commit where it should: after the one before, and where it says",
+    walk_state.OUT_OF_PLACE: "a message stands where none of its kind can be",
+    walk_state.NO_RELATION: "a row is of a table that the log has not described",
+}
+
+
+class LogWalker:
+    """Nets the row changes that a slot tells of, from messages that come in batches.
+
+    :param slot: its name, for messages.
+    :param initial: transactions that begin to commit before it do not count.
+    :param stop: transactions that begin to commit there or later do not count.
+
+    ``state`` is that of ``walk.walk``. When ``close`` was called, ``change`` holds the result.
+    """
+
+    def __init__(self, slot: str, initial: Lsn, stop: Lsn, tracked: Sequence[TrackedTable]) -> None:
+        self._slot = slot
+        self._tables = [one.table for one in tracked]
+        self._indexes: dict[int, int] = {}
+        self._leaves: dict[int, int] = {}
+        for index, table in enumerate(self._tables):
+            self._indexes[_oid(table)] = index
+            self._leaves.update(dict.fromkeys(_leaf_oids(table), index))
+        self._names = {table.name: index for index, table in enumerate(self._tables)}
+        self._words: Int64s = np.zeros(walk_state.TABLE_WORDS * len(tracked), np.int64)
+        self._key_columns = self._lay_out(tracked)
+        self._relations: Int64s = np.zeros(2 * _FIRST_RELATIONS, np.int64)
+        self._registered = 0
+        most = max((len(table.columns) for table in self._tables), default=0)
+        self._places: Int64s = np.zeros(2 * most, np.int64)
+        self._new_places: Int64s = np.zeros(2 * most, np.int64)
+        self.change = NetChange(np.array([table.keyless for table in self._tables], np.uint8))
+        self.state: Int64s = np.zeros(walk_state.STATE_WORDS, np.int64)
+        self.state[walk_state.INITIAL] = int(initial)
+        self.state[walk_state.STOP] = int(stop)
+
+    @property
+    def where(self) -> str:
+        """The transaction at hand, for messages."""
+        commit = Lsn(int(self.state[walk_state.COMMIT]))
+        if self.state[walk_state.PHASE] == walk_state.BETWEEN:
+            return f"{self._slot}, after {commit}"
+        return f"{self._slot}, transaction {self.state[walk_state.XID]} that commits at {commit}"
+
+    def run(self, messages: pa.BinaryArray) -> bool:
+        """Take a batch of messages.
+
+        :returns: whether the end is reached: what follows does not count.
+        :raises ExactnessError: something that the proof does not allow for.
+        :raises DecodeError: the messages are not what they should be.
+        """
+        if messages.null_count:
+            raise self._damaged("null instead of a message")
+        _, offsets, values = messages.buffers()
+        data = bytes_of(values)
+        ends: Int32s = bytes_of(offsets).view(np.int32)[messages.offset :][: len(messages) + 1]
+        self.state[walk_state.AT] = 0
+        while True:
+            code = self._walk(data, ends)
+            if code in (walk_state.MORE, walk_state.DONE):
+                return code == walk_state.DONE
+            if code == walk_state.NO_ROOM:
+                none: Int64s = np.empty(0, np.int64)
+                self.change.reserve(2, int(self.state[walk_state.WANTED]), none)
+                continue
+            at = int(self.state[walk_state.AT])
+            message = data[int(ends[at]) : int(ends[at + 1])].tobytes()
+            if code != walk_state.ODD:
+                raise self._error(code, message)
+            self._odd(message)
+            self.state[walk_state.AT] += 1
+
+    def close(self) -> None:
+        """There are no more messages.
+
+        :raises DecodeError: they end within a transaction.
+        """
+        if self.state[walk_state.PHASE] != walk_state.BETWEEN:
+            raise self._damaged("the log ends within a transaction")
+
+    def _walk(self, data: Bytes, ends: Int32s) -> int:
+        change = self.change
+        return int(
+            walk(
+                data, ends, self.state, self._relations, self._words, self._key_columns, self._places,
+                self._new_places, change.arena, change.bytes, change.slots, change.state,
+            )
+        )  # fmt: skip
+
+    def _lay_out(self, tracked: Sequence[TrackedTable]) -> Int32s:
+        """Fill ``tables`` of the kernel; returns ``key_columns``."""
+        key_columns: list[int] = []
+        for index, one in enumerate(tracked):
+            names = [column.name for column in one.table.columns]
+            words = self._words[walk_state.TABLE_WORDS * index :]
+            words[walk_state.COLUMNS] = len(names)
+            words[walk_state.KEYS_AT], words[walk_state.KEYS] = len(key_columns), len(one.table.key)
+            words[walk_state.UPPER] = int(Lsn.parse(one.upper)) if one.table.keyless else _ALWAYS
+            key_columns += [names.index(name) for name in one.table.key]
+        return np.array(key_columns, np.int32)
+
+    def _odd(self, message: bytes) -> None:
+        """Deal with a message that the kernel leaves alone."""
+        kind = message[0]
+        if kind not in (pgoutput.RELATION, pgoutput.TRUNCATE):
+            raise UnknownEvent(
+                f"this reader does not know messages of type {chr(kind)!r}", where=self.where, mend=_REPORT
+            )
+        if self.state[walk_state.PHASE] != walk_state.OPEN:
+            raise self._damaged(_DAMAGE[walk_state.OUT_OF_PLACE])
+        if kind == pgoutput.RELATION:
+            self._relation(self._read(pgoutput.relation, message))
+        else:
+            self._truncate(self._read(pgoutput.truncated, message))
+
+    def _relation(self, found: pgoutput.Relation) -> None:
+        index = self._indexes.get(found.oid)
+        leaf = self._leaves.get(found.oid)
+        # It is sent once, with the first change: a transaction that does not count may be the one that brings it.
+        if index is not None:
+            self._check(self._tables[index], found)
+        elif leaf is not None:
+            self._check_identity(found, f"partition {found.name} of {self._tables[leaf].name}")
+        elif found.name in self._names:
+            raise SchemaChanged(
+                "another table has its name now", where=f"{found.name} at {self.where}", mend=_LEAVE_ALONE
+            )
+        if index is None:
+            index = walk_state.UNTRACKED if leaf is None else walk_state.TRACKED_LEAF
+        self._register(found.oid, index)
+
+    def _check(self, table: Table, found: pgoutput.Relation) -> None:
+        """Stop the run if a table is not what it was."""
+        expected = [
+            (column.name, int(column.details["oid"]), int(column.details["typmod"])) for column in table.columns
+        ]
+        if found.name != table.name:
+            what = f"it is called {found.name} now"
+        elif list(found.columns) != expected:
+            names = {column[0] for column in set(found.columns) ^ set(expected)} or {"their order"}
+            what = f"its columns are others now ({', '.join(sorted(names))})"
+        else:
+            self._check_identity(found, str(table.name))
+            return
+        raise SchemaChanged(what, where=f"{table.name} at {self.where}", mend=_LEAVE_ALONE)
+
+    def _check_identity(self, found: pgoutput.Relation, name: str) -> None:
+        if found.identity != pgoutput.FULL:
+            raise ImageNotWhole(
+                "the log does not hold whole old rows: the replica identity is not FULL",
+                where=f"{name} at {self.where}",
+                mend=f"ALTER TABLE … REPLICA IDENTITY FULL (the table and each of its partitions), then {_NEW_RUN}",
+            )
+
+    def _register(self, oid: int, index: int) -> None:
+        if 4 * (self._registered + 1) > len(self._relations):
+            grown: Int64s = np.zeros(2 * len(self._relations), np.int64)
+            for known, table in self._relations.reshape(-1, 2).tolist():
+                if known:
+                    _enter(grown, known - 1, table)
+            self._relations = grown
+        self._registered += _enter(self._relations, oid, index)
+
+    def _truncate(self, oids: Sequence[int]) -> None:
+        for oid in oids:
+            index = self._indexes.get(oid, self._leaves.get(oid))
+            if index is not None and self.state[walk_state.COUNTS]:
+                raise SchemaChanged(
+                    "TRUNCATE on a table that is being copied",
+                    where=f"{self._tables[index].name} at {self.where}",
+                    mend=f"do not truncate copied tables while a run lasts; {_NEW_RUN}",
+                )
+
+    def _error(self, code: int, message: bytes) -> CdcError:
+        if code in _DAMAGE:
+            return self._damaged(_DAMAGE[code])
+        oid = int.from_bytes(message[1:5], "big")
+        table = self._tables[self._indexes[oid] if oid in self._indexes else self._leaves[oid]].name
+        where = f"{table} at {self.where}"
+        if code == walk_state.NOT_WHOLE:
+            return ImageNotWhole(
+                "a change was logged without the whole old row: the replica identity is not FULL",
+                where=where,
+                mend=f"ALTER TABLE … REPLICA IDENTITY FULL (the table and each of its partitions), then {_NEW_RUN}",
+            )
+        if code == walk_state.LEAF:
+            return ConfigurationError(
+                "the publication tells of a partition, and not of the table that it is a part of",
+                where=where,
+                mend=f"ALTER PUBLICATION … SET (publish_via_partition_root = true), then {_NEW_RUN}",
+            )
+        return SchemaChanged(
+            "a row has other columns than the table that is being copied", where=where, mend=_LEAVE_ALONE
+        )
+
+    def _damaged(self, message: str) -> DecodeError:
+        return DecodeError(message, where=self.where, mend=_REPORT)
+
+    def _read(self, parse: Callable[[bytes], _Read], message: bytes) -> _Read:
+        """``parse(message)``, with the place in whatever error it raises."""
+        try:
+            return parse(message)
+        except DecodeError as error:
+            raise self._damaged(error.message) from error
+
+
+def _oid(table: Table) -> int:
+    """The table's OID, as the schema has it."""
+    return int(table.columns[0].details["relation"])
+
+
+def _leaf_oids(table: Table) -> list[int]:
+    """The OIDs of a partitioned table's partitions that hold rows."""
+    return [int(leaf[0]) for leaf in table.details.get("leaves", ()) if int(leaf[0]) != _oid(table)]
+
+
+@kernel
+def _enter(relations: Int64s, oid: int, index: int) -> int:
+    """Note that an OID stands for the tracked table ``index``; returns 1 if it is new."""
+    entry = find_relation(relations, oid)
+    added = 1 if relations[entry] == 0 else 0
+    relations[entry] = oid + 1
+    relations[entry + 1] = index
+    return added
