@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 import uuid
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -103,3 +104,10 @@ class LogReading:
 def image_rows(table: Table, images: list[bytes]) -> list[Row]:
     batch = decode_images(table, pa.array(images, pa.binary()))
     return list(zip(*(column.to_pylist() for column in batch.columns), strict=True)) if images else []
+
+
+Follow = Callable[..., LogReading]
+"""The fixture ``follow``: makes readings of tables."""
+
+Run = Callable[..., None]
+"""The fixture ``run``: runs statements, one transaction each."""

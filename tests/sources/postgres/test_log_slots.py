@@ -1,0 +1,167 @@
+"""The log reader's hold on its slot: whatever happens to it, the reader says so and leaves nothing behind."""
+
+from __future__ import annotations
+
+import struct
+import threading
+import time
+
+import psycopg
+import pytest
+
+from airflow_provider_cdc.errors import (
+    ConfigurationError,
+    LogGone,
+    PositionError,
+    SourceUnavailable,
+    TransientError,
+)
+from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.postgres import slots
+from airflow_provider_cdc.sources.postgres.log.segments import log_segments, open_segment
+from harness.postgres_server import PostgresServer
+from tests.sources.postgres.log_reading import Follow, Run
+
+FULL = "REPLICA IDENTITY FULL"
+
+
+def key(*values: int | str) -> bytes:
+    """The key of int4 and text columns, as ``core.row_bytes`` encodes it."""
+    parts = []
+    for value in values:
+        if isinstance(value, int):
+            parts.append(b"\x01" + struct.pack("<i", value))
+        else:
+            data = value.encode()
+            parts.append(b"\x01" + struct.pack("<I", len(data)) + data)
+    return b"".join(parts)
+
+
+def test_a_slot_that_someone_moved(run: Run, follow: Follow) -> None:
+    run("CREATE TABLE a (id int PRIMARY KEY)", f"ALTER TABLE a {FULL}")
+    reading = follow("a")
+    run("INSERT INTO a VALUES (1)")
+    end = reading.now()
+    segment = reading.segment(end)
+    run(f"SELECT pg_replication_slot_advance('{reading.slot}', pg_current_wal_insert_lsn())")
+    with pytest.raises(LogGone, match="the slot was moved"):
+        reading.segment(end)
+    with (
+        pytest.raises(LogGone, match="the slot was moved"),
+        open_segment(reading.settings, segment, reading.initial, reading.tracked(end)),
+    ):
+        pass
+
+
+def test_a_slot_that_is_gone(run: Run, follow: Follow) -> None:
+    run("CREATE TABLE a (id int PRIMARY KEY)", f"ALTER TABLE a {FULL}")
+    reading = follow("a")
+    end = reading.now()
+    segment = reading.segment(end)
+    slots.drop(reading.settings, reading.slot)
+    with pytest.raises(LogGone, match="is gone"):
+        reading.segment(end)
+    with (
+        pytest.raises(LogGone, match="is gone"),
+        open_segment(reading.settings, segment, reading.initial, reading.tracked(end)),
+    ):
+        pass
+
+
+def test_a_slot_that_goes_while_it_is_read(run: Run, follow: Follow) -> None:
+    run("CREATE TABLE a (id int PRIMARY KEY)", f"ALTER TABLE a {FULL}")
+    reading = follow("a")
+    end = reading.now()
+    with open_segment(reading.settings, reading.segment(end), reading.initial, reading.tracked(end)) as reader:
+        slots.drop(reading.settings, reading.slot)
+        with pytest.raises(LogGone):
+            list(reader)
+
+
+def test_a_slot_that_another_session_reads(run: Run, follow: Follow, postgres: PostgresServer, database: str) -> None:
+    run("CREATE TABLE a (id int PRIMARY KEY)", f"ALTER TABLE a {FULL}")
+    reading = follow("a")
+    run("INSERT INTO a VALUES (1)")
+    other = psycopg.connect(
+        host=postgres.host, port=postgres.port, user="postgres", dbname=database, replication="database"
+    )
+    options = f"(proto_version '1', publication_names '{reading.slot}')"
+    other.pgconn.exec_(f"START_REPLICATION SLOT {reading.slot} LOGICAL 0/0 {options}".encode())
+    with pytest.raises(TransientError, match="is active for PID"):
+        reading.read()
+    other.close()
+    active = "SELECT active FROM pg_replication_slots WHERE slot_name = %s"
+    while postgres.query(active, (reading.slot,)) == [(True,)]:
+        time.sleep(0.05)
+    assert reading.read().before["a"] == {key(1): None}
+
+
+def test_a_log_that_ends_before_the_bound(run: Run, follow: Follow) -> None:
+    run("CREATE TABLE a (id int PRIMARY KEY)", f"ALTER TABLE a {FULL}")
+    reading = follow("a")
+    with pytest.raises(LogGone, match="the log reaches to"):
+        reading.segment("FFFF/0")
+
+
+@pytest.mark.parametrize("end", ["", "x", "binlog.000001:4"])
+def test_a_bound_that_is_no_place_in_the_log(run: Run, follow: Follow, end: str) -> None:
+    run("CREATE TABLE a (id int PRIMARY KEY)", f"ALTER TABLE a {FULL}")
+    reading = follow("a")
+    with pytest.raises(PositionError):
+        log_segments(reading.settings, reading.initial, end, reading.identity)
+
+
+def test_a_privilege_is_missing(run: Run, follow: Follow, postgres: PostgresServer) -> None:
+    run("CREATE TABLE a (id int PRIMARY KEY)", f"ALTER TABLE a {FULL}")
+    reading = follow("a")
+    end = reading.now()
+    postgres.query("CREATE ROLE reader LOGIN PASSWORD 'secret'")
+    try:
+        other = ConnectionSettings("postgres", postgres.host, postgres.port, "reader", "secret", reading.database)
+        with (
+            open_segment(other, reading.segment(end), reading.initial, reading.tracked(end)) as reader,
+            pytest.raises(ConfigurationError, match="replication"),
+        ):
+            list(reader)
+    finally:
+        postgres.query("DROP ROLE reader")
+
+
+def test_no_session_stays_behind(run: Run, follow: Follow) -> None:
+    run("CREATE TABLE a (id int PRIMARY KEY)", f"ALTER TABLE a {FULL}")
+    reading = follow("a")
+    run("INSERT INTO a SELECT g FROM generate_series(1, 200000) g")
+    end = reading.now()
+    with open_segment(reading.settings, reading.segment(end), reading.initial, reading.tracked(end)) as reader:
+        next(iter(reader))
+    ours = "SELECT query FROM pg_stat_activity WHERE datname = %s AND backend_type = 'client backend'"
+    deadline = time.monotonic() + 20
+    while left := reading.server.query(ours, (reading.database,)):
+        assert time.monotonic() < deadline, left
+        time.sleep(0.05)
+
+
+def test_a_session_that_ends_early(run: Run, follow: Follow) -> None:
+    """Nothing of it counts, and the next try reads the same."""
+    run("CREATE TABLE a (id int PRIMARY KEY)", f"ALTER TABLE a {FULL}")
+    reading = follow("a")
+    run("INSERT INTO a SELECT g FROM generate_series(1, 300000) g")
+    end = reading.now()
+    kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND query LIKE %s"
+    peeking = (reading.database, "%slot_peek_binary%")
+    with open_segment(reading.settings, reading.segment(end), reading.initial, reading.tracked(end)) as reader:
+        stop = threading.Event()
+
+        def end_it() -> None:
+            while not reading.server.query(kill, peeking) and not stop.is_set():
+                time.sleep(0.01)
+
+        killer = threading.Thread(target=end_it)
+        killer.start()
+        try:
+            with pytest.raises(SourceUnavailable):
+                list(reader)
+        finally:
+            stop.set()
+            killer.join()
+    assert len(reading.read(end).before["a"]) == 300_000
