@@ -22,7 +22,7 @@ import pyarrow as pa
 from airflow_provider_cdc.core.chunk import Chunk
 from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.core.table import Table
-from airflow_provider_cdc.errors import CdcError, PreflightError, Problem, SchemaChanged, SourceUnavailable
+from airflow_provider_cdc.errors import CdcError, DecodeError, PreflightError, Problem, SchemaChanged, SourceUnavailable
 from airflow_provider_cdc.sources.base import (
     ChunkReader,
     ConnectionSettings,
@@ -253,7 +253,12 @@ class _Reader:
                 return
             if not self.upper:
                 self._rows.run("BEGIN READ ONLY ISOLATION LEVEL READ COMMITTED")
-            yield from self._rows.read(f"ONLY {leaf.sql} WHERE {condition}")
+            try:
+                yield from self._rows.read(f"ONLY {leaf.sql} WHERE {condition}")
+            except DecodeError:
+                # Most likely they are bytes of another type, and then that is what to say.
+                check_in_place(self._control, self._table, leaf)
+                raise
             # The transaction's lock is still held: whatever the name stands for now is what was read.
             check_in_place(self._control, self._table, leaf)
             if not self.upper:
