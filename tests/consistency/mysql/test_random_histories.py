@@ -20,7 +20,7 @@ from harness.pipeline import Pipeline, published, settings_of
 from tests.consistency.mysql import history
 from tests.consistency.writing import Writing
 
-HISTORIES = int(os.environ.get("CDC_HISTORIES", "24"))
+HISTORIES = int(os.environ.get("CDC_HISTORIES", "20"))
 
 
 @pytest.mark.parametrize("seed", range(HISTORIES))

@@ -26,7 +26,7 @@ from harness.postgres_server import PostgresServer
 from tests.consistency.postgres import history
 from tests.consistency.writing import Writing
 
-HISTORIES = int(os.environ.get("CDC_HISTORIES", "8"))
+HISTORIES = int(os.environ.get("CDC_HISTORIES", "5"))
 """Per version and consistency."""
 VERSIONS = sorted({installations()[0].major, max(one.major for one in installations())})
 
