@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import time
 import uuid
 from collections import Counter
@@ -21,6 +22,21 @@ from airflow_provider_cdc.sources.postgres.session import session
 from harness.postgres_server import SUPERUSER, PostgresServer
 
 Row = tuple[Any, ...]
+
+
+FULL = "REPLICA IDENTITY FULL"
+
+
+def key(*values: int | str) -> bytes:
+    """The key of int4 and text columns, as ``core.row_bytes`` encodes it."""
+    parts = []
+    for value in values:
+        if isinstance(value, int):
+            parts.append(b"\x01" + struct.pack("<i", value))
+        else:
+            data = value.encode()
+            parts.append(b"\x01" + struct.pack("<I", len(data)) + data)
+    return b"".join(parts)
 
 
 def settings(server: PostgresServer, database: str) -> ConnectionSettings:

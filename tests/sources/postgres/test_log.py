@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 import threading
 from collections import Counter
 from typing import Any
@@ -14,21 +13,7 @@ from airflow_provider_cdc.errors import (
 )
 from airflow_provider_cdc.sources.postgres.log.segments import PostgresSegmentReader, open_segment
 from harness.postgres_server import PostgresServer
-from tests.sources.postgres.log_reading import Follow, Run
-
-FULL = "REPLICA IDENTITY FULL"
-
-
-def key(*values: int | str) -> bytes:
-    """The key of int4 and text columns, as ``core.row_bytes`` encodes it."""
-    parts = []
-    for value in values:
-        if isinstance(value, int):
-            parts.append(b"\x01" + struct.pack("<i", value))
-        else:
-            data = value.encode()
-            parts.append(b"\x01" + struct.pack("<I", len(data)) + data)
-    return b"".join(parts)
+from tests.sources.postgres.log_reading import FULL, Follow, Run, key
 
 
 def test_the_first_before_of_each_key(run: Run, follow: Follow) -> None:

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_cdc.core.net_change import Change, rewind, rewind_counts
 from harness.postgres_server import PostgresServer
-from tests.sources.postgres.log_reading import LogReading, Row
-from tests.sources.postgres.test_log import key
+from tests.sources.postgres.log_reading import LogReading, Row, key
 
 Connection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
 
