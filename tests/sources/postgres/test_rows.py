@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -20,8 +17,10 @@ from airflow_provider_cdc.sources.kernel import Bytes, Int64s
 from airflow_provider_cdc.sources.postgres.decode import packets, stream
 from airflow_provider_cdc.sources.postgres.decode.rows import AdbcReader, CopyReader, open_rows
 from airflow_provider_cdc.sources.postgres.session import connect, mapped_errors, session
-from harness.postgres_server import NOBODY, SUPERUSER, PostgresServer
+from harness.postgres_server import SUPERUSER, PostgresServer
+from tests.conftest import PostgresFactory
 from tests.sources.postgres.tables import assert_same, describe, one_batch, select, settings
+from tests.sources.postgres.tls import switch_tls_on
 
 DATABASE = "postgres"
 
@@ -100,29 +99,19 @@ def test_notices_between_the_rows(postgres: PostgresServer, table: str) -> None:
     postgres.query("DROP FUNCTION loud")
 
 
-def test_an_encrypted_session_is_read_by_adbc() -> None:
-    with (
-        tempfile.TemporaryDirectory(prefix="cdc-postgres-") as directory,
-        PostgresServer.start(Path(directory)) as server,
-    ):
-        key = ["-keyout", str(server.data / "server.key"), "-out", str(server.data / "server.crt")]
-        command = ["openssl", "req", "-new", "-x509", "-days", "2", "-nodes", "-subj", "/CN=localhost", *key]
-        subprocess.run(command, check=True, capture_output=True)
-        for name in ("server.key", "server.crt"):
-            (server.data / name).chmod(0o600)
-            if Path(directory).owner() == "root":
-                os.chown(server.data / name, NOBODY, NOBODY)
-        server.restart({"ssl": "on"})
-        server.query("CREATE TABLE t (id int PRIMARY KEY, name text)")
-        server.query("INSERT INTO t SELECT n, 'name ' || n FROM generate_series(1, 1000) n")
-        described = describe(server, DATABASE, "t")
-        rows = {}
-        for mode, kind in (("required", AdbcReader), ("disabled", CopyReader)):
-            one = ConnectionSettings("postgres", server.host, server.port, SUPERUSER, "", DATABASE, {"mode": mode})
-            with open_rows(one, described) as reader:
-                assert isinstance(reader, kind)
-                rows[mode] = one_batch(described, list(reader.read("public.t")))
-        assert_same(rows["required"], rows["disabled"])
+def test_an_encrypted_session_is_read_by_adbc(postgres_factory: PostgresFactory, tmp_path: Path) -> None:
+    server = postgres_factory()
+    switch_tls_on(server, tmp_path / "ca.pem")
+    server.query("CREATE TABLE t (id int PRIMARY KEY, name text)")
+    server.query("INSERT INTO t SELECT n, 'name ' || n FROM generate_series(1, 1000) n")
+    described = describe(server, DATABASE, "t")
+    rows = {}
+    for mode, kind in (("required", AdbcReader), ("disabled", CopyReader)):
+        one = ConnectionSettings("postgres", server.host, server.port, SUPERUSER, "", DATABASE, {"mode": mode})
+        with open_rows(one, described) as reader:
+            assert isinstance(reader, kind)
+            rows[mode] = one_batch(described, list(reader.read("public.t")))
+    assert_same(rows["required"], rows["disabled"])
 
 
 @pytest.fixture(scope="module")

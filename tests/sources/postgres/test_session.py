@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import os
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
 
 from airflow_provider_cdc.errors import (
@@ -27,6 +24,7 @@ from airflow_provider_cdc.sources.postgres.session import literal, query, quote,
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
 from tests.sources.postgres.log_reading import settings as settings_of
+from tests.sources.postgres.tls import switch_tls_on
 
 PASSWORD = "p/:@ %&?#='\\ü"
 Open = Callable[[ConnectionSettings], AbstractContextManager[Any]]
@@ -145,27 +143,8 @@ def test_a_server_that_is_full_is_worth_another_try(postgres_factory: PostgresFa
 
 def test_tls_is_checked_as_far_as_it_was_asked_for(postgres_factory: PostgresFactory, tmp_path: Path) -> None:
     server = postgres_factory()
-    key, certificate = server.data / "server.key", server.data / "server.crt"
-    subprocess.run(
-        [
-            *("openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=elsewhere".split()),
-            *("-keyout", str(key), "-out", str(certificate)),
-        ],
-        check=True,
-        capture_output=True,
-    )
     authority = tmp_path / "ca.pem"
-    authority.write_bytes(certificate.read_bytes())
-    key.chmod(0o600)
-    for path in (key, certificate):
-        owner = server.data.stat()
-        if path.stat().st_uid != owner.st_uid:
-            os.chown(path, owner.st_uid, owner.st_gid)
-    try:
-        server.query("ALTER SYSTEM SET ssl = on")
-    except psycopg.errors.InvalidParameterValue:
-        pytest.skip("this server was built without TLS")
-    server.restart()
+    switch_tls_on(server, authority)
     settings = settings_of(server, "postgres")
     ca = str(authority)
     for way in (session, reading_session):
