@@ -1,4 +1,4 @@
-"""Every bench runs, and writes the JSON that DESIGN.md fixes. The tables are tiny: no figure here means anything."""
+"""Every bench runs, and writes its JSON. The tables are tiny: no figure here means anything."""
 
 from __future__ import annotations
 

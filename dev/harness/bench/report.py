@@ -32,7 +32,7 @@ class Report:
     ratios: dict[str, float] = field(default_factory=dict)
 
     def write(self, path: Path) -> None:
-        """The JSON that DESIGN.md section 5 fixes."""
+        """Write it as JSON: ``bench``, ``rows``, ``results`` (a list) and ``ratios`` (numbers by name)."""
         data = {
             "bench": self.bench,
             "rows": self.rows,
