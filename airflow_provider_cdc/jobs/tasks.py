@@ -8,6 +8,7 @@ whole process.
 
 from __future__ import annotations
 
+import gc
 import os
 import random
 import socket
@@ -33,6 +34,9 @@ Result = TypeVar("Result")
 TRIES = 3
 PAUSE_SECONDS = 2.0
 _POLL_SECONDS = 0.2
+
+_spared_modules = 0
+"""How many modules this process had when `_spare_modules` last did something."""
 
 
 def run_tasks(
@@ -159,6 +163,20 @@ def _acknowledge() -> None:
                     one.setsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK, 1)
 
 
+def _spare_modules() -> None:
+    """Keep the worker's modules out of the garbage collection that Spark does after each task.
+
+    It walks all objects of the process, and a reader's libraries have so many that this takes longer than all the rest
+    of an empty task. Modules are never garbage: once is enough, and again when more of them were imported.
+    """
+    global _spared_modules
+    if len(sys.modules) != _spared_modules:
+        # What is garbage now would otherwise be kept for ever.
+        gc.collect()
+        gc.freeze()
+        _spared_modules = len(sys.modules)
+
+
 def _reason(failure: BaseException) -> str:
     # Of a Java exception only the first line says anything to a person, and of that what follows the class names.
     text = " ".join(str(failure).split("\n\tat ")[0].split())
@@ -184,3 +202,4 @@ def _work_in_task(
             )
         early.add([(index, outcome)])
         yield index, outcome
+    _spare_modules()

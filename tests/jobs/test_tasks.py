@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import time
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -85,3 +87,22 @@ def test_a_worker_that_dies_is_reported_in_few_words(spark: Any) -> None:
     assert len(str(caught.value)) < 800
     assert "\tat " not in str(caught.value)
     assert run_tasks(spark, "life", [1], lambda number: number) == [1]
+
+
+def test_modules_are_kept_out_of_the_garbage_collection_after_each_task_and_garbage_is_not(spark: Any) -> None:
+    def work(number: int) -> tuple[int, list[int]]:
+        class Ring:
+            pass
+
+        # Whoever comes later in the same worker sees what became of the garbage of those before.
+        rings = vars(gc).setdefault("rings", [])
+        alive = [at for at, reference in enumerate(rings) if reference() is not None]
+        ring = Ring()
+        ring.itself = ring  # type: ignore[attr-defined]
+        rings.append(weakref.ref(ring))
+        return gc.get_freeze_count(), alive
+
+    run_tasks(spark, "the first tasks of all workers", list(range(8)), work)
+    found = run_tasks(spark, "later tasks", list(range(8)), work)
+    assert min(frozen for frozen, _ in found) > 10_000
+    assert not any(alive for _, alive in found)
