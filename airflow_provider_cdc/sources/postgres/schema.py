@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass
 from functools import partial
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.errors import Problem, SchemaChanged
 from airflow_provider_cdc.sources import patterns as patterns_of_tables
-from airflow_provider_cdc.sources.postgres.session import Connection, query, quote
+from airflow_provider_cdc.sources.postgres.session import Connection, literal, query, quote
 from airflow_provider_cdc.sources.postgres.types import NAMES_OF_OBJECTS
 
 _TABLE, _PARTITION = "table", "partition"
@@ -151,18 +151,17 @@ def difference(recorded: Table, now: Table) -> str:
     return ""
 
 
-def check_in_place(connection: Connection, table: Table, leaf: Leaf) -> None:
+def check_in_place(ask: Callable[[str], Sequence[Sequence[Any]]], table: Table, leaf: Leaf) -> None:
     """Make sure, while it is locked, that what the leaf's name stands for is the recorded relation, in its first file.
 
+    :param ask: returns the rows of a query whose columns are all text.
     :raises SchemaChanged: it is not.
     """
-    ((oid, filenode),) = query(
-        connection,
-        "SELECT to_regclass(%s)::oid::int8, pg_relation_filenode(to_regclass(%s))::int8",
-        (leaf.sql, leaf.sql),
-    )
-    if (oid, filenode) != (leaf.oid, leaf.filenode):
-        raise SchemaChanged(_REWRITTEN if oid == leaf.oid else _RENAMED, where=f"{table.name}, {leaf.sql}", mend=_MEND)
+    relation = f"to_regclass({literal(leaf.sql)})"
+    ((oid, filenode),) = ask(f"SELECT {relation}::oid::text, pg_relation_filenode({relation})::text")
+    if (oid, filenode) != (str(leaf.oid), str(leaf.filenode)):
+        what = _REWRITTEN if oid == str(leaf.oid) else _RENAMED
+        raise SchemaChanged(what, where=f"{table.name}, {leaf.sql}", mend=_MEND)
 
 
 def check_unchanged(connection: Connection, tables: Iterable[Table]) -> None:

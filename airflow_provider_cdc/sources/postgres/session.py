@@ -102,7 +102,8 @@ def connect(settings: ConnectionSettings, *, replication: bool = False) -> Conne
                     where=settings.address,
                     mend="upgrade the server",
                 )
-            query(connection, _LIFT_TRANSACTION_TIMEOUT)
+            if connection.info.server_version >= 170_000:
+                query(connection, "SET transaction_timeout = 0")
     except BaseException:
         connection.close()
         raise
@@ -139,15 +140,16 @@ def reading_session(settings: ConnectionSettings) -> Iterator[ReadingConnection]
         raise _connect_error(settings, error.sqlstate or "", str(error)) from error
     try:
         with mapped_errors(settings.address):
-            run(connection, _LIFT_TRANSACTION_TIMEOUT.replace("SELECT", "DO $$BEGIN PERFORM", 1) + "; END$$")
+            run(connection, _LIFT_TRANSACTION_TIMEOUT)
             yield connection
     finally:
         connection.close()
 
 
-# Servers before 17 do not know it, and would refuse a session that sets it.
+# Servers before 17 do not know it, and would refuse a session that sets it; ADBC does not tell a server's version.
 _LIFT_TRANSACTION_TIMEOUT = (
-    "SELECT pg_catalog.set_config(name, '0', false) FROM pg_catalog.pg_settings WHERE name = 'transaction_timeout'"
+    "DO $$BEGIN PERFORM pg_catalog.set_config(name, '0', false) FROM pg_catalog.pg_settings "
+    "WHERE name = 'transaction_timeout'; END$$"
 )
 
 

@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import pyarrow as pa
@@ -37,7 +38,6 @@ from airflow_provider_cdc.sources.postgres.chunks import place
 from airflow_provider_cdc.sources.postgres.schema import check_in_place, difference, leaves, read_tables
 from airflow_provider_cdc.sources.postgres.server import identity, setting_problems
 from airflow_provider_cdc.sources.postgres.session import (
-    Connection,
     literal,
     mapped_errors,
     query,
@@ -182,9 +182,9 @@ def open_reader(
     # Imported late: the steps that only plan and record need no kernels.
     from airflow_provider_cdc.sources.postgres.decode.rows import open_rows
 
-    with open_rows(settings, table) as rows, session(settings) as control:
+    with open_rows(settings, table) as rows:
         if consistency == "watermark":
-            yield _Reader(rows, control, table, "")
+            yield _Reader(settings, rows, table, "")
             return
         if view is None:
             raise SourceUnavailable(
@@ -192,7 +192,7 @@ def open_reader(
             )
         rows.run("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
         rows.run(f"SET TRANSACTION SNAPSHOT {literal(view.snapshot)}")
-        yield _Reader(rows, control, table, view.upper)
+        yield _Reader(settings, rows, table, view.upper)
 
 
 def bound_reads(settings: ConnectionSettings) -> UpperBound:
@@ -232,14 +232,14 @@ def insert_end(insert: Lsn, page_bytes: int, segment_bytes: int) -> Lsn:
 
 
 class _Reader:
-    """Chunks of one table through one session; another one sees to it that the table is still what it was."""
+    """Chunks of one table through one session, which sees to it that the table is still what it was."""
 
     lock_seconds = 0.0
 
-    def __init__(self, rows: RowReader, control: Connection, table: Table, upper: str) -> None:
+    def __init__(self, settings: ConnectionSettings, rows: RowReader, table: Table, upper: str) -> None:
         self.upper = upper
+        self._settings = settings
         self._rows = rows
-        self._control = control
         self._table = table
 
     @property
@@ -256,10 +256,12 @@ class _Reader:
             try:
                 yield from self._rows.read(f"ONLY {leaf.sql} WHERE {condition}")
             except DecodeError:
-                # Most likely they are bytes of another type, and then that is what to say.
-                check_in_place(self._control, self._table, leaf)
+                # Most likely they are bytes of another type, and then that is what to say. This session is still in
+                # the midst of its answer.
+                with session(self._settings) as other:
+                    check_in_place(partial(query, other), self._table, leaf)
                 raise
             # The transaction's lock is still held: whatever the name stands for now is what was read.
-            check_in_place(self._control, self._table, leaf)
+            check_in_place(self._rows.ask, self._table, leaf)
             if not self.upper:
                 self._rows.run("COMMIT")

@@ -111,6 +111,10 @@ def test_an_encrypted_session_is_read_by_adbc(postgres_factory: PostgresFactory,
         with open_rows(one, described) as reader:
             assert isinstance(reader, kind)
             rows[mode] = one_batch(described, list(reader.read("public.t")))
+            asked = "SELECT name, CASE WHEN id > 1 THEN 'ü' END AS other FROM public.t WHERE id < 3 ORDER BY id"
+            assert reader.ask(asked) == [("name 1", None), ("name 2", "ü")]
+            assert reader.ask("SELECT name FROM public.t WHERE false") == []
+            assert sum(batch.num_rows for batch in reader.read("public.t")) == 1000
     assert_same(rows["required"], rows["disabled"])
 
 

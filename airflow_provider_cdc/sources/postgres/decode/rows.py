@@ -44,6 +44,9 @@ class RowReader(Protocol):
     def run(self, sql: str) -> None:
         """Run a statement that returns nothing."""
 
+    def ask(self, sql: str) -> list[tuple[str | None, ...]]:
+        """The rows of a query whose columns are all text."""
+
     def read(self, source: str) -> Iterator[pa.RecordBatch]:
         """The rows of ``source``, what a SELECT says after FROM, as batches of ``types.arrow_schema``.
 
@@ -79,6 +82,9 @@ class AdbcReader:
     def run(self, sql: str) -> None:
         session.run(self._reading, sql)
 
+    def ask(self, sql: str) -> list[tuple[str | None, ...]]:
+        return [tuple(row.values()) for batch in session.read(self._reading, sql) for row in batch.to_pylist()]
+
     def read(self, source: str) -> Iterator[pa.RecordBatch]:
         for batch in session.read(self._reading, f"SELECT {types.select_list(self._table)} FROM {source}"):
             if batch.num_rows:
@@ -100,6 +106,9 @@ class CopyReader:
 
     def run(self, sql: str) -> None:
         self._stream.run(sql)
+
+    def ask(self, sql: str) -> list[tuple[str | None, ...]]:
+        return self._stream.ask(sql)
 
     def read(self, source: str) -> Iterator[pa.RecordBatch]:
         stream, state = self._stream, self._stream.state

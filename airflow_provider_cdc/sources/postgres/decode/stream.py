@@ -21,8 +21,8 @@ _SLACK = 32
 """Bytes behind the received ones that a kernel may read, so that it can copy short values in words."""
 
 # Messages of the server: https://www.postgresql.org/docs/current/protocol-message-formats.html
-_COPY_OUT, _COPY_DONE, _READY, _ERROR = b"H", b"c", b"Z", b"E"
-_OF_NO_CONCERN = frozenset({b"N", b"S", b"A", b"C", b"I", b"T", b"D"})
+_COPY_OUT, _COPY_DONE, _READY, _ERROR, _ROW = b"H", b"c", b"Z", b"E", b"D"
+_OF_NO_CONCERN = frozenset({b"N", b"S", b"A", b"C", b"I", b"T", _ROW})
 """Notices, parameters, notifications, the tags of commands, and the rows of statements that nobody asks for rows."""
 
 
@@ -63,17 +63,31 @@ class CopyStream:
 
         :raises psycopg.Error: the server refused it, or the session broke.
         """
-        self._ask(sql)
+        self._send(sql)
         for kind, _ in self._messages():
             if kind not in _OF_NO_CONCERN:
                 raise self._unexpected(kind)
+
+    def ask(self, sql: str) -> list[tuple[str | None, ...]]:
+        """The rows of a query, its values as the text that the server gives.
+
+        :raises psycopg.Error: the server refused it, or the session broke.
+        """
+        self._send(sql)
+        rows = []
+        for kind, payload in self._messages():
+            if kind == _ROW:
+                rows.append(_row_values(payload))
+            elif kind not in _OF_NO_CONCERN:
+                raise self._unexpected(kind)
+        return rows
 
     def copy(self, sql: str) -> None:
         """Begin to read what a query returns.
 
         :raises psycopg.Error: the server refused it, or the session broke.
         """
-        self._ask(f"COPY ({sql}) TO STDOUT (FORMAT binary)")
+        self._send(f"COPY ({sql}) TO STDOUT (FORMAT binary)")
         self.state[packets.STATE_BEGUN] = self.state[packets.STATE_ENDED] = 0
         for kind, _ in self._messages():
             if kind == _COPY_OUT:
@@ -145,7 +159,7 @@ class CopyStream:
     def close(self) -> None:
         self._socket.close()
 
-    def _ask(self, sql: str) -> None:
+    def _send(self, sql: str) -> None:
         if self.state[packets.STATE_POSITION] != self.state[packets.STATE_FILLED]:
             raise DecodeError("the server spoke without being asked", where=self._where)
         self.state[packets.STATE_POSITION] = self.state[packets.STATE_FILLED] = 0
@@ -197,3 +211,14 @@ class CopyStream:
             return psycopg.errors.lookup(fields.get(b"C", ""))(said)
         except KeyError:
             return psycopg.DatabaseError(f"{said} (SQLSTATE {fields.get(b'C')})")
+
+
+def _row_values(payload: bytes) -> tuple[str | None, ...]:
+    values: list[str | None] = []
+    at = 2
+    for _ in range(int.from_bytes(payload[:2], "big")):
+        size = int.from_bytes(payload[at : at + 4], "big", signed=True)
+        at += 4
+        values.append(None if size < 0 else payload[at : at + size].decode())
+        at += max(size, 0)
+    return tuple(values)

@@ -15,7 +15,6 @@ from harness.bench.recorded import recorded
 from harness.bench.spark import CORES
 
 CHUNK_ROWS = 100_000
-_PARTS_PER_CORE = 4
 
 
 def prepare(address: Address) -> Work:
@@ -28,7 +27,8 @@ def prepare(address: Address) -> Work:
             (table,) = point.tables
             started = time.perf_counter()
             chunks = source.plan_chunks(table, CHUNK_ROWS)
-            size = max(1, -(-len(chunks) // (CORES * _PARTS_PER_CORE)))
+            # As many sessions as the drains have.
+            size = -(-len(chunks) // CORES)
             parts = [(settings, table, chunks[at : at + size]) for at in range(0, len(chunks), size)]
             rows = sum(pool.starmap(_decode, parts, chunksize=1))
             return {"rows": rows, "seconds": time.perf_counter() - started}
