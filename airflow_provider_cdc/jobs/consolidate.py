@@ -10,6 +10,7 @@ The step has four moments, and a try that begins after a crash goes on from the 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -21,6 +22,7 @@ from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.jobs.extract_delta import TASK_ID as EXTRACT_DELTA
 from airflow_provider_cdc.jobs.extract_delta import NetChange, read_net_change
+from airflow_provider_cdc.jobs.net import BUCKETS, bucket_ranges
 from airflow_provider_cdc.jobs.nulled import add_nulled, say_nulled
 from airflow_provider_cdc.jobs.progress import Progress, say, table
 from airflow_provider_cdc.jobs.rewind import Outcome, Restore, Rewind, RewindTask
@@ -39,6 +41,8 @@ WORK_FOLDERS = ("chunks", "delta", "staged")
 TASKS_PER_SLOT = 4
 REWIND_BYTES = 64 * 2**20
 """Bytes of files below which another task costs more than it saves: most files are ruled out by their footers."""
+RESTORE_ROWS = 250_000
+"""Likewise, of rows to be put back."""
 
 
 def consolidate(spark: SparkSession, run: Storage, settings: ConnectionSettings) -> dict[str, Any]:
@@ -107,7 +111,8 @@ def _stage(step: Step) -> None:
     files = [read[str(entry.table.name)].files for entry in step.tables]
     orders = _orders(step, change, files)
     touched = sum(change.keys.values())
-    say(f"consolidate: {touched:,} keys touched; looking for them in {sum(len(order.files) for order in orders)} files")
+    searched = sum(len(order.files) for order in orders if isinstance(order, Rewind))
+    say(f"consolidate: {touched:,} keys touched; looking for them in {searched} files")
     progress = Progress("consolidate", "tasks", len(orders), len(orders))
     outcomes = run_tasks(
         step.spark,
@@ -143,9 +148,15 @@ def _orders(step: Step, change: NetChange, files: Sequence[Sequence[StagedFile]]
         size = sum(file.bytes for file in files[index])
         tasks = min(len(files[index]), step.slots * TASKS_PER_SLOT, 1 + size // REWIND_BYTES)
         orders += [Rewind(index, tuple(files[index][task::tasks])) for task in range(tasks)]
-        if change.befores.get(index):
-            orders += [Restore(index, (file,)) for file in change.files]
-    return sorted(orders, key=lambda order: -sum(file.bytes for file in order.files))
+        if befores := change.befores.get(index):
+            tasks = min(BUCKETS, step.slots * TASKS_PER_SLOT, 1 + befores // RESTORE_ROWS)
+            orders += [Restore(index, buckets) for buckets in bucket_ranges(tasks)]
+    return sorted(orders, key=_weight, reverse=True)
+
+
+def _weight(order: Rewind | Restore) -> float:
+    # What is to be restored is known to be work; of the files most may turn out to be untouched.
+    return sum(file.bytes for file in order.files) if isinstance(order, Rewind) else math.inf
 
 
 def _final_files(

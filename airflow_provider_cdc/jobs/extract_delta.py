@@ -14,7 +14,6 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -243,12 +242,11 @@ def _compose(
     if len(segments) > 1 or pending:
         size = sum(file.bytes for _, files in segments for file in files)
         tasks = min(net.BUCKETS, -(-size // COMPOSE_BYTES)) or 1
-        edges = [net.BUCKETS * task // tasks for task in range(tasks + 1)]
         keyless = tuple(index for index, entry in enumerate(step.tables) if entry.table.keyless)
         records = run_tasks(
             step.spark,
             "compose the net change",
-            list(pairwise(edges)),
+            net.bucket_ranges(tasks),
             ComposeBuckets(step.run, step.sink, tuple(segments), decisions, keyless),
         )
     files = [StagedFile.from_json(file) for record in records for file in record["files"]]

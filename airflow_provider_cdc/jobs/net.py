@@ -7,6 +7,7 @@ of the key, as far as memory allows; so who wants one table, or some buckets, sk
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,12 @@ NET_SCHEMA = DELTA_SCHEMA.append(pa.field("bucket", pa.uint8(), nullable=False))
 
 Decisions = Mapping[tuple[int, str], int]
 """The order at which a prepared transaction was committed, by the segment that prepared it and its id."""
+
+
+def bucket_ranges(count: int) -> list[tuple[int, int]]:
+    """All buckets in ``count`` ranges, each from one up to another."""
+    edges = [BUCKETS * number // count for number in range(count + 1)]
+    return list(pairwise(edges))
 
 
 def in_buckets(rows: pa.Table) -> pa.Table:

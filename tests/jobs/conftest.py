@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.jobs import consolidate, extract_delta, rewind, snapshot, step
+from airflow_provider_cdc.jobs import consolidate, extract_delta, rewind, snapshot, step, touched
 from airflow_provider_cdc.sinks import parquet
 from tests.jobs import history_source
 from tests.jobs.history_source import NAMES, SETTINGS, HistorySource, Row, begin_run
@@ -82,6 +82,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRunner:
     monkeypatch.setattr(parquet.ParquetWriter.__init__, "__defaults__", (300,))
     monkeypatch.setattr(rewind, "TOUCHED_ROWS", 2)
     monkeypatch.setattr(rewind, "DECODED_ROWS", 2)
+    monkeypatch.setattr(touched, "BLOCK_ROWS", 7)
+    monkeypatch.setattr(consolidate, "RESTORE_ROWS", 3)
     monkeypatch.setattr(extract_delta, "SORT_BYTES", 400)
     monkeypatch.setattr(extract_delta, "COMPOSE_BYTES", 3000)
     spark = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))

@@ -6,6 +6,7 @@ import datetime as dt
 import json
 import math
 from collections import Counter
+from collections.abc import Sequence
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,9 @@ from airflow_provider_cdc.core.net_change import rewind_counts
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.errors import CopyMismatch
-from airflow_provider_cdc.jobs import net, rewind
+from airflow_provider_cdc.jobs import net, rewind, touched
 from airflow_provider_cdc.jobs.extract_delta import NetChange
+from airflow_provider_cdc.jobs.touched import MarkedFile
 from airflow_provider_cdc.sinks import parquet
 from airflow_provider_cdc.sinks.base import StagedFile
 from airflow_provider_cdc.sinks.parquet import ParquetSink
@@ -99,10 +101,11 @@ def test_touched_keys_are_taken_out(
     kind, values = KEYS[name]
     present = data.draw(st.lists(st.sampled_from(values), unique_by=repr, min_size=1))
     gone = data.draw(st.lists(st.sampled_from(values), unique_by=repr))
+    monkeypatch.setattr(touched, "BLOCK_ROWS", data.draw(st.sampled_from([1, 3, 1000])))
     schema = pa.schema([("n", pa.int32()), ("k", kind)])
     rows = pa.table([pa.array(range(len(present)), pa.int32()), pa.array(present, kind)], schema=schema)
-    touched = pa.record_batch({"k": pa.array(gone, kind)})
-    left, outcome = take_out(tmp_path_factory.mktemp("run"), schema, ("k",), rows, touched, [0] * len(gone))
+    changed = pa.record_batch({"k": pa.array(gone, kind)})
+    left, outcome = take_out(tmp_path_factory.mktemp("run"), schema, ("k",), rows, changed, [0] * len(gone))
     expected = [number for number, value in enumerate(present) if repr(value) not in map(repr, gone)]
     assert sorted(left["n"].to_pylist()) == expected
     assert left.schema.equals(schema)
@@ -112,8 +115,8 @@ def test_touched_keys_are_taken_out(
 def test_a_composite_key_matches_as_a_whole(tmp_path: Path) -> None:
     schema = pa.schema([("a", pa.string()), ("b", pa.int32()), ("v", pa.string())])
     rows = pa.table([["x", "x", "y"], [1, 2, 1], ["one", "two", "three"]], schema=schema)
-    touched = pa.record_batch({"a": ["x", "y"], "b": pa.array([2, 2], pa.int32())})
-    left, _ = take_out(tmp_path, schema, ("a", "b"), rows, touched, [0, 0])
+    changed = pa.record_batch({"a": ["x", "y"], "b": pa.array([2, 2], pa.int32())})
+    left, _ = take_out(tmp_path, schema, ("a", "b"), rows, changed, [0, 0])
     assert left["v"].to_pylist() == ["one", "three"]
 
 
@@ -140,12 +143,13 @@ def test_of_a_keyless_table_as_many_copies_are_taken_out_as_were_added_and_put_b
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 3)
+    monkeypatch.setattr(touched, "BLOCK_ROWS", data.draw(st.sampled_from([1, 5, 1000])))
     schema = pa.schema([("a", pa.int32()), ("b", pa.string())])
     copies = Counter(present)
     added = {row: data.draw(st.integers(-3, count)) for row, count in [*copies.items(), ((7, "new"), 0)]}
-    touched = pa.record_batch(list(zip(*added, strict=True)), schema=schema)
+    changed = pa.record_batch(list(zip(*added, strict=True)), schema=schema)
     rows = pa.table(list(zip(*present, strict=True)), schema=schema)
-    left, _ = take_out(tmp_path_factory.mktemp("run"), schema, (), rows, touched, list(added.values()))
+    left, _ = take_out(tmp_path_factory.mktemp("run"), schema, (), rows, changed, list(added.values()))
     expected = rewind_counts(copies, added)
     assert Counter(zip(*(column.to_pylist() for column in left.columns), strict=True)) == expected
 
@@ -164,13 +168,14 @@ def test_files_of_a_row_group_that_cannot_hold_the_key_are_not_read(
     schema = pa.schema([("k", pa.uint64())])
     rows = pa.table([pa.array([1, 2, 2**63, 2**64 - 1], pa.uint64())], schema=schema)
     read: list[int] = []
-    original = rewind._File._mark_group
+    original = MarkedFile.read
 
-    def noted(self: rewind._File, group: int, touched: rewind._Touched) -> None:
-        read.append(group)
-        original(self, group, touched)
+    def noted(self: MarkedFile, group: int, columns: Sequence[str] | None = None) -> pa.Table:
+        if columns is not None:
+            read.append(group)
+        return original(self, group, columns)
 
-    monkeypatch.setattr(rewind._File, "_mark_group", noted)
+    monkeypatch.setattr(MarkedFile, "read", noted)
     left, _ = take_out(tmp_path, schema, ("k",), rows, pa.record_batch({"k": pa.array([2**63], pa.uint64())}), [0])
     assert read == [1]
     assert left["k"].to_pylist() == [1, 2, 2**64 - 1]
