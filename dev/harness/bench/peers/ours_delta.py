@@ -7,7 +7,7 @@ from multiprocessing import get_context
 from typing import Any
 
 from airflow_provider_cdc.sources import open_source
-from airflow_provider_cdc.sources.base import ConnectionSettings, LogSegment, TrackedTable
+from airflow_provider_cdc.sources.base import ConnectionSettings, LogSegment, SegmentReader, Source, TrackedTable
 from harness.bench.contender import Address, Order, Work
 from harness.bench.processes import peak_mb
 from harness.bench.recorded import recorded
@@ -37,9 +37,15 @@ def prepare(address: Address) -> Work:
 
 
 def _net(settings: ConnectionSettings, segment: LogSegment, tracked: TrackedTable) -> dict[str, Any]:
-    source, keys = open_source(settings), 0
+    source = open_source(settings)
     with source.read_segment(segment, "", [tracked]) as reader:
-        for batch in reader:
-            keys += batch.num_rows
-            source.decode_images(tracked.table, batch["before"].drop_null())
+        return net_change(source, reader, tracked)
+
+
+def net_change(source: Source, reader: SegmentReader, tracked: TrackedTable) -> dict[str, Any]:
+    """Read a segment to its end, and decode the rows before."""
+    keys = 0
+    for batch in reader:
+        keys += batch.num_rows
+        source.decode_images(tracked.table, batch["before"].drop_null())
     return {"images": reader.summary.row_images, "keys": keys, "peak_mb": peak_mb(os.getpid())}
