@@ -35,8 +35,8 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (
             "delta",
             ["--rounds=1", "--shape=oltp"],
-            {"ours", "ours_small_file", "ours_two_files", "mysql_replication"},
-            {"vs_mysql_replication", "vs_one_file"},
+            {"ours", "ours_small_file", "ours_two_files", "ours_two_files_from_disk", "mysql_replication"},
+            {"vs_mysql_replication", "vs_one_file", "vs_one_file_from_disk"},
         ),
         (
             "consolidate",
