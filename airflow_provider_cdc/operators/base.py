@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException
 
@@ -23,10 +23,15 @@ def run_id_of(context: Context) -> str:
     It sorts by time, and its characters are safe in every file system and in Hadoop paths. A manual DAG run may have no
     logical date, so the time is ``run_after``, which clearing leaves as it is.
     """
-    dag_run, task_instance = context["dag_run"], context["ti"]
-    names = [dag_run.dag_id, dag_run.run_id, task_instance.task_id]
-    if task_instance.map_index not in (None, -1):
-        names.append(str(task_instance.map_index))
+    task_instance = context["ti"]
+    return run_id_for(context["dag_run"], task_instance.task_id, task_instance.map_index)
+
+
+def run_id_for(dag_run: Any, task_id: str, map_index: int | None = None) -> str:
+    """`run_id_of` of the task ``task_id``, whichever task asks."""
+    names = [dag_run.dag_id, dag_run.run_id, task_id]
+    if map_index not in (None, -1):
+        names.append(str(map_index))
     digest = hashlib.sha256("/".join(names).encode()).hexdigest()[:8]
     return f"{dag_run.run_after.astimezone(UTC):%Y%m%dT%H%M%SZ}-{digest}"
 

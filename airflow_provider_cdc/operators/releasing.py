@@ -12,7 +12,7 @@ from airflow.providers.common.compat.sdk import AirflowTaskTimeout, BaseOperator
 from airflow_provider_cdc.core.manifest import Manifest
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.hooks import open_hook
-from airflow_provider_cdc.operators.base import run_folder, run_id_of
+from airflow_provider_cdc.operators.base import run_folder, run_id_for, run_id_of
 from airflow_provider_cdc.sources import open_source
 from airflow_provider_cdc.sources.base import ConnectionSettings
 
@@ -43,7 +43,10 @@ class ReleasingOperator(BaseOperator):
         try:
             if not Manifest.exists(run):
                 return
-            open_source(settings).release(Manifest.load(run).identity)
+            manifest = Manifest.load(run)
+            if "consolidate" in manifest.steps and manifest.options.get("keep_slot", False):
+                return
+            open_source(settings).release(manifest.identity)
         except Exception as error:
             _log.warning("The source may still keep what it kept for %s: %s", run.uri, error)
 
@@ -51,6 +54,29 @@ class ReleasingOperator(BaseOperator):
         """To be called by `on_kill`. A timeout is none: the task may have another try, and its last one fails."""
         if self._releasing is not None and not isinstance(sys.exc_info()[1], AirflowTaskTimeout):
             self.release(*self._releasing)
+
+
+class ReleaseOfRun:
+    """``on_failure_callback`` of a DAG: releases what the source keeps for the run of one `SnapshotTaskGroup`.
+
+    A task whose process is gone at once (killed by SIGKILL, out of memory, with its machine) calls nothing any more;
+    its DAG run fails all the same, and Airflow says so to the DAG, in another process.
+
+    :param recording: the task that records the initial position.
+    """
+
+    def __init__(self, recording: ReleasingOperator) -> None:
+        self._recording = recording
+
+    def __call__(self, context: Context) -> None:
+        task: Any = self._recording
+        try:
+            # Nobody has rendered the templates of a task that does not run in this process.
+            target, source_conn_id = task.render_template([task.target, task.source_conn_id], context)
+            run = run_folder(target, run_id_for(context["dag_run"], task.task_id))
+            task.release(run, open_hook(source_conn_id).settings())
+        except Exception as error:
+            _log.warning("The source may still keep what it kept for this run: %s", error)
 
 
 def release_of_task(context: Context) -> None:

@@ -12,6 +12,7 @@ from airflow_provider_cdc.operators.consolidate import ConsolidateOperator
 from airflow_provider_cdc.operators.extract_delta import ExtractDeltaOperator
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
 from airflow_provider_cdc.operators.preflight import PreflightOperator
+from airflow_provider_cdc.operators.releasing import ReleaseOfRun
 from airflow_provider_cdc.operators.snapshot import SnapshotOperator
 
 RETRYING = {"retries": 2, "retry_delay": timedelta(seconds=15)}
@@ -112,6 +113,14 @@ class SnapshotTaskGroup(TaskGroup):
             self.extract_delta = ExtractDeltaOperator(task_id="extract_delta", **on_spark)
             self.consolidate = ConsolidateOperator(task_id="consolidate", **on_spark)
             self.snapshot >> self.extract_delta >> self.consolidate
+        self._release_when_the_run_fails()
+
+    def _release_when_the_run_fails(self) -> None:
+        dag: Any = self.dag
+        own = dag.on_failure_callback or []
+        dag.on_failure_callback = [*(own if isinstance(own, list) else [own]), ReleaseOfRun(self.lock_and_record)]
+        # The scheduler asks this one; Airflow sets it for what the DAG was made with.
+        dag.has_on_failure_callback = True
 
     @property
     def run_uri(self) -> XComArg:

@@ -15,7 +15,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowTaskTimeout
 
 from airflow_provider_cdc.core.manifest import Manifest, RunTable
 from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.operators.base import run_id_of
+from airflow_provider_cdc.operators.base import run_id_for, run_id_of
 from airflow_provider_cdc.operators.extract_delta import ExtractDeltaOperator
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
 from airflow_provider_cdc.operators.snapshot import SnapshotOperator
@@ -48,14 +48,18 @@ def source(postgres: PostgresServer, database: str, monkeypatch: pytest.MonkeyPa
 @pytest.fixture
 def run(source: PostgresSource, context: Any, tmp_path: Any) -> Iterator[Storage]:
     """A run that has begun: the server keeps a slot for it."""
-    run_id = run_id_of(context)
-    initial = source.record_initial(source.preflight(["public.stock"], "auto"), LockPolicy(), run_id)
-    run = Storage(tmp_path.as_uri()).folder("_runs", run_id)
-    tables = [RunTable(table, "watermark", "") for table in initial.tables]
-    identity = dict(initial.identity)
-    Manifest(run_id, "postgres", "initial_lsn", initial.position, identity, "", tables, OPTIONS).save(run)
+    run = begin_run(source, run_id_of(context), tmp_path)
     yield run
-    source.release(identity)
+    source.release(Manifest.load(run).identity)
+
+
+def begin_run(source: PostgresSource, run_id: str, target: Any, **options: Any) -> Storage:
+    initial = source.record_initial(source.preflight(["public.stock"], "auto"), LockPolicy(), run_id)
+    run = Storage(target.as_uri()).folder("_runs", run_id)
+    tables = [RunTable(table, "watermark", "") for table in initial.tables]
+    identity, position = dict(initial.identity), initial.position
+    Manifest(run_id, "postgres", "initial_lsn", position, identity, "", tables, {**OPTIONS, **options}).save(run)
+    return run
 
 
 def kept(server: PostgresServer) -> int:
@@ -114,6 +118,42 @@ def test_a_killed_step_releases_the_slot_and_one_that_timed_out_does_not(
     assert kept(postgres) == 1, "it may be tried again"
     operator.on_kill()
     assert kept(postgres) == 0
+
+
+def test_a_failed_dag_run_releases_the_slot_of_a_task_that_could_not_do_so_itself(
+    postgres: PostgresServer, source: PostgresSource, context: Any, tmp_path: Any
+) -> None:
+    def tell(context: Any) -> None: ...
+
+    # As for a DAG with a form: the process that is told of the failure has not rendered anything.
+    with DAG("d", schedule=None, on_failure_callback=tell, params={"lake": tmp_path.as_uri(), "shop": "shop"}) as dag:
+        group = SnapshotTaskGroup(
+            source_conn_id="{{ params.shop }}", tables=["public.*"], target="{{ params.lake }}", prefix_group_id=True
+        )
+    first, second = dag.on_failure_callback
+    assert first is tell
+    assert dag.has_on_failure_callback
+    last = {**context, "params": dag.params.dump(), "dag": dag}
+    run_id = run_id_for(context["dag_run"], group.lock_and_record.task_id)
+    second(last)  # nothing was recorded yet
+    begin_run(source, run_id, tmp_path)
+    assert kept(postgres) == 1
+    second(last)
+    assert kept(postgres) == 0
+
+
+def test_a_slot_that_is_to_be_kept_stays_when_the_dag_run_fails_after_the_tables_are_published(
+    postgres: PostgresServer, source: PostgresSource, context: Any, tmp_path: Any
+) -> None:
+    with DAG("d", schedule=None) as dag:
+        group = SnapshotTaskGroup(source_conn_id="shop", tables=["public.*"], target=tmp_path.as_uri(), keep_slot=True)
+    (release,) = dag.on_failure_callback
+    run = begin_run(source, run_id_for(context["dag_run"], group.lock_and_record.task_id), tmp_path, keep_slot=True)
+    manifest = Manifest.load(run)
+    manifest.finish_step(run, "consolidate", {})
+    release(context)
+    assert kept(postgres) == 1
+    source.release(manifest.identity)
 
 
 def test_a_source_that_cannot_be_reached_does_not_hide_why_the_task_failed(
