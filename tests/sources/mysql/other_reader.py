@@ -60,7 +60,7 @@ WRONG: dict[str, Wrong] = {
     r"datetime.*": lambda text: _is_no_date(text),
     r"date": lambda text: _is_no_date(text),
     # No codec of that name: the stored bytes. Or one with another character for some code.
-    r".* character set (ucs2|utf16le|macce|hebrew|greek)": _always,
+    r".* character set (ucs2|utf16le|macce|hebrew|greek|dec8|swe7|armscii8|geostd8|keybcs2|eucjpms)": _always,
 }
 """The same for values that are given wrong."""
 

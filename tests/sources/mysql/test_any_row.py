@@ -47,13 +47,27 @@ _CODECS = {
     "cp932": "cp932",
     "euckr": "cp949",
     "big5": "big5",
+    "ujis": "euc_jp",
+    "eucjpms": "euc_jp",
     "ucs2": "utf-16",
     "utf16": "utf-16",
     "utf16le": "utf-16",
     "utf32": "utf-32",
 }
 # Characters that become others on the way back.
-_ONE_WAY = {"shift_jis": "\xa5\u203e", "cp932": "\xa2\xa3\xac\u2016\u2212\u301c"}
+_ONE_WAY = {
+    "shift_jis": "\xa5\u203e",
+    "cp932": "\xa2\xa3\xac\u2016\u2212\u301c",
+    "euc_jp": "\xa2\xa3\xa5\xa6\xac\u2016\u203e\u2212\u301c\uff3c",
+}
+# For those of which Python has no codec.
+_ALPHABETS = {
+    "dec8": "a~é¤œÿ",
+    "swe7": "a_ÉÄÖÅÜéäöåü",
+    "armscii8": "a~)ԱֆՖ՞’",
+    "geostd8": "a~€აჵ№",
+    "keybcs2": "a~Čů¼█ß",
+}
 
 
 def _decimals(precision: int, scale: int) -> st.SearchStrategy[decimal.Decimal]:
@@ -133,6 +147,7 @@ ANY: dict[str, st.SearchStrategy[Any]] = {
         )
         for name, codec in _CODECS.items()
     },
+    **{f"varchar(40) character set {name}": st.text(letters, max_size=40) for name, letters in _ALPHABETS.items()},
     "binary(8)": st.binary(min_size=8, max_size=8),
     "binary(255)": st.binary(max_size=255),
     "varbinary(300)": st.binary(max_size=300),
@@ -242,6 +257,7 @@ WRONG_THERE = [
     *((f"varchar(9) character set {name}", text) for name, text in {
         "utf16": "'a'", "utf32": "'a'", "ucs2": "'a'", "utf16le": "'a'", "sjis": "x'815f'", "gb18030": "x'a8bc'",
         "big5": "x'f9d6'", "euckr": "x'8141'", "macce": "'č'", "hebrew": "x'af'", "greek": "x'a1'",
+        "dec8": "'ÿ'", "swe7": "'é'", "armscii8": "'ա'", "geostd8": "'ა'", "keybcs2": "'ů'", "eucjpms": "'漢'",
     }.items()),
 ]  # fmt: skip
 

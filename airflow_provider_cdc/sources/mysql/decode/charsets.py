@@ -1,6 +1,7 @@
 """MySQL's character sets: a table, and nothing that takes long to import.
 
 The codecs are Python's, corrected where the server's tables differ; the tests compare every code with the server.
+Where it departs from the standard of the same name (armscii8, geostd8, swe7's 0x7F), what it does counts.
 """
 
 from __future__ import annotations
@@ -13,7 +14,8 @@ from dataclasses import dataclass, field
 class Charset:
     """``size``: the most bytes of a character, by which MySQL declares lengths. ``codec``: Python's name for it.
 
-    ``unit``: bytes of a code unit of the fixed-width Unicode encodings; 1 for all others, in which ASCII is itself.
+    ``unit``: bytes of a code unit of the fixed-width Unicode encodings; 1 for all others.
+    ``ascii``: bytes below 0x80 are ASCII; of the sets whose unit is 1, one does without.
     ``corrections``: code → code point where the server differs from the codec; None: the server has no character there.
     ``ambiguous``: two codes stand for one character, so text does not tell keys apart.
     """
@@ -21,12 +23,25 @@ class Charset:
     size: int
     codec: str
     unit: int = 1
+    ascii: bool = True
     corrections: Mapping[int, int | None] = field(default_factory=dict)
     ambiguous: bool = False
 
 
 def _without(*codes: int) -> dict[int, int | None]:
     return dict.fromkeys(codes)
+
+
+def _run(first: int, characters: str) -> dict[int, int]:
+    return {code: ord(character) for code, character in enumerate(characters, first)}
+
+
+def _users_own() -> dict[int, int]:
+    """EUC's rows for the user's own characters, ten of two bytes and ten behind 0x8F: Unicode's private use area."""
+    codes = (
+        plane | row << 8 | cell for plane in (0, 0x8F0000) for row in range(0xF5, 0xFF) for cell in range(0xA1, 0xFF)
+    )
+    return dict(zip(codes, range(0xE000, 0xE758), strict=True))
 
 
 UTF8 = "utf-8"
@@ -58,6 +73,37 @@ CHARSETS = {
     "macce": Charset(1, "mac-latin2"),
     "macroman": Charset(1, "mac-roman"),
     "tis620": Charset(1, "tis-620"),
+    "armscii8": Charset(
+        1,
+        "latin-1",
+        corrections=_run(
+            0xA1,
+            "❁§։)(»«—.՝,-՟…՜՛՞ԱաԲբԳգԴդԵեԶզԷէԸըԹթԺժԻիԼլԽխԾծԿկՀհՁձՂղՃճՄմՅյՆնՇշՈոՉչՊպՋջՌռՍսՎվՏտՐրՑցՒւՓփՔքՕօՖֆ’'",
+        ),
+        ambiguous=True,
+    ),
+    "dec8": Charset(
+        1,
+        "latin-1",
+        corrections=_without(0xA4, 0xA6, *range(0xAC, 0xB0), 0xB4, 0xB8, 0xBE, 0xD0, 0xDE, 0xF0, 0xFE, 0xFF)
+        | {0xA8: 0xA4, 0xD7: 0x152, 0xDD: 0x178, 0xF7: 0x153, 0xFD: 0xFF},
+    ),
+    "geostd8": Charset(
+        1,
+        "cp1252",
+        corrections={
+            **_without(0x83, 0x88, 0x8A, 0x8C, 0x8E, *range(0x98, 0x9B), 0x9C, 0x9E, 0x9F, *range(0xE6, 0x100)),
+            **_run(0xC0, "აბგდევზჱთიკლმნჲოპჟრსტჳუფქღყშჩცძწჭხჴჯჰჵ"),
+            0xFD: 0x2116,
+        },
+    ),
+    "keybcs2": Charset(1, "cp437", corrections=_run(0x80, "ČüéďäĎŤčěĚĹÍľĺÄÁÉžŽôöÓůÚýÖÜŠĽÝŘťáíóúňŇŮÔšřŕŔ")),
+    "swe7": Charset(
+        1,
+        "ascii",
+        ascii=False,
+        corrections={0x40: 0xC9, **_run(0x5B, "ÄÖÅÜ"), 0x60: 0xE9, **_run(0x7B, "äöåü"), **_without(0x7F)},
+    ),
     "gbk": Charset(2, "gbk"),
     "gb2312": Charset(2, "gb2312"),
     "euckr": Charset(2, "cp949"),
@@ -71,6 +117,26 @@ CHARSETS = {
     ),
     "sjis": Charset(2, "shift_jis", corrections={0x815F: 0x5C}, ambiguous=True),
     "cp932": Charset(2, "cp932", corrections=_without(0x80, 0xA0, 0xFD, 0xFE, 0xFF), ambiguous=True),
+    "ujis": Charset(3, "euc_jp", corrections={0xA1C0: 0x5C, **_users_own()}, ambiguous=True),
+    # The standard's characters as Windows has them, and those that NEC and IBM added.
+    "eucjpms": Charset(
+        3,
+        "euc_jp",
+        corrections={0xA1C1: 0xFF5E, 0xA1C2: 0x2225, 0xA1DD: 0xFF0D, 0xA1F1: 0xFFE0, 0xA1F2: 0xFFE1, 0xA2CC: 0xFFE2}
+        | {0x8FA2B7: 0xFF5E, 0x8FA2C3: 0xFFE4}
+        | _run(0xADA1, "①②③④⑤⑥⑦⑧⑨⑩⑪⑫⑬⑭⑮⑯⑰⑱⑲⑳ⅠⅡⅢⅣⅤⅥⅦⅧⅨⅩ")
+        | _run(0xADC0, "㍉㌔㌢㍍㌘㌧㌃㌶㍑㍗㌍㌦㌣㌫㍊㌻㎜㎝㎞㎎㎏㏄㎡")
+        | _run(0xADDF, "㍻〝〟№㏍℡㊤㊥㊦㊧㊨㈱㈲㈹㍾㍽㍼≒≡∫∮∑√⊥∠∟⊿∵∩∪")
+        | _run(0x8FF3F3, "ⅰⅱⅲⅳⅴⅵⅶⅷⅸⅹⅠⅡ")
+        # An editor that normalizes text would replace 22 of these by others.
+        | _run(
+            0x8FF4A1,
+            "ⅢⅣⅤⅥⅦⅧⅨⅩ＇＂㈱№℡炻仼僴凬匇匤﨎咊坙﨏塚增寬峵嵓﨑德悅愠敎昻晥晴朗栁﨓﨔橫櫢淸淲瀨凞猪"
+            "甁皂皞益礰礼神祥福竧靖精綠緖羽荢﨟薰蘒﨡蠇諸譿賴赶﨣﨤逸郞都鄕﨧﨨閒隆﨩霻靍靑飯飼館馞髙魲鶴黑",
+        )
+        | _users_own(),
+        ambiguous=True,
+    ),
     "gb18030": Charset(4, "gb18030"),
 }
 # Two characters changed places between two editions of the standard.

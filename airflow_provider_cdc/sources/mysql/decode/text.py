@@ -15,11 +15,14 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_provider_cdc.errors import ValueNotRepresentable
-from airflow_provider_cdc.sources.kernel import Bytes, Int32s, bytes_of, inner, kernel, load8, store8
+from airflow_provider_cdc.sources.kernel import Bytes, Int32s, bytes_of, inner, kernel, load8, load16be, store8
 from airflow_provider_cdc.sources.mysql.decode.charsets import CHARSETS, GB18030_EDITION, UTF8, Charset
 
 _UNDEFINED = -1
 _LEAD = -2
+_LEAD_OF_TWO = -3
+_SINGLE_SHIFT_3 = 0x8F
+"""The byte of EUC before which two more make a character."""
 _ALL_GOOD = -1
 
 
@@ -32,7 +35,7 @@ def to_utf8(where: str, charset: str, rows: int, offsets: pa.Buffer, values: pa.
     known = CHARSETS[charset]
     ends = np.frombuffer(offsets, np.int32, rows + 1)
     data = bytes_of(values)[: ends[-1]]
-    if known.unit == 1 and (len(data) == 0 or int(data.max()) < 0x80):
+    if known.unit == 1 and known.ascii and (len(data) == 0 or int(data.max()) < 0x80):
         return offsets, values
     if known.codec == UTF8:
         try:
@@ -44,15 +47,14 @@ def to_utf8(where: str, charset: str, rows: int, offsets: pa.Buffer, values: pa.
         return _by_codec(where, ends, data)
     out_offsets = pa.allocate_buffer((rows + 1) * 4)
     out_ends = np.frombuffer(out_offsets, np.int32)
-    # No code grows by more than this: one byte to three, two to three, four to four.
+    # No code grows by more than this: one byte to three, two or three to three, four to four.
     size = len(data) * (3 if known.unit == 1 else 2 if known.unit == 2 else 1)
     if size > 2**31 - 1:
         raise ValueNotRepresentable("a batch has more text than one Arrow array holds", where=where)
     out = pa.allocate_buffer(size)
     out_data = bytes_of(out)
     if known.unit == 1:
-        single, double = _tables(charset)
-        bad = _decode_by_table(ends, data, single, double, out_ends, out_data)
+        bad = _decode_by_table(ends, data, *_tables(charset), out_ends, out_data)
     else:
         little = charset == "utf16le"
         bad = _decode_units(ends, data, known.unit, little, charset != "ucs2", out_ends, out_data)
@@ -103,22 +105,28 @@ def _by_codec(where: str, ends: Int32s, data: Bytes) -> tuple[pa.Buffer, pa.Buff
 
 
 @lru_cache
-def _tables(charset: str) -> tuple[Int32s, Int32s]:
-    """Code points by byte, and by two bytes (high byte first) where the first is ``_LEAD``; the second may be empty."""
+def _tables(charset: str) -> tuple[Int32s, Int32s, Int32s]:
+    """Code points by byte; by two bytes (high byte first) where the first is ``_LEAD``; and by the last two of three
+    where the first is ``_LEAD_OF_TWO``. Tables that nothing leads to are empty."""
     known = CHARSETS[charset]
-    single = np.full(256, _UNDEFINED, np.int32)
-    for code in range(256):
-        single[code] = _code_point(known, code, 1)
-    if known.size == 1:
-        return single, np.empty(0, np.int32)
-    double = np.full(65536, _UNDEFINED, np.int32)
-    for lead in np.flatnonzero(single == _UNDEFINED):
-        first = int(lead) << 8
-        points = [_code_point(known, code, 2) for code in range(first, first + 256)]
-        double[first : first + 256] = points
-        if any(point != _UNDEFINED for point in points):
-            single[lead] = _LEAD
-    return single, double
+    single, double, triple = _points(known, 0, 1), np.empty(0, np.int32), np.empty(0, np.int32)
+    if known.size >= 2:
+        double = np.full(65536, _UNDEFINED, np.int32)
+        for lead in np.flatnonzero(single == _UNDEFINED):
+            first = int(lead) << 8
+            double[first : first + 256] = _points(known, first, 2)
+            if double[first : first + 256].max() != _UNDEFINED:
+                single[lead] = _LEAD
+    if known.size == 3:
+        triple = np.full(65536, _UNDEFINED, np.int32)
+        for first in range(0, 65536, 256):
+            triple[first : first + 256] = _points(known, _SINGLE_SHIFT_3 << 16 | first, 3)
+        single[_SINGLE_SHIFT_3] = _LEAD_OF_TWO
+    return single, double, triple
+
+
+def _points(known: Charset, first: int, width: int) -> Int32s:
+    return np.array([_code_point(known, code, width) for code in range(first, first + 256)], np.int32)
 
 
 def _code_point(known: Charset, code: int, width: int) -> int:
@@ -155,7 +163,9 @@ def _put(out: Bytes, at: int, point: int) -> int:
 
 
 @kernel
-def _decode_by_table(ends: Int32s, data: Bytes, single: Int32s, double: Int32s, out_ends: Int32s, out: Bytes) -> Any:
+def _decode_by_table(
+    ends: Int32s, data: Bytes, single: Int32s, double: Int32s, triple: Int32s, out_ends: Int32s, out: Bytes
+) -> Any:
     at = 0
     out_ends[0] = 0
     for row in range(len(ends) - 1):
@@ -167,6 +177,9 @@ def _decode_by_table(ends: Int32s, data: Bytes, single: Int32s, double: Int32s, 
             if point == _LEAD and position < end:
                 point = int(double[code << 8 | load8(data, position)])
                 position += 1
+            elif point == _LEAD_OF_TWO and position + 1 < end:
+                point = int(triple[load16be(data, position)])
+                position += 2
             if point < 0:
                 return row
             at = _put(out, at, point)
