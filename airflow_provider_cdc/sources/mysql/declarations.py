@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 _DECLARED = re.compile(r"(\w+)(?:\((.*)\))?((?: unsigned| zerofill)*)", re.DOTALL)
 _LABEL = re.compile(r"'((?:[^'\\]|''|\\.)*)'", re.DOTALL)
+_LABELS = re.compile(rf"{_LABEL.pattern}(,{_LABEL.pattern})*", re.DOTALL)
 _ESCAPED = re.compile(r"''|\\(.)", re.DOTALL)
 _ESCAPES = {"0": "\0", "n": "\n", "r": "\r"}
 
@@ -32,6 +33,11 @@ def parse(text: str) -> Declared | None:
     if match is None:
         return None
     return Declared(match[1].lower(), match[2] or "", "unsigned" in match[3], "zerofill" in match[3])
+
+
+def are_labels(arguments: str) -> bool:
+    """Whether all members are quoted; of one whose stored bytes are no text the server shows these bytes: ``x'ff'``."""
+    return _LABELS.fullmatch(arguments) is not None
 
 
 def labels(arguments: str) -> tuple[str, ...]:

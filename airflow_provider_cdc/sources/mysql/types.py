@@ -46,7 +46,7 @@ import pyarrow as pa
 
 from airflow_provider_cdc.core.table import Column, Table
 from airflow_provider_cdc.errors import ConfigurationError
-from airflow_provider_cdc.sources.mysql.declarations import Declared, labels, parse
+from airflow_provider_cdc.sources.mysql.declarations import Declared, are_labels, labels, parse
 from airflow_provider_cdc.sources.mysql.decode.charsets import bytes_per_character, is_ambiguous
 from airflow_provider_cdc.sources.mysql.session import quote
 
@@ -181,6 +181,8 @@ def unsupported(column: Column, identifies: bool = False) -> str | None:
         return f"its type {column.type} has more than the 38 digits that fit an Arrow decimal{also}"
     if declared.name in ("enum", "set") and charset == "binary":
         return f"the members of {declared.name} columns of character set binary are not text"
+    if declared.name in ("enum", "set") and not are_labels(declared.arguments):
+        return f"a member of {column.type} is not text"
     if declared.name in ("enum", "set") and bytes_per_character(charset) == 4 and "?" in declared.arguments:
         # Wherever the server shows a type, it is in utf8mb3.
         return (
@@ -205,6 +207,8 @@ def unsupported_key(column: Column) -> str | None:
     kind = ColumnType.of(column, True)
     if kind.family is Family.TEXT and is_ambiguous(kind.charset):
         return f"two codes of its character set {kind.charset} stand for one character, which does not tell keys apart"
+    if len(set(kind.labels)) < len(kind.labels):
+        return f"two members of its type {column.type} are the same text, which does not tell keys apart"
     if "" in kind.labels:
         return f"its type {column.type} has '' among its members, which is also how the server shows a wrong value"
     return None

@@ -227,9 +227,10 @@ class TestTables:
         "column",
         [
             "d DECIMAL(39, 0)",
-            "t TEXT CHARACTER SET dec8",
+            "t ENUM('y', x'ff') CHARACTER SET utf8mb3",
             "e ENUM('y', '?')",
             "k CHAR(3) CHARACTER SET cp932 NOT NULL UNIQUE",
+            "k CHAR(3) CHARACTER SET ujis NOT NULL UNIQUE",
         ],
     )
     def test_columns_that_cannot_be_copied(self, column: str, server: MysqlServer) -> None:
@@ -237,6 +238,19 @@ class TestTables:
         with having(server, f"CREATE TABLE shop.t (id INT, {column}{key})", "DROP TABLE shop.t"):
             (problem,) = problems(server, "shop.t")
         assert problem.where == f"shop.t.{column[0]}"
+
+    def test_text_of_any_character_set(self, server: MysqlServer) -> None:
+        charsets = [
+            name for (name,) in server.query("SELECT CHARACTER_SET_NAME FROM information_schema.CHARACTER_SETS")
+        ]
+        columns = [
+            f"c_{name} CHAR(9) CHARACTER SET {name}, e_{name} ENUM('a') CHARACTER SET {name}"
+            for name in charsets
+            if name != "binary"
+        ]
+        assert len(columns) > 39
+        with having(server, f"CREATE TABLE shop.t (id INT PRIMARY KEY, {', '.join(columns)})", "DROP TABLE shop.t"):
+            assert problems(server, "shop.t") == []
 
     def test_odd_names(self, server: MysqlServer) -> None:
         with having(server, "CREATE TABLE shop.`a.%s?``` (`i%s?``` INT PRIMARY KEY)", "DROP TABLE shop.`a.%s?```"):

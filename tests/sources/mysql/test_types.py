@@ -56,7 +56,7 @@ def test_the_arrow_type(declaration: str, arrow: pa.DataType) -> None:
     [
         ("raster", "", "raster is not supported"),
         ("decimal(39,2)", "", "38 digits"),
-        ("varchar(10)", "eucjpms", "character set eucjpms"),
+        ("varchar(10)", "utf8mb5", "character set utf8mb5"),
         ("char(10)", "", "character set"),
         ("enum('a')", "binary", "not text"),
     ],
@@ -73,8 +73,12 @@ def test_key_columns_whose_text_does_not_tell_values_apart_are_refused() -> None
 
     assert reason("varchar(9)") is None
     assert reason("enum('a')") is None
-    assert "cp932" in str(reason("varchar(9)", "cp932"))
+    for charset in ("dec8", "swe7", "geostd8", "keybcs2"):
+        assert reason("varchar(9)", charset) is None
+    for charset in ("cp932", "armscii8", "ujis", "eucjpms"):
+        assert charset in str(reason("varchar(9)", charset))
     assert "''" in str(reason("enum('a','')"))
+    assert "same text" in str(reason("set('a','b','a')"))
 
 
 LABELS = [
@@ -111,6 +115,20 @@ def test_a_member_that_the_server_does_not_show_is_refused(mysql: MysqlServer, s
     (column,) = describe(mysql, schema, "t").columns
     assert column.type == "enum('a','b?')"
     assert "'?'" in str(unsupported(column))
+
+
+def test_a_member_that_is_no_text_is_refused(mysql: MysqlServer, schema: str) -> None:
+    mysql.query(f"CREATE TABLE {schema}.t (e enum('a', x'ff') CHARACTER SET utf8mb3)")
+    (column,) = describe(mysql, schema, "t").columns
+    assert column.type == "enum('a',x'ff')"
+    assert "is not text" in str(unsupported(column))
+
+
+def test_members_that_are_one_text_are_no_key(mysql: MysqlServer, schema: str) -> None:
+    mysql.query(f"CREATE TABLE {schema}.t (k enum(')', x'a4') CHARACTER SET armscii8 PRIMARY KEY)")
+    (column,) = describe(mysql, schema, "t").columns
+    assert unsupported(column) is None
+    assert "same text" in str(unsupported_key(column))
 
 
 def test_nullability_is_in_the_schema(mysql: MysqlServer, schema: str) -> None:
