@@ -2,19 +2,12 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import json
 import os
-import random
 import shutil
 import signal
-import socket
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import pymysql
@@ -22,9 +15,7 @@ import pymysql
 from harness.cache import building, cache_directory, locked
 from harness.errors import HarnessError
 from harness.mysql_binaries import MysqlBinaries, find_mysql
-
-START_SECONDS = 60
-STOP_SECONDS = 60
+from harness.server_process import ServerProcess, free_port, recorded
 
 DEFAULTS: Mapping[str, str | None] = {
     "bind_address": "127.0.0.1",
@@ -48,29 +39,21 @@ DEFAULTS: Mapping[str, str | None] = {
 }
 
 
-class MysqlServer:
+class MysqlServer(ServerProcess):
     """One running `mysqld`; make it with `start`, use it as a context manager or call `stop`.
 
     `root` has no password. TLS works out of the box (`ssl_ca` is `directory / "data/ca.pem"`).
     """
 
+    program = "mysqld"
+    stop_signal = signal.SIGTERM
+    kill_signal = signal.SIGKILL
+
     def __init__(
-        self,
-        binaries: MysqlBinaries,
-        directory: Path,
-        port: int,
-        options: Mapping[str, str | None],
-        *,
-        detached: bool,
+        self, binaries: MysqlBinaries, directory: Path, port: int, options: Mapping[str, str | None], *, detached: bool
     ) -> None:
+        super().__init__(directory, port, options, detached=detached)
         self.binaries = binaries
-        self.directory = directory
-        self.host = "127.0.0.1"
-        self.port = port
-        self.pid = 0
-        self._options = dict(options)
-        self._detached = detached
-        self._process: subprocess.Popen[bytes] | None = None
 
     @classmethod
     def start(
@@ -99,9 +82,7 @@ class MysqlServer:
     def attach(cls, directory: Path) -> Self | None:
         """The detached server that runs in `directory`, or None."""
         directory = directory.absolute()
-        try:
-            state = json.loads((directory / "server.json").read_text())
-        except FileNotFoundError:
+        if (state := recorded(directory)) is None:
             return None
         server = cls(find_mysql(), directory, state["port"], state["options"], detached=True)
         server.pid = state["pid"]
@@ -128,43 +109,19 @@ class MysqlServer:
         self._options |= _normal(options)
         self._launch()
 
-    def stop(self) -> None:
-        """Shut the server down cleanly and wait for its end. Does nothing if it does not run."""
-        atexit.unregister(self.stop)
-        if not self._running():
-            return
-        self._signal(signal.SIGTERM)
-        if not self._ended_within(STOP_SECONDS):
-            self._signal(signal.SIGKILL)
-            self._ended_within(STOP_SECONDS)
-        (self.directory / "server.json").unlink(missing_ok=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
     @property
     def url(self) -> str:
         """How to reach it, as a URL; `root` has no password."""
         return f"mysql://root@{self.host}:{self.port}/"
 
-    @property
-    def log(self) -> Path:
-        """The server's error log."""
-        return self.directory / "error.log"
-
-    def _launch(self) -> None:
+    def _spawn(self) -> subprocess.Popen[bytes]:
         scratch = self.directory / "tmp"
         scratch.mkdir(exist_ok=True)
         options = {
             **DEFAULTS,
             "server_id": str(self.port),
             **self._options,
-            "datadir": str(self.directory / "data"),
+            "datadir": str(self.data),
             "log_error": str(self.log),
             "port": str(self.port),
             "tmpdir": str(scratch),
@@ -173,7 +130,7 @@ class MysqlServer:
         if not self._detached and (setpriv := shutil.which("setpriv")):
             # The kernel ends the server even if this process is killed and runs no exit handler.
             command = [setpriv, "--pdeathsig", "TERM", *command]
-        self._process = subprocess.Popen(
+        return subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
@@ -181,79 +138,13 @@ class MysqlServer:
             env={**os.environ, "TZ": "UTC"},
             start_new_session=True,
         )
-        self.pid = self._process.pid
-        if not self._detached:
-            atexit.register(self.stop)
+
+    def _answers_from(self) -> str | None:
         try:
-            self._wait_until_it_answers()
-        except BaseException:
-            self.stop()
-            raise
-        if self._detached:
-            state = {"port": self.port, "pid": self.pid, "options": self._options}
-            (self.directory / "server.json").write_text(json.dumps(state))
-
-    def _wait_until_it_answers(self) -> None:
-        deadline = time.monotonic() + START_SECONDS
-        while True:
-            try:
-                answered = self.query("SELECT @@datadir")[0][0]
-            except pymysql.err.OperationalError as error:
-                if error.args[0] not in (2003, 2013):  # can't connect, lost connection: not up yet
-                    return
-            else:
-                if Path(answered) != self.directory / "data":
-                    raise HarnessError(f"port {self.port} belongs to another server (its data is in {answered})")
-                return
-            if not self._running():
-                raise HarnessError(f"mysqld ended at once; see {self.log}:\n{self._log_tail()}")
-            if time.monotonic() > deadline:
-                raise HarnessError(
-                    f"mysqld does not answer after {START_SECONDS} s; see {self.log}:\n{self._log_tail()}"
-                )
-            time.sleep(0.05)
-
-    def _log_tail(self) -> str:
-        if not self.log.exists():
-            return "(no log was written)"
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
-
-    def _running(self) -> bool:
-        if self._process is not None:
-            return self._process.poll() is None
-        # After `attach` the process is not our child: make sure that the pid was not given to another.
-        try:
-            argv = Path(f"/proc/{self.pid}/cmdline").read_bytes().split(b"\0")
-        except OSError:
-            return False
-        return f"--datadir={self.directory / 'data'}".encode() in argv
-
-    def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, number)
-
-    def _ended_within(self, seconds: float) -> bool:
-        if self._process is not None:
-            try:
-                self._process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                return False
-            return True
-        deadline = time.monotonic() + seconds
-        while self._running():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.05)
-        return True
-
-
-def free_port() -> int:
-    """A port that nobody listens on, below the range from which the kernel hands out ports to clients."""
-    while True:
-        port = random.randrange(20_000, 32_000)
-        with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port
+            return str(self.query("SELECT @@datadir")[0][0])
+        except pymysql.err.OperationalError as error:
+            # Can't connect, lost connection: not up yet. Any other refusal is an answer.
+            return None if error.args[0] in (2003, 2013) else str(self.data)
 
 
 def _copy_template(binaries: MysqlBinaries, data: Path) -> None:

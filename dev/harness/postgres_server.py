@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import atexit
-import contextlib
-import json
 import os
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import psycopg
 
 from harness.errors import HarnessError
-from harness.mysql_server import free_port
 from harness.postgres_binaries import PostgresBinaries, find_postgres
+from harness.server_process import ServerProcess, free_port, recorded
 
-START_SECONDS = 60
-STOP_SECONDS = 60
 SUPERUSER = "postgres"
 NOBODY = 65534
 """The server refuses to run as root, so root runs it as this user, which needs no account."""
@@ -52,23 +45,21 @@ host replication all         127.0.0.1/32 scram-sha-256
 """
 
 
-class PostgresServer:
+class PostgresServer(ServerProcess):
     """One running `postgres`; make it with `start`, use it as a context manager or call `stop`.
 
     `postgres` is the superuser, without a password; every other role needs one.
     """
 
+    program = "postgres"
+    stop_signal = signal.SIGINT
+    kill_signal = signal.SIGQUIT
+
     def __init__(
         self, binaries: PostgresBinaries, directory: Path, port: int, options: Mapping[str, str], *, detached: bool
     ) -> None:
+        super().__init__(directory, port, options, detached=detached)
         self.binaries = binaries
-        self.directory = directory
-        self.host = "127.0.0.1"
-        self.port = port
-        self.pid = 0
-        self._options = dict(options)
-        self._detached = detached
-        self._process: subprocess.Popen[bytes] | None = None
 
     @classmethod
     def start(
@@ -100,9 +91,7 @@ class PostgresServer:
     def attach(cls, directory: Path) -> Self | None:
         """The detached server that runs in `directory`, or None."""
         directory = directory.absolute()
-        try:
-            state = json.loads((directory / "server.json").read_text())
-        except FileNotFoundError:
+        if (state := recorded(directory)) is None:
             return None
         binaries = find_postgres(int((directory / "data/PG_VERSION").read_text()))
         server = cls(binaries, directory, state["port"], state["options"], detached=True)
@@ -134,39 +123,10 @@ class PostgresServer:
         self._options |= options or {}
         self._launch()
 
-    def stop(self) -> None:
-        """Shut the server down, its sessions first, and wait for its end. Does nothing if it does not run."""
-        atexit.unregister(self.stop)
-        if not self._running():
-            return
-        self._signal(signal.SIGINT)
-        if not self._ended_within(STOP_SECONDS):
-            self._signal(signal.SIGQUIT)
-            self._ended_within(STOP_SECONDS)
-        (self.directory / "server.json").unlink(missing_ok=True)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
-
     @property
     def url(self) -> str:
         """How to reach it, as a URL; the superuser has no password."""
         return f"postgresql://{SUPERUSER}@{self.host}:{self.port}/postgres"
-
-    @property
-    def log(self) -> Path:
-        """The server's error log."""
-        return self.directory / "error.log"
-
-    @property
-    def data(self) -> Path:
-        """The server's data directory."""
-        return self.directory / "data"
 
     def standby(self, directory: Path) -> PostgresServer:
         """Start a hot standby of this server in `directory`."""
@@ -198,12 +158,12 @@ class PostgresServer:
         if done.returncode != 0:
             raise HarnessError(f"{Path(command[0]).name} failed:\n{done.stdout}{done.stderr}")
 
-    def _launch(self) -> None:
+    def _spawn(self) -> subprocess.Popen[bytes]:
         options = {**DEFAULTS, **self._options, "port": str(self.port)}
         command = [self.binaries.tool("postgres"), "-D", str(self.data)]
         command += [part for name, value in options.items() for part in ("-c", f"{name}={value}")]
         with self.log.open("ab") as log:
-            self._process = subprocess.Popen(
+            return subprocess.Popen(
                 [*as_nobody(ends_with_us=not self._detached), *command],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -211,69 +171,12 @@ class PostgresServer:
                 start_new_session=True,
                 cwd="/",
             )
-        self.pid = self._process.pid
-        if not self._detached:
-            atexit.register(self.stop)
+
+    def _answers_from(self) -> str | None:
         try:
-            self._wait_until_it_answers()
-        except BaseException:
-            self.stop()
-            raise
-        if self._detached:
-            state = {"port": self.port, "pid": self.pid, "options": self._options}
-            (self.directory / "server.json").write_text(json.dumps(state))
-
-    def _wait_until_it_answers(self) -> None:
-        deadline = time.monotonic() + START_SECONDS
-        while True:
-            try:
-                answered = self.query("SHOW data_directory")[0][0]
-            except psycopg.OperationalError:
-                pass
-            else:
-                if Path(answered) != self.data:
-                    raise HarnessError(f"port {self.port} belongs to another server (its data is in {answered})")
-                return
-            if not self._running():
-                raise HarnessError(f"postgres ended at once; see {self.log}:\n{self._log_tail()}")
-            if time.monotonic() > deadline:
-                raise HarnessError(
-                    f"postgres does not answer after {START_SECONDS} s; see {self.log}:\n{self._log_tail()}"
-                )
-            time.sleep(0.05)
-
-    def _log_tail(self) -> str:
-        if not self.log.exists():
-            return "(no log was written)"
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
-
-    def _running(self) -> bool:
-        if self._process is not None:
-            return self._process.poll() is None
-        # After `attach` the process is not our child: make sure that the pid was not given to another.
-        try:
-            argv = Path(f"/proc/{self.pid}/cmdline").read_bytes().split(b"\0")
-        except OSError:
-            return False
-        return str(self.data).encode() in argv
-
-    def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, number)
-
-    def _ended_within(self, seconds: float) -> bool:
-        if self._process is not None:
-            try:
-                self._process.wait(seconds)
-            except subprocess.TimeoutExpired:
-                return False
-            return True
-        deadline = time.monotonic() + seconds
-        while self._running():
-            if time.monotonic() > deadline:
-                return False
-            time.sleep(0.05)
-        return True
+            return str(self.query("SHOW data_directory")[0][0])
+        except psycopg.OperationalError:
+            return None
 
 
 def as_nobody(*, ends_with_us: bool = False) -> list[str]:

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from harness.dag_runner import DagRunner, DagRunResult
-from harness.mysql_server import MysqlServer, free_port
+from harness.mysql_server import MysqlServer
+from harness.server_process import free_port
 
 PASSWORD = "corr3ct-horse"
 

@@ -14,7 +14,8 @@ import pymysql
 import pytest
 
 from harness.errors import HarnessError
-from harness.mysql_server import MysqlServer, free_port
+from harness.mysql_server import MysqlServer
+from harness.server_process import free_port
 
 
 def test_defaults_log_whole_rows_under_gtids(mysql: MysqlServer) -> None:

@@ -1,0 +1,163 @@
+"""A private server on 127.0.0.1 in a directory of its own: what is the same for every kind of database."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+from harness.errors import HarnessError
+
+START_SECONDS = 60
+STOP_SECONDS = 60
+
+
+class ServerProcess(ABC):
+    """One running server. It ends with this process, and with the thread that started it, unless it is ``detached``.
+
+    ``directory`` holds its data (``data``), its log, and of a detached server what `recorded` reads.
+    """
+
+    program: ClassVar[str]
+    stop_signal: ClassVar[signal.Signals]
+    """Shuts the server down cleanly, whoever is connected."""
+    kill_signal: ClassVar[signal.Signals]
+
+    def __init__(self, directory: Path, port: int, options: Mapping[str, Any], *, detached: bool) -> None:
+        self.directory = directory
+        self.host = "127.0.0.1"
+        self.port = port
+        self.pid = 0
+        self._options = dict(options)
+        self._detached = detached
+        self._process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def data(self) -> Path:
+        """The server's data directory."""
+        return self.directory / "data"
+
+    @property
+    def log(self) -> Path:
+        """The server's error log."""
+        return self.directory / "error.log"
+
+    def stop(self) -> None:
+        """Shut the server down and wait for its end. Does nothing if it does not run."""
+        atexit.unregister(self.stop)
+        if not self._running():
+            return
+        self._signal(self.stop_signal)
+        if not self._ended_within(STOP_SECONDS):
+            self._signal(self.kill_signal)
+            self._ended_within(STOP_SECONDS)
+        _record(self.directory).unlink(missing_ok=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.stop()
+
+    @abstractmethod
+    def _spawn(self) -> subprocess.Popen[bytes]:
+        """Start the program."""
+
+    @abstractmethod
+    def _answers_from(self) -> str | None:
+        """The data directory of the server that answers on the port; None: there is none yet."""
+
+    def _launch(self) -> None:
+        self._process = self._spawn()
+        self.pid = self._process.pid
+        if not self._detached:
+            atexit.register(self.stop)
+        try:
+            self._wait_until_it_answers()
+        except BaseException:
+            self.stop()
+            raise
+        if self._detached:
+            state = {"port": self.port, "pid": self.pid, "options": self._options}
+            _record(self.directory).write_text(json.dumps(state))
+
+    def _wait_until_it_answers(self) -> None:
+        deadline = time.monotonic() + START_SECONDS
+        while (answered := self._answers_from()) is None:
+            if not self._running():
+                raise HarnessError(f"{self.program} ended at once; see {self.log}:\n{self._log_tail()}")
+            if time.monotonic() > deadline:
+                raise HarnessError(
+                    f"{self.program} does not answer after {START_SECONDS} s; see {self.log}:\n{self._log_tail()}"
+                )
+            time.sleep(0.05)
+        if Path(answered) != self.data:
+            raise HarnessError(f"port {self.port} belongs to another server (its data is in {answered})")
+
+    def _log_tail(self) -> str:
+        if not self.log.exists():
+            return "(no log was written)"
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-15:])
+
+    def _running(self) -> bool:
+        if self._process is not None:
+            return self._process.poll() is None
+        # A server that an earlier process started is not our child: make sure that the pid was not given to another.
+        try:
+            argv = Path(f"/proc/{self.pid}/cmdline").read_bytes().split(b"\0")
+        except OSError:
+            return False
+        return any(part.endswith(str(self.data).encode()) for part in argv)
+
+    def _signal(self, number: signal.Signals) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.pid, number)
+
+    def _ended_within(self, seconds: float) -> bool:
+        if self._process is not None:
+            try:
+                self._process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                return False
+            return True
+        deadline = time.monotonic() + seconds
+        while self._running():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.05)
+        return True
+
+
+def recorded(directory: Path) -> dict[str, Any] | None:
+    """The ``port``, ``pid`` and ``options`` of the detached server that was last started in ``directory``."""
+    try:
+        state: dict[str, Any] = json.loads(_record(directory).read_text())
+    except FileNotFoundError:
+        return None
+    return state
+
+
+def free_port() -> int:
+    """A port that nobody listens on, below the range from which the kernel hands out ports to clients."""
+    while True:
+        port = random.randrange(20_000, 32_000)
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
+
+
+def _record(directory: Path) -> Path:
+    return directory / "server.json"
