@@ -141,11 +141,13 @@ def _relation_problems(connection: Connection, table: Table) -> Iterable[Problem
 
 
 def _room_problems(connection: Connection, *, exported: bool) -> Iterable[Problem]:
-    """Slots and senders that a run needs and that others have taken."""
-    needed = 2 if exported else 1
-    for setting, view, why in (
-        ("max_replication_slots", "pg_replication_slots", "replication slots"),
-        ("max_wal_senders", "pg_stat_replication", "replication connections"),
+    """Slots and senders that a run needs and that others have taken.
+
+    Beside its slot a run has a temporary one: for the view that all tasks share, and later to read the log from.
+    """
+    for setting, view, why, needed in (
+        ("max_replication_slots", "pg_replication_slots", "replication slots", 2),
+        ("max_wal_senders", "pg_stat_replication", "replication connections", 2 if exported else 1),
     ):
         ((limit, used),) = query(connection, f"SELECT current_setting('{setting}')::int, count(*) FROM {view}")
         if limit - used < needed:

@@ -8,10 +8,11 @@ from typing import Any, TypeAlias
 
 import psycopg
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_cdc.core.net_change import Change, rewind, rewind_counts
+from airflow_provider_cdc.sources.postgres.log import segments
 from harness.postgres_server import PostgresServer
 from tests.sources.postgres.log_reading import LogReading, Row, key
 
@@ -102,11 +103,21 @@ def rows_of(connection: Connection) -> tuple[dict[bytes, Row], dict[bytes, Row],
     return a, p, Counter(connection.execute("SELECT * FROM k").fetchall())
 
 
+@pytest.mark.parametrize("part", [1, segments.FIRST_PART])
 @given(before=st.lists(TRANSACTIONS, max_size=4), within=st.lists(TRANSACTIONS, max_size=8))
-@settings(max_examples=40)
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_net_change_undoes_the_history(
-    postgres: PostgresServer, db: Connection, before: list[Transaction], within: list[Transaction]
+    part: int,
+    postgres: PostgresServer,
+    db: Connection,
+    monkeypatch: pytest.MonkeyPatch,
+    before: list[Transaction],
+    within: list[Transaction],
 ) -> None:
+    if part == 1:
+        monkeypatch.setattr(segments, "FIRST_PART", 1)
+        monkeypatch.setattr(segments, "PART_BYTES", 1)
+        monkeypatch.setattr(segments, "_decoded_again", lambda *arguments: 0)
     for name in ("a", "k", "p", "other"):
         db.execute(f"DELETE FROM {name}".encode())
     for transaction in before:

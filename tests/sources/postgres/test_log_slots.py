@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from typing import Any
 
 import psycopg
 import pytest
@@ -13,10 +14,10 @@ from airflow_provider_cdc.errors import (
     LogGone,
     PositionError,
     SourceUnavailable,
-    TransientError,
 )
 from airflow_provider_cdc.sources.base import ConnectionSettings
 from airflow_provider_cdc.sources.postgres import slots
+from airflow_provider_cdc.sources.postgres.log import segments
 from airflow_provider_cdc.sources.postgres.log.segments import log_segments, open_segment
 from harness.postgres_server import PostgresServer
 from tests.sources.postgres.log_reading import FULL, Follow, Run, key
@@ -63,7 +64,9 @@ def test_a_slot_that_goes_while_it_is_read(run: Run, follow: Follow) -> None:
             list(reader)
 
 
-def test_a_slot_that_another_session_reads(run: Run, follow: Follow, postgres: PostgresServer, database: str) -> None:
+def test_a_slot_that_another_session_reads_gives_the_same_to_us(
+    run: Run, follow: Follow, postgres: PostgresServer, database: str
+) -> None:
     run("CREATE TABLE a (id int PRIMARY KEY)", f"ALTER TABLE a {FULL}")
     reading = follow("a")
     run("INSERT INTO a VALUES (1)")
@@ -72,13 +75,62 @@ def test_a_slot_that_another_session_reads(run: Run, follow: Follow, postgres: P
     )
     options = f"(proto_version '1', publication_names '{reading.slot}')"
     other.pgconn.exec_(f"START_REPLICATION SLOT {reading.slot} LOGICAL 0/0 {options}".encode())
-    with pytest.raises(TransientError, match="is active for PID"):
-        reading.read()
-    other.close()
     active = "SELECT active FROM pg_replication_slots WHERE slot_name = %s"
+    assert postgres.query(active, (reading.slot,)) == [(True,)]
+    assert reading.read().before["a"] == {key(1): None}
+    other.close()
     while postgres.query(active, (reading.slot,)) == [(True,)]:
         time.sleep(0.05)
     assert reading.read().before["a"] == {key(1): None}
+
+
+def test_a_slot_that_is_moved_right_before_it_is_read(run: Run, follow: Follow, postgres: PostgresServer) -> None:
+    run("CREATE TABLE a (id int PRIMARY KEY)", f"ALTER TABLE a {FULL}")
+    reading = follow("a")
+    run("INSERT INTO a VALUES (1)")
+    end = reading.now()
+    with open_segment(reading.settings, reading.segment(end), reading.initial, reading.tracked(end)) as reader:
+        postgres.query("SELECT pg_replication_slot_advance(%s, %s)", (reading.slot, end), database=reading.database)
+        with pytest.raises(LogGone, match="was moved"):
+            list(reader)
+
+
+@pytest.mark.parametrize("old_transaction", [False, True])
+def test_a_long_window_is_taken_in_parts_and_leaves_the_slot_as_it_is(
+    run: Run, follow: Follow, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch, old_transaction: bool
+) -> None:
+    """Neither is the beginning of a part decoded from too late a place, nor anything returned twice."""
+    monkeypatch.setattr(segments, "FIRST_PART", 7)
+    monkeypatch.setattr(segments, "PART_BYTES", 1)
+    again: list[int] = []
+    original = segments._decoded_again
+
+    def small_again(*arguments: Any) -> int:
+        again.append(original(*arguments))
+        return 0
+
+    monkeypatch.setattr(segments, "_decoded_again", small_again)
+    run("CREATE TABLE a (id int PRIMARY KEY, n int)", f"ALTER TABLE a {FULL}", "CREATE TABLE other (id int)")
+    reading = follow("a")
+    run("INSERT INTO a SELECT g, 0 FROM generate_series(1, 20) g")
+    with reading.server.connect(database=reading.database, autocommit=not old_transaction) as old:
+        old.execute("UPDATE a SET n = -1 WHERE id = 20")
+        for start in range(1, 20):
+            run(f"UPDATE a SET n = n + 1 WHERE id = {start}", "INSERT INTO other VALUES (1)")
+            if start % 5 == 0:
+                # From here on a part need not be decoded from the beginning: once all is over that began before.
+                run("CHECKPOINT")
+        old.commit()
+    run("DELETE FROM a WHERE id < 3")
+    end = reading.now()
+    found = reading.read(end)
+    assert found.before["a"] == {key(number): None for number in range(1, 21)}
+    assert found.summary.row_images == 20 + 2 * 20 + 2
+    assert len(again) > 3, "it was taken in too few parts"
+    assert (again[-1] > again[0]) or not old_transaction
+    assert reading.read(end).before == found.before
+    left = "SELECT count(*) FROM pg_replication_slots WHERE slot_name <> %s"
+    assert postgres.query(left, (reading.slot,)) == [(0,)]
 
 
 def test_a_log_that_ends_before_the_bound(run: Run, follow: Follow) -> None:
@@ -133,7 +185,7 @@ def test_a_session_that_ends_early(run: Run, follow: Follow) -> None:
     run("INSERT INTO a SELECT g FROM generate_series(1, 300000) g")
     end = reading.now()
     kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND query LIKE %s"
-    peeking = (reading.database, "%slot_peek_binary%")
+    peeking = (reading.database, "%slot_get_binary%")
     with open_segment(reading.settings, reading.segment(end), reading.initial, reading.tracked(end)) as reader:
         stop = threading.Event()
 

@@ -227,10 +227,13 @@ def test_preflight_lists_slots_that_nobody_released(source: PostgresSource, capl
 
 def test_preflight_wants_room_for_the_slots(postgres_factory: PostgresFactory) -> None:
     server = postgres_factory({"max_replication_slots": "1", "max_wal_senders": "1"})
-    server.query("CREATE TABLE rows (n int); ALTER TABLE rows REPLICA IDENTITY FULL")
-    with pytest.raises(PreflightError) as refused:
-        PostgresSource(settings_of(server, "postgres")).preflight(["public.rows"], "auto")
-    assert [problem.where for problem in refused.value.problems] == ["max_replication_slots", "max_wal_senders"]
+    for table in ("keyed (n int PRIMARY KEY)", "keyless (n int)"):
+        server.query(f"CREATE TABLE {table}; ALTER TABLE {table.split()[0]} REPLICA IDENTITY FULL")
+    lacking = {"keyed": ["max_replication_slots"], "keyless": ["max_replication_slots", "max_wal_senders"]}
+    for name, settings in lacking.items():
+        with pytest.raises(PreflightError) as refused:
+            PostgresSource(settings_of(server, "postgres")).preflight([f"public.{name}"], "auto")
+        assert [problem.where for problem in refused.value.problems] == settings
 
 
 @pytest.mark.parametrize("run_id", ["20260101T000000Z-0a1b2c3d", "x" * 200, "Ünïcode-ID"])

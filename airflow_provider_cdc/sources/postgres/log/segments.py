@@ -1,13 +1,14 @@
 """The log as a source of net changes: a replication slot, read by SQL as often as need be.
 
-The slot is only looked into (``peek``), so it stays where it is, and every try reads the same. The server hands out
+Nothing is taken from the slot itself but from a temporary copy of it, so every try reads the same. The server hands out
 whole transactions, in the order of their commits.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping, Sequence
+import uuid
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 
 import pyarrow as pa
@@ -31,6 +32,10 @@ from airflow_provider_cdc.sources.postgres.session import (
     session,
     value,
 )
+
+FIRST_PART = 20_000
+"""Messages that the first call for a part of the window returns, and all at least."""
+PART_BYTES = 512 * 2**20
 
 _NEW_RUN = "trigger a new run, or clear lock_and_record and the tasks after it"
 
@@ -64,7 +69,7 @@ class PostgresSegmentReader:
         self._connection = connection
         self._tables = tables
         self._slot, _, self._publication = segment.name.partition(":")
-        self._stop = Lsn(segment.stop)
+        self._initial, self._stop = initial, Lsn(segment.stop)
         self._walker = LogWalker(self._slot, initial, self._stop, tables)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
@@ -76,13 +81,13 @@ class PostgresSegmentReader:
         """Walk the whole segment."""
         started = time.perf_counter()
         walker, summary = self._walker, self.summary
-        with closing(read(self._connection, peek(self._slot, self._publication, self._stop))) as batches:
-            for batch in batches:
-                messages = batch.column(0)
-                if messages.type != pa.binary():
-                    raise DecodeError(f"the messages are of type {messages.type}", where=walker.where)
-                summary.bytes += messages.nbytes
-                if walker.run(messages):
+        parts = messages(self._connection, self._slot, self._publication, self._initial, self._stop)
+        with closing(parts):
+            for batch in parts:
+                if batch.type != pa.binary():
+                    raise DecodeError(f"the messages are of type {batch.type}", where=walker.where)
+                summary.bytes += batch.nbytes
+                if walker.run(batch):
                     break
         walker.close()
         summary.transactions = int(walker.state[walk_state.TRANSACTIONS])
@@ -90,14 +95,49 @@ class PostgresSegmentReader:
         summary.seconds = time.perf_counter() - started
 
 
-def peek(slot: str, publication: str, stop: Lsn) -> str:
-    """The query for a slot's messages, one row each: those of all transactions whose commit record ends at ``stop`` or
-    before, and perhaps of some that follow."""
-    names = literal(quote(publication))
-    return (
-        f"SELECT data FROM pg_catalog.pg_logical_slot_peek_binary_changes({literal(slot)}, {literal(str(stop))}, NULL, "
-        f"'proto_version', '1', 'publication_names', {names})"
+def messages(
+    connection: ReadingConnection, slot: str, publication: str, initial: Lsn, stop: Lsn
+) -> Generator[pa.Array]:
+    """The messages of a slot that stands at ``initial``: those of all transactions whose commit record ends at ``stop`` or before, and perhaps of some
+    that follow.
+
+    The server keeps what one call returns, in temporary files if need be, until the last of it is decoded: a whole
+    window at once could fill its disk. So the copy is emptied in parts. Each call decodes again from where the oldest
+    transaction of its time began; a part is therefore no smaller than that stretch, which the call would not return.
+
+    :raises LogGone: the slot is gone, or stands elsewhere.
+    """
+    copy = f"{slots.PREFIX}delta_{uuid.uuid4().hex[:12]}"
+    # Temporary slots end with their session.
+    (batch,) = read(
+        connection,
+        f"SELECT lsn::text FROM pg_catalog.pg_copy_logical_replication_slot({literal(slot)}, '{copy}', true)",
     )
+    _check_place(slot, Lsn.parse(batch.column(0)[0].as_py()), initial)
+    most = FIRST_PART
+    while True:
+        count = size = 0
+        sql = (
+            f"SELECT data FROM pg_catalog.pg_logical_slot_get_binary_changes('{copy}', {literal(str(stop))}, {most}, "
+            f"'proto_version', '1', 'publication_names', {literal(quote(publication))})"
+        )
+        for batch in read(connection, sql):
+            count += batch.num_rows
+            size += batch.nbytes
+            yield batch.column(0)
+        if count < most:
+            return
+        most = max(FIRST_PART, max(PART_BYTES, _decoded_again(connection, copy)) * count // size)
+
+
+def _decoded_again(connection: ReadingConnection, slot: str) -> int:
+    """Bytes of log before the next change of a slot that it must be decoded from."""
+    (batch,) = read(
+        connection,
+        f"SELECT (confirmed_flush_lsn - restart_lsn)::int8 FROM pg_replication_slots WHERE slot_name = '{slot}'",
+    )
+    (size,) = batch.column(0).to_pylist()
+    return int(size)
 
 
 @contextmanager
@@ -127,12 +167,7 @@ def _check_slot(connection: Connection, name: str, initial: Lsn, stop: Lsn) -> N
     if slot is None or slot.lost:
         what = "is gone" if slot is None else f"has lost its log ({slot.wal_status})"
         raise LogGone(f"the slot that kept the log for this run {what}", where=where, mend=_NEW_RUN)
-    if slot.confirmed != initial:
-        raise LogGone(
-            f"the slot was moved from {initial} to {slot.confirmed}: someone else reads from it",
-            where=where,
-            mend=f"leave the slots that are called {slots.PREFIX}… alone, and {_NEW_RUN}",
-        )
+    _check_place(name, slot.confirmed, initial)
     # Where the log ends early, the slot would simply give less.
     flushed = Lsn.parse(value(connection, "pg_current_wal_flush_lsn()::text"))
     if flushed < stop:
@@ -140,4 +175,13 @@ def _check_slot(connection: Connection, name: str, initial: Lsn, stop: Lsn) -> N
             f"the log reaches to {flushed} only, and once it did to {stop}",
             where=where,
             mend=f"the server lost what it had, or another one is in its place: {_NEW_RUN}",
+        )
+
+
+def _check_place(slot: str, confirmed: Lsn | None, initial: Lsn) -> None:
+    if confirmed != initial:
+        raise LogGone(
+            f"the slot was moved from {initial} to {confirmed}: someone else reads from it",
+            where=f"replication slot {slot}",
+            mend=f"leave the slots that are called {slots.PREFIX}… alone, and {_NEW_RUN}",
         )

@@ -9,8 +9,8 @@ from typing import Any
 from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.sources import open_source
 from airflow_provider_cdc.sources.base import TrackedTable
-from airflow_provider_cdc.sources.postgres.log.segments import peek
-from airflow_provider_cdc.sources.postgres.session import read, reading_session
+from airflow_provider_cdc.sources.postgres.log.segments import messages
+from airflow_provider_cdc.sources.postgres.session import reading_session
 from harness.bench.contender import Address, Order, Work
 from harness.bench.recorded import recorded
 
@@ -37,8 +37,9 @@ def prepare(address: Address) -> Work:
                 seconds.append(time.perf_counter() - started)
                 started = time.perf_counter()
                 stop = Lsn.parse(source.bound_reads().log_end)
+                slot, publication = point.identity["slot"], point.identity["publication"]
                 with reading_session(address.settings) as reading:
-                    deque(read(reading, peek(point.identity["slot"], point.identity["publication"], stop)), maxlen=0)
+                    deque(messages(reading, slot, publication, Lsn.parse(point.position), stop), maxlen=0)
                 drained.append(time.perf_counter() - started)
             # An update has two row images.
             return {"rows": reader.summary.row_images // 2, "seconds": min(seconds), "drained": min(drained)}
