@@ -185,7 +185,8 @@ class TrackedTable:
 class SegmentSummary:
     """What one segment held. ``decided`` maps a prepared transaction's id to the order at which it was committed here.
 
-    ``rolled_back`` are ids rolled back here. ``seconds`` is the time it took to read it.
+    ``rolled_back`` are ids rolled back here. ``seconds`` is the time it took to read it. ``parts`` is how many net
+    changes the segment was given as, one after the other: whose keys do not fit into memory is netted in parts.
     """
 
     segment: LogSegment
@@ -196,6 +197,7 @@ class SegmentSummary:
     decided: dict[str, int] = field(default_factory=dict)
     rolled_back: list[str] = field(default_factory=list)
     prepared: list[str] = field(default_factory=list)
+    parts: int = 1
 
 
 class ChunkReader(Protocol):
@@ -227,7 +229,7 @@ class SegmentReader(Protocol):
     summary: SegmentSummary
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        """Batches of ``DELTA_SCHEMA``. At most one row per key and ``pending``.
+        """Batches of ``DELTA_SCHEMA``. In each part of the segment, at most one row per key and ``pending``.
 
         :raises ExactnessError: something in the segment broke what the proof rests on.
         """

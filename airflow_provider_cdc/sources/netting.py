@@ -290,6 +290,16 @@ class NetChange:
         self.slots: Int64s = np.zeros(_FIRST_SLOTS, np.int64)
         self.state: Int64s = np.zeros(4, np.int64)
 
+    @property
+    def used_bytes(self) -> int:
+        """Of the keys and rows that it holds."""
+        return 8 * int(self.state[USED])
+
+    def clear(self) -> None:
+        """Forget all changes. The memory stays, and so do the orders of what comes next."""
+        self.slots[:] = 0
+        self.state[[USED, WASTED, FILLED]] = 0
+
     def has_slots(self, records: int) -> bool:
         """Whether so many more records can be entered, if they need no words."""
         return 2 * (int(self.state[FILLED]) + records) <= len(self.slots)

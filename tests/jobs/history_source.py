@@ -301,7 +301,12 @@ class _Segment:
         net: dict[tuple[int, bytes, str | None], list[Any]] = {}
         segment = self.summary.segment
         prepared: dict[str, tuple[ChangeOf, ...]] = {}
+        rng = random.Random(f"{self._source.seed} {segment.number}")
         for position in range(segment.start, segment.stop or 0):
+            if rng.random() < 0.1:
+                yield from _batches(net)
+                net.clear()
+                self.summary.parts += 1
             entry = self._source.history.entries[position]
             order = position * 100
             if entry.kind == "prepare":
@@ -320,13 +325,7 @@ class _Segment:
         for xid, changes in prepared.items():
             self.summary.prepared.append(xid)
             self._add(net, changes, 10**9, xid)
-        rows = [[table, key, *values, pending] for (table, key, pending), values in net.items()]
-        for start in range(0, len(rows), 5):
-            columns = list(zip(*rows[start : start + 5], strict=True))
-            yield pa.record_batch(
-                [pa.array(values, column.type) for values, column in zip(columns, DELTA_SCHEMA, strict=True)],
-                schema=DELTA_SCHEMA,
-            )
+        yield from _batches(net)
 
     def _add(self, net: dict[Any, Any], changes: Sequence[ChangeOf], order: int, pending: str | None) -> None:
         for suborder, (table, before, after) in enumerate(changes):
@@ -344,6 +343,16 @@ class _Segment:
                     same = before is not None and key_of(table, before) == key_of(table, row)
                     old = image(before) if same and before is not None else None
                     net.setdefault(key, [order, suborder, old, 0])
+
+
+def _batches(net: Mapping[tuple[int, bytes, str | None], list[Any]]) -> Iterator[pa.RecordBatch]:
+    rows = [[table, key, *values, pending] for (table, key, pending), values in net.items()]
+    for start in range(0, len(rows), 5):
+        columns = list(zip(*rows[start : start + 5], strict=True))
+        yield pa.record_batch(
+            [pa.array(values, column.type) for values, column in zip(columns, DELTA_SCHEMA, strict=True)],
+            schema=DELTA_SCHEMA,
+        )
 
 
 def begin_run(

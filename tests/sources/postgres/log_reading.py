@@ -108,12 +108,13 @@ class LogReading:
                 if table.keyless:
                     assert before is not None
                     counts = window.counts.setdefault(table.name.name, Counter())
-                    assert before not in counts
-                    counts[before] = row["count"]
+                    assert before not in counts or window.summary.parts > 1
+                    counts[before] = counts.get(before, 0) + row["count"]
                 else:
                     keys = window.before.setdefault(table.name.name, {})
-                    assert row["key"] not in keys
-                    keys[row["key"]] = before
+                    assert row["key"] not in keys or window.summary.parts > 1
+                    # Parts come in the order of the log.
+                    keys.setdefault(row["key"], before)
         return window
 
 

@@ -117,6 +117,7 @@ def test_the_net_change_undoes_the_history(
     if part == 1:
         monkeypatch.setattr(segments, "FIRST_PART", 1)
         monkeypatch.setattr(segments, "PART_BYTES", 1)
+        monkeypatch.setattr(segments, "NET_BYTES", 400)
         monkeypatch.setattr(segments, "_decoded_again", lambda *arguments: 0)
     for name in ("a", "k", "p", "other"):
         db.execute(f"DELETE FROM {name}".encode())

@@ -36,7 +36,11 @@ from airflow_provider_cdc.sources.postgres.session import (
 FIRST_PART = 20_000
 """Messages that the first call for a part of the window returns, and all at least."""
 PART_BYTES = 512 * 2**20
+"""Of messages that the later calls return, about."""
+NET_BYTES = 256 * 2**20
+"""Of keys and rows that are netted at a time."""
 
+_LARGEST_INT = 2**31 - 1
 _NEW_RUN = "trigger a new run, or clear lock_and_record and the tasks after it"
 
 
@@ -73,12 +77,21 @@ class PostgresSegmentReader:
         self._walker = LogWalker(self._slot, initial, self._stop, tables)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
+        change = self._walker.change
         with mapped_errors(self.summary.segment.name):
-            self._read()
-        yield from delta_batches(self._walker.change, self._tables, self.summary.segment.number, decode_images)
+            for _ in self._read():
+                # There is one segment, however long the window.
+                if change.used_bytes > NET_BYTES:
+                    yield from self._net_change()
+                    change.clear()
+                    self.summary.parts += 1
+        yield from self._net_change()
 
-    def _read(self) -> None:
-        """Walk the whole segment."""
+    def _net_change(self) -> Iterator[pa.RecordBatch]:
+        return delta_batches(self._walker.change, self._tables, self.summary.segment.number, decode_images)
+
+    def _read(self) -> Iterator[None]:
+        """Walk the whole segment, one batch of messages at a time."""
         started = time.perf_counter()
         walker, summary = self._walker, self.summary
         parts = messages(self._connection, self._slot, self._publication, self._initial, self._stop)
@@ -89,6 +102,7 @@ class PostgresSegmentReader:
                 summary.bytes += batch.nbytes
                 if walker.run(batch):
                     break
+                yield
         walker.close()
         summary.transactions = int(walker.state[walk_state.TRANSACTIONS])
         summary.row_images = int(walker.state[walk_state.IMAGES])
@@ -98,12 +112,12 @@ class PostgresSegmentReader:
 def messages(
     connection: ReadingConnection, slot: str, publication: str, initial: Lsn, stop: Lsn
 ) -> Generator[pa.Array]:
-    """The messages of a slot that stands at ``initial``: those of all transactions whose commit record ends at ``stop`` or before, and perhaps of some
-    that follow.
+    """The messages of a slot that stands at ``initial``: those of all transactions whose commit record ends at ``stop``
+    or before, and perhaps of some that follow.
 
     The server keeps what one call returns, in temporary files if need be, until the last of it is decoded: a whole
-    window at once could fill its disk. So the copy is emptied in parts. Each call decodes again from where the oldest
-    transaction of its time began; a part is therefore no smaller than that stretch, which the call would not return.
+    window at once could fill its disk. So a copy of the slot is emptied in parts. Each call decodes again from where
+    the oldest transaction of its time began; a part is therefore no smaller than that stretch.
 
     :raises LogGone: the slot is gone, or stands elsewhere.
     """
@@ -127,7 +141,7 @@ def messages(
             yield batch.column(0)
         if count < most:
             return
-        most = max(FIRST_PART, max(PART_BYTES, _decoded_again(connection, copy)) * count // size)
+        most = min(max(FIRST_PART, max(PART_BYTES, _decoded_again(connection, copy)) * count // size), _LARGEST_INT)
 
 
 def _decoded_again(connection: ReadingConnection, slot: str) -> int:
