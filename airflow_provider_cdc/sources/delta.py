@@ -16,6 +16,8 @@ from airflow_provider_cdc.sources.netting import COUNT, HEADER, LENGTHS, ORDER, 
 
 Decoder = Callable[[Table, pa.BinaryArray], pa.RecordBatch]
 
+NET_BYTES = 1 << 28
+"""Of keys and rows that a reader of a segment nets at a time. What does not fit is netted in parts."""
 BATCH_ROWS = 1 << 16
 BATCH_BYTES = 1 << 26
 

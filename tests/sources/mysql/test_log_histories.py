@@ -10,12 +10,13 @@ from typing import Any, TypeAlias
 
 import pymysql
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pymysqlreplication import BinLogStreamReader
 from pymysqlreplication.row_event import DeleteRowsEvent, UpdateRowsEvent, WriteRowsEvent
 
 from airflow_provider_cdc.core.net_change import Change, net, net_counts, rewind, rewind_counts
+from airflow_provider_cdc.sources.mysql.log import dump, segments
 from harness.mysql_server import MysqlServer
 from tests.sources.mysql.log_reading import LogReading, Row, Window, executed, key, log_end
 
@@ -107,14 +108,20 @@ def empty(db: Connection) -> None:
     run(db, "DELETE FROM a", "DELETE FROM k", "DELETE FROM other")
 
 
+@pytest.mark.parametrize("in_parts", [False, True])
 @given(before=st.lists(TRANSACTIONS, max_size=4), within=st.lists(TRANSACTIONS, max_size=8))
-@settings(max_examples=40)
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_net_change_undoes_the_history(
+    in_parts: bool,
     server: MysqlServer,
     db: Connection,
+    monkeypatch: pytest.MonkeyPatch,
     before: list[tuple[str, list[str], str]],
     within: list[tuple[str, list[str], str]],
 ) -> None:
+    if in_parts:
+        monkeypatch.setattr(segments, "NET_BYTES", 200)
+        monkeypatch.setattr(dump, "RAW_BYTES", 300)
     empty(db)
     for number, transaction in enumerate(before):
         apply(db, number, transaction)
@@ -128,6 +135,28 @@ def test_the_net_change_undoes_the_history(
     touched = window.before.get("a", {})
     assert rewind(keyed_after, {k: Change(row, None) for k, row in touched.items()}) == keyed
     assert rewind_counts(keyless_after, window.counts.get("k", Counter())) == keyless
+
+
+def test_a_file_whose_keys_do_not_fit_into_memory_is_netted_in_parts(
+    server: MysqlServer, db: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(segments, "NET_BYTES", 200)
+    monkeypatch.setattr(dump, "RAW_BYTES", 300)
+    empty(db)
+    run(db, *(f"INSERT INTO a VALUES ({number}, 'x', 'first')" for number in range(20)))
+    keyed, _ = rows_of(server)
+    reading = LogReading(server, "histories", "a", "k", mode="disabled")
+    run(db, "UPDATE a SET v = 'second'", "INSERT INTO k VALUES (1, 'a')", "UPDATE a SET v = 'third' WHERE id > 3")
+    # What is prepared has to wait for its end, and all that is netted meanwhile with it.
+    run(db, "XA START 'w'", "UPDATE a SET v = 'w' WHERE id < 3", "XA END 'w'", "XA PREPARE 'w'")
+    with server.connect(database="histories") as other, other.cursor() as cursor:
+        for number in range(5, 20):
+            cursor.execute(f"UPDATE a SET v = 'fourth' WHERE id = {number}")
+    run(db, "XA COMMIT 'w'", "DELETE FROM k", "DELETE FROM a WHERE id > 9")
+    window = reading.read()
+    assert [summary.parts > 3 for summary in window.summaries] == [True]
+    assert window.before["a"] == keyed
+    assert not window.counts["k"]
 
 
 PLAIN = st.tuples(

@@ -11,7 +11,7 @@ import pyarrow as pa
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.errors import LogGone, PositionError, SourceUnavailable
 from airflow_provider_cdc.sources.base import ConnectionSettings, LogSegment, SegmentSummary, TrackedTable
-from airflow_provider_cdc.sources.delta import delta_batches
+from airflow_provider_cdc.sources.delta import NET_BYTES, delta_batches
 from airflow_provider_cdc.sources.mysql.decode.images import decode_images
 from airflow_provider_cdc.sources.mysql.log import events, walk_state
 from airflow_provider_cdc.sources.mysql.log.dump import Dump
@@ -105,12 +105,22 @@ class MysqlSegmentReader:
         self._walker = LogWalker(segment.name, segment.start, segment.stop, initial, tables, self.summary)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        self._read()
-        walker, number = self._walker, self.summary.segment.number
-        yield from delta_batches(walker.change, self._tables, number, decode_images, walker.xa.pending)
+        change, xa = self._walker.change, self._walker.xa
+        for _ in self._read():
+            # A transaction may be larger than memory, and a file holds all of it. Whatever was prepared stays until its
+            # end is known.
+            if change.used_bytes > NET_BYTES and not xa.undecided and xa.open is None:
+                yield from self._net_change()
+                change.clear()
+                self.summary.parts += 1
+        yield from self._net_change()
 
-    def _read(self) -> None:
-        """Walk the whole segment."""
+    def _net_change(self) -> Iterator[pa.RecordBatch]:
+        walker, number = self._walker, self.summary.segment.number
+        return delta_batches(walker.change, self._tables, number, decode_images, walker.xa.pending)
+
+    def _read(self) -> Iterator[None]:
+        """Walk the whole segment, as many events at a time as have arrived."""
         started = time.perf_counter()
         dump, walker, summary = self._dump, self._walker, self.summary
         while not walker.run(dump.data, dump.end):
@@ -122,6 +132,7 @@ class MysqlSegmentReader:
                     mend="the task can be retried as it is",
                 )
             walker.state[walk_state.AT] = 0
+            yield
         summary.transactions = int(walker.state[walk_state.TRANSACTIONS])
         summary.row_images = int(walker.state[walk_state.IMAGES])
         summary.bytes = dump.bytes

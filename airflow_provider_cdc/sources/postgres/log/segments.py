@@ -16,7 +16,7 @@ import pyarrow as pa
 from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.errors import DecodeError, LogGone
 from airflow_provider_cdc.sources.base import ConnectionSettings, LogSegment, SegmentSummary, TrackedTable
-from airflow_provider_cdc.sources.delta import delta_batches
+from airflow_provider_cdc.sources.delta import NET_BYTES, delta_batches
 from airflow_provider_cdc.sources.postgres import slots
 from airflow_provider_cdc.sources.postgres.decode.images import decode_images
 from airflow_provider_cdc.sources.postgres.log import walk_state
@@ -37,8 +37,6 @@ FIRST_PART = 20_000
 """Messages that the first call for a part of the window returns, and all at least."""
 PART_BYTES = 512 * 2**20
 """Of messages that the later calls return, about."""
-NET_BYTES = 256 * 2**20
-"""Of keys and rows that are netted at a time."""
 
 _LARGEST_INT = 2**31 - 1
 _NEW_RUN = "trigger a new run, or clear lock_and_record and the tasks after it"
