@@ -34,9 +34,9 @@ from airflow_provider_cdc.sources.postgres.session import (
 )
 
 FIRST_PART = 20_000
-"""Messages that the first call for a part of the window returns, and all at least."""
+"""Messages that the first call for a part of a long window returns, and all at least."""
 PART_BYTES = 512 * 2**20
-"""Of messages that the later calls return, about."""
+"""Of messages that the later calls return, about; a window no longer than that is read by one call."""
 
 _LARGEST_INT = 2**31 - 1
 _NEW_RUN = "trigger a new run, or clear lock_and_record and the tasks after it"
@@ -126,7 +126,8 @@ def messages(
         f"SELECT lsn::text FROM pg_catalog.pg_copy_logical_replication_slot({literal(slot)}, '{copy}', true)",
     )
     _check_place(slot, Lsn.parse(batch.column(0)[0].as_py()), initial)
-    most = FIRST_PART
+    # Messages are about as large as the log that they are made from.
+    most = FIRST_PART if int(stop) - int(initial) > PART_BYTES else _LARGEST_INT
     while True:
         count = size = 0
         sql = (
