@@ -211,6 +211,10 @@ def bound_reads(settings: ConnectionSettings) -> UpperBound:
         )[0]
         end = insert_end(insert, page, segment)
         deadline = time.monotonic() + FLUSH_SECONDS
+        if Lsn.parse(value(connection, "pg_current_wal_flush_lsn()::text")) < end:
+            # The end of some transaction makes the server flush. Otherwise it would leave what open ones wrote for
+            # some 15 s.
+            query(connection, "SELECT pg_current_xact_id()")
         while Lsn.parse(value(connection, "pg_current_wal_flush_lsn()::text")) < end:
             if time.monotonic() > deadline:
                 raise SourceUnavailable(

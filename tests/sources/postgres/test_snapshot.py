@@ -18,8 +18,9 @@ from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import CopyMismatch, PreflightError, SchemaChanged, SourceUnavailable
 from airflow_provider_cdc.sources.base import LockPolicy
 from airflow_provider_cdc.sources.postgres import PostgresSource, slots, snapshot
+from airflow_provider_cdc.sources.postgres.decode.rows import CopyReader, open_rows
 from airflow_provider_cdc.sources.postgres.schema import read_tables
-from airflow_provider_cdc.sources.postgres.session import session
+from airflow_provider_cdc.sources.postgres.session import mapped_errors, session
 from airflow_provider_cdc.sources.postgres.snapshot import insert_end
 from harness.postgres_server import PostgresServer
 from tests.sources.postgres.log_reading import settings as settings_of
@@ -208,6 +209,30 @@ def test_a_session_that_ends_amid_a_chunk_is_worth_another_try(
         postgres.query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'COPY %'")
         with pytest.raises(SourceUnavailable):
             list(batches)
+
+
+def test_a_session_that_ends_between_two_chunks_is_worth_another_try(
+    postgres: PostgresServer, source: PostgresSource
+) -> None:
+    """Why it ended may have come together with the end of the last answer."""
+    with open_rows(source.settings, table_of(source, "stock")) as rows:
+        assert isinstance(rows, CopyReader)
+        ((pid,),) = rows.ask("SELECT pg_backend_pid()::text")
+        postgres.query("SELECT pg_terminate_backend(%s)", (int(pid or 0),))
+        assert rows._stream.receive()
+        with pytest.raises(SourceUnavailable, match="terminating"), mapped_errors("stock"):
+            rows.run("BEGIN")
+
+
+def test_the_bound_does_not_wait_for_transactions_that_are_open(
+    postgres: PostgresServer, source: PostgresSource
+) -> None:
+    with postgres.connect(database=source.settings.database, autocommit=False) as writing:
+        for _ in range(3):
+            writing.execute("UPDATE stock SET left_over = left_over + 1 WHERE id = 1")
+            started = time.monotonic()
+            source.bound_reads()
+            assert time.monotonic() - started < 5
 
 
 def test_the_bound_covers_commits_that_are_visible_before_they_are_on_disk(

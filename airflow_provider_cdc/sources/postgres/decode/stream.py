@@ -24,6 +24,8 @@ _SLACK = 32
 _COPY_OUT, _COPY_DONE, _READY, _ERROR, _ROW = b"H", b"c", b"Z", b"E", b"D"
 _OF_NO_CONCERN = frozenset({b"N", b"S", b"A", b"C", b"I", b"T", _ROW})
 """Notices, parameters, notifications, the tags of commands, and the rows of statements that nobody asks for rows."""
+_UNASKED = frozenset({b"N", b"S", b"A"})
+"""What a server may say between two statements, besides why it ends the session: notices, parameters, notifications."""
 
 
 def is_plain(connection: Connection) -> bool:
@@ -160,8 +162,12 @@ class CopyStream:
         self._socket.close()
 
     def _send(self, sql: str) -> None:
-        if self.state[packets.STATE_POSITION] != self.state[packets.STATE_FILLED]:
-            raise DecodeError("the server spoke without being asked", where=self._where)
+        while self.state[packets.STATE_POSITION] != self.state[packets.STATE_FILLED]:
+            kind, payload = self._message()
+            if kind == _ERROR:
+                raise self._error(payload)
+            if kind not in _UNASKED:
+                raise self._unexpected(kind)
         self.state[packets.STATE_POSITION] = self.state[packets.STATE_FILLED] = 0
         text = sql.encode() + b"\0"
         try:
