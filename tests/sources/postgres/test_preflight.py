@@ -58,13 +58,6 @@ def test_each_table_gets_the_consistency_that_fits_it(postgres: PostgresServer, 
     assert "watermark needs a primary key" in problem.what
 
 
-def test_whatever_is_asked_for_in_vain_is_told_at_once(postgres: PostgresServer, source: PostgresSource) -> None:
-    make(postgres, source, "keyed")
-    found = problems_of(source, "public.keyed", "public.no", consistency="lock", unrepresentable="nil")
-    assert [problem.where for problem in found] == ["consistency", "unrepresentable", "public.no"]
-    assert problems_of(source, "public.keyed", consistency="often")[0].where == "consistency"
-
-
 def test_mends_for_the_replica_identity_mend_it(postgres: PostgresServer, source: PostgresSource) -> None:
     run(
         postgres,

@@ -1,0 +1,66 @@
+"""What each test of the contract gets: a fresh database of each kind in turn, and runs on it."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from harness.mysql_server import MysqlServer
+from harness.postgres_server import PostgresServer
+from tests.contract.begun import RUN_ID, Begin, Begun
+from tests.contract.databases import Database, MysqlDatabase, PostgresDatabase
+
+
+@pytest.fixture(scope="session", params=["mysql", "postgres"])
+def kind(request: pytest.FixtureRequest) -> str:
+    """The kind of database. A third kind of source is one more here, and one more class in ``databases``."""
+    return str(request.param)
+
+
+@pytest.fixture
+def db(kind: str, request: pytest.FixtureRequest) -> Iterator[Database]:
+    """A fresh database on the server that all tests share."""
+    server = request.getfixturevalue(kind)
+    made: MysqlDatabase | PostgresDatabase
+    if kind == "mysql":
+        made = MysqlDatabase(server, request.getfixturevalue("schema"))
+    else:
+        made = PostgresDatabase(server, request.getfixturevalue("database"))
+    with made.account(), closing(made):
+        yield made
+
+
+@pytest.fixture
+def begin(db: Database) -> Iterator[Begin]:
+    """Makes runs on tables of ``db``; they end with the test."""
+    runs: list[Begun] = []
+
+    def start(*tables: str, consistency: str = "auto", unrepresentable: str = "error", run_id: str = RUN_ID) -> Begun:
+        runs.append(Begun(db, *tables, consistency=consistency, unrepresentable=unrepresentable, run_id=run_id))
+        return runs[-1]
+
+    yield start
+    for run in runs:
+        run.source.release(run.identity)
+
+
+@pytest.fixture(scope="session")
+def second_server(kind: str) -> Iterator[Database]:
+    """A database on another server of the same kind, whose log a test may throw away."""
+    made: MysqlDatabase | PostgresDatabase
+    with tempfile.TemporaryDirectory(prefix="cdc-second-") as directory:
+        if kind == "mysql":
+            with MysqlServer.start(Path(directory)) as mysql:
+                mysql.query("CREATE DATABASE second")
+                made = MysqlDatabase(mysql, "second")
+                with made.account():
+                    yield made
+        else:
+            with PostgresServer.start(Path(directory)) as postgres:
+                made = PostgresDatabase(postgres, "postgres")
+                with made.account():
+                    yield made
