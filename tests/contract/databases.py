@@ -35,14 +35,14 @@ class Database(ABC):
     kind: ClassVar[str]
     position_key: ClassVar[str]
     at_one_position: ClassVar[str]
-    """The consistency that reads a whole table at one position, as keyless tables need it."""
     of_another_kind: ClassVar[str]
-    """A consistency that only another kind of database has."""
+    """The consistency that keyless tables need, and one that only another kind of database has."""
     impossible_date: ClassVar[tuple[str, str]]
     """A date that Arrow cannot hold: in SQL, and as the server prints it."""
     new_account: ClassVar[str]
     drop_account: ClassVar[str]
-    """Statements that create an account that may do everything, and one that drops it."""
+    analyzing: ClassVar[str]
+    rotating: ClassVar[str]
 
     def __init__(self, schema: str, settings: ConnectionSettings) -> None:
         self.schema = schema
@@ -61,13 +61,13 @@ class Database(ABC):
     def create(self, name: str, columns: str) -> None:
         """Create a table that can be copied."""
 
-    @abstractmethod
     def analyze(self, name: str) -> None:
         """Give the server good estimates of a table."""
+        self.execute(f"{self.analyzing} {name}")
 
-    @abstractmethod
     def rotate_log(self) -> None:
         """Begin another file of the log."""
+        self.execute(self.rotating)
 
     @abstractmethod
     def _prepare(self, xid: str, *statements: str) -> None: ...
@@ -163,6 +163,8 @@ class MysqlDatabase(Database):
     impossible_date = "'0000-00-00'", "0000-00-00"
     new_account = "CREATE USER {user} IDENTIFIED BY '{password}'; GRANT ALL ON *.* TO {user}"
     drop_account = "DROP USER {user}"
+    analyzing = "ANALYZE TABLE"
+    rotating = "FLUSH BINARY LOGS"
 
     def __init__(self, server: MysqlServer, schema: str) -> None:
         self._server = server
@@ -178,12 +180,6 @@ class MysqlDatabase(Database):
 
     def create(self, name: str, columns: str) -> None:
         self.execute(f"CREATE TABLE {name} ({columns})")
-
-    def analyze(self, name: str) -> None:
-        self.execute(f"ANALYZE TABLE {name}")
-
-    def rotate_log(self) -> None:
-        self.execute("FLUSH BINARY LOGS")
 
     def _prepare(self, xid: str, *statements: str) -> None:
         self.execute(f"XA START '{xid}'", *statements, f"XA END '{xid}'", f"XA PREPARE '{xid}'")
@@ -216,6 +212,8 @@ class PostgresDatabase(Database):
     impossible_date = "'infinity'", "infinity"
     new_account = "CREATE ROLE {user} SUPERUSER LOGIN PASSWORD '{password}'"
     drop_account = "DROP ROLE {user}"
+    analyzing = "ANALYZE"
+    rotating = "SELECT pg_switch_wal()"
 
     def __init__(self, server: PostgresServer, database: str) -> None:
         self._server = server
@@ -230,12 +228,6 @@ class PostgresDatabase(Database):
 
     def create(self, name: str, columns: str) -> None:
         self.execute(f"CREATE TABLE {name} ({columns})", f"ALTER TABLE {name} REPLICA IDENTITY FULL")
-
-    def analyze(self, name: str) -> None:
-        self.execute(f"ANALYZE {name}")
-
-    def rotate_log(self) -> None:
-        self.execute("SELECT pg_switch_wal()")
 
     def _prepare(self, xid: str, *statements: str) -> None:
         self.transaction(*statements, end=f"PREPARE TRANSACTION '{xid}'")
