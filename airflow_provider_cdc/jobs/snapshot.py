@@ -125,7 +125,7 @@ def _snapshot(step: Step) -> dict[str, Any]:
         progress.add(record["chunks"], record["rows"], weights[record["part"]])
         watch.look()
 
-    with step.source.share_reads({step.tables[part.table].consistency for part in missing}) as source:
+    with step.source.share_reads({step.tables[part.table].consistency for part in missing}, lock) as source:
         read = run_tasks(
             step.spark,
             "read chunks",

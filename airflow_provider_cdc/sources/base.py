@@ -281,12 +281,14 @@ class Source(Protocol):
         :raises SchemaChanged: something did.
         """
 
-    def share_reads(self, consistencies: Collection[str]) -> AbstractContextManager[Source]:
+    def share_reads(self, consistencies: Collection[str], lock: LockPolicy) -> AbstractContextManager[Source]:
         """The source to read all chunks of a step with, while the context is open in the driver.
 
         Where reads share one view of the data (``exported`` is among ``consistencies``), the driver holds it open, and
         the source that it yields knows it.
 
+        :param lock: how long others may hold it up.
+        :raises LockNotGranted: transactions held it up for longer.
         :raises SourceUnavailable: the view could not be opened.
         """
 

@@ -76,7 +76,7 @@ class Begun:
 
     def read_all(self, chunk_rows: int = 100_000) -> dict[str, pa.Table]:
         """All rows of all tables, each at the consistency that is planned for it."""
-        with self.source.share_reads({plan.consistency for plan in self.plans.values()}) as shared:
+        with self.source.share_reads({plan.consistency for plan in self.plans.values()}, LOCK) as shared:
             return {
                 name: read_chunks(
                     shared, table, self.plans[name].consistency, self.source.plan_chunks(table, chunk_rows)

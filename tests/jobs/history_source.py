@@ -215,7 +215,7 @@ class HistorySource:
     def check_tables(self, tables: Sequence[Table]) -> None:
         pass
 
-    def share_reads(self, consistencies: Collection[str]) -> AbstractContextManager[HistorySource]:
+    def share_reads(self, consistencies: Collection[str], lock: LockPolicy) -> AbstractContextManager[HistorySource]:
         return nullcontext(self)
 
     def plan_chunks(self, table: Table, chunk_rows: int) -> list[Chunk]:

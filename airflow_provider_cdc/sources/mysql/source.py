@@ -57,7 +57,7 @@ class MysqlSource:
     def check_tables(self, tables: Sequence[Table]) -> None:
         """Nothing: the log shows every DDL."""
 
-    def share_reads(self, consistencies: Collection[str]) -> AbstractContextManager[MysqlSource]:
+    def share_reads(self, consistencies: Collection[str], lock: LockPolicy) -> AbstractContextManager[MysqlSource]:
         return nullcontext(self)
 
     def plan_chunks(self, table: Table, chunk_rows: int) -> list[Chunk]:

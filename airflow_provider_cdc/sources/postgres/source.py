@@ -62,11 +62,11 @@ class PostgresSource:
         slots.release(self.settings, identity)
 
     @contextmanager
-    def share_reads(self, consistencies: Collection[str]) -> Iterator[PostgresSource]:
+    def share_reads(self, consistencies: Collection[str], lock: LockPolicy) -> Iterator[PostgresSource]:
         if "exported" not in consistencies:
             yield self
             return
-        with snapshot.share_view(self.settings, LockPolicy()) as view:
+        with snapshot.share_view(self.settings, lock) as view:
             yield PostgresSource(self.settings, view)
 
     def plan_chunks(self, table: Table, chunk_rows: int) -> list[Chunk]:

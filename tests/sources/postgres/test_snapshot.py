@@ -143,7 +143,7 @@ def test_a_relation_that_lost_its_rows_places_between_chunks_stops_the_read(
 ) -> None:
     table = table_of(source, "stock")
     first, *rest = source.plan_chunks(table, 500)
-    with source.share_reads({consistency}) as shared:
+    with source.share_reads({consistency}, LockPolicy()) as shared:
         assert read(shared, table, [first], consistency)
         postgres.query(change, database=source.settings.database)
         with pytest.raises(SchemaChanged, match=why):
@@ -154,7 +154,7 @@ def test_all_who_share_a_view_read_at_its_position(postgres: PostgresServer, sou
     database, table = source.settings.database, table_of(source, "stock")
     chunks = source.plan_chunks(table, 500)
     before = [tuple(row) for row in postgres.query("SELECT * FROM stock", database=database)]
-    with source.share_reads({"exported", "watermark"}) as shared:
+    with source.share_reads({"exported", "watermark"}, LockPolicy()) as shared:
         assert shared.view is not None
         start = Lsn.parse(shared.view.upper)
         postgres.query("UPDATE stock SET left_over = 5; DELETE FROM stock WHERE id % 3 = 0", database=database)
@@ -166,13 +166,13 @@ def test_all_who_share_a_view_read_at_its_position(postgres: PostgresServer, sou
         assert len(postgres.query("SELECT 1 FROM pg_replication_slots WHERE temporary")) == 1
     assert postgres.query("SELECT 1 FROM pg_replication_slots") == []
     assert start < Lsn.parse(source.bound_reads().position)
-    with source.share_reads({"exported"}) as again:
+    with source.share_reads({"exported"}, LockPolicy()) as again:
         assert again.view is not None
         assert Lsn.parse(again.view.upper) > start
 
 
 def test_nothing_is_held_open_for_reads_that_share_no_view(postgres: PostgresServer, source: PostgresSource) -> None:
-    with source.share_reads({"watermark"}) as shared:
+    with source.share_reads({"watermark"}, LockPolicy()) as shared:
         assert shared is source
         assert postgres.query("SELECT 1 FROM pg_replication_slots") == []
 
@@ -182,7 +182,7 @@ def test_a_leader_that_dies_takes_the_view_with_it_and_the_read_is_worth_another
 ) -> None:
     table = table_of(source, "stock")
     chunks = source.plan_chunks(table, 500)
-    with source.share_reads({"exported"}) as shared:
+    with source.share_reads({"exported"}, LockPolicy()) as shared:
         with shared.reader(table, "exported", LockPolicy()) as reader:
             assert list(reader.read(chunks[0]))
             postgres.query("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE temporary")
