@@ -189,10 +189,11 @@ def check_spark(conn_id: str, properties: Mapping[str, Any]) -> str:
 
 
 def driver_environment(settings: ConnectionSettings, master: str) -> dict[str, str]:
-    """The variables that a Spark driver needs: the credentials, and the Python that has our packages."""
-    from airflow_provider_cdc.jobs.session import to_environment
+    """The variables that a Spark driver needs: the credentials, options of its JVM, and the Python that has our
+    packages."""
+    from airflow_provider_cdc.jobs.session import driver_jvm, to_environment
 
-    variables = {**to_environment(settings), "PATH": _path(), "PYSPARK_DRIVER_PYTHON": sys.executable}
+    variables = {**to_environment(settings), **driver_jvm(), "PATH": _path(), "PYSPARK_DRIVER_PYTHON": sys.executable}
     if master.startswith("local"):
         # On a cluster it is the cluster's own business.
         variables["PYSPARK_PYTHON"] = sys.executable

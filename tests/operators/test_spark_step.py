@@ -137,6 +137,15 @@ def test_app_gets_the_run_and_the_package_and_local_workers_our_python(run: Stor
     assert environment["PYSPARK_PYTHON"] == environment["PYSPARK_DRIVER_PYTHON"] == sys.executable
 
 
+def test_options_that_someone_gave_the_driver_s_jvm_have_the_last_word(
+    run: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=4 -Dmine=1")
+    operator(run).execute(CONTEXT)
+    _, environment = seen(run)
+    assert environment["SPARK_SUBMIT_OPTS"] == "-XX:TieredStopAtLevel=1 -XX:TieredStopAtLevel=4 -Dmine=1"
+
+
 def test_workers_of_a_cluster_keep_their_own_python(run: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_SPARK", json.dumps({"conn_type": "spark", "host": "spark://m", "port": 7077}))
     operator(run).execute(CONTEXT)

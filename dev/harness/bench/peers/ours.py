@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from airflow_provider_cdc.jobs.session import driver_jvm
 from harness.bench.contender import Address, Order, Work
 from harness.bench.spark import open_spark
 from harness.pipeline import Pipeline
 
 
 def prepare(address: Address) -> Work:
+    # As the operators start it.
+    os.environ.update(driver_jvm())
     # Lives as long as the process: Spark removes what it leaves here.
     spark = open_spark(tempfile.mkdtemp(prefix="cdc-bench-spark-"))
 
