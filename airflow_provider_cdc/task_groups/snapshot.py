@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
@@ -116,6 +117,10 @@ class SnapshotTaskGroup(TaskGroup):
         self._release_when_the_run_fails()
 
     def _release_when_the_run_fails(self) -> None:
+        # Airflow calls a DAG's callbacks in its DAG processor. `dag.test` does so, too, in the process of the tasks,
+        # and raises where a param has no default; but what is killed there is all of it.
+        if os.environ.get("_AIRFLOW_PROCESS_CONTEXT") != "client":
+            return
         dag: Any = self.dag
         own = dag.on_failure_callback or []
         dag.on_failure_callback = [*(own if isinstance(own, list) else [own]), ReleaseOfRun(self.lock_and_record)]

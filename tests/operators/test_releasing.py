@@ -36,6 +36,12 @@ def context(tmp_path: Any) -> Any:
 
 
 @pytest.fixture
+def in_dag_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Airflow parses a DAG where it would call the DAG's callbacks."""
+    monkeypatch.setenv("_AIRFLOW_PROCESS_CONTEXT", "client")
+
+
+@pytest.fixture
 def source(postgres: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch) -> PostgresSource:
     fields = {"host": postgres.host, "port": postgres.port, "login": "postgres", "schema": database}
     monkeypatch.setenv("AIRFLOW_CONN_SHOP", json.dumps({"conn_type": "cdc_postgres", **fields}))
@@ -120,6 +126,7 @@ def test_a_killed_step_releases_the_slot_and_one_that_timed_out_does_not(
     assert kept(postgres) == 0
 
 
+@pytest.mark.usefixtures("in_dag_processor")
 def test_a_failed_dag_run_releases_the_slot_of_a_task_that_could_not_do_so_itself(
     postgres: PostgresServer, source: PostgresSource, context: Any, tmp_path: Any
 ) -> None:
@@ -142,6 +149,13 @@ def test_a_failed_dag_run_releases_the_slot_of_a_task_that_could_not_do_so_itsel
     assert kept(postgres) == 0
 
 
+def test_a_dag_that_is_tested_has_only_the_callbacks_that_its_author_gave_it() -> None:
+    with DAG("d", schedule=None) as dag:
+        SnapshotTaskGroup(source_conn_id="shop", tables=["public.*"], target="file:///lake")
+    assert not dag.has_on_failure_callback
+
+
+@pytest.mark.usefixtures("in_dag_processor")
 def test_a_slot_that_is_to_be_kept_stays_when_the_dag_run_fails_after_the_tables_are_published(
     postgres: PostgresServer, source: PostgresSource, context: Any, tmp_path: Any
 ) -> None:
