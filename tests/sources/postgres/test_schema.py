@@ -12,6 +12,7 @@ from airflow_provider_cdc.sources.postgres.schema import check_unchanged, leaves
 from airflow_provider_cdc.sources.postgres.session import Connection, query, session
 from airflow_provider_cdc.sources.postgres.types import unmapped
 from harness.postgres_server import PostgresServer
+from tests.conftest import PostgresFactory
 from tests.sources.postgres.log_reading import settings as settings_of
 
 SHOP = """
@@ -106,12 +107,12 @@ def test_keys_are_those_that_tell_rows_apart_at_every_moment(shop: Connection) -
     assert read_tables(shop, [TableName("public", "indexed")])[0].key == ()
 
 
-def test_a_not_null_that_was_never_checked_is_none(shop: Connection) -> None:
-    if shop.info.server_version < 180_000:
-        pytest.skip("PostgreSQL 18 began it")
-    query(shop, "CREATE TABLE public.unchecked (a int UNIQUE)")
-    query(shop, "ALTER TABLE public.unchecked ADD CONSTRAINT there NOT NULL a NOT VALID")
-    (table,) = read_tables(shop, [TableName("public", "unchecked")])
+def test_a_not_null_that_was_never_checked_is_none(postgres_factory: PostgresFactory) -> None:
+    server = postgres_factory(version=18)
+    server.query("CREATE TABLE unchecked (a int UNIQUE)")
+    server.query("ALTER TABLE unchecked ADD CONSTRAINT there NOT NULL a NOT VALID")
+    with server.connect() as connection:
+        (table,) = read_tables(connection, [TableName("public", "unchecked")])
     assert table.key == ()
     assert table.columns[0].nullable
 

@@ -21,7 +21,7 @@ from airflow_provider_cdc.errors import (
 )
 from airflow_provider_cdc.sources.base import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.session import literal, query, quote, read, reading_session, session, value
-from harness.postgres_server import PostgresServer
+from harness.postgres_server import SUPERUSER, PostgresServer
 from tests.conftest import PostgresFactory
 from tests.sources.postgres.log_reading import settings as settings_of
 from tests.sources.postgres.tls import switch_tls_on
@@ -66,10 +66,10 @@ def test_what_a_role_sets_for_itself_changes_no_value_on_either_way(settings: Co
         assert value(control, "current_setting('enable_tidscan')") == "on"
 
 
-def test_a_limit_that_only_new_servers_have_is_lifted(settings: ConnectionSettings, postgres: PostgresServer) -> None:
-    if postgres.binaries.major < 17:
-        pytest.skip("PostgreSQL 17 began it")
-    postgres.query(f"ALTER ROLE {quote(settings.user)} SET transaction_timeout = '5s'")
+def test_a_limit_that_only_new_servers_have_is_lifted(postgres_factory: PostgresFactory) -> None:
+    server = postgres_factory(version=18)
+    server.query(f"ALTER ROLE {SUPERUSER} SET transaction_timeout = '5s'")
+    settings = ConnectionSettings("postgres", server.host, server.port, SUPERUSER, database="postgres")
     with session(settings) as control, reading_session(settings) as reading:
         assert value(control, "current_setting('transaction_timeout')") == "0"
         (batch,) = read(reading, "SELECT current_setting('transaction_timeout') AS waits")
