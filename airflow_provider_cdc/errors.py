@@ -3,7 +3,7 @@
 ::
 
     CdcError
-    ├── TerminalError              a retry cannot help: someone has to mend something first
+    ├── TerminalError              a retry cannot help: someone has to fix something first
     │   ├── ConfigurationError     a parameter, connection or URI that cannot work
     │   ├── PreflightError         the source cannot give an exact copy; lists every problem at once
     │   ├── PositionError          text or bytes that are not a position
@@ -22,7 +22,7 @@
         ├── LockNotGranted         the lock was not granted within its bounded wait
         └── PublishIncomplete      publishing stopped half-way; running the task again completes it
 
-A message says what is wrong, ``where`` names the object and the position, ``mend`` says what to do.
+A message says what is wrong, ``where`` names the object and the position, ``hint`` says what to do.
 The errors survive pickling, because Spark carries them from executors to the driver.
 """
 
@@ -38,21 +38,21 @@ class CdcError(Exception):
 
     :param message: what is wrong.
     :param where: the object and position it was seen at, such as ``shop.orders.total at binlog.000007:4312``.
-    :param mend: what the reader can do about it.
+    :param hint: what the reader can do about it.
     """
 
-    def __init__(self, message: str, *, where: str = "", mend: str = "") -> None:
+    def __init__(self, message: str, *, where: str = "", hint: str = "") -> None:
         super().__init__(message)
         self.message = message
         self.where = where
-        self.mend = mend
+        self.hint = hint
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.message}" if self.where else self.message
-        return f"{text}\n  Mend: {self.mend}" if self.mend else text
+        return f"{text}\n  Hint: {self.hint}" if self.hint else text
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # Exception pickles only its positional arguments; where and mend would be lost.
+        # Exception pickles only its positional arguments; where and hint would be lost.
         return _rebuild, (type(self), self.__dict__)
 
 
@@ -79,15 +79,15 @@ class ConfigurationError(TerminalError):
 class Problem:
     """One reason why a source cannot give an exact copy.
 
-    ``where`` names a setting or a table, ``what`` says what is wrong with it, ``mend`` how to put it right.
+    ``where`` names a setting or a table, ``what`` says what is wrong with it, ``hint`` how to put it right.
     """
 
     where: str
     what: str
-    mend: str
+    hint: str
 
     def __str__(self) -> str:
-        return f"{self.where}: {self.what}\n      Mend: {self.mend}"
+        return f"{self.where}: {self.what}\n      Hint: {self.hint}"
 
 
 class PreflightError(TerminalError):

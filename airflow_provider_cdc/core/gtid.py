@@ -58,7 +58,7 @@ class Gtid:
         if (self.uuid, self.tag) != _tsid(self.uuid, self.tag) or not 1 <= self.gno < GNO_END:
             raise PositionError(
                 f"no GTID has the uuid {self.uuid!r}, tag {self.tag!r} and number {self.gno}",
-                mend=f"give 16 bytes, a tag in lower case or '', and a number from 1 to {GNO_END - 1}",
+                hint=f"give 16 bytes, a tag in lower case or '', and a number from 1 to {GNO_END - 1}",
             )
 
     def __str__(self) -> str:
@@ -270,11 +270,11 @@ def _tsid(uuid: bytes | str, tag: str) -> _Tsid:
     if isinstance(uuid, str) and _UUID.fullmatch(uuid):
         uuid = _uuid_from_text(uuid)
     if not isinstance(uuid, bytes) or len(uuid) != 16:
-        raise PositionError(f"{uuid!r} is not the UUID of a GTID", mend="give it as text or as 16 bytes")
+        raise PositionError(f"{uuid!r} is not the UUID of a GTID", hint="give it as text or as 16 bytes")
     if not _TAG.fullmatch(tag):
         raise PositionError(
             f"{tag!r} is not the tag of a GTID",
-            mend=f"give up to {MAX_TAG_LENGTH} of a-z, 0-9 and _, the first no digit, or '' for no tag",
+            hint=f"give up to {MAX_TAG_LENGTH} of a-z, 0-9 and _, the first no digit, or '' for no tag",
         )
     return uuid, tag.lower()
 
@@ -309,7 +309,7 @@ def _bad_text(text: str, at: int, what: str) -> PositionError:
     return PositionError(
         f"not a GTID set: {what} at offset {at}, after {before!r}"
         + (f" and before {after!r}" if after else ", where the text ends"),
-        mend="write it as SELECT @@gtid_executed prints it, like 3e11fa47-71ca-11e1-9e33-c80aa9429562:1-5:8:tag:1-3",
+        hint="write it as SELECT @@gtid_executed prints it, like 3e11fa47-71ca-11e1-9e33-c80aa9429562:1-5:8:tag:1-3",
     )
 
 
@@ -357,6 +357,6 @@ def _bad_bytes(data: bytes, at: int, what: str) -> PositionError:
     near = data[at : at + 24].hex(" ")
     return PositionError(
         f"not an encoded GTID set: {what}, at offset {at} of {len(data)}" + (f", before {near}" if near else ""),
-        mend="the log is corrupt, or written by a server newer than this reader: "
+        hint="the log is corrupt, or written by a server newer than this reader: "
         "let mysqlbinlog --verify-binlog-checksum tell which",
     )

@@ -25,7 +25,7 @@ class Lsn:
 
     def __post_init__(self) -> None:
         if not 0 <= self.value < 2**64:
-            raise PositionError(f"{self.value} is not an LSN", mend="give a number of bytes from 0 to 2^64 - 1")
+            raise PositionError(f"{self.value} is not an LSN", hint="give a number of bytes from 0 to 2^64 - 1")
 
     @classmethod
     def parse(cls, text: str) -> Lsn:
@@ -37,7 +37,7 @@ class Lsn:
         if halves is None:
             raise PositionError(
                 f"not an LSN: {text[:80]!r}",
-                mend="write it as SELECT pg_current_wal_lsn() prints it, like 16/B374D848",
+                hint="write it as SELECT pg_current_wal_lsn() prints it, like 16/B374D848",
             )
         return cls(int(halves[1], 16) << 32 | int(halves[2], 16))
 

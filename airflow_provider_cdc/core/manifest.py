@@ -97,14 +97,14 @@ class Manifest:
             raise ManifestError(
                 "there is no manifest",
                 where=run.uri,
-                mend="clear lock_and_record and the tasks after it: it writes the manifest",
+                hint="clear lock_and_record and the tasks after it: it writes the manifest",
             )
         data = run.read_json(FILE)
         if data.get("format") != FORMAT:
             raise ManifestError(
                 f"the manifest has format {data.get('format')!r}; this version reads {FORMAT}",
                 where=run.uri,
-                mend="finish the run with the version that began it, or trigger a new run",
+                hint="finish the run with the version that began it, or trigger a new run",
             )
         try:
             return cls(
@@ -122,5 +122,5 @@ class Manifest:
             raise ManifestError(
                 f"the manifest is damaged: {error!r}",
                 where=run.uri,
-                mend="remove the run's folder and trigger a new run",
+                hint="remove the run's folder and trigger a new run",
             ) from error

@@ -120,7 +120,7 @@ def rewind_counts(rows: Mapping[Row, int], counts: Mapping[Row, int]) -> dict[Ro
         if left < 0:
             raise CopyMismatch(
                 f"the log adds a row {count} times that was read {left + count} times",
-                mend="run again from lock_and_record; if it recurs, report it with the server's version",
+                hint="run again from lock_and_record; if it recurs, report it with the server's version",
             )
         if left:
             result[row] = left

@@ -33,7 +33,7 @@ class Storage:
         except (pa.ArrowException, ValueError, OSError) as error:
             raise ConfigurationError(
                 f"{uri!r} is no place to write to: {error}",
-                mend="give a URI such as file:///data/lake, s3://bucket/lake or hdfs://name/lake",
+                hint="give a URI such as file:///data/lake, s3://bucket/lake or hdfs://name/lake",
             ) from error
 
     def __reduce__(self) -> tuple[type[Storage], tuple[str]]:
@@ -103,7 +103,7 @@ class Storage:
             return json.loads(data)
         except ValueError as error:
             raise ManifestError(
-                f"not JSON: {error}", where=self.uri_of(name), mend="restore or remove the file"
+                f"not JSON: {error}", where=self.uri_of(name), hint="restore or remove the file"
             ) from error
 
     def write_json(self, name: str, data: Any) -> None:
@@ -142,5 +142,5 @@ class Storage:
             raise ConfigurationError(
                 f"the target cannot be written to: {error}",
                 where=self.uri,
-                mend="grant write access to the user that Airflow and Spark run as, or choose another target",
+                hint="grant write access to the user that Airflow and Spark run as, or choose another target",
             ) from error

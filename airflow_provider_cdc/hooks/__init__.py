@@ -19,7 +19,7 @@ def open_hook(conn_id: str) -> CdcHook:
         raise ConfigurationError(
             "there is no such connection",
             where=f"source_conn_id {conn_id!r}",
-            mend="create it, with the type cdc_mysql or cdc_postgres, or correct source_conn_id",
+            hint="create it, with the type cdc_mysql or cdc_postgres, or correct source_conn_id",
         ) from error
     # Imported late: who copies MySQL should not have to install what PostgreSQL needs.
     if kind in ("cdc_mysql", "mysql"):
@@ -33,11 +33,11 @@ def open_hook(conn_id: str) -> CdcHook:
             raise ConfigurationError(
                 f"what PostgreSQL needs is not installed: {error}",
                 where=f"source_conn_id {conn_id!r}",
-                mend="pip install 'airflow-provider-cdc[postgres]'",
+                hint="pip install 'airflow-provider-cdc[postgres]'",
             ) from error
         return CdcPostgresHook(conn_id)
     raise ConfigurationError(
         f"cannot copy from a connection of type {kind!r}",
         where=f"source_conn_id {conn_id!r}",
-        mend="use a connection of type cdc_mysql, mysql, cdc_postgres or postgres",
+        hint="use a connection of type cdc_mysql, mysql, cdc_postgres or postgres",
     )

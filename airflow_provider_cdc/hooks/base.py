@@ -42,7 +42,7 @@ class CdcHook(BaseHook):
         where = f"connection {self.source_conn_id!r}"
         for field, value in (("host", connection.host), ("login", connection.login)):
             if not value:
-                raise ConfigurationError(f"it has no {field}", where=where, mend=f"set the connection's {field}")
+                raise ConfigurationError(f"it has no {field}", where=where, hint=f"set the connection's {field}")
         extra = connection.extra_dejson
         own = connection.conn_type == self.conn_type
         return ConnectionSettings(
@@ -82,6 +82,6 @@ class CdcHook(BaseHook):
             raise ConfigurationError(
                 f"its extra has fields that mean nothing here: {', '.join(unknown)}",
                 where=where,
-                mend=f"the fields are {', '.join(fields)}",
+                hint=f"the fields are {', '.join(fields)}",
             )
         return {name: str(extra[field]) for field, name in TLS_FIELDS.items() if extra.get(field)}

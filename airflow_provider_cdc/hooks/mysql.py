@@ -38,7 +38,7 @@ class CdcMysqlHook(CdcHook):
             raise ConfigurationError(
                 "the field ssl of its extra is not a JSON object",
                 where=where,
-                mend='write it like {"ssl": {"ca": "/etc/mysql/ca.pem"}}',
+                hint='write it like {"ssl": {"ca": "/etc/mysql/ca.pem"}}',
             )
         tls = {name: str(files[name]) for name in ("ca", "cert", "key") if files.get(name)}
         if mode := extra.get("ssl_mode"):

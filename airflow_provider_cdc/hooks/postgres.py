@@ -36,7 +36,7 @@ class CdcPostgresHook(CdcHook):
         if mode := extra.get("sslmode"):
             if mode not in modes:
                 raise ConfigurationError(
-                    f"the field sslmode of its extra is {mode!r}", where=where, mend=f"use one of {', '.join(modes)}"
+                    f"the field sslmode of its extra is {mode!r}", where=where, hint=f"use one of {', '.join(modes)}"
                 )
             tls["mode"] = modes[mode]
         return tls

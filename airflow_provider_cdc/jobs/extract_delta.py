@@ -211,7 +211,7 @@ def _prepared_nowhere(strangers: Mapping[str, str]) -> ExactnessError:
     return ExactnessError(
         f"the prepared transaction {xid} is committed here, and the log does not reach back to where it was prepared",
         where=segment,
-        mend="trigger a new run; let prepared transactions end before it begins (XA RECOVER lists them)",
+        hint="trigger a new run; let prepared transactions end before it begins (XA RECOVER lists them)",
     )
 
 

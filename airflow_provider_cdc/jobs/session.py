@@ -47,7 +47,7 @@ def check_pyspark() -> None:
     if client != full:
         raise ConfigurationError(
             f"pyspark {full} and pyspark-client {client} are installed, and both write the folder pyspark/",
-            mend=f"pip install --force-reinstall pyspark=={full} pyspark-client=={full}",
+            hint=f"pip install --force-reinstall pyspark=={full} pyspark-client=={full}",
         )
 
 
@@ -74,7 +74,7 @@ def settings_from_environment(environment: Mapping[str, str] = os.environ) -> Co
     if not text:
         raise ConfigurationError(
             f"the environment variable {SOURCE_VARIABLE} is not set",
-            mend="start the app through its operator, which sets it from the Airflow connection",
+            hint="start the app through its operator, which sets it from the Airflow connection",
         )
     try:
         return ConnectionSettings(**json.loads(text))
@@ -82,5 +82,5 @@ def settings_from_environment(environment: Mapping[str, str] = os.environ) -> Co
         # Neither the text nor the parser's message about it may show: it holds the password.
         raise ConfigurationError(
             f"the environment variable {SOURCE_VARIABLE} does not hold connection settings",
-            mend="start the app through its operator, which sets it from the Airflow connection",
+            hint="start the app through its operator, which sets it from the Airflow connection",
         ) from None

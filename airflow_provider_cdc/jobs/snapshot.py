@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -18,11 +18,11 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.manifest import RunTable
 from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.errors import TransientError
+from airflow_provider_cdc.errors import SourceUnavailable, TransientError
 from airflow_provider_cdc.jobs.nulled import add_nulled, say_nulled
 from airflow_provider_cdc.jobs.parts import CHUNK_ROWS, Part, cut
 from airflow_provider_cdc.jobs.progress import Progress, say, table
-from airflow_provider_cdc.jobs.step import Step, run_step
+from airflow_provider_cdc.jobs.step import Plan, Step, run_step
 from airflow_provider_cdc.jobs.tasks import run_tasks
 from airflow_provider_cdc.sinks.base import Sink, StagedFile, folder_name
 from airflow_provider_cdc.sources.base import ConnectionSettings, LockPolicy, Source
@@ -31,6 +31,8 @@ TASK_ID = "snapshot"
 PLAN = "chunks/plan.json"
 DONE = "chunks/done"
 WATCH_SECONDS = 60.0
+READS = 5
+"""How often parts are read again because the server restarted."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,7 @@ class ReadPart:
                     time.sleep(self.pause)
                 for batch in reader.read(chunk):
                     writer.write(batch)
+            incarnation = reader.settle()
             upper, lock_seconds, nulled = reader.upper, reader.lock_seconds, dict(reader.nulled)
         record = {
             "plan": self.plan,
@@ -84,6 +87,7 @@ class ReadPart:
             "rows": sum(file.rows for file in writer.files),
             "bytes": sum(file.bytes for file in writer.files),
             "upper": upper,
+            "incarnation": incarnation,
             "lock_seconds": lock_seconds,
             "nulled": nulled,
             "chunks": len(part.chunks),
@@ -105,36 +109,26 @@ def snapshot(spark: SparkSession, run: Storage, settings: ConnectionSettings) ->
 
 
 def _snapshot(step: Step) -> dict[str, Any]:
-    run, options = step.run, step.manifest.options
-    chunk_rows = options.get("chunk_rows", CHUNK_ROWS)
+    run = step.run
+    chunk_rows = step.manifest.options.get("chunk_rows", CHUNK_ROWS)
     plan = step.plan(PLAN, lambda: [part.to_json() for part in cut(step.source, step.tables, chunk_rows, step.slots)])
     parts = [Part.from_json(order) for order in plan.orders]
     records = step.finished(plan, {part.number: f"{DONE}/{part.name}.json" for part in parts})
-    _drop_half_read(step, parts, records)
-    missing = [part for part in parts if part.number not in records]
-    chunks = sum(len(part.chunks) for part in missing)
-    kept = f", {len(records)} kept from an earlier try" if records else ""
-    say(f"snapshot: {len(step.tables)} tables, {chunks} chunks in {len(missing)} parts{kept}")
-
-    weights = {part.number: part.weight for part in missing}
-    progress = Progress("snapshot", "chunks", chunks, sum(weights.values()))
-    watch = _Watch(step)
-    lock, pause = LockPolicy(**options.get("lock", {})), options.get("chunk_pause", 0.0)
-
-    def done(record: dict[str, Any]) -> None:
-        progress.add(record["chunks"], record["rows"], weights[record["part"]])
-        watch.look()
-
-    with step.source.share_reads({step.tables[part.table].consistency for part in missing}, lock) as source:
-        read = run_tasks(
-            step.spark,
-            "read chunks",
-            missing,
-            ReadPart(run, plan.id, source, step.sink, tuple(step.tables), lock, pause),
-            done,
+    for _ in range(READS):
+        _read(step, plan, parts, records)
+        bound = step.source.bound_reads()
+        # What a server took back when it crashed is in no log, so nothing could rewind it.
+        stale = [number for number, record in records.items() if record["incarnation"] != bound.incarnation]
+        if not stale:
+            break
+        say(f"snapshot: the server restarted meanwhile; {len(stale)} parts are read again")
+        for number in stale:
+            del records[number]
+    else:
+        raise SourceUnavailable(
+            f"the server restarted during each of {READS} reads",
+            hint="find out why it restarts; the task can be retried as it is",
         )
-    records.update((record["part"], record) for record in read)
-    bound = step.source.bound_reads()
     step.source.check_tables([entry.table for entry in step.tables])
 
     tables = _by_table(step, parts, records)
@@ -161,6 +155,35 @@ def _snapshot(step: Step) -> dict[str, Any]:
     return found
 
 
+def _read(step: Step, plan: Plan, parts: Sequence[Part], records: dict[int, dict[str, Any]]) -> None:
+    """Read the parts that have no record, and add theirs to ``records``."""
+    _drop_half_read(step, parts, records)
+    missing = [part for part in parts if part.number not in records]
+    chunks = sum(len(part.chunks) for part in missing)
+    kept = f", {len(records)} kept" if records else ""
+    say(f"snapshot: {len(step.tables)} tables, {chunks} chunks in {len(missing)} parts{kept}")
+
+    weights = {part.number: part.weight for part in missing}
+    progress = Progress("snapshot", "chunks", chunks, sum(weights.values()))
+    watch = _Watch(step)
+    options = step.manifest.options
+    lock, pause = LockPolicy(**options.get("lock", {})), options.get("chunk_pause", 0.0)
+
+    def done(record: dict[str, Any]) -> None:
+        progress.add(record["chunks"], record["rows"], weights[record["part"]])
+        watch.look()
+
+    with step.source.share_reads({step.tables[part.table].consistency for part in missing}, lock) as source:
+        read = run_tasks(
+            step.spark,
+            "read chunks",
+            missing,
+            ReadPart(step.run, plan.id, source, step.sink, tuple(step.tables), lock, pause),
+            done,
+        )
+    records.update((record["part"], record) for record in read)
+
+
 class _Watch:
     """Looks now and then whether the source still has what the run needs: who reads for hours should not learn only at
     the end that the log was thrown away in the first one."""
@@ -181,7 +204,7 @@ class _Watch:
             self._step.source.check_identity(self._step.manifest.identity, self._step.manifest.initial_position)
 
 
-def _drop_half_read(step: Step, parts: list[Part], records: dict[int, dict[str, Any]]) -> None:
+def _drop_half_read(step: Step, parts: Sequence[Part], records: dict[int, dict[str, Any]]) -> None:
     """Drop the records of keyless tables that were not read whole: all of their rows count at one exact position, which
     the next try does not have again."""
     for index, entry in enumerate(step.tables):

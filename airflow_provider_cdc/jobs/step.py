@@ -94,7 +94,7 @@ class Step:
             raise ManifestError(
                 f"the step {task_id} of this run is not finished",
                 where=self.run.uri,
-                mend=f"run {task_id} first (clear it and the tasks after it)",
+                hint=f"run {task_id} first (clear it and the tasks after it)",
             )
         return self.manifest.steps[task_id]
 
@@ -115,7 +115,7 @@ def run_step(
     if task_id in manifest.steps:
         say(f"{task_id}: already done in this run; nothing to do")
         return manifest.steps[task_id]
-    source = open_source(settings)
+    source = open_source(settings).of_run(manifest.identity, manifest.initial_position)
     source.check_identity(manifest.identity, manifest.initial_position)
     found = work(Step(spark, run, manifest, source))
     found["seconds"] = round(time.monotonic() - started, 3)

@@ -1,7 +1,7 @@
 """Runs one function over a list of orders, one Spark task each, and brings its errors home as what they are.
 
 Spark reports an exception in a task as a long Java trace, repeats the task whatever the error was, and lets all other
-tasks go on. Here a task returns its error as a value instead. An error that no retry can mend stops the job at once;
+tasks go on. Here a task returns its error as a value instead. An error that no retry can fix stops the job at once;
 tasks that failed with another one are run again, in a job of their own. What Spark itself retries is the loss of a
 whole process.
 """
@@ -125,7 +125,7 @@ class _Job:
             raise TransientError(
                 f"Spark gave the job up: {_reason(self._failure)}",
                 where=self._title,
-                mend="look at the executors' logs (out of memory? lost?); the next try keeps what is finished",
+                hint="look at the executors' logs (out of memory? lost?); the next try keeps what is finished",
             ) from self._failure
         yield from self._unseen(self._collected)
 
@@ -198,7 +198,7 @@ def _work_in_task(
             outcome = TransientError(
                 f"{type(error).__name__}: {error}",
                 where=f"a Spark task for {order}",
-                mend="the whole trace stands in the executor's log",
+                hint="the whole trace stands in the executor's log",
             )
         early.add([(index, outcome)])
         yield index, outcome

@@ -96,7 +96,7 @@ class TouchedKeys:
             raise CopyMismatch(
                 f"the log adds {int(self.left.sum())} rows that the copy does not hold",
                 where=str(table.name),
-                mend="trigger a new run; if it recurs, report it with the server's version",
+                hint="trigger a new run; if it recurs, report it with the server's version",
             )
 
 

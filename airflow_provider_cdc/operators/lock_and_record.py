@@ -64,7 +64,7 @@ class LockAndRecordOperator(ReleasingOperator):
             raise ConfigurationError(
                 f"the run began on a {manifest.kind} source, and {self.source_conn_id!r} is a {source.kind} one",
                 where=run.uri,
-                mend="correct the connection, or trigger a new run",
+                hint="correct the connection, or trigger a new run",
             )
         if "consolidate" not in manifest.steps:
             try:

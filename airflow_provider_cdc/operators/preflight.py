@@ -118,13 +118,13 @@ class PreflightOperator(BaseOperator):
 
 @contextmanager
 def _collected(problems: list[Problem], where: str) -> Iterator[None]:
-    """Add what goes wrong to ``problems``: who mends one should not meet the next only on the next try."""
+    """Add what goes wrong to ``problems``: who fixes one should not meet the next only on the next try."""
     try:
         yield
     except PreflightError as error:
         problems.extend(error.problems)
     except TerminalError as error:
-        problems.append(Problem(error.where or where, error.message, error.mend))
+        problems.append(Problem(error.where or where, error.message, error.hint))
     except TransientError:
         # Waiting helps against this one, but not against what was found before.
         if problems:

@@ -91,7 +91,7 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
                 raise ManifestError(
                     f"the Spark app ended well but {self.step} is not recorded as done",
                     where=run.uri,
-                    mend="look at its output above; the driver must write where this task reads",
+                    hint="look at its output above; the driver must write where this task reads",
                 )
         # What remains as text is for the next step: names of records, a place in the log.
         counts = {
@@ -150,7 +150,7 @@ def spark_app(name: str) -> Path:
         if place.is_file():
             return place
     raise ConfigurationError(
-        f"the Spark app {name} is in none of {', '.join(map(str, places))}", mend="install the package anew"
+        f"the Spark app {name} is in none of {', '.join(map(str, places))}", hint="install the package anew"
     )
 
 
@@ -167,19 +167,19 @@ def check_spark(conn_id: str, properties: Mapping[str, Any]) -> str:
         raise ConfigurationError(
             "there is no such connection",
             where=where,
-            mend="create it, with the type spark (host local[2] or spark://host, port 7077), or correct spark_conn_id",
+            hint="create it, with the type spark (host local[2] or spark://host, port 7077), or correct spark_conn_id",
         ) from error
     mode = properties.get("spark.submit.deployMode") or connection.extra_dejson.get("deploy-mode")
     if mode == "cluster":
         raise ConfigurationError(
             "its deploy mode is cluster",
             where=where,
-            mend="set it to client: the source's credentials reach the driver by its environment, and by nothing else",
+            hint="set it to client: the source's credentials reach the driver by its environment, and by nothing else",
         )
     binary = connection.extra_dejson.get("spark-binary", "spark-submit")
     if shutil.which(binary, path=_path()) is None:
         raise ConfigurationError(
-            f"there is no {binary} here", where=where, mend="install pyspark where Airflow's tasks run"
+            f"there is no {binary} here", where=where, hint="install pyspark where Airflow's tasks run"
         )
     # PySpark takes a while to import, and a DAG's file is parsed again and again.
     from airflow_provider_cdc.jobs.session import check_pyspark

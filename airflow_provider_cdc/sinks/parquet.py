@@ -174,7 +174,7 @@ class ParquetSink:
             self._place(run, folder, files)
         except (OSError, pa.ArrowException) as error:
             raise PublishIncomplete(
-                f"a file could not be put in place: {error}", where=self.target.uri_of(folder), mend=_INCOMPLETE
+                f"a file could not be put in place: {error}", where=self.target.uri_of(folder), hint=_INCOMPLETE
             ) from error
         return self.target.uri_of(folder)
 
@@ -189,7 +189,7 @@ class ParquetSink:
                 raise ManifestError(
                     f"the staged file {file.name} is gone",
                     where=run.uri,
-                    mend="somebody removed it: trigger a new run",
+                    hint="somebody removed it: trigger a new run",
                 )
             run.move_to(file.name, self.target, name)
 
@@ -203,7 +203,7 @@ class ParquetSink:
             raise PublishIncomplete(
                 "something else writes to this folder, perhaps another try of the same task",
                 where=self.target.uri_of(folder),
-                mend=_INCOMPLETE,
+                hint=_INCOMPLETE,
             )
 
     def announce(self, table: TableName, latest: Mapping[str, Any]) -> bool:
@@ -216,6 +216,6 @@ class ParquetSink:
             self.target.write_json(name, dict(latest))
         except (OSError, pa.ArrowException) as error:
             raise PublishIncomplete(
-                f"the latest copy could not be announced: {error}", where=self.target.uri_of(name), mend=_INCOMPLETE
+                f"the latest copy could not be announced: {error}", where=self.target.uri_of(name), hint=_INCOMPLETE
             ) from error
         return True

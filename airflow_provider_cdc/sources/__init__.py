@@ -22,10 +22,10 @@ def open_source(settings: ConnectionSettings) -> Source:
         except ImportError as error:
             raise ConfigurationError(
                 f"what PostgreSQL needs is not installed: {error}",
-                mend="pip install 'airflow-provider-cdc[postgres]', in Airflow and where Spark's Python runs",
+                hint="pip install 'airflow-provider-cdc[postgres]', in Airflow and where Spark's Python runs",
             ) from error
         return PostgresSource(settings)
     raise ConfigurationError(
         f"cannot copy from a {settings.kind!r} connection",
-        mend="use a connection of type cdc_mysql, mysql, cdc_postgres or postgres",
+        hint="use a connection of type cdc_mysql, mysql, cdc_postgres or postgres",
     )

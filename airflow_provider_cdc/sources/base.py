@@ -151,11 +151,13 @@ class UpperBound:
     """A bound on everything that reads before now could have seen.
 
     ``position`` is ``snapshot_upper`` as a position of the source; ``log_end`` is the same bound as a place in the log
-    up to which the window is to be read, in the source's own notation.
+    up to which the window is to be read, in the source's own notation. ``incarnation`` is what `ChunkReader.settle`
+    returns for parts that the server still stands by: those with another one are read again.
     """
 
     position: str
     log_end: str
+    incarnation: str = ""
 
 
 @dataclass(frozen=True)
@@ -222,6 +224,16 @@ class ChunkReader(Protocol):
         :raises ValueNotRepresentable: a value fits no Arrow type and the policy is ``error``.
         """
 
+    def settle(self) -> str:
+        """After the last chunk: wait, in the session that read them, until no crash of the server can take back what
+        was read, as far as the server can promise that, and return the server's incarnation.
+
+        The incarnation is opaque. It changes with whatever takes back what was read: at least with every restart
+        before which the read was not durable. A part counts only if the bound of the reads has the same one.
+
+        :raises SourceUnavailable: the session broke. Nothing of the part counts then.
+        """
+
 
 class SegmentReader(Protocol):
     """Iterates over the net changes of one log segment; ``summary`` is complete once the iteration ended."""
@@ -258,6 +270,14 @@ class Source(Protocol):
         replaces what an earlier try left under it; `release` removes it.
 
         :raises LockNotGranted: a table needs the lock and it was not granted.
+        """
+
+    def of_run(self, identity: Mapping[str, str], position: str) -> Source:
+        """This source for the steps of one run: every session that reads rows or the log, or bounds reads, checks in
+        the round trip that prepares it that it reached the server of ``identity``, which has all of ``position``.
+        Behind one address there may be several servers.
+
+        Its methods raise `SourceReplaced` where a session reached another server, or one that lags behind.
         """
 
     def check_identity(self, identity: Mapping[str, str], position: str) -> None:

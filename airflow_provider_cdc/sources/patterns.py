@@ -35,7 +35,7 @@ def resolve(
         try:
             wanted = TableName.parse(pattern)
         except ConfigurationError as error:
-            problems.append(Problem(repr(pattern), error.message, error.mend))
+            problems.append(Problem(repr(pattern), error.message, error.hint))
             continue
         schemas, names = (re.compile(_expression(part), flags) for part in (wanted.schema, wanted.name))
         matches = [name for name in kinds if schemas.fullmatch(name.schema) and names.fullmatch(name.name)]

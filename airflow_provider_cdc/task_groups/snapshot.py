@@ -31,7 +31,7 @@ class SnapshotTaskGroup(TaskGroup):
     Every argument but the ids of the group may be a template, and a template keeps the type of the value behind it:
     ``tables="{{ params.tables }}"`` is a list if the param is one. The kind of database comes from the type of the
     connection when the tasks run. Transient errors are retried twice, unless the ``default_args`` of the DAG or the
-    group say otherwise; errors that a retry cannot mend fail the task at once.
+    group say otherwise; errors that a retry cannot fix fail the task at once.
 
     :param source_conn_id: connection to the source, of type ``cdc_mysql``, ``cdc_postgres``, ``mysql`` or ``postgres``.
     :param tables: the tables as ``schema.table``; ``*`` matches any run of characters in either part.

@@ -63,21 +63,21 @@ def unpack(
     *,
     suites: Sequence[Suite],
     with_dependencies: bool,
-    mend: str,
+    hint: str,
 ) -> None:
     """Unpack the first of `choices` (each a list of packages) that `suites` have into `destination`.
 
-    `mend` says what the user can do instead; every HarnessError ends with it.
+    `hint` says what the user can do instead; every HarnessError ends with it.
     """
     for program in ("apt-get", "dpkg"):
         if shutil.which(program) is None:
-            raise HarnessError(f"cannot fetch packages: there is no {program} here. Instead: {mend}")
+            raise HarnessError(f"cannot fetch packages: there is no {program} here. Instead: {hint}")
     if not suites:
-        raise HarnessError(f"cannot fetch packages: this machine's apt configuration names no mirror. Instead: {mend}")
+        raise HarnessError(f"cannot fetch packages: this machine's apt configuration names no mirror. Instead: {hint}")
     with tempfile.TemporaryDirectory(prefix="cdc-apt-") as scratch:
         root = _PrivateRoot(Path(scratch), suites)
         if failure := root.update():
-            raise HarnessError(f"apt-get update failed:\n{failure}\nInstead: {mend}")
+            raise HarnessError(f"apt-get update failed:\n{failure}\nInstead: {hint}")
         failures = []
         for packages in choices:
             if failure := root.download(packages, with_dependencies=with_dependencies):
@@ -87,7 +87,7 @@ def unpack(
                 subprocess.run(["dpkg", "-x", archive, destination], check=True, stdin=subprocess.DEVNULL)
             _make_links_relative(destination)
             return
-    raise HarnessError("apt has none of these packages:\n" + "\n".join(failures) + f"\nInstead: {mend}")
+    raise HarnessError("apt has none of these packages:\n" + "\n".join(failures) + f"\nInstead: {hint}")
 
 
 class _PrivateRoot:

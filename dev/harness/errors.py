@@ -4,4 +4,4 @@ from __future__ import annotations
 
 
 class HarnessError(RuntimeError):
-    """Something the harness needs is missing or did not start; the message names it and the mend."""
+    """Something the harness needs is missing or did not start; the message names it and the hint."""

@@ -15,7 +15,7 @@ from harness.messages import say
 
 OLDEST = 17
 PACKAGES = tuple((f"openjdk-{version}-jre-headless",) for version in (21, 17, 25))
-MEND = "install Java 17 or 21 and set JAVA_HOME"
+HINT = "install Java 17 or 21 and set JAVA_HOME"
 
 
 def java_home() -> Path:
@@ -39,7 +39,7 @@ def _cached() -> Path:
             say("Java: none >= 17 in JAVA_HOME or on PATH; fetching a runtime into the cache, without root")
             with building(root) as work:
                 # Only the runtime: it is of this machine's own suite, so it runs on this machine's libraries.
-                apt.unpack(PACKAGES, work, suites=apt.own_suites(), with_dependencies=False, mend=MEND)
+                apt.unpack(PACKAGES, work, suites=apt.own_suites(), with_dependencies=False, hint=HINT)
                 _home(work)
             say(f"Java: unpacked in {root} (undo: rm -r {root.parent})")
     return _home(root)
@@ -50,7 +50,7 @@ def _home(root: Path) -> Path:
         home = java.parents[1]
         if not home.is_symlink() and _is_new_enough(home):
             return home
-    raise HarnessError(f"the Java in {root} does not run: delete {root} and run dev/setup again, or {MEND}")
+    raise HarnessError(f"the Java in {root} does not run: delete {root} and run dev/setup again, or {HINT}")
 
 
 def _is_new_enough(home: Path) -> bool:

@@ -14,7 +14,7 @@ from harness.errors import HarnessError
 from harness.messages import say
 
 OLDEST = (8, 4)
-MEND = "install MySQL >= 8.4 so that mysqld is on PATH"
+HINT = "install MySQL >= 8.4 so that mysqld is on PATH"
 PACKAGES = (
     ("mysql-server-core", "mysql-client-core"),
     ("mysql-server-core-8.4", "mysql-client-core-8.4"),
@@ -63,7 +63,7 @@ def find_mysql() -> MysqlBinaries:
 def _fetch(root: Path) -> None:
     say("MySQL: no mysqld >= 8.4 on PATH; fetching one into the cache (about 65 MB), without root")
     with building(root) as work:
-        apt.unpack(PACKAGES, work, suites=apt.newest_suites(), with_dependencies=True, mend=MEND)
+        apt.unpack(PACKAGES, work, suites=apt.newest_suites(), with_dependencies=True, hint=HINT)
         _unpacked(work)
     say(f"MySQL: unpacked in {root} (undo: rm -r {root.parent})")
 

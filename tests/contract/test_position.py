@@ -146,7 +146,7 @@ class TestAnotherServerOrAnotherLog:
                 source.check_identity(other.identity, other.position)
             assert isinstance(refused.value, ExactnessError)
             assert refused.value.where
-            assert refused.value.mend
+            assert refused.value.hint
 
     def test_that_is_gone_stops_the_run(self, second_server: Database, away: Begun) -> None:
         second_server.execute("UPDATE stock SET note = 'lost' WHERE id = 1")
@@ -156,7 +156,7 @@ class TestAnotherServerOrAnotherLog:
         with pytest.raises(LogGone) as refused:
             away.source.check_identity(away.identity, away.position)
         assert isinstance(refused.value, TerminalError)
-        assert refused.value.mend
+        assert refused.value.hint
         with pytest.raises(LogGone):
             away.source.log_segments(away.position, end, away.identity)
         with pytest.raises(LogGone), away.source.read_segment(segment, away.position, []) as reader:

@@ -38,7 +38,7 @@ def problems(source: Source, patterns: list[str], consistency: str = "auto", pol
     for problem in refused.value.problems:
         assert problem.where
         assert problem.what
-        assert problem.mend
+        assert problem.hint
         assert str(problem) in str(refused.value)
     return list(refused.value.problems)
 
@@ -103,8 +103,8 @@ def test_a_consistency_that_it_has_not_is_told_with_those_that_it_has(shop: Data
     asked = shop.of_another_kind if consistency == "of another kind" else consistency
     (problem,) = problems(open_source(shop.settings), [f"{shop.schema}.orders"], asked)
     assert problem.where == "consistency"
-    assert all(name in problem.mend for name in ("auto", "watermark", shop.at_one_position))
-    assert shop.of_another_kind not in problem.mend
+    assert all(name in problem.hint for name in ("auto", "watermark", shop.at_one_position))
+    assert shop.of_another_kind not in problem.hint
 
 
 def test_no_table_at_all_is_a_problem(shop: Database) -> None:
@@ -128,7 +128,7 @@ def test_a_server_that_does_not_answer_is_worth_another_try(shop: Database, begi
     with pytest.raises(SourceUnavailable) as refused:
         CALLS[call](away, begin("orders"))
     assert isinstance(refused.value, TransientError)
-    assert refused.value.mend
+    assert refused.value.hint
     assert PASSWORD not in str(refused.value)
 
 
@@ -141,6 +141,6 @@ def test_credentials_that_are_refused_are_not_tried_again(shop: Database) -> Non
         with pytest.raises(ConfigurationError) as refused:
             open_source(settings).preflight([f"{shop.schema}.*"], "auto")
         assert isinstance(refused.value, TerminalError)
-        assert refused.value.mend
+        assert refused.value.hint
         assert PASSWORD not in str(refused.value)
         assert wrong not in str(refused.value)

@@ -160,7 +160,7 @@ def test_a_table_that_was_altered_during_the_run_stops_it(
     with pytest.raises(SchemaChanged) as stopped:
         finish()
     assert str(table.name) in str(stopped.value)
-    assert stopped.value.mend
+    assert stopped.value.hint
 
 
 class TestValuesThatArrowCannotHold:
@@ -184,7 +184,7 @@ class TestValuesThatArrowCannotHold:
         with pytest.raises(ValueNotRepresentable) as stopped:
             run.read_all()
         assert f"{db.name('days')}.day" in str(stopped.value)
-        assert "unrepresentable" in stopped.value.mend
+        assert "unrepresentable" in stopped.value.hint
         db.execute("UPDATE days SET day = NULL WHERE id IN (1, 4)")
         run.read_all()
         with pytest.raises(ValueNotRepresentable):

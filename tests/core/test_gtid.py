@@ -138,13 +138,13 @@ class TestText:
             (f"{U}:1,\xa0", 39, "UUID"),
         ],
     )
-    def test_an_error_names_the_place_and_the_mend(self, text: str, at: int, what: str) -> None:
+    def test_an_error_names_the_place_and_the_hint(self, text: str, at: int, what: str) -> None:
         with pytest.raises(PositionError) as caught:
             GtidSet.parse(text)
         assert what in caught.value.message
         assert f"at offset {at}," in caught.value.message
         assert repr(text[at : at + 10])[:-1] in caught.value.message
-        assert "@@gtid_executed" in caught.value.mend
+        assert "@@gtid_executed" in caught.value.hint
         assert len(str(caught.value)) < 500
 
     @given(text=st.text())
@@ -269,12 +269,12 @@ class TestValue:
         ],
     )
     def test_a_gtid_that_no_server_assigns_is_refused(self, uuid: Any, tag: str, gno: int) -> None:
-        with pytest.raises(PositionError, match="Mend"):
+        with pytest.raises(PositionError, match="Hint"):
             Gtid(uuid, tag, gno)
 
     @pytest.mark.parametrize("uuid", ["", "nonsense", b"short", U.encode()])
     def test_asking_for_no_uuid_is_an_error_and_not_an_absence(self, uuid: str | bytes) -> None:
-        with pytest.raises(PositionError, match="Mend"):
+        with pytest.raises(PositionError, match="Hint"):
             GtidSet.parse(f"{U}:1").contains(uuid, "", 1)
 
 
@@ -332,7 +332,7 @@ class TestBytes:
         with pytest.raises(PositionError) as caught:
             GtidSet.decode(data)
         assert what in caught.value.message
-        assert "mysqlbinlog" in caught.value.mend
+        assert "mysqlbinlog" in caught.value.hint
 
     def test_previous_gtids_of_a_real_log_decode_to_the_servers_text_and_encode_to_its_bytes(
         self, cursor: Cursor

@@ -84,7 +84,7 @@ def test_equal_positions_are_one_key_and_survive_pickling(value: int) -> None:
     ],
 )
 def test_what_no_server_prints_is_refused(text: str) -> None:
-    with pytest.raises(PositionError, match="Mend"):
+    with pytest.raises(PositionError, match="Hint"):
         Lsn.parse(text)
 
 

@@ -194,7 +194,7 @@ def test_a_run_that_fails_for_good_leaves_no_slot_either(
         )
     assert failed.states["lock_and_record"] == "success", failed.log[-8000:]
     assert failed.states["snapshot"] == "failed", failed.log[-8000:]
-    assert failed.tries["snapshot"] == 1, "an error that no retry can mend was retried"
+    assert failed.tries["snapshot"] == 1, "an error that no retry can fix was retried"
     assert "bank.visits: its columns are others now (later)" in failed.log
     assert len(seen) == 2
     assert left_over(postgres) == []

@@ -1,4 +1,4 @@
-"""Packages are unpacked whole, and a failure names the mend."""
+"""Packages are unpacked whole, and a failure names the hint."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def test_absolute_links_lead_into_the_unpacked_tree(tmp_path: Path) -> None:
     assert (tmp_path / "usr/lib/settings").readlink() == Path("../../etc/settings")
 
 
-def test_without_a_mirror_the_error_names_the_mend(tmp_path: Path) -> None:
+def test_without_a_mirror_the_error_names_the_hint(tmp_path: Path) -> None:
     with pytest.raises(HarnessError, match=r"Instead: buy one"):
-        apt.unpack([["anything"]], tmp_path, suites=[], with_dependencies=False, mend="buy one")
+        apt.unpack([["anything"]], tmp_path, suites=[], with_dependencies=False, hint="buy one")
 
 
 def test_unreachable_mirror_is_reported(tmp_path: Path) -> None:
     nowhere = apt.Suite((tmp_path / "mirror").as_uri(), "sid", "main")
     with pytest.raises(HarnessError, match=r"(?s)apt-get update failed.*Instead: buy one"):
-        apt.unpack([["anything"]], tmp_path / "out", suites=[nowhere], with_dependencies=True, mend="buy one")
+        apt.unpack([["anything"]], tmp_path / "out", suites=[nowhere], with_dependencies=True, hint="buy one")

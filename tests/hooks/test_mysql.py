@@ -82,10 +82,10 @@ def test_connection_without_host_or_user_is_refused(connection: Connect, field: 
         open_hook("shop").settings()
 
 
-def test_missing_connection_and_wrong_type_name_the_mend(connection: Connect) -> None:
+def test_missing_connection_and_wrong_type_name_the_hint(connection: Connect) -> None:
     with pytest.raises(ConfigurationError, match="no such connection") as missing:
         open_hook("nowhere")
-    assert "cdc_mysql" in missing.value.mend
+    assert "cdc_mysql" in missing.value.hint
     connection(conn_type="http")
     with pytest.raises(ConfigurationError, match="'http'"):
         open_hook("shop")

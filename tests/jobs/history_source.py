@@ -206,6 +206,9 @@ class HistorySource:
     def record_initial(self, plans: Sequence[TablePlan], lock: LockPolicy, run_id: str = "") -> InitialPoint:
         raise NotImplementedError
 
+    def of_run(self, identity: Mapping[str, str], position: str) -> HistorySource:
+        return self
+
     def check_identity(self, identity: Mapping[str, str], position: str) -> None:
         assert identity == {"server": "history"}
 
@@ -271,6 +274,9 @@ class _Reader:
         self._index = NAMES.index(str(table.name))
         self._position = 0
         self.upper = ""
+
+    def settle(self) -> str:
+        return ""
 
     def read(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
         source = self._source

@@ -40,7 +40,7 @@ def test_what_a_step_found_is_the_last_line(
 
 
 @pytest.mark.parametrize(
-    ("error", "code"), [(SchemaChanged("altered", where="s.t", mend="again"), 2), (SourceUnavailable("gone"), 1)]
+    ("error", "code"), [(SchemaChanged("altered", where="s.t", hint="again"), 2), (SourceUnavailable("gone"), 1)]
 )
 def test_an_error_is_printed_recorded_and_told_by_the_exit_code(
     error: Exception, code: int, stopped: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]

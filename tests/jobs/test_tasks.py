@@ -39,7 +39,7 @@ def test_nothing_to_do_is_done(spark: Any) -> None:
 def test_a_terminal_error_stops_the_job_and_keeps_its_words(spark: Any, tmp_path: Path) -> None:
     def work(number: int) -> int:
         if number == 1:
-            raise SchemaChanged("a column was added", where="s.t at log:4", mend="run again")
+            raise SchemaChanged("a column was added", where="s.t at log:4", hint="run again")
         time.sleep(0.4)
         (tmp_path / str(number)).touch()
         return number
@@ -47,7 +47,7 @@ def test_a_terminal_error_stops_the_job_and_keeps_its_words(spark: Any, tmp_path
     orders = [0, 1, *range(2, 60)]
     with pytest.raises(SchemaChanged) as caught:
         run_tasks(spark, "stop", orders, work)
-    assert str(caught.value) == "s.t at log:4: a column was added\n  Mend: run again"
+    assert str(caught.value) == "s.t at log:4: a column was added\n  Hint: run again"
     time.sleep(1)
     assert len(list(tmp_path.iterdir())) < 30
 

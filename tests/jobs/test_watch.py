@@ -32,7 +32,7 @@ def source() -> Failing:
 
 def test_a_log_that_is_gone_ends_the_read(here: MakeRunner, source: Failing, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot, "WATCH_SECONDS", 0.0)
-    source.error = LogGone("the slot is gone", where="slot", mend="begin anew")
+    source.error = LogGone("the slot is gone", where="slot", hint="begin anew")
     with pytest.raises(LogGone):
         here(source, 10).steps()[0]()
     assert source.asked == 2
@@ -42,12 +42,12 @@ def test_a_server_that_does_not_answer_for_a_moment_does_not(
     here: MakeRunner, source: Failing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshot, "WATCH_SECONDS", 0.0)
-    source.error = SourceUnavailable("no answer", where="db", mend="wait")
+    source.error = SourceUnavailable("no answer", where="db", hint="wait")
     here(source, 10).steps()[0]()
     assert source.asked > 2
 
 
 def test_it_is_not_asked_at_every_chunk(here: MakeRunner, source: Failing) -> None:
-    source.error = LogGone("the slot is gone", where="slot", mend="begin anew")
+    source.error = LogGone("the slot is gone", where="slot", hint="begin anew")
     here(source, 10).steps()[0]()
     assert source.asked == 1

@@ -39,7 +39,7 @@ class FakeSource:
 
     def check_identity(self, identity: Mapping[str, str], position: str) -> None:
         if self.gone:
-            raise LogGone("the slot is gone", where="slot", mend="begin anew")
+            raise LogGone("the slot is gone", where="slot", hint="begin anew")
 
     def record_initial(self, plans: Sequence[TablePlan], lock: LockPolicy, run_id: str) -> InitialPoint:
         self.calls.append(lock)
@@ -128,7 +128,7 @@ def test_run_never_continues_on_another_kind_of_source(source: FakeSource, tmp_p
 
 def test_lock_that_is_not_granted_is_worth_another_try(source: FakeSource, tmp_path: Path) -> None:
     def refuse() -> None:
-        raise LockNotGranted("not granted", where="shop.clicks", mend="later")
+        raise LockNotGranted("not granted", where="shop.clicks", hint="later")
 
     source.meanwhile = refuse
     with pytest.raises(AirflowException, match="not granted") as failed:

@@ -57,7 +57,7 @@ def test_wrong_value_is_named(name: str, value: Any) -> None:
     (problem,) = refused.value.problems
     assert problem.where == f"parameter {name}"
     assert repr(value) in problem.what
-    assert problem.mend
+    assert problem.hint
 
 
 def test_all_wrong_values_are_told_at_once() -> None:

@@ -158,7 +158,7 @@ def test_workers_of_a_cluster_keep_their_own_python(run: Storage, monkeypatch: p
 def test_what_the_app_said_is_what_the_task_says(
     run: Storage, monkeypatch: pytest.MonkeyPatch, terminal: bool, kind: type[Exception]
 ) -> None:
-    error = {"type": "LogGone", "message": "the log is gone\n  Mend: a new run", "terminal": terminal}
+    error = {"type": "LogGone", "message": "the log is gone\n  Hint: a new run", "terminal": terminal}
     monkeypatch.setenv("TEST_FAILURE", json.dumps(error))
     with pytest.raises(AirflowException) as failed:
         operator(run).execute(CONTEXT)
@@ -182,7 +182,7 @@ def test_app_that_records_nothing_has_not_done_its_step(run: Storage, monkeypatc
         operator(run).execute(CONTEXT)
 
 
-def test_run_without_manifest_is_an_error_that_names_the_mend(tmp_path: Path) -> None:
+def test_run_without_manifest_is_an_error_that_names_the_hint(tmp_path: Path) -> None:
     with pytest.raises(AirflowFailException, match="connection"):
         SnapshotOperator(
             task_id="t", source_conn_id="nowhere", run_uri=tmp_path.as_uri(), spark_conn_id="spark"

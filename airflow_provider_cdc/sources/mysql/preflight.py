@@ -1,4 +1,4 @@
-"""Everything that a run needs, checked before it: all problems at once, each with its mend."""
+"""Everything that a run needs, checked before it: all problems at once, each with its hint."""
 
 from __future__ import annotations
 
@@ -129,15 +129,15 @@ def _table_problems(connection: Connection, tables: Sequence[Table], consistency
         for column in table.columns:
             apart = table.identifies(column.name)
             reason = unsupported(column, apart)
-            mend = "change the column's type, or leave the table out"
+            hint = "change the column's type, or leave the table out"
             if reason is not None and is_wide_decimal(column):
-                mend = f"set unrepresentable to string{'' if apart else ' or null'}, or leave the table out"
+                hint = f"set unrepresentable to string{'' if apart else ' or null'}, or leave the table out"
             if reason is None and column.name in table.key:
                 reason = unsupported_key(column)
             if reason is None and _has_hidden_labels(column.type, str(column.details.get("charset"))):
                 reason = "a member of its type has a '?', which is also what the server shows for rarer characters"
             if reason is not None:
-                yield Problem(f"{where}.{column.name}", reason, mend)
+                yield Problem(f"{where}.{column.name}", reason, hint)
     yield from _cascade_problems(connection, names)
 
 
@@ -152,12 +152,12 @@ def _cascade_problems(connection: Connection, names: Sequence[TableName]) -> Ite
         return
     if native == "OFF":
         why = "this replica may have a source that does not log them"
-        mend = "copy from that source, or drop the cascade"
+        hint = "copy from that source, or drop the cascade"
     elif native is None:
-        why, mend = "MySQL logs them only since 9.6", "upgrade the server, or drop the cascade"
+        why, hint = "MySQL logs them only since 9.6", "upgrade the server, or drop the cascade"
     else:
         why = "they are not logged with innodb_native_foreign_keys=ON"
-        mend = "start the server with innodb_native_foreign_keys=OFF, or drop the cascade"
+        hint = "start the server with innodb_native_foreign_keys=OFF, or drop the cascade"
     for schema, table, constraint, parent, update, delete in select_of_tables(
         connection,
         names,
@@ -170,7 +170,7 @@ def _cascade_problems(connection: Connection, names: Sequence[TableName]) -> Ite
             yield Problem(
                 f"{schema}.{table}",
                 f"its foreign key {constraint} to {parent} makes changes by itself ({', '.join(rules)}), and {why}",
-                mend,
+                hint,
             )
 
 

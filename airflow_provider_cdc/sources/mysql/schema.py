@@ -61,7 +61,7 @@ def read_tables(connection: Connection, names: Sequence[TableName]) -> tuple[Tab
             raise SchemaChanged(
                 "the table does not exist, or this user may not see it",
                 where=str(name),
-                mend="restore it or its privileges, or trigger a new run without it",
+                hint="restore it or its privileges, or trigger a new run without it",
             )
         key_index, key = _key(columns[name], indexes.get(name, {}))
         rows, size = sizes[name]

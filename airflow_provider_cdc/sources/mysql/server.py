@@ -25,7 +25,7 @@ class _Rule:
     why: str
 
     @property
-    def mend(self) -> str:
+    def hint(self) -> str:
         setting = f"{self.variable} = {self.allowed[0]}"
         if self.variable in ("log_bin", "log_replica_updates"):
             return f"start the server with {setting}"
@@ -68,7 +68,7 @@ def setting_problems(connection: Connection) -> list[Problem]:
     rules = [*_ALWAYS, *(_ON_A_REPLICA if is_replica(connection) is not False else ())]
     values = variables(connection, [rule.variable for rule in rules])
     return [
-        Problem(rule.variable, f"is {values.get(rule.variable, 'unknown')}: {rule.why}", rule.mend)
+        Problem(rule.variable, f"is {values.get(rule.variable, 'unknown')}: {rule.why}", rule.hint)
         for rule in rules
         if values.get(rule.variable) not in rule.allowed
     ]
@@ -95,7 +95,7 @@ def check_identity(connection: Connection, expected: Mapping[str, str], position
         raise SourceReplaced(
             f"the run began on server {expected['server_uuid']}, but server {uuid} answers",
             where="server_uuid",
-            mend="point the connection back to the first server, or trigger a new run on this one",
+            hint="point the connection back to the first server, or trigger a new run on this one",
         )
     initial = GtidSet.parse(position)
     check_log(connection, initial)
@@ -109,7 +109,7 @@ def check_identity(connection: Connection, expected: Mapping[str, str], position
         raise ExactnessError(
             "; ".join(problems),
             where=f"server {uuid}",
-            mend="put the setting right, leave it alone during a run, and trigger a new run",
+            hint="put the setting right, leave it alone during a run, and trigger a new run",
         )
 
 
@@ -127,13 +127,13 @@ def check_log(connection: Connection, initial: GtidSet) -> None:
         raise SourceReplaced(
             f"the server's history lacks {initial - executed}, which the run's initial position contains",
             where="gtid_executed",
-            mend="point the connection back to the server the run began on, or trigger a new run",
+            hint="point the connection back to the server the run began on, or trigger a new run",
         )
     if not purged <= initial:
         raise LogGone(
             f"the log of {purged - initial} was purged, which the run still needs",
             where="gtid_purged",
-            mend="trigger a new run, and raise binlog_expire_logs_seconds so that the log outlives it",
+            hint="trigger a new run, and raise binlog_expire_logs_seconds so that the log outlives it",
         )
 
 

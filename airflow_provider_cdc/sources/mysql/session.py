@@ -114,7 +114,7 @@ def connect(settings: ConnectionSettings, *, reading: bool = False, **overrides:
     }
     if not settings.user:
         # The driver would take the name of the user that this process runs as.
-        raise ConfigurationError("the connection names no user", where=settings.address, mend="set its login")
+        raise ConfigurationError("the connection names no user", where=settings.address, hint="set its login")
     try:
         connection = pymysql.Connection(**arguments, defer_connect=True)
         driver: Any = connection
@@ -204,7 +204,7 @@ def mapped_errors(where: str) -> Iterator[None]:
     except OSError as error:
         # Who reads the socket beside the driver gets the bare error.
         raise SourceUnavailable(
-            f"the connection broke: {error}", where=where, mend="the task can be retried as it is"
+            f"the connection broke: {error}", where=where, hint="the task can be retried as it is"
         ) from error
 
 
@@ -215,18 +215,18 @@ def _statement_error(where: str, error: pymysql.MySQLError) -> CdcError:
         return ConfigurationError(
             said,
             where=where,
-            mend="grant what is missing to the user of this connection; preflight names the GRANT",
+            hint="grant what is missing to the user of this connection; preflight names the GRANT",
         )
     if code in _CHANGED:
-        return SchemaChanged(said, where=where, mend="the table changed since the run began: trigger a new run")
+        return SchemaChanged(said, where=where, hint="the table changed since the run began: trigger a new run")
     if code in _TRY_AGAIN:
-        return TransientError(said, where=where, mend="the task can be retried as it is")
+        return TransientError(said, where=where, hint="the task can be retried as it is")
     if code in _BUSY:
-        return SourceUnavailable(said, where=where, mend="let fewer Spark tasks run at once, or raise the limit")
+        return SourceUnavailable(said, where=where, hint="let fewer Spark tasks run at once, or raise the limit")
     if code in _LOST:
         said = said if text else "the session is closed"
-        return SourceUnavailable(said, where=where, mend="the task can be retried once the server answers again")
-    return TerminalError(said, where=where, mend="look the error up in the server's manual and its error log")
+        return SourceUnavailable(said, where=where, hint="the task can be retried once the server answers again")
+    return TerminalError(said, where=where, hint="look the error up in the server's manual and its error log")
 
 
 def _connect_error(settings: ConnectionSettings, error: pymysql.MySQLError) -> CdcError:
@@ -234,46 +234,46 @@ def _connect_error(settings: ConnectionSettings, error: pymysql.MySQLError) -> C
     where = settings.address
     cause = getattr(error, "original_exception", None)
     if isinstance(cause, socket.gaierror) and cause.errno != socket.EAI_AGAIN:
-        return ConfigurationError(f"no host is called {settings.host!r}", where=where, mend="correct the host")
+        return ConfigurationError(f"no host is called {settings.host!r}", where=where, hint="correct the host")
     if isinstance(cause, ssl.SSLCertVerificationError):
         return ConfigurationError(
             f"the server's certificate is not to be trusted: {cause.verify_message}",
             where=where,
-            mend="name the authority that signed it in tls.ca, or the host as the certificate does",
+            hint="name the authority that signed it in tls.ca, or the host as the certificate does",
         )
     if isinstance(cause, ssl.SSLError) or code == 2026:
         return ConfigurationError(
             f"no encrypted connection could be made: {cause or text}",
             where=where,
-            mend="enable TLS on the server, or choose another tls.mode",
+            hint="enable TLS on the server, or choose another tls.mode",
         )
     if code == 1045:
         return ConfigurationError(
             "the server refuses this user or password",
             where=where,
-            mend="correct the connection's login and password",
+            hint="correct the connection's login and password",
         )
     if code == 3159:
         return ConfigurationError(
-            "the server accepts encrypted connections only", where=where, mend="set tls.mode to required"
+            "the server accepts encrypted connections only", where=where, hint="set tls.mode to required"
         )
     if code == 1049:
         return ConfigurationError(
             f"there is no database {settings.database!r}",
             where=where,
-            mend="correct the connection's schema, or clear it",
+            hint="correct the connection's schema, or clear it",
         )
     if code in (1129, 1130):
         return ConfigurationError(
             f"{text} (MySQL error {code})",
             where=where,
-            mend="let the server accept this machine (the user's host part)",
+            hint="let the server accept this machine (the user's host part)",
         )
     if code in _LOST and code != 0:
         return SourceUnavailable(
             f"the server does not answer: {cause or text}",
             where=where,
-            mend="start the server, or correct host and port",
+            hint="start the server, or correct host and port",
         )
     return _statement_error(where, error)
 
@@ -292,7 +292,7 @@ def _check_version(settings: ConnectionSettings, connection: Connection) -> None
         raise ConfigurationError(
             f"the server is version {version}; MySQL {oldest} or later is needed",
             where=settings.address,
-            mend="upgrade the server, or copy from a replica of a supported version",
+            hint="upgrade the server, or copy from a replica of a supported version",
         )
 
 
@@ -314,7 +314,7 @@ def _tls_mode(settings: ConnectionSettings) -> str:
         raise ConfigurationError(
             f"TLS settings cannot have {sorted(unknown) if unknown else f'the mode {mode!r}'}",
             where=settings.address,
-            mend=f"they are mode ({', '.join(TLS_MODES)}), ca, cert and key",
+            hint=f"they are mode ({', '.join(TLS_MODES)}), ca, cert and key",
         )
     return mode
 
@@ -339,6 +339,6 @@ def _tls_arguments(settings: ConnectionSettings) -> dict[str, Any]:
         raise ConfigurationError(
             f"the TLS files cannot be read: {error}",
             where=settings.address,
-            mend="correct tls.ca, tls.cert and tls.key",
+            hint="correct tls.ca, tls.cert and tls.key",
         ) from error
     return {"ssl": context}

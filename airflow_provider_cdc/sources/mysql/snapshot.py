@@ -82,7 +82,7 @@ def record_initial(settings: ConnectionSettings, plans: Sequence[TablePlan], loc
             raise SchemaChanged(
                 "the table lost its key since preflight, and watermark needs one",
                 where=str(table.name),
-                mend="clear preflight and the tasks after it",
+                hint="clear preflight and the tasks after it",
             )
     tables = tuple(with_policy(table, plan.unrepresentable) for plan, table in zip(plans, tables, strict=True))
     return InitialPoint(str(position), found, tables, lock_seconds)
@@ -135,7 +135,7 @@ def parse_owned(text: str) -> GtidSet:
     """
     before, *sets = _BEFORE_UUID.split(text)
     if before.strip():
-        raise PositionError(f"not a value of gtid_owned: {text!r}", where="gtid_owned", mend="report it")
+        raise PositionError(f"not a value of gtid_owned: {text!r}", where="gtid_owned", hint="report it")
     return GtidSet.parse(",".join(_OWNERS.sub("", item).strip(", \n") for item in sets))
 
 
@@ -179,6 +179,9 @@ class _Reader:
     def nulled(self) -> Mapping[str, int]:
         return self._statements.nulled
 
+    def settle(self) -> str:
+        return ""
+
     def read(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
         condition, params = where(self._table, chunk)
         with mapped_errors(f"{self._table.name}, {chunk}"):
@@ -219,6 +222,6 @@ def _take_lock(connection: Connection, names: Sequence[TableName], policy: LockP
     raise LockNotGranted(
         f"no read lock in {policy.tries} tries of {policy.wait_seconds} s",
         where=", ".join(map(str, names)),
-        mend="end the transactions that hold the tables (performance_schema.metadata_locks shows them; "
+        hint="end the transactions that hold the tables (performance_schema.metadata_locks shows them; "
         "a prepared XA transaction counts, XA RECOVER), or let more tries pass",
     )

@@ -47,6 +47,9 @@ class MysqlSource:
     def record_initial(self, plans: Sequence[TablePlan], lock: LockPolicy, run_id: str = "") -> InitialPoint:
         return snapshot.record_initial(self.settings, plans, lock)
 
+    def of_run(self, identity: Mapping[str, str], position: str) -> MysqlSource:
+        return self
+
     def check_identity(self, identity: Mapping[str, str], position: str) -> None:
         with session(self.settings) as connection:
             server.check_identity(connection, identity, position)

@@ -142,7 +142,7 @@ class ColumnType:
         """
         reason = unsupported(column, identifies)
         if reason is not None:
-            raise ConfigurationError(reason, where=column.name, mend="leave the table out")
+            raise ConfigurationError(reason, where=column.name, hint="leave the table out")
         charset = str(column.details.get("charset", ""))
         return _column_type(column.name, column.type, column.nullable, charset, _policy(column, identifies))
 

@@ -64,5 +64,5 @@ def place(table: Table, chunk: Chunk) -> tuple[Leaf | None, str]:
     raise CopyMismatch(
         f"no part of the table has the OID {oid}",
         where=f"{table.name}, {chunk}",
-        mend="clear lock_and_record and the tasks after it",
+        hint="clear lock_and_record and the tasks after it",
     )

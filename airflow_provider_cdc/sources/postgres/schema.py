@@ -28,7 +28,7 @@ _FIRST_OWN_OID = 16384
 
 _RENAMED = "another table has its name now"
 _REWRITTEN = "was rewritten or truncated (VACUUM FULL, CLUSTER, TRUNCATE, some forms of ALTER TABLE)"
-_MEND = "leave the definition of copied tables alone during a run, and trigger a new run"
+_HINT = "leave the definition of copied tables alone during a run, and trigger a new run"
 
 _ROW_BYTES = 100
 """A guess, for tables that were never analyzed."""
@@ -110,7 +110,7 @@ def read_tables(connection: Connection, names: Sequence[TableName]) -> tuple[Tab
             raise SchemaChanged(
                 "the table does not exist, or this user may not see it",
                 where=str(name),
-                mend="restore it or its privileges, or trigger a new run without it",
+                hint="restore it or its privileges, or trigger a new run without it",
             )
         oid, kind, identity = found[name]
         key_index, key, key_oid = _key(columns[oid], keys.get(oid, []))
@@ -161,7 +161,7 @@ def check_in_place(ask: Callable[[str], Sequence[Sequence[Any]]], table: Table, 
     ((oid, filenode),) = ask(f"SELECT {relation}::oid::text, pg_relation_filenode({relation})::text")
     if (oid, filenode) != (str(leaf.oid), str(leaf.filenode)):
         what = _REWRITTEN if oid == str(leaf.oid) else _RENAMED
-        raise SchemaChanged(what, where=f"{table.name}, {leaf.sql}", mend=_MEND)
+        raise SchemaChanged(what, where=f"{table.name}, {leaf.sql}", hint=_HINT)
 
 
 def check_unchanged(connection: Connection, tables: Iterable[Table]) -> None:
@@ -177,7 +177,7 @@ def check_unchanged(connection: Connection, tables: Iterable[Table]) -> None:
             raise SchemaChanged(
                 what,
                 where=str(table.name),
-                mend=_MEND,
+                hint=_HINT,
             )
 
 

@@ -73,7 +73,7 @@ def check_identity(connection: Connection, expected: Mapping[str, str], position
         raise SourceReplaced(
             "a standby answers now",
             where="pg_is_in_recovery",
-            mend="point the connection to the primary that the run began on, or trigger a new run",
+            hint="point the connection to the primary that the run began on, or trigger a new run",
         )
     found = identity(connection)
     for name in _OF_THE_SERVER:
@@ -81,7 +81,7 @@ def check_identity(connection: Connection, expected: Mapping[str, str], position
             raise SourceReplaced(
                 f"the run began where {name} is {expected[name]}, but a server answers where it is {found[name]}",
                 where=name,
-                mend="point the connection back to the first server, or trigger a new run on this one",
+                hint="point the connection back to the first server, or trigger a new run on this one",
             )
     _check_slot(connection, expected["slot"], Lsn.parse(position))
     state = slots.publication_state(connection, expected["publication"])
@@ -89,27 +89,27 @@ def check_identity(connection: Connection, expected: Mapping[str, str], position
         raise ExactnessError(
             "the publication was altered since the run began" if state else "the publication was dropped",
             where=f"publication {expected['publication']}",
-            mend="leave it alone during a run, and trigger a new run",
+            hint="leave it alone during a run, and trigger a new run",
         )
 
 
 def _check_slot(connection: Connection, name: str, initial: Lsn) -> None:
     where = f"replication slot {name}"
-    mend = "trigger a new run, or clear lock_and_record and the tasks after it"
+    hint = "trigger a new run, or clear lock_and_record and the tasks after it"
     slot = slots.state(connection, name)
     if slot is None:
-        raise LogGone("the slot that kept the log for this run is gone", where=where, mend=mend)
+        raise LogGone("the slot that kept the log for this run is gone", where=where, hint=hint)
     if slot.lost:
         raise LogGone(
             f"the server threw away the log that the slot kept ({slot.wal_status})",
             where=where,
-            mend=f"{mend}; raise max_slot_wal_keep_size so that the log outlives it",
+            hint=f"{hint}; raise max_slot_wal_keep_size so that the log outlives it",
         )
     if slot.confirmed != initial:
         raise LogGone(
             f"the slot was moved from {initial} to {slot.confirmed}: someone else reads from it",
             where=where,
-            mend=f"leave the slots that are called {slots.PREFIX}… alone, and trigger a new run",
+            hint=f"leave the slots that are called {slots.PREFIX}… alone, and trigger a new run",
         )
     slots.warn_if_short(slot)
 

@@ -100,7 +100,7 @@ def connect(settings: ConnectionSettings, *, replication: bool = False) -> Conne
                     f"the server is version {connection.info.server_version // 10_000}; "
                     f"PostgreSQL {OLDEST_VERSION} or later is needed",
                     where=settings.address,
-                    mend="upgrade the server",
+                    hint="upgrade the server",
                 )
             if connection.info.server_version >= 170_000:
                 query(connection, "SET transaction_timeout = 0")
@@ -199,12 +199,12 @@ def parameters(settings: ConnectionSettings) -> dict[str, str]:
     """
     if not settings.user:
         # libpq would take the name of the user that this process runs as.
-        raise ConfigurationError("the connection names no user", where=settings.address, mend="set its login")
+        raise ConfigurationError("the connection names no user", where=settings.address, hint="set its login")
     if not settings.database:
         raise ConfigurationError(
             "the connection names no database",
             where=settings.address,
-            mend="set its schema to the database that holds the tables",
+            hint="set its schema to the database that holds the tables",
         )
     options = " ".join(f"-c {name}={_escaped(setting)}" for name, setting in _SETTINGS.items())
     return {
@@ -237,7 +237,7 @@ def _tls(settings: ConnectionSettings) -> dict[str, str]:
         raise ConfigurationError(
             f"TLS settings cannot have {sorted(unknown) if unknown else f'the mode {mode!r}'}",
             where=settings.address,
-            mend=f"they are mode ({', '.join(TLS_MODES)}), ca, cert and key",
+            hint=f"they are mode ({', '.join(TLS_MODES)}), ca, cert and key",
         )
     files = {"sslrootcert": tls.get("ca"), "sslcert": tls.get("cert"), "sslkey": tls.get("key")}
     return {"sslmode": TLS_MODES[mode], **{name: path for name, path in files.items() if path}}
@@ -267,59 +267,59 @@ def _statement_error(where: str, state: str, text: str) -> CdcError:
     said = f"{' '.join(text.split())} (SQLSTATE {state})" if state else " ".join(text.split())
     if _SNAPSHOT_GONE.search(text):
         return SourceUnavailable(
-            said, where=where, mend="the session that shared its snapshot ended: the task can be retried as it is"
+            said, where=where, hint="the session that shared its snapshot ended: the task can be retried as it is"
         )
     if _SLOT_GONE.search(text):
         return LogGone(
             said,
             where=where,
-            mend="trigger a new run, or clear lock_and_record and the tasks after it; raise max_slot_wal_keep_size",
+            hint="trigger a new run, or clear lock_and_record and the tasks after it; raise max_slot_wal_keep_size",
         )
     if state.startswith(_DENIED):
         return ConfigurationError(
-            said, where=where, mend="grant what is missing to the user of this connection; preflight names the GRANT"
+            said, where=where, hint="grant what is missing to the user of this connection; preflight names the GRANT"
         )
     if state in _CHANGED:
-        return SchemaChanged(said, where=where, mend="the table changed since the run began: trigger a new run")
+        return SchemaChanged(said, where=where, hint="the table changed since the run began: trigger a new run")
     if state.startswith(_TRY_AGAIN):
-        return TransientError(said, where=where, mend="the task can be retried as it is")
+        return TransientError(said, where=where, hint="the task can be retried as it is")
     if state.startswith(_BUSY):
-        return SourceUnavailable(said, where=where, mend="let fewer Spark tasks run at once, or raise the limit")
+        return SourceUnavailable(said, where=where, hint="let fewer Spark tasks run at once, or raise the limit")
     # A driver that lost its connection has no state to tell.
     if not state or state.startswith(_LOST):
-        return SourceUnavailable(said, where=where, mend="the task can be retried once the server answers again")
-    return TerminalError(said, where=where, mend="look the error up in the server's manual and its error log")
+        return SourceUnavailable(said, where=where, hint="the task can be retried once the server answers again")
+    return TerminalError(said, where=where, hint="look the error up in the server's manual and its error log")
 
 
 def _connect_error(settings: ConnectionSettings, state: str, text: str) -> CdcError:
     where, said = settings.address, " ".join(text.split())
     if re.search("could not translate host name|failed to resolve host", text) and "Temporary failure" not in text:
-        return ConfigurationError(f"no host is called {settings.host!r}", where=where, mend="correct the host")
+        return ConfigurationError(f"no host is called {settings.host!r}", where=where, hint="correct the host")
     if re.search("certificate|SSL|sslmode|no encryption|root.crt", text):
         return ConfigurationError(
             f"no connection could be made under these TLS settings: {said}",
             where=where,
-            mend="correct the TLS mode, authority, certificate and key, or what the server asks for (pg_hba.conf)",
+            hint="correct the TLS mode, authority, certificate and key, or what the server asks for (pg_hba.conf)",
         )
     if re.search(r"password authentication failed|no password supplied|role .* does not exist", text):
         return ConfigurationError(
             "the server refuses this user or password",
             where=where,
-            mend="correct the connection's login and password",
+            hint="correct the connection's login and password",
         )
     if re.search(r"database .* does not exist", text):
         return ConfigurationError(
-            f"there is no database {settings.database!r}", where=where, mend="correct the connection's schema"
+            f"there is no database {settings.database!r}", where=where, hint="correct the connection's schema"
         )
     if re.search("pg_hba.conf|permission denied|is not permitted to log in|must be superuser|replication role", text):
         return ConfigurationError(
             said,
             where=where,
-            mend=f"let the server accept this user from here (pg_hba.conf), and ALTER ROLE {quote(settings.user)} "
+            hint=f"let the server accept this user from here (pg_hba.conf), and ALTER ROLE {quote(settings.user)} "
             "REPLICATION",
         )
     if re.search("too many (?:clients|connections)|connection slots|max_wal_senders", text):
-        return SourceUnavailable(said, where=where, mend="let fewer Spark tasks run at once, or raise the limit")
+        return SourceUnavailable(said, where=where, hint="let fewer Spark tasks run at once, or raise the limit")
     return SourceUnavailable(
-        f"the server does not answer: {said}", where=where, mend="start the server, or correct host and port"
+        f"the server does not answer: {said}", where=where, hint="start the server, or correct host and port"
     )

@@ -78,7 +78,7 @@ def create_publication(connection: Connection, name: str, tables: Sequence[Table
                 raise LockNotGranted(
                     f"no lock to publish the tables in {lock.tries} tries of {lock.wait_seconds} s",
                     where=", ".join(str(table.name) for table in tables),
-                    mend="let the DDL, VACUUM or CREATE INDEX CONCURRENTLY on them end (pg_stat_activity), or let more "
+                    hint="let the DDL, VACUUM or CREATE INDEX CONCURRENTLY on them end (pg_stat_activity), or let more "
                     "tries pass",
                 ) from None
             time.sleep(lock.pause_seconds)
@@ -243,7 +243,7 @@ def drop(settings: ConnectionSettings, slot: str, publication: str = "") -> None
                 raise TransientError(
                     "a session that uses the slot does not end",
                     where=f"replication slot {slot}",
-                    mend=f"end it, then SELECT pg_drop_replication_slot('{slot}')",
+                    hint=f"end it, then SELECT pg_drop_replication_slot('{slot}')",
                 )
             time.sleep(_POLL_SECONDS)
         if publication:
@@ -271,7 +271,7 @@ def _held_up(settings: ConnectionSettings, what: str, seconds: float) -> LockNot
     return LockNotGranted(
         f"transactions held up {what} for {seconds:.0f} s: {'; '.join(blockers) or 'they have ended by now'}",
         where=settings.address,
-        mend="let them end, or end them (pg_terminate_backend, ROLLBACK PREPARED); the task can be retried",
+        hint="let them end, or end them (pg_terminate_backend, ROLLBACK PREPARED); the task can be retried",
     )
 
 

@@ -117,7 +117,7 @@ def record_initial(
         raise SchemaChanged(
             f"the tables were altered while the position was fixed, {_TRIES} times",
             where="; ".join(changes),
-            mend="let the DDL end, and trigger a new run",
+            hint="let the DDL end, and trigger a new run",
         )
     except BaseException:
         # Nobody will know of the slot, so it must not stay. The first error is the one to tell.
@@ -143,14 +143,14 @@ def identity_problem(table: Table) -> Problem | None:
 
 
 def _check_plans(plans: Sequence[TablePlan], tables: Sequence[Table]) -> None:
-    mend = "clear preflight and the tasks after it"
+    hint = "clear preflight and the tasks after it"
     for plan, table in zip(plans, tables, strict=True):
         if table.keyless and plan.consistency == "watermark":
             raise SchemaChanged(
-                "the table lost its key since preflight, and watermark needs one", where=str(table.name), mend=mend
+                "the table lost its key since preflight, and watermark needs one", where=str(table.name), hint=hint
             )
         if problem := identity_problem(table):
-            raise SchemaChanged(problem.what, where=problem.where, mend=problem.mend)
+            raise SchemaChanged(problem.what, where=problem.where, hint=problem.hint)
 
 
 @contextmanager
@@ -188,7 +188,7 @@ def open_reader(
             return
         if view is None:
             raise SourceUnavailable(
-                "there is no shared view to read it in", where=str(table.name), mend="the task can be retried as it is"
+                "there is no shared view to read it in", where=str(table.name), hint="the task can be retried as it is"
             )
         rows.run("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
         rows.run(f"SET TRANSACTION SNAPSHOT {literal(view.snapshot)}")
@@ -220,7 +220,7 @@ def bound_reads(settings: ConnectionSettings) -> UpperBound:
                 raise SourceUnavailable(
                     f"the log is not on disk up to {end} after {FLUSH_SECONDS:.0f} s",
                     where=settings.address,
-                    mend="look at the server's disk and its walwriter; the task can be retried as it is",
+                    hint="look at the server's disk and its walwriter; the task can be retried as it is",
                 )
             time.sleep(_POLL_SECONDS)
         return UpperBound(str(end), str(end))
@@ -249,6 +249,9 @@ class _Reader:
     @property
     def nulled(self) -> Mapping[str, int]:
         return self._rows.nulled
+
+    def settle(self) -> str:
+        return ""
 
     def read(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
         leaf, condition = place(self._table, chunk)

@@ -50,6 +50,9 @@ class PostgresSource:
     def record_initial(self, plans: Sequence[TablePlan], lock: LockPolicy, run_id: str = "") -> InitialPoint:
         return snapshot.record_initial(self.settings, plans, lock, run_id, self.settings.options.get("publication", ""))
 
+    def of_run(self, identity: Mapping[str, str], position: str) -> PostgresSource:
+        return self
+
     def check_identity(self, identity: Mapping[str, str], position: str) -> None:
         with session(self.settings) as connection:
             server.check_identity(connection, identity, position)

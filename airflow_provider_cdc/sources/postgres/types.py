@@ -170,7 +170,7 @@ def base_type(column: Column) -> tuple[int, int]:
 def _column_type(table: Table, column: Column) -> ColumnType:
     reason = unmapped(column)
     if reason is not None:
-        raise ConfigurationError(reason, where=f"{table.name}.{column.name}", mend="leave the table out")
+        raise ConfigurationError(reason, where=f"{table.name}.{column.name}", hint="leave the table out")
     oid, typmod = base_type(column)
     policy = str(column.details.get("unrepresentable", "error"))
     family, arrow = _native(oid, typmod)

@@ -187,7 +187,7 @@ def test_a_hazard_inside_the_run_stops_it(
         _run_through(run, when, lambda: _provoke(own_server, hazard))
 
     assert hazard.names.lower() in str(caught.value).lower()
-    assert "Mend:" in str(caught.value)
+    assert "Hint:" in str(caught.value)
     assert not list(tmp_path.glob("shop.*")), "something was published"
 
 

@@ -194,7 +194,7 @@ def test_a_hazard_inside_the_run_stops_it(
     finally:
         run.release()
     assert hazard.names in str(caught.value).lower()
-    assert "Mend:" in str(caught.value)
+    assert "Hint:" in str(caught.value)
     with pytest.raises(CdcError):
         run.consolidate()
     assert not run.target.exists("shop.orders/_latest.json")

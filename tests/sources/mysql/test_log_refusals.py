@@ -41,7 +41,7 @@ def refusal(reading: LogReading, kind: type[CdcError]) -> CdcError:
         reading.read()
     error = raised.value
     assert "binlog.0" in error.where
-    assert error.mend
+    assert error.hint
     return error
 
 
@@ -131,7 +131,7 @@ def test_a_session_with_other_row_images(
     run(db, "CREATE TABLE b (id INT PRIMARY KEY, v INT, t TEXT)", "INSERT INTO b VALUES (1, 1, 'x')")
     reading = LogReading(mysql, schema, "b")
     run(db, f"SET binlog_row_image = {image}", change)
-    assert "binlog_row_image" in refusal(reading, ImageNotWhole).mend
+    assert "binlog_row_image" in refusal(reading, ImageNotWhole).hint
 
 
 @pytest.mark.parametrize(
@@ -148,7 +148,7 @@ def test_a_session_that_logs_statements(mysql: MysqlServer, schema: str, db: Con
     """Also on a table that is not copied: a trigger there may change one that is."""
     reading = LogReading(mysql, schema, "a", "k")
     run(db, "SET binlog_format = STATEMENT, @x = 5", statement)
-    assert "binlog_format" in refusal(reading, ImageNotWhole).mend
+    assert "binlog_format" in refusal(reading, ImageNotWhole).hint
 
 
 def test_partial_json_in_a_keyless_table(mysql: MysqlServer, schema: str, db: Connection) -> None:
@@ -182,7 +182,7 @@ def test_transactions_without_gtids(mysql_factory: Any) -> None:
         run(connection, "CREATE TABLE a (id INT PRIMARY KEY)")
         reading = LogReading(server, "s", "a")
         run(connection, "INSERT INTO a VALUES (1)")
-    assert "gtid_mode" in refusal(reading, UnknownEvent).mend
+    assert "gtid_mode" in refusal(reading, UnknownEvent).hint
 
 
 # Events that a server writes only when something is amiss, or not any more, are made here, into the bytes of a file.

@@ -1,4 +1,4 @@
-"""Whatever would make a copy wrong must be found before the run, all of it at once, each with a mend that works."""
+"""Whatever would make a copy wrong must be found before the run, all of it at once, each with a hint that works."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def problems(server: MysqlServer, *patterns: str, consistency: str = "auto", use
         source(server, user).preflight(patterns, consistency)
     except PreflightError as error:
         found += error.problems
-    assert all(problem.where and problem.what and problem.mend for problem in found)
+    assert all(problem.where and problem.what and problem.hint for problem in found)
     return found
 
 
@@ -90,7 +90,7 @@ class TestPlan:
     def test_watermark_needs_keys(self, server: MysqlServer) -> None:
         (problem,) = problems(server, "shop.*", consistency="watermark")
         assert problem.where == "shop.visits"
-        assert "ADD PRIMARY KEY" in problem.mend
+        assert "ADD PRIMARY KEY" in problem.hint
 
     def test_every_problem_is_reported_at_once(self, server: MysqlServer) -> None:
         with having(server, "SET GLOBAL binlog_row_image = MINIMAL", "SET GLOBAL binlog_row_image = FULL"):
@@ -116,12 +116,12 @@ class TestSettings:
             ("binlog_error_action = IGNORE_ERROR", "ABORT_SERVER"),
         ],
     )
-    def test_that_are_wrong_and_their_mend(self, setting: str, good: str, server: MysqlServer) -> None:
+    def test_that_are_wrong_and_their_hint(self, setting: str, good: str, server: MysqlServer) -> None:
         name, _, _ = setting.partition(" ")
         with having(server, f"SET GLOBAL {setting}", f"SET GLOBAL {name} = {good}; RESET PERSIST"):
             (problem,) = problems(server, "shop.orders")
             assert problem.where == name
-            run(server, problem.mend)
+            run(server, problem.hint)
             assert problems(server, "shop.orders") == []
 
     def test_of_gtids(self, server: MysqlServer) -> None:
@@ -178,7 +178,7 @@ class TestSettings:
         ):
             (problem,) = problems(server, "shop.orders")
             assert problem.where == "binlog_expire_logs_seconds"
-            run(server, problem.mend)
+            run(server, problem.hint)
             assert problems(server, "shop.orders") == []
             run(server, "SET GLOBAL binlog_expire_logs_seconds = 60; SET GLOBAL binlog_expire_logs_auto_purge = OFF")
             assert problems(server, "shop.orders") == []
@@ -211,7 +211,7 @@ class TestTables:
         with having(server, "CREATE TABLE shop.t (id INT PRIMARY KEY) ENGINE = MyISAM", "DROP TABLE shop.t"):
             (problem,) = problems(server, "shop.t", consistency=consistency)
             assert (problem.where, "MyISAM" in problem.what) == ("shop.t", True)
-            run(server, problem.mend.partition(",")[0])
+            run(server, problem.hint.partition(",")[0])
             assert problems(server, "shop.t", consistency=consistency) == []
 
     @pytest.mark.parametrize(
@@ -252,17 +252,17 @@ class TestTables:
 class TestPrivileges:
     NEEDED = "GRANT REPLICATION CLIENT, REPLICATION SLAVE ON *.* TO `co``py`@`%`;"
 
-    def mended(self, server: MysqlServer, user: str, *patterns: str, consistency: str = "auto") -> list[str]:
-        """The mends, after checking that they are all that was missing."""
-        mends = [problem.mend for problem in problems(server, *patterns, consistency=consistency, user=user)]
-        for mend in mends:
-            run(server, mend)
+    def hints_that_fix(self, server: MysqlServer, user: str, *patterns: str, consistency: str = "auto") -> list[str]:
+        """The hints, after checking that they are all that was missing."""
+        hints = [problem.hint for problem in problems(server, *patterns, consistency=consistency, user=user)]
+        for hint in hints:
+            run(server, hint)
         assert problems(server, *patterns, consistency=consistency, user=user) == []
-        return mends
+        return hints
 
     def test_of_the_log(self, server: MysqlServer, user: str) -> None:
         run(server, "GRANT SELECT ON shop.* TO `co``py`@`%`")
-        assert self.mended(server, user, "shop.orders") == [
+        assert self.hints_that_fix(server, user, "shop.orders") == [
             "GRANT REPLICATION CLIENT ON *.* TO `co``py`@`%`",
             "GRANT REPLICATION SLAVE ON *.* TO `co``py`@`%`",
         ]
@@ -274,11 +274,11 @@ class TestPrivileges:
 
     def test_to_read_a_table_that_is_visible_only(self, server: MysqlServer, user: str) -> None:
         run(server, self.NEEDED + "GRANT INSERT ON shop.orders TO `co``py`@`%`")
-        assert self.mended(server, user, "shop.orders") == ["GRANT SELECT ON `shop`.`orders` TO `co``py`@`%`"]
+        assert self.hints_that_fix(server, user, "shop.orders") == ["GRANT SELECT ON `shop`.`orders` TO `co``py`@`%`"]
 
     def test_to_read_some_columns_only(self, server: MysqlServer, user: str) -> None:
         run(server, self.NEEDED + "GRANT SELECT (id, note) ON shop.orders TO `co``py`@`%`")
-        assert self.mended(server, user, "shop.orders") == ["GRANT SELECT ON `shop`.`orders` TO `co``py`@`%`"]
+        assert self.hints_that_fix(server, user, "shop.orders") == ["GRANT SELECT ON `shop`.`orders` TO `co``py`@`%`"]
 
     def test_to_read_that_come_with_a_role(self, server: MysqlServer, user: str) -> None:
         run(server, "CREATE ROLE reader; GRANT SELECT, LOCK TABLES ON shop.* TO reader; GRANT reader TO `co``py`@`%`")
@@ -291,12 +291,12 @@ class TestPrivileges:
         run(server, self.NEEDED + "GRANT SELECT, LOCK TABLES ON *.* TO `co``py`@`%`")
         run(server, "REVOKE LOCK TABLES ON shop.* FROM `co``py`@`%`")
         assert problems(server, "other.t", consistency="lock", user=user) == []
-        assert self.mended(server, user, "shop.visits") == ["GRANT LOCK TABLES ON `shop`.* TO `co``py`@`%`"]
+        assert self.hints_that_fix(server, user, "shop.visits") == ["GRANT LOCK TABLES ON `shop`.* TO `co``py`@`%`"]
 
     def test_to_lock_are_needed_only_where_a_lock_is(self, server: MysqlServer, user: str) -> None:
         run(server, self.NEEDED + "GRANT SELECT ON *.* TO `co``py`@`%`")
         assert problems(server, "shop.orders", "shop.lines", "other.t", user=user) == []
-        assert self.mended(server, user, "shop.*", "other.t", consistency="lock") == [
+        assert self.hints_that_fix(server, user, "shop.*", "other.t", consistency="lock") == [
             "GRANT LOCK TABLES ON `other`.* TO `co``py`@`%`",
             "GRANT LOCK TABLES ON `shop`.* TO `co``py`@`%`",
         ]

@@ -154,7 +154,7 @@ class TestPatterns:
         names, problems = resolve(connection, [pattern.replace("S", tables)])
         assert [name.name for name in names if name.schema == tables] == found
         assert len(problems) == (0 if found else 1)
-        assert all(problem.mend for problem in problems)
+        assert all(problem.hint for problem in problems)
 
     def test_never_match_system_schemas(self, connection: Connection, tables: str) -> None:
         names, problems = resolve(connection, ["*.*", "*.user", "*s.*"])
@@ -186,4 +186,4 @@ class TestPatterns:
         assert "view" in view.what
         assert "server's own" in system.what
         assert "matches no table" in nothing.what
-        assert missing.mend.endswith(f"GRANT SELECT ON `{tables}`.`no` TO `root`@`localhost`")
+        assert missing.hint.endswith(f"GRANT SELECT ON `{tables}`.`no` TO `root`@`localhost`")

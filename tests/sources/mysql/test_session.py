@@ -136,11 +136,11 @@ class TestTls:
     def test_settings_that_make_no_sense(self, tls: dict[str, str], mysql: MysqlServer) -> None:
         with pytest.raises(ConfigurationError) as caught:
             connect(settings(mysql, tls=tls))
-        assert caught.value.mend
+        assert caught.value.hint
 
 
 class TestFailures:
-    """Each is one clear error that says how to mend it, and none of them tells the password."""
+    """Each is one clear error that says how to fix it, and none of them tells the password."""
 
     @pytest.mark.parametrize(
         ("changes", "error", "says"),
@@ -162,7 +162,7 @@ class TestFailures:
         with pytest.raises(error, match=says) as caught:
             connect(given)
         assert caught.value.where.endswith(f"@{given.host}:{given.port}")
-        assert caught.value.mend
+        assert caught.value.hint
         told = "".join(traceback.format_exception(caught.value)) + repr(given)
         assert SECRET not in told
 

@@ -170,7 +170,7 @@ def test_null_never_makes_two_rows_one(mysql: MysqlServer, schema: str, kind: st
     with pytest.raises(ValueNotRepresentable, match="0000-00-00") as caught:
         select(mysql, table)
     assert caught.value.where == f"{schema}.t.d"
-    assert "string" in caught.value.mend
+    assert "string" in caught.value.hint
     with pytest.raises(ValueNotRepresentable, match="0000-00-00"):
         decode(table, split(table, event.body))
 
@@ -198,7 +198,7 @@ class TestPreflight:
             plans = MysqlSource(settings(server)).preflight([f"{schema}.*"], "auto", policy)
             assert {plan.unrepresentable for plan in plans} == {policy}
         except PreflightError as error:
-            return {problem.where.partition(".")[2]: (problem.what, problem.mend) for problem in error.problems}
+            return {problem.where.partition(".")[2]: (problem.what, problem.hint) for problem in error.problems}
         return {}
 
     def test_a_decimal_beyond_38_digits_needs_a_choice(self, mysql: MysqlServer, schema: str) -> None:
@@ -207,12 +207,12 @@ class TestPreflight:
         mysql.query(f"CREATE TABLE {schema}.c (id int PRIMARY KEY, v decimal(40))")
         found = self.problems(mysql, schema, "error")
         assert set(found) == {"a.id", "a.v", "b.v", "c.v"}
-        assert all("38 digits" in what and "unrepresentable" in mend for what, mend in found.values())
+        assert all("38 digits" in what and "unrepresentable" in hint for what, hint in found.values())
         assert "null" in found["c.v"][1]
         assert "null" not in found["b.v"][1]
         found = self.problems(mysql, schema, "null")
         assert set(found) == {"a.id", "b.v"}
-        assert all("tell rows apart" in what and "string" in mend for what, mend in found.values())
+        assert all("tell rows apart" in what and "string" in hint for what, hint in found.values())
         assert self.problems(mysql, schema, "string") == {}
 
     def test_the_plan_says_which_columns_the_policy_changes(self, mysql: MysqlServer, schema: str) -> None:

@@ -1,4 +1,4 @@
-"""Everything that would go wrong is told before it does, all at once, each with a mend that works."""
+"""Everything that would go wrong is told before it does, all at once, each with a hint that works."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_each_table_gets_the_consistency_that_fits_it(postgres: PostgresServer, 
     assert "watermark needs a primary key" in problem.what
 
 
-def test_mends_for_the_replica_identity_mend_it(postgres: PostgresServer, source: PostgresSource) -> None:
+def test_hints_for_the_replica_identity_fix_it(postgres: PostgresServer, source: PostgresSource) -> None:
     run(
         postgres,
         source,
@@ -70,8 +70,8 @@ def test_mends_for_the_replica_identity_mend_it(postgres: PostgresServer, source
     )
     found = problems_of(source)
     assert [problem.where for problem in found] == ["public.Tree", "public.plain"]
-    assert "full_leaf" not in found[0].mend
-    run(postgres, source, *[problem.mend for problem in found])
+    assert "full_leaf" not in found[0].hint
+    run(postgres, source, *[problem.hint for problem in found])
     source.preflight(["public.*"], "auto")
 
 
@@ -132,8 +132,8 @@ def test_the_grants_that_are_named_suffice(
         "shop.tree",
         "shop.tree",
     ]
-    assert '"shop"."leaf"' in found[3].mend
-    run(postgres, source, found[0].mend, found[1].mend.split(",")[0], found[2].mend, found[3].mend)
+    assert '"shop"."leaf"' in found[3].hint
+    run(postgres, source, found[0].hint, found[1].hint.split(",")[0], found[2].hint, found[3].hint)
     run(postgres, source, "GRANT owner_of_shop TO reader")
     assert len(reader.preflight(["shop.*"], "auto")) == 1
 
@@ -145,7 +145,7 @@ def test_a_publication_that_exists_needs_no_owner_but_all_rows_columns_and_chang
     run(postgres, source, "GRANT SELECT ON ALL TABLES IN SCHEMA shop TO reader")
     mine = options(reader, publication="lake")
     (problem,) = problems_of(mine, "shop.*")
-    run(postgres, source, problem.mend)
+    run(postgres, source, problem.hint)
     assert len(mine.preflight(["shop.*"], "auto")) == 1
     for change, why in {
         "ALTER PUBLICATION lake SET (publish = 'insert, update')": "delete, truncate",
@@ -154,7 +154,7 @@ def test_a_publication_that_exists_needs_no_owner_but_all_rows_columns_and_chang
         "ALTER PUBLICATION lake SET TABLE shop.tree WHERE (id > 5)": "some rows of shop.tree",
         "ALTER PUBLICATION lake DROP TABLE shop.tree": "does not hold shop.tree",
     }.items():
-        run(postgres, source, "DROP PUBLICATION lake", problem.mend, change)
+        run(postgres, source, "DROP PUBLICATION lake", problem.hint, change)
         said = " ".join(found.what for found in problems_of(mine, "shop.*"))
         assert why in said, change
     run(postgres, source, "DROP PUBLICATION lake")

@@ -1,4 +1,4 @@
-"""Sessions: nothing inherited bends a read, both drivers reach the server alike, and errors say what to mend."""
+"""Sessions: nothing inherited bends a read, both drivers reach the server alike, and errors say what to hint."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def changed(settings: ConnectionSettings, **fields: Any) -> ConnectionSettings:
 
 
 @pytest.mark.parametrize("way", [session, reading_session, lambda settings: session(settings, replication=True)])
-def test_a_connection_that_cannot_work_says_what_to_mend(
+def test_a_connection_that_cannot_work_says_what_to_fix(
     way: Open, settings: ConnectionSettings, postgres: PostgresServer
 ) -> None:
     postgres.query(f"ALTER ROLE {quote(settings.user)} REPLICATION")
@@ -97,7 +97,7 @@ def test_a_connection_that_cannot_work_says_what_to_mend(
     for wrong, error, said in cases:
         with pytest.raises(error, match=said) as refused, way(wrong):
             pass
-        assert refused.value.mend
+        assert refused.value.hint
         assert PASSWORD not in str(refused.value)
     with way(settings):
         pass

@@ -103,7 +103,7 @@ def _no_date(where: str, column: ColumnType, value: str) -> ValueNotRepresentabl
     return ValueNotRepresentable(
         f"the {column.family.value} {value} is no date of the calendar, so no {column.arrow} can hold it",
         where=where,
-        mend=f"set unrepresentable to string (or null, unless the column is part of a key, or its table has none), "
+        hint=f"set unrepresentable to string (or null, unless the column is part of a key, or its table has none), "
         f"correct the rows of which {column.select} is {value!r}, or leave the table out",
     )
 

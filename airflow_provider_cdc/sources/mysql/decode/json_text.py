@@ -94,7 +94,7 @@ def json_texts(values: pa.BinaryArray) -> pa.StringArray:
     if ends[-1] > _LARGEST:
         raise ValueNotRepresentable(
             f"{count} JSON values take {ends[-1]} bytes as text, more than one Arrow array holds",
-            mend="Read fewer rows at once.",
+            hint="Read fewer rows at once.",
         )
     nulls = pa.py_buffer(np.packbits(valid, bitorder="little")) if values.null_count else None
     texts = pa.StringArray.from_buffers(

@@ -62,7 +62,7 @@ class StatementReader:
             raise ConfigurationError(
                 f"the session has character_set_results={results} and time_zone={zone}",
                 where=self._name,
-                mend="open it with session.connect(reading=True)",
+                hint="open it with session.connect(reading=True)",
             )
 
     def read(self, where: str, params: Sequence[KeyValue]) -> Iterator[pa.RecordBatch]:

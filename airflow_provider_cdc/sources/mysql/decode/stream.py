@@ -69,7 +69,7 @@ class ResultStream:
             raise SchemaChanged(
                 "the statement's result has other columns than the table had",
                 where=self._where,
-                mend="the table changed since the run began: trigger a new run",
+                hint="the table changed since the run began: trigger a new run",
             )
 
     def make_room(self) -> None:

@@ -75,7 +75,7 @@ def _no_text(where: str, charset: str, value: bytes) -> ValueNotRepresentable:
     return ValueNotRepresentable(
         f"the stored bytes x'{shown}' hold a code that stands for no character of {charset}",
         where=where,
-        mend="correct the rows, or make the column a binary one",
+        hint="correct the rows, or make the column a binary one",
     )
 
 

@@ -154,7 +154,7 @@ class Dump:
                 return received
             elif code == BROKEN:
                 raise DecodeError(
-                    "the server's packets are out of order", where=self._where, mend="look for a proxy in between"
+                    "the server's packets are out of order", where=self._where, hint="look for a proxy in between"
                 )
             elif code == ERROR:
                 self._raise_error()
@@ -173,7 +173,7 @@ class Dump:
     def _grow(self) -> None:
         if len(self.data) > MAX_EVENT_BYTES:
             raise DecodeError(
-                "an event is larger than 1 GiB", where=self._where, mend="verify the log with mysqlbinlog"
+                "an event is larger than 1 GiB", where=self._where, hint="verify the log with mysqlbinlog"
             )
         data: Any = np.empty(2 * len(self.data), np.uint8)
         data[: self.end] = self.data[: self.end]
@@ -187,7 +187,7 @@ class Dump:
             size = self._socket.recv_into(self._raw[rest:])
         if size == 0:
             raise SourceUnavailable(
-                "the server closed the connection", where=self._where, mend="the task can be retried as it is"
+                "the server closed the connection", where=self._where, hint="the task can be retried as it is"
             )
         self.bytes += size
         state[RAW_AT], state[RAW_END] = 0, rest + size
@@ -210,7 +210,7 @@ class Dump:
                 raise LogGone(
                     f"the server cannot read it: {text}",
                     where=self._where,
-                    mend="trigger a new run, and let the server keep its logs for longer (binlog_expire_logs_seconds)",
+                    hint="trigger a new run, and let the server keep its logs for longer (binlog_expire_logs_seconds)",
                 ) from error
             with mapped_errors(self._where):
                 raise

@@ -31,7 +31,7 @@ def log_segments(settings: ConnectionSettings, initial: str, log_end: str) -> li
     """
     last_file, _, text = log_end.rpartition(":")
     if not last_file or not text.isdecimal():
-        raise PositionError(f"{log_end!r} is not a place in the log", mend="it has the form file:position")
+        raise PositionError(f"{log_end!r} is not a place in the log", hint="it has the form file:position")
     stop = int(text)
     wanted = GtidSet.parse(initial)
     with session(settings) as connection:
@@ -40,7 +40,7 @@ def log_segments(settings: ConnectionSettings, initial: str, log_end: str) -> li
             raise LogGone(
                 f"transactions after the initial position are purged: {purged - wanted}",
                 where=settings.address,
-                mend=_KEEP_LOGS,
+                hint=_KEEP_LOGS,
             )
         files = {str(row[0]): int(row[1]) for row in query(connection, "SHOW BINARY LOGS")}
         names = list(files)
@@ -48,7 +48,7 @@ def log_segments(settings: ConnectionSettings, initial: str, log_end: str) -> li
             raise LogGone(
                 f"the log no longer reaches to {log_end}",
                 where=settings.address,
-                mend="someone reset the log, or put another server in its place: trigger a new run",
+                hint="someone reset the log, or put another server in its place: trigger a new run",
             )
         last = names.index(last_file)
         first = last
@@ -57,7 +57,7 @@ def log_segments(settings: ConnectionSettings, initial: str, log_end: str) -> li
                 raise LogGone(
                     f"the oldest log file, {names[0]}, begins after the initial position",
                     where=settings.address,
-                    mend=_KEEP_LOGS,
+                    hint=_KEEP_LOGS,
                 )
             first -= 1
     return [
@@ -75,7 +75,7 @@ def segments_before(settings: ConnectionSettings, segment: LogSegment, count: in
     with session(settings) as connection:
         names = [str(row[0]) for row in query(connection, "SHOW BINARY LOGS")]
     if segment.name not in names:
-        raise LogGone(f"the log file {segment.name} is purged", where=settings.address, mend=_KEEP_LOGS)
+        raise LogGone(f"the log file {segment.name} is purged", where=settings.address, hint=_KEEP_LOGS)
     last = names.index(segment.name)
     return [
         LogSegment(segment.number - before, names[last - before], events.FIRST_POSITION, None)
@@ -90,7 +90,7 @@ def previous_gtids(connection: Connection, file: str) -> GtidSet:
             return GtidSet.parse(row[5])
     raise LogGone(
         f"the log file {file} does not tell which transactions came before it",
-        mend="files from before gtid_mode=ON cannot be used: trigger a new run",
+        hint="files from before gtid_mode=ON cannot be used: trigger a new run",
     )
 
 
@@ -129,7 +129,7 @@ class MysqlSegmentReader:
                 raise SourceUnavailable(
                     f"the server has no more events, and {walker.where} is not the end yet",
                     where=summary.segment.name,
-                    mend="the task can be retried as it is",
+                    hint="the task can be retried as it is",
                 )
             walker.state[walk_state.AT] = 0
             yield

@@ -236,7 +236,7 @@ class LogWalker:
                 SchemaChanged(
                     f"{found.statement} on a table that is being copied",
                     where=f"{found.table} at {self.where}",
-                    mend=f"leave the definitions of copied tables alone while a run lasts; {_NEW_RUN}",
+                    hint=f"leave the definitions of copied tables alone while a run lasts; {_NEW_RUN}",
                 )
             )
         elif found.effect is Effect.ROW_CHANGE:
@@ -244,7 +244,7 @@ class LogWalker:
                 ImageNotWhole(
                     f"{found.statement} was logged as a statement, without row images",
                     where=self.where,
-                    mend=f"let all sessions use binlog_format=ROW, then {_NEW_RUN}",
+                    hint=f"let all sessions use binlog_format=ROW, then {_NEW_RUN}",
                 )
             )
         elif found.effect is Effect.NOT_UNDERSTOOD:
@@ -338,41 +338,41 @@ class LogWalker:
             return ImageNotWhole(
                 "the row images lack columns",
                 where=f"{table} at {self.where}",
-                mend=f"let all sessions use binlog_row_image=FULL, then {_NEW_RUN}",
+                hint=f"let all sessions use binlog_row_image=FULL, then {_NEW_RUN}",
             )
         return SchemaChanged(
             "the rows have other columns than the table that is being copied",
             where=f"{table} at {self.where}",
-            mend=f"leave the definitions of copied tables alone while a run lasts; {_NEW_RUN}",
+            hint=f"leave the definitions of copied tables alone while a run lasts; {_NEW_RUN}",
         )
 
     def _unknown(self, kind: int) -> CdcError:
-        message, mend = {
+        message, hint = {
             events.ANONYMOUS_GTID: ("a transaction has no GTID", f"set gtid_mode=ON, then {_NEW_RUN}"),
             events.INCIDENT: (
                 "the server notes that events may be missing here",
                 f"see the server's error log, then {_NEW_RUN}",
             ),
         }.get(kind, (f"this reader does not know events of type {kind}", _REPORT))
-        return UnknownEvent(message, where=self.where, mend=mend)
+        return UnknownEvent(message, where=self.where, hint=hint)
 
     def _out_of_place(self, kind: int) -> CdcError:
         return UnknownEvent(
-            f"an event of type {kind} makes no transaction with those before it", where=self.where, mend=_REPORT
+            f"an event of type {kind} makes no transaction with those before it", where=self.where, hint=_REPORT
         )
 
     def _not_understood(self, statement: str) -> CdcError:
         return UnknownEvent(
-            f"this reader does not know what the statement {statement!r} does", where=self.where, mend=_REPORT
+            f"this reader does not know what the statement {statement!r} does", where=self.where, hint=_REPORT
         )
 
     def _damaged(self, message: str) -> DecodeError:
-        return DecodeError(message, where=self.where, mend=_REPORT)
+        return DecodeError(message, where=self.where, hint=_REPORT)
 
     def _read(self, parse: Callable[[bytes], _Read], body: bytes) -> _Read:
         """``parse(body)``, with the place in whatever error it raises."""
         try:
             return parse(body)
         except CdcError as error:
-            error.where, error.mend = error.where or self.where, error.mend or _REPORT
+            error.where, error.hint = error.where or self.where, error.hint or _REPORT
             raise

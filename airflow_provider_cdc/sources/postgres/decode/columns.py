@@ -45,7 +45,7 @@ def finish_batch(table: Table, batch: pa.RecordBatch, nulled: dict[str, int] | N
     """
     columns = column_types(table)
     if batch.schema.names != [column.name for column in columns]:
-        raise SchemaChanged(f"the columns are {', '.join(batch.schema.names)}", where=str(table.name), mend=_NEW_RUN)
+        raise SchemaChanged(f"the columns are {', '.join(batch.schema.names)}", where=str(table.name), hint=_NEW_RUN)
     arrays = [
         finish(str(table.name), column, array, nulled) for column, array in zip(columns, batch.columns, strict=True)
     ]
@@ -64,13 +64,13 @@ def finish(table: str, column: ColumnType, array: pa.Array, nulled: dict[str, in
     if isinstance(array, pa.ExtensionArray):
         array = array.storage
     if array.null_count and not column.stored_nulls:
-        raise SchemaChanged("a NULL in a column that was NOT NULL", where=where, mend=_NEW_RUN)
+        raise SchemaChanged("a NULL in a column that was NOT NULL", where=where, hint=_NEW_RUN)
     if column.family is Family.UUID and array.type == pa.binary(_UUID_BYTES):
         return _uuids(array)
     text = column.family is Family.DECIMAL and array.type == pa.utf8()
     expected = pa.utf8() if text else column.arrow
     if array.type != expected:
-        raise SchemaChanged(f"the values are of type {array.type}, not {expected}", where=where, mend=_NEW_RUN)
+        raise SchemaChanged(f"the values are of type {array.type}, not {expected}", where=where, hint=_NEW_RUN)
     match column.family:
         case Family.FLOAT:
             return _floats(array)
@@ -124,7 +124,7 @@ def _without(
         raise ValueNotRepresentable(
             f"the {column.family.value} {value} fits no {column.arrow}",
             where=where,
-            mend="set unrepresentable to 'string' (the column becomes text) or, where no key needs it, 'null'; "
+            hint="set unrepresentable to 'string' (the column becomes text) or, where no key needs it, 'null'; "
             f"or correct the rows of which {column.name} is {value!r}, or leave the table out",
         )
     if nulled is not None:

@@ -126,7 +126,7 @@ class CopyReader:
                     raise SchemaChanged(
                         "the rows have other columns, or columns of other types, than the table had",
                         where=str(self._table.name),
-                        mend="the table changed since the run began: trigger a new run",
+                        hint="the table changed since the run began: trigger a new run",
                     )
                 if code == packets.AT_OTHER:
                     # The message is read from the buffer, which may move what was located: so the rows come first.

@@ -179,7 +179,7 @@ def _check_slot(connection: Connection, name: str, initial: Lsn, stop: Lsn) -> N
     slot, where = slots.state(connection, name), f"replication slot {name}"
     if slot is None or slot.lost:
         what = "is gone" if slot is None else f"has lost its log ({slot.wal_status})"
-        raise LogGone(f"the slot that kept the log for this run {what}", where=where, mend=_NEW_RUN)
+        raise LogGone(f"the slot that kept the log for this run {what}", where=where, hint=_NEW_RUN)
     _check_place(name, slot.confirmed, initial)
     # Where the log ends early, the slot would simply give less.
     flushed = Lsn.parse(value(connection, "pg_current_wal_flush_lsn()::text"))
@@ -187,7 +187,7 @@ def _check_slot(connection: Connection, name: str, initial: Lsn, stop: Lsn) -> N
         raise LogGone(
             f"the log reaches to {flushed} only, and once it did to {stop}",
             where=where,
-            mend=f"the server lost what it had, or another one is in its place: {_NEW_RUN}",
+            hint=f"the server lost what it had, or another one is in its place: {_NEW_RUN}",
         )
 
 
@@ -196,5 +196,5 @@ def _check_place(slot: str, confirmed: Lsn | None, initial: Lsn) -> None:
         raise LogGone(
             f"the slot was moved from {initial} to {confirmed}: someone else reads from it",
             where=f"replication slot {slot}",
-            mend=f"leave the slots that are called {slots.PREFIX}… alone, and {_NEW_RUN}",
+            hint=f"leave the slots that are called {slots.PREFIX}… alone, and {_NEW_RUN}",
         )

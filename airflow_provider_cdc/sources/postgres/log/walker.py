@@ -146,7 +146,7 @@ class LogWalker:
         kind = message[0]
         if kind not in (pgoutput.RELATION, pgoutput.TRUNCATE):
             raise UnknownEvent(
-                f"this reader does not know messages of type {chr(kind)!r}", where=self.where, mend=_REPORT
+                f"this reader does not know messages of type {chr(kind)!r}", where=self.where, hint=_REPORT
             )
         if self.state[walk_state.PHASE] != walk_state.OPEN:
             raise self._damaged(_DAMAGE[walk_state.OUT_OF_PLACE])
@@ -165,7 +165,7 @@ class LogWalker:
             self._check_identity(found, f"partition {found.name} of {self._tables[leaf].name}")
         elif found.name in self._names:
             raise SchemaChanged(
-                "another table has its name now", where=f"{found.name} at {self.where}", mend=_LEAVE_ALONE
+                "another table has its name now", where=f"{found.name} at {self.where}", hint=_LEAVE_ALONE
             )
         if index is None:
             index = walk_state.UNTRACKED if leaf is None else walk_state.TRACKED_LEAF
@@ -184,14 +184,14 @@ class LogWalker:
         else:
             self._check_identity(found, str(table.name))
             return
-        raise SchemaChanged(what, where=f"{table.name} at {self.where}", mend=_LEAVE_ALONE)
+        raise SchemaChanged(what, where=f"{table.name} at {self.where}", hint=_LEAVE_ALONE)
 
     def _check_identity(self, found: pgoutput.Relation, name: str) -> None:
         if found.identity != pgoutput.FULL:
             raise ImageNotWhole(
                 "the log does not hold whole old rows: the replica identity is not FULL",
                 where=f"{name} at {self.where}",
-                mend=f"ALTER TABLE … REPLICA IDENTITY FULL (the table and each of its partitions), then {_NEW_RUN}",
+                hint=f"ALTER TABLE … REPLICA IDENTITY FULL (the table and each of its partitions), then {_NEW_RUN}",
             )
 
     def _register(self, oid: int, index: int) -> None:
@@ -210,7 +210,7 @@ class LogWalker:
                 raise SchemaChanged(
                     "TRUNCATE on a table that is being copied",
                     where=f"{self._tables[index].name} at {self.where}",
-                    mend=f"do not truncate copied tables while a run lasts; {_NEW_RUN}",
+                    hint=f"do not truncate copied tables while a run lasts; {_NEW_RUN}",
                 )
 
     def _error(self, code: int, message: bytes) -> CdcError:
@@ -223,20 +223,20 @@ class LogWalker:
             return ImageNotWhole(
                 "a change was logged without the whole old row: the replica identity is not FULL",
                 where=where,
-                mend=f"ALTER TABLE … REPLICA IDENTITY FULL (the table and each of its partitions), then {_NEW_RUN}",
+                hint=f"ALTER TABLE … REPLICA IDENTITY FULL (the table and each of its partitions), then {_NEW_RUN}",
             )
         if code == walk_state.LEAF:
             return ConfigurationError(
                 "the publication tells of a partition, and not of the table that it is a part of",
                 where=where,
-                mend=f"ALTER PUBLICATION … SET (publish_via_partition_root = true), then {_NEW_RUN}",
+                hint=f"ALTER PUBLICATION … SET (publish_via_partition_root = true), then {_NEW_RUN}",
             )
         return SchemaChanged(
-            "a row has other columns than the table that is being copied", where=where, mend=_LEAVE_ALONE
+            "a row has other columns than the table that is being copied", where=where, hint=_LEAVE_ALONE
         )
 
     def _damaged(self, message: str) -> DecodeError:
-        return DecodeError(message, where=self.where, mend=_REPORT)
+        return DecodeError(message, where=self.where, hint=_REPORT)
 
     def _read(self, parse: Callable[[bytes], _Read], message: bytes) -> _Read:
         """``parse(message)``, with the place in whatever error it raises."""
