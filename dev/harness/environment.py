@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import ast
 import hashlib
 import shlex
 import sys
@@ -24,7 +25,7 @@ def spark_environment() -> dict[str, str]:
     Raises HarnessError if there is no Java, or if the two PySpark distributions are at different versions.
     """
     _check_one_pyspark()
-    kernels = cache_directory() / "numba" / _sources_digest()
+    kernels = cache_directory() / "numba" / _kernels_digest()
     kernels.mkdir(parents=True, exist_ok=True)
     return {
         "JAVA_HOME": str(java_home()),
@@ -36,12 +37,32 @@ def spark_environment() -> dict[str, str]:
     }
 
 
-def _sources_digest() -> str:
-    # Numba compiles a kernel anew when its own file changes, but not when one that it calls does, in another file.
+def _kernels_digest() -> str:
+    # Numba compiles a kernel anew when its own file changes, but not when one that it calls does, or a constant that
+    # it was compiled with, in another file.
     digest = hashlib.sha256()
-    for path in sorted((PACKAGE / "sources").rglob("*.py")):
+    for path in sorted(_kernel_sources()):
         digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
+
+
+def _kernel_sources() -> set[Path]:
+    """The files that hold kernels, and those that they import constants from, directly or not."""
+    texts = {path: path.read_text() for path in PACKAGE.rglob("*.py")}
+    modules = {".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts): path for path in texts}
+    found = {path for path, text in texts.items() if "\n@kernel" in text or "\n@inner" in text}
+    ahead = set(found)
+    while ahead:
+        for node in ast.walk(ast.parse(texts[ahead.pop()])):
+            if isinstance(node, ast.ImportFrom):
+                for name in (alias.name for alias in node.names):
+                    path = modules.get(f"{node.module}.{name}")
+                    if name.isupper():
+                        path = modules.get(str(node.module))
+                    if path is not None and path not in found:
+                        found.add(path)
+                        ahead.add(path)
+    return found
 
 
 def _check_one_pyspark() -> None:
