@@ -1,0 +1,34 @@
+"""The documents say what the code says."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_cdc import errors
+
+ROOT = Path(__file__).resolve().parents[1]
+DOCS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
+
+
+def test_every_error_has_its_paragraph_and_no_paragraph_is_about_none() -> None:
+    told = set(re.findall(r"^### (\w+)$", (ROOT / "docs/errors.md").read_text(), re.MULTILINE))
+    raised = {
+        name
+        for name, kind in vars(errors).items()
+        if isinstance(kind, type) and issubclass(kind, errors.CdcError) and kind.__module__ == errors.__name__
+    }
+    assert told == raised - {"CdcError", "TerminalError", "TransientError"}
+
+
+@pytest.mark.parametrize("page", DOCS, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_between_the_documents_lead_somewhere(page: Path) -> None:
+    for target, _, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(#([^)]*))?\)", page.read_text()):
+        linked = (page.parent / target).resolve() if target else page
+        assert linked.exists(), f"{target} in {page.name}"
+        if anchor:
+            headings = re.findall(r"^#+ (.*)$", linked.read_text(), re.MULTILINE)
+            slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+            assert anchor.removeprefix("#") in slugs, f"{target}{anchor} in {page.name}"
