@@ -29,6 +29,7 @@ from airflow_provider_cdc.jobs.rewind import Outcome, Restore, Rewind, RewindTas
 from airflow_provider_cdc.jobs.snapshot import TASK_ID as SNAPSHOT
 from airflow_provider_cdc.jobs.snapshot import read_table_files
 from airflow_provider_cdc.jobs.step import Step, run_step
+from airflow_provider_cdc.jobs.survivors import check_survivors
 from airflow_provider_cdc.jobs.tasks import run_tasks
 from airflow_provider_cdc.sinks.base import StagedFile, folder_name
 from airflow_provider_cdc.sinks.parquet import ParquetSink
@@ -53,6 +54,7 @@ def consolidate(spark: SparkSession, run: Storage, settings: ConnectionSettings)
     snapshot step has those that were read); ``files_rewritten``, ``files_adopted``, ``published_at``, ``seconds``.
 
     :raises CopyMismatch: the rows that were read contradict the log.
+    :raises ValueNotRepresentable: values that no Arrow type holds would be published.
     :raises PublishIncomplete: publishing stopped half-way; call it again.
     """
     found = run_step(TASK_ID, spark, run, settings, _consolidate)
@@ -108,6 +110,8 @@ def _stage(step: Step) -> None:
     """Rewind, and fix the files that count."""
     change = read_net_change(step.run, step.found(EXTRACT_DELTA)["record"])
     read = read_table_files(step.run, step.found(SNAPSHOT)["record"])
+    odd = {index: own for index, entry in enumerate(step.tables) if (own := read[str(entry.table.name)].odd)}
+    check_survivors(step.run, change.files, odd)
     files = [read[str(entry.table.name)].files for entry in step.tables]
     orders = _orders(step, change, files)
     touched = sum(change.keys.values())

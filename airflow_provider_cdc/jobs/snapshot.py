@@ -23,6 +23,7 @@ from airflow_provider_cdc.jobs.nulled import add_nulled, say_nulled
 from airflow_provider_cdc.jobs.parts import CHUNK_ROWS, Part, cut
 from airflow_provider_cdc.jobs.progress import Progress, say, table
 from airflow_provider_cdc.jobs.step import Plan, Step, run_step
+from airflow_provider_cdc.jobs.survivors import check_count, noted
 from airflow_provider_cdc.jobs.tasks import run_tasks
 from airflow_provider_cdc.sinks.base import Sink, StagedFile, folder_name
 from airflow_provider_cdc.sources.base import ConnectionSettings, LockPolicy, Source
@@ -37,10 +38,12 @@ READS = 5
 
 @dataclass(frozen=True)
 class TableFiles:
-    """What was read of one table. ``upper`` is the exact position of the read; empty unless the table is keyless."""
+    """What was read of one table. ``upper`` is the exact position of the read; empty unless the table is keyless.
+    ``odd`` are values that no Arrow type holds (`survivors`)."""
 
     files: tuple[StagedFile, ...]
     upper: str
+    odd: tuple[dict[str, str], ...] = ()
 
     @property
     def rows(self) -> int:
@@ -69,6 +72,7 @@ class ReadPart:
         entry = self.tables[part.table]
         schema = self.source.arrow_schema(entry.table)
         name = f"chunks/{folder_name(entry.table.name)}/{part.name}-{uuid.uuid4().hex[:8]}"
+        odd: list[dict[str, str]] = []
         with (
             self.sink.writer(self.run, name, schema) as writer,
             self.source.reader(entry.table, entry.consistency, self.lock) as reader,
@@ -77,6 +81,9 @@ class ReadPart:
                 if at and self.pause:
                     time.sleep(self.pause)
                 for batch in reader.read(chunk):
+                    if reader.odd:
+                        odd += noted(entry.table, batch, reader.odd)
+                        check_count(odd)
                     writer.write(batch)
             incarnation = reader.settle()
             upper, lock_seconds, nulled = reader.upper, reader.lock_seconds, dict(reader.nulled)
@@ -90,6 +97,7 @@ class ReadPart:
             "incarnation": incarnation,
             "lock_seconds": lock_seconds,
             "nulled": nulled,
+            "odd": odd,
             "chunks": len(part.chunks),
             "seconds": round(time.monotonic() - started, 3),
         }
@@ -221,22 +229,24 @@ def _name(step: Step, part: Part) -> str:
 def _by_table(step: Step, parts: list[Part], records: Mapping[int, dict[str, Any]]) -> dict[str, TableFiles]:
     files: dict[str, list[StagedFile]] = {str(entry.table.name): [] for entry in step.tables}
     uppers = dict.fromkeys(files, "")
+    odd: dict[str, list[dict[str, str]]] = {name: [] for name in files}
     for part in sorted(parts, key=lambda part: (part.table, part.chunks[0].number)):
         record = records[part.number]
         files[_name(step, part)] += [StagedFile.from_json(file) for file in record["files"]]
         if step.tables[part.table].table.keyless:
             uppers[_name(step, part)] = record["upper"]
-    return {name: TableFiles(tuple(own), uppers[name]) for name, own in files.items()}
+        odd[_name(step, part)] += record["odd"]
+    return {name: TableFiles(tuple(own), uppers[name], tuple(odd[name])) for name, own in files.items()}
 
 
 def _to_json(own: TableFiles) -> dict[str, Any]:
-    return {"upper": own.upper, "files": [file.to_json() for file in own.files]}
+    return {"upper": own.upper, "files": [file.to_json() for file in own.files], "odd": list(own.odd)}
 
 
 def read_table_files(run: Storage, record: str) -> dict[str, TableFiles]:
     """What the snapshot step read, by table."""
     return {
-        name: TableFiles(tuple(StagedFile.from_json(file) for file in own["files"]), own["upper"])
+        name: TableFiles(tuple(StagedFile.from_json(file) for file in own["files"]), own["upper"], tuple(own["odd"]))
         for name, own in run.read_json(record).items()
     }
 

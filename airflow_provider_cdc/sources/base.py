@@ -16,6 +16,7 @@ import pyarrow as pa
 
 from airflow_provider_cdc.core.chunk import Chunk
 from airflow_provider_cdc.core.table import Table, TableName
+from airflow_provider_cdc.sources.odd_values import OddValue
 
 CONSISTENCIES = ("auto", "watermark", "lock", "exported")
 
@@ -217,11 +218,17 @@ class ChunkReader(Protocol):
     def nulled(self) -> Mapping[str, int]:
         """How many values of each column were read as null so far because no Arrow type holds them."""
 
+    @property
+    def odd(self) -> Sequence[OddValue]:
+        """The values of the batch that `read` gave last that no Arrow type holds, with the policy ``error``: a
+        placeholder stands in for each."""
+
     def read(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
         """The chunk's rows as batches of ``Source.arrow_schema``; memory is bounded whatever the chunk's size.
 
         :raises SourceUnavailable: the session broke. Nothing of the chunk counts then.
-        :raises ValueNotRepresentable: a value fits no Arrow type and the policy is ``error``.
+        :raises ValueNotRepresentable: a value that tells rows apart fits no Arrow type and the policy is ``error``; or
+            so many values do that they are not in ``odd``.
         """
 
     def settle(self) -> str:

@@ -179,16 +179,34 @@ class TestValuesThatArrowCannotHold:
         images = [row["before"] for row in run.window().changes]
         return days, images
 
-    def test_stop_the_run_in_the_table_and_in_the_log(self, db: Database, begin: Begin) -> None:
+    def test_are_noted_with_their_rows_so_that_only_survivors_stop_the_run(self, db: Database, begin: Begin) -> None:
         run = self.begin(db, begin, "error")
-        with pytest.raises(ValueNotRepresentable) as stopped:
+        odd: dict[int, str] = {}
+        with run.source.reader(run.tables["days"], "watermark", LOCK) as reader:
+            for chunk in run.source.plan_chunks(run.tables["days"], 7):
+                for batch in reader.read(chunk):
+                    ids = batch["id"].to_pylist()
+                    odd |= {ids[value.row]: str(value.error) for value in reader.odd}
+                    assert batch["day"].null_count == 1
+        assert sorted(odd) == [1, 4]
+        assert f"{db.name('days')}.day" in odd[1]
+        assert "unrepresentable" in odd[1]
+
+    def test_stop_the_read_at_once_where_there_are_very_many(self, db: Database, begin: Begin) -> None:
+        run = self.begin(db, begin, "error")
+        odd, _ = db.impossible_date
+        db.execute("INSERT INTO days VALUES " + ", ".join(f"({number}, {odd})" for number in range(10, 1_020)))
+        with pytest.raises(ValueNotRepresentable):
             run.read_all()
-        assert f"{db.name('days')}.day" in str(stopped.value)
-        assert "unrepresentable" in stopped.value.hint
+
+    def test_stop_the_run_in_the_log(self, db: Database, begin: Begin) -> None:
+        run = self.begin(db, begin, "error")
         db.execute("UPDATE days SET day = NULL WHERE id IN (1, 4)")
         run.read_all()
-        with pytest.raises(ValueNotRepresentable):
+        with pytest.raises(ValueNotRepresentable) as stopped:
             run.window()
+        assert f"{db.name('days')}.day" in str(stopped.value)
+        assert "unrepresentable" in stopped.value.hint
 
     def test_are_null_where_that_is_asked_for_and_each_is_counted(self, db: Database, begin: Begin) -> None:
         run = self.begin(db, begin, "null")

@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.manifest import Manifest
-from airflow_provider_cdc.errors import TransientError
+from airflow_provider_cdc.errors import TransientError, ValueNotRepresentable
 from harness.pipeline import Pipeline, published_counts
 from tests.contract.databases import PASSWORD, Database, Row
 
@@ -168,3 +168,46 @@ def test_values_that_arrow_cannot_hold_are_published_as_asked_for_and_counted(
     assert texts == {1: shown, 2: shown, 3: "2024-02-29", 4: None}
     nulled = [run.found[step]["nulled"] for step in ("snapshot", "consolidate")]
     assert nulled == ([{name: {"day": 2}}, {name: {"day": 1}}] if policy == "null" else [{}, {}])
+
+
+def test_values_that_came_after_the_initial_position_stop_nothing(
+    db: Database, spark: SparkSession, tmp_path: Path
+) -> None:
+    odd, _ = db.impossible_date
+    db.create("days", "id INT PRIMARY KEY, day DATE, note VARCHAR(9)")
+    db.execute("INSERT INTO days VALUES (1, '2024-02-28', 'a'), (2, '2024-02-29', 'b'), (3, NULL, 'c')")
+    name = str(db.name("days"))
+    run = Pipeline(spark, db.settings, tmp_path.as_uri(), [name])
+    try:
+        run.record()
+        db.execute(f"INSERT INTO days VALUES (4, {odd}, 'd')", f"UPDATE days SET day = {odd} WHERE id = 2")
+        published = run.finish()["published"]
+    finally:
+        run.release()
+    _, rows = published_counts(published[name])
+    assert sorted((number, str(day), note) for number, day, note in rows) == [
+        (1, "2024-02-28", "a"),
+        (2, "2024-02-29", "b"),
+        (3, "None", "c"),
+    ]
+
+
+def test_values_that_survive_stop_the_run_and_all_their_columns_are_told(
+    db: Database, spark: SparkSession, tmp_path: Path
+) -> None:
+    odd, _ = db.impossible_date
+    for table in ("days", "more"):
+        db.create(table, "id INT PRIMARY KEY, day DATE")
+        db.execute(f"INSERT INTO {table} VALUES (1, {odd}), (2, '2024-02-29')")
+    run = Pipeline(spark, db.settings, tmp_path.as_uri(), [str(db.name("*"))])
+    try:
+        run.record()
+        db.execute(f"INSERT INTO more VALUES (3, {odd})")
+        with pytest.raises(ValueNotRepresentable) as stopped:
+            run.finish()
+    finally:
+        run.release()
+    for table in ("days", "more"):
+        assert f"{db.name(table)}.day" in str(stopped.value)
+    assert "unrepresentable" in stopped.value.hint
+    assert not list(tmp_path.glob("*/_latest.json"))

@@ -33,6 +33,7 @@ from airflow_provider_cdc.sources.base import (
     TrackedTable,
     UpperBound,
 )
+from airflow_provider_cdc.sources.odd_values import OddValue
 
 Row = tuple[Any, ...]
 ChangeOf = tuple[int, Row | None, Row | None]
@@ -268,6 +269,7 @@ class HistorySource:
 class _Reader:
     lock_seconds = 0.001
     nulled: ClassVar[dict[str, int]] = {}
+    odd: ClassVar[list[OddValue]] = []
 
     def __init__(self, source: HistorySource, table: Table) -> None:
         self._source = source

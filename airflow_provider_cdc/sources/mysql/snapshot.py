@@ -46,6 +46,7 @@ from airflow_provider_cdc.sources.mysql.session import (
     set_session,
     value,
 )
+from airflow_provider_cdc.sources.odd_values import OddValue
 
 _LOCK_WAIT_TIMEOUT = 1205
 _DEADLOCK = 1213
@@ -178,6 +179,10 @@ class _Reader:
     @property
     def nulled(self) -> Mapping[str, int]:
         return self._statements.nulled
+
+    @property
+    def odd(self) -> Sequence[OddValue]:
+        return self._statements.odd
 
     def settle(self) -> str:
         return ""

@@ -33,6 +33,7 @@ from airflow_provider_cdc.sources.base import (
     UpperBound,
     with_policy,
 )
+from airflow_provider_cdc.sources.odd_values import OddValue
 from airflow_provider_cdc.sources.postgres import slots
 from airflow_provider_cdc.sources.postgres.chunks import place
 from airflow_provider_cdc.sources.postgres.schema import check_in_place, difference, leaves, read_tables
@@ -249,6 +250,10 @@ class _Reader:
     @property
     def nulled(self) -> Mapping[str, int]:
         return self._rows.nulled
+
+    @property
+    def odd(self) -> Sequence[OddValue]:
+        return self._rows.odd
 
     def settle(self) -> str:
         return ""

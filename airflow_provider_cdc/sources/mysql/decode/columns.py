@@ -20,15 +20,24 @@ from airflow_provider_cdc.sources.mysql.decode.no_dates import printed, without_
 from airflow_provider_cdc.sources.mysql.decode.text import text_array, to_utf8
 from airflow_provider_cdc.sources.mysql.decode.wide_decimals import fitting
 from airflow_provider_cdc.sources.mysql.types import ColumnType, Family
+from airflow_provider_cdc.sources.odd_values import OddValue, note
 
 
-def finish(table: str, column: ColumnType, cells: Cells, nulled: dict[str, int] | None = None) -> pa.Array:
+def finish(
+    table: str,
+    column: ColumnType,
+    cells: Cells,
+    nulled: dict[str, int] | None = None,
+    odd: list[OddValue] | None = None,
+) -> pa.Array:
     """The Arrow array, of ``column.arrow``, that ``cells`` stand for.
 
     :param table: the table's name, for messages.
     :param nulled: told how many values became null by the policy, under the column's name; added to what is there.
-    :raises ValueNotRepresentable: a value that the Arrow type cannot hold, such as a zero date, and the policy is
-        ``error``.
+    :param odd: where values that the Arrow type cannot hold are noted if the policy is ``error``; 1970-01-01 stands in
+        for them.
+    :raises ValueNotRepresentable: a value that the Arrow type cannot hold, such as a zero date, the policy is
+        ``error``, and it was not noted.
     :raises DecodeError: a NULL in a NOT NULL column, an enum or set value with no such member, a vector of no whole
         number of floats.
     """
@@ -36,13 +45,13 @@ def finish(table: str, column: ColumnType, cells: Cells, nulled: dict[str, int] 
     if cells.nulls and not column.nullable:
         raise DecodeError("NULL in a NOT NULL column", where=where)
     stored = cells.nulls
-    array = _array(where, column, cells)
+    array = _array(where, column, cells, odd)
     if nulled is not None and array.null_count > stored:
         nulled[column.name] = nulled.get(column.name, 0) + array.null_count - stored
     return array
 
 
-def _array(where: str, column: ColumnType, cells: Cells) -> pa.Array:
+def _array(where: str, column: ColumnType, cells: Cells, odd: list[OddValue] | None) -> pa.Array:
     match column.family:
         case Family.NUMBER | Family.YEAR | Family.DECIMAL | Family.TIME:
             return _fixed(column.arrow, cells, cells.values)
@@ -54,7 +63,7 @@ def _array(where: str, column: ColumnType, cells: Cells) -> pa.Array:
         case Family.DATE | Family.DATETIME | Family.TIMESTAMP if column.policy == "string":
             return _strings(column.arrow, printed(column, cells))
         case Family.DATE | Family.DATETIME | Family.TIMESTAMP:
-            return _moments(where, column, cells)
+            return _moments(where, column, cells, odd)
         case Family.BITS:
             return _bits(column, cells)
         case Family.ENUM:
@@ -79,15 +88,29 @@ def _strings(arrow: pa.DataType, cells: Cells) -> pa.Array:
     return pa.Array.from_buffers(arrow, cells.rows, [cells.validity, cells.offsets, cells.values], cells.nulls)
 
 
-def _moments(where: str, column: ColumnType, cells: Cells) -> pa.Array:
+def _moments(where: str, column: ColumnType, cells: Cells, odd: list[OddValue] | None) -> pa.Array:
     values, bad = _counted(column, cells)
-    if bad != ALL_GOOD and column.policy == "null":
-        cells = without_no_dates(cells)
-        values, bad = _counted(column, cells)
     if bad != ALL_GOOD:
-        text = text_of(int(cells.int64()[bad]))
-        raise _no_date(where, column, text[:10] if column.family is Family.DATE else text)
+        cleared = without_no_dates(cells)
+        if column.policy == "null":
+            cells = cleared
+        else:
+            packed = cells.int64()
+
+            def error(row: int) -> ValueNotRepresentable:
+                text = text_of(int(packed[row]))
+                return _no_date(where, column, text[:10] if column.family is Family.DATE else text)
+
+            if not note(odd, _bits_of(cells) & (_bits_of(cleared) ^ 1), error):
+                raise error(bad)
+        # Of a row without a value the kernel makes 1970-01-01, whatever the bytes are.
+        values, _ = _counted(column, cleared)
     return _fixed(column.arrow, cells, values)
+
+
+def _bits_of(cells: Cells) -> Bytes:
+    """One byte for each row: 1 if it has a value."""
+    return np.unpackbits(cells.own_validity(), count=cells.rows, bitorder="little")
 
 
 def _counted(column: ColumnType, cells: Cells) -> tuple[pa.Buffer, int]:

@@ -26,6 +26,7 @@ from airflow_provider_cdc.sources.mysql.decode.stream import ResultStream
 from airflow_provider_cdc.sources.mysql.schema import table_sql
 from airflow_provider_cdc.sources.mysql.session import Connection, end, mapped_errors, query
 from airflow_provider_cdc.sources.mysql.types import arrow_schema, column_types
+from airflow_provider_cdc.sources.odd_values import OddValue
 
 _BATCH_ROWS = 65_560
 """No multiple of a power of two, which would keep a row's places in one set of the processor's cache."""
@@ -39,7 +40,8 @@ class StatementReader:
     The session is one of ``session.connect(reading=True)``. Statements stay prepared for the next ``read`` with the
     same condition, until ``close`` or the session's end.
 
-    ``nulled``: how many values of each column were read as null so far by the policy ``null``.
+    ``nulled``: how many values of each column were read as null so far by the policy ``null``. ``odd``: values of the
+    last batch for which a placeholder stands, by the policy ``error``.
 
     :raises ConfigurationError: the session would translate text or shift times; or a type is not in the table of types.
     """
@@ -47,6 +49,8 @@ class StatementReader:
     def __init__(self, connection: Connection, table: Table) -> None:
         self.schema = arrow_schema(table)
         self.nulled: dict[str, int] = {}
+        self.odd: list[OddValue] = []
+        self._noted = [None if table.identifies(column.name) else self.odd for column in table.columns]
         self._connection = connection
         self._table = table
         self._name = str(table.name)
@@ -141,8 +145,9 @@ class StatementReader:
             return Located(stream.buffer, starts, lengths, nulls, totals, rows), more
 
     def _decode(self, located: Located) -> pa.RecordBatch:
+        self.odd.clear()
         arrays = [
-            finish(self._name, column, row_cells(located, index, column), self.nulled)
-            for index, column in enumerate(self._types)
+            finish(self._name, column, row_cells(located, index, column), self.nulled, odd)
+            for index, (column, odd) in enumerate(zip(self._types, self._noted, strict=True))
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)

@@ -16,6 +16,7 @@ from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import DecodeError, SchemaChanged, ValueNotRepresentable
 from airflow_provider_cdc.sources.kernel import Bytes, Int32s, Int64s, bytes_of, inner, kernel, load8, multiply_add_128
 from airflow_provider_cdc.sources.located import ALL_GOOD
+from airflow_provider_cdc.sources.odd_values import OddValue, note
 from airflow_provider_cdc.sources.postgres.decode.calendar import (
     DAY_MICROS,
     FIRST_DAY,
@@ -36,28 +37,40 @@ gives it."""
 _NO_NUMBERS = {0xC000: "NaN", 0xD000: "Infinity", 0xF000: "-Infinity"}
 
 
-def finish_batch(table: Table, batch: pa.RecordBatch, nulled: dict[str, int] | None = None) -> pa.RecordBatch:
+def finish_batch(
+    table: Table, batch: pa.RecordBatch, nulled: dict[str, int] | None = None, odd: list[OddValue] | None = None
+) -> pa.RecordBatch:
     """Rows of ``types.arrow_schema`` from the arrays that ADBC or `row_cells` made of what ``types.select_list`` reads.
 
     :param nulled: told how many values of each column became null by the policy; counts are added to those in it.
-    :raises ValueNotRepresentable: a value fits no Arrow type and the policy is ``error``.
+    :param odd: where values that fit no Arrow type are noted if the policy is ``error`` and the column tells no rows
+        apart; a placeholder stands in for them.
+    :raises ValueNotRepresentable: a value fits no Arrow type, the policy is ``error``, and it was not noted.
     :raises SchemaChanged: the columns have other types than ``table`` says, or a NULL where there can be none.
     """
     columns = column_types(table)
     if batch.schema.names != [column.name for column in columns]:
         raise SchemaChanged(f"the columns are {', '.join(batch.schema.names)}", where=str(table.name), hint=_NEW_RUN)
     arrays = [
-        finish(str(table.name), column, array, nulled) for column, array in zip(columns, batch.columns, strict=True)
+        finish(str(table.name), column, array, nulled, None if table.identifies(column.name) else odd)
+        for column, array in zip(columns, batch.columns, strict=True)
     ]
     return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(table))
 
 
-def finish(table: str, column: ColumnType, array: pa.Array, nulled: dict[str, int] | None = None) -> pa.Array:
+def finish(
+    table: str,
+    column: ColumnType,
+    array: pa.Array,
+    nulled: dict[str, int] | None = None,
+    odd: list[OddValue] | None = None,
+) -> pa.Array:
     """``array`` as ``column.arrow``.
 
     :param table: the table's name, for messages.
     :param nulled: told how many values became null.
-    :raises ValueNotRepresentable: a value that the Arrow type cannot hold, and the policy is to stop.
+    :param odd: where values that the Arrow type cannot hold are noted if the policy is to stop.
+    :raises ValueNotRepresentable: a value that the Arrow type cannot hold, the policy is to stop, and it was not noted.
     :raises SchemaChanged: an array of another type than ADBC makes of the column's, or a NULL in a NOT NULL column.
     """
     where = f"{table}.{column.name}"
@@ -76,23 +89,23 @@ def finish(table: str, column: ColumnType, array: pa.Array, nulled: dict[str, in
             return _floats(array)
         case Family.DECIMAL if not text:
             halves = _values(array, np.int64)
-            odd = halves[1::2] == NO_NUMBER
-            return _without(where, column, array, odd, lambda row: _NO_NUMBERS[int(halves[2 * row])], nulled)
+            strange = halves[1::2] == NO_NUMBER
+            return _without(where, column, array, strange, lambda row: _NO_NUMBERS[int(halves[2 * row])], nulled, odd)
         case Family.DECIMAL:
-            decimals, odd = _decimals(where, column, array)
-            return _without(where, column, decimals, odd, lambda row: str(array[row]), nulled)
+            decimals, strange = _decimals(where, column, array)
+            return _without(where, column, decimals, strange, lambda row: str(array[row]), nulled, odd)
         case Family.DATE:
             values = _values(array, np.int32)
-            odd = values < FIRST_DAY
-            return _without(where, column, array, odd, lambda row: text_of_day(int(values[row])), nulled)
+            strange = values < FIRST_DAY
+            return _without(where, column, array, strange, lambda row: text_of_day(int(values[row])), nulled, odd)
         case Family.TIMESTAMP:
             values = _values(array, np.int64)
-            odd = values < FIRST_MICRO
-            return _without(where, column, array, odd, lambda row: text_of_micro(int(values[row])), nulled)
+            strange = values < FIRST_MICRO
+            return _without(where, column, array, strange, lambda row: text_of_micro(int(values[row])), nulled, odd)
         case Family.TIME:
             values = _values(array, np.int64)
-            odd = values >= DAY_MICROS
-            return _without(where, column, array, odd, lambda row: text_of_time(int(values[row])), nulled)
+            strange = values >= DAY_MICROS
+            return _without(where, column, array, strange, lambda row: text_of_time(int(values[row])), nulled, odd)
     return array
 
 
@@ -108,30 +121,39 @@ def _without(
     where: str,
     column: ColumnType,
     array: pa.Array,
-    odd: np.ndarray[Any, Any],
+    strange: np.ndarray[Any, Any],
     text: Callable[[int], str],
     nulled: dict[str, int] | None,
+    odd: list[OddValue] | None,
 ) -> pa.Array:
-    """``array`` without the ``odd`` values, or an error that names the first of them."""
-    if not odd.any():
+    """``array`` without the ``strange`` values, or an error that names the first of them."""
+    if not strange.any():
         return array
-    odd &= np.asarray(array.is_valid())
-    count = int(np.count_nonzero(odd))
+    strange &= np.asarray(array.is_valid())
+    count = int(np.count_nonzero(strange))
     if not count:
         return array
-    if column.policy == "error":
-        value = text(int(np.flatnonzero(odd)[0]))
-        raise ValueNotRepresentable(
-            f"the {column.family.value} {value} fits no {column.arrow}",
-            where=where,
-            hint="set unrepresentable to 'string' (the column becomes text) or, where no key needs it, 'null'; "
-            f"or correct the rows of which {column.name} is {value!r}, or leave the table out",
-        )
-    if nulled is not None:
-        nulled[column.name] = nulled.get(column.name, 0) + count
-    valid = np.packbits(np.asarray(array.is_valid()) & ~odd, bitorder="little")
     width = array.type.byte_width
     values = array.buffers()[1].slice(array.offset * width, len(array) * width)
+    if column.policy == "error":
+
+        def error(row: int) -> ValueNotRepresentable:
+            value = text(row)
+            return ValueNotRepresentable(
+                f"the {column.family.value} {value} fits no {column.arrow}",
+                where=where,
+                hint="set unrepresentable to 'string' (the column becomes text) or, where no key needs it, 'null'; "
+                f"or correct the rows of which {column.name} is {value!r}, or leave the table out",
+            )
+
+        if not note(odd, strange, error):
+            raise error(int(np.flatnonzero(strange)[0]))
+        placeholders = np.frombuffer(values, np.uint8).reshape(len(array), width).copy()
+        placeholders[strange] = 0
+        return pa.Array.from_buffers(array.type, len(array), [_validity(array), pa.py_buffer(placeholders)])
+    if nulled is not None:
+        nulled[column.name] = nulled.get(column.name, 0) + count
+    valid = np.packbits(np.asarray(array.is_valid()) & ~strange, bitorder="little")
     return pa.Array.from_buffers(array.type, len(array), [pa.py_buffer(valid), values])
 
 

@@ -19,6 +19,7 @@ from airflow_provider_cdc.errors import SchemaChanged
 from airflow_provider_cdc.sources.base import ConnectionSettings
 from airflow_provider_cdc.sources.kernel import Int32s, Int64s
 from airflow_provider_cdc.sources.located import Located
+from airflow_provider_cdc.sources.odd_values import OddValue
 from airflow_provider_cdc.sources.postgres import session, types
 from airflow_provider_cdc.sources.postgres.decode import packets
 from airflow_provider_cdc.sources.postgres.decode.columns import finish_batch
@@ -35,11 +36,15 @@ _JSONB = 3802
 class RowReader(Protocol):
     """Reads rows of one table on one session.
 
-    ``nulled``: how many values of each column were read as null so far by the policy ``null``.
+    ``nulled``: how many values of each column were read as null so far by the policy ``null``. ``odd``: values of the
+    last batch for which a placeholder stands, by the policy ``error``.
     """
 
     @property
     def nulled(self) -> Mapping[str, int]: ...
+
+    @property
+    def odd(self) -> list[OddValue]: ...
 
     def run(self, sql: str) -> None:
         """Run a statement that returns nothing."""
@@ -76,6 +81,7 @@ class AdbcReader:
 
     def __init__(self, reading: session.ReadingConnection, table: Table) -> None:
         self.nulled: dict[str, int] = {}
+        self.odd: list[OddValue] = []
         self._reading = reading
         self._table = table
 
@@ -88,7 +94,8 @@ class AdbcReader:
     def read(self, source: str) -> Iterator[pa.RecordBatch]:
         for batch in session.read(self._reading, f"SELECT {types.select_list(self._table)} FROM {source}"):
             if batch.num_rows:
-                yield finish_batch(self._table, batch, self.nulled)
+                self.odd.clear()
+                yield finish_batch(self._table, batch, self.nulled, self.odd)
 
 
 class CopyReader:
@@ -96,6 +103,7 @@ class CopyReader:
 
     def __init__(self, stream: CopyStream, table: Table) -> None:
         self.nulled: dict[str, int] = {}
+        self.odd: list[OddValue] = []
         self._stream = stream
         self._table = table
         self._types = types.column_types(table)
@@ -153,4 +161,5 @@ class CopyReader:
             for index, (column, jsonb) in enumerate(zip(self._types, self._jsonb, strict=True))
         ]
         names = [column.name for column in self._types]
-        return finish_batch(self._table, pa.RecordBatch.from_arrays(arrays, names), self.nulled)
+        self.odd.clear()
+        return finish_batch(self._table, pa.RecordBatch.from_arrays(arrays, names), self.nulled, self.odd)

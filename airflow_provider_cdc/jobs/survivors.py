@@ -1,0 +1,85 @@
+"""Values that no Arrow type holds, in rows that may be gone when the copy is rewound.
+
+The tasks that read leave a placeholder in their stead, and in the part's record the key of each such row. A row that
+the window touches is taken out whatever it holds, and its *before* is decoded by the rules of its own (`rewind`). The
+others survive, and each of them would be published with the placeholder: they stop the run, all together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_provider_cdc.core import row_bytes
+from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.errors import ValueNotRepresentable
+from airflow_provider_cdc.jobs import net
+from airflow_provider_cdc.sinks.base import StagedFile
+from airflow_provider_cdc.sources.odd_values import MOST, OddValue
+
+_SHOWN = 5
+"""Columns that a message names one by one."""
+
+
+def noted(table: Table, batch: pa.RecordBatch, odd: Sequence[OddValue]) -> list[dict[str, str]]:
+    """What a part's record holds of the odd values of one batch: key, place, and what to say."""
+    keys = row_bytes.encode(batch.take(pa.array([value.row for value in odd], pa.int64())), list(table.key))
+    return [
+        {
+            "key": key.as_py().hex(),
+            "where": value.error.where,
+            "message": value.error.message,
+            "hint": value.error.hint,
+        }
+        for key, value in zip(keys, odd, strict=True)
+    ]
+
+
+def check_count(found: Sequence[Mapping[str, str]]) -> None:
+    """Give up a part with so many odd values that they are no accident of the moment.
+
+    :raises ValueNotRepresentable: the first of them.
+    """
+    if len(found) > MOST:
+        raise _error(found)
+
+
+def check_survivors(run: Storage, change: Sequence[StagedFile], odd: Mapping[int, Sequence[Mapping[str, str]]]) -> None:
+    """Make sure that every row with an odd value is touched by the window.
+
+    :param change: the files of the window's net change.
+    :param odd: what `noted` returned, by the table's index.
+    :raises ValueNotRepresentable: rows survive; the message tells of all columns.
+    """
+    left = [value for index, values in odd.items() for value in _untouched(run, change, index, values)]
+    if left:
+        raise _error(left)
+
+
+def _untouched(
+    run: Storage, change: Sequence[StagedFile], index: int, values: Sequence[Mapping[str, str]]
+) -> Iterable[Mapping[str, str]]:
+    keys = pa.array([bytes.fromhex(value["key"]) for value in values], pa.binary())
+    touched = pa.array([False] * len(values))
+    for batch in net.read(run, change, ["key"], table=index):
+        touched = pc.or_(touched, pc.is_in(keys, value_set=batch["key"]))
+    return [value for value, gone in zip(values, touched.to_pylist(), strict=True) if not gone]
+
+
+def _error(values: Sequence[Mapping[str, Any]]) -> ValueNotRepresentable:
+    by_column: dict[str, list[Mapping[str, Any]]] = {}
+    for value in values:
+        by_column.setdefault(value["where"], []).append(value)
+    first = values[0]
+    told = [f"{own[0]['message']} ({len(own):,} such rows read)" for own in by_column.values()]
+    if len(by_column) == 1:
+        return ValueNotRepresentable(told[0], where=first["where"], hint=first["hint"])
+    shown = "; ".join(f"{where}: {what}" for where, what in list(zip(by_column, told, strict=True))[:_SHOWN])
+    more = f"; and {len(by_column) - _SHOWN} more columns" if len(by_column) > _SHOWN else ""
+    return ValueNotRepresentable(
+        f"{shown}{more}", where=f"{len(by_column)} columns", hint=f"for each of them: {first['hint']}"
+    )
