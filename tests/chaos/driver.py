@@ -1,0 +1,194 @@
+"""A process that does steps of a run on a Spark of its own, one request after the other, until it is killed.
+
+It is the head of a process group: with it the JVM and the Python workers. Whoever started it may kill or stop the
+whole group, or single processes of it, at any instant, as a machine does that fails or stalls.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import resource
+import select
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from airflow_provider_cdc.sources.base import ConnectionSettings
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a try ended: ``done``, ``transient``, ``terminal`` or ``killed``, and what it said."""
+
+    how: str
+    said: str = ""
+
+
+class Driver:
+    """The process, as seen by whoever started it."""
+
+    def __init__(self) -> None:
+        self.scratch = tempfile.TemporaryDirectory(prefix="cdc-chaos-")
+        self.log = Path(self.scratch.name) / "driver.log"
+        with self.log.open("wb") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "tests.chaos.driver", self.scratch.name],
+                cwd=ROOT,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "dev")])},
+            )
+
+    def begin(self, step: str, run: Mapping[str, Any]) -> None:
+        """Have it do ``step``; `outcome` tells what came of it."""
+        assert self._process.stdin
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(json.dumps({"step": step, **run}).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def outcome(self, seconds: float) -> Outcome | None:
+        """How the try ended; None if it has not within ``seconds``."""
+        assert self._process.stdout
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            ready, _, _ = select.select([self._process.stdout], [], [], min(0.2, max(0.0, deadline - time.monotonic())))
+            if ready:
+                line = self._process.stdout.readline()
+                if line:
+                    return Outcome(**json.loads(line))
+            if self._process.poll() is not None:
+                return Outcome("killed", self._tail())
+        return None
+
+    def group(self) -> list[int]:
+        """The pids of all processes of the group."""
+        return [pid for pid, group, _ in _processes() if group == self._process.pid]
+
+    def signal(self, which: str, number: signal.Signals) -> None:
+        """Send a signal to the ``driver``, the ``jvm``, one ``worker``, or the whole ``group``."""
+        members = [(pid, name) for pid, group, name in _processes() if group == self._process.pid]
+        chosen = {
+            "driver": [self._process.pid],
+            "jvm": [pid for pid, name in members if name == "java"],
+            # The daemon that forks the workers is the oldest of them.
+            "worker": sorted(pid for pid, name in members if pid != self._process.pid and "python" in name)[-1:],
+            "group": [pid for pid, _ in members],
+        }[which]
+        for pid in chosen:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, number)
+
+    def limit_files(self, size: int) -> None:
+        """From now on no process of the group can make a file larger than ``size`` bytes: their writes fail."""
+        for pid in self.group():
+            with contextlib.suppress(ProcessLookupError):
+                _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, hard))
+
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def end(self) -> None:
+        """End all of it."""
+        self.signal("group", signal.SIGKILL)
+        self._process.wait()
+        deadline = time.monotonic() + 10
+        while self.group() and time.monotonic() < deadline:
+            time.sleep(0.02)
+        for stream in (self._process.stdin, self._process.stdout):
+            if stream is not None:
+                with contextlib.suppress(BrokenPipeError):
+                    stream.close()
+        self.scratch.cleanup()
+
+    def _tail(self) -> str:
+        return self.log.read_text(errors="replace")[-2000:]
+
+
+def _processes() -> list[tuple[int, int, str]]:
+    """Pid, process group and name of every process; those that have ended and only wait to be reaped are left out."""
+    found = []
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit():
+            with contextlib.suppress(OSError, IndexError, ValueError):
+                name, _, rest = (folder / "stat").read_text().partition("(")[2].rpartition(")")
+                fields = rest.split()
+                if fields[0] not in "ZX":
+                    found.append((int(folder.name), int(fields[2]), name))
+    return found
+
+
+def main() -> None:
+    """Answer requests, one JSON object a line, until stdin ends."""
+    answers = os.fdopen(os.dup(1), "w")
+    # Whatever anyone prints belongs in the log.
+    os.dup2(2, 1)
+    scratch = sys.argv[1]
+    os.environ["TMPDIR"] = tempfile.tempdir = scratch
+    spark = _spark(scratch)
+    for line in sys.stdin:
+        request = json.loads(line)
+        how, said = _try(spark, request)
+        answers.write(json.dumps({"how": how, "said": said}) + "\n")
+        answers.flush()
+
+
+def _spark(scratch: str) -> Any:
+    from pyspark.sql import SparkSession
+
+    os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:TieredStopAtLevel=1")
+    return (
+        SparkSession.builder.master("local[2]")
+        .appName("chaos")
+        .config("spark.driver.memory", "512m")
+        .config("spark.local.dir", scratch)
+        .config("spark.sql.warehouse.dir", f"{scratch}/warehouse")
+        .config("spark.ui.enabled", "false")
+        .config("spark.log.level", "ERROR")
+        .getOrCreate()
+    )
+
+
+def _try(spark: Any, request: dict[str, Any]) -> tuple[str, str]:
+    from airflow_provider_cdc.errors import CdcError, TerminalError
+
+    try:
+        _do(spark, request)
+    except TerminalError as error:
+        return "terminal", f"{type(error).__name__}: {error}"
+    except CdcError as error:
+        return "transient", f"{type(error).__name__}: {error}"
+    except Exception as error:
+        # Airflow retries a task whose process fails in any other way.
+        import traceback
+
+        traceback.print_exc()
+        return "transient", f"{type(error).__name__}: {error}"
+    return "done", ""
+
+
+def _do(spark: Any, request: dict[str, Any]) -> None:
+    from airflow_provider_cdc.core.storage import Storage
+    from airflow_provider_cdc.jobs.consolidate import consolidate
+    from airflow_provider_cdc.jobs.extract_delta import extract_delta
+    from airflow_provider_cdc.jobs.snapshot import snapshot
+
+    settings = ConnectionSettings(**request["settings"])
+    steps = {"snapshot": snapshot, "extract_delta": extract_delta, "consolidate": consolidate}
+    steps[request["step"]](spark, Storage(request["run_uri"]), settings)
+
+
+if __name__ == "__main__":
+    main()
