@@ -127,7 +127,7 @@ class PostgresServer(ServerProcess):
     def crash(self) -> None:
         """Kill every process of the server at once, as a power failure does, and start it again.
 
-        What it had not yet written of its log is lost (with ``fsync`` off what it had written stays: the machine lives).
+        What it had not yet written of its log is lost; what it had written stays, for the machine lives.
         """
         # Otherwise it would react to the first one's end.
         self._signal(signal.SIGSTOP)

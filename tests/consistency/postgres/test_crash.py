@@ -1,4 +1,4 @@
-"""A server that crashes takes back what it had not yet written to disk, although it was read: nothing of that is kept."""
+"""A server that crashes takes back what it had not yet written to disk, although it was read: nothing of it is kept."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def lazy(postgres_factory: PostgresFactory) -> PostgresServer:
 
 @contextmanager
 def writers(server: PostgresServer) -> Iterator[None]:
-    """Commits new rows and changes old ones in both tables, for as long as the block lasts, whatever the server does."""
+    """Commits new rows and changes old ones in both tables while the block lasts, whatever the server does."""
     stop = threading.Event()
 
     def write() -> None:

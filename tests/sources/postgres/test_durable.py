@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 
 import psycopg
@@ -33,10 +32,10 @@ RESTARTED, CRASHED_INSIDE = "the whole server", "one of its processes"
 
 
 @pytest.fixture
-def lazy(postgres_factory: PostgresFactory) -> Iterator[PostgresServer]:
+def lazy(postgres_factory: PostgresFactory) -> PostgresServer:
     server = postgres_factory(LAZY)
     server.query("CREATE TABLE stock (id int PRIMARY KEY, n int); ALTER TABLE stock REPLICA IDENTITY FULL")
-    yield server
+    return server
 
 
 def crash(server: PostgresServer, what: str) -> None:
@@ -90,12 +89,15 @@ def test_a_part_that_settled_is_there_after_a_crash_and_no_other_part_settles(
     assert (run.bound_reads().incarnation == incarnation) == (what == CRASHED_INSIDE)
 
     lazy.query("INSERT INTO stock VALUES (2, 2)")
-    with suppress(SourceUnavailable), run.share_reads({consistency}, policy) as shared:
-        with shared.reader(table, consistency, policy) as reader:
-            seen = read_all(reader, run, table)
-            crash(lazy, what)
-            with pytest.raises(SourceUnavailable):
-                reader.settle()
+    with (
+        suppress(SourceUnavailable),
+        run.share_reads({consistency}, policy) as shared,
+        shared.reader(table, consistency, policy) as reader,
+    ):
+        seen = read_all(reader, run, table)
+        crash(lazy, what)
+        with pytest.raises(SourceUnavailable):
+            reader.settle()
     if consistency == "watermark":
         assert 2 in seen
         assert lazy.query("SELECT id FROM stock") == [(1,)], "nothing was lost: the test provokes nothing"
