@@ -13,6 +13,7 @@ from typing import Any
 
 from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.errors import SourceUnavailable
+from airflow_provider_cdc.sources.postgres.prepared import START
 
 FLUSH_SECONDS = 60.0
 
@@ -21,11 +22,11 @@ _POLL_SECONDS = 0.01
 _PAGE_HEADER, _SEGMENT_HEADER = 24, 40
 
 # What is inserted is asked for first: what is on disk by then may be more.
-_STATE = """
+_STATE = f"""
 SELECT pg_catalog.pg_current_wal_insert_lsn()::text, pg_catalog.pg_current_wal_flush_lsn()::text,
     pg_catalog.current_setting('wal_block_size'),
     pg_catalog.pg_size_bytes(pg_catalog.current_setting('wal_segment_size'))::text,
-    pg_catalog.extract('epoch', pg_catalog.pg_postmaster_start_time())::text
+    {START}
 """
 
 

@@ -45,6 +45,8 @@ KEEPALIVE: Mapping[str, str] = {
 """Not read back: over a socket of the file system they are 0, and a proxy's connection is not ours."""
 
 OF_THE_SERVER = ("system_identifier", "timeline", "database_oid")
+STARTED = "started"
+"""When the server was started. Every restart changes it, so it is part of an identity only while there may be none."""
 MEANING = "lc_monetary"
 """The setting that says what a value means: which currency ``money`` is in. It is the database's own, and must not
 change during a run."""
@@ -94,6 +96,7 @@ def statement(settings: ConnectionSettings) -> str:
             "(SELECT s.system_identifier::text FROM pg_catalog.pg_control_system() s)",
             TIMELINE,
             "(SELECT d.oid::text FROM pg_catalog.pg_database d WHERE d.datname = pg_catalog.current_database())",
+            START,
             f"pg_catalog.current_setting('{MEANING}')",
             "CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN pg_catalog.pg_current_wal_flush_lsn()::text END",
             f"""(SELECT r.confirmed_flush_lsn::text FROM pg_catalog.pg_replication_slots r
@@ -105,6 +108,9 @@ def statement(settings: ConnectionSettings) -> str:
 # The name of a segment begins with it; the control file would tell that of the last checkpoint.
 TIMELINE = """CASE WHEN NOT pg_catalog.pg_is_in_recovery() THEN pg_catalog.ltrim(pg_catalog.substr(
 pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_insert_lsn()), 1, 8), '0') END"""
+
+
+START = "pg_catalog.extract('epoch', pg_catalog.pg_postmaster_start_time())::text"
 
 
 def check(settings: ConnectionSettings, row: Sequence[str | None]) -> None:
@@ -132,7 +138,7 @@ def timeline(shown: str | None) -> str:
 
 
 def _check_server(settings: RunSettings, row: Sequence[str | None]) -> None:
-    recovering, system, line, database, meaning, flushed, confirmed = row
+    recovering, system, line, database, started, meaning, flushed, confirmed = row
     expected = settings.server
     if recovering != "false":
         raise SourceReplaced(
@@ -148,6 +154,12 @@ def _check_server(settings: RunSettings, row: Sequence[str | None]) -> None:
                 where=f"{settings.address}, {name}",
                 hint="point the connection back to the first server, and to it alone, or trigger a new run on this one",
             )
+    if started != expected.get(STARTED, started):
+        raise SourceReplaced(
+            "a copy of the server answers, or the server was restarted meanwhile",
+            where=settings.address,
+            hint="point the connection to one server alone (no balancer over several), and try again",
+        )
     position = Lsn.parse(settings.position)
     if flushed is None or Lsn.parse(flushed) < position:
         raise SourceReplaced(

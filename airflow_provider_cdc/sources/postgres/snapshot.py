@@ -100,7 +100,8 @@ def record_initial(
                 if not publication:
                     slots.create_publication(connection, name, before, lock)
                 found = identity(connection)
-                position = slots.create_slot(prepared.of_run(settings, found), name, seconds)
+                started = {prepared.STARTED: value(connection, prepared.START)}
+                position = slots.create_slot(prepared.of_run(settings, found | started), name, seconds)
                 _check_made(connection, name, position)
                 slots.settle(settings, connection, seconds)
                 found |= {"slot": name, "publication": mine, "publication_made": "" if publication else "yes"}
