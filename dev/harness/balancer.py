@@ -22,13 +22,17 @@ class Balancer:
     """
 
     def __init__(self, choose: Callable[[int], int], startup: Startup | None = None) -> None:
-        self.choose = choose
+        self.choose = self._usual = choose
         self.accepted = 0
         self._startup = startup
         self._listening = socket.create_server(("127.0.0.1", 0))
         self._open: list[socket.socket] = []
         self.port: int = self._listening.getsockname()[1]
         self._thread = threading.Thread(target=self._accept, daemon=True)
+
+    def misdirect(self, number: int, port: int) -> None:
+        """From now on count anew, and send the connection of this number to another server."""
+        self.accepted, self.choose = 0, lambda each: port if each == number else self._usual(each)
 
     def __enter__(self) -> Self:
         self._thread.start()

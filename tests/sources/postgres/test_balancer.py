@@ -17,6 +17,7 @@ from airflow_provider_cdc.errors import CdcError, ConfigurationError, ExactnessE
 from airflow_provider_cdc.sources.base import InitialPoint, LockPolicy, TrackedTable
 from airflow_provider_cdc.sources.postgres import PostgresSource, slots
 from airflow_provider_cdc.sources.postgres.decode import rows
+from airflow_provider_cdc.sources.postgres.prepared import of_run
 from airflow_provider_cdc.sources.postgres.session import reading_session, session
 from harness.balancer import Balancer
 from harness.postgres_server import PostgresServer
@@ -28,13 +29,15 @@ OTHERS = ("standby", "promoted standby", "clone on the same timeline", "unrelate
 
 @pytest.fixture(scope="module")
 def primary() -> Iterator[PostgresServer]:
-    with tempfile.TemporaryDirectory(prefix="cdc-primary-") as directory:
-        with PostgresServer.start(Path(directory)) as server:
-            server.query(
-                "CREATE TABLE stock (id int PRIMARY KEY, n int); ALTER TABLE stock REPLICA IDENTITY FULL;"
-                "INSERT INTO stock SELECT i, 0 FROM generate_series(1, 500) i"
-            )
-            yield server
+    with (
+        tempfile.TemporaryDirectory(prefix="cdc-primary-") as directory,
+        PostgresServer.start(Path(directory)) as server,
+    ):
+        server.query(
+            "CREATE TABLE stock (id int PRIMARY KEY, n int); ALTER TABLE stock REPLICA IDENTITY FULL;"
+            "INSERT INTO stock SELECT i, 0 FROM generate_series(1, 500) i"
+        )
+        yield server
 
 
 @pytest.fixture(scope="module", params=OTHERS)
@@ -111,21 +114,20 @@ def test_every_session_that_reaches_another_server_is_refused(
 ) -> None:
     """One session of all is sent elsewhere: each one in turn."""
     server, said = other
-    wrong, refused = -1, set()
-    with Balancer(lambda number: server.port if number == wrong else primary.port) as balancer:
-        with begun(primary, balancer.port) as (source, initial):
-            WORK[work](source, initial)
-            sessions = balancer.accepted
-            for wrong in range(sessions):
-                balancer.accepted = 0
-                try:
-                    WORK[work](source, initial)
-                except ExactnessError as error:
-                    assert said in str(error), f"session {wrong}: {error}"
-                    refused.add(wrong)
+    refused: dict[int, str] = {}
+    with Balancer(lambda number: primary.port) as balancer, begun(primary, balancer.port) as (source, initial):
+        WORK[work](source, initial)
+        sessions = balancer.accepted
+        for wrong in range(sessions):
+            balancer.misdirect(wrong, server.port)
+            try:
+                WORK[work](source, initial)
+            except ExactnessError as error:
+                refused[wrong] = str(error)
     # Before its session, ADBC opens another one, to look up what types there are; it reads nothing with it.
     looked_up = {3} if work == "bound and read the log" else set()
-    assert refused == set(range(sessions)) - looked_up
+    assert refused.keys() == set(range(sessions)) - looked_up
+    assert [text for text in refused.values() if said not in text] == []
 
 
 @pytest.mark.parametrize("way", [session, reading_session, lambda where: session(where, replication=True)])
@@ -141,12 +143,11 @@ def test_a_position_is_not_fixed_across_two_servers(primary: PostgresServer, oth
     server, _ = other
     direct = PostgresSource(settings_of(primary, "postgres"))
     plans = direct.preflight(["public.stock"], "auto")
-    wrong = 0
-    with Balancer(lambda number: server.port if number == wrong else primary.port) as balancer:
+    with Balancer(lambda number: primary.port) as balancer:
         behind = PostgresSource(dataclasses.replace(direct.settings, port=balancer.port))
         # The first session only drops what an earlier try left.
         for wrong in (1, 2):
-            balancer.accepted = 0
+            balancer.misdirect(wrong, server.port)
             with pytest.raises(CdcError):
                 behind.record_initial(plans, LockPolicy(), RUN_ID)
     for each in (primary, server):
@@ -156,7 +157,7 @@ def test_a_position_is_not_fixed_across_two_servers(primary: PostgresServer, oth
 
 def test_a_clone_that_has_the_slot_is_told_by_its_start(primary: PostgresServer, tmp_path: Path) -> None:
     """A copy of all files, slots included: what was read there does not count for a bound of the primary."""
-    with begun(primary, primary.port) as (source, initial):
+    with begun(primary, primary.port) as (source, _):
         primary.query("CHECKPOINT")
         primary.stop()
         shutil.copytree(primary.directory, tmp_path / "copy")
@@ -173,7 +174,7 @@ def test_a_clone_that_has_the_slot_is_told_by_its_start(primary: PostgresServer,
 
 def test_a_server_that_lost_the_position_is_refused(primary: PostgresServer) -> None:
     with begun(primary, primary.port) as (source, initial):
-        later = dataclasses.replace(source.settings, position="FF/0")
+        later = of_run(source.settings, initial.identity, "FF/0")
         with pytest.raises(SourceReplaced, match="the log reaches to"), session(later):
             pass
         moved = source.of_run(initial.identity, "0/1000")
