@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 import signal
@@ -14,7 +15,7 @@ import psycopg
 
 from harness.errors import HarnessError
 from harness.postgres_binaries import PostgresBinaries, find_postgres
-from harness.server_process import ServerProcess, free_port, recorded
+from harness.server_process import STOP_SECONDS, ServerProcess, free_port, recorded
 
 SUPERUSER = "postgres"
 NOBODY = 65534
@@ -123,6 +124,20 @@ class PostgresServer(ServerProcess):
         self._options |= options or {}
         self._launch()
 
+    def crash(self) -> None:
+        """Kill every process of the server at once, as a power failure does, and start it again.
+
+        What it had not yet written of its log is lost; what it had written stays, for the machine lives.
+        """
+        # Otherwise it would react to the first one's end.
+        self._signal(signal.SIGSTOP)
+        for child in _children(self.pid):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(child, signal.SIGKILL)
+        self._signal(signal.SIGKILL)
+        self._ended_within(STOP_SECONDS)
+        self._launch()
+
     @property
     def url(self) -> str:
         """How to reach it, as a URL; the superuser has no password."""
@@ -177,6 +192,16 @@ class PostgresServer(ServerProcess):
             return str(self.query("SHOW data_directory")[0][0])
         except psycopg.OperationalError:
             return None
+
+
+def _children(pid: int) -> list[int]:
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            # Behind the name in brackets: the state, and the parent.
+            if int(stat.read_text().rpartition(")")[2].split()[1]) == pid:
+                found.append(int(stat.parent.name))
+    return found
 
 
 def as_nobody(*, ends_with_us: bool = False) -> list[str]:

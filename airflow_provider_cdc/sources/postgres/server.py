@@ -10,10 +10,8 @@ from collections.abc import Mapping
 
 from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.errors import ExactnessError, LogGone, Problem, SourceReplaced
-from airflow_provider_cdc.sources.postgres import slots
+from airflow_provider_cdc.sources.postgres import prepared, slots
 from airflow_provider_cdc.sources.postgres.session import Connection, query, value
-
-_OF_THE_SERVER = ("system_identifier", "timeline", "database_oid")
 
 
 def setting_problems(connection: Connection) -> list[Problem]:
@@ -48,17 +46,19 @@ def setting_problems(connection: Connection) -> list[Problem]:
 
 def identity(connection: Connection) -> dict[str, str]:
     """What tells this server from another: JSON for the manifest."""
-    system, database, oid, version = query(
+    system, database, oid, version, timeline, meaning = query(
         connection,
-        "SELECT s.system_identifier::text, d.datname, d.oid::text, current_setting('server_version') "
+        "SELECT s.system_identifier::text, d.datname, d.oid::text, current_setting('server_version'), "
+        f"{prepared.TIMELINE}, current_setting('{prepared.MEANING}') "
         "FROM pg_control_system() s, pg_database d WHERE d.datname = current_database()",
     )[0]
     return {
         "system_identifier": system,
-        "timeline": _timeline(connection),
+        "timeline": prepared.timeline(timeline),
         "database": database,
         "database_oid": oid,
         "version": version,
+        prepared.MEANING: meaning,
     }
 
 
@@ -76,7 +76,7 @@ def check_identity(connection: Connection, expected: Mapping[str, str], position
             hint="point the connection to the primary that the run began on, or trigger a new run",
         )
     found = identity(connection)
-    for name in _OF_THE_SERVER:
+    for name in prepared.OF_THE_SERVER:
         if found[name] != expected[name]:
             raise SourceReplaced(
                 f"the run began where {name} is {expected[name]}, but a server answers where it is {found[name]}",
@@ -112,10 +112,3 @@ def _check_slot(connection: Connection, name: str, initial: Lsn) -> None:
             hint=f"leave the slots that are called {slots.PREFIX}… alone, and trigger a new run",
         )
     slots.warn_if_short(slot)
-
-
-def _timeline(connection: Connection) -> str:
-    # The name of a segment begins with it; the control file would tell that of the last checkpoint.
-    if value(connection, "pg_is_in_recovery()"):
-        return ""
-    return str(int(value(connection, "pg_walfile_name(pg_current_wal_insert_lsn())")[:8], 16))

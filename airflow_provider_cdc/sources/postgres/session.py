@@ -29,7 +29,8 @@ from airflow_provider_cdc.errors import (
     TransientError,
 )
 from airflow_provider_cdc.sources.base import ConnectionSettings
-from airflow_provider_cdc.sources.postgres import types
+from airflow_provider_cdc.sources.postgres import prepared, types
+from airflow_provider_cdc.sources.postgres.refusals import connect_error
 
 Connection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
 ReadingConnection: TypeAlias = "dbapi.Connection"
@@ -47,26 +48,6 @@ TLS_MODES: Mapping[str, str] = {
     "verify_identity": "verify-full",
 }
 """The modes of ``ConnectionSettings.tls``, and what libpq calls them."""
-
-_SETTINGS: Mapping[str, str] = {
-    **types.SESSION_SETTINGS,
-    # Limits meant for careless users would cut our reads short.
-    "statement_timeout": "0",
-    "idle_in_transaction_session_timeout": "0",
-    "idle_session_timeout": "0",
-    # Behind a DDL that itself waits, everybody waits: not for ever.
-    "lock_timeout": "60s",
-    # Whether a standby has our publication yet changes nothing for us.
-    "synchronous_commit": "local",
-    "default_transaction_isolation": "read committed",
-    "default_transaction_read_only": "off",
-    "default_transaction_deferrable": "off",
-    # A chunk is a range of blocks.
-    "enable_tidscan": "on",
-    # Compiling a plan that does nothing but scan takes longer than it saves.
-    "jit": "off",
-    "max_parallel_workers_per_gather": "0",
-}
 
 # States: https://www.postgresql.org/docs/current/errcodes-appendix.html
 _DENIED = ("42501", "28")
@@ -92,7 +73,7 @@ def connect(settings: ConnectionSettings, *, replication: bool = False) -> Conne
     try:
         connection = psycopg.connect(autocommit=True, prepare_threshold=None, **arguments)  # type: ignore[arg-type]
     except psycopg.Error as error:
-        raise _connect_error(settings, error.sqlstate or "", str(error)) from error
+        raise connect_error(settings, arguments, str(error)) from error
     try:
         with mapped_errors(settings.address):
             if connection.info.server_version < OLDEST_VERSION * 10_000:
@@ -102,8 +83,8 @@ def connect(settings: ConnectionSettings, *, replication: bool = False) -> Conne
                     where=settings.address,
                     hint="upgrade the server",
                 )
-            if connection.info.server_version >= 170_000:
-                query(connection, "SET transaction_timeout = 0")
+            (row,) = query(connection, prepared.statement(settings))
+            prepared.check(settings, row)
     except BaseException:
         connection.close()
         raise
@@ -137,20 +118,14 @@ def reading_session(settings: ConnectionSettings) -> Iterator[ReadingConnection]
     try:
         connection = dbapi.connect(f"{uri}?{urlencode(arguments, quote_via=percent)}", autocommit=True)
     except adbc_driver_manager.Error as error:
-        raise _connect_error(settings, error.sqlstate or "", str(error)) from error
+        raise connect_error(settings, parameters(settings), str(error)) from error
     try:
         with mapped_errors(settings.address):
-            run(connection, _LIFT_TRANSACTION_TIMEOUT)
+            (batch,) = read(connection, prepared.statement(settings))
+            prepared.check(settings, [column[0].as_py() for column in batch.columns])
             yield connection
     finally:
         connection.close()
-
-
-# Servers before 17 do not know it, and would refuse a session that sets it; ADBC does not tell a server's version.
-_LIFT_TRANSACTION_TIMEOUT = (
-    "DO $$BEGIN PERFORM pg_catalog.set_config(name, '0', false) FROM pg_catalog.pg_settings "
-    "WHERE name = 'transaction_timeout'; END$$"
-)
 
 
 def run(connection: ReadingConnection, sql: str) -> None:
@@ -206,7 +181,9 @@ def parameters(settings: ConnectionSettings) -> dict[str, str]:
             where=settings.address,
             hint="set its schema to the database that holds the tables",
         )
-    options = " ".join(f"-c {name}={_escaped(setting)}" for name, setting in _SETTINGS.items())
+    options = " ".join(
+        f"-c {name}={_escaped(setting)}" for name, setting in {**prepared.SETTINGS, **prepared.KEEPALIVE}.items()
+    )
     return {
         "host": settings.host,
         "port": str(settings.port),
@@ -289,37 +266,3 @@ def _statement_error(where: str, state: str, text: str) -> CdcError:
     if not state or state.startswith(_LOST):
         return SourceUnavailable(said, where=where, hint="the task can be retried once the server answers again")
     return TerminalError(said, where=where, hint="look the error up in the server's manual and its error log")
-
-
-def _connect_error(settings: ConnectionSettings, state: str, text: str) -> CdcError:
-    where, said = settings.address, " ".join(text.split())
-    if re.search("could not translate host name|failed to resolve host", text) and "Temporary failure" not in text:
-        return ConfigurationError(f"no host is called {settings.host!r}", where=where, hint="correct the host")
-    if re.search("certificate|SSL|sslmode|no encryption|root.crt", text):
-        return ConfigurationError(
-            f"no connection could be made under these TLS settings: {said}",
-            where=where,
-            hint="correct the TLS mode, authority, certificate and key, or what the server asks for (pg_hba.conf)",
-        )
-    if re.search(r"password authentication failed|no password supplied|role .* does not exist", text):
-        return ConfigurationError(
-            "the server refuses this user or password",
-            where=where,
-            hint="correct the connection's login and password",
-        )
-    if re.search(r"database .* does not exist", text):
-        return ConfigurationError(
-            f"there is no database {settings.database!r}", where=where, hint="correct the connection's schema"
-        )
-    if re.search("pg_hba.conf|permission denied|is not permitted to log in|must be superuser|replication role", text):
-        return ConfigurationError(
-            said,
-            where=where,
-            hint=f"let the server accept this user from here (pg_hba.conf), and ALTER ROLE {quote(settings.user)} "
-            "REPLICATION",
-        )
-    if re.search("too many (?:clients|connections)|connection slots|max_wal_senders", text):
-        return SourceUnavailable(said, where=where, hint="let fewer Spark tasks run at once, or raise the limit")
-    return SourceUnavailable(
-        f"the server does not answer: {said}", where=where, hint="start the server, or correct host and port"
-    )

@@ -10,7 +10,6 @@ position.
 from __future__ import annotations
 
 import logging
-import time
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,7 +22,15 @@ import pyarrow as pa
 from airflow_provider_cdc.core.chunk import Chunk
 from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.core.table import Table
-from airflow_provider_cdc.errors import CdcError, DecodeError, PreflightError, Problem, SchemaChanged, SourceUnavailable
+from airflow_provider_cdc.errors import (
+    CdcError,
+    DecodeError,
+    PreflightError,
+    Problem,
+    SchemaChanged,
+    SourceReplaced,
+    SourceUnavailable,
+)
 from airflow_provider_cdc.sources.base import (
     ChunkReader,
     ConnectionSettings,
@@ -34,11 +41,12 @@ from airflow_provider_cdc.sources.base import (
     with_policy,
 )
 from airflow_provider_cdc.sources.odd_values import OddValue
-from airflow_provider_cdc.sources.postgres import slots
+from airflow_provider_cdc.sources.postgres import durable, prepared, slots
 from airflow_provider_cdc.sources.postgres.chunks import place
 from airflow_provider_cdc.sources.postgres.schema import check_in_place, difference, leaves, read_tables
 from airflow_provider_cdc.sources.postgres.server import identity, setting_problems
 from airflow_provider_cdc.sources.postgres.session import (
+    Connection,
     literal,
     mapped_errors,
     query,
@@ -47,12 +55,7 @@ from airflow_provider_cdc.sources.postgres.session import (
     value,
 )
 
-FLUSH_SECONDS = 60.0
-
 _TRIES = 3
-_POLL_SECONDS = 0.01
-# Of a page of the log, and of the first page of a segment: access/xlog_internal.h.
-_PAGE_HEADER, _SEGMENT_HEADER = 24, 40
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.sources.postgres.decode.rows import RowReader
@@ -97,12 +100,16 @@ def record_initial(
                 before = read_tables(connection, [plan.name for plan in plans])
                 if not publication:
                     slots.create_publication(connection, name, before, lock)
-                position = slots.create_slot(settings, name, seconds)
-                slots.settle(settings, connection, seconds)
                 found = identity(connection)
+                started = {prepared.STARTED: value(connection, prepared.START)}
+                position = slots.create_slot(prepared.of_run(settings, found | started), name, seconds)
+                _check_made(connection, name, position)
+                slots.settle(settings, connection, seconds)
                 found |= {"slot": name, "publication": mine, "publication_made": "" if publication else "yes"}
                 found["publication_state"] = slots.publication_state(connection, mine)
                 tables = read_tables(connection, [plan.name for plan in plans])
+                # No crash may take back a schema that the run goes by. The point itself was decoded from the disk.
+                durable.wait(partial(query, connection), settings.address)
             changes = [
                 f"{old.name}: {what}" for old, new in zip(before, tables, strict=True) if (what := difference(old, new))
             ]
@@ -127,6 +134,16 @@ def record_initial(
         except CdcError as also:
             _log.warning("The slot %s may be left: %s", name, also)
         raise
+
+
+def _check_made(connection: Connection, name: str, position: Lsn) -> None:
+    made = slots.state(connection, name)
+    if made is None or made.confirmed != position:
+        raise SourceReplaced(
+            "the slot was made on another server than the one that the tables are read from",
+            where=f"replication slot {name}",
+            hint="point the connection to one server alone (no balancer over several), and trigger a new run",
+        )
 
 
 def identity_problem(table: Table) -> Problem | None:
@@ -205,35 +222,8 @@ def bound_reads(settings: ConnectionSettings) -> UpperBound:
     :raises SourceUnavailable: the server does not flush its log.
     """
     with session(settings) as connection:
-        insert = Lsn.parse(value(connection, "pg_current_wal_insert_lsn()::text"))
-        page, segment = query(
-            connection,
-            "SELECT current_setting('wal_block_size')::int, pg_size_bytes(current_setting('wal_segment_size'))::int8",
-        )[0]
-        end = insert_end(insert, page, segment)
-        deadline = time.monotonic() + FLUSH_SECONDS
-        if Lsn.parse(value(connection, "pg_current_wal_flush_lsn()::text")) < end:
-            # The end of some transaction makes the server flush. Otherwise it would leave what open ones wrote for
-            # some 15 s.
-            query(connection, "SELECT pg_current_xact_id()")
-        while Lsn.parse(value(connection, "pg_current_wal_flush_lsn()::text")) < end:
-            if time.monotonic() > deadline:
-                raise SourceUnavailable(
-                    f"the log is not on disk up to {end} after {FLUSH_SECONDS:.0f} s",
-                    where=settings.address,
-                    hint="look at the server's disk and its walwriter; the task can be retried as it is",
-                )
-            time.sleep(_POLL_SECONDS)
-        return UpperBound(str(end), str(end))
-
-
-def insert_end(insert: Lsn, page_bytes: int, segment_bytes: int) -> Lsn:
-    """The end of the last record, given where the next one will begin: behind the header if a page has just begun.
-
-    Nothing would ever flush a header that no record follows. Only its exact size will do: anything more is a record.
-    """
-    header = _SEGMENT_HEADER if int(insert) % segment_bytes < page_bytes else _PAGE_HEADER
-    return Lsn(int(insert) - header) if int(insert) % page_bytes == header else insert
+        end, incarnation = durable.wait(partial(query, connection), settings.address)
+        return UpperBound(str(end), str(end), incarnation)
 
 
 class _Reader:
@@ -256,7 +246,11 @@ class _Reader:
         return self._rows.odd
 
     def settle(self) -> str:
-        return ""
+        where = f"{self._table.name}, the end of its read"
+        with mapped_errors(where):
+            if self.upper:
+                self._rows.run("COMMIT")
+            return durable.wait(self._rows.ask, where)[1]
 
     def read(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
         leaf, condition = place(self._table, chunk)

@@ -21,7 +21,7 @@ from airflow_provider_cdc.sources.base import (
     TrackedTable,
     UpperBound,
 )
-from airflow_provider_cdc.sources.postgres import chunks, preflight, schema, server, slots, snapshot, types
+from airflow_provider_cdc.sources.postgres import chunks, preflight, prepared, schema, server, slots, snapshot, types
 from airflow_provider_cdc.sources.postgres.session import session
 
 
@@ -51,7 +51,7 @@ class PostgresSource:
         return snapshot.record_initial(self.settings, plans, lock, run_id, self.settings.options.get("publication", ""))
 
     def of_run(self, identity: Mapping[str, str], position: str) -> PostgresSource:
-        return self
+        return PostgresSource(prepared.of_run(self.settings, identity, position), self.view)
 
     def check_identity(self, identity: Mapping[str, str], position: str) -> None:
         with session(self.settings) as connection:

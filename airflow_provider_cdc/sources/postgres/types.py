@@ -63,14 +63,14 @@ SESSION_SETTINGS: Mapping[str, str] = {
     "TimeZone": "UTC",
     "bytea_output": "hex",
     "extra_float_digits": "3",
-    "lc_monetary": "C",
     "search_path": "pg_catalog",
     "standard_conforming_strings": "on",
     "xmlbinary": "base64",
     # Not text, but the same hazard: rows that a policy hides would be missing without a word.
     "row_security": "off",
 }
-"""What every session sets that reads tables or the log: all settings that output functions look at."""
+"""What every session sets that reads tables or the log: all settings that say how output functions print a value. What
+it means is the database's own: ``lc_monetary`` says which currency ``money`` is in."""
 
 
 class Family(Enum):

@@ -17,11 +17,11 @@ from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import CopyMismatch, PreflightError, SchemaChanged, SourceUnavailable
 from airflow_provider_cdc.sources.base import LockPolicy
-from airflow_provider_cdc.sources.postgres import PostgresSource, slots, snapshot
+from airflow_provider_cdc.sources.postgres import PostgresSource, durable, slots
 from airflow_provider_cdc.sources.postgres.decode.rows import CopyReader, open_rows
+from airflow_provider_cdc.sources.postgres.durable import insert_end
 from airflow_provider_cdc.sources.postgres.schema import read_tables
 from airflow_provider_cdc.sources.postgres.session import mapped_errors, session
-from airflow_provider_cdc.sources.postgres.snapshot import insert_end
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
 from tests.sources.postgres.log_reading import settings as settings_of
@@ -229,7 +229,7 @@ def test_the_bound_does_not_wait_for_transactions_that_are_open(
     postgres_factory: PostgresFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a server where nobody else commits, which would flush what they wrote."""
-    monkeypatch.setattr(snapshot, "FLUSH_SECONDS", 2.0)
+    monkeypatch.setattr(durable, "FLUSH_SECONDS", 2.0)
     server = postgres_factory({"autovacuum": "off"})
     server.query("CREATE TABLE stock (id int PRIMARY KEY, left_over int)")
     server.query("INSERT INTO stock VALUES (1, 0)")
@@ -256,8 +256,8 @@ def test_the_bound_covers_commits_that_are_visible_before_they_are_on_disk(
 def test_a_log_that_is_not_flushed_is_waited_for_no_longer_than_it_takes(
     postgres: PostgresServer, source: PostgresSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshot, "insert_end", lambda lsn, *sizes: Lsn(int(lsn) + 2**20))
-    monkeypatch.setattr(snapshot, "FLUSH_SECONDS", 0.1)
+    monkeypatch.setattr(durable, "insert_end", lambda lsn, *sizes: Lsn(int(lsn) + 2**20))
+    monkeypatch.setattr(durable, "FLUSH_SECONDS", 0.1)
     with pytest.raises(SourceUnavailable, match="not on disk"):
         source.bound_reads()
 

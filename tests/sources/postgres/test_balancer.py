@@ -1,0 +1,208 @@
+"""Behind one address there may be several servers: every session of a run makes sure that it reached the run's."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.errors import CdcError, ConfigurationError, ExactnessError, LogGone, SourceReplaced
+from airflow_provider_cdc.sources.base import InitialPoint, LockPolicy, TrackedTable
+from airflow_provider_cdc.sources.postgres import PostgresSource, slots
+from airflow_provider_cdc.sources.postgres.decode import rows
+from airflow_provider_cdc.sources.postgres.prepared import of_run
+from airflow_provider_cdc.sources.postgres.session import reading_session, session
+from harness.balancer import Balancer
+from harness.postgres_server import PostgresServer
+from tests.sources.postgres.log_reading import settings as settings_of
+
+RUN_ID = "20260101T000000Z-00000000"
+OTHERS = ("standby", "promoted standby", "clone on the same timeline", "unrelated server")
+
+
+@pytest.fixture(scope="module")
+def primary() -> Iterator[PostgresServer]:
+    with (
+        tempfile.TemporaryDirectory(prefix="cdc-primary-") as directory,
+        PostgresServer.start(Path(directory)) as server,
+    ):
+        server.query(
+            "CREATE TABLE stock (id int PRIMARY KEY, n int); ALTER TABLE stock REPLICA IDENTITY FULL;"
+            "INSERT INTO stock SELECT i, 0 FROM generate_series(1, 500) i"
+        )
+        yield server
+
+
+@pytest.fixture(scope="module", params=OTHERS)
+def other(primary: PostgresServer, request: pytest.FixtureRequest) -> Iterator[tuple[PostgresServer, str]]:
+    """A second server of each kind, and what tells it from the primary."""
+    with ExitStack() as stack:
+        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cdc-other-")))
+        if request.param == "unrelated server":
+            server = stack.enter_context(PostgresServer.start(directory))
+            server.query("CREATE TABLE stock (id int PRIMARY KEY, n int); ALTER TABLE stock REPLICA IDENTITY FULL")
+            yield server, "system_identifier"
+            return
+        server = stack.enter_context(primary.standby(directory))
+        if request.param == "promoted standby":
+            server.query("SELECT pg_promote()")
+        if request.param == "clone on the same timeline":
+            # As a copy of the files, or of a volume, does that nobody told to recover as a standby.
+            server.stop()
+            (server.data / "standby.signal").unlink()
+            server.restart()
+            # It goes on by itself, and its log is soon as long as the primary's.
+            for _ in range(3):
+                server.query("SELECT pg_switch_wal(), pg_logical_emit_message(false, 'fill', 'x')")
+            assert server.query("SELECT pg_walfile_name(pg_current_wal_lsn())")[0][0].startswith("00000001")
+        yield (
+            server,
+            {
+                "standby": "a standby answers",
+                "promoted standby": "timeline is 1, but a server answers where it is 2",
+                "clone on the same timeline": "a copy of the server answers",
+            }[request.param],
+        )
+
+
+@contextmanager
+def begun(primary: PostgresServer, port: int) -> Iterator[tuple[PostgresSource, InitialPoint]]:
+    """A run that began on the primary itself, and its source, which connects to ``port``."""
+    direct = PostgresSource(settings_of(primary, "postgres"))
+    initial = direct.record_initial(direct.preflight(["public.stock"], "auto"), LockPolicy(), RUN_ID)
+    behind = PostgresSource(dataclasses.replace(direct.settings, port=port))
+    try:
+        yield behind.of_run(initial.identity, initial.position), initial
+    finally:
+        direct.release(initial.identity)
+
+
+def read_table(source: PostgresSource, table: Table, consistency: str) -> None:
+    with source.share_reads({consistency}, LockPolicy()) as shared:
+        for chunk in source.plan_chunks(table, 100):
+            with shared.reader(table, consistency, LockPolicy()) as reader:
+                list(reader.read(chunk))
+                reader.settle()
+
+
+def read_log(source: PostgresSource, initial: InitialPoint) -> None:
+    bound = source.bound_reads()
+    for segment in source.log_segments(initial.position, bound.log_end, initial.identity):
+        tracked = [TrackedTable(0, initial.tables[0])]
+        with source.read_segment(segment, initial.position, tracked) as reader:
+            list(reader)
+
+
+WORK: dict[str, Callable[[PostgresSource, InitialPoint], None]] = {
+    "read": lambda source, initial: read_table(source, initial.tables[0], "watermark"),
+    "read in a shared view": lambda source, initial: read_table(source, initial.tables[0], "exported"),
+    "bound and read the log": read_log,
+    "check": lambda source, initial: source.check_tables(initial.tables),
+}
+
+
+@pytest.mark.parametrize("work", WORK)
+def test_every_session_that_reaches_another_server_is_refused(
+    primary: PostgresServer, other: tuple[PostgresServer, str], work: str
+) -> None:
+    """One session of all is sent elsewhere: each one in turn."""
+    server, said = other
+    refused: dict[int, str] = {}
+    with Balancer(lambda number: primary.port) as balancer, begun(primary, balancer.port) as (source, initial):
+        WORK[work](source, initial)
+        sessions = balancer.accepted
+        for wrong in range(sessions):
+            balancer.misdirect(wrong, server.port)
+            try:
+                WORK[work](source, initial)
+            except ExactnessError as error:
+                refused[wrong] = str(error)
+    # Before its session, ADBC opens another one, to look up what types there are; it reads nothing with it.
+    looked_up = {3} if work == "bound and read the log" else set()
+    assert refused.keys() == set(range(sessions)) - looked_up
+    assert [text for text in refused.values() if said not in text] == []
+
+
+@pytest.mark.parametrize("way", [session, reading_session, lambda where: session(where, replication=True)])
+def test_every_kind_of_session_asks_what_server_it_reached(
+    primary: PostgresServer, other: tuple[PostgresServer, str], way: Callable[[object], object]
+) -> None:
+    server, said = other
+    with begun(primary, server.port) as (source, _), pytest.raises(ExactnessError, match=said), way(source.settings):  # type: ignore[attr-defined]
+        pass
+
+
+def test_a_position_is_not_fixed_across_two_servers(primary: PostgresServer, other: tuple[PostgresServer, str]) -> None:
+    server, _ = other
+    direct = PostgresSource(settings_of(primary, "postgres"))
+    plans = direct.preflight(["public.stock"], "auto")
+    with Balancer(lambda number: primary.port) as balancer:
+        behind = PostgresSource(dataclasses.replace(direct.settings, port=balancer.port))
+        # The first session only drops what an earlier try left.
+        for wrong in (1, 2):
+            balancer.misdirect(wrong, server.port)
+            with pytest.raises(CdcError):
+                behind.record_initial(plans, LockPolicy(), RUN_ID)
+    for each in (primary, server):
+        assert each.query("SELECT slot_name FROM pg_replication_slots WHERE starts_with(slot_name, 'cdc')") == []
+    slots.drop(direct.settings, slots.name_of(RUN_ID), slots.name_of(RUN_ID))
+
+
+def test_a_clone_that_has_the_slot_is_told_by_its_start(primary: PostgresServer, tmp_path: Path) -> None:
+    """A copy of all files, slots included: what was read there does not count for a bound of the primary."""
+    with begun(primary, primary.port) as (source, _):
+        primary.query("CHECKPOINT")
+        primary.stop()
+        shutil.copytree(primary.directory, tmp_path / "copy")
+        for path in [tmp_path / "copy/data", *(tmp_path / "copy/data").rglob("*")]:
+            os.chown(path, primary.data.stat().st_uid, primary.data.stat().st_gid, follow_symlinks=False)
+        primary.restart()
+        clone = PostgresServer.start(tmp_path / "copy")
+        try:
+            there = PostgresSource(dataclasses.replace(source.settings, port=clone.port))
+            assert there.bound_reads().incarnation != source.bound_reads().incarnation
+        finally:
+            clone.stop()
+
+
+def test_a_server_that_lost_the_position_is_refused(primary: PostgresServer) -> None:
+    with begun(primary, primary.port) as (source, initial):
+        later = of_run(source.settings, initial.identity, "FF/0")
+        with pytest.raises(SourceReplaced, match="the log reaches to"), session(later):
+            pass
+        moved = source.of_run(initial.identity, "0/1000")
+        with pytest.raises(LogGone, match="someone else reads"):
+            moved.bound_reads()
+
+
+@pytest.mark.parametrize("encrypted", [False, True], ids=["socket", "adbc"])
+def test_a_pooler_that_drops_start_up_options_is_told(
+    primary: PostgresServer, encrypted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "is_plain", lambda connection: not encrypted)
+
+    def drop(parameters: dict[str, str]) -> dict[str, str]:
+        return {name: value for name, value in parameters.items() if name != "options"}
+
+    with Balancer(lambda number: primary.port, drop) as pooler:
+        settings = dataclasses.replace(settings_of(primary, "postgres"), port=pooler.port)
+        for way in (session, reading_session):
+            with pytest.raises(ConfigurationError, match=r"IntervalStyle is postgres.*\n.*pooler"), way(settings):
+                pass
+
+
+def test_one_option_that_is_dropped_is_told(primary: PostgresServer) -> None:
+    def drop(parameters: dict[str, str]) -> dict[str, str]:
+        return parameters | {"options": parameters["options"].replace("-c row_security=off", "")}
+
+    with Balancer(lambda number: primary.port, drop) as pooler:
+        settings = dataclasses.replace(settings_of(primary, "postgres"), port=pooler.port)
+        with pytest.raises(ConfigurationError, match="began with: row_security is on"), session(settings):
+            pass

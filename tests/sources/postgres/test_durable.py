@@ -1,0 +1,143 @@
+"""What was read counts only if no crash can take it back, and a crash before that ends the session that read it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from contextlib import suppress
+
+import psycopg
+import pytest
+
+from airflow_provider_cdc.core.lsn import Lsn
+from airflow_provider_cdc.errors import SourceUnavailable
+from airflow_provider_cdc.sources.base import ChunkReader, LockPolicy
+from airflow_provider_cdc.sources.postgres import PostgresSource, durable
+from airflow_provider_cdc.sources.postgres.decode import rows
+from harness.postgres_server import PostgresServer
+from tests.conftest import PostgresFactory
+from tests.sources.postgres.log_reading import settings as settings_of
+
+# Commits can be seen long before anything writes them to disk.
+LAZY = {
+    "autovacuum": "off",
+    "bgwriter_lru_maxpages": "0",
+    "checkpoint_timeout": "1h",
+    "synchronous_commit": "off",
+    "wal_writer_delay": "3s",
+}
+RUN_ID = "20260101T000000Z-00000000"
+RESTARTED, CRASHED_INSIDE = "the whole server", "one of its processes"
+
+
+@pytest.fixture
+def lazy(postgres_factory: PostgresFactory) -> PostgresServer:
+    server = postgres_factory(LAZY)
+    server.query("CREATE TABLE stock (id int PRIMARY KEY, n int); ALTER TABLE stock REPLICA IDENTITY FULL")
+    return server
+
+
+def crash(server: PostgresServer, what: str) -> None:
+    if what == RESTARTED:
+        server.crash()
+        return
+    # As when memory runs out: the server starts over with its memory empty, but its main process lives on.
+    ((pid,),) = server.query("SELECT pid FROM pg_stat_activity WHERE backend_type = 'background writer'")
+    os.kill(pid, signal.SIGKILL)
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        with suppress(psycopg.Error):
+            if server.query("SELECT pid FROM pg_stat_activity WHERE backend_type = 'background writer'") != [(pid,)]:
+                return
+        time.sleep(0.05)
+    pytest.fail("the server did not crash")
+
+
+def read_all(reader: ChunkReader, source: PostgresSource, table: object) -> set[int]:
+    chunks = source.plan_chunks(table, 1000)  # type: ignore[arg-type]
+    return {row["id"] for chunk in chunks for batch in reader.read(chunk) for row in batch.to_pylist()}
+
+
+@pytest.mark.parametrize(
+    ("what", "consistency", "encrypted"),
+    [
+        (RESTARTED, "watermark", False),
+        (CRASHED_INSIDE, "watermark", True),
+        pytest.param(CRASHED_INSIDE, "exported", False, marks=pytest.mark.slow),
+        pytest.param(RESTARTED, "exported", True, marks=pytest.mark.slow),
+    ],
+)
+def test_a_part_that_settled_is_there_after_a_crash_and_no_other_part_settles(
+    lazy: PostgresServer, what: str, consistency: str, encrypted: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rows, "is_plain", lambda connection: not encrypted)
+    source = PostgresSource(settings_of(lazy, "postgres"))
+    initial = source.record_initial(source.preflight(["public.stock"], "auto"), LockPolicy(), RUN_ID)
+    (table,) = initial.tables
+    run = source.of_run(initial.identity, initial.position)
+    policy = LockPolicy()
+
+    lazy.query("INSERT INTO stock VALUES (1, 1)")
+    with run.share_reads({consistency}, policy) as shared, shared.reader(table, consistency, policy) as reader:
+        # In a shared view it may lie after the view's position, or not be visible yet.
+        seen = read_all(reader, run, table)
+        assert consistency == "exported" or seen == {1}
+        incarnation = reader.settle()
+    crash(lazy, what)
+    assert {id for (id,) in lazy.query("SELECT id FROM stock")} >= seen
+    assert (run.bound_reads().incarnation == incarnation) == (what == CRASHED_INSIDE)
+
+    lazy.query("INSERT INTO stock VALUES (2, 2)")
+    with (
+        suppress(SourceUnavailable),
+        run.share_reads({consistency}, policy) as shared,
+        shared.reader(table, consistency, policy) as reader,
+    ):
+        seen = read_all(reader, run, table)
+        crash(lazy, what)
+        with pytest.raises(SourceUnavailable):
+            reader.settle()
+    if consistency == "watermark":
+        assert 2 in seen
+        assert lazy.query("SELECT id FROM stock") == [(1,)], "nothing was lost: the test provokes nothing"
+    source.release(initial.identity)
+
+
+def test_the_initial_position_and_the_bound_outlive_a_crash(lazy: PostgresServer) -> None:
+    source = PostgresSource(settings_of(lazy, "postgres"))
+    plans = source.preflight(["public.stock"], "auto")
+    lazy.query("INSERT INTO stock VALUES (1, 1)")
+    initial = source.record_initial(plans, LockPolicy(), RUN_ID)
+    lazy.crash()
+    run = source.of_run(initial.identity, initial.position)
+    run.check_identity(initial.identity, initial.position)
+    lazy.query("INSERT INTO stock VALUES (2, 2)")
+    bound = run.bound_reads()
+    lazy.crash()
+    assert len(run.log_segments(initial.position, bound.log_end, initial.identity)) == 1
+    assert lazy.query("SELECT id FROM stock ORDER BY 1") == [(1,), (2,)]
+    source.release(initial.identity)
+
+
+def test_settling_takes_one_question_where_the_log_is_on_disk(postgres_factory: PostgresFactory) -> None:
+    server = postgres_factory({"autovacuum": "off"})
+    server.query("CREATE TABLE stock (id int)")
+    with server.connect() as connection:
+        asked: list[str] = []
+
+        def ask(sql: str) -> list[tuple[str, ...]]:
+            asked.append(sql)
+            return connection.execute(sql).fetchall()
+
+        first, incarnation = durable.wait(ask, "here")
+        asked.clear()
+        again, same = durable.wait(ask, "here")
+        assert len(asked) == 1
+        assert (
+            first <= again <= Lsn.parse(connection.execute("SELECT pg_current_wal_flush_lsn()::text").fetchall()[0][0])
+        )
+        assert incarnation == same
+    server.restart()
+    with server.connect() as connection:
+        assert durable.wait(lambda sql: connection.execute(sql).fetchall(), "here")[1] != incarnation
