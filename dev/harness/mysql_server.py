@@ -15,7 +15,7 @@ import pymysql
 from harness.cache import building, cache_directory, locked
 from harness.errors import HarnessError
 from harness.mysql_binaries import MysqlBinaries, find_mysql
-from harness.server_process import ServerProcess, free_port, recorded
+from harness.server_process import STOP_SECONDS, ServerProcess, free_port, recorded
 
 DEFAULTS: Mapping[str, str | None] = {
     "bind_address": "127.0.0.1",
@@ -109,6 +109,24 @@ class MysqlServer(ServerProcess):
         """Stop, and start on the same data and port; `options` are laid over those of `start`."""
         self.stop()
         self._options |= _normal(options)
+        self._launch()
+
+    def copy_data(self, to: Path) -> None:
+        """Copy the data as it is on the disk at this moment: what a loss of power now could leave."""
+        self._signal(signal.SIGSTOP)
+        try:
+            # A socket cannot be copied, nor is it data.
+            shutil.copytree(self.data, to, ignore=shutil.ignore_patterns("*.sock", "*.lock", "*.pid"))
+        finally:
+            self._signal(signal.SIGCONT)
+
+    def crash(self, put_back: Path | None = None) -> None:
+        """Kill the server, put a copy of its data back if there is one, and start it again."""
+        self._signal(self.kill_signal)
+        self._ended_within(STOP_SECONDS)
+        if put_back is not None:
+            shutil.rmtree(self.data)
+            shutil.copytree(put_back, self.data)
         self._launch()
 
     @property

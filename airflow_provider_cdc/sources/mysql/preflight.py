@@ -7,12 +7,13 @@ from collections.abc import Iterable, Sequence
 import pymysql
 
 from airflow_provider_cdc.core.table import Table, TableName
-from airflow_provider_cdc.errors import PreflightError, Problem
+from airflow_provider_cdc.errors import LogGone, PreflightError, Problem
 from airflow_provider_cdc.sources.base import CONSISTENCIES, UNREPRESENTABLE, ConnectionSettings, TablePlan, with_policy
+from airflow_provider_cdc.sources.mysql.history import log_status
 from airflow_provider_cdc.sources.mysql.privileges import Privileges
 from airflow_provider_cdc.sources.mysql.schema import read_tables, resolve, select_of_tables, table_sql
 from airflow_provider_cdc.sources.mysql.server import is_replica, setting_problems, variables
-from airflow_provider_cdc.sources.mysql.session import Connection, query, session
+from airflow_provider_cdc.sources.mysql.session import Connection, session
 from airflow_provider_cdc.sources.mysql.types import (
     ColumnType,
     is_wide_decimal,
@@ -55,10 +56,21 @@ def preflight(
         plans = [_plan(table, consistency, unrepresentable) for table in tables]
         problems += _table_problems(connection, tables, consistency)
         problems += privileges.lock_problems([plan.name for plan in plans if plan.consistency == "lock"])
-        problems += _log_problems(connection, tables)
+        problems += _filter_problems(connection, tables)
+        problems += _retention_problems(connection, tables)
     if problems:
         raise PreflightError(problems)
     return plans
+
+
+def exactness_problems(connection: Connection, tables: Sequence[Table]) -> list[Problem]:
+    """Of all that is checked of tables, what a run that reads them would publish wrongly.
+
+    It is asked again once the initial position is fixed, for tables as they are there.
+    """
+    privileges = Privileges(connection)
+    unreadable = [problem for table in tables if (problem := privileges.select_problem(table.name))]
+    return [*unreadable, *_table_problems(connection, tables, ""), *_filter_problems(connection, tables)]
 
 
 def _request_problems(patterns: Sequence[str], consistency: str, unrepresentable: str) -> list[Problem]:
@@ -178,14 +190,14 @@ def _cascades(rule: str) -> bool:
     return rule in ("CASCADE", "SET NULL", "SET DEFAULT")
 
 
-def _log_problems(connection: Connection, tables: Sequence[Table]) -> Iterable[Problem]:
-    """A log that leaves out schemas, or that is thrown away before the run has read it."""
+def _filter_problems(connection: Connection, tables: Sequence[Table]) -> Iterable[Problem]:
+    """A log that leaves out schemas."""
     try:
-        status = query(connection, "SHOW BINARY LOG STATUS")
-    except pymysql.OperationalError:
+        status = log_status(connection)
+    except (LogGone, pymysql.OperationalError):
         # There is no log, or no privilege: both are problems of their own.
         return
-    included, excluded = (set(filter(None, str(names).split(","))) for names in status[0][2:4]) if status else ((), ())
+    included, excluded = (set(filter(None, names.split(","))) for names in status[2:4])
     for schema in dict.fromkeys(table.name.schema for table in tables):
         if (included and schema not in included) or schema in excluded:
             yield Problem(
@@ -193,6 +205,10 @@ def _log_problems(connection: Connection, tables: Sequence[Table]) -> Iterable[P
                 "the server does not log it (binlog_do_db, binlog_ignore_db)",
                 "start the server without the filter",
             )
+
+
+def _retention_problems(connection: Connection, tables: Sequence[Table]) -> Iterable[Problem]:
+    """A log that is thrown away before the run has read it."""
     settings = variables(connection, ["binlog_expire_logs_auto_purge", "binlog_expire_logs_seconds"])
     keeps = int(settings.get("binlog_expire_logs_seconds", "0"))
     needed = _LEAST_SECONDS + _MARGIN * sum(table.bytes for table in tables) // _BYTES_PER_SECOND

@@ -13,7 +13,24 @@ import pymysql
 
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.errors import ExactnessError, LogGone, Problem, SourceReplaced
-from airflow_provider_cdc.sources.mysql.session import Connection, query, value
+from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.mysql.history import (
+    LogPlace,
+    check_continuity,
+    check_place,
+    log_files,
+    log_status,
+    settled_end_of_log,
+)
+from airflow_provider_cdc.sources.mysql.session import (
+    HOSTNAME,
+    SERVER_UUID,
+    Connection,
+    RunSettings,
+    is_server_itself,
+    query,
+    value,
+)
 
 
 @dataclass(frozen=True)
@@ -57,9 +74,18 @@ _ON_A_REPLICA = (
         "the server is a replica and commits in another order than its source",
     ),
 )
+# What the log does not show either, and only a restart changes: two looks that agree leave no room for more than that
+# one restart.
+_FIXED = ("innodb_native_foreign_keys", "log_replica_updates", "lower_case_table_names", "version")
+_FIXED_PREFIX = "fixed."
 # The log does not show what these were; when they were set last shows that they were not touched during a run.
 _WATCHED = ("binlog_error_action", "binlog_order_commits", "replica_preserve_commit_order")
 _LAST_SET = "last_set."
+STARTED, LOG_PLACE = "started", "log_place"
+_STARTED = (
+    "(SELECT CAST(UNIX_TIMESTAMP() - VARIABLE_VALUE AS SIGNED) FROM performance_schema.global_status "
+    "WHERE VARIABLE_NAME = 'Uptime')"
+)
 _PRIVILEGE_MISSING = 1227
 
 
@@ -67,43 +93,75 @@ def setting_problems(connection: Connection) -> list[Problem]:
     """What is wrong with the server's settings now."""
     rules = [*_ALWAYS, *(_ON_A_REPLICA if is_replica(connection) is not False else ())]
     values = variables(connection, [rule.variable for rule in rules])
-    return [
+    proxy = Problem(
+        "connection",
+        "a proxy answers in place of the server, and may pass what it is asked on to several",
+        "connect to the server itself, or let the proxy pass connections on as they are",
+    )
+    return ([] if is_server_itself(connection) else [proxy]) + [
         Problem(rule.variable, f"is {values.get(rule.variable, 'unknown')}: {rule.why}", rule.hint)
         for rule in rules
         if values.get(rule.variable) not in rule.allowed
     ]
 
 
-def identity(connection: Connection) -> dict[str, str]:
-    """What tells this server, in this state of its settings, from another: JSON for the manifest."""
-    uuid, version = query(connection, "SELECT @@global.server_uuid, @@global.version")[0]
-    return {"server_uuid": uuid, "version": version} | {
-        f"{_LAST_SET}{variable}": when for variable, when in _last_set(connection).items()
-    }
+def identity(settings: ConnectionSettings, connection: Connection) -> dict[str, str]:
+    """What tells this server, in this state of its settings, from another: JSON for the manifest.
+
+    It is to be taken before the initial position: what is set later shows up as a difference.
+    """
+    found = _state(connection)
+    here = RunSettings.of(settings, found, "")
+    return found | {LOG_PLACE: str(settled_end_of_log(here, connection))}
 
 
-def check_identity(connection: Connection, expected: Mapping[str, str], position: str) -> None:
+def started(connection: Connection) -> str:
+    """When the server was started: another time is another start."""
+    # The server counts from its start to the statement's, in whole seconds; so the difference is the same at all times.
+    return str(value(connection, _STARTED))
+
+
+def check_identity(
+    settings: ConnectionSettings, connection: Connection, expected: Mapping[str, str], position: str
+) -> None:
     """Make sure that this is the server of ``expected``, and that its history and settings are intact.
 
     :raises SourceReplaced: another server, or one whose history does not contain ``position``.
-    :raises LogGone: the log was purged past ``position``.
+    :raises LogGone: the log was purged past ``position``, or the server crashed since then, or was started again more
+        often than once.
     :raises ExactnessError: a setting that the proof rests on is wrong, or was set since ``expected`` was taken.
     """
-    found = identity(connection)
-    uuid = found["server_uuid"]
-    if uuid != expected["server_uuid"]:
+    found = _state(connection)
+    uuid = found[SERVER_UUID]
+    if uuid != expected[SERVER_UUID] or found[HOSTNAME] != expected.get(HOSTNAME, found[HOSTNAME]):
         raise SourceReplaced(
-            f"the run began on server {expected['server_uuid']}, but server {uuid} answers",
+            f"the run began on server {expected[SERVER_UUID]} ({expected.get(HOSTNAME)}), but server {uuid} "
+            f"({found[HOSTNAME]}) answers",
             where="server_uuid",
             hint="point the connection back to the first server, or trigger a new run on this one",
         )
-    initial = GtidSet.parse(position)
-    check_log(connection, initial)
+    if STARTED not in expected:
+        raise ExactnessError(
+            "the run was begun by an older version of this provider, which did not record when the server was started",
+            where=f"server {uuid}",
+            hint="trigger a new run",
+        )
+    begun, files, here = LogPlace.parse(expected[LOG_PLACE]), log_files(connection), RunSettings.of(settings, found, "")
+    check_place(here, files, begun)
+    if found[STARTED] != expected[STARTED]:
+        check_continuity(here, files, begun)
+    check_log(connection, GtidSet.parse(position))
     problems = [f"{problem.where} {problem.what}" for problem in setting_problems(connection)]
     problems += [
         f"{key.removeprefix(_LAST_SET)} was set at {when}, after the run began: what it was in between is unknown"
         for key, when in found.items()
         if key.startswith(_LAST_SET) and when and when != expected.get(key, "")
+    ]
+    problems += [
+        f"{key.removeprefix(_FIXED_PREFIX)} is {found.get(key, 'unknown')} since the server was started again; "
+        f"when the run began it was {expected.get(key, 'unknown')}"
+        for key in sorted({*found, *expected})
+        if key.startswith(_FIXED_PREFIX) and found.get(key) != expected.get(key)
     ]
     if problems:
         raise ExactnessError(
@@ -111,6 +169,17 @@ def check_identity(connection: Connection, expected: Mapping[str, str], position
             where=f"server {uuid}",
             hint="put the setting right, leave it alone during a run, and trigger a new run",
         )
+
+
+def _state(connection: Connection) -> dict[str, str]:
+    uuid, host, start = query(connection, f"SELECT @@global.server_uuid, @@global.hostname, {_STARTED}")[0]
+    _, _, alone, ignored, *_ = log_status(connection)
+    fixed = variables(connection, _FIXED) | {"binlog_do_db": alone, "binlog_ignore_db": ignored}
+    return (
+        {SERVER_UUID: str(uuid), HOSTNAME: str(host), STARTED: str(start)}
+        | {f"{_FIXED_PREFIX}{name}": setting for name, setting in fixed.items()}
+        | {f"{_LAST_SET}{variable}": when for variable, when in _last_set(connection).items()}
+    )
 
 
 def check_log(connection: Connection, initial: GtidSet) -> None:

@@ -6,6 +6,7 @@ import socket
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
 import pymysql
@@ -15,6 +16,7 @@ from airflow_provider_cdc.errors import (
     CdcError,
     ConfigurationError,
     SchemaChanged,
+    SourceReplaced,
     SourceUnavailable,
     TerminalError,
     TransientError,
@@ -23,6 +25,9 @@ from airflow_provider_cdc.sources.base import ConnectionSettings
 
 Connection: TypeAlias = "pymysql.Connection[Any]"
 
+SERVER_UUID, HOSTNAME = "server_uuid", "hostname"
+"""What `RunSettings` take from the identity of a run."""
+
 OLDEST_VERSION = (8, 4)
 CONNECT_SECONDS = 15
 READ_SECONDS = 900
@@ -30,7 +35,7 @@ READ_SECONDS = 900
 
 TLS_MODES = ("disabled", "preferred", "required", "verify_ca", "verify_identity")
 
-_SETTINGS: Mapping[str, str] = {
+_SETTINGS: dict[str, str] = {
     # The driver asks for it only if the server's greeting says that it is off, which the greeting does not.
     "autocommit": "ON",
     # What TIMESTAMP values mean.
@@ -86,14 +91,32 @@ _TRY_AGAIN = {1205, 1213, 1317, 1412, 3024, 3058}
 _CHANGED = {1049, 1051, 1054, 1146, 1176}
 
 
+@dataclass(frozen=True)
+class RunSettings(ConnectionSettings):
+    """How to reach the very server that a run began on: behind one address there may be several.
+
+    ``position`` is what it must have executed.
+    """
+
+    server_uuid: str = ""
+    hostname: str = ""
+    position: str = field(default="", repr=False)
+
+    @classmethod
+    def of(cls, settings: ConnectionSettings, identity: Mapping[str, str], position: str) -> RunSettings:
+        """:param identity: as ``server.identity`` gave it."""
+        plain = {each.name: getattr(settings, each.name) for each in fields(ConnectionSettings)}
+        return cls(**plain, server_uuid=identity[SERVER_UUID], hostname=identity.get(HOSTNAME, ""), position=position)
+
+
 def connect(settings: ConnectionSettings, *, reading: bool = False, **overrides: Any) -> Connection:
     """Open a session in autocommit, in UTC, with nothing inherited that could change or cut a result.
 
     :param reading: text arrives in the column's own character set, the bytes that the log holds too.
     :param overrides: arguments of ``pymysql.connect``, over ours.
     :raises SourceUnavailable: the server does not answer or has no session to spare.
-    :raises ConfigurationError: the host is unknown, TLS or the credentials are refused, or the server is not
-        MySQL 8.4 or later.
+    :raises ConfigurationError: the host is unknown, TLS or the credentials are refused, or the server is too old.
+    :raises SourceReplaced: with `RunSettings`, another server answers, or one that lags behind.
     """
     arguments: dict[str, Any] = {
         "host": settings.host,
@@ -129,9 +152,10 @@ def connect(settings: ConnectionSettings, *, reading: bool = False, **overrides:
         with mapped_errors(settings.address):
             _check_version(settings, connection)
             _keep_alive(connection)
-            set_session(connection, _SETTINGS)
-            if reading:
-                set_session(connection, {"character_set_results": "NULL"})
+            # In one go: each statement more is another trip to the server.
+            set_session(connection, _SETTINGS | ({"character_set_results": "NULL"} if reading else {}))
+            if isinstance(settings, RunSettings):
+                _check_server(settings, connection)
         driver._read_timeout = overrides.get("read_timeout", READ_SECONDS)
     except BaseException:
         end(connection)
@@ -281,6 +305,49 @@ def _connect_error(settings: ConnectionSettings, error: pymysql.MySQLError) -> C
 def _code_and_text(error: pymysql.MySQLError) -> tuple[int, str]:
     code, text = (*error.args, 0, "")[:2] if len(error.args) != 1 else (0, error.args[0])
     return (code, str(text)) if isinstance(code, int) else (0, str(code))
+
+
+def is_server_itself(connection: Connection) -> bool:
+    """Whether the server answers, and nobody in between for it, who might ask several of them.
+
+    The number in the greeting is that of the connection with whoever sent it.
+    """
+    # In another form than the one that proxies know, and answer themselves.
+    return _is_own_number(connection, int(value(connection, "CONNECTION_ID() + 0")))
+
+
+def _is_own_number(connection: Connection, number: int) -> bool:
+    driver: Any = connection
+    # The greeting has room for 32 bits of it.
+    return (number - int(driver.thread_id())) % (1 << 32) == 0
+
+
+def _check_server(settings: RunSettings, connection: Connection) -> None:
+    uuid, host, has_all, number = query(
+        connection,
+        "SELECT @@global.server_uuid, @@global.hostname, GTID_SUBSET(%s, @@global.gtid_executed), CONNECTION_ID() + 0",
+        (settings.position,),
+    )[0]
+    hint = "let the connection name one server, not a balancer before several, or trigger a new run"
+    if not _is_own_number(connection, int(number)):
+        raise SourceReplaced(
+            "a proxy answers in place of the server, and may pass what it is asked on to another one",
+            where=settings.address,
+            hint="connect to the server itself, or let the proxy pass connections on as they are",
+        )
+    if uuid != settings.server_uuid or settings.hostname not in ("", host):
+        raise SourceReplaced(
+            f"the run began on server {settings.server_uuid} ({settings.hostname}), but another one answers: "
+            f"{uuid} ({host})",
+            where=settings.address,
+            hint=hint,
+        )
+    if not has_all:
+        raise SourceReplaced(
+            f"server {uuid} ({host}) lacks transactions of the run's initial position",
+            where=settings.address,
+            hint=f"{hint}; if the server lost them in a crash, clear lock_and_record and the tasks after it",
+        )
 
 
 def _check_version(settings: ConnectionSettings, connection: Connection) -> None:

@@ -24,6 +24,7 @@ from airflow_provider_cdc.errors import (
     LockNotGranted,
     PositionError,
     PreflightError,
+    Problem,
     SchemaChanged,
 )
 from airflow_provider_cdc.sources.base import (
@@ -36,8 +37,10 @@ from airflow_provider_cdc.sources.base import (
     with_policy,
 )
 from airflow_provider_cdc.sources.mysql.chunks import where
+from airflow_provider_cdc.sources.mysql.history import end_of_log
+from airflow_provider_cdc.sources.mysql.preflight import exactness_problems
 from airflow_provider_cdc.sources.mysql.schema import read_tables, table_sql
-from airflow_provider_cdc.sources.mysql.server import identity, setting_problems
+from airflow_provider_cdc.sources.mysql.server import identity, setting_problems, started
 from airflow_provider_cdc.sources.mysql.session import (
     Connection,
     mapped_errors,
@@ -48,6 +51,11 @@ from airflow_provider_cdc.sources.mysql.session import (
 )
 from airflow_provider_cdc.sources.odd_values import OddValue
 
+_NO_POSITION = Problem(
+    "gtid_executed",
+    "is empty: no transaction was committed yet, so nothing tells this history from another",
+    "commit any transaction, for example CREATE DATABASE",
+)
 _LOCK_WAIT_TIMEOUT = 1205
 _DEADLOCK = 1213
 
@@ -61,13 +69,13 @@ def record_initial(settings: ConnectionSettings, plans: Sequence[TablePlan], loc
     Tables that are to be read with ``lock`` are locked together while the position is read.
 
     :raises LockNotGranted: the lock was not granted within the policy.
-    :raises PreflightError: the server's settings were changed since preflight.
+    :raises PreflightError: what preflight checked was changed since then.
     :raises SchemaChanged: a table is gone, or lost the key that its plan relies on.
     """
     locked = [plan.name for plan in plans if plan.consistency == "lock"]
     with session(settings) as connection:
         # Before the position: what is set later shows up as a difference.
-        found = identity(connection)
+        found = identity(settings, connection)
         problems = setting_problems(connection)
         if problems:
             raise PreflightError(problems)
@@ -77,7 +85,12 @@ def record_initial(settings: ConnectionSettings, plans: Sequence[TablePlan], loc
             lock_seconds = held.seconds
         else:
             position, lock_seconds = executed(connection), 0.0
+        if not position:
+            raise PreflightError([_NO_POSITION])
         tables = read_tables(connection, [plan.name for plan in plans])
+        tables = tuple(with_policy(table, plan.unrepresentable) for plan, table in zip(plans, tables, strict=True))
+        # What preflight found may have changed since. What changes from now on is in the window.
+        problems = exactness_problems(connection, tables)
     for plan, table in zip(plans, tables, strict=True):
         if table.keyless and plan.consistency == "watermark":
             raise SchemaChanged(
@@ -85,7 +98,8 @@ def record_initial(settings: ConnectionSettings, plans: Sequence[TablePlan], loc
                 where=str(table.name),
                 hint="clear preflight and the tasks after it",
             )
-    tables = tuple(with_policy(table, plan.unrepresentable) for plan, table in zip(plans, tables, strict=True))
+    if problems:
+        raise PreflightError(problems)
     return InitialPoint(str(position), found, tables, lock_seconds)
 
 
@@ -113,13 +127,14 @@ def open_reader(
 def bound_reads(settings: ConnectionSettings) -> UpperBound:
     """A bound on everything that reads that have ended could have seen.
 
-    The end of the log is it (``binlog.000007:4312``): a transaction is written there before it becomes visible. It
+    The end of the log is it (``history.LogPlace``): a transaction is written there before it becomes visible. It
     need not be in ``@@gtid_executed`` yet; but then it is in ``@@gtid_owned``, which is therefore read first.
     """
     with session(settings) as connection:
-        name, end, *_ = query(connection, "SHOW BINARY LOG STATUS")[0]
+        start = started(connection)
+        end = end_of_log(settings, connection)
         owned = parse_owned(value(connection, "@@global.gtid_owned"))
-        return UpperBound(str(executed(connection) | owned), f"{name}:{end}")
+        return UpperBound(str(executed(connection) | owned), str(end), start)
 
 
 def executed(connection: Connection) -> GtidSet:
@@ -165,6 +180,7 @@ class _Reader:
 
     def __init__(self, connection: Connection, table: Table, upper: str, held: _Held) -> None:
         self.upper = upper
+        self._connection = connection
         self._held = held
         self._table = table
         # Imported late: the steps that only plan and record need no kernels.
@@ -185,7 +201,7 @@ class _Reader:
         return self._statements.odd
 
     def settle(self) -> str:
-        return ""
+        return started(self._connection)
 
     def read(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
         condition, params = where(self._table, chunk)

@@ -22,7 +22,7 @@ from airflow_provider_cdc.sources.base import (
     UpperBound,
 )
 from airflow_provider_cdc.sources.mysql import chunks, preflight, server, snapshot, types
-from airflow_provider_cdc.sources.mysql.session import session
+from airflow_provider_cdc.sources.mysql.session import RunSettings, session
 
 
 class MysqlSource:
@@ -30,13 +30,17 @@ class MysqlSource:
 
     What decodes rows and logs is imported where it is used: its kernels take a second to load, and the steps that only
     check, plan and record do without.
+
+    :param identity: of the server that the run began on; None: any server may answer. `of_run` gives a source that
+        knows it.
     """
 
     kind: ClassVar[str] = "mysql"
     position_key: ClassVar[str] = "initial_gtid_set"
 
-    def __init__(self, settings: ConnectionSettings) -> None:
+    def __init__(self, settings: ConnectionSettings, identity: Mapping[str, str] | None = None) -> None:
         self.settings = settings
+        self._identity = identity
 
     def __repr__(self) -> str:
         return f"MysqlSource({self.settings.address})"
@@ -48,11 +52,11 @@ class MysqlSource:
         return snapshot.record_initial(self.settings, plans, lock)
 
     def of_run(self, identity: Mapping[str, str], position: str) -> MysqlSource:
-        return self
+        return MysqlSource(RunSettings.of(self.settings, identity, position), identity)
 
     def check_identity(self, identity: Mapping[str, str], position: str) -> None:
         with session(self.settings) as connection:
-            server.check_identity(connection, identity, position)
+            server.check_identity(self.settings, connection, identity, position)
 
     def release(self, identity: Mapping[str, str]) -> None:
         """Nothing: the log is kept by the server's own rules."""
@@ -71,12 +75,16 @@ class MysqlSource:
         return snapshot.open_reader(self.settings, table, consistency, lock)
 
     def bound_reads(self) -> UpperBound:
-        return snapshot.bound_reads(self.settings)
+        bound = snapshot.bound_reads(self.settings)
+        if isinstance(self.settings, RunSettings) and bound.incarnation != (self._identity or {}).get(server.STARTED):
+            # Before anything is read again: it would be in vain.
+            self.check_identity(self._identity or {}, self.settings.position)
+        return bound
 
     def log_segments(self, initial: str, log_end: str, identity: Mapping[str, str]) -> list[LogSegment]:
         from airflow_provider_cdc.sources.mysql.log.segments import log_segments
 
-        return log_segments(self.settings, initial, log_end)
+        return log_segments(self.settings, initial, log_end, identity.get(server.LOG_PLACE, ""))
 
     def segments_before(self, segment: LogSegment, count: int) -> list[LogSegment]:
         from airflow_provider_cdc.sources.mysql.log.segments import segments_before

@@ -111,11 +111,7 @@ def test_a_user_who_may_do_no_more_than_a_run_needs(begun: Begun, server: MysqlS
 def test_a_log_that_was_purged(begun: Begun, server: MysqlServer) -> None:
     source, identity, position = begun
     server.query("FLUSH BINARY LOGS")
-    (last,) = server.query("SHOW BINARY LOG STATUS")
-    server.query(f"PURGE BINARY LOGS TO '{last[0]}'")
     source.check_identity(identity, position)
-    server.query("INSERT INTO d.t VALUES ()")
-    server.query("FLUSH BINARY LOGS")
     (last,) = server.query("SHOW BINARY LOG STATUS")
     server.query(f"PURGE BINARY LOGS TO '{last[0]}'")
     with pytest.raises(LogGone, match="was purged"):
@@ -125,5 +121,5 @@ def test_a_log_that_was_purged(begun: Begun, server: MysqlServer) -> None:
 def test_a_history_that_was_thrown_away(begun: Begun, server: MysqlServer) -> None:
     source, identity, position = begun
     server.query("RESET BINARY LOGS AND GTIDS")
-    with pytest.raises(SourceReplaced, match="lacks"):
+    with pytest.raises(SourceReplaced, match="the log was reset"):
         source.check_identity(identity, position)

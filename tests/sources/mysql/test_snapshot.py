@@ -22,6 +22,7 @@ from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import LockNotGranted, PositionError, PreflightError, SchemaChanged
 from airflow_provider_cdc.sources.base import ChunkReader, ConnectionSettings, LockPolicy, TablePlan
 from airflow_provider_cdc.sources.mysql import MysqlSource, snapshot
+from airflow_provider_cdc.sources.mysql.history import LogPlace
 from airflow_provider_cdc.sources.mysql.session import Connection, query, session
 from airflow_provider_cdc.sources.mysql.snapshot import parse_owned
 from harness.mysql_server import MysqlServer
@@ -107,7 +108,8 @@ class TestPositions:
                     assert (reader.upper, reader.lock_seconds) == ("", 0.0)
 
     def test_upper_covers_all_that_was_read(self, source: MysqlSource, table: Table, since: str) -> None:
-        log, _, start = source.bound_reads().log_end.partition(":")
+        begin = LogPlace.parse(source.bound_reads().log_end)
+        log, start = begin.file, begin.position
         with session(source.settings) as connection:
             with writing(source, table):
                 for _ in range(100):
@@ -116,7 +118,7 @@ class TestPositions:
                     position = GtidSet.parse(bound.position)
                     assert all(Gtid(WRITERS[writer].bytes, "", number) in position for writer, number in last)
             assert bound.log_end.startswith(log)
-            stop = int(bound.log_end.partition(":")[2])
+            stop = LogPlace.parse(bound.log_end).position
             events = query(connection, f"SHOW BINLOG EVENTS IN '{log}' FROM {start}")
         logged = {info.split("'")[1] for _, _, kind, _, end, info in events if kind == "Gtid" and end <= stop}
         assert {f"{WRITERS[writer]}:{number}" for writer, number in last} <= logged

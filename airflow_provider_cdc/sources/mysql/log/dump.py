@@ -7,9 +7,6 @@ https://dev.mysql.com/doc/dev/mysql-server/latest/page_protocol_com_binlog_dump.
 
 from __future__ import annotations
 
-import random
-import struct
-import uuid
 from typing import Any
 
 import numpy as np
@@ -20,11 +17,8 @@ from airflow_provider_cdc.errors import DecodeError, LogGone, SourceUnavailable
 from airflow_provider_cdc.sources.base import ConnectionSettings
 from airflow_provider_cdc.sources.kernel import Bytes, Int64s, copy_bytes, kernel, load8, load32
 from airflow_provider_cdc.sources.mysql.log.events import MAX_EVENT_BYTES
-from airflow_provider_cdc.sources.mysql.session import connect, mapped_errors, query
-
-COM_BINLOG_DUMP = 0x12
-NON_BLOCK = 0x01
-ER_CANNOT_READ_LOG = 1236
+from airflow_provider_cdc.sources.mysql.log.request import CANNOT_READ_LOG, request_log
+from airflow_provider_cdc.sources.mysql.session import connect, mapped_errors
 
 RAW_BYTES = 1 << 18
 DATA_BYTES = 1 << 21
@@ -112,18 +106,7 @@ class Dump:
             raise
 
     def _request(self, name: str, start: int) -> None:
-        # The server ends an older dump of the same replica, so no two may look the same.
-        unique = str(uuid.uuid4())
-        query(
-            self._connection,
-            "SET @replica_uuid = %s, @slave_uuid = %s, "
-            "@source_binlog_checksum = 'CRC32', @master_binlog_checksum = 'CRC32'",
-            (unique, unique),
-        )
-        server_id = random.randrange(1 << 31, 1 << 32)
-        self._connection._execute_command(
-            COM_BINLOG_DUMP, struct.pack("<IHI", start, NON_BLOCK, server_id) + name.encode()
-        )
+        request_log(self._connection, name, start)
         self._socket = self._connection._sock
         self._socket.settimeout(SILENT_SECONDS)
 
@@ -206,7 +189,7 @@ class Dump:
             packet.raise_for_error()
         except pymysql.MySQLError as error:
             code, text = error.args
-            if code == ER_CANNOT_READ_LOG and _SAME_REPLICA not in text:
+            if code == CANNOT_READ_LOG and _SAME_REPLICA not in text:
                 raise LogGone(
                     f"the server cannot read it: {text}",
                     where=self._where,

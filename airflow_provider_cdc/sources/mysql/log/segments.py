@@ -9,10 +9,11 @@ from contextlib import contextmanager
 import pyarrow as pa
 
 from airflow_provider_cdc.core.gtid import GtidSet
-from airflow_provider_cdc.errors import LogGone, PositionError, SourceUnavailable
+from airflow_provider_cdc.errors import LogGone, SourceUnavailable
 from airflow_provider_cdc.sources.base import ConnectionSettings, LogSegment, SegmentSummary, TrackedTable
 from airflow_provider_cdc.sources.delta import NET_BYTES, delta_batches
 from airflow_provider_cdc.sources.mysql.decode.images import decode_images
+from airflow_provider_cdc.sources.mysql.history import LogPlace, check_continuity, check_place, log_files
 from airflow_provider_cdc.sources.mysql.log import events, walk_state
 from airflow_provider_cdc.sources.mysql.log.dump import Dump
 from airflow_provider_cdc.sources.mysql.log.walker import LogWalker
@@ -21,18 +22,17 @@ from airflow_provider_cdc.sources.mysql.session import Connection, query, sessio
 _KEEP_LOGS = "trigger a new run, and let the server keep its logs for longer (binlog_expire_logs_seconds)"
 
 
-def log_segments(settings: ConnectionSettings, initial: str, log_end: str) -> list[LogSegment]:
+def log_segments(settings: ConnectionSettings, initial: str, log_end: str, begun: str = "") -> list[LogSegment]:
     """The files that hold every change after ``initial`` up to ``log_end``, one segment each.
 
     :param initial: a GTID set.
-    :param log_end: ``file:position``, as ``bound_reads`` noted it.
-    :raises LogGone: files were purged that are needed, or the log is not the one that ``log_end`` is of.
+    :param log_end: a ``LogPlace``, as ``bound_reads`` noted it.
+    :param begun: the one that the run began at; from there on the server must not have crashed.
+    :raises LogGone: files were purged that are needed, or the log is not whole.
+    :raises SourceReplaced: the log is not the one that ``log_end`` is of.
     :raises SourceUnavailable: the server cannot be reached.
     """
-    last_file, _, text = log_end.rpartition(":")
-    if not last_file or not text.isdecimal():
-        raise PositionError(f"{log_end!r} is not a place in the log", hint="it has the form file:position")
-    stop = int(text)
+    end = LogPlace.parse(log_end)
     wanted = GtidSet.parse(initial)
     with session(settings) as connection:
         purged = GtidSet.parse(value(connection, "@@gtid_purged"))
@@ -42,15 +42,15 @@ def log_segments(settings: ConnectionSettings, initial: str, log_end: str) -> li
                 where=settings.address,
                 hint=_KEEP_LOGS,
             )
-        files = {str(row[0]): int(row[1]) for row in query(connection, "SHOW BINARY LOGS")}
+        files = log_files(connection)
         names = list(files)
-        if last_file not in files or files[last_file] < stop:
-            raise LogGone(
-                f"the log no longer reaches to {log_end}",
-                where=settings.address,
-                hint="someone reset the log, or put another server in its place: trigger a new run",
-            )
-        last = names.index(last_file)
+        check_place(settings, files, end)
+        last = names.index(end.file)
+        if begun:
+            # Each start of the server is marked in the log, whatever became of its clock.
+            place = LogPlace.parse(begun)
+            check_place(settings, files, place)
+            check_continuity(settings, {name: files[name] for name in names[: last + 1]}, place)
         first = last
         while not previous_gtids(connection, names[first]) <= wanted:
             if first == 0:
@@ -61,7 +61,7 @@ def log_segments(settings: ConnectionSettings, initial: str, log_end: str) -> li
                 )
             first -= 1
     return [
-        LogSegment(number, name, events.FIRST_POSITION, stop if name == last_file else None)
+        LogSegment(number, name, events.FIRST_POSITION, end.position if name == end.file else None)
         for number, name in enumerate(names[first : last + 1])
     ]
 

@@ -1,0 +1,212 @@
+"""Whether the server's log still is the one that a run began in, whole and without a gap.
+
+A GTID set names transactions, not a history: after a reset, or on data that was put back, other transactions get the
+same GTIDs. So a run records a place in the log. The log there has to stay what it was, and every file from there on
+has to end as the server ends files: whoever crashes leaves one that does not, and may have taken back what was read.
+
+A server also marks each of its starts in the log. What its start-up options were is known of the start that the run
+began in and of the present one. So there may be one restart between the two, and no more.
+
+Nothing here needs the kernels that read whole files.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import pymysql
+
+from airflow_provider_cdc.errors import LogGone, PositionError, SourceReplaced
+from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.mysql.log.request import CANNOT_READ_LOG, request_log
+from airflow_provider_cdc.sources.mysql.session import Connection, connect, mapped_errors, query, value
+
+_STOP, _ROTATE, _FORMAT_DESCRIPTION = 3, 4, 15
+_HEADER = struct.Struct("<IBIIIH")
+_CREATED = slice(1 + 19 + 52, 1 + 19 + 56)
+"""In a packet with a FORMAT_DESCRIPTION."""
+_FIRST = 4
+_CHECKSUM_BYTES = 4
+_ENCRYPTION_BYTES = 512
+"""What encrypted files are longer by."""
+
+_BEGIN_ANEW = "clear lock_and_record and the tasks after it: the run begins anew"
+
+
+@dataclass(frozen=True)
+class LogPlace:
+    """A place in the log, ``binlog.000007:4312@1795298235``.
+
+    ``stamp`` is when the file was made, in the server's seconds. A file of the same name with another stamp is another
+    one. Empty: unknown.
+    """
+
+    file: str
+    position: int
+    stamp: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.position}" + (f"@{self.stamp}" if self.stamp else "")
+
+    @classmethod
+    def parse(cls, text: str) -> LogPlace:
+        """:raises PositionError: it has another form."""
+        file, _, place = text.rpartition(":")
+        position, _, stamp = place.partition("@")
+        if not file or not position.isdecimal():
+            raise PositionError(f"{text!r} is not a place in the log", hint="it has the form file:position@stamp")
+        return cls(file, int(position), stamp)
+
+
+@dataclass(frozen=True)
+class _Event:
+    kind: int
+    bytes: int
+    end: int
+    """Where it ends in its file; 0 for what the server made up for its reader."""
+    when: int
+    created: int
+    """Of a FORMAT_DESCRIPTION: when the file was made, if it was at a start of the server or at a reset; else 0."""
+
+
+def log_status(connection: Connection) -> tuple[str, ...]:
+    """Where the log ends: file, position, and which schemas are logged alone and not at all, each joined by commas."""
+    driver: Any = connection
+    numbers = tuple(int(number) for number in str(driver.server_version).split("-")[0].split(".")[:2])
+    found = query(connection, f"SHOW {'BINARY LOG' if numbers >= (8, 2) else 'MASTER'} STATUS")
+    if not found:
+        raise LogGone("the server has no binary log", where="log_bin", hint="start the server with log_bin")
+    return tuple(str(field) for field in found[0])
+
+
+def log_files(connection: Connection) -> dict[str, int]:
+    """The files of the log and where each ends, in log order."""
+    return {
+        str(name): int(size) - (_ENCRYPTION_BYTES if encrypted and encrypted[0] == "Yes" else 0)
+        for name, size, *encrypted in query(connection, "SHOW BINARY LOGS")
+    }
+
+
+def end_of_log(settings: ConnectionSettings, connection: Connection) -> LogPlace:
+    """Where the log ends now."""
+    file, position, *_ = log_status(connection)
+    return LogPlace(file, int(position), _stamp(settings, file))
+
+
+def settled_end_of_log(settings: ConnectionSettings, connection: Connection) -> LogPlace:
+    """Where the log ends, in a file whose stamp no later one has.
+
+    A log that is reset begins with a file of the same name. Its stamp differs unless both are of one second.
+    """
+    while True:
+        place = end_of_log(settings, connection)
+        if place.stamp and int(value(connection, "UNIX_TIMESTAMP()")) > int(place.stamp):
+            return place
+        time.sleep(0.1)
+
+
+def check_place(settings: ConnectionSettings, files: Mapping[str, int], place: LogPlace) -> None:
+    """Make sure that the log still has ``place`` and all that was before it in its file.
+
+    :raises LogGone: the file was purged, or lost its end.
+    :raises SourceReplaced: it is another log.
+    """
+    if place.file not in files and min(map(_number, files), default=0) < _number(place.file):
+        raise _other_log(settings, f"the log has no file {place.file} any more")
+    if place.file not in files:
+        raise LogGone(
+            f"the log file {place.file}, which the run still needs, was purged",
+            where=settings.address,
+            hint=f"{_BEGIN_ANEW}; let the server keep its logs for longer (binlog_expire_logs_seconds)",
+        )
+    if place.stamp and _stamp(settings, place.file) != place.stamp:
+        raise _other_log(settings, f"the log file {place.file} is not the one that the run knows")
+    if files[place.file] < place.position:
+        raise LogGone(
+            f"the log no longer reaches to {place}: the server lost the end of it in a crash, or its data was put back",
+            where=settings.address,
+            hint=_BEGIN_ANEW,
+        )
+
+
+def check_continuity(settings: ConnectionSettings, files: Mapping[str, int], begun: LogPlace) -> None:
+    """Make sure that the server did not crash since ``begun``, and was not started more than once.
+
+    :raises LogGone: it was: what it did in between is not known.
+    """
+    names = list(files)
+    starts = 0
+    for file, following in pairwise(names[names.index(begun.file) :]):
+        created = _created_after(settings, file, files[file], following)
+        if created is None:
+            raise LogGone(
+                f"the log file {file} ends without a word of farewell: the server crashed, or its data was put back, "
+                "after the run began; what it took back was perhaps read",
+                where=settings.address,
+                hint=_BEGIN_ANEW,
+            )
+        starts += created > 0
+    if starts > 1:
+        raise LogGone(
+            f"the server was started {starts} times since the run began, and with which options in between is unknown",
+            where=settings.address,
+            hint=_BEGIN_ANEW,
+        )
+
+
+def _other_log(settings: ConnectionSettings, message: str) -> SourceReplaced:
+    return SourceReplaced(
+        f"{message}: the log was reset, or the data was put back", where=settings.address, hint="trigger a new run"
+    )
+
+
+def _number(file: str) -> int:
+    return int(file.rpartition(".")[2])
+
+
+def _stamp(settings: ConnectionSettings, file: str) -> str:
+    """When a file was made; empty if there is no such file."""
+    with closing(_events(settings, file, _FIRST)) as events:
+        return next((str(event.when) for event in events if event.kind == _FORMAT_DESCRIPTION), "")
+
+
+def _created_after(settings: ConnectionSettings, file: str, size: int, following: str) -> int | None:
+    """What the head of the file after ``file`` says of its making; None: ``file`` does not end as the server ends
+    files."""
+    rotate = _HEADER.size + 8 + len(following.encode())
+    for last in (rotate + _CHECKSUM_BYTES, _HEADER.size + _CHECKSUM_BYTES, rotate, _HEADER.size):
+        if size - last < _FIRST:
+            continue
+        with closing(_events(settings, file, size - last)) as events:
+            found = [event for _, event in zip(range(6), events, strict=False) if event.end]
+        if found and found[0].kind in (_STOP, _ROTATE) and (found[0].bytes, found[0].end) == (last, size):
+            return next((event.created for event in found[1:] if event.kind == _FORMAT_DESCRIPTION), None)
+    return None
+
+
+def _events(settings: ConnectionSettings, file: str, start: int) -> Generator[_Event]:
+    """Events of the log from ``start`` in ``file`` on, also those of later files; none where no event begins."""
+    connection: Any = connect(settings)
+    try:
+        with mapped_errors(f"{settings.address}, log file {file}"):
+            yield from _received(connection, file, start)
+    finally:
+        connection._force_close()
+
+
+def _received(connection: Any, file: str, start: int) -> Iterator[_Event]:
+    try:
+        request_log(connection, file, start)
+        while len(data := connection._read_packet().get_all_data()) > _HEADER.size:
+            when, kind, _, size, end, _ = _HEADER.unpack_from(data, 1)
+            made = data[_CREATED] if kind == _FORMAT_DESCRIPTION else b""
+            yield _Event(kind, size, end, when, int.from_bytes(made, "little"))
+    except pymysql.OperationalError as error:
+        if error.args[0] != CANNOT_READ_LOG:
+            raise
