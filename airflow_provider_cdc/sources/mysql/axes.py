@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from datetime import date
 
 from airflow_provider_cdc.core.chunk import KeyValue
-from airflow_provider_cdc.core.table import Column
+from airflow_provider_cdc.core.table import Column, Table
 from airflow_provider_cdc.sources.mysql.session import quote
+from airflow_provider_cdc.sources.mysql.types import is_wide_decimal
 
 _DAY = 86_400_000_000
 _FIRST_YEAR = 1901
@@ -198,6 +199,20 @@ def axis_of(column: Column) -> Axis | None:
             length=size,
         )
     return None
+
+
+def key_order(table: Table) -> str | None:
+    """The first key column, if its published values sort as the server sorts the keys; None if there is none."""
+    if table.keyless:
+        return None
+    column = table.column(table.key[0])
+    axis = axis_of(column)
+    # Digits as text sort otherwise than numbers, and text as its collation has it.
+    if axis is None or (isinstance(axis, DecimalAxis) and is_wide_decimal(column)):
+        return None
+    if isinstance(axis, TextAxis) and column.details["collation"] != "utf8mb4_0900_bin":
+        return None
+    return column.name
 
 
 _TEXT = "CAST({} AS CHAR)"

@@ -16,6 +16,7 @@ import pytest
 
 from airflow_provider_cdc.core.chunk import Chunk
 from airflow_provider_cdc.core.table import TableName
+from airflow_provider_cdc.jobs.key_order import KeyExtents, check_key_order
 from airflow_provider_cdc.sources.base import ConnectionSettings, LockPolicy, with_policy
 from airflow_provider_cdc.sources.mysql import MysqlSource, chunks
 from airflow_provider_cdc.sources.mysql.decode.prepared import PreparedStatement
@@ -243,7 +244,14 @@ def holds_each_row_once(
     with source.reader(table, "watermark", LockPolicy()) as reader:
 
         def read(plan: Sequence[Chunk]) -> Counter[str]:
-            return Counter(str(row) for chunk in plan for batch in reader.read(chunk) for row in batch.to_pylist())
+            rows: Counter[str] = Counter()
+            extents = KeyExtents(source.key_order(table))
+            for chunk in plan:
+                for batch in reader.read(chunk):
+                    extents.add(chunk.number, batch)
+                    rows.update(map(str, batch.to_pylist()))
+            check_key_order(table, extents.found)
+            return rows
 
         whole = read([Chunk(0)])
         assert whole.total() == server.query(f"SELECT COUNT(*) FROM {schema}.t")[0][0]
