@@ -12,6 +12,7 @@ import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -19,6 +20,7 @@ from pyspark.sql import SparkSession
 from airflow_provider_cdc.core.manifest import RunTable
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import SourceUnavailable, TransientError
+from airflow_provider_cdc.jobs.key_order import KeyExtents, check_key_order
 from airflow_provider_cdc.jobs.nulled import add_nulled, say_nulled
 from airflow_provider_cdc.jobs.parts import CHUNK_ROWS, Part, cut
 from airflow_provider_cdc.jobs.progress import Progress, say, table
@@ -71,6 +73,7 @@ class ReadPart:
         started = time.monotonic()
         entry = self.tables[part.table]
         schema = self.source.arrow_schema(entry.table)
+        extents = KeyExtents(self.source.key_order(entry.table))
         name = f"chunks/{folder_name(entry.table.name)}/{part.name}-{uuid.uuid4().hex[:8]}"
         odd: list[dict[str, str]] = []
         with (
@@ -84,9 +87,11 @@ class ReadPart:
                     if reader.odd:
                         odd += noted(entry.table, batch, reader.odd)
                         check_count(odd)
+                    extents.add(chunk.number, batch)
                     writer.write(batch)
             incarnation = reader.settle()
             upper, lock_seconds, nulled = reader.upper, reader.lock_seconds, dict(reader.nulled)
+        check_key_order(entry.table, extents.found)
         record = {
             "plan": self.plan,
             "part": part.number,
@@ -98,6 +103,7 @@ class ReadPart:
             "lock_seconds": lock_seconds,
             "nulled": nulled,
             "odd": odd,
+            "extents": extents.found,
             "chunks": len(part.chunks),
             "seconds": round(time.monotonic() - started, 3),
         }
@@ -138,6 +144,10 @@ def _snapshot(step: Step) -> dict[str, Any]:
             hint="find out why it restarts; the task can be retried as it is",
         )
     step.source.check_tables([entry.table for entry in step.tables])
+
+    for index, entry in enumerate(step.tables):
+        own = (records[part.number]["extents"] for part in parts if part.table == index)
+        check_key_order(entry.table, chain.from_iterable(own))
 
     tables = _by_table(step, parts, records)
     record = f"chunks/files-{uuid.uuid4().hex[:8]}.json"

@@ -322,6 +322,10 @@ class Source(Protocol):
     def plan_chunks(self, table: Table, chunk_rows: int) -> list[Chunk]:
         """Chunks of about ``chunk_rows`` rows each. Strict increase of the bounds is checked by the server."""
 
+    def key_order(self, table: Table) -> str | None:
+        """The key's first column if chunks are ranges of it and its published values sort as the source sorts them:
+        then the values in one chunk are below those in the next. None if nothing of the kind can be said."""
+
     def reader(self, table: Table, consistency: str, lock: LockPolicy) -> AbstractContextManager[ChunkReader]:
         """A session to read chunks of ``table`` with."""
 

@@ -229,6 +229,9 @@ class HistorySource:
         values = range(40) if table.key == ("id",) else ["N", "n", "o"]
         return partition([(value,) for value in values if rng.random() < 0.3])
 
+    def key_order(self, table: Table) -> str | None:
+        return "id" if table.key == ("id",) else None
+
     @contextmanager
     def reader(self, table: Table, consistency: str, lock: LockPolicy) -> Iterator[_Reader]:
         yield _Reader(self, table)

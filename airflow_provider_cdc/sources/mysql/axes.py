@@ -2,7 +2,8 @@
 
 An axis knows how its values travel: ``read`` is the SQL that gives a stored value as int, text or bytes, ``bound`` the
 SQL that makes such a value, as a parameter, compare with the column in the column's own type and order, by the index.
-And it proposes *cuts* between two values. A proposal steers evenness only: the server has the last word on order.
+And it proposes *cuts* between two values. A proposal steers evenness only: the server has the last word on order, and
+on whether it takes a bound for the value that is meant (``bounds``).
 """
 
 from __future__ import annotations
@@ -13,10 +14,12 @@ from dataclasses import dataclass
 from datetime import date
 
 from airflow_provider_cdc.core.chunk import KeyValue
-from airflow_provider_cdc.core.table import Column
+from airflow_provider_cdc.core.table import Column, Table
 from airflow_provider_cdc.sources.mysql.session import quote
+from airflow_provider_cdc.sources.mysql.types import is_wide_decimal
 
 _DAY = 86_400_000_000
+_FIRST_YEAR = 1901
 _TYPE = re.compile(r"(?P<name>[a-z]+)(?:\((?P<size>\d+)(?:,(?P<scale>\d+))?\))?(?P<rest>.*)")
 _DATE = re.compile(r"(\d+)-(\d+)-(\d+)(?: (\S+))?")
 _TIME = re.compile(r"(-?)(\d+):(\d+):(\d+)(?:\.(\d+))?")
@@ -27,11 +30,18 @@ Between = tuple[KeyValue, KeyValue, int]
 
 @dataclass(frozen=True)
 class Axis:
-    """A key column that can be cut. ``read`` and ``bound`` are SQL; in ``bound``, ``{}`` stands for the parameter."""
+    """A key column that can be cut. ``read`` and ``bound`` are SQL in which ``{}`` stands for the column, and for the
+    parameter. Every bound has a type of its own: what a prepared statement takes a bare parameter for depends on what
+    it stands beside."""
 
     column: str
     read: str
-    bound: str = "{}"
+    bound: str
+
+    @property
+    def stored(self) -> str:
+        """The SQL that gives the column's value."""
+        return self.read.format(quote(self.column))
 
     def between(self, wanted: Sequence[Between]) -> list[list[KeyValue]]:
         """For each one wanted: values above ``first`` and up to ``last``, ascending; none if the two are one value."""
@@ -52,6 +62,14 @@ class Axis:
     def from_int(self, place: int) -> KeyValue:
         """The value at a place, or the nearest one that can be a cut."""
         return place
+
+
+@dataclass(frozen=True)
+class YearAxis(Axis):
+    """Years: 0000, and 1901 to 2155. A year in between is none, and one of one or two digits is another."""
+
+    def from_int(self, place: int) -> KeyValue:
+        return max(place, _FIRST_YEAR)
 
 
 @dataclass(frozen=True)
@@ -95,7 +113,7 @@ class DateAxis(TimeAxis):
     """
 
     clock: bool = True
-    since: str = "0001-01-01 00:00:00"
+    since: str = "0001-01-01 00:00:00.000000"
 
     def to_int(self, value: KeyValue) -> int:
         match = _DATE.fullmatch(str(value))
@@ -107,10 +125,12 @@ class DateAxis(TimeAxis):
 
     def from_int(self, place: int) -> KeyValue:
         days, micros = divmod(place * self.unit, _DAY) if self.clock else (place, 0)
+        size = (20 + self.digits if self.digits else 19) if self.clock else 10
+        since = self.since[:size]
         if days < 1:
-            return self.since
+            return since
         text = date.fromordinal(days).isoformat()
-        return max(self.since, f"{text} {_time_from_int(micros, self.digits)}" if self.clock else text)
+        return max(since, f"{text} {_time_from_int(micros, self.digits)}" if self.clock else text)
 
 
 @dataclass(frozen=True)
@@ -150,42 +170,57 @@ def axis_of(column: Column) -> Axis | None:
     if match is None:
         return None
     name, size, scale = match["name"], int(match["size"] or 0), int(match["scale"] or 0)
-    quoted = quote(column.name)
-    if name in ("tinyint", "smallint", "mediumint", "int", "bigint", "year"):
-        return Axis(column.name, quoted)
+    if name in ("tinyint", "smallint", "mediumint", "int", "bigint"):
+        return Axis(column.name, "{}", f"CAST({{}} AS {'UNSIGNED' if 'unsigned' in match['rest'] else 'SIGNED'})")
+    if name == "year":
+        return YearAxis(column.name, "{} + 0", "CAST({} AS YEAR)")
     if name == "bit":
-        return Axis(column.name, f"{quoted} + 0")
+        return Axis(column.name, "{} + 0", "CAST({} AS UNSIGNED)")
     if name == "decimal":
-        return DecimalAxis(column.name, _as_text(quoted), f"CAST({{}} AS DECIMAL({size}, {scale}))", scale)
+        own = f"DECIMAL({size}, {scale})"
+        # A column with ZEROFILL would be read with zeros in front.
+        return DecimalAxis(column.name, f"CAST(CAST({{}} AS {own}) AS CHAR)", _typed(own), scale)
     if name == "date":
-        return DateAxis(column.name, _as_text(quoted), "CAST({} AS DATE)", clock=False, since="0001-01-01")
+        return DateAxis(column.name, _TEXT, _typed("DATE"), clock=False)
     if name == "datetime":
-        return DateAxis(column.name, _as_text(quoted), f"CAST({{}} AS DATETIME({size}))", size)
+        return DateAxis(column.name, _TEXT, _typed(f"DATETIME({size})"), size)
     if name == "timestamp":
-        return DateAxis(
-            column.name,
-            _as_text(quoted),
-            f"CAST({{}} AS DATETIME({size}))",
-            size,
-            since="1970-01-01 00:00:01",
-        )
+        return DateAxis(column.name, _TEXT, _typed(f"DATETIME({size})"), size, since="1970-01-01 00:00:01.000000")
     if name == "time":
-        return TimeAxis(column.name, _as_text(quoted), f"CAST({{}} AS TIME({size}))", size)
+        return TimeAxis(column.name, _TEXT, _typed(f"TIME({size})"), size)
     if name in ("binary", "varbinary"):
-        return BytesAxis(column.name, quoted, width=size, padded=name == "binary")
+        return BytesAxis(column.name, "{}", "CAST({} AS BINARY)", width=size, padded=name == "binary")
     if name in ("char", "varchar") and "charset" in column.details:
         charset, collation = str(column.details["charset"]), str(column.details["collation"])
         return TextAxis(
             column.name,
-            f"CONVERT({quoted} USING utf8mb4)",
+            "CONVERT({} USING utf8mb4)",
             f"CONVERT({{}} USING {charset}) COLLATE {collation}",
             length=size,
         )
     return None
 
 
-def _as_text(quoted: str) -> str:
-    return f"CAST({quoted} AS CHAR)"
+def key_order(table: Table) -> str | None:
+    """The first key column, if its published values sort as the server sorts the keys; None if there is none."""
+    if table.keyless:
+        return None
+    column = table.column(table.key[0])
+    axis = axis_of(column)
+    # Digits as text sort otherwise than numbers, and text as its collation has it.
+    if axis is None or (isinstance(axis, DecimalAxis) and is_wide_decimal(column)):
+        return None
+    if isinstance(axis, TextAxis) and column.details["collation"] != "utf8mb4_0900_bin":
+        return None
+    return column.name
+
+
+_TEXT = "CAST({} AS CHAR)"
+
+
+def _typed(own: str) -> str:
+    # Without a type of its own, a prepared statement reads the text of a TIME parameter as a date.
+    return f"CAST(CAST({{}} AS CHAR) AS {own})"
 
 
 def _as_bytes(value: KeyValue) -> bytes:

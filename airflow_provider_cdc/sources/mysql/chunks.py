@@ -6,7 +6,7 @@ size, the cells that hold too much are cut again between the first and the last 
 over holes), along the next key column where one value fills a cell, and small neighbours are put together.
 
 All of that decides only how even the chunks are. That they leave no gap and no overlap follows from one thing
-(``core.chunk``): the bounds strictly increase in the key's own order. One last statement has the server say so, and a
+(``core.chunk``): the bounds strictly increase in the key's own order. In the end the server says so (``bounds``), and a
 bound of which it does not is dropped.
 """
 
@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 from airflow_provider_cdc.core.chunk import Bound, Chunk, KeyValue, partition
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.sources.mysql.axes import Axis, Between, TextAxis, axis_of
+from airflow_provider_cdc.sources.mysql.bounds import increasing
 from airflow_provider_cdc.sources.mysql.schema import table_sql
 from airflow_provider_cdc.sources.mysql.session import Connection, query, quote, set_session
 from airflow_provider_cdc.sources.mysql.text_cuts import TextCuts
@@ -49,7 +50,7 @@ def plan_chunks(connection: Connection, table: Table, chunk_rows: int) -> list[C
     # A single value of a key column would be estimated by statistics, not by a dive.
     set_session(connection, {"eq_range_index_dive_limit": "0"})
     (_, rows_of_first), *chunks = _Planner(connection, table, axes, chunk_rows).plan()
-    kept = set(_increasing(connection, axes, [bound for bound, _ in chunks]))
+    kept = set(increasing(connection, axes, [bound for bound, _ in chunks]))
     bounds: list[Bound] = []
     rows = [rows_of_first]
     for index, (bound, estimate) in enumerate(chunks):
@@ -150,7 +151,7 @@ class _Planner:
 
     def _ends(self, cells: Sequence[_Cell]) -> list[tuple[Bound, Bound] | None]:
         """The first and the last key of each cell; None for an empty one."""
-        columns = ", ".join(axis.read for axis in self._axes)
+        columns = ", ".join(axis.stored for axis in self._axes)
         orders = [", ".join(f"{quote(axis.column)} {way}" for axis in self._axes) for way in ("ASC", "DESC")]
         ends: list[tuple[Bound, Bound] | None] = []
         for batch in _batches(cells):
@@ -242,41 +243,6 @@ def _beyond(axes: Sequence[Axis], bound: Bound, beyond: str, at: str) -> tuple[s
         return f"{column} {at} {parameter}", [value]
     condition, values = _beyond(axes, tuple(rest), beyond, at)
     return f"({column} {beyond} {parameter} OR ({column} = {parameter} AND {condition}))", [value, value, *values]
-
-
-def _increasing(connection: Connection, axes: Sequence[Axis], bounds: Sequence[Bound]) -> list[int]:
-    """The indexes of the bounds that are left when each one that the server does not find greater is dropped."""
-    kept = list(range(len(bounds)))
-    while True:
-        greater: list[bool] = []
-        for batch in _batches(list(pairwise([(), *(bounds[index] for index in kept)]))):
-            checks = [_greater(axes, before, bound) for before, bound in batch]
-            params = [value for _, values in checks for value in values]
-            greater += map(bool, _run(connection, "SELECT " + ", ".join(check for check, _ in checks), params)[0])
-        if all(greater):
-            return kept
-        # One that follows a dropped one has yet to be compared with the one before that.
-        kept = [
-            index
-            for index, is_greater, last_was in zip(kept, greater, [True, *greater[:-1]], strict=True)
-            if is_greater or not last_was
-        ]
-
-
-def _greater(axes: Sequence[Axis], before: Bound, bound: Bound) -> tuple[str, list[KeyValue]]:
-    """SQL that is true if ``bound`` is greater than ``before`` and the server takes none of its values for NULL.
-
-    Of two bounds that agree as far as the shorter one goes, the longer one is the greater.
-    """
-    checks = [f"{axis.bound.format(_MARK)} IS NOT NULL" for axis, _ in zip(axes, bound, strict=False)]
-    params = list(bound)
-    order = "TRUE" if len(before) < len(bound) else "FALSE"
-    values: list[KeyValue] = []
-    for axis, low, high in reversed(list(zip(axes, before, bound, strict=False))):
-        parameter = axis.bound.format(_MARK)
-        order = f"({parameter} < {parameter} OR ({parameter} = {parameter} AND {order}))"
-        values = [low, high, low, high, *values]
-    return f"({' AND '.join([*checks, order])})", params + values
 
 
 def _run(connection: Connection, sql: str, params: Sequence[KeyValue]) -> list[tuple[Any, ...]]:

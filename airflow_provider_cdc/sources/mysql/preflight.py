@@ -10,6 +10,7 @@ from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import LogGone, PreflightError, Problem
 from airflow_provider_cdc.sources.base import CONSISTENCIES, UNREPRESENTABLE, ConnectionSettings, TablePlan, with_policy
 from airflow_provider_cdc.sources.mysql.history import log_status
+from airflow_provider_cdc.sources.mysql.generated import generated_problems
 from airflow_provider_cdc.sources.mysql.privileges import Privileges
 from airflow_provider_cdc.sources.mysql.schema import read_tables, resolve, select_of_tables, table_sql
 from airflow_provider_cdc.sources.mysql.server import is_replica, setting_problems, variables
@@ -150,7 +151,19 @@ def _table_problems(connection: Connection, tables: Sequence[Table], consistency
                 reason = "a member of its type has a '?', which is also what the server shows for rarer characters"
             if reason is not None:
                 yield Problem(f"{where}.{column.name}", reason, hint)
+    yield from _virtual_problems(connection, tables)
     yield from _cascade_problems(connection, names)
+
+
+def _virtual_problems(connection: Connection, tables: Sequence[Table]) -> Iterable[Problem]:
+    virtual = [table for table in tables if any(one.details.get("generated") == "virtual" for one in table.columns)]
+    expressions: dict[TableName, dict[str, str]] = {table.name: {} for table in virtual}
+    for schema, name, column, expression in select_of_tables(
+        connection, list(expressions), "COLUMN_NAME, GENERATION_EXPRESSION", "COLUMNS"
+    ):
+        expressions[TableName(schema, name)][column] = expression
+    for table in virtual:
+        yield from generated_problems(table, expressions[table.name])
 
 
 def _has_hidden_labels(column_type: str, charset: str) -> bool:

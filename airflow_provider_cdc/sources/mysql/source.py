@@ -21,7 +21,7 @@ from airflow_provider_cdc.sources.base import (
     TrackedTable,
     UpperBound,
 )
-from airflow_provider_cdc.sources.mysql import chunks, preflight, server, snapshot, types
+from airflow_provider_cdc.sources.mysql import axes, chunks, preflight, server, snapshot, types
 from airflow_provider_cdc.sources.mysql.session import RunSettings, session
 
 
@@ -70,6 +70,9 @@ class MysqlSource:
     def plan_chunks(self, table: Table, chunk_rows: int) -> list[Chunk]:
         with session(self.settings) as connection:
             return chunks.plan_chunks(connection, table, chunk_rows)
+
+    def key_order(self, table: Table) -> str | None:
+        return axes.key_order(table)
 
     def reader(self, table: Table, consistency: str, lock: LockPolicy) -> AbstractContextManager[ChunkReader]:
         return snapshot.open_reader(self.settings, table, consistency, lock)

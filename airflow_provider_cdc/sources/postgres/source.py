@@ -76,6 +76,10 @@ class PostgresSource:
         with session(self.settings) as connection:
             return chunks.plan_chunks(connection, table, chunk_rows)
 
+    def key_order(self, table: Table) -> str | None:
+        """None: chunks are ranges of blocks."""
+        return None
+
     def reader(self, table: Table, consistency: str, lock: LockPolicy) -> AbstractContextManager[ChunkReader]:
         return snapshot.open_reader(self.settings, table, consistency, self.view)
 

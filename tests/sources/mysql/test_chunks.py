@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -20,10 +21,11 @@ import pymysql
 import pytest
 
 from airflow_provider_cdc.core.chunk import Bound, Chunk, partition
-from airflow_provider_cdc.core.table import Table, TableName
+from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.sources.base import ConnectionSettings, LockPolicy
 from airflow_provider_cdc.sources.mysql import MysqlSource, chunks
 from airflow_provider_cdc.sources.mysql.axes import axis_of
+from airflow_provider_cdc.sources.mysql.bounds import increasing
 from airflow_provider_cdc.sources.mysql.schema import read_tables
 from airflow_provider_cdc.sources.mysql.session import query, session
 from harness.mysql_server import MysqlServer
@@ -184,6 +186,20 @@ def test_bounds_that_do_not_increase_are_dropped(source: MysqlSource, mysql: Mys
     assert proved(source, table, [(1, "no date"), (2,)]) == [(2,)]
 
 
+def test_bounds_that_the_server_takes_for_other_values_are_dropped(source: MysqlSource) -> None:
+    """Also where it would find them increasing: what counts is that it takes them for what they are."""
+    with session(source.settings) as connection:
+        year = axis_of(Column("k", "year", False))
+        time = axis_of(Column("k", "time(3)", False))
+        assert year is not None
+        assert time is not None
+        assert increasing(connection, [year], [(0,), (5,), (70,), (1875,), (1901,), (2155,), (2156,)]) == [0, 4, 5]
+        times: list[Bound] = [("-08:12:27.000",), ("08:12:27.000",), ("08:12:28.5",), ("838:59:59.000",)]
+        assert increasing(connection, [time], times) == [0, 1, 3]
+        # Read as a date's time of day, the second is 00:00:00, which is greater than the first. The others are no date.
+        assert increasing(connection, [replace(time, bound="CAST({} AS TIME(3))")], times) == [0, 3]
+
+
 def test_planning_costs_little_and_touches_no_rows(source: MysqlSource, mysql: MysqlServer, schema: str) -> None:
     mysql.query(f"CREATE TABLE {schema}.t (a INT, b INT, k VARCHAR(40), PRIMARY KEY (a, b))")
     insert(mysql, schema, [(5 if n % 10 else n, n, "x") for n in range(20_000)])
@@ -250,7 +266,7 @@ def insert(mysql: MysqlServer, schema: str, rows: Sequence[tuple[Any, ...]], *, 
 def proved(source: MysqlSource, table: Table, bounds: Sequence[Bound]) -> list[Bound]:
     axes = [axis for name in table.key if (axis := axis_of(table.column(name)))]
     with session(source.settings) as connection:
-        return [bounds[index] for index in chunks._increasing(connection, axes, bounds)]
+        return [bounds[index] for index in increasing(connection, axes, bounds)]
 
 
 def check(source: MysqlSource, table: Table, plan: Sequence[Chunk], *, unread: bool = False) -> list[int]:

@@ -50,6 +50,20 @@ class PreparedStatement:
             message += nulls + b"\x01" + types + b"".join(value for _, value in bound)
         self._driver._execute_command(_EXECUTE, message)
 
+    def value(self, params: Sequence[KeyValue]) -> bytes:
+        """Execute a statement whose result is one text or one binary string, not NULL, and return it."""
+        self.execute(params)
+        (columns,) = self._driver._read_packet().get_all_data()
+        for _ in range(columns + 1):  # and the EOF packet after them
+            self._driver._read_packet()
+        row = self._driver._read_packet()
+        row.advance(2)  # the packet's header and the bits of one NULL
+        found = row.read_length_coded_string()
+        self._driver._read_packet()
+        if found is None:
+            raise ValueError("the value is NULL")
+        return bytes(found)
+
     def close(self) -> None:
         """Let the server forget it. There is no answer."""
         self._driver._execute_command(_CLOSE, struct.pack("<I", self._id))
