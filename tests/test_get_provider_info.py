@@ -13,7 +13,6 @@ import jsonschema
 from airflow_provider_cdc.get_provider_info import get_provider_info
 from harness.dag_runner import DagRunner
 
-
 _TLS_FIELDS = ("ca", "cert", "key", "mode", "server_key", "trusted_network")
 
 

@@ -14,7 +14,7 @@ from airflow_provider_cdc.sources import open_source
 from airflow_provider_cdc.sources.base import ConnectionSettings, Source
 from airflow_provider_cdc.sources.trust import warning
 
-log = logging.getLogger(__name__)
+_log = logging.getLogger(__name__)
 
 TLS_FIELDS = {
     "tls_mode": "mode",
@@ -68,7 +68,7 @@ class CdcHook(BaseHook):
             options={field: str(extra[field]) for field in self.option_fields if extra.get(field)},
         )
         if said := warning(settings):
-            log.warning("%s", said)
+            _log.warning("%s", said)
         return settings
 
     def get_conn(self) -> Source:

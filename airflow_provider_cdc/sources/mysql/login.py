@@ -1,9 +1,10 @@
 """The driver, made to hold against a server that lies: it may not be the one that the connection means.
 
 PyMySQL answers every method of authentication that a server asks for, some with the password itself, some with the
-password encrypted for a key that the server has just sent. Here each method is answered by ``sources.trust``'s rules.
-Nor does the driver bound what it receives: here a login has a deadline, and an answer a size. All that is overridden of
-the driver is in this module.
+password encrypted for a key that the server has just sent. So the driver is not told the password: its first answer is
+empty, whereupon every server names the account's method, which is then answered here, by the rules of
+``sources.trust``. Nor does the driver bound what it receives: here a login has a deadline, and an answer a size. All
+that is overridden of the driver is in this module.
 
 Source: MySQL's "Client/Server Protocol", pages "Connection Phase" and "Caching_sha2_password information".
 """
@@ -61,6 +62,8 @@ class GuardedConnection(_Driver):
     """
 
     def __init__(self, settings: ConnectionSettings, trust: Trust, login_seconds: float, **arguments: Any) -> None:
+        # As text it would have to be Latin-1.
+        self._secret = settings.password.encode()
         # The driver waits for a TLS handshake as long as for any other read or write.
         timeouts = {"read_timeout": login_seconds, "write_timeout": login_seconds}
         super().__init__(**{**arguments, **timeouts}, defer_connect=True)
@@ -70,11 +73,6 @@ class GuardedConnection(_Driver):
         self._login_seconds = login_seconds
         self._deadline: float | None = None
         self._bytes_left = ANSWER_BYTES
-        if trust.mode == PREFERRED:
-            # The driver has this mode as well, but loads every authority of the system for it at each connection.
-            driver: Any = self
-            driver._ssl_required = False
-            driver.client_flag &= ~CLIENT.SSL
 
     def connect(self, sock: Any = None) -> None:
         """Log in.
@@ -103,18 +101,21 @@ class GuardedConnection(_Driver):
         super()._get_server_information()  # type: ignore[misc]
         if driver.protocol_version != _PROTOCOL:
             raise _no_protocol(self._where, f"version {driver.protocol_version} of the protocol")
-        if self._trust.encrypted and not driver.server_capabilities & CLIENT.SSL:
+        offers_tls = driver.server_capabilities & CLIENT.SSL
+        if self._trust.mode == PREFERRED and not offers_tls:
+            # The driver has this mode as well, but loads every authority of the system for it at each connection.
+            driver.ssl = False
+            driver.client_flag &= ~CLIENT.SSL
+        if self._trust.encrypted and not offers_tls:
             raise ConfigurationError(
                 "no encrypted connection could be made: the server offers none",
                 where=self._where,
                 hint="enable TLS on the server; or, if its network is trusted, choose another tls_mode",
             )
-        if driver._auth_plugin_name.encode() not in (_NATIVE, _CACHING, b""):
-            # A greeting's method is a proposal. For others the driver would send the password with its first answer.
-            driver._auth_plugin_name = _CACHING.decode()
+        driver._auth_plugin_name = ""
 
     def _get_auth_plugin_handler(self, plugin_name: bytes) -> _Method:
-        return _Method(self, bytes(plugin_name), self._where)
+        return _Method(self, plugin_name, self._secret, self._where)
 
     def _read_bytes(self, num_bytes: int) -> bytes:
         self._bytes_left -= num_bytes + _PER_READ
@@ -200,66 +201,60 @@ class GuardedConnection(_Driver):
 class _Method:
     """One method of authentication, named by the server. PyMySQL calls ``authenticate`` with what the server said."""
 
-    def __init__(self, connection: GuardedConnection, name: bytes, where: str) -> None:
+    def __init__(self, connection: GuardedConnection, name: bytes, secret: bytes, where: str) -> None:
         self._connection: Any = connection
-        self._name = name or _NATIVE
+        self._name = name
+        self._secret = secret
         self._where = where
+        self._nonce = b""
 
     def authenticate(self, packet: Any) -> Any:
         """Answer, and return what the server says to that."""
-        connection = self._connection
-        switched = packet.is_auth_switch_request()
+        if not packet.is_auth_switch_request():
+            raise _no_protocol(self._where, f"x'{packet.get_all_data()[:8].hex()}' during the login")
         if self._name not in (_NATIVE, _CACHING, _SHA256, _CLEAR):
             raise ConfigurationError(
                 f"the server wants the password by {self._name[:64].decode(errors='replace')}, which is not supported",
                 where=self._where,
                 hint="use an account that is identified with caching_sha2_password",
             )
-        if switched and self._name != _CLEAR:
-            nonce = packet.read_all()
-            # No random byte of it is zero.
-            connection.salt = nonce[:-1] if nonce.endswith(b"\0") else nonce
-            if len(connection.salt) != _NONCE_BYTES:
-                raise _no_protocol(self._where, f"{len(connection.salt)} random bytes")
-        if switched and not connection.password:
-            # There is nothing to hide, whatever the method.
-            return self._say(b"" if self._name in (_NATIVE, _CACHING) else b"\0")
-        if self._name == _CACHING and connection.password:
-            return self._caching(packet, switched)
-        if switched and self._name == _NATIVE:
-            return self._say(_auth.scramble_native_password(connection.password, connection.salt))
-        if switched and self._name == _SHA256:
+        if self._name == _CLEAR:
             return self._show()
-        if switched:
-            connection.may_show_password(self._name)
-            return self._say(connection.password + b"\0")
-        return self._bad(packet)
+        nonce = packet.read_all()
+        # No random byte of it is zero.
+        self._nonce = nonce[:-1] if nonce.endswith(b"\0") else nonce
+        if len(self._nonce) != _NONCE_BYTES:
+            raise _no_protocol(self._where, f"{len(self._nonce)} random bytes")
+        if not self._secret:
+            # There is nothing to hide, whatever the method.
+            return self._say(b"\0" if self._name == _SHA256 else b"")
+        if self._name == _NATIVE:
+            return self._say(_auth.scramble_native_password(self._secret, self._nonce))
+        return self._caching() if self._name == _CACHING else self._show()
 
-    def _caching(self, packet: Any, switched: bool) -> Any:
+    def _caching(self) -> Any:
         # The server wants to see the password whenever it has forgotten the account, as after a restart. Whether a
         # connection works must not hang on that.
         if not self._connection.pinned_key() or self._connection._secure:
             self._connection.may_show_password(self._name)
-        if switched:
-            packet = self._say(_auth.scramble_caching_sha2(self._connection.password, self._connection.salt))
+        packet = self._say(_auth.scramble_caching_sha2(self._secret, self._nonce))
         said = packet.get_all_data()
         if said == _FAST_DONE:
             return self._connection._read_packet()
-        return self._show() if said == _FULL_WANTED else packet if packet.is_ok_packet() else self._bad(packet)
+        return self._show() if said == _FULL_WANTED else packet
 
     def _show(self) -> Any:
         """Send the password: as it is where nobody can read it, else for the server's key alone."""
         connection = self._connection
-        if connection._secure:
+        if connection._secure or self._name == _CLEAR:
             connection.may_show_password(self._name)
-            return self._say(connection.password + b"\0")
+            return self._say(self._secret + b"\0")
         key = connection.pinned_key()
         if not key:
             connection.may_show_password(self._name)
-            answer = self._say(_REQUEST_KEY[self._name])
-            key = answer.get_all_data()[1:] if answer.is_extra_auth_data() else self._bad(answer)
+            key = self._say(_REQUEST_KEY[self._name]).get_all_data()[1:]
         try:
-            encrypted = _auth.sha2_rsa_encrypt(connection.password, connection.salt, key)
+            encrypted = _auth.sha2_rsa_encrypt(self._secret, self._nonce, key)
         except ValueError as error:
             raise ConfigurationError(
                 "the server's public key is none", where=self._where, hint="correct tls_server_key, or use TLS"
@@ -269,9 +264,6 @@ class _Method:
     def _say(self, data: bytes) -> Any:
         self._connection.write_packet(data)
         return self._connection._read_packet()
-
-    def _bad(self, packet: Any) -> Any:
-        raise _no_protocol(self._where, f"x'{packet.get_all_data()[:8].hex()}' during the login")
 
 
 def _no_protocol(where: str, what: object) -> ConfigurationError:

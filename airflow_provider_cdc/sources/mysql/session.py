@@ -122,8 +122,6 @@ def _log_in(settings: ConnectionSettings, overrides: Mapping[str, Any]) -> Guard
             "host": settings.host,
             "port": settings.port,
             "user": settings.user,
-            # As text it would have to be Latin-1.
-            "password": settings.password.encode(),
             "database": settings.database or None,
             "charset": "utf8mb4",
             "autocommit": None,
