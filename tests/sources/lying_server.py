@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import datetime
+import resource
 import socket
 import ssl
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -112,3 +114,18 @@ def certificate(folder: Path) -> Path:
         )
         (folder / "lying.key").write_bytes(private)
     return path
+
+
+class Bounded:
+    """Fails if the block takes more memory, or longer, than anything honest could need."""
+
+    def __init__(self, seconds: float, megabytes: int) -> None:
+        self._seconds, self._megabytes = seconds, megabytes
+
+    def __enter__(self) -> None:
+        self._start = time.monotonic()
+        self._peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    def __exit__(self, *error: object) -> None:
+        assert time.monotonic() - self._start < self._seconds
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - self._peak < self._megabytes << 10

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
+from typing import Any
+
 from cryptography.exceptions import UnsupportedAlgorithm
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding
 
+from airflow_provider_cdc.sources.base import ConnectionSettings
 from tests.sources.lying_server import KEY, Peer
 
+PASSWORD = "pässword-☂-'%s"
 NONCE = b"abcdefghijklmnopqrst"
 OK = b"\0\0\0\2\0\0\0"
 EOF = b"\xfe\0\0\2\0"
@@ -81,3 +86,15 @@ def learned(heard: bytes, password: bytes) -> bool:
         if bytes(byte ^ NONCE[i % len(NONCE)] for i, byte in enumerate(plain)).rstrip(b"\0") == password:
             return True
     return False
+
+
+def settings_for(port: int, **changes: Any) -> ConnectionSettings:
+    settings = ConnectionSettings("mysql", "127.0.0.1", port, "cdc", PASSWORD)
+    return dataclasses.replace(settings, **changes)
+
+
+def remembered(server: MysqlPeer) -> None:
+    """Succeeds without the password, as long as the server remembers the account."""
+    server.switch(b"caching_sha2_password")
+    server.say(b"\x01\x03")
+    server.let_in()
