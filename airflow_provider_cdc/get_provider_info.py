@@ -7,7 +7,9 @@ from typing import Any
 _TLS_FIELDS: dict[str, Any] = {
     "tls_mode": {
         "label": "TLS mode",
-        "description": "Without one: verify_ca if an authority is given, else encrypt where the server offers it.",
+        "description": (
+            "Without one: verify_ca if an authority is given, else required; on this machine encrypt where offered."
+        ),
         "schema": {
             "type": ["string", "null"],
             "enum": [None, "disabled", "preferred", "required", "verify_ca", "verify_identity"],
@@ -28,6 +30,17 @@ _TLS_FIELDS: dict[str, Any] = {
         "description": "Path of the PEM file with the key of the client's certificate.",
         "schema": {"type": ["string", "null"]},
     },
+    "tls_trusted_network": {
+        "label": "Trusted network",
+        "description": "Nobody else is in the network between: the password may be shown to whoever answers there.",
+        "schema": {"type": ["boolean", "null"]},
+    },
+}
+
+_TLS_SERVER_KEY: dict[str, Any] = {
+    "label": "Server's RSA key",
+    "description": "Path of the PEM file with the server's public key, for the password where TLS is disabled.",
+    "schema": {"type": ["string", "null"]},
 }
 
 
@@ -66,7 +79,7 @@ def get_provider_info() -> dict[str, Any]:
                     "relabeling": {"login": "User"},
                     "placeholders": {"host": "mysql.example.com", "port": "3306", "login": "cdc"},
                 },
-                "conn-fields": _TLS_FIELDS,
+                "conn-fields": {**_TLS_FIELDS, "tls_server_key": _TLS_SERVER_KEY},
             },
             {
                 "connection-type": "cdc_postgres",

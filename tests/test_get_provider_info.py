@@ -13,6 +13,8 @@ import jsonschema
 from airflow_provider_cdc.get_provider_info import get_provider_info
 from harness.dag_runner import DagRunner
 
+_TLS_FIELDS = ("ca", "cert", "key", "mode", "server_key", "trusted_network")
+
 
 def test_description_follows_the_schema_of_this_airflow() -> None:
     schema = json.loads((files("airflow") / "provider_info.schema.json").read_text())
@@ -63,6 +65,6 @@ print(json.dumps({
     assert json.loads(result.stdout.splitlines()[-1]) == {
         "provider": True,
         "hook": "source_conn_id",
-        "fields": [f"extra__cdc_mysql__tls_{name}" for name in ("ca", "cert", "key", "mode")],
+        "fields": [f"extra__cdc_mysql__tls_{name}" for name in _TLS_FIELDS],
         "hidden": ["schema", "extra"],
     }

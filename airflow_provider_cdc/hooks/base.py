@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -11,8 +12,17 @@ from airflow.providers.common.compat.sdk import BaseHook
 from airflow_provider_cdc.errors import CdcError, ConfigurationError
 from airflow_provider_cdc.sources import open_source
 from airflow_provider_cdc.sources.base import ConnectionSettings, Source
+from airflow_provider_cdc.sources.trust import warning
 
-TLS_FIELDS = {"tls_mode": "mode", "tls_ca": "ca", "tls_cert": "cert", "tls_key": "key"}
+_log = logging.getLogger(__name__)
+
+TLS_FIELDS = {
+    "tls_mode": "mode",
+    "tls_ca": "ca",
+    "tls_cert": "cert",
+    "tls_key": "key",
+    "tls_trusted_network": "trusted_network",
+}
 """The connection form's fields, which lie in the connection's extra, and what ``ConnectionSettings.tls`` calls them."""
 
 
@@ -26,6 +36,8 @@ class CdcHook(BaseHook):
     kind: ClassVar[str]
     """What ``ConnectionSettings.kind`` says."""
     default_port: ClassVar[int]
+    more_tls_fields: ClassVar[Mapping[str, str]] = {}
+    """What ``TLS_FIELDS`` is without, for this kind alone."""
     option_fields: ClassVar[tuple[str, ...]] = ()
     """Fields of the connection's extra that become ``ConnectionSettings.options``, under the same names."""
 
@@ -34,7 +46,7 @@ class CdcHook(BaseHook):
         self.source_conn_id = source_conn_id
 
     def settings(self) -> ConnectionSettings:
-        """How to reach the server.
+        """How to reach the server. Warns in the log if the connection waives what protects the password.
 
         :raises ConfigurationError: the connection lacks a host or a user, or its extra holds what nobody reads.
         """
@@ -45,7 +57,7 @@ class CdcHook(BaseHook):
                 raise ConfigurationError(f"it has no {field}", where=where, hint=f"set the connection's {field}")
         extra = connection.extra_dejson
         own = connection.conn_type == self.conn_type
-        return ConnectionSettings(
+        settings = ConnectionSettings(
             kind=self.kind,
             host=connection.host,
             port=connection.port or self.default_port,
@@ -55,6 +67,9 @@ class CdcHook(BaseHook):
             tls=self._own_tls(extra, where) if own else self._stock_tls(extra, where),
             options={field: str(extra[field]) for field in self.option_fields if extra.get(field)},
         )
+        if said := warning(settings):
+            _log.warning("%s", said)
+        return settings
 
     def get_conn(self) -> Source:
         """The source behind the connection. Opens no session."""
@@ -77,11 +92,17 @@ class CdcHook(BaseHook):
 
     def _own_tls(self, extra: Mapping[str, Any], where: str) -> dict[str, str]:
         # A misspelt TLS setting that is quietly ignored is an unencrypted connection.
-        fields = [*TLS_FIELDS, *self.option_fields]
+        names = {**TLS_FIELDS, **self.more_tls_fields}
+        fields = [*names, *self.option_fields]
         if unknown := sorted(set(extra) - set(fields)):
             raise ConfigurationError(
                 f"its extra has fields that mean nothing here: {', '.join(unknown)}",
                 where=where,
                 hint=f"the fields are {', '.join(fields)}",
             )
-        return {name: str(extra[field]) for field, name in TLS_FIELDS.items() if extra.get(field)}
+        return {name: str(extra[field]) for field, name in names.items() if extra.get(field)}
+
+    def _our_own(self, extra: Mapping[str, Any]) -> dict[str, str]:
+        """What the stock type of connection has no field for."""
+        names = {"tls_trusted_network": "trusted_network", **self.more_tls_fields}
+        return {name: str(extra[field]) for field, name in names.items() if extra.get(field)}

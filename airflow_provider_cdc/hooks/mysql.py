@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.hooks.base import CdcHook
@@ -19,6 +19,7 @@ class CdcMysqlHook(CdcHook):
     hook_name = "MySQL (CDC)"
     kind = "mysql"
     default_port = 3306
+    more_tls_fields: ClassVar[Mapping[str, str]] = {"tls_server_key": "server_key"}
 
     def _describe_server(self) -> str:
         settings = self.settings()
@@ -43,4 +44,4 @@ class CdcMysqlHook(CdcHook):
         tls = {name: str(files[name]) for name in ("ca", "cert", "key") if files.get(name)}
         if mode := extra.get("ssl_mode"):
             tls["mode"] = str(mode).lower()
-        return tls
+        return {**tls, **self._our_own(extra)}

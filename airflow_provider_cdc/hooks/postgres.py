@@ -39,4 +39,4 @@ class CdcPostgresHook(CdcHook):
                     f"the field sslmode of its extra is {mode!r}", where=where, hint=f"use one of {', '.join(modes)}"
                 )
             tls["mode"] = modes[mode]
-        return tls
+        return {**tls, **self._our_own(extra)}

@@ -61,7 +61,7 @@ class ConnectionSettings:
     be told, such as a ``publication`` that exists already.
 
     ``tls`` holds paths and modes for the driver: ``mode`` (``disabled``, ``preferred``, ``required``, ``verify_ca``,
-    ``verify_identity``), ``ca``, ``cert``, ``key``.
+    ``verify_identity``), ``ca``, ``cert``, ``key``, and what ``sources.trust`` and the kind of source add to them.
     """
 
     kind: str

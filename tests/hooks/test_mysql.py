@@ -101,3 +101,27 @@ def test_connection_test_says_what_answers_or_why_not(connection: Connect, mysql
     assert not answers
     assert "password" in said
     assert "s3cret" not in said
+
+
+@pytest.mark.parametrize("conn_type", ["cdc_mysql", "mysql"])
+def test_what_protects_the_password_is_waived_only_by_name_and_not_in_silence(
+    conn_type: str, connection: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
+    def warnings(**fields: Any) -> list[str]:
+        caplog.clear()
+        connection(conn_type=conn_type, **fields)
+        open_hook("shop").settings()
+        return [record.getMessage() for record in caplog.records]
+
+    mode = "ssl_mode" if conn_type == "mysql" else "tls_mode"
+    key = {"tls_server_key": "/etc/mysql/public_key.pem"}
+    for unsafe in ("preferred", "disabled"):
+        (said,) = warnings(extra={mode: unsafe})
+        assert f"tls_mode is {unsafe}" in said
+        assert "s3cret" not in said
+    (said,) = warnings(extra={"tls_trusted_network": True, **key})
+    assert "tls_trusted_network" in said
+    assert open_hook("shop").settings().tls == {"trusted_network": "True", "server_key": key["tls_server_key"]}
+    for quiet in ({}, {mode: "required"}, key, {"tls_trusted_network": False}):
+        assert warnings(extra=quiet) == []
+    assert warnings(host="127.0.0.1", extra={mode: "disabled"}) == []

@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, fields
 from typing import Any, TypeAlias
 
 import pymysql
-from pymysql.constants import CLIENT
 
 from airflow_provider_cdc.errors import (
     CdcError,
@@ -22,6 +21,8 @@ from airflow_provider_cdc.errors import (
     TransientError,
 )
 from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.mysql.login import SERVER_KEY, GuardedConnection
+from airflow_provider_cdc.sources.trust import DISABLED, VERIFY_CA, VERIFY_IDENTITY, Trust, trust_in, without_frames
 
 Connection: TypeAlias = "pymysql.Connection[Any]"
 
@@ -32,8 +33,6 @@ OLDEST_VERSION = (8, 4)
 CONNECT_SECONDS = 15
 READ_SECONDS = 900
 """No statement of ours leaves the server silent for so long: a session that does is lost."""
-
-TLS_MODES = ("disabled", "preferred", "required", "verify_ca", "verify_identity")
 
 _SETTINGS: dict[str, str] = {
     # The driver asks for it only if the server's greeting says that it is off, which the greeting does not.
@@ -118,36 +117,10 @@ def connect(settings: ConnectionSettings, *, reading: bool = False, **overrides:
     :raises ConfigurationError: the host is unknown, TLS or the credentials are refused, or the server is too old.
     :raises SourceReplaced: with `RunSettings`, another server answers, or one that lags behind.
     """
-    arguments: dict[str, Any] = {
-        "host": settings.host,
-        "port": settings.port,
-        "user": settings.user,
-        # As text it would have to be Latin-1.
-        "password": settings.password.encode(),
-        "database": settings.database or None,
-        "charset": "utf8mb4",
-        "autocommit": None,
-        "connect_timeout": CONNECT_SECONDS,
-        # Until the handshake is over the driver waits for as long as a read may take.
-        "read_timeout": CONNECT_SECONDS,
-        "write_timeout": READ_SECONDS,
-        "program_name": "airflow-provider-cdc",
-        **_tls_arguments(settings),
-        **overrides,
-    }
     if not settings.user:
         # The driver would take the name of the user that this process runs as.
         raise ConfigurationError("the connection names no user", where=settings.address, hint="set its login")
-    try:
-        connection = pymysql.Connection(**arguments, defer_connect=True)
-        driver: Any = connection
-        if _tls_mode(settings) == "preferred":
-            # The driver has this mode as well, but loads every authority of the system for it at each connection.
-            driver._ssl_required = False
-            driver.client_flag &= ~CLIENT.SSL
-        connection.connect()
-    except pymysql.MySQLError as error:
-        raise _connect_error(settings, error) from error
+    connection = _log_in(settings, overrides)
     try:
         with mapped_errors(settings.address):
             _check_version(settings, connection)
@@ -156,10 +129,38 @@ def connect(settings: ConnectionSettings, *, reading: bool = False, **overrides:
             set_session(connection, _SETTINGS | ({"character_set_results": "NULL"} if reading else {}))
             if isinstance(settings, RunSettings):
                 _check_server(settings, connection)
-        driver._read_timeout = overrides.get("read_timeout", READ_SECONDS)
+        connection.logged_in(overrides.get("read_timeout", READ_SECONDS), READ_SECONDS)
     except BaseException:
         end(connection)
         raise
+    return connection
+
+
+def _log_in(settings: ConnectionSettings, overrides: Mapping[str, Any]) -> GuardedConnection:
+    trust = trust_in(settings, more=(SERVER_KEY,))
+    connection = GuardedConnection(
+        settings,
+        trust,
+        overrides.get("read_timeout", CONNECT_SECONDS),
+        **{
+            "host": settings.host,
+            "port": settings.port,
+            "user": settings.user,
+            "database": settings.database or None,
+            "charset": "utf8mb4",
+            "autocommit": None,
+            "connect_timeout": CONNECT_SECONDS,
+            "program_name": "airflow-provider-cdc",
+            **_tls_arguments(settings, trust),
+            **overrides,
+        },
+    )
+    try:
+        connection.connect()
+    except CdcError as error:
+        raise without_frames(error) from error.__cause__
+    except pymysql.MySQLError as error:
+        raise _connect_error(settings, error) from without_frames(error)
     return connection
 
 
@@ -263,13 +264,13 @@ def _connect_error(settings: ConnectionSettings, error: pymysql.MySQLError) -> C
         return ConfigurationError(
             f"the server's certificate is not to be trusted: {cause.verify_message}",
             where=where,
-            hint="name the authority that signed it in tls.ca, or the host as the certificate does",
+            hint="name the authority that signed it in tls_ca, or the host as the certificate does",
         )
     if isinstance(cause, ssl.SSLError) or code == 2026:
         return ConfigurationError(
             f"no encrypted connection could be made: {cause or text}",
             where=where,
-            hint="enable TLS on the server, or choose another tls.mode",
+            hint="enable TLS on the server, or choose another tls_mode",
         )
     if code == 1045:
         return ConfigurationError(
@@ -279,7 +280,7 @@ def _connect_error(settings: ConnectionSettings, error: pymysql.MySQLError) -> C
         )
     if code == 3159:
         return ConfigurationError(
-            "the server accepts encrypted connections only", where=where, hint="set tls.mode to required"
+            "the server accepts encrypted connections only", where=where, hint="set tls_mode to required"
         )
     if code == 1049:
         return ConfigurationError(
@@ -372,32 +373,19 @@ def _keep_alive(connection: Connection) -> None:
             sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)
 
 
-def _tls_mode(settings: ConnectionSettings) -> str:
-    tls = settings.tls
-    unknown = set(tls) - {"mode", "ca", "cert", "key"}
-    # As the mysql client has it: an authority is there to be checked against.
-    mode = tls.get("mode") or ("verify_ca" if tls.get("ca") else "required" if tls.get("cert") else "preferred")
-    if unknown or mode not in TLS_MODES:
-        raise ConfigurationError(
-            f"TLS settings cannot have {sorted(unknown) if unknown else f'the mode {mode!r}'}",
-            where=settings.address,
-            hint=f"they are mode ({', '.join(TLS_MODES)}), ca, cert and key",
-        )
-    return mode
-
-
-def _tls_arguments(settings: ConnectionSettings) -> dict[str, Any]:
-    mode, tls = _tls_mode(settings), settings.tls
-    if mode == "disabled":
+def _tls_arguments(settings: ConnectionSettings, trust: Trust) -> dict[str, Any]:
+    mode, tls = trust.mode, settings.tls
+    if mode == DISABLED:
         return {"ssl_disabled": True}
     try:
-        if mode in ("preferred", "required"):
+        if mode not in (VERIFY_CA, VERIFY_IDENTITY):
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             context.check_hostname = False
             context.verify_mode = ssl.CERT_NONE
         else:
             context = ssl.create_default_context(cafile=tls.get("ca") or None)
-            context.check_hostname = mode == "verify_identity"
+            # The authorities that everybody trusts have signed everybody's certificates.
+            context.check_hostname = mode == VERIFY_IDENTITY or not tls.get("ca")
             # The certificates that MySQL makes for itself are refused by the strict check of Python 3.13.
             context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         if tls.get("cert"):
@@ -406,6 +394,6 @@ def _tls_arguments(settings: ConnectionSettings) -> dict[str, Any]:
         raise ConfigurationError(
             f"the TLS files cannot be read: {error}",
             where=settings.address,
-            hint="correct tls.ca, tls.cert and tls.key",
+            hint="correct tls_ca, tls_cert and tls_key",
         ) from error
     return {"ssl": context}

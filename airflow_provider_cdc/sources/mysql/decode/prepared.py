@@ -10,23 +10,30 @@ from collections.abc import Sequence
 from typing import Any
 
 from airflow_provider_cdc.core.chunk import KeyValue
+from airflow_provider_cdc.errors import DecodeError
 from airflow_provider_cdc.sources.mysql.session import Connection
 
 _PREPARE, _EXECUTE, _CLOSE = 0x16, 0x17, 0x19
 _LONGLONG, _BLOB, _VAR_STRING = 8, 252, 253
 _UNSIGNED = 0x80
+_HEAD_BYTES = 9
 
 
 class PreparedStatement:
     """``sql`` as the server keeps it, with ``?`` where parameters go.
 
     :raises pymysql.MySQLError: the server refuses it, or the session broke.
+    :raises DecodeError: the server's answer is none.
     """
 
     def __init__(self, connection: Connection, sql: str) -> None:
         driver: Any = connection
         driver._execute_command(_PREPARE, sql)
         head = driver._read_packet().get_all_data()
+        if len(head) < _HEAD_BYTES or head[0] != 0:
+            raise DecodeError(
+                f"the server did not prepare the statement: x'{head[:16].hex()}'", hint="look for a proxy in between"
+            )
         self._id, columns, self._parameters = struct.unpack_from("<IHH", head, 1)
         for definitions in (self._parameters, columns):
             if definitions:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
+import pymysql
 from pymysql import err
 from pymysql.constants import CR, SERVER_STATUS
 
@@ -22,6 +23,8 @@ _LARGEST = 2**31 - 1
 _SLACK = 32
 """Bytes behind the received ones that a kernel may read, so that it can copy short values in words."""
 _UNSIGNED_FLAG = 32
+_SMALL = 1 << 20
+"""No packet but a row is larger."""
 
 
 class ResultStream:
@@ -51,6 +54,7 @@ class ResultStream:
 
         :raises pymysql.MySQLError: the server answered with an error, or the session broke.
         :raises SchemaChanged: the result has other columns.
+        :raises DecodeError: the answer is no result.
         """
         connection = self._connection
         connection._sock.settimeout(connection._read_timeout)
@@ -58,13 +62,16 @@ class ResultStream:
         self.state[:] = 0
         self.state[packets.STATE_SEQUENCE] = 1
         self.ended = False
-        head = self._payload()
+        head = self._payload(_SMALL)
         if head[:1] == b"\xff":
-            self.ended = True
-            err.raise_mysql_exception(head)
-        count = int.from_bytes(head[1:3], "little") if head[:1] == b"\xfc" else head[0]
-        definitions = [_definition(self._payload()) for _ in range(count)]
-        self._payload()  # EOF: the driver did not ask the server to leave it out
+            self._raise_error(head)
+        try:
+            definitions = [_definition(self._payload(_SMALL)) for _ in range(_count(head))]
+        except (ValueError, IndexError, struct.error) as error:
+            raise DecodeError(
+                f"no result of a statement: {error}", where=self._where, hint="look for a proxy in between"
+            ) from error
+        self._payload(_SMALL)  # EOF: the driver did not ask the server to leave it out
         if definitions != [_expected(column) for column in columns]:
             raise SchemaChanged(
                 "the statement's result has other columns than the table had",
@@ -113,10 +120,9 @@ class ResultStream:
         :raises pymysql.MySQLError: it says that the statement failed half-way.
         :raises DecodeError: it is no last packet.
         """
-        last = self._payload()
+        last = self._payload(_SMALL)
         if last[:1] == b"\xff":
-            self.ended = True
-            err.raise_mysql_exception(last)
+            self._raise_error(last)
         # Not the EOF packet of a result that others follow: a table's SELECT has one.
         is_end = last[:1] == b"\xfe" and len(last) == 5
         if not is_end or int.from_bytes(last[3:5], "little") & SERVER_STATUS.SERVER_MORE_RESULTS_EXISTS:
@@ -125,8 +131,20 @@ class ResultStream:
             raise DecodeError("bytes behind the end of the rows", where=self._where)
         self.ended = True
 
-    def _payload(self) -> bytes:
-        """The next packet's payload."""
+    def _raise_error(self, payload: bytes) -> NoReturn:
+        try:
+            err.raise_mysql_exception(payload)
+        except struct.error as error:
+            raise DecodeError(f"the server's error is none: x'{payload[:16].hex()}'", where=self._where) from error
+        except pymysql.MySQLError:
+            self.ended = True
+            raise
+
+    def _payload(self, largest: int) -> bytes:
+        """The next packet's payload.
+
+        :raises DecodeError: it is larger than that, or not the next one.
+        """
         while True:
             position, filled, sequence = self.state[:3].tolist()
             code, end, following, number = packets.next_payload(self.buffer, position, filled, sequence)
@@ -135,9 +153,19 @@ class ResultStream:
                 return self.buffer[position + 4 : end].tobytes()
             if code != packets.NEEDS_BYTES:
                 raise DecodeError("a packet is out of sequence", where=self._where)
+            if filled - position > largest:
+                raise DecodeError(f"a packet of more than {largest:,} bytes that is no row", where=self._where)
             if not self.receive():
                 self.make_room()
-                self.grow()
+
+
+def _count(head: bytes) -> int:
+    """How many columns a result has, as its first packet says; a table has 4096 at the most."""
+    if len(head) == 3 and head[0] == 0xFC:
+        return int.from_bytes(head[1:], "little")
+    if len(head) != 1 or not 0 < head[0] < 0xFB:
+        raise ValueError(f"x'{head[:16].hex()}'")
+    return head[0]
 
 
 def _definition(payload: bytes) -> tuple[int, bool]:

@@ -58,7 +58,7 @@ def unpack(raw: Bytes, data: Bytes, state: Int64s) -> int:
             continue
         at = state[RAW_AT]
         header = 4 if state[CONTINUED] else 5
-        if state[RAW_END] - at < header:
+        if state[RAW_END] - at < 4:
             return MORE
         word = load32(raw, at)
         size = word & _MAX_PACKET
@@ -67,6 +67,8 @@ def unpack(raw: Bytes, data: Bytes, state: Int64s) -> int:
         if not state[CONTINUED]:
             if size == 0:
                 return BROKEN
+            if state[RAW_END] - at < header:
+                return MORE
             status = load8(raw, at + 4)
             if status == 0xFF:
                 return ERROR
@@ -197,3 +199,7 @@ class Dump:
                 ) from error
             with mapped_errors(self._where):
                 raise
+        except struct.error as error:
+            raise DecodeError(
+                "the server's error is none", where=self._where, hint="look for a proxy in between"
+            ) from error

@@ -1,0 +1,100 @@
+"""What a lying MySQL server says."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import padding
+
+from airflow_provider_cdc.sources.base import ConnectionSettings
+from tests.sources.lying_server import KEY, Peer
+
+PASSWORD = "pässword-☂-'%s"
+NONCE = b"abcdefghijklmnopqrst"
+OK = b"\0\0\0\2\0\0\0"
+EOF = b"\xfe\0\0\2\0"
+# CONNECT_WITH_DB, PROTOCOL_41, SECURE_CONNECTION, PLUGIN_AUTH, TRANSACTIONS; TLS is bit 11.
+CAPABILITIES = 0x8 | 0x200 | 0x2000 | 0x8000 | 0x80000
+TLS = 0x800
+PUBLIC_KEY = KEY.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
+
+
+class MysqlPeer:
+    """The packets of the protocol, over a connection of the lying server."""
+
+    def __init__(self, peer: Peer) -> None:
+        self.peer = peer
+        self.sequence = 0
+
+    def say(self, payload: bytes) -> None:
+        self.peer.send(len(payload).to_bytes(3, "little") + bytes([self.sequence]) + payload)
+        self.sequence = (self.sequence + 1) & 0xFF
+
+    def hear(self) -> bytes:
+        header = self.peer.receive(4)
+        self.sequence = (header[3] + 1) & 0xFF
+        return self.peer.receive(int.from_bytes(header[:3], "little"))
+
+    def greet(
+        self,
+        plugin: bytes = b"caching_sha2_password",
+        *,
+        tls: bool = False,
+        version: bytes = b"8.4.6",
+        protocol: int = 10,
+    ) -> bytes:
+        """Greet, and return the client's first answer; with ``tls`` the answer that it gives under TLS."""
+        flags = CAPABILITIES | (TLS if tls else 0)
+        low, high = (flags & 0xFFFF).to_bytes(2, "little"), (flags >> 16).to_bytes(2, "little")
+        rest = b"\xff\2\0" + high + b"\x15" + bytes(10) + NONCE[8:] + b"\0" + plugin + b"\0"
+        self.say(bytes([protocol]) + version + b"\0" + b"\1\0\0\0" + NONCE[:8] + b"\0" + low + rest)
+        answer = self.hear()
+        if tls and int.from_bytes(answer[:4], "little") & TLS:
+            self.peer.encrypt()
+            answer = self.hear()
+        return answer
+
+    def switch(self, plugin: bytes, data: bytes = NONCE + b"\0") -> bytes:
+        self.say(b"\xfe" + plugin + b"\0" + data)
+        return self.hear()
+
+    def let_in(self) -> None:
+        """End the login, and answer whatever is asked before the test's own matter."""
+        self.say(OK)
+
+    def answer_settings(self, statements: int) -> None:
+        for _ in range(statements):
+            self.hear()
+            self.say(OK)
+
+
+def learned(heard: bytes, password: bytes) -> bool:
+    """Whether an attacker who heard this has the password: as it is, or encrypted for his own key."""
+    if password in heard:
+        return True
+    size = KEY.key_size // 8
+    for at in range(len(heard) - size + 1):
+        if int.from_bytes(heard[at - 4 : at - 1], "little") != size:
+            continue
+        try:
+            plain = KEY.decrypt(heard[at : at + size], padding.OAEP(padding.MGF1(hashes.SHA1()), hashes.SHA1(), None))
+        except (ValueError, UnsupportedAlgorithm):
+            continue
+        if bytes(byte ^ NONCE[i % len(NONCE)] for i, byte in enumerate(plain)).rstrip(b"\0") == password:
+            return True
+    return False
+
+
+def settings_for(port: int, **changes: Any) -> ConnectionSettings:
+    settings = ConnectionSettings("mysql", "127.0.0.1", port, "cdc", PASSWORD)
+    return dataclasses.replace(settings, **changes)
+
+
+def remembered(server: MysqlPeer) -> None:
+    """Succeeds without the password, as long as the server remembers the account."""
+    server.switch(b"caching_sha2_password")
+    server.say(b"\x01\x03")
+    server.let_in()
