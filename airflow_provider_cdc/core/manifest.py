@@ -52,6 +52,7 @@ class Manifest:
     tables: list[RunTable]
     options: dict[str, Any] = field(default_factory=dict)
     steps: dict[str, dict[str, Any]] = field(default_factory=dict)
+    source_conn_id: str = ""
 
     def save(self, run: Storage) -> None:
         """Write it under ``run`` (the run's own folder), all or nothing."""
@@ -60,6 +61,8 @@ class Manifest:
             {
                 "format": FORMAT,
                 "run_id": self.run_id,
+                "target": _target(run),
+                "source_conn_id": self.source_conn_id,
                 "kind": self.kind,
                 "position_key": self.position_key,
                 "initial_position": self.initial_position,
@@ -91,7 +94,7 @@ class Manifest:
     def load(cls, run: Storage) -> Manifest:
         """Read the manifest under ``run``.
 
-        :raises ManifestError: there is none, or this version cannot read it.
+        :raises ManifestError: there is none, it is of another run or target, or this version cannot read it.
         """
         if not run.exists(FILE):
             raise ManifestError(
@@ -106,6 +109,7 @@ class Manifest:
                 where=run.uri,
                 hint="finish the run with the version that began it, or trigger a new run",
             )
+        _check_own(run, data)
         try:
             return cls(
                 data["run_id"],
@@ -117,6 +121,7 @@ class Manifest:
                 [RunTable.from_json(table) for table in data["tables"]],
                 data["options"],
                 data["steps"],
+                data.get("source_conn_id", ""),
             )
         except (KeyError, TypeError) as error:
             raise ManifestError(
@@ -124,3 +129,19 @@ class Manifest:
                 where=run.uri,
                 hint="remove the run's folder and trigger a new run",
             ) from error
+
+
+def _target(run: Storage) -> str:
+    return run.parent().parent().uri
+
+
+def _check_own(run: Storage, data: Mapping[str, Any]) -> None:
+    expected = {"run_id": run.uri.rpartition("/")[2], "target": _target(run)}
+    # Earlier versions did not record the target.
+    wrong = [name for name, own in expected.items() if data.get(name, own) != own]
+    if wrong:
+        raise ManifestError(
+            f"the manifest is another run's: its {' and its '.join(f'{name} is {data[name]!r}' for name in wrong)}",
+            where=run.uri,
+            hint="somebody copied or moved it here: remove the run's folder and trigger a new run",
+        )

@@ -71,6 +71,7 @@ def test_publishing_that_is_interrupted_anywhere_is_completed(
         number += 1
         runner = here(source, INITIAL, name=f"lake-{number}")
         shutil.copytree(tmp_path / "ready", tmp_path / f"lake-{number}", dirs_exist_ok=True)
+        runner.run.write_json("manifest.json", runner.run.read_json("manifest.json") | {"target": runner.target.uri})
         publish = runner.steps()[2]
         with pytest.MonkeyPatch.context() as patch:
             interrupt_at(patch, number)
