@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from airflow_provider_cdc.core.head import source_of
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import ManifestError
@@ -40,7 +41,8 @@ class Manifest:
     """The record of one run.
 
     ``steps`` maps a finished step's task_id to what it found; JSON only. ``options`` are the run's settings that later
-    steps need. ``identity`` is the source's, as ``Source.record_initial`` gave it. It holds no secret.
+    steps need. ``identity`` is the source's, as ``Source.record_initial`` gave it; ``source_conn_id`` names the connection to
+    it. It holds no secret.
     """
 
     run_id: str
@@ -53,6 +55,11 @@ class Manifest:
     options: dict[str, Any] = field(default_factory=dict)
     steps: dict[str, dict[str, Any]] = field(default_factory=dict)
     source_conn_id: str = ""
+
+    @property
+    def source(self) -> dict[str, str]:
+        """What the run's copies say of their source."""
+        return source_of(self.kind, self.identity, self.source_conn_id)
 
     def save(self, run: Storage) -> None:
         """Write it under ``run`` (the run's own folder), all or nothing."""

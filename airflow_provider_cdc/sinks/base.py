@@ -67,10 +67,18 @@ class Sink(Protocol):
         :raises ManifestError: a file is gone, so calling it again cannot help.
         """
 
-    def announce(self, table: TableName, latest: Mapping[str, Any]) -> bool:
-        """Make ``latest`` the table's latest copy, unless a newer run's is; say whether it is now.
+    def check_source(self, tables: Sequence[TableName], source: Mapping[str, str], position: str) -> None:
+        """Make sure that the copies of ``tables`` that are there are of ``source``, which has all of ``position``.
 
-        :param latest: what readers are told: ``run_id``, ``path``, the initial position, ``rows``, ``published_at``.
+        :raises ConfigurationError: they are another source's.
+        """
+
+    def announce(self, table: TableName, latest: Mapping[str, Any]) -> bool:
+        """Make ``latest`` the table's latest copy, unless one at a newer position is; say whether it is now.
+
+        :param latest: what readers are told: ``run_id``, ``path``, the initial position, ``position`` (what the copy is
+            exact at), ``recorded_at``, ``source``, ``rows``, ``published_at``.
+        :raises ConfigurationError: the copy that is there is another source's.
         :raises PublishIncomplete: it stopped half-way; call it again.
         """
 
