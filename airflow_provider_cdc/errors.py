@@ -5,6 +5,7 @@
     CdcError
     ├── TerminalError              a retry cannot help: someone has to fix something first
     │   ├── ConfigurationError     a parameter, connection or URI that cannot work
+    │   │   └── StorageRefused     the lake's store denies access, or has no such bucket
     │   ├── PreflightError         the source cannot give an exact copy; lists every problem at once
     │   ├── PositionError          text or bytes that are not a position
     │   ├── DecodeError            bytes that do not follow the format they claim
@@ -19,6 +20,7 @@
     │       └── CopyMismatch       the rows that were read contradict the log
     └── TransientError             the same call may succeed later: Airflow retries it
         ├── SourceUnavailable      the server cannot be reached, or ended the session
+        ├── StorageUnavailable     the lake's store cannot be reached, is full, or failed
         ├── LockNotGranted         the lock was not granted within its bounded wait
         └── PublishIncomplete      publishing stopped half-way; running the task again completes it
 
@@ -73,6 +75,13 @@ class TransientError(CdcError):
 
 class ConfigurationError(TerminalError):
     """A parameter, connection or URI that cannot work."""
+
+
+class StorageRefused(ConfigurationError, OSError):
+    """The lake's store denies access, has no such bucket, or cannot hold such a name.
+
+    It is an `OSError`, too: who only cleans up need not know more.
+    """
 
 
 @dataclass(frozen=True)
@@ -146,6 +155,10 @@ class CopyMismatch(ExactnessError):
 
 class SourceUnavailable(TransientError):
     """The server cannot be reached, or it ended the session."""
+
+
+class StorageUnavailable(TransientError, OSError):
+    """The lake's store cannot be reached, is full, or failed. It is an `OSError`, too, as `StorageRefused` is."""
 
 
 class LockNotGranted(TransientError):

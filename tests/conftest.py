@@ -19,6 +19,7 @@ from harness.dag_runner import DagRunner
 from harness.environment import spark_environment
 from harness.mysql_server import MysqlServer
 from harness.postgres_server import PostgresServer
+from harness.s3_server import s3_server
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -114,6 +115,13 @@ def schema(mysql: MysqlServer) -> Iterator[str]:
     mysql.query(f"CREATE DATABASE {name}")
     yield name
     mysql.query(f"DROP DATABASE {name}")
+
+
+@pytest.fixture(scope="session")
+def s3() -> Iterator[str]:
+    """The endpoint of an S3 with the bucket ``lake``; ``harness.s3_server`` has its credentials."""
+    with tempfile.TemporaryDirectory(prefix="cdc-s3-") as directory, s3_server(Path(directory)) as endpoint:
+        yield endpoint
 
 
 @pytest.fixture(scope="session")

@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from airflow_provider_cdc.core.head import source_of
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import ManifestError
@@ -40,7 +41,8 @@ class Manifest:
     """The record of one run.
 
     ``steps`` maps a finished step's task_id to what it found; JSON only. ``options`` are the run's settings that later
-    steps need. ``identity`` is the source's, as ``Source.record_initial`` gave it. It holds no secret.
+    steps need. ``identity`` is the source's, as ``Source.record_initial`` gave it; ``source_conn_id`` names the connection to
+    it. It holds no secret.
     """
 
     run_id: str
@@ -52,6 +54,12 @@ class Manifest:
     tables: list[RunTable]
     options: dict[str, Any] = field(default_factory=dict)
     steps: dict[str, dict[str, Any]] = field(default_factory=dict)
+    source_conn_id: str = ""
+
+    @property
+    def source(self) -> dict[str, str]:
+        """What the run's copies say of their source."""
+        return source_of(self.kind, self.identity, self.source_conn_id)
 
     def save(self, run: Storage) -> None:
         """Write it under ``run`` (the run's own folder), all or nothing."""
@@ -60,6 +68,8 @@ class Manifest:
             {
                 "format": FORMAT,
                 "run_id": self.run_id,
+                "target": _target(run),
+                "source_conn_id": self.source_conn_id,
                 "kind": self.kind,
                 "position_key": self.position_key,
                 "initial_position": self.initial_position,
@@ -91,7 +101,7 @@ class Manifest:
     def load(cls, run: Storage) -> Manifest:
         """Read the manifest under ``run``.
 
-        :raises ManifestError: there is none, or this version cannot read it.
+        :raises ManifestError: there is none, it is of another run or target, or this version cannot read it.
         """
         if not run.exists(FILE):
             raise ManifestError(
@@ -106,6 +116,7 @@ class Manifest:
                 where=run.uri,
                 hint="finish the run with the version that began it, or trigger a new run",
             )
+        _check_own(run, data)
         try:
             return cls(
                 data["run_id"],
@@ -117,6 +128,7 @@ class Manifest:
                 [RunTable.from_json(table) for table in data["tables"]],
                 data["options"],
                 data["steps"],
+                data.get("source_conn_id", ""),
             )
         except (KeyError, TypeError) as error:
             raise ManifestError(
@@ -124,3 +136,19 @@ class Manifest:
                 where=run.uri,
                 hint="remove the run's folder and trigger a new run",
             ) from error
+
+
+def _target(run: Storage) -> str:
+    return run.parent().parent().uri
+
+
+def _check_own(run: Storage, data: Mapping[str, Any]) -> None:
+    expected = {"run_id": run.uri.rpartition("/")[2], "target": _target(run)}
+    # Earlier versions did not record the target.
+    wrong = [name for name, own in expected.items() if data.get(name, own) != own]
+    if wrong:
+        raise ManifestError(
+            f"the manifest is another run's: its {' and its '.join(f'{name} is {data[name]!r}' for name in wrong)}",
+            where=run.uri,
+            hint="somebody copied or moved it here: remove the run's folder and trigger a new run",
+        )

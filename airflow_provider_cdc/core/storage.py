@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import os
 import posixpath
@@ -12,7 +13,9 @@ from typing import Any
 import pyarrow as pa
 from pyarrow import fs
 
-from airflow_provider_cdc.errors import ConfigurationError, ManifestError
+from airflow_provider_cdc.core.lake_uri import LakeUri
+from airflow_provider_cdc.core.storage_errors import told
+from airflow_provider_cdc.errors import ConfigurationError, ManifestError, StorageRefused
 
 
 class Storage:
@@ -24,13 +27,12 @@ class Storage:
     """
 
     def __init__(self, uri: str) -> None:
-        self.uri = uri.rstrip("/")
+        self._lake = LakeUri.parse(uri)
         try:
-            # A bare path would be resolved against each process's own folder; URIs and absolute paths name one place.
-            if "://" not in uri and not uri.startswith("/"):
-                raise ValueError("it is neither a URI nor an absolute path")
-            self._filesystem, self._root = fs.FileSystem.from_uri(self.uri or uri)
-        except (pa.ArrowException, ValueError, OSError) as error:
+            # Building it may ask the store for its region.
+            with told(self.uri):
+                self._filesystem, self._root = fs.FileSystem.from_uri(self.uri)
+        except (pa.ArrowException, ValueError, ImportError) as error:
             raise ConfigurationError(
                 f"{uri!r} is no place to write to: {error}",
                 hint="give a URI such as file:///data/lake, s3://bucket/lake or hdfs://name/lake",
@@ -43,30 +45,41 @@ class Storage:
         return self.uri
 
     @property
+    def uri(self) -> str:
+        return str(self._lake)
+
+    @property
     def filesystem(self) -> fs.FileSystem:
         return self._filesystem
 
     def folder(self, *names: str) -> Storage:
         """A folder below this one."""
-        return Storage("/".join([self.uri, *names]))
+        return self._other(self._lake.joined(*names), posixpath.join(self._root, *names))
 
     def parent(self) -> Storage:
         """The folder that holds this one."""
-        return Storage(self.uri.rpartition("/")[0])
+        return self._other(self._lake.parent(), posixpath.dirname(self._root))
+
+    def _other(self, lake: LakeUri, root: str) -> Storage:
+        other = copy.copy(self)
+        other._lake, other._root = lake, root
+        return other
 
     def path(self, name: str = "") -> str:
         """The path of ``name`` as ``filesystem`` takes it."""
         return posixpath.join(self._root, name) if name else self._root
 
     def uri_of(self, name: str) -> str:
-        return f"{self.uri}/{name}"
+        return str(self._lake.joined(name))
 
     def exists(self, name: str) -> bool:
-        return bool(self._filesystem.get_file_info(self.path(name)).type != fs.FileType.NotFound)
+        with told(self.uri_of(name)):
+            return bool(self._filesystem.get_file_info(self.path(name)).type != fs.FileType.NotFound)
 
     def size(self, name: str) -> int:
         """Bytes of the file ``name``."""
-        return int(self._filesystem.get_file_info(self.path(name)).size)
+        with told(self.uri_of(name)):
+            return int(self._filesystem.get_file_info(self.path(name)).size)
 
     def files(self, name: str = "") -> list[str]:
         """Names of the files directly in folder ``name``, sorted; empty if it does not exist."""
@@ -77,27 +90,32 @@ class Storage:
         return self._entries(name, fs.FileType.Directory)
 
     def _entries(self, name: str, kind: fs.FileType) -> list[str]:
-        infos = self._filesystem.get_file_info(fs.FileSelector(self.path(name), allow_not_found=True))
+        with told(self.uri_of(name)):
+            infos = self._filesystem.get_file_info(fs.FileSelector(self.path(name), allow_not_found=True))
         return sorted(posixpath.join(name, info.base_name) for info in infos if info.type == kind)
 
     def make_folder(self, name: str = "") -> None:
-        self._filesystem.create_dir(self.path(name), recursive=True)
+        with told(self.uri_of(name)):
+            self._filesystem.create_dir(self.path(name), recursive=True)
 
     def move_to(self, name: str, other: Storage, new_name: str) -> None:
         """Move a file to ``other``, on the same file system, whose folder for it exists. Replaces what is there."""
-        self._filesystem.move(self.path(name), other.path(new_name))
+        with told(self.uri_of(name)):
+            self._filesystem.move(self.path(name), other.path(new_name))
 
     def delete_folder(self, name: str) -> None:
         if self.exists(name):
-            self._filesystem.delete_dir(self.path(name))
+            with told(self.uri_of(name)):
+                self._filesystem.delete_dir(self.path(name))
 
     def delete_file(self, name: str) -> None:
         if self.exists(name):
-            self._filesystem.delete_file(self.path(name))
+            with told(self.uri_of(name)):
+                self._filesystem.delete_file(self.path(name))
 
     def read_json(self, name: str) -> Any:
         """:raises ManifestError: the file is not JSON."""
-        with self._filesystem.open_input_stream(self.path(name)) as stream:
+        with told(self.uri_of(name)), self._filesystem.open_input_stream(self.path(name)) as stream:
             data = stream.read()
         try:
             return json.loads(data)
@@ -109,7 +127,10 @@ class Storage:
     def write_json(self, name: str, data: Any) -> None:
         """Write a file that readers see whole or not at all, and that survives a crash once this returns."""
         text = json.dumps(data, indent=2, ensure_ascii=False).encode()
-        path = self.path(name)
+        with told(self.uri_of(name)):
+            self._write(self.path(name), text)
+
+    def _write(self, path: str, text: bytes) -> None:
         self._filesystem.create_dir(posixpath.dirname(path), recursive=True)
         if not isinstance(self._filesystem, fs.LocalFileSystem):
             # Object stores make an object visible when its upload completes.
@@ -133,14 +154,16 @@ class Storage:
         """Write and remove a probe.
 
         :raises ConfigurationError: this folder cannot be written to.
+        :raises StorageUnavailable: it cannot be for now.
         """
         probe = f"_probe-{uuid.uuid4().hex}"
         try:
             self.write_json(probe, {})
             self.delete_file(probe)
-        except (OSError, pa.ArrowException) as error:
+        except (StorageRefused, FileExistsError, FileNotFoundError, pa.ArrowException) as error:
             raise ConfigurationError(
-                f"the target cannot be written to: {error}",
+                f"the target cannot be written to: {getattr(error, 'message', error)}",
                 where=self.uri,
-                hint="grant write access to the user that Airflow and Spark run as, or choose another target",
+                hint=getattr(error, "hint", "")
+                or "grant write access to the user that Airflow and Spark run as, or choose another target",
             ) from error

@@ -38,6 +38,8 @@ from airflow_provider_cdc.sources.base import ConnectionSettings
 
 TASK_ID = "consolidate"
 STAGED = "staged.json"
+IS_LATEST = "latest.json"
+"""Table → whether this run's copy of it was its latest one when it was announced."""
 WORK_FOLDERS = ("chunks", "delta", "staged")
 TASKS_PER_SLOT = 4
 REWIND_BYTES = 64 * 2**20
@@ -67,6 +69,8 @@ def consolidate(spark: SparkSession, run: Storage, settings: ConnectionSettings)
 
 
 def _consolidate(step: Step) -> dict[str, Any]:
+    names = [entry.table.name for entry in step.tables]
+    step.sink.check_source(names, step.manifest.source, step.manifest.initial_position)
     step.found(EXTRACT_DELTA)
     # Read back what was written: of two tries at the same time, both go on with what the last one fixed.
     if (staged := _staged(step)) is None:
@@ -183,18 +187,25 @@ def _final_files(
 
 
 def _announce(run: Storage, manifest: Manifest, found: Mapping[str, Any]) -> None:
+    """Announce each table's copy, and leave in the run's folder which of them is its table's latest now."""
     sink = ParquetSink(run.parent().parent())
+    is_latest: dict[str, bool] = {}
     for entry in manifest.tables:
         name = str(entry.table.name)
         latest = {
             "run_id": manifest.run_id,
             "path": found["published"][name],
             manifest.position_key: manifest.initial_position,
+            "position": manifest.initial_position,
+            "recorded_at": manifest.created_at,
+            "source": manifest.source,
             "rows": found["rows"][name],
             "published_at": found["published_at"],
         }
-        if not sink.announce(entry.table.name, latest):
-            say(f"consolidate: {name} has a newer copy than this run's, which stays the latest one")
+        is_latest[name] = sink.announce(entry.table.name, latest)
+        if not is_latest[name]:
+            say(f"consolidate: WARNING: {name} is published, but a newer copy than this run's stays the latest one")
+    run.write_json(IS_LATEST, is_latest)
 
 
 def _release(settings: ConnectionSettings, manifest: Manifest) -> None:
@@ -211,5 +222,5 @@ def _clean(run: Storage) -> None:
         for folder in WORK_FOLDERS:
             run.delete_folder(folder)
         run.delete_file(STAGED)
-    except OSError as error:
+    except (CdcError, OSError) as error:
         say(f"consolidate: work files are left in {run.uri}: {error}")

@@ -3,45 +3,85 @@
 from __future__ import annotations
 
 import hashlib
+import json
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
-from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException
+from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException, BaseOperator
 
+from airflow_provider_cdc.core.lake_uri import LakeUri, redacted
 from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.errors import CdcError, TerminalError
+from airflow_provider_cdc.errors import CdcError, ConfigurationError, TerminalError
+from airflow_provider_cdc.sinks.base import safe_name
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-def run_id_of(context: Context) -> str:
-    """The run's id: the same for every try of one task of one DAG run, and another for every other.
-
-    It sorts by time, and its characters are safe in every file system and in Hadoop paths. A manual DAG run may have no
-    logical date, so the time is ``run_after``, which clearing leaves as it is.
-    """
-    task_instance = context["ti"]
-    return run_id_for(context["dag_run"], task_instance.task_id, task_instance.map_index)
+SOURCE_PLACEHOLDER = "{source}"
 
 
-def run_id_for(dag_run: Any, task_id: str, map_index: int | None = None) -> str:
-    """`run_id_of` of the task ``task_id``, whichever task asks."""
-    names = [dag_run.dag_id, dag_run.run_id, task_id]
-    if map_index not in (None, -1):
-        names.append(str(map_index))
-    digest = hashlib.sha256("/".join(names).encode()).hexdigest()[:8]
-    return f"{dag_run.run_after.astimezone(UTC):%Y%m%dT%H%M%SZ}-{digest}"
+def lake_of(target: str, source_conn_id: str) -> str:
+    """The URI of the folder to publish in: ``target`` with ``{source}`` replaced by the id of the connection.
 
-
-def run_folder(target: str, run_id: str) -> Storage:
-    """Where the run's work lies.
+    The id is written as parts of table names are, so it is one part of the path: bytes other than ASCII letters,
+    digits, ``_ - $`` become ``~`` and two hexadecimal digits.
 
     :raises ConfigurationError: ``target`` is no place to write to.
     """
-    return Storage(target).folder("_runs", run_id)
+    uri = target.replace(SOURCE_PLACEHOLDER, safe_name(source_conn_id))
+    if found := re.search(r"\{[^/]*\}", redacted(uri)):
+        raise ConfigurationError(
+            f"the target has the placeholder {found[0]}",
+            where="parameter target",
+            hint=f"the only one is {SOURCE_PLACEHOLDER}: the id of the connection to the source",
+        )
+    return str(LakeUri.parse(uri))
+
+
+def run_id_of(context: Context, lake: str) -> str:
+    """The run's id: the same for every try of one task of one DAG run, and another for every other.
+
+    It sorts by time, and its characters are safe in every file system and in Hadoop paths. A manual DAG run may have no
+    logical date, so the time is ``run_after``, which clearing leaves as it is. Two deployments of Airflow may have the
+    same DAG and the same run of it, and copy from one server: so the lake's folder is part of it.
+
+    :param lake: `lake_of` the task's target.
+    """
+    task_instance = context["ti"]
+    return run_id_for(context["dag_run"], task_instance.task_id, lake, task_instance.map_index)
+
+
+def run_id_for(dag_run: Any, task_id: str, lake: str, map_index: int | None = None) -> str:
+    """`run_id_of` of the task ``task_id``, whichever task asks."""
+    names = [dag_run.dag_id, dag_run.run_id, task_id, lake]
+    if map_index not in (None, -1):
+        names.append(str(map_index))
+    digest = hashlib.sha256(json.dumps(names).encode()).hexdigest()[:8]
+    return f"{dag_run.run_after.astimezone(UTC):%Y%m%dT%H%M%SZ}-{digest}"
+
+
+def run_folder(lake: str, run_id: str) -> Storage:
+    """Where the run's work lies.
+
+    :raises StorageUnavailable: the store does not answer.
+    """
+    return Storage(lake).folder("_runs", run_id)
+
+
+class TargetOperator(BaseOperator):
+    """A task with a ``target``. Airflow keeps what a task's arguments were rendered to, and shows it: what could be a
+    secret in this one is removed first. What remains is refused by `execute`, as the whole would have been."""
+
+    target: str
+
+    def render_template_fields(self, context: Context, jinja_env: Any = None) -> None:
+        super().render_template_fields(context, jinja_env)
+        if isinstance(self.target, str):
+            self.target = redacted(self.target)
 
 
 @contextmanager

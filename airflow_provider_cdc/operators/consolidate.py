@@ -2,14 +2,39 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.operators.base import airflow_errors
 from airflow_provider_cdc.operators.spark_step import SparkStepOperator
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+IS_LATEST = "latest.json"
+"""``jobs.consolidate.IS_LATEST``, whose module imports PySpark."""
 
 
 class ConsolidateOperator(SparkStepOperator):
     """Rewind every touched key to the initial position, and publish all tables at once.
 
-    XComs: ``published``, the URI of each table's new files by the table's name; and ``counts``.
+    XComs: ``published``, the URI of each table's new files by the table's name; ``latest``, by the table's name,
+    whether this run's copy is the one that ``_latest.json`` names (a newer one stays); and ``counts``.
     """
 
     step = "consolidate"
     outputs = ("published",)
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        found = super().execute(context)
+        with airflow_errors():
+            latest: dict[str, bool] = Storage(self.run_uri).read_json(IS_LATEST)
+        for table in (name for name, is_latest in latest.items() if not is_latest):
+            self.log.warning(
+                "%s is published at %s, but a newer copy stays the latest: one of a later position "
+                "(or, where positions do not tell, recorded later) was published before it. Readers of _latest.json see that one. If the "
+                "source was set back on purpose, remove _latest.json and clear this task.",
+                table,
+                found["published"][table],
+            )
+        return {**found, "latest": latest}

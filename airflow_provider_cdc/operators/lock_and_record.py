@@ -12,7 +12,7 @@ from airflow_provider_cdc.core.manifest import Manifest, RunTable
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import ConfigurationError, LogGone
 from airflow_provider_cdc.hooks import open_hook
-from airflow_provider_cdc.operators.base import airflow_errors, run_folder, run_id_of
+from airflow_provider_cdc.operators.base import TargetOperator, airflow_errors, lake_of, run_folder, run_id_of
 from airflow_provider_cdc.operators.releasing import ReleasingOperator
 from airflow_provider_cdc.sources.base import LockPolicy, Source, TablePlan
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class LockAndRecordOperator(ReleasingOperator):
+class LockAndRecordOperator(TargetOperator, ReleasingOperator):
     """Fix the initial position, under a short lock where a table's consistency needs one, and write the manifest.
 
     A manifest that exists already is kept: what was read so far belongs to its initial position. Unless the source no
@@ -30,7 +30,7 @@ class LockAndRecordOperator(ReleasingOperator):
     (``initial_gtid_set``, ``initial_lsn``).
 
     :param source_conn_id: connection to the source.
-    :param target: URI of the folder to publish in.
+    :param target: URI of the folder to publish in; ``{source}`` in it stands for ``source_conn_id``.
     :param plan: XCom ``plan`` of preflight.
     :param options: XCom ``options`` of preflight.
     """
@@ -47,8 +47,9 @@ class LockAndRecordOperator(ReleasingOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         with airflow_errors():
-            run_id = run_id_of(context)
-            run = run_folder(self.target, run_id)
+            lake = lake_of(self.target, self.source_conn_id)
+            run_id = run_id_of(context, lake)
+            run = run_folder(lake, run_id)
             source = open_hook(self.source_conn_id).get_conn()
             plans = [TablePlan.from_json(plan) for plan in self.plan]
             self._recording = True
@@ -99,6 +100,7 @@ class LockAndRecordOperator(ReleasingOperator):
             position_key=source.position_key,
             initial_position=initial.position,
             identity=dict(initial.identity),
+            source_conn_id=self.source_conn_id,
             created_at=datetime.now(UTC).isoformat(timespec="seconds"),
             tables=[
                 RunTable(table, by_name[table.name].consistency, by_name[table.name].reason) for table in initial.tables

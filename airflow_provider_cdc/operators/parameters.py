@@ -34,7 +34,7 @@ class RunParameters:
         :raises PreflightError: naming every parameter that is not what it should be.
         """
         problems = [
-            Problem(f"parameter {name}", f"{values[name]!r} is not {wanted.what}", f"give {wanted.example}")
+            Problem(f"parameter {name}", f"{_shown(name, values[name])} is not {wanted.what}", f"give {wanted.example}")
             for name, wanted in _WANTED.items()
             if not wanted.holds(values[name])
         ]
@@ -67,6 +67,11 @@ class RunParameters:
             "lock": asdict(self.lock),
             "keep_slot": self.keep_slot,
         }
+
+
+def _shown(name: str, value: Any) -> str:
+    # Where people put secrets, the type has to do.
+    return f"a value of type {type(value).__name__}" if value and name in ("target", "conf") else repr(value)
 
 
 @dataclass(frozen=True)

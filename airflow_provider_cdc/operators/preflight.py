@@ -6,12 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from airflow.providers.common.compat.sdk import BaseOperator
-
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import PreflightError, Problem, TerminalError, TransientError
 from airflow_provider_cdc.hooks import open_hook
-from airflow_provider_cdc.operators.base import airflow_errors
+from airflow_provider_cdc.operators.base import TargetOperator, airflow_errors, lake_of
 from airflow_provider_cdc.operators.parameters import RunParameters
 from airflow_provider_cdc.operators.spark_step import check_spark
 from airflow_provider_cdc.sources.base import TablePlan
@@ -20,7 +18,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class PreflightOperator(BaseOperator):
+class PreflightOperator(TargetOperator):
     """Check the parameters, the target, Spark and the source, and decide how each table is read.
 
     XComs: ``plan``, a list with one object per table (``table``, ``consistency``, ``reason``, estimated ``rows`` and
@@ -104,7 +102,7 @@ class PreflightOperator(BaseOperator):
         with airflow_errors():
             parameters = RunParameters.check({name: getattr(self, name) for name in self.template_fields})
             with _collected(problems, "parameter target"):
-                Storage(parameters.target).check_writable()
+                Storage(lake_of(parameters.target, parameters.source_conn_id)).check_writable()
             with _collected(problems, "parameter spark_conn_id"):
                 check_spark(parameters.spark_conn_id, parameters.conf)
             with _collected(problems, "parameter source_conn_id"):

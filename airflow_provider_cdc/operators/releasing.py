@@ -12,7 +12,7 @@ from airflow.providers.common.compat.sdk import AirflowTaskTimeout, BaseOperator
 from airflow_provider_cdc.core.manifest import Manifest
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.hooks import open_hook
-from airflow_provider_cdc.operators.base import run_folder, run_id_for, run_id_of
+from airflow_provider_cdc.operators.base import lake_of, run_folder, run_id_for, run_id_of
 from airflow_provider_cdc.sources import open_source
 from airflow_provider_cdc.sources.base import ConnectionSettings
 
@@ -73,7 +73,8 @@ class ReleaseOfRun:
         try:
             # Nobody has rendered the templates of a task that does not run in this process.
             target, source_conn_id = task.render_template([task.target, task.source_conn_id], context)
-            run = run_folder(target, run_id_for(context["dag_run"], task.task_id))
+            lake = lake_of(target, source_conn_id)
+            run = run_folder(lake, run_id_for(context["dag_run"], task.task_id, lake))
             task.release(run, open_hook(source_conn_id).settings())
         except Exception as error:
             _log.warning("The source may still keep what it kept for this run: %s", error)
@@ -84,7 +85,11 @@ def release_of_task(context: Context) -> None:
     task: Any = context["ti"].task
     try:
         uri = getattr(task, "run_uri", None)
-        run = Storage(uri) if isinstance(uri, str) else run_folder(task.target, run_id_of(context))
+        if isinstance(uri, str):
+            run = Storage(uri)
+        else:
+            lake = lake_of(task.target, task.source_conn_id)
+            run = run_folder(lake, run_id_of(context, lake))
         task.release(run, open_hook(task.source_conn_id).settings())
     except Exception as error:
         _log.warning("The source may still keep what it kept for this run: %s", error)

@@ -8,6 +8,8 @@ them the table's latest copy. Both may be repeated after a crash, and complete w
 
 from __future__ import annotations
 
+import hashlib
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
@@ -65,23 +67,43 @@ class Sink(Protocol):
         :raises ManifestError: a file is gone, so calling it again cannot help.
         """
 
-    def announce(self, table: TableName, latest: Mapping[str, Any]) -> bool:
-        """Make ``latest`` the table's latest copy, unless a newer run's is; say whether it is now.
+    def check_source(self, tables: Sequence[TableName], source: Mapping[str, str], position: str) -> None:
+        """Make sure that the copies of ``tables`` that are there are of ``source``, which has all of ``position``.
 
-        :param latest: what readers are told: ``run_id``, ``path``, the initial position, ``rows``, ``published_at``.
+        :raises ConfigurationError: they are another source's.
+        """
+
+    def announce(self, table: TableName, latest: Mapping[str, Any]) -> bool:
+        """Make ``latest`` the table's latest copy, unless one at a newer position is; say whether it is now.
+
+        :param latest: what readers are told: ``run_id``, ``path``, the initial position, ``position`` (what the copy is
+            exact at), ``recorded_at``, ``source``, ``rows``, ``published_at``.
+        :raises ConfigurationError: the copy that is there is another source's.
         :raises PublishIncomplete: it stopped half-way; call it again.
         """
+
+
+NAME_BYTES = 255
+"""What file systems take as one part of a path."""
 
 
 def folder_name(table: TableName) -> str:
     """``schema.table``, safe in every file system, in URIs and in Hadoop paths, and different for different tables.
 
-    Bytes other than ASCII letters, digits, ``_ - $`` are written as ``~`` and two hexadecimal digits.
+    Bytes other than ASCII letters, digits, ``_ - $`` are written as ``~`` and two hexadecimal digits. What is longer
+    than a file system takes ends in ``~~`` and a digest of the whole name, which no other name does.
     """
-    return f"{_safe(table.schema)}.{_safe(table.name)}"
+    name = f"{safe_name(table.schema)}.{safe_name(table.name)}"
+    if len(name) <= NAME_BYTES:
+        return name
+    digest = hashlib.sha256(name.encode()).hexdigest()[:32]
+    # No half of a ~XX is left.
+    kept = re.sub(r"~.?$", "", name[: NAME_BYTES - len(digest) - 2])
+    return f"{kept}~~{digest}"
 
 
-def _safe(name: str) -> str:
+def safe_name(name: str) -> str:
+    """``name`` in ASCII letters, digits, ``_ - $``; other bytes as ``~`` and two hexadecimal digits."""
     return "".join(
         chr(byte) if chr(byte).isascii() and (chr(byte).isalnum() or chr(byte) in "_-$") else f"~{byte:02X}"
         for byte in name.encode()

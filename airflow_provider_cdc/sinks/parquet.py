@@ -1,7 +1,7 @@
 """Parquet files: staged under the run's folder, published as ``<target>/<schema>.<table>/snapshot=<run_id>/part-*``.
 
 ``<target>/<schema>.<table>/_latest.json`` names the copy to read. It changes only after every file of every table of
-the run is in place, and it never goes back to an older run.
+the run is in place, and it never goes back to an older position.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ import pyarrow.parquet as pq
 
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import TableName
-from airflow_provider_cdc.errors import ManifestError, PublishIncomplete
+from airflow_provider_cdc.errors import ManifestError, PublishIncomplete, StorageRefused
 from airflow_provider_cdc.sinks.base import StagedFile, folder_name
+from airflow_provider_cdc.sinks.latest import LATEST, check_source, replace_latest
 
 FILE_BYTES = 128 * 2**20
 ROW_GROUP_ROWS = 131_072
@@ -27,8 +28,6 @@ ROW_GROUP_BYTES = 64 * 2**20
 
 COMPRESSION = "snappy"
 """Of all codecs that every reader knows, the one that costs the tasks least."""
-
-LATEST = "_latest.json"
 
 _SAMPLE_ROWS = 4096
 _PAYS_BELOW = 1 / 8
@@ -206,16 +205,21 @@ class ParquetSink:
                 hint=_INCOMPLETE,
             )
 
+    def check_source(self, tables: Sequence[TableName], source: Mapping[str, str], position: str) -> None:
+        def check(table: TableName) -> None:
+            check_source(self.target, folder_name(table), source, position)
+
+        # Each one waits for the store.
+        with ThreadPoolExecutor(_MOVERS) as checkers:
+            list(checkers.map(check, tables))
+
     def announce(self, table: TableName, latest: Mapping[str, Any]) -> bool:
-        name = f"{folder_name(table)}/{LATEST}"
+        folder = folder_name(table)
         try:
-            if self.target.exists(name):
-                current = self.target.read_json(name).get("run_id", "")
-                if current >= latest["run_id"]:
-                    return bool(current == latest["run_id"])
-            self.target.write_json(name, dict(latest))
-        except (OSError, pa.ArrowException) as error:
+            return replace_latest(self.target, folder, latest)
+        except (StorageRefused, FileNotFoundError, pa.ArrowException) as error:
             raise PublishIncomplete(
-                f"the latest copy could not be announced: {error}", where=self.target.uri_of(name), hint=_INCOMPLETE
+                f"the latest copy could not be announced: {error}",
+                where=self.target.uri_of(f"{folder}/{LATEST}"),
+                hint=_INCOMPLETE,
             ) from error
-        return True

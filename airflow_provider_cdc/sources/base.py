@@ -270,6 +270,12 @@ class Source(Protocol):
         :raises SourceUnavailable: the server cannot be reached.
         """
 
+    def here(self) -> tuple[Mapping[str, str], str]:
+        """The identity of the server that answers, as `InitialPoint` has it, and the latest position of its history.
+
+        :raises SourceUnavailable: the server cannot be reached.
+        """
+
     def record_initial(self, plans: Sequence[TablePlan], lock: LockPolicy, run_id: str = "") -> InitialPoint:
         """Fix the initial position; then read the schemas, so that any DDL they might miss lies in the window.
 

@@ -17,7 +17,7 @@ TABLE = Table(TableName("s", "t"), (Column("id", "int", False, {"charset": "asci
 
 @pytest.fixture
 def run(tmp_path: Path) -> Storage:
-    return Storage(tmp_path.as_uri())
+    return Storage(tmp_path.as_uri()).folder("_runs", "r1")
 
 
 def manifest() -> Manifest:
@@ -46,6 +46,7 @@ def test_no_manifest(run: Storage) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[]x"])
 def test_a_damaged_manifest_is_named(run: Storage, text: str) -> None:
+    run.make_folder()
     Path(run.path(FILE)).write_text(text)
     with pytest.raises(ManifestError, match=FILE):
         Manifest.load(run)
@@ -58,3 +59,18 @@ def test_a_manifest_of_another_shape_is_refused(run: Storage, change: dict[str, 
     path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(ManifestError):
         Manifest.load(run)
+
+
+def test_the_manifest_of_another_run_or_target_is_refused(run: Storage) -> None:
+    """Else a run would report another one's data as its own."""
+    manifest().save(run)
+    data = run.read_json(FILE)
+    lake = run.parent().parent()
+    for other in (lake.folder("_runs", "r2"), lake.folder("other", "_runs", "r1")):
+        other.write_json(FILE, data)
+        with pytest.raises(ManifestError, match="another run's"):
+            Manifest.load(other)
+    # Earlier versions did not record the target.
+    del data["target"]
+    run.write_json(FILE, data)
+    assert Manifest.load(run) == manifest()

@@ -17,7 +17,7 @@ def storage(tmp_path: Path) -> Storage:
     return Storage(tmp_path.as_uri())
 
 
-@pytest.mark.parametrize("uri", ["", "lake", "./lake", "nope://x/y", "file://:::"])
+@pytest.mark.parametrize("uri", ["", "lake", "./lake", "nope://x/y", "file://:::", "s3:/lake"])
 def test_what_is_no_place_is_refused(uri: str) -> None:
     with pytest.raises(ConfigurationError, match="no place to write to"):
         Storage(uri)

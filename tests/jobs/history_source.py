@@ -210,6 +210,9 @@ class HistorySource:
     def of_run(self, identity: Mapping[str, str], position: str) -> HistorySource:
         return self
 
+    def here(self) -> tuple[Mapping[str, str], str]:
+        return {"server": "history"}, ""
+
     def check_identity(self, identity: Mapping[str, str], position: str) -> None:
         assert identity == {"server": "history"}
 

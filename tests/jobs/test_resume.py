@@ -71,6 +71,7 @@ def test_publishing_that_is_interrupted_anywhere_is_completed(
         number += 1
         runner = here(source, INITIAL, name=f"lake-{number}")
         shutil.copytree(tmp_path / "ready", tmp_path / f"lake-{number}", dirs_exist_ok=True)
+        runner.run.write_json("manifest.json", runner.run.read_json("manifest.json") | {"target": runner.target.uri})
         publish = runner.steps()[2]
         with pytest.MonkeyPatch.context() as patch:
             interrupt_at(patch, number)
@@ -147,7 +148,8 @@ def test_a_finished_run_holds_its_manifest_and_what_it_published(here: MakeRunne
     runner = here(source, INITIAL)
     found = runner.all()
     names = set(tree(runner.target))
-    assert {name for name in names if name.startswith("_runs/")} == {f"_runs/{runner.run.uri[-25:]}/manifest.json"}
+    kept = {f"_runs/{runner.run.uri[-25:]}/{name}" for name in ("manifest.json", "latest.json")}
+    assert {name for name in names if name.startswith("_runs/")} == kept
     assert found["published"] == {
         name: f"{runner.target.uri}/{name}/snapshot=20260101T000000Z-00000000" for name in NAMES
     }
@@ -156,6 +158,9 @@ def test_a_finished_run_holds_its_manifest_and_what_it_published(here: MakeRunne
         "run_id": "20260101T000000Z-00000000",
         "path": found["published"]["shop.empty"],
         "initial_gtid_set": str(INITIAL),
+        "position": str(INITIAL),
+        "recorded_at": "2026-01-01T00:00:00+00:00",
+        "source": {"kind": "mysql"},
         "rows": 0,
         "published_at": found["published_at"],
     }

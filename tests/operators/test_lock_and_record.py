@@ -10,14 +10,15 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_provider_cdc.core.manifest import Manifest
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Column, Table, TableName
-from airflow_provider_cdc.errors import LockNotGranted, LogGone
+from airflow_provider_cdc.errors import ConfigurationError, LockNotGranted, LogGone
 from airflow_provider_cdc.operators import lock_and_record
-from airflow_provider_cdc.operators.base import run_id_of
+from airflow_provider_cdc.operators.base import lake_of, run_id_of
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
 from airflow_provider_cdc.sources.base import InitialPoint, LockPolicy, TablePlan
 
@@ -134,17 +135,56 @@ def test_lock_that_is_not_granted_is_worth_another_try(source: FakeSource, tmp_p
     with pytest.raises(AirflowException, match="not granted") as failed:
         operator(tmp_path).execute(context())
     assert not isinstance(failed.value, AirflowFailException)
-    assert not Manifest.exists(Storage(tmp_path.as_uri()).folder("_runs", run_id_of(context())))
+    assert not Manifest.exists(Storage(tmp_path.as_uri()).folder("_runs", run_id_of(context(), tmp_path.as_uri())))
+
+
+LAKE = "s3://lake/raw"
 
 
 def test_run_id_is_the_same_for_every_try_and_safe_in_every_path() -> None:
-    assert run_id_of(context()) == run_id_of(context(try_number=7)) == "20260101T123000Z-" + run_id_of(context())[-8:]
-    assert set(run_id_of(context())) <= set("0123456789abcdefTZ-")
+    run_id = run_id_of(context(), LAKE)
+    assert run_id == run_id_of(context(try_number=7), LAKE) == "20260101T123000Z-" + run_id[-8:]
+    assert set(run_id) <= set("0123456789abcdefTZ-")
 
 
 def test_run_ids_of_different_runs_differ_and_sort_by_time() -> None:
     changes: list[dict[str, Any]] = [{}, {"dag_id": "e"}, {"run_id": "x"}, {"task_id": "g.lock_and_record"}]
     changes += [{"map_index": 0}, {"map_index": 1}]
-    assert len({run_id_of(context(**change)) for change in changes}) == len(changes)
+    found = {run_id_of(context(**change), LAKE) for change in changes}
+    assert len(found) == len(changes)
     later = datetime(2026, 1, 1, 12, 30, 1, tzinfo=UTC)
-    assert run_id_of(context(run_after=later)) > max(run_id_of(context(**change)) for change in changes)
+    assert run_id_of(context(run_after=later), LAKE) > max(found)
+
+
+def test_two_deployments_with_one_dag_and_run_are_two_runs() -> None:
+    """What they keep on the source is named by the run's id: else they would drop each other's."""
+    lakes = [lake_of(target, "shop") for target in ("s3://lake/raw", "s3://lake/raw2", "s3://{source}/raw", "/lake")]
+    assert len({run_id_of(context(), lake) for lake in lakes}) == len(lakes)
+    assert run_id_of(context(), lake_of("s3://lake/raw//", "shop")) == run_id_of(context(), lakes[0])
+
+
+@pytest.mark.parametrize(
+    ("conn_id", "part"),
+    [("cdc_mysql", "cdc_mysql"), ("shop-eu", "shop-eu"), ("a/../b", "a~2F~2E~2E~2Fb"), ("é", "~C3~A9")],
+)
+def test_the_source_in_a_target_is_one_part_of_its_path(conn_id: str, part: str) -> None:
+    assert lake_of("s3://lake/{source}/raw", conn_id) == f"s3://lake/{part}/raw"
+
+
+@pytest.mark.parametrize("target", ["s3://lake/{table}", "/lake/{ source }", "/lake/{}"])
+def test_a_placeholder_that_is_unknown_is_refused(target: str) -> None:
+    with pytest.raises(ConfigurationError, match="placeholder"):
+        lake_of(target, "shop")
+
+
+@pytest.mark.parametrize("bad", ["s3://key:s3cr3t-h0rse@lake/raw", "s3://lake/raw?secret_key=s3cr3t-h0rse"])
+def test_a_secret_in_a_target_is_in_nothing_that_airflow_keeps(tmp_path: Path, bad: str) -> None:
+    with DAG("d", schedule=None, params={"target": bad}):
+        task = operator(tmp_path)
+        task.target = "{{ params.target }}"
+    task.render_template_fields({"params": {"target": bad}})
+    assert "s3cr3t" not in task.target
+    with pytest.raises(AirflowFailException, match="no place to write to") as refusal:
+        task.execute(context())
+    assert "s3cr3t" not in str(refusal.value)
+    assert refusal.value.__suppress_context__

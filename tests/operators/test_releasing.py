@@ -54,7 +54,7 @@ def source(postgres: PostgresServer, database: str, monkeypatch: pytest.MonkeyPa
 @pytest.fixture
 def run(source: PostgresSource, context: Any, tmp_path: Any) -> Iterator[Storage]:
     """A run that has begun: the server keeps a slot for it."""
-    run = begin_run(source, run_id_of(context), tmp_path)
+    run = begin_run(source, run_id_of(context, tmp_path.as_uri()), tmp_path)
     yield run
     source.release(Manifest.load(run).identity)
 
@@ -141,7 +141,7 @@ def test_a_failed_dag_run_releases_the_slot_of_a_task_that_could_not_do_so_itsel
     assert first is tell
     assert dag.has_on_failure_callback
     last = {**context, "params": dag.params.dump(), "dag": dag}
-    run_id = run_id_for(context["dag_run"], group.lock_and_record.task_id)
+    run_id = run_id_for(context["dag_run"], group.lock_and_record.task_id, tmp_path.as_uri())
     second(last)  # nothing was recorded yet
     begin_run(source, run_id, tmp_path)
     assert kept(postgres) == 1
@@ -162,7 +162,8 @@ def test_a_slot_that_is_to_be_kept_stays_when_the_dag_run_fails_after_the_tables
     with DAG("d", schedule=None) as dag:
         group = SnapshotTaskGroup(source_conn_id="shop", tables=["public.*"], target=tmp_path.as_uri(), keep_slot=True)
     (release,) = dag.on_failure_callback
-    run = begin_run(source, run_id_for(context["dag_run"], group.lock_and_record.task_id), tmp_path, keep_slot=True)
+    run_id = run_id_for(context["dag_run"], group.lock_and_record.task_id, tmp_path.as_uri())
+    run = begin_run(source, run_id, tmp_path, keep_slot=True)
     manifest = Manifest.load(run)
     manifest.finish_step(run, "consolidate", {})
     release(context)
@@ -201,4 +202,4 @@ def test_a_kill_while_the_position_is_recorded_leaves_no_slot(
         operator.execute(context)
     assert seen == [1]
     assert kept(postgres) == 0
-    assert not Manifest.exists(Storage(tmp_path.as_uri()).folder("_runs", run_id_of(context)))
+    assert not Manifest.exists(Storage(tmp_path.as_uri()).folder("_runs", run_id_of(context, tmp_path.as_uri())))

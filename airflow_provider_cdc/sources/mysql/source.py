@@ -9,6 +9,7 @@ from typing import ClassVar
 import pyarrow as pa
 
 from airflow_provider_cdc.core.chunk import Chunk
+from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.sources.base import (
     ChunkReader,
@@ -22,7 +23,7 @@ from airflow_provider_cdc.sources.base import (
     UpperBound,
 )
 from airflow_provider_cdc.sources.mysql import axes, chunks, preflight, server, snapshot, types
-from airflow_provider_cdc.sources.mysql.session import RunSettings, session
+from airflow_provider_cdc.sources.mysql.session import RunSettings, session, value
 
 
 class MysqlSource:
@@ -47,6 +48,10 @@ class MysqlSource:
 
     def preflight(self, patterns: Sequence[str], consistency: str, unrepresentable: str = "error") -> list[TablePlan]:
         return preflight.preflight(self.settings, patterns, consistency, unrepresentable)
+
+    def here(self) -> tuple[Mapping[str, str], str]:
+        with session(self.settings) as connection:
+            return server.identity(connection), str(GtidSet.parse(value(connection, "@@global.gtid_executed")))
 
     def record_initial(self, plans: Sequence[TablePlan], lock: LockPolicy, run_id: str = "") -> InitialPoint:
         return snapshot.record_initial(self.settings, plans, lock)

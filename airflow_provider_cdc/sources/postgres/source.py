@@ -22,7 +22,7 @@ from airflow_provider_cdc.sources.base import (
     UpperBound,
 )
 from airflow_provider_cdc.sources.postgres import chunks, preflight, prepared, schema, server, slots, snapshot, types
-from airflow_provider_cdc.sources.postgres.session import session
+from airflow_provider_cdc.sources.postgres.session import session, value
 
 
 class PostgresSource:
@@ -46,6 +46,10 @@ class PostgresSource:
 
     def preflight(self, patterns: Sequence[str], consistency: str, unrepresentable: str = "error") -> list[TablePlan]:
         return preflight.preflight(self.settings, patterns, consistency, unrepresentable)
+
+    def here(self) -> tuple[Mapping[str, str], str]:
+        with session(self.settings) as connection:
+            return server.identity(connection), str(value(connection, "pg_current_wal_lsn()"))
 
     def record_initial(self, plans: Sequence[TablePlan], lock: LockPolicy, run_id: str = "") -> InitialPoint:
         return snapshot.record_initial(self.settings, plans, lock, run_id, self.settings.options.get("publication", ""))

@@ -1,0 +1,93 @@
+"""What an error of the lake's store means: whether a retry may help, and what the reader can do."""
+
+from __future__ import annotations
+
+import errno
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from airflow_provider_cdc.errors import CdcError, StorageRefused, StorageUnavailable
+
+_ACCESS = (
+    "grant the user that Airflow and Spark run as the right to list, read, write and delete there, "
+    "and make sure that both have valid credentials in their environment"
+)
+_DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_TERMINAL = {
+    errno.ENAMETOOLONG: "choose a shorter path",
+    errno.ENOTDIR: "a part of the path is a file: choose another target",
+    errno.EISDIR: "a folder lies where a file should be: move it away",
+    errno.ENOTSUP: "this store cannot do that: choose another target",
+}
+_OURS = (FileNotFoundError, FileExistsError)
+"""What the code asks for, and answers itself."""
+
+# Object stores put what went wrong into text: the SDKs' own names for it, which no language setting translates.
+_REFUSALS = (
+    (
+        re.compile(
+            r"INVALID_ACCESS_KEY_ID|InvalidAccessKeyId|SIGNATURE_DOES_NOT_MATCH|SignatureDoesNotMatch|"
+            r"INVALID_CLIENT_TOKEN_ID|UNRECOGNIZED_CLIENT|EXPIRED_TOKEN|ExpiredToken|INVALID_SIGNATURE|"
+            r"MISSING_AUTHENTICATION_TOKEN|UNAUTHENTICATED|AuthenticationFailed|HTTP [Ss]tatus(?: code)?:? 401"
+        ),
+        "its credentials are wrong or have expired",
+        "give Airflow and Spark valid ones in their environment (for S3: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY)",
+    ),
+    (
+        re.compile(
+            r"NO_SUCH_BUCKET|NoSuchBucket|Bucket '[^']*' not found|[Cc]ontainer ?[Nn]ot ?[Ff]ound|"
+            r"The specified bucket does not exist"
+        ),
+        "there is no such bucket",
+        "create it, or correct the target; a bucket in another region than AWS_DEFAULT_REGION is not found either",
+    ),
+    (
+        re.compile(
+            r"ACCESS_DENIED|AccessDenied|PERMISSION_DENIED|AuthorizationFailure|AuthorizationPermissionMismatch|"
+            r"HTTP [Ss]tatus(?: code)?:? 403|Permission denied"
+        ),
+        "it denies access",
+        _ACCESS,
+    ),
+)
+
+
+def storage_error(error: OSError, where: str) -> CdcError:
+    """``error`` of the store that holds ``where``, as one of ours. What is not known to be final may be retried."""
+    text = " ".join(str(error).split())[:600]
+    number = error.errno
+    if number in _DENIED:
+        return StorageRefused(f"the store denies access: {text}", where=where, hint=_ACCESS)
+    if number in _TERMINAL:
+        return StorageRefused(f"the store refuses this: {text}", where=where, hint=_TERMINAL[number])
+    if number in _FULL:
+        return StorageUnavailable(
+            f"the store is full: {text}", where=where, hint="free space there, or raise the quota"
+        )
+    for known, what, hint in _REFUSALS:
+        if number is None and known.search(text):
+            return StorageRefused(f"the store refuses this, {what}: {text}", where=where, hint=hint)
+    return StorageUnavailable(
+        f"the store failed: {text}",
+        where=where,
+        hint="make sure that it can be reached from where Airflow and Spark run (name, network, endpoint)",
+    )
+
+
+@contextmanager
+def told(where: str) -> Iterator[None]:
+    """Raise errors of the store that holds ``where`` as ours, but for a file that is absent, or there already.
+
+    :raises StorageRefused: a retry cannot help.
+    :raises StorageUnavailable: a retry may help.
+    """
+    try:
+        yield
+    except CdcError:
+        raise
+    except _OURS:
+        raise
+    except OSError as error:
+        raise storage_error(error, where) from error

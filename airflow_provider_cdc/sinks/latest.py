@@ -1,0 +1,195 @@
+"""``<target>/<schema>.<table>/_latest.json``: the head of a table, replaced by newer copies of the same source only.
+
+Two runs may publish at the same time. On a local disk one waits for the other. An object store has no lock that
+pyarrow.fs could take, so each run first writes down its claim, and looks at all claims again after it wrote: whoever
+overwrote a newer copy, slowly, finds that one's claim and puts it back.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from pyarrow import fs
+
+from airflow_provider_cdc.core.head import describe, is_newer, is_of_another_source, source_of
+from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.errors import ConfigurationError, ManifestError, PublishIncomplete
+
+LATEST = "_latest.json"
+CLAIMS = "_claims"
+CLAIM_LIFE = timedelta(days=1)
+"""No writer stalls for longer between reading what is there and writing."""
+
+_LOCK_SECONDS = 60.0
+_ROUNDS = 20
+
+
+def read_latest(target: Storage, folder: str) -> dict[str, Any] | None:
+    """The record of a table's latest copy; None: it has none.
+
+    :raises ManifestError: the file is there and holds something else.
+    """
+    try:
+        return _read(target, f"{folder}/{LATEST}")
+    except FileNotFoundError:
+        return None
+
+
+def check_source(target: Storage, folder: str, source: Mapping[str, str], position: str) -> None:
+    """Make sure that the copies in ``folder`` are not those of another source than ``source``.
+
+    :param position: one that the source has.
+    :raises ConfigurationError: they are.
+    """
+    current = read_latest(target, folder)
+    if current is None:
+        return
+    if "source" not in current:
+        current = {**current, **_recorded_source(target, current["run_id"])}
+    _check(target, folder, current, source, position)
+
+
+def replace_latest(target: Storage, folder: str, latest: Mapping[str, Any]) -> bool:
+    """Make ``latest`` the table's latest copy unless there is a newer one; say whether it is now.
+
+    :raises ConfigurationError: the copy that is there is another source's.
+    :raises PublishIncomplete: others write there all the time; call it again.
+    """
+    with _locked(target, folder) as alone:
+        if alone:
+            current = _checked(target, folder, latest)
+            if current is None or current["run_id"] == latest["run_id"] or is_newer(latest, current):
+                target.write_json(f"{folder}/{LATEST}", dict(latest))
+                return True
+            return False
+        return _replace_by_claim(target, folder, latest)
+
+
+def _replace_by_claim(target: Storage, folder: str, latest: Mapping[str, Any]) -> bool:
+    target.write_json(f"{folder}/{CLAIMS}/{latest['run_id']}.json", dict(latest))
+    for _ in range(_ROUNDS):
+        current = _checked(target, folder, latest)
+        best = dict(latest)
+        for claim in (*_claims(target, folder), *([current] if current else [])):
+            if claim["run_id"] != best["run_id"] and is_newer(claim, best):
+                best = dict(claim)
+        # Only what was read after the last write says that nobody was overwritten.
+        if current is not None and current["run_id"] == best["run_id"]:
+            return bool(best["run_id"] == latest["run_id"])
+        target.write_json(f"{folder}/{LATEST}", best)
+    raise PublishIncomplete(
+        "others keep on replacing the latest copy",
+        where=target.uri_of(f"{folder}/{LATEST}"),
+        hint="run the task again: it completes what was begun",
+    )
+
+
+def _claims(target: Storage, folder: str) -> Iterator[dict[str, Any]]:
+    """The claims of runs that publish now or did lately. Older ones are removed."""
+    horizon = (datetime.now(UTC) - CLAIM_LIFE).isoformat()
+    for name in target.files(f"{folder}/{CLAIMS}"):
+        try:
+            claim = _read(target, name)
+        except FileNotFoundError:
+            continue
+        if str(claim.get("published_at", "")) < horizon:
+            target.delete_file(name)
+        else:
+            yield claim
+
+
+def _checked(target: Storage, folder: str, latest: Mapping[str, Any]) -> dict[str, Any] | None:
+    current = read_latest(target, folder)
+    if current is not None and "source" in latest and current["run_id"] != latest["run_id"]:
+        _check(target, folder, current, latest["source"], str(latest.get("position", "")), latest)
+    return current
+
+
+def _check(
+    target: Storage,
+    folder: str,
+    current: Mapping[str, Any],
+    source: Mapping[str, str],
+    position: str,
+    latest: Mapping[str, Any] | None = None,
+) -> None:
+    another = is_of_another_source(current, source, position)
+    # A run that began before another server took over may end after one that began later.
+    if another and latest is not None and "source" in current:
+        another = is_of_another_source(latest, current["source"], str(current.get("position", "")))
+    if not another:
+        return
+    raise ConfigurationError(
+        f"the copies here are of another source: {describe(current)}; this run's is {describe({'source': source})}",
+        where=target.uri_of(folder),
+        hint="give each source a folder of its own: {source} in the target stands for the id of the connection, as in "
+        f"s3://bucket/lake/{{source}}; if both are the same database, moved to another server, remove {LATEST} there",
+    )
+
+
+def _recorded_source(target: Storage, run_id: str) -> dict[str, Any]:
+    """What the manifest of a run says of its source, for copies that do not say it themselves."""
+    try:
+        data = target.read_json(f"_runs/{run_id}/manifest.json")
+    except FileNotFoundError:
+        return {}
+    if not isinstance(data, dict) or "kind" not in data:
+        return {}
+    return {"source": source_of(data["kind"], data.get("identity") or {}, data.get("source_conn_id", ""))}
+
+
+def _read(target: Storage, name: str) -> dict[str, Any]:
+    record = target.read_json(name)
+    if not isinstance(record, dict) or not isinstance(record.get("run_id"), str):
+        raise ManifestError(
+            "it does not say which run's copy is the latest",
+            where=target.uri_of(name),
+            hint="restore the file; or remove it: the next run that is published writes it anew",
+        )
+    return record
+
+
+@contextmanager
+def _locked(target: Storage, folder: str) -> Iterator[bool]:
+    """Keep every other process of any machine away from the folder's head; False: this store has no lock for that.
+
+    The kernel frees it when the holder dies, and the folder itself is what is locked: nothing is left behind.
+    """
+    if not isinstance(target.filesystem, fs.LocalFileSystem):
+        yield False
+        return
+    target.make_folder(folder)
+    descriptor = os.open(target.path(folder), os.O_RDONLY)
+    try:
+        yield _lock(descriptor, target.uri_of(folder))
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, where: str) -> bool:
+    deadline = time.monotonic() + _LOCK_SECONDS
+    while True:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                raise PublishIncomplete(
+                    f"another run has been publishing here for {_LOCK_SECONDS:.0f} seconds",
+                    where=where,
+                    hint="run the task again when that one is done",
+                ) from None
+            time.sleep(0.02)
+        except OSError as error:
+            # Some network file systems lock no folders.
+            if error.errno not in (errno.EBADF, errno.EINVAL, errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+                raise
+            return False
+        else:
+            return True

@@ -1,0 +1,84 @@
+"""A private S3 on 127.0.0.1: SeaweedFS, with one bucket and credentials of its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from pyarrow import fs
+
+from harness.errors import HarnessError
+from harness.server_process import free_port
+
+BUCKET = "lake"
+ADMIN = ("AKIAADMIN", "s3cret-horse")
+READER = ("AKIAREADER", "s3cret-mare")
+"""May list and read, and nothing else."""
+
+_START_SECONDS = 60
+_PORTS = ("master.port", "volume.port", "filer.port", "s3.port")
+
+
+@contextmanager
+def s3_server(directory: Path) -> Iterator[str]:
+    """Start one in ``directory``, and yield its endpoint: what AWS_ENDPOINT_URL takes."""
+    rights = {"admin": (ADMIN, ["Admin", "Read", "Write", "List"]), "reader": (READER, ["Read", "List"])}
+    identities = [
+        {"name": name, "credentials": [{"accessKey": key, "secretKey": secret}], "actions": actions}
+        for name, ((key, secret), actions) in rights.items()
+    ]
+    (directory / "s3.json").write_text(json.dumps({"identities": identities}))
+    ports = {name: free_port() for port in _PORTS for name in (port, f"{port}.grpc")}
+    endpoint = f"http://127.0.0.1:{ports['s3.port']}"
+    command = [
+        *("weed", "server", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", f"-dir={directory}", "-filer", "-s3"),
+        *("-master.telemetry=false", "-master.volumeSizeLimitMB=64", "-volume.max=50", "-s3.autoCreateBucket=false"),
+        *("-s3.port.iceberg=0", "-s3.port.lance=0", f"-s3.config={directory}/s3.json"),
+        *(f"-{name}={port}" for name, port in ports.items()),
+        *(f"-{part}.localSocket={directory}/{part}.sock" for part in ("filer", "s3")),
+    ]
+    log = directory / "weed.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, cwd=directory, stdout=output, stderr=output)
+    try:
+        _make_bucket(process, endpoint, log)
+        yield endpoint
+    finally:
+        # Nobody needs what it holds any more, and it takes its time to end in good order.
+        process.kill()
+        process.wait()
+
+
+def s3_environment(endpoint: str, credentials: tuple[str, str] = ADMIN) -> dict[str, str]:
+    """What has pyarrow.fs find the server."""
+    return {
+        "AWS_ENDPOINT_URL": endpoint,
+        "AWS_ACCESS_KEY_ID": credentials[0],
+        "AWS_SECRET_ACCESS_KEY": credentials[1],
+        "AWS_DEFAULT_REGION": "us-east-1",
+        "AWS_EC2_METADATA_DISABLED": "true",
+    }
+
+
+def _make_bucket(process: subprocess.Popen[bytes], endpoint: str, log: Path) -> None:
+    deadline = time.monotonic() + _START_SECONDS
+    store = fs.S3FileSystem(
+        access_key=ADMIN[0],
+        secret_key=ADMIN[1],
+        endpoint_override=endpoint,
+        region="us-east-1",
+        allow_bucket_creation=True,
+    )
+    while True:
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise HarnessError(f"weed does not answer; its log ends with:\n{log.read_text()[-2000:]}")
+        try:
+            store.create_dir(BUCKET)
+        except OSError:
+            time.sleep(0.1)
+        else:
+            return
