@@ -114,6 +114,33 @@ def test_a_commit_that_the_point_contains_and_nobody_sees_yet_is_waited_for(own:
     slots.drop(settings, SLOT, SLOT)
 
 
+def test_a_slot_that_others_read_beside_ours_takes_no_open_transaction_away(own: PostgresServer) -> None:
+    """Servers before 15.8 and 16.4 let a new slot begin with what another one had noted while a transaction was open,
+    and then never tell what that one had written before."""
+    own.query(
+        "CREATE TABLE stock (id int PRIMARY KEY, left_over int); ALTER TABLE stock REPLICA IDENTITY FULL;"
+        "INSERT INTO stock SELECT i, 0 FROM generate_series(1, 10) i"
+    )
+    own.query("SELECT pg_create_logical_replication_slot('theirs', 'pgoutput')")
+    settings = settings_of(own, "postgres")
+    with (
+        session(settings) as control,
+        own.connect(autocommit=False) as writing,
+        closing(own.connect(replication="database")) as theirs,
+    ):
+        slots.create_publication(control, SLOT, tables_of(settings), LockPolicy())
+        theirs.pgconn.send_query(
+            f"START_REPLICATION SLOT theirs LOGICAL 0/0 (proto_version '1', publication_names '{SLOT}')".encode()
+        )
+        wait_for(own, "backend_type = 'walsender' AND wait_event = 'WalSenderWaitForWAL'")
+        writing.execute("UPDATE stock SET left_over = 1 WHERE id = 1")
+        for _ in range(10):
+            # Theirs may be the quicker one to read what tells which transactions are open, and note it on the disk.
+            with pytest.raises(LockNotGranted):
+                slots.create_slot(settings, SLOT, 0.3)
+        writing.rollback()
+
+
 def test_a_transaction_that_is_idle_or_prepared_is_not_waited_for(
     postgres: PostgresServer, database: str, source: PostgresSource
 ) -> None:
