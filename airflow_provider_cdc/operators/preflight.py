@@ -40,6 +40,7 @@ class PreflightOperator(BaseOperator):
     :param lock_tries: how often a lock is tried.
     :param lock_pause_seconds: seconds between two tries.
     :param lock_through_read: keep the lock until the table is read, for servers whose read views need that.
+    :param slot_wait_seconds: PostgreSQL: how long the slot may wait for transactions that write; nobody waits for it.
     :param keep_slot: PostgreSQL: leave the publication and the slot there when the run is published, to stream on from
         ``initial_lsn``. Whoever asks for it has to drop them.
     """
@@ -58,6 +59,7 @@ class PreflightOperator(BaseOperator):
         "lock_tries",
         "lock_pause_seconds",
         "lock_through_read",
+        "slot_wait_seconds",
         "keep_slot",
     )
 
@@ -77,6 +79,7 @@ class PreflightOperator(BaseOperator):
         lock_tries: int | str = 12,
         lock_pause_seconds: float | str = 2.0,
         lock_through_read: bool | str = False,
+        slot_wait_seconds: int | str = 600,
         keep_slot: bool | str = False,
         **kwargs: Any,
     ) -> None:
@@ -96,6 +99,7 @@ class PreflightOperator(BaseOperator):
         self.lock_tries = lock_tries
         self.lock_pause_seconds = lock_pause_seconds
         self.lock_through_read = lock_through_read
+        self.slot_wait_seconds = slot_wait_seconds
         self.keep_slot = keep_slot
 
     def execute(self, context: Context) -> dict[str, Any]:

@@ -88,7 +88,7 @@ def record_initial(
     """
     name = slots.name_of(run_id)
     mine = publication or name
-    seconds = lock.wait_seconds * lock.tries + lock.pause_seconds * (lock.tries - 1)
+    seconds = lock.slot_wait_seconds
     # What an earlier try left, whose position nobody has recorded.
     slots.drop(settings, name, name)
     try:
@@ -98,7 +98,7 @@ def record_initial(
                     raise PreflightError(problems)
                 before = read_tables(connection, [plan.name for plan in plans])
                 if not publication:
-                    slots.create_publication(connection, name, before, lock)
+                    slots.create_publication(connection, name, before, lock, run_id)
                 found = identity(connection)
                 started = {prepared.STARTED: value(connection, prepared.START)}
                 position = slots.create_slot(prepared.of_run(settings, found | started), name, seconds)
@@ -177,7 +177,7 @@ def share_view(settings: ConnectionSettings, lock: LockPolicy) -> Iterator[Share
     :raises LockNotGranted: transactions held it up.
     :raises SourceUnavailable: the server is out of slots or sessions.
     """
-    seconds = lock.wait_seconds * lock.tries + lock.pause_seconds * (lock.tries - 1)
+    seconds = lock.slot_wait_seconds
     slot = f"{slots.PREFIX}read_{uuid.uuid4().hex[:12]}"
     with session(settings, replication=True) as leader:
         query(leader, "BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
