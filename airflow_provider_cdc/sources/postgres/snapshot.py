@@ -51,6 +51,7 @@ from airflow_provider_cdc.sources.postgres.session import (
     query,
     quote,
     session,
+    shared_view_errors,
     value,
 )
 
@@ -208,7 +209,8 @@ def open_reader(
                 "there is no shared view to read it in", where=str(table.name), hint="the task can be retried as it is"
             )
         rows.run("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
-        rows.run(f"SET TRANSACTION SNAPSHOT {literal(view.snapshot)}")
+        with shared_view_errors(str(table.name)):
+            rows.run(f"SET TRANSACTION SNAPSHOT {literal(view.snapshot)}")
         yield _Reader(settings, rows, table, view.upper)
 
 
