@@ -55,6 +55,7 @@ class RunParameters:
                 tries=values["lock_tries"],
                 pause_seconds=values["lock_pause_seconds"],
                 through_read=values["lock_through_read"],
+                slot_wait_seconds=values["slot_wait_seconds"],
             ),
             keep_slot=values["keep_slot"],
         )
@@ -119,5 +120,6 @@ _WANTED: Mapping[str, _Wanted] = {
     "lock_tries": _Wanted("a whole number above 0", "a number such as 12", _count),
     "lock_pause_seconds": _Wanted("a number of seconds", "a number such as 2", _seconds),
     "lock_through_read": _Wanted("true or false", "true or false", lambda value: isinstance(value, bool)),
+    "slot_wait_seconds": _Wanted("a whole number of seconds above 0", "a number such as 600", _count),
     "keep_slot": _Wanted("true or false", "true or false", lambda value: isinstance(value, bool)),
 }

@@ -38,6 +38,7 @@ class PreflightOperator(TargetOperator):
     :param lock_tries: how often a lock is tried.
     :param lock_pause_seconds: seconds between two tries.
     :param lock_through_read: keep the lock until the table is read, for servers whose read views need that.
+    :param slot_wait_seconds: PostgreSQL: how long the slot may wait for transactions that write; nobody waits for it.
     :param keep_slot: PostgreSQL: leave the publication and the slot there when the run is published, to stream on from
         ``initial_lsn``. Whoever asks for it has to drop them.
     """
@@ -56,6 +57,7 @@ class PreflightOperator(TargetOperator):
         "lock_tries",
         "lock_pause_seconds",
         "lock_through_read",
+        "slot_wait_seconds",
         "keep_slot",
     )
 
@@ -75,6 +77,7 @@ class PreflightOperator(TargetOperator):
         lock_tries: int | str = 12,
         lock_pause_seconds: float | str = 2.0,
         lock_through_read: bool | str = False,
+        slot_wait_seconds: int | str = 600,
         keep_slot: bool | str = False,
         **kwargs: Any,
     ) -> None:
@@ -94,6 +97,7 @@ class PreflightOperator(TargetOperator):
         self.lock_tries = lock_tries
         self.lock_pause_seconds = lock_pause_seconds
         self.lock_through_read = lock_through_read
+        self.slot_wait_seconds = slot_wait_seconds
         self.keep_slot = keep_slot
 
     def execute(self, context: Context) -> dict[str, Any]:

@@ -42,6 +42,8 @@ class ReleasingOperator(BaseOperator):
         """Release what the source keeps for the run. A failure is logged: it must not hide why the task failed."""
         try:
             if not Manifest.exists(run):
+                # The position may have been fixed all the same, by a task that was killed before it could say so.
+                open_source(settings).release({}, run.uri.rstrip("/").rpartition("/")[2])
                 return
             manifest = Manifest.load(run)
             if "consolidate" in manifest.steps and manifest.options.get("keep_slot", False):

@@ -126,12 +126,14 @@ class LockPolicy:
     """How the short lock is taken: each try waits at most ``wait_seconds``, after which everybody else goes first.
 
     ``through_read`` keeps the lock until the table is read, for servers whose read views need that.
+    ``slot_wait_seconds`` is how long a replication slot may wait for transactions that write: nobody waits for it.
     """
 
     wait_seconds: int = 5
     tries: int = 12
     pause_seconds: float = 2.0
     through_read: bool = False
+    slot_wait_seconds: int = 600
 
 
 @dataclass(frozen=True)
@@ -301,9 +303,10 @@ class Source(Protocol):
         :raises ExactnessError: a setting that the proof rests on was changed since the run began.
         """
 
-    def release(self, identity: Mapping[str, str]) -> None:
+    def release(self, identity: Mapping[str, str], run_id: str = "") -> None:
         """Remove what `record_initial` had the server keep for the run. No error if nothing is left of it.
 
+        :param identity: the run's; empty where it was never recorded: then ``run_id`` tells what to remove.
         :raises SourceUnavailable: the server cannot be reached; what it keeps stays.
         """
 

@@ -47,6 +47,7 @@ class SnapshotTaskGroup(TaskGroup):
     :param lock_tries: how often a lock is tried.
     :param lock_pause_seconds: seconds between two tries.
     :param lock_through_read: keep the lock until the table is read, for servers whose read views need that.
+    :param slot_wait_seconds: PostgreSQL: how long the slot may wait for transactions that write; nobody waits for it.
     :param keep_slot: PostgreSQL: leave the publication and the slot there when the run is published, to stream on from
         ``initial_lsn``. Whoever asks for it has to drop them.
     :param group_id: id of the group.
@@ -71,6 +72,7 @@ class SnapshotTaskGroup(TaskGroup):
         lock_tries: int | str = 12,
         lock_pause_seconds: float | str = 2.0,
         lock_through_read: bool | str = False,
+        slot_wait_seconds: int | str = 600,
         keep_slot: bool | str = False,
         group_id: str = "cdc_snapshot",
         prefix_group_id: bool = False,
@@ -95,6 +97,7 @@ class SnapshotTaskGroup(TaskGroup):
                 lock_tries=lock_tries,
                 lock_pause_seconds=lock_pause_seconds,
                 lock_through_read=lock_through_read,
+                slot_wait_seconds=slot_wait_seconds,
                 keep_slot=keep_slot,
             )
             self.lock_and_record = LockAndRecordOperator(

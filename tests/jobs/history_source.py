@@ -216,7 +216,7 @@ class HistorySource:
     def check_identity(self, identity: Mapping[str, str], position: str) -> None:
         assert identity == {"server": "history"}
 
-    def release(self, identity: Mapping[str, str]) -> None:
+    def release(self, identity: Mapping[str, str], run_id: str = "") -> None:
         pass
 
     def check_tables(self, tables: Sequence[Table]) -> None:

@@ -24,6 +24,7 @@ RIGHT: dict[str, Any] = {
     "lock_tries": 1,
     "lock_pause_seconds": 0.5,
     "lock_through_read": False,
+    "slot_wait_seconds": 600,
     "keep_slot": False,
 }
 
@@ -41,6 +42,7 @@ WRONG: dict[str, list[Any]] = {
     "lock_tries": [0, "1", None],
     "lock_pause_seconds": [-0.1, "1", None],
     "lock_through_read": ["false", 0, 1, None],
+    "slot_wait_seconds": [0, -1, 1.5, "5", True],
     "keep_slot": ["false", 0, None],
 }
 

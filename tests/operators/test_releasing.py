@@ -149,6 +149,22 @@ def test_a_failed_dag_run_releases_the_slot_of_a_task_that_could_not_do_so_itsel
     assert kept(postgres) == 0
 
 
+@pytest.mark.usefixtures("in_dag_processor")
+def test_a_run_whose_manifest_was_never_written_leaves_nothing(
+    postgres: PostgresServer, source: PostgresSource, context: Any, tmp_path: Any
+) -> None:
+    """The task was killed at once, right after the server had made the slot."""
+    with DAG("d", schedule=None) as dag:
+        group = SnapshotTaskGroup(source_conn_id="shop", tables=["public.*"], target=tmp_path.as_uri())
+    (release,) = dag.on_failure_callback
+    run_id = run_id_for(context["dag_run"], group.lock_and_record.task_id)
+    source.record_initial(source.preflight(["public.stock"], "auto"), LockPolicy(), run_id)
+    assert kept(postgres) == 1
+    release(context)
+    assert kept(postgres) == 0
+    assert postgres.query("SELECT 1 FROM pg_publication", database=source.settings.database) == []
+
+
 def test_a_dag_that_is_tested_has_only_the_callbacks_that_its_author_gave_it() -> None:
     with DAG("d", schedule=None) as dag:
         SnapshotTaskGroup(source_conn_id="shop", tables=["public.*"], target="file:///lake")

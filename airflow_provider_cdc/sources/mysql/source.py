@@ -63,7 +63,7 @@ class MysqlSource:
         with session(self.settings) as connection:
             server.check_identity(self.settings, connection, identity, position)
 
-    def release(self, identity: Mapping[str, str]) -> None:
+    def release(self, identity: Mapping[str, str], run_id: str = "") -> None:
         """Nothing: the log is kept by the server's own rules."""
 
     def check_tables(self, tables: Sequence[Table]) -> None:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Sequence
 
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import PreflightError, Problem
 from airflow_provider_cdc.sources.base import CONSISTENCIES, UNREPRESENTABLE, ConnectionSettings, TablePlan, with_policy
-from airflow_provider_cdc.sources.postgres import slots
+from airflow_provider_cdc.sources.postgres.advice import advise
+from airflow_provider_cdc.sources.postgres.platform import change_setting, platform
 from airflow_provider_cdc.sources.postgres.privileges import Privileges
 from airflow_provider_cdc.sources.postgres.publications import publication_problems
 from airflow_provider_cdc.sources.postgres.schema import leaves, read_tables, resolve
@@ -16,14 +16,6 @@ from airflow_provider_cdc.sources.postgres.server import setting_problems
 from airflow_provider_cdc.sources.postgres.session import Connection, query, quote, session
 from airflow_provider_cdc.sources.postgres.snapshot import identity_problem
 from airflow_provider_cdc.sources.postgres.types import unmapped
-
-_BYTES_PER_SECOND = 20_000_000
-_LOG_PER_TABLE_BYTE = 0.1
-_LEAST_SECONDS = 600
-"""A run is expected to read so fast, and while it does the server to write so much log; the rest of it takes a while,
-too."""
-
-_log = logging.getLogger(__name__)
 
 
 def preflight(
@@ -43,7 +35,7 @@ def preflight(
         privileges = Privileges(connection)
         names, unresolved = resolve(connection, patterns)
         problems = [*_request_problems(patterns, consistency, unrepresentable), *unresolved]
-        problems += [*setting_problems(connection), *privileges.server_problems(publishing=not publication)]
+        problems += [*setting_problems(connection), *privileges.server_problems(settings, publishing=not publication)]
         tables = read_tables(connection, names)
         plans = [_plan(table, consistency, unrepresentable) for table in tables]
         problems += privileges.table_problems(tables, publishing=not publication)
@@ -51,8 +43,7 @@ def preflight(
         if publication:
             problems += publication_problems(connection, publication, tables)
         problems += _room_problems(connection, exported=any(plan.consistency == "exported" for plan in plans))
-        _warn_of_orphans(connection)
-        _warn_of_limits(connection, tables)
+        advise(connection, tables)
     if problems:
         raise PreflightError(problems)
     return plans
@@ -154,47 +145,6 @@ def _room_problems(connection: Connection, *, exported: bool) -> Iterable[Proble
             yield Problem(
                 setting,
                 f"is {limit}, of which {used} are in use: a run of these tables needs {needed} {why}",
-                f"ALTER SYSTEM SET {setting} = {used + max(needed, 4)}, and restart the server; or drop slots that "
-                "nobody needs",
+                change_setting(platform(connection), setting, str(used + max(needed, 4)))
+                + "; or drop slots that nobody needs",
             )
-
-
-def _warn_of_orphans(connection: Connection) -> None:
-    for name, kept in slots.orphans(connection):
-        _log.warning(
-            "The slot %s keeps %.1f MB of log. Unless a run in progress needs it: "
-            "SELECT pg_drop_replication_slot('%s'); DROP PUBLICATION IF EXISTS %s;",
-            name,
-            kept / 1e6,
-            name,
-            quote(name),
-        )
-
-
-def _warn_of_limits(connection: Connection, tables: Sequence[Table]) -> None:
-    """Limits at which the server gives up the run's slot: that stops the run, and costs no more than the run."""
-    limits = dict(
-        query(
-            connection,
-            "SELECT name, setting::bigint FROM pg_settings "
-            "WHERE name IN ('max_slot_wal_keep_size', 'idle_replication_slot_timeout')",
-        )
-    )
-    size = sum(table.bytes for table in tables)
-    seconds = size / _BYTES_PER_SECOND
-    megabytes, idle = limits["max_slot_wal_keep_size"], limits.get("idle_replication_slot_timeout", 0)
-    if 0 <= megabytes * 2**20 < size * _LOG_PER_TABLE_BYTE:
-        _log.warning(
-            "max_slot_wal_keep_size is %d MB, and the tables have %.0f MB, which take about %.0f s to read: if the "
-            "server writes more log than that meanwhile, it throws the run's log away",
-            megabytes,
-            size / 2**20,
-            seconds,
-        )
-    if 0 < idle < _LEAST_SECONDS + seconds:
-        _log.warning(
-            "idle_replication_slot_timeout is %d s, and the run's slot is idle while tables are read, about %.0f s: "
-            "the server may throw the run's log away",
-            idle,
-            seconds,
-        )

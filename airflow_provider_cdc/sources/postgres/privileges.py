@@ -6,11 +6,14 @@ The server itself is asked (``has_…_privilege``), so that roles, inheritance a
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 
 from airflow_provider_cdc.core.table import Table
-from airflow_provider_cdc.errors import Problem
+from airflow_provider_cdc.errors import ConfigurationError, Problem, TransientError
+from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.postgres.platform import allow_replication, platform
 from airflow_provider_cdc.sources.postgres.schema import Leaf, leaves
-from airflow_provider_cdc.sources.postgres.session import Connection, query, quote
+from airflow_provider_cdc.sources.postgres.session import Connection, connect, query, quote
 
 
 class Privileges:
@@ -18,24 +21,30 @@ class Privileges:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        ((user, database, self._superuser, self._replication, self._create),) = query(
+        ((user, database, self._superuser, self._create),) = query(
             connection,
-            "SELECT current_user::text, current_database()::text, r.rolsuper, r.rolreplication, "
+            "SELECT current_user::text, current_database()::text, r.rolsuper, "
             "has_database_privilege(current_database(), 'CREATE') FROM pg_roles r WHERE r.rolname = current_user",
         )
         self._user, self._database = quote(user), quote(database)
 
-    def server_problems(self, *, publishing: bool) -> list[Problem]:
+    def server_problems(self, settings: ConnectionSettings, *, publishing: bool) -> list[Problem]:
         """What is missing to make a slot and, if ``publishing``, a publication."""
         problems = []
-        if not (self._superuser or self._replication):
-            problems.append(
-                Problem(
-                    "REPLICATION",
-                    "this user lacks it, and can neither create a replication slot nor read from one",
-                    f"ALTER ROLE {self._user} REPLICATION",
+        # Managed servers give it by other means than the attribute of that name, so it is tried. That the server has
+        # no connection to spare is told elsewhere.
+        with suppress(TransientError):
+            try:
+                connect(settings, replication=True).close()
+            except ConfigurationError as error:
+                problems.append(
+                    Problem(
+                        "REPLICATION",
+                        "this user can neither create a replication slot nor read from one, for it cannot open a "
+                        f"replication connection: {error.message}",
+                        allow_replication(platform(self._connection), self._user),
+                    )
                 )
-            )
         if publishing and not self._create:
             problems.append(
                 Problem(

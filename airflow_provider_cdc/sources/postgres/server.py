@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.errors import ExactnessError, LogGone, Problem, SourceReplaced
 from airflow_provider_cdc.sources.postgres import prepared, slots
+from airflow_provider_cdc.sources.postgres.platform import change_setting, platform
 from airflow_provider_cdc.sources.postgres.session import Connection, query, value
 
 
@@ -29,7 +30,7 @@ def setting_problems(connection: Connection) -> list[Problem]:
             Problem(
                 "wal_level",
                 f"is {level}: the log does not tell which rows changed",
-                "ALTER SYSTEM SET wal_level = logical, and restart the server",
+                change_setting(platform(connection), "wal_level", "logical"),
             )
         )
     encoding = value(connection, "current_setting('server_encoding')")

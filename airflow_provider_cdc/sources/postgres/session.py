@@ -55,10 +55,8 @@ _CHANGED = ("42P01", "42703", "42704", "3F000", "3D000", "42883")
 _TRY_AGAIN = ("40", "55P03", "55006", "57014")
 _BUSY = ("53",)
 _LOST = ("08", "57P", "25P03", "25P04", "XX000")
-_SNAPSHOT_GONE = re.compile(r'invalid snapshot identifier|snapshot "[0-9A-F-]+" does not exist|could not import the')
-_SLOT_GONE = re.compile(
-    r"can no longer (?:get changes from|access) replication slot|replication slot .* does not exist"
-)
+_VIEW_GONE = ("22023", "42704", "55000", "58P01")
+_SLOT_GONE = ("42704", "55000")
 
 
 def connect(settings: ConnectionSettings, *, replication: bool = False) -> Connection:
@@ -225,33 +223,62 @@ def mapped_errors(where: str) -> Iterator[None]:
     """Raise the drivers' errors as errors of this package.
 
     :param where: the object at work, for the message.
-    :raises SourceUnavailable: the session broke, the server has no room, or a shared snapshot ended.
+    :raises SourceUnavailable: the session broke, or the server has no room.
     :raises ConfigurationError: a privilege is missing.
     :raises SchemaChanged: a table or column that was there is gone.
-    :raises LogGone: the replication slot is gone.
     """
     try:
         yield
     except CdcError:
         raise
     except psycopg.Error as error:
-        raise _statement_error(where, error.sqlstate or "", str(error)) from error
+        raise _statement_error(where, error.sqlstate or "", _said(error)) from error
     except adbc_driver_manager.Error as error:
-        raise _statement_error(where, error.sqlstate or "", str(error)) from error
+        raise _statement_error(where, error.sqlstate or "", _said(error)) from error
 
 
-def _statement_error(where: str, state: str, text: str) -> CdcError:
-    said = f"{' '.join(text.split())} (SQLSTATE {state})" if state else " ".join(text.split())
-    if _SNAPSHOT_GONE.search(text):
-        return SourceUnavailable(
-            said, where=where, hint="the session that shared its snapshot ended: the task can be retried as it is"
-        )
-    if _SLOT_GONE.search(text):
-        return LogGone(
-            said,
+@contextmanager
+def shared_view_errors(where: str) -> Iterator[None]:
+    """Around the statement that takes over a shared snapshot: what of it may be gone.
+
+    :raises SourceUnavailable: the session that shared it has ended.
+    """
+    try:
+        yield
+    except (psycopg.Error, adbc_driver_manager.Error) as error:
+        if error.sqlstate not in _VIEW_GONE:
+            raise
+        raise SourceUnavailable(
+            _said(error),
+            where=where,
+            hint="the session that shared its snapshot ended: the task can be retried as it is",
+        ) from error
+
+
+@contextmanager
+def slot_errors(where: str) -> Iterator[None]:
+    """Around statements that read from a slot: what of it may be gone.
+
+    :raises LogGone: it, its log or its publication is.
+    """
+    try:
+        yield
+    except (psycopg.Error, adbc_driver_manager.Error) as error:
+        if error.sqlstate not in _SLOT_GONE:
+            raise
+        raise LogGone(
+            _said(error),
             where=where,
             hint="trigger a new run, or clear lock_and_record and the tasks after it; raise max_slot_wal_keep_size",
-        )
+        ) from error
+
+
+def _said(error: psycopg.Error | adbc_driver_manager.Error) -> str:
+    text = " ".join(str(error).split())
+    return f"{text} (SQLSTATE {error.sqlstate})" if error.sqlstate else text
+
+
+def _statement_error(where: str, state: str, said: str) -> CdcError:
     if state.startswith(_DENIED):
         return ConfigurationError(
             said, where=where, hint="grant what is missing to the user of this connection; preflight names the GRANT"

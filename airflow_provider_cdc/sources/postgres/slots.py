@@ -7,26 +7,41 @@ at or after it. Nothing is ever taken from the slot, only looked at, so that it 
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
+import os
 import re
+import socket
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 import psycopg
 
 from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.core.table import Table
-from airflow_provider_cdc.errors import LockNotGranted, TransientError
+from airflow_provider_cdc.errors import CdcError, LockNotGranted, SourceUnavailable, TransientError
 from airflow_provider_cdc.sources.base import ConnectionSettings, LockPolicy
-from airflow_provider_cdc.sources.postgres.session import Connection, mapped_errors, query, quote, session, value
+from airflow_provider_cdc.sources.postgres.session import (
+    APPLICATION,
+    Connection,
+    literal,
+    mapped_errors,
+    query,
+    quote,
+    session,
+    value,
+)
 
 PREFIX = "cdc_"
 PLUGIN = "pgoutput"
 DROP_SECONDS = 15
+NAME_SECONDS = 10.0
+"""How often it is said what the slot waits for."""
 
 _LONGEST_NAME = 63
 _POLL_SECONDS = 0.02
@@ -59,8 +74,12 @@ def name_of(run_id: str) -> str:
     return name
 
 
-def create_publication(connection: Connection, name: str, tables: Sequence[Table], lock: LockPolicy) -> None:
+def create_publication(
+    connection: Connection, name: str, tables: Sequence[Table], lock: LockPolicy, run_id: str = ""
+) -> None:
     """Publish every change of ``tables``, those of partitions under the name of their root.
+
+    A comment on the publication says which run it was made for.
 
     :raises LockNotGranted: a table is being vacuumed, indexed or altered for longer than the policy waits.
     """
@@ -71,7 +90,12 @@ def create_publication(connection: Connection, name: str, tables: Sequence[Table
     query(connection, f"SET lock_timeout = '{lock.wait_seconds}s'")
     for attempt in range(1, lock.tries + 1):
         try:
-            query(connection, f"CREATE PUBLICATION {quote(name)} FOR TABLE {listed} WITH ({', '.join(options)})")
+            # Two statements, one transaction.
+            query(
+                connection,
+                f"CREATE PUBLICATION {quote(name)} FOR TABLE {listed} WITH ({', '.join(options)}); "
+                f"COMMENT ON PUBLICATION {quote(name)} IS {literal(_comment(run_id))}",
+            )
             break
         except psycopg.errors.LockNotAvailable:
             if attempt == lock.tries:
@@ -107,15 +131,16 @@ def consistent_point(settings: ConnectionSettings, connection: Connection, sql: 
     # A statement_timeout does not count for commands of the replication protocol, and a lock_timeout for each of the
     # transactions that it waits for.
     query(connection, "SET lock_timeout = 0")
-    timer = threading.Timer(seconds, _cancel, [connection])
-    timer.start()
+    done = threading.Event()
+    watching = threading.Thread(target=_watch, args=(settings, connection, seconds, done), daemon=True)
+    watching.start()
     try:
         ((_, point, _, _),) = query(connection, sql)
         return Lsn.parse(point)
     except psycopg.errors.QueryCanceled:
         raise _held_up(settings, "the slot's starting point", seconds) from None
     finally:
-        timer.cancel()
+        done.set()
 
 
 def settle(settings: ConnectionSettings, connection: Connection, seconds: float) -> None:
@@ -210,13 +235,13 @@ def publication_state(connection: Connection, name: str) -> str:
     )
 
 
-def orphans(connection: Connection) -> list[tuple[str, int]]:
-    """Our slots that nobody reads from at the moment, and how many bytes of log each one keeps."""
+def left_slots(connection: Connection) -> list[tuple[str, int, str]]:
+    """Our slots, of runs in progress and of others: how many bytes of log each one keeps, and its ``wal_status``."""
     return [
-        (name, kept or 0)
-        for name, kept in query(
+        (name, kept or 0, status or "")
+        for name, kept, status in query(
             connection,
-            "SELECT slot_name, pg_wal_lsn_diff(pg_current_wal_insert_lsn(), restart_lsn)::int8 "
+            "SELECT slot_name, pg_wal_lsn_diff(pg_current_wal_insert_lsn(), restart_lsn)::int8, wal_status "
             "FROM pg_replication_slots WHERE starts_with(slot_name::text, %s) AND plugin = %s AND NOT temporary "
             "AND database = current_database() ORDER BY slot_name",
             (PREFIX, PLUGIN),
@@ -224,21 +249,71 @@ def orphans(connection: Connection) -> list[tuple[str, int]]:
     ]
 
 
-def release(settings: ConnectionSettings, identity: Mapping[str, str]) -> None:
+def left_publications(connection: Connection) -> list[str]:
+    """Our publications whose slot is gone."""
+    return [
+        name
+        for (name,) in query(
+            connection,
+            "SELECT pubname::text FROM pg_publication WHERE starts_with(pubname::text, %s) "
+            "AND obj_description(oid, 'pg_publication') LIKE %s AND pubname NOT IN "
+            "(SELECT slot_name FROM pg_replication_slots WHERE database = current_database()) ORDER BY pubname",
+            (PREFIX, f"%{APPLICATION}%"),
+        )
+    ]
+
+
+def about(connection: Connection, name: str) -> dict[str, Any]:
+    """What the comment on our publication says of the run that it was made for; nothing if there is none."""
+    rows = query(
+        connection, "SELECT obj_description(oid, 'pg_publication') FROM pg_publication WHERE pubname = %s", (name,)
+    )
+    with suppress(ValueError):
+        found = json.loads(rows[0][0] or "{}") if rows else {}
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def _comment(run_id: str) -> str:
+    """For whoever finds it: whose it is."""
+    said = {
+        "made_by": APPLICATION,
+        "run_id": run_id,
+        # Airflow tells every task whose it is.
+        "dag_id": os.environ.get("AIRFLOW_CTX_DAG_ID", ""),
+        "dag_run_id": os.environ.get("AIRFLOW_CTX_DAG_RUN_ID", ""),
+        "host": socket.gethostname(),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    return json.dumps(said)
+
+
+def release(settings: ConnectionSettings, identity: Mapping[str, str], run_id: str = "") -> None:
     """Drop what the server keeps for the run with this ``identity``, but for a publication that was there before it.
+
+    :param run_id: the run, where its identity is not known: the names of what it made are those of its id.
 
     :raises SourceUnavailable: the server cannot be reached; what it keeps stays.
     :raises TransientError: a session that uses the slot did not end.
     """
-    drop(settings, identity["slot"], identity["publication"] if identity["publication_made"] else "")
+    if identity:
+        drop(settings, identity["slot"], identity["publication"] if identity["publication_made"] else "")
+    elif run_id:
+        drop(settings, name_of(run_id), name_of(run_id))
 
 
 def drop(settings: ConnectionSettings, slot: str, publication: str = "") -> None:
     """Drop a slot and a publication. No error if they are not there.
 
     :raises TransientError: a session that uses the slot did not end.
+    :raises SourceUnavailable: a standby answers, where there is nothing to drop.
     """
     with session(settings) as connection:
+        if value(connection, "pg_is_in_recovery()"):
+            raise SourceUnavailable(
+                "a standby answers", where=settings.address, hint="point the connection to the primary alone"
+            )
         deadline = time.monotonic() + DROP_SECONDS
         while slot and _drop_slot(connection, slot) is not None:
             if time.monotonic() > deadline:
@@ -295,6 +370,17 @@ def _blockers(connection: Connection) -> list[str]:
     ] + [f"prepared transaction {gid!r} of {owner}, for {age}" for gid, owner, age in prepared]
 
 
-def _cancel(connection: Connection) -> None:
-    with suppress(psycopg.Error), mapped_errors("cancel"):
-        connection.cancel_safe(timeout=5)
+def _watch(settings: ConnectionSettings, waiting: Connection, seconds: float, done: threading.Event) -> None:
+    """Name now and then what a command waits for, and cancel it after ``seconds``, unless it is done before."""
+    deadline = time.monotonic() + seconds
+    while not done.wait(max(0.0, min(NAME_SECONDS, deadline - time.monotonic()))):
+        if time.monotonic() >= deadline:
+            with suppress(psycopg.Error), mapped_errors("cancel"):
+                waiting.cancel_safe(timeout=5)
+            return
+        with suppress(CdcError), session(settings) as connection:
+            _log.info(
+                "Waiting for transactions that write to end, up to %.0f s more (nobody waits for this): %s",
+                deadline - time.monotonic(),
+                "; ".join(_blockers(connection)) or "they have ended by now",
+            )

@@ -52,6 +52,7 @@ from airflow_provider_cdc.sources.postgres.session import (
     query,
     quote,
     session,
+    shared_view_errors,
     value,
 )
 
@@ -89,7 +90,7 @@ def record_initial(
     """
     name = slots.name_of(run_id)
     mine = publication or name
-    seconds = lock.wait_seconds * lock.tries + lock.pause_seconds * (lock.tries - 1)
+    seconds = lock.slot_wait_seconds
     # What an earlier try left, whose position nobody has recorded.
     slots.drop(settings, name, name)
     try:
@@ -99,7 +100,7 @@ def record_initial(
                     raise PreflightError(problems)
                 before = read_tables(connection, [plan.name for plan in plans])
                 if not publication:
-                    slots.create_publication(connection, name, before, lock)
+                    slots.create_publication(connection, name, before, lock, run_id)
                 found = identity(connection)
                 started = {prepared.STARTED: value(connection, prepared.START)}
                 position = slots.create_slot(prepared.of_run(settings, found | started), name, seconds)
@@ -178,7 +179,7 @@ def share_view(settings: ConnectionSettings, lock: LockPolicy) -> Iterator[Share
     :raises LockNotGranted: transactions held it up.
     :raises SourceUnavailable: the server is out of slots or sessions.
     """
-    seconds = lock.wait_seconds * lock.tries + lock.pause_seconds * (lock.tries - 1)
+    seconds = lock.slot_wait_seconds
     slot = f"{slots.PREFIX}read_{uuid.uuid4().hex[:12]}"
     with session(settings, replication=True) as leader:
         query(leader, "BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
@@ -209,7 +210,8 @@ def open_reader(
                 "there is no shared view to read it in", where=str(table.name), hint="the task can be retried as it is"
             )
         rows.run("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
-        rows.run(f"SET TRANSACTION SNAPSHOT {literal(view.snapshot)}")
+        with shared_view_errors(str(table.name)):
+            rows.run(f"SET TRANSACTION SNAPSHOT {literal(view.snapshot)}")
         yield _Reader(settings, rows, table, view.upper)
 
 

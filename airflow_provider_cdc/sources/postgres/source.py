@@ -65,8 +65,8 @@ class PostgresSource:
         with session(self.settings) as connection:
             schema.check_unchanged(connection, tables)
 
-    def release(self, identity: Mapping[str, str]) -> None:
-        slots.release(self.settings, identity)
+    def release(self, identity: Mapping[str, str], run_id: str = "") -> None:
+        slots.release(self.settings, identity, run_id)
 
     @contextmanager
     def share_reads(self, consistencies: Collection[str], lock: LockPolicy) -> Iterator[PostgresSource]:

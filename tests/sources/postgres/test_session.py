@@ -13,7 +13,6 @@ import pytest
 from airflow_provider_cdc.errors import (
     CdcError,
     ConfigurationError,
-    LogGone,
     SchemaChanged,
     SourceUnavailable,
     TerminalError,
@@ -108,7 +107,6 @@ ERRORS: dict[str, tuple[type[CdcError], str]] = {
     "SELECT * FROM public.nothing": (SchemaChanged, "does not exist"),
     "SELECT nothing FROM pg_catalog.pg_class": (SchemaChanged, "does not exist"),
     "SELECT 1 / (oid::int - oid::int) FROM pg_catalog.pg_class": (TerminalError, "division by zero"),
-    "SELECT * FROM pg_catalog.pg_logical_slot_peek_binary_changes('gone', NULL, NULL)": (LogGone, "does not exist"),
     "SELECT pg_catalog.pg_terminate_backend(pg_catalog.pg_backend_pid())": (SourceUnavailable, "terminating"),
     "SELECT pg_catalog.pg_cancel_backend(pg_catalog.pg_backend_pid()), pg_catalog.pg_sleep(5)": (
         TransientError,

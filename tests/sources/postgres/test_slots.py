@@ -22,7 +22,7 @@ from tests.sources.postgres.log_reading import settings as settings_of
 
 RUN_ID = "20260101T000000Z-0a1b2c3d"
 SLOT = "cdc_20260101t000000z_0a1b2c3d"
-QUICK = LockPolicy(wait_seconds=1, tries=1, pause_seconds=0.0)
+QUICK = LockPolicy(wait_seconds=1, tries=1, pause_seconds=0.0, slot_wait_seconds=1)
 STANDBYS = "ALTER SYSTEM SET synchronous_standby_names = '{}'"
 
 
@@ -114,6 +114,33 @@ def test_a_commit_that_the_point_contains_and_nobody_sees_yet_is_waited_for(own:
     slots.drop(settings, SLOT, SLOT)
 
 
+def test_a_slot_that_others_read_beside_ours_takes_no_open_transaction_away(own: PostgresServer) -> None:
+    """Servers before 15.8 and 16.4 let a new slot begin with what another one had noted while a transaction was open,
+    and then never tell what that one had written before."""
+    own.query(
+        "CREATE TABLE stock (id int PRIMARY KEY, left_over int); ALTER TABLE stock REPLICA IDENTITY FULL;"
+        "INSERT INTO stock SELECT i, 0 FROM generate_series(1, 10) i"
+    )
+    own.query("SELECT pg_create_logical_replication_slot('theirs', 'pgoutput')")
+    settings = settings_of(own, "postgres")
+    with (
+        session(settings) as control,
+        own.connect(autocommit=False) as writing,
+        closing(own.connect(replication="database")) as theirs,
+    ):
+        slots.create_publication(control, SLOT, tables_of(settings), LockPolicy())
+        theirs.pgconn.send_query(
+            f"START_REPLICATION SLOT theirs LOGICAL 0/0 (proto_version '1', publication_names '{SLOT}')".encode()
+        )
+        wait_for(own, "backend_type = 'walsender' AND wait_event = 'WalSenderWaitForWAL'")
+        writing.execute("UPDATE stock SET left_over = 1 WHERE id = 1")
+        for _ in range(10):
+            # Theirs may be the quicker one to read what tells which transactions are open, and note it on the disk.
+            with pytest.raises(LockNotGranted):
+                slots.create_slot(settings, SLOT, 0.3)
+        writing.rollback()
+
+
 def test_a_transaction_that_is_idle_or_prepared_is_not_waited_for(
     postgres: PostgresServer, database: str, source: PostgresSource
 ) -> None:
@@ -180,6 +207,35 @@ def test_what_holds_up_the_position_is_named_and_nothing_is_left(
     assert postgres.query("SELECT 1 FROM pg_replication_slots UNION ALL SELECT 1 FROM pg_publication") == []
 
 
+def test_what_the_slot_waits_for_is_named_while_it_waits(
+    postgres: PostgresServer,
+    database: str,
+    source: PostgresSource,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Its patience is its own: a lock would not have been waited for that long."""
+    monkeypatch.setattr(slots, "NAME_SECONDS", 0.3)
+    plans = source.preflight(["public.stock"], "auto")
+    policy = LockPolicy(wait_seconds=1, tries=1, pause_seconds=0.0, slot_wait_seconds=30)
+    with (
+        ThreadPoolExecutor(1) as pool,
+        postgres.connect(database=database, autocommit=False) as writing,
+        caplog.at_level(logging.INFO),
+    ):
+        writing.execute("INSERT INTO stock VALUES (99, 9)")
+        recording = pool.submit(source.record_initial, plans, policy, RUN_ID)
+        deadline = time.monotonic() + 20
+        named = f"session {writing.info.backend_pid} of postgres, idle in transaction"
+        while named not in caplog.text and time.monotonic() < deadline:
+            time.sleep(0.05)
+        assert named in caplog.text
+        time.sleep(1.2)
+        assert not recording.done()
+        writing.commit()
+        source.release(recording.result(20).identity)
+
+
 def test_what_an_earlier_try_left_is_replaced(postgres: PostgresServer, source: PostgresSource) -> None:
     plans = source.preflight(["public.stock"], "auto")
     first = source.record_initial(plans, LockPolicy(), RUN_ID)
@@ -214,15 +270,55 @@ def test_release_leaves_a_publication_that_was_there_before(postgres: PostgresSe
     assert postgres.query("SELECT pubname FROM pg_publication", database=database) == [("lake",)]
 
 
-def test_preflight_lists_slots_that_nobody_released(source: PostgresSource, caplog: pytest.LogCaptureFixture) -> None:
-    initial = source.record_initial(source.preflight(["public.stock"], "auto"), LockPolicy(), RUN_ID)
+def test_preflight_tells_whose_a_slot_is_and_how_to_drop_it_only_where_no_run_can_use_it(
+    source: PostgresSource, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CTX_DAG_ID", "nightly")
+    monkeypatch.setenv("AIRFLOW_CTX_DAG_RUN_ID", "scheduled__2026")
+    plans = source.preflight(["public.stock"], "auto")
+    initial = source.record_initial(plans, LockPolicy(), RUN_ID)
+
+    def told() -> str:
+        caplog.clear()
+        with caplog.at_level(logging.WARNING):
+            source.preflight(["public.stock"], "auto")
+        return "\n".join(line for line in caplog.messages if SLOT in line)
+
+    # The run may be in progress.
+    assert f"slot {SLOT} keeps" in told()
+    assert "made for run scheduled__2026 of DAG nightly at 20" in told()
+    assert "DROP" not in told()
+    assert "pg_drop_replication_slot(" not in told()
+    slots.drop(source.settings, SLOT)
+    assert f'no run can use it any more: DROP PUBLICATION "{SLOT}"' in told()
+    source.release(initial.identity)
+    assert told() == ""
+
+
+def test_a_slot_that_lost_its_log_may_be_dropped(
+    postgres_factory: PostgresFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    own = postgres_factory({"max_slot_wal_keep_size": "1MB", "min_wal_size": "32MB", "max_wal_size": "32MB"})
+    own.query("CREATE TABLE stock (id int PRIMARY KEY); ALTER TABLE stock REPLICA IDENTITY FULL")
+    source = PostgresSource(settings_of(own, "postgres"))
+    source.record_initial(source.preflight(["public.stock"], "auto"), LockPolicy(), RUN_ID)
+    for _ in range(4):
+        own.query("SELECT pg_logical_emit_message(false, 'fill', repeat('x', 1000000)) FROM generate_series(1, 16)")
+        own.query("SELECT pg_switch_wal()")
+        own.query("CHECKPOINT")
     with caplog.at_level(logging.WARNING):
         source.preflight(["public.stock"], "auto")
-    assert f"SELECT pg_drop_replication_slot('{SLOT}')" in caplog.text
-    source.release(initial.identity)
-    caplog.clear()
-    source.preflight(["public.stock"], "auto")
-    assert caplog.text == ""
+    assert f"has lost its log, and no run can use it any more: SELECT pg_drop_replication_slot('{SLOT}')" in caplog.text
+
+
+def test_what_a_run_left_is_found_by_its_id_alone(postgres: PostgresServer, source: PostgresSource) -> None:
+    """Its manifest was never written, so nobody knows its identity."""
+    source.record_initial(source.preflight(["public.stock"], "auto"), LockPolicy(), RUN_ID)
+    source.release({}, RUN_ID[:-1] + "e")
+    assert postgres.query("SELECT slot_name FROM pg_replication_slots") == [(SLOT,)]
+    source.release({}, RUN_ID)
+    assert postgres.query("SELECT 1 FROM pg_replication_slots UNION ALL SELECT 1 FROM pg_publication") == []
+    source.release({}, RUN_ID)
 
 
 def test_preflight_wants_room_for_the_slots(postgres_factory: PostgresFactory) -> None:

@@ -30,6 +30,7 @@ from airflow_provider_cdc.sources.postgres.session import (
     read,
     reading_session,
     session,
+    slot_errors,
     value,
 )
 
@@ -76,7 +77,8 @@ class PostgresSegmentReader:
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         change = self._walker.change
-        with mapped_errors(self.summary.segment.name):
+        where = self.summary.segment.name
+        with mapped_errors(where), slot_errors(where):
             for _ in self._read():
                 # There is one segment, however long the window.
                 if change.used_bytes > NET_BYTES:

@@ -1,0 +1,124 @@
+"""What preflight says without refusing: settings that make a run costly, versions with defects, what others left."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.sources.postgres import slots
+from airflow_provider_cdc.sources.postgres.session import Connection, query, quote
+
+_BYTES_PER_SECOND = 20_000_000
+_LOG_PER_TABLE_BYTE = 0.1
+_LEAST_SECONDS = 600
+"""A run is expected to read so fast, and while it does the server to write so much log; the rest of it takes a while,
+too."""
+
+_RIGHT_SINCE: Mapping[int, int] = {15: 8, 16: 4}
+"""Major version: the first minor one whose new slots miss no open transaction where other slots are read."""
+
+_RISKS: Mapping[tuple[str, str], str] = {
+    ("fsync", "off"): "a crash of the machine may take back or damage what was committed",
+    ("full_page_writes", "off"): "a crash of the machine may damage pages",
+    ("synchronous_commit", "off"): "commits can be seen before they are on disk, so each part that is read waits for "
+    "them (up to three times wal_writer_delay)",
+}
+
+_log = logging.getLogger(__name__)
+
+
+def advise(connection: Connection, tables: Sequence[Table]) -> None:
+    """Log all of it."""
+    _warn_of_version(connection.info.server_version)
+    _warn_of_crashes(connection)
+    _warn_of_limits(connection, tables)
+    _warn_of_left(connection)
+
+
+def _warn_of_version(version: int) -> None:
+    major, minor = divmod(version, 10_000)
+    if minor < _RIGHT_SINCE.get(major, 0):
+        _log.warning(
+            "PostgreSQL %d.%d makes replication slots that may miss open transactions while other slots are read. This "
+            "provider makes its own in a way that is right there, too; others may not: upgrade to %d.%d or later",
+            major,
+            minor,
+            major,
+            _RIGHT_SINCE[major],
+        )
+
+
+def _warn_of_crashes(connection: Connection) -> None:
+    """After a restart, parts that were read before it are read again, whatever these settings are."""
+    # What others have: our own session has another synchronous_commit.
+    found = query(
+        connection,
+        "SELECT name, reset_val FROM pg_settings WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit') "
+        "ORDER BY name",
+    )
+    for name, setting in found:
+        if risk := _RISKS.get((name, setting)):
+            _log.warning("%s is %s: %s", name, setting, risk)
+
+
+def _warn_of_limits(connection: Connection, tables: Sequence[Table]) -> None:
+    """Limits at which the server gives up the run's slot: that stops the run, and costs no more than the run."""
+    limits = dict(
+        query(
+            connection,
+            "SELECT name, setting::bigint FROM pg_settings "
+            "WHERE name IN ('max_slot_wal_keep_size', 'idle_replication_slot_timeout')",
+        )
+    )
+    size = sum(table.bytes for table in tables)
+    seconds = size / _BYTES_PER_SECOND
+    megabytes, idle = limits["max_slot_wal_keep_size"], limits.get("idle_replication_slot_timeout", 0)
+    if 0 <= megabytes * 2**20 < size * _LOG_PER_TABLE_BYTE:
+        _log.warning(
+            "max_slot_wal_keep_size is %d MB, and the tables have %.0f MB, which take about %.0f s to read: if the "
+            "server writes more log than that meanwhile, it throws the run's log away",
+            megabytes,
+            size / 2**20,
+            seconds,
+        )
+    if 0 < idle < _LEAST_SECONDS + seconds:
+        _log.warning(
+            "idle_replication_slot_timeout is %d s, and the run's slot is idle while tables are read, about %.0f s: "
+            "the server may throw the run's log away",
+            idle,
+            seconds,
+        )
+
+
+def _warn_of_left(connection: Connection) -> None:
+    """Slots and publications of ours. They may be those of runs in progress: only for what no run can use any more is
+    there a command to drop it."""
+    for name, kept, status in slots.left_slots(connection):
+        drop = f"SELECT pg_drop_replication_slot('{name}'); DROP PUBLICATION IF EXISTS {quote(name)};"
+        if status == "lost":
+            _log.warning("The slot %s has lost its log, and no run can use it any more: %s", name, drop)
+        else:
+            _log.warning(
+                "The slot %s keeps %.1f MB of log%s. Its run may be in progress: see in Airflow whether it is over. "
+                "Once it is, drop the slot (pg_drop_replication_slot) and the publication of that name",
+                name,
+                kept / 1e6,
+                _made_for(slots.about(connection, name)),
+            )
+    for name in slots.left_publications(connection):
+        _log.warning(
+            "The publication %s has no slot%s, and no run can use it any more: DROP PUBLICATION %s;",
+            name,
+            _made_for(slots.about(connection, name)),
+            quote(name),
+        )
+
+
+def _made_for(about: Mapping[str, Any]) -> str:
+    if not about:
+        return ""
+    run = f"run {about.get('dag_run_id') or about.get('run_id')}"
+    dag = f" of DAG {about['dag_id']}" if about.get("dag_id") else ""
+    return f", and was made for {run}{dag} at {about.get('created')} on {about.get('host')}"
