@@ -191,6 +191,7 @@ REFUSED: dict[str, tuple[list[bytes], type[CdcError], str]] = {
     "a commit before the log": ([begin(2**63 + 5)], DecodeError, "does not commit where it should"),
     "an end within a transaction": ([begin(200)], DecodeError, "ends within a transaction"),
     "a row of a table that was not described": ([begin(200), change(A, None, ROW)], DecodeError, "not described"),
+    "a long Stream Abort": ([b"A" + bytes(16)], DecodeError, "impossible length"),
     "an empty message": ([b""], DecodeError, "impossible length"),
     "a short Begin": ([begin(200)[:-1]], DecodeError, "impossible length"),
     "a long Commit": ([begin(200), commit(200) + b"\0"], DecodeError, "impossible length"),
@@ -248,6 +249,9 @@ HARMLESS: dict[str, list[bytes]] = {
     "of another table": [
         begin(200), relation(STRANGER, "s", COLUMNS[:1], identity="n"), change(STRANGER, ["1"], None, b"K"),
         truncate(STRANGER), commit(200),
+    ],
+    "a transaction that was rolled back, of which nothing was said": [
+        b"A" + bytes(8), begin(200), commit(200), b"A" + struct.pack(">II", 200, 201),
     ],
     "messages, types and origins": [
         b"M\0" + bytes(40), begin(200), b"O" + bytes(8) + b"o\0", b"Y" + bytes(12), b"M\1" + bytes(40), commit(200),

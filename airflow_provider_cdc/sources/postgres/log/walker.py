@@ -144,6 +144,13 @@ class LogWalker:
     def _odd(self, message: bytes) -> None:
         """Deal with a message that the kernel leaves alone."""
         kind = message[0]
+        if kind == pgoutput.STREAM_ABORT and self.state[walk_state.PHASE] == walk_state.BETWEEN:
+            # PostgreSQL 18 says it of a transaction that was rolled back and of which it never said anything: it drops
+            # what it collected of one that became larger than logical_decoding_work_mem, and then takes the savepoints
+            # in it for streamed. What never began has nothing to take back. Where something is open it stays unknown.
+            if len(message) != pgoutput.STREAM_ABORT_BYTES:
+                raise self._damaged(_DAMAGE[walk_state.BAD_LENGTH])
+            return
         if kind not in (pgoutput.RELATION, pgoutput.TRUNCATE):
             raise UnknownEvent(
                 f"this reader does not know messages of type {chr(kind)!r}", where=self.where, hint=_REPORT
