@@ -35,6 +35,7 @@ from airflow_provider_cdc.sources.base import (
 )
 from airflow_provider_cdc.sources.postgres import slots
 from airflow_provider_cdc.sources.postgres.chunks import place
+from airflow_provider_cdc.sources.postgres.inheritance import check_whole
 from airflow_provider_cdc.sources.postgres.schema import check_in_place, difference, leaves, read_tables
 from airflow_provider_cdc.sources.postgres.server import identity, setting_problems
 from airflow_provider_cdc.sources.postgres.session import (
@@ -101,7 +102,8 @@ def record_initial(
                 found = identity(connection)
                 found |= {"slot": name, "publication": mine, "publication_made": "" if publication else "yes"}
                 found["publication_state"] = slots.publication_state(connection, mine)
-                tables = read_tables(connection, [plan.name for plan in plans])
+                tables = read_tables(connection, [plan.name for plan in plans], mine)
+                check_whole(connection, tables)
             changes = [
                 f"{old.name}: {what}" for old, new in zip(before, tables, strict=True) if (what := difference(old, new))
             ]
