@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import Problem, SchemaChanged
+from airflow_provider_cdc.sources.patterns import exactly
 from airflow_provider_cdc.sources.postgres.session import Connection, query, value
 
 _SHOWN = 3
@@ -28,7 +29,7 @@ def inheritance_problems(connection: Connection, tables: Sequence[Table]) -> Ite
     distributed = _listed(connection, "pg_catalog.pg_dist_partition", _DISTRIBUTED, tables)
     for table in tables:
         where, children = str(table.name), list(table.details["children"])
-        out = f"leave it out: add the pattern !{table.name}"
+        out = f"leave it out: add the pattern !{exactly(table.name)}"
         if table.details["oid"] in hypertables:
             yield Problem(where, "is a hypertable of TimescaleDB: its rows lie in other tables, its chunks", out)
         elif table.details["oid"] in distributed:

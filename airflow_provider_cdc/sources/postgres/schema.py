@@ -69,7 +69,7 @@ def columns_of(table: Table, leaf: Leaf) -> list[Column]:
 
 
 def resolve(connection: Connection, patterns: Sequence[str]) -> tuple[list[TableName], list[Problem]]:
-    """The tables that ``patterns`` name, sorted, each once, and a problem for each pattern that names none.
+    """The tables that ``patterns`` name (``sources.patterns``), sorted, each once; a problem for each that names none.
 
     A partition is a part of its root, so only the root is a table. Schemas of the server's own match no pattern.
     """
