@@ -27,7 +27,7 @@ with DAG(
             items={"type": "string", "minLength": 3},
             minItems=1,
             title="Tables",
-            description="One schema.table a line, such as shop.orders; * matches any run of characters: shop.*",
+            description="One schema.table a line; * matches any run of characters, ! leaves out: shop.*, !shop._*_gho",
         ),
         "target": Param(
             type="string",

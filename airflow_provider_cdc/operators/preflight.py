@@ -25,7 +25,8 @@ class PreflightOperator(TargetOperator):
     ``bytes``), and ``options``, the checked settings that ``lock_and_record`` writes into the manifest.
 
     :param source_conn_id: connection to the source, of type ``cdc_mysql``, ``cdc_postgres``, ``mysql`` or ``postgres``.
-    :param tables: the tables as ``schema.table``; ``*`` matches any run of characters in either part.
+    :param tables: the tables as ``schema.table``; ``*`` matches any run of characters in either part, and a pattern
+        that begins with ``!`` leaves out what those before it named (``!shop._*_gho``).
     :param target: URI of the folder to publish in.
     :param consistency: ``auto``, ``watermark``, ``lock`` or ``exported``.
     :param unrepresentable: what becomes of values that no Arrow type holds (a zero date, a DECIMAL of 65 digits):

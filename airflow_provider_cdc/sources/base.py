@@ -266,7 +266,8 @@ class Source(Protocol):
     def preflight(self, patterns: Sequence[str], consistency: str, unrepresentable: str = "error") -> list[TablePlan]:
         """Check everything that a run needs, and decide how each table is read.
 
-        :param patterns: ``schema.table``; ``*`` matches any run of characters in either part.
+        :param patterns: ``schema.table``; ``*`` matches any run of characters in either part, and a pattern
+            that begins with ``!`` leaves out what those before it named (``!shop._*_gho``).
         :param unrepresentable: one of ``UNREPRESENTABLE``.
         :raises PreflightError: with every problem found.
         :raises SourceUnavailable: the server cannot be reached.

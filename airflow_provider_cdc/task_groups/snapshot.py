@@ -34,7 +34,8 @@ class SnapshotTaskGroup(TaskGroup):
     group say otherwise; errors that a retry cannot fix fail the task at once.
 
     :param source_conn_id: connection to the source, of type ``cdc_mysql``, ``cdc_postgres``, ``mysql`` or ``postgres``.
-    :param tables: the tables as ``schema.table``; ``*`` matches any run of characters in either part.
+    :param tables: the tables as ``schema.table``; ``*`` matches any run of characters in either part, and a pattern
+        that begins with ``!`` leaves out what those before it named (``!shop._*_gho``).
     :param target: URI of the folder to publish in, such as ``s3://bucket/lake``; Airflow and Spark must both reach it.
     :param consistency: how the tables are read: ``watermark``, ``lock`` or ``exported``; ``auto`` picks per table.
     :param unrepresentable: what becomes of values that no Arrow type holds (a zero date, a DECIMAL of 65 digits):

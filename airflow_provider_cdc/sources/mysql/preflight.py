@@ -38,7 +38,8 @@ def preflight(
 ) -> list[TablePlan]:
     """Check everything that a run needs, and decide how each table is read.
 
-    :param patterns: ``schema.table``; ``*`` matches any run of characters in either part.
+    :param patterns: ``schema.table``; ``*`` matches any run of characters in either part, and a pattern
+        that begins with ``!`` leaves out what those before it named (``!shop._*_gho``).
     :param consistency: ``auto`` reads tables with a key by ``watermark``, and the others with ``lock``.
     :param unrepresentable: one of ``sources.base.UNREPRESENTABLE``.
     :raises PreflightError: with every problem found.

@@ -8,9 +8,10 @@ from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import PreflightError, Problem
 from airflow_provider_cdc.sources.base import CONSISTENCIES, UNREPRESENTABLE, ConnectionSettings, TablePlan, with_policy
 from airflow_provider_cdc.sources.postgres.advice import advise
+from airflow_provider_cdc.sources.postgres.inheritance import inheritance_problems
 from airflow_provider_cdc.sources.postgres.platform import change_setting, platform
 from airflow_provider_cdc.sources.postgres.privileges import Privileges
-from airflow_provider_cdc.sources.postgres.publications import publication_problems
+from airflow_provider_cdc.sources.postgres.publications import publication_problems, warn_of_harm
 from airflow_provider_cdc.sources.postgres.schema import leaves, read_tables, resolve
 from airflow_provider_cdc.sources.postgres.server import setting_problems
 from airflow_provider_cdc.sources.postgres.session import Connection, query, quote, session
@@ -23,7 +24,8 @@ def preflight(
 ) -> list[TablePlan]:
     """Check everything that a run needs, and decide how each table is read.
 
-    :param patterns: ``schema.table``; ``*`` matches any run of characters in either part.
+    :param patterns: ``schema.table``; ``*`` matches any run of characters in either part, and a pattern
+        that begins with ``!`` leaves out what those before it named (``!shop._*_gho``).
     :param consistency: ``auto`` reads tables with a key by ``watermark``, and the others with ``exported``.
     :param unrepresentable: one of ``UNREPRESENTABLE``.
     :raises PreflightError: with every problem found.
@@ -39,9 +41,11 @@ def preflight(
         tables = read_tables(connection, names)
         plans = [_plan(table, consistency, unrepresentable) for table in tables]
         problems += privileges.table_problems(tables, publishing=not publication)
+        problems += inheritance_problems(connection, tables)
         problems += _table_problems(connection, tables, plans)
         if publication:
             problems += publication_problems(connection, publication, tables)
+            warn_of_harm(connection, publication, tables)
         problems += _room_problems(connection, exported=any(plan.consistency == "exported" for plan in plans))
         advise(connection, tables)
     if problems:
@@ -77,6 +81,9 @@ def _table_problems(connection: Connection, tables: Sequence[Table], plans: Sequ
     since_18 = connection.info.server_version >= 180_000
     for table, plan in zip(tables, plans, strict=True):
         where = str(table.name)
+        if not table.columns:
+            yield Problem(where, "has no columns: there is nothing to copy but how many rows it has", "leave it out")
+            continue
         if table.keyless and plan.consistency == "watermark":
             yield Problem(
                 where,
@@ -101,9 +108,10 @@ def _table_problems(connection: Connection, tables: Sequence[Table], plans: Sequ
 
 def _relation_problems(connection: Connection, table: Table) -> Iterable[Problem]:
     oids = [leaf.oid for leaf in leaves(table)]
-    for name, kind, persistence, access, secured in query(
+    for name, kind, persistence, access, heap, secured in query(
         connection,
-        "SELECT c.oid::regclass::text, c.relkind, c.relpersistence, a.amname, row_security_active(c.oid) "
+        "SELECT c.oid::regclass::text, c.relkind, c.relpersistence, a.amname, "
+        "a.amhandler = 'heap_tableam_handler'::regproc, row_security_active(c.oid) "
         "FROM pg_class c LEFT JOIN pg_am a ON a.oid = c.relam WHERE c.oid = ANY(%s::oid[]) ORDER BY c.oid",
         (oids,),
     ):
@@ -119,7 +127,8 @@ def _relation_problems(connection: Connection, table: Table) -> Iterable[Problem
                 f"{name} is {'unlogged' if persistence == 'u' else 'temporary'}: its changes are not in the log",
                 f"ALTER TABLE {name} SET LOGGED, or leave the table out",
             )
-        if access != "heap":
+        # Whatever it is called: the handler is what stores.
+        if not heap:
             yield Problem(
                 where, f"{name} is stored by {access}, whose rows may have no fixed places", "leave the table out"
             )

@@ -12,6 +12,7 @@ from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import ConfigurationError, Problem, TransientError
 from airflow_provider_cdc.sources.base import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.platform import allow_replication, platform
+from airflow_provider_cdc.sources.postgres.publications import relations_sql
 from airflow_provider_cdc.sources.postgres.schema import Leaf, leaves
 from airflow_provider_cdc.sources.postgres.session import Connection, connect, query, quote
 
@@ -87,13 +88,12 @@ class Privileges:
                 )
             )
         if publishing and not self._owns(table):
-            name = quote(table.name.schema, table.name.name)
             problems.append(
                 Problem(
                     str(table.name),
-                    "only the owner of a table may publish it, and this user is not",
-                    f"let the owner CREATE PUBLICATION … FOR TABLE {name} WITH (publish_via_partition_root = true) and "
-                    f"name it in the connection, or GRANT the owner's role to {self._user}",
+                    "only the owner of a table, and of each of its partitions, may publish it, and this user is not",
+                    f"let the owner CREATE PUBLICATION … FOR TABLE {relations_sql([table])} and name it in the "
+                    f"connection, or GRANT the owner's role to {self._user}",
                 )
             )
         return problems
@@ -111,7 +111,7 @@ class Privileges:
     def _owns(self, table: Table) -> bool:
         ((owns,),) = query(
             self._connection,
-            "SELECT pg_has_role(relowner, 'USAGE') FROM pg_class WHERE oid = %s",
-            (table.details["oid"],),
+            "SELECT bool_and(pg_has_role(relowner, 'USAGE')) FROM pg_class WHERE oid = ANY(%s::oid[])",
+            ([leaf.oid for leaf in leaves(table)] or [table.details["oid"]],),
         )
         return bool(owns) or bool(self._superuser)

@@ -2,45 +2,58 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import Problem
+from airflow_provider_cdc.sources.postgres.schema import leaves
 from airflow_provider_cdc.sources.postgres.session import Connection, query, quote
 
 _KINDS = ("insert", "update", "delete", "truncate")
 
+# Roots of trees of which the publication has a part that can get more partitions.
+_OPEN_ENDED = """
+SELECT t.root FROM unnest(%s::oid[]) t(root), LATERAL pg_partition_tree(t.root) m
+JOIN pg_class c ON c.oid = m.relid JOIN pg_publication p ON p.pubname = %s
+WHERE c.relkind = 'p' AND (p.puballtables
+    OR EXISTS (SELECT FROM pg_publication_rel r WHERE r.prpubid = p.oid AND r.prrelid = c.oid)
+    OR EXISTS (SELECT FROM pg_publication_namespace n WHERE n.pnpubid = p.oid AND n.pnnspid = c.relnamespace))
+"""
+
+_log = logging.getLogger(__name__)
+
+
+def relations_sql(tables: Iterable[Table]) -> str:
+    """The relations that hold the rows of tables, as a publication lists them."""
+    return ", ".join(leaf.sql for table in tables for leaf in leaves(table))
+
 
 def publication_problems(connection: Connection, name: str, tables: Sequence[Table]) -> Iterable[Problem]:
-    """What is wrong with the publication: it must tell every change of every row and column of ``tables``."""
+    """What is wrong with the publication: it must tell every change of every row and column of ``tables``.
+
+    It may list partitions or their root, and tell their changes as theirs or as the root's.
+    """
     where = f"publication {name}"
     rows = query(
         connection,
-        "SELECT oid, ARRAY[pubinsert, pubupdate, pubdelete, pubtruncate], pubviaroot FROM pg_publication "
-        "WHERE pubname = %s",
+        "SELECT oid, ARRAY[pubinsert, pubupdate, pubdelete, pubtruncate] FROM pg_publication WHERE pubname = %s",
         (name,),
     )
     if not rows:
-        listed = ", ".join(quote(table.name.schema, table.name.name) for table in tables)
         yield Problem(
             where,
             "there is none of that name in this database",
-            f"CREATE PUBLICATION {quote(name)} FOR TABLE {listed} WITH (publish_via_partition_root = true)",
+            f"CREATE PUBLICATION {quote(name)} FOR TABLE {relations_sql(tables)}",
         )
         return
-    ((oid, published, via_root),) = rows
+    ((oid, published),) = rows
     if not all(published):
         missing = ", ".join(kind for kind, tells in zip(_KINDS, published, strict=True) if not tells)
         yield Problem(
             where,
             f"does not tell every change: it leaves out {missing}",
             f"ALTER PUBLICATION {quote(name)} SET (publish = '{', '.join(_KINDS)}')",
-        )
-    if not via_root and any(table.details["kind"] == "p" for table in tables):
-        yield Problem(
-            where,
-            "tells the changes of partitions under their own names",
-            f"ALTER PUBLICATION {quote(name)} SET (publish_via_partition_root = true)",
         )
     generated = [
         table for table in tables if any(column.details.get("generated") == "stored" for column in table.columns)
@@ -65,14 +78,38 @@ def publication_problems(connection: Connection, name: str, tables: Sequence[Tab
         )
     }
     for table in tables:
-        sql = quote(table.name.schema, table.name.name)
-        if table.details["oid"] not in covered:
-            yield Problem(where, f"does not hold {table.name}", f"ALTER PUBLICATION {quote(name)} ADD TABLE {sql}")
-            continue
-        filtered, columns = covered[table.details["oid"]]
-        if filtered or columns < len(table.columns):
+        root = table.details["oid"]
+        told = [(root, quote(table.name.schema, table.name.name))]
+        if root not in covered:
+            told = [(leaf.oid, leaf.sql) for leaf in leaves(table)]
+        left_out = [sql for oid, sql in told if oid not in covered]
+        if left_out:
             yield Problem(
                 where,
-                f"leaves out some {'rows' if filtered else 'columns'} of {table.name}",
-                f"ALTER PUBLICATION {quote(name)} DROP TABLE {sql}, then ADD TABLE {sql}",
+                f"does not hold {table.name}" if len(left_out) == len(told) else f"holds {table.name} only in part",
+                f"ALTER PUBLICATION {quote(name)} ADD TABLE {', '.join(left_out)}",
             )
+            continue
+        for oid, sql in told:
+            filtered, columns = covered[oid]
+            if filtered or columns < len(table.columns):
+                yield Problem(
+                    where,
+                    f"leaves out some {'rows' if filtered else 'columns'} of {table.name}",
+                    f"ALTER PUBLICATION {quote(name)} DROP TABLE {sql}, then ADD TABLE {sql}",
+                )
+
+
+def warn_of_harm(connection: Connection, name: str, tables: Sequence[Table]) -> None:
+    """Say so if the publication takes in partitions that are made in the future, and what that does to them."""
+    trees = [table for table in tables if table.details["kind"] == "p"]
+    roots = [table.details["oid"] for table in trees]
+    open_ended = {root for (root,) in query(connection, _OPEN_ENDED, (roots, name))}
+    if named := [str(table.name) for table in trees if table.details["oid"] in open_ended]:
+        _log.warning(
+            "The publication %s takes in every new partition of %s: in one that has no primary key the server refuses "
+            "UPDATE and DELETE until it gets REPLICA IDENTITY FULL. So list the partitions instead: FOR TABLE %s",
+            name,
+            ", ".join(named),
+            relations_sql(trees),
+        )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass
@@ -12,7 +13,7 @@ from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.errors import Problem, SchemaChanged
 from airflow_provider_cdc.sources import patterns as patterns_of_tables
 from airflow_provider_cdc.sources.postgres.session import Connection, literal, query, quote
-from airflow_provider_cdc.sources.postgres.types import NAMES_OF_OBJECTS
+from airflow_provider_cdc.sources.postgres.type_catalog import read_types
 
 _TABLE, _PARTITION = "table", "partition"
 _KINDS = {
@@ -22,9 +23,6 @@ _KINDS = {
     "m": "materialized view",
     "f": "foreign table",
 }
-
-# A type that cannot change under a name: what initdb made.
-_FIRST_OWN_OID = 16384
 
 _RENAMED = "another table has its name now"
 _REWRITTEN = "was rewritten or truncated (VACUUM FULL, CLUSTER, TRUNCATE, some forms of ALTER TABLE)"
@@ -39,8 +37,8 @@ class Leaf:
     """A relation that holds rows: a plain table itself, or a partition at the end of a tree.
 
     ``filenode`` names its present file: a row that nobody touches keeps its place as long as that stays the same.
-    ``identity`` is its replica identity. ``state`` of a partition is other after any change to its description: the log
-    does not show everything that could be changed there and changed back.
+    ``identity`` is its replica identity. ``state`` of a partition is other after any change to its description.
+    ``order`` is empty, or says of each of its columns, in its own order, which one of the table's it is.
     """
 
     oid: int
@@ -49,6 +47,7 @@ class Leaf:
     filenode: int
     identity: str
     state: str = ""
+    order: tuple[int, ...] = ()
 
     @property
     def sql(self) -> str:
@@ -58,11 +57,19 @@ class Leaf:
 
 def leaves(table: Table) -> list[Leaf]:
     """The relations that hold the rows of a table that `read_tables` read."""
-    return [Leaf(*leaf) for leaf in table.details["leaves"]]
+    return [
+        Leaf(oid, schema, name, filenode, identity, state, tuple(order))
+        for oid, schema, name, filenode, identity, state, order in table.details["leaves"]
+    ]
+
+
+def columns_of(table: Table, leaf: Leaf) -> list[Column]:
+    """The columns of a table, in the order in which one of its leaves has them."""
+    return [table.columns[index] for index in leaf.order] if leaf.order else list(table.columns)
 
 
 def resolve(connection: Connection, patterns: Sequence[str]) -> tuple[list[TableName], list[Problem]]:
-    """The tables that ``patterns`` name, sorted, each once, and a problem for each pattern that names none.
+    """The tables that ``patterns`` name (``sources.patterns``), sorted, each once; a problem for each that names none.
 
     A partition is a part of its root, so only the root is a table. Schemas of the server's own match no pattern.
     """
@@ -79,8 +86,10 @@ def resolve(connection: Connection, patterns: Sequence[str]) -> tuple[list[Table
     return patterns_of_tables.resolve(patterns, kinds, [_TABLE], partial(_matches_nothing, connection, kinds))
 
 
-def read_tables(connection: Connection, names: Sequence[TableName]) -> tuple[Table, ...]:
+def read_tables(connection: Connection, names: Sequence[TableName], publication: str = "") -> tuple[Table, ...]:
     """The tables' schemas, in the order of ``names``.
+
+    :param publication: one that exists, through which the log is going to tell of the tables; empty: none does yet.
 
     Columns come in the order in which the log holds them, without dropped ones. ``Column.type`` is what the server
     prints as its type. ``Column.details`` has ``oid`` and ``typmod`` of the type; ``kind``: ``base``, ``enum``,
@@ -91,8 +100,10 @@ def read_tables(connection: Connection, names: Sequence[TableName]) -> tuple[Tab
     and ``generated``: ``stored`` or ``virtual``.
 
     ``Table.details`` has ``oid``; ``kind``: ``r`` or ``p``; ``identity``, its replica identity; ``leaves``, what
-    `leaves` reads; ``tree``, a digest of how partitions hang together; and ``key``, the OID of the constraint, or else
-    of the index, that keeps the key unique.
+    `leaves` reads; ``tree``, how partitions hang together; ``children``, the tables that inherit from it and are no
+    partitions; ``as_root``: whether the log tells the changes of its partitions as its own; ``key``, the OID of the
+    constraint, or else of the index, that keeps the key unique; and ``keys``, the columns of every key that it has, by
+    such an OID.
 
     The key is the primary key, else the first unique index of whole NOT NULL columns. A deferrable one is none: within
     a transaction two rows may share a key, so the first change of a key would not tell which row had it before.
@@ -104,6 +115,9 @@ def read_tables(connection: Connection, names: Sequence[TableName]) -> tuple[Tab
     found = _relations(connection, names)
     oids = [oid for oid, _, _ in found.values()]
     columns, keys, held = _columns(connection, oids), _keys(connection, oids), _leaves(connection, oids)
+    children = dict(query(connection, _CHILDREN, (oids,)))
+    trees = dict(query(connection, _TREES, (oids,)))
+    via_root = query(connection, "SELECT 1 FROM pg_publication WHERE pubname = %s AND pubviaroot", (publication,))
     tables = []
     for name in names:
         if name not in found:
@@ -113,67 +127,109 @@ def read_tables(connection: Connection, names: Sequence[TableName]) -> tuple[Tab
                 hint="restore it or its privileges, or trigger a new run without it",
             )
         oid, kind, identity = found[name]
-        key_index, key, key_oid = _key(columns[oid], keys.get(oid, []))
-        own, rows, size, tree = held.get(oid, ([], 0, 0, ""))
+        usable = _usable(columns[oid], keys.get(oid, []))
+        key_index, key, key_oid = usable[0] if usable else ("", (), 0)
+        own, rows, size = held.get(oid, ([], 0, 0))
+        names_in_order = [column.name for column in columns[oid]]
         details = {
             "oid": oid,
             "kind": kind,
             "identity": identity,
-            "leaves": [list(astuple(leaf)) for leaf in own],
-            "tree": tree,
+            "leaves": [[*astuple(leaf)[:6], _order(names_in_order, own_names)] for leaf, own_names in own],
+            "tree": trees.get(oid, []),
+            "children": children.get(oid, []),
+            "as_root": kind == "p" and bool(via_root),
             "key": key_oid,
+            "keys": {str(own_oid): list(own_key) for _, own_key, own_oid in usable},
         }
         tables.append(Table(name, tuple(columns[oid]), key, key_index, rows, size, details))
     return tuple(tables)
 
 
-def difference(recorded: Table, now: Table) -> str:
-    """What changed of a table since it was recorded, in words; empty if nothing did that a copy could show."""
+def difference(recorded: Table, now: Table, *, versions: bool = True) -> str:
+    """What changed of a table since it was recorded, in words; empty if nothing did that a copy could show.
+
+    With ``versions``, nothing at all may have happened to the tree and to the columns' rows of the catalog: that is for
+    the moment in which the position is fixed, of which nothing else is known. During the reads it would stop runs for
+    no reason. What is not compared by version then cannot make a wrong row, also if it was changed and changed back:
+
+    - columns (renamed, of another type, NOT NULL): a column that was dropped and made anew has another number. What
+      each column was called and was of, `check_in_place` looks at with every read, and the log says with the changes.
+      What is left (statistics, storage, defaults, privileges) changes no row.
+    - the replica identity: the log says it of each relation, and with each change whether the old row is whole. But a
+      change that is told as the root's says it of the root (``as_root``): there the versions go on to count.
+    - partitions that were made or attached since: they held none of the table's rows at the position. The log does not
+      tell of them, nor are they read; of a row that moved into one it has the DELETE where it was. Where it does tell
+      (``as_root``) of rows that came with a partition, it would seem that they had been there before: so none may.
+    - other keys than the recorded one: they tell nothing apart.
+    """
     if recorded.details["oid"] != now.details["oid"]:
         return _RENAMED
-    before, after = ([_shape(column) for column in table.columns] for table in (recorded, now))
+    before, after = ([_shape(column, versions) for column in table.columns] for table in (recorded, now))
     if before != after:
         names = {shape[0] for shape in set(before) ^ set(after)} or {"their order"}
         return f"its columns are others now ({', '.join(sorted(map(str, names)))})"
-    if (recorded.key, recorded.details["key"]) != (now.key, now.details["key"]):
+    if recorded.key and now.details["keys"].get(str(recorded.details["key"])) != list(recorded.key):
+        return "its key is another now"
+    if versions and recorded.key != now.key:
         return "its key is another now"
     if recorded.details["identity"] != now.details["identity"]:
         return "its replica identity is another now"
-    if recorded.details["tree"] != now.details["tree"]:
+    if now.details["children"] != recorded.details["children"]:
+        return "other tables inherit from it now"
+    whole = versions or recorded.details.get("as_root", True)
+    tree, tree_now = set(recorded.details["tree"]), set(now.details["tree"])
+    if not tree <= tree_now or (whole and tree != tree_now):
         return "partitions were attached or detached"
-    for old, new in zip(leaves(recorded), leaves(now), strict=True):
+    there = {leaf.oid: leaf for leaf in leaves(now)}
+    for old in leaves(recorded):
+        new = there.get(old.oid)
+        if new is None:
+            return "partitions were attached or detached"
         if old.filenode != new.filenode:
             return f"{old.sql} {_REWRITTEN}"
         if old.identity != new.identity:
             return f"the replica identity of {old.sql} is another now"
-        if old != new:
+        if (old.sql, old.order) != (new.sql, new.order) or (whole and old.state != new.state):
             return f"{old.sql} was altered"
     return ""
 
 
 def check_in_place(ask: Callable[[str], Sequence[Sequence[Any]]], table: Table, leaf: Leaf) -> None:
-    """Make sure, while it is locked, that what the leaf's name stands for is the recorded relation, in its first file.
+    """Make sure, while it is locked, that what the leaf's name stands for is the recorded relation, in its first file,
+    and that its columns are called what they were, and are of the same types.
 
     :param ask: returns the rows of a query whose columns are all text.
     :raises SchemaChanged: it is not.
     """
     relation = f"to_regclass({literal(leaf.sql)})"
-    ((oid, filenode),) = ask(f"SELECT {relation}::oid::text, pg_relation_filenode({relation})::text")
+    # The catalog's tables would be read as of the session's snapshot, which may be older than what a SELECT goes by. An
+    # expansion of the row type is what a SELECT goes by.
+    types = ", ".join(f"pg_typeof(r.{quote(column.name)})::oid" for column in table.columns)
+    ((oid, filenode, names, found),) = ask(
+        f"SELECT {relation}::oid::text, pg_relation_filenode({relation})::text, row_to_json(r)::text, "
+        f"array_to_string(ARRAY[{types}], ' ') FROM (SELECT (NULL::{leaf.sql}).*) r"
+    )
+    what = ""
     if (oid, filenode) != (str(leaf.oid), str(leaf.filenode)):
         what = _REWRITTEN if oid == str(leaf.oid) else _RENAMED
+    elif list(json.loads(str(names))) != [column.name for column in columns_of(table, leaf)]:
+        what = "its columns had other names for a while"
+    elif found != " ".join(str(column.details["oid"]) for column in table.columns):
+        what = "its columns had other types for a while"
+    if what:
         raise SchemaChanged(what, where=f"{table.name}, {leaf.sql}", hint=_HINT)
 
 
 def check_unchanged(connection: Connection, tables: Iterable[Table]) -> None:
-    """Make sure that tables are what they were when they were recorded, and were so all the time since.
-
-    That is why versions of the catalog's rows are compared, too: what was changed and changed back is not the same.
+    """Make sure that tables are what they were when they were recorded, and were so all the time since, in all that a
+    copy could show (`difference` says why).
 
     :raises SchemaChanged: one is not.
     """
     recorded = list(tables)
     for table, now in zip(recorded, read_tables(connection, [table.name for table in recorded]), strict=True):
-        if what := difference(table, now):
+        if what := difference(table, now, versions=False):
             raise SchemaChanged(
                 what,
                 where=str(table.name),
@@ -181,8 +237,9 @@ def check_unchanged(connection: Connection, tables: Iterable[Table]) -> None:
             )
 
 
-def _shape(column: Column) -> tuple[Any, ...]:
-    details = {name: value for name, value in column.details.items() if name != "unrepresentable"}
+def _shape(column: Column, versions: bool) -> tuple[Any, ...]:
+    left_out = {"unrepresentable"} | (set() if versions else {"version"})
+    details = {name: value for name, value in column.details.items() if name not in left_out}
     return column.name, column.type, column.nullable, tuple(sorted(details.items()))
 
 
@@ -236,7 +293,7 @@ ORDER BY a.attrelid, a.attnum
 
 def _columns(connection: Connection, oids: Sequence[int]) -> dict[int, list[Column]]:
     rows = query(connection, _COLUMNS, (list(oids),))
-    types = _types(connection, {row[5] for row in rows})
+    types = read_types(connection, {row[5] for row in rows})
     found: dict[int, list[Column]] = defaultdict(list)
     for relation, name, number, version, type_name, oid, typmod, generated, not_null in rows:
         kind, base, base_oid, base_typmod, names_objects, definition = types[oid]
@@ -258,62 +315,6 @@ def _columns(connection: Connection, oids: Sequence[int]) -> dict[int, list[Colu
             details["generated"] = {"s": "stored", "v": "virtual"}[generated]
         found[relation].append(Column(name, type_name, not not_null, details))
     return found
-
-
-# The type beneath all domains; its modifier is that of the innermost domain.
-_BASES = """
-WITH RECURSIVE chain(root, oid, typmod) AS (
-    SELECT w, w, -1 FROM unnest(%s::oid[]) w
-    UNION ALL
-    SELECT c.root, t.typbasetype, t.typtypmod FROM chain c JOIN pg_type t ON t.oid = c.oid WHERE t.typtype = 'd')
-SELECT c.root, b.typname, b.oid, c.typmod,
-    CASE WHEN r.typoutput = 'pg_catalog.array_out'::regproc THEN 'array' ELSE r.typtype::text END
-FROM chain c JOIN pg_type b ON b.oid = c.oid AND b.typtype <> 'd' JOIN pg_type r ON r.oid = c.root
-"""
-
-# Everything that a type is made of, and of that everything that someone could have altered.
-_DEFINITIONS = """
-WITH RECURSIVE part(root, oid) AS (
-    SELECT w, w FROM unnest(%s::oid[]) w
-    UNION
-    SELECT p.root, x.oid FROM part p JOIN pg_type t ON t.oid = p.oid, LATERAL (
-        SELECT t.typbasetype WHERE t.typbasetype <> 0
-        UNION ALL SELECT t.typelem WHERE t.typelem <> 0
-        UNION ALL SELECT a.atttypid FROM pg_attribute a
-            WHERE a.attrelid = t.typrelid AND t.typrelid <> 0 AND a.attnum > 0 AND NOT a.attisdropped
-        UNION ALL SELECT r.rngsubtype FROM pg_range r WHERE t.oid IN (r.rngtypid, r.rngmultitypid)) AS x(oid))
-SELECT p.root, bool_or(t.oid = ANY(%s::oid[])),
-    md5(string_agg(concat_ws('|', t.oid, t.xmin, t.typname, t.typtype, t.typtypmod, t.typoutput::oid,
-    (SELECT string_agg(concat_ws('=', e.oid, e.xmin, e.enumsortorder, e.enumlabel), ',' ORDER BY e.enumsortorder)
-        FROM pg_enum e WHERE e.enumtypid = t.oid),
-    (SELECT string_agg(concat_ws('=', a.attnum, a.xmin, a.attname, a.atttypid, a.atttypmod, a.attisdropped), ','
-        ORDER BY a.attnum) FROM pg_attribute a WHERE a.attrelid = t.typrelid AND t.typrelid <> 0 AND a.attnum > 0)
-    ), ';' ORDER BY t.oid) FILTER (WHERE t.oid >= %s::oid))
-FROM part p JOIN pg_type t ON t.oid = p.oid GROUP BY p.root
-"""
-
-_TYPE_KINDS = {
-    "array": "array",
-    "b": "base",
-    "c": "composite",
-    "d": "domain",
-    "e": "enum",
-    "m": "multirange",
-    "p": "base",
-    "r": "range",
-}
-
-
-def _types(connection: Connection, oids: Iterable[int]) -> dict[int, tuple[str, str, int, int, bool, str]]:
-    """Kind, name, OID and modifier of the type beneath, whether a part of it is one of ``NAMES_OF_OBJECTS``, and the
-    digest of the definition, by the type's OID."""
-    wanted = list(oids)
-    arguments = wanted, list(NAMES_OF_OBJECTS), _FIRST_OWN_OID
-    parts = {root: (names, digest or "") for root, names, digest in query(connection, _DEFINITIONS, arguments)}
-    return {
-        root: (_TYPE_KINDS[kind], base, base_oid, typmod, *parts[root])
-        for root, base, base_oid, typmod, kind in query(connection, _BASES, (wanted,))
-    }
 
 
 _KEYS = """
@@ -339,18 +340,16 @@ def _keys(connection: Connection, oids: Sequence[int]) -> dict[int, list[_Key]]:
     return found
 
 
-def _key(columns: Sequence[Column], candidates: Sequence[_Key]) -> _Key:
-    usable = {column.name for column in columns if not column.nullable}
-    for candidate in candidates:
-        if usable.issuperset(candidate[1]):
-            return candidate
-    return "", (), 0
+def _usable(columns: Sequence[Column], candidates: Sequence[_Key]) -> list[_Key]:
+    filled = {column.name for column in columns if not column.nullable}
+    return [candidate for candidate in candidates if filled.issuperset(candidate[1])]
 
 
-# A relation's own description (its replica identity, above all) is versioned by the row of the catalog that holds it.
 _LEAVES = """
 SELECT t.root, c.oid, n.nspname, c.relname, pg_relation_filenode(c.oid), c.relreplident,
     CASE WHEN c.relispartition THEN c.xmin::text ELSE '' END,
+    ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+        ORDER BY a.attnum),
     c.reltuples::float8, c.relpages, pg_relation_size(c.oid), current_setting('block_size')::int
 FROM (
     SELECT w AS root, w AS relid FROM unnest(%s::oid[]) w JOIN pg_class r ON r.oid = w AND r.relkind = 'r'
@@ -362,21 +361,34 @@ ORDER BY t.root, c.oid
 """
 
 _TREES = """
-SELECT w, md5(string_agg(concat_ws('/', i.inhrelid, i.inhparent, i.xmin), ',' ORDER BY i.inhrelid))
+SELECT w, array_agg(concat_ws('/', i.inhrelid, i.inhparent, i.xmin) ORDER BY i.inhrelid)
 FROM unnest(%s::oid[]) w JOIN pg_class r ON r.oid = w AND r.relkind = 'p', LATERAL pg_partition_tree(w) p
 JOIN pg_inherits i ON i.inhrelid = p.relid AND p.level > 0 GROUP BY w
 """
 
+_CHILDREN = """
+SELECT i.inhparent, array_agg(i.inhrelid::regclass::text ORDER BY i.inhrelid)
+FROM pg_inherits i JOIN pg_class r ON r.oid = i.inhparent AND r.relkind = 'r'
+WHERE i.inhparent = ANY(%s::oid[]) GROUP BY i.inhparent
+"""
 
-def _leaves(connection: Connection, oids: Sequence[int]) -> dict[int, tuple[list[Leaf], int, int, str]]:
-    """The leaves, estimated rows, bytes and the digest of the tree, by the table's OID."""
-    trees = dict(query(connection, _TREES, (list(oids),)))
-    found: dict[int, tuple[list[Leaf], int, int, str]] = {}
-    for root, oid, schema, name, filenode, identity, state, tuples, pages, size, block in query(
+
+def _leaves(connection: Connection, oids: Sequence[int]) -> dict[int, tuple[list[tuple[Leaf, list[str]]], int, int]]:
+    """The leaves, each with the names of its columns, estimated rows and bytes, by the table's OID."""
+    found: dict[int, tuple[list[tuple[Leaf, list[str]]], int, int]] = {}
+    for root, oid, schema, name, filenode, identity, state, columns, tuples, pages, size, block in query(
         connection, _LEAVES, (list(oids), list(oids))
     ):
-        own, rows, total, tree = found.get(root, ([], 0, 0, trees.get(root, "")))
+        own, rows, total = found.get(root, ([], 0, 0))
         estimate = round(tuples / pages * (size / block)) if tuples > 0 and pages > 0 else size // _ROW_BYTES
-        own.append(Leaf(oid, schema, name, filenode or 0, identity, state))
-        found[root] = own, rows + estimate, total + size, tree
+        own.append((Leaf(oid, schema, name, filenode or 0, identity, state), columns))
+        found[root] = own, rows + estimate, total + size
     return found
+
+
+def _order(columns: Sequence[str], own: Sequence[str]) -> list[int]:
+    """`Leaf.order` of a leaf whose columns are called ``own``, in that order."""
+    if list(columns) == list(own):
+        return []
+    places = {name: index for index, name in enumerate(columns)}
+    return [places[name] for name in own]

@@ -23,9 +23,10 @@ from typing import Any
 import psycopg
 
 from airflow_provider_cdc.core.lsn import Lsn
-from airflow_provider_cdc.core.table import Table
-from airflow_provider_cdc.errors import CdcError, LockNotGranted, SourceUnavailable, TransientError
+from airflow_provider_cdc.core.table import Table, TableName
+from airflow_provider_cdc.errors import CdcError, LockNotGranted, SchemaChanged, SourceUnavailable, TransientError
 from airflow_provider_cdc.sources.base import ConnectionSettings, LockPolicy
+from airflow_provider_cdc.sources.postgres.schema import Leaf, leaves
 from airflow_provider_cdc.sources.postgres.session import (
     APPLICATION,
     Connection,
@@ -47,6 +48,8 @@ _LONGEST_NAME = 63
 _POLL_SECONDS = 0.02
 _LOCK_NOT_AVAILABLE = "55P03"
 _GENERATED_COLUMNS_SINCE = 180_000
+_PUBLISHED_AT_ONCE = 200
+"""Each takes a lock until the statement ends, and the server has room for some thousands of locks."""
 
 _log = logging.getLogger(__name__)
 
@@ -77,27 +80,35 @@ def name_of(run_id: str) -> str:
 def create_publication(
     connection: Connection, name: str, tables: Sequence[Table], lock: LockPolicy, run_id: str = ""
 ) -> None:
-    """Publish every change of ``tables``, those of partitions under the name of their root.
+    """Publish every change of ``tables``: of what holds their rows now, each relation by itself.
+
+    A partition that is made later is not in it. Were it, as a part of its root, then the server would refuse UPDATE and
+    DELETE there for as long as it has no replica identity: in the application. All that are in it have their whole old
+    rows logged (FULL), which is looked at while nobody can alter them; so nothing is ever refused because of it.
 
     A comment on the publication says which run it was made for.
 
     :raises LockNotGranted: a table is being vacuumed, indexed or altered for longer than the policy waits.
+    :raises SchemaChanged: a table has another replica identity, or is gone.
     """
-    options = ["publish = 'insert, update, delete, truncate'", "publish_via_partition_root = true"]
+    options = ["publish = 'insert, update, delete, truncate'", "publish_via_partition_root = false"]
     if connection.info.server_version >= _GENERATED_COLUMNS_SINCE:
         options.append("publish_generated_columns = stored")
-    listed = ", ".join(f"ONLY {quote(table.name.schema, table.name.name)}" for table in tables)
+    listed = [(table.name, leaf) for table in tables for leaf in leaves(table)]
     query(connection, f"SET lock_timeout = '{lock.wait_seconds}s'")
     for attempt in range(1, lock.tries + 1):
         try:
             # Two statements, one transaction.
             query(
                 connection,
-                f"CREATE PUBLICATION {quote(name)} FOR TABLE {listed} WITH ({', '.join(options)}); "
+                f"CREATE PUBLICATION {quote(name)} WITH ({', '.join(options)}); "
                 f"COMMENT ON PUBLICATION {quote(name)} IS {literal(_comment(run_id))}",
             )
+            for start in range(0, len(listed), _PUBLISHED_AT_ONCE):
+                _publish(connection, name, listed[start : start + _PUBLISHED_AT_ONCE])
             break
         except psycopg.errors.LockNotAvailable:
+            query(connection, f"DROP PUBLICATION IF EXISTS {quote(name)}")
             if attempt == lock.tries:
                 raise LockNotGranted(
                     f"no lock to publish the tables in {lock.tries} tries of {lock.wait_seconds} s",
@@ -107,6 +118,29 @@ def create_publication(
                 ) from None
             time.sleep(lock.pause_seconds)
     query(connection, "RESET lock_timeout")
+
+
+def _publish(connection: Connection, name: str, relations: Sequence[tuple[TableName, Leaf]]) -> None:
+    """Add relations to a publication, or none of them."""
+    with connection.transaction():
+        listed = ", ".join(f"ONLY {leaf.sql}" for _, leaf in relations)
+        query(connection, f"ALTER PUBLICATION {quote(name)} ADD TABLE {listed}")
+        # The locks are held: from here on until they are published they are as they are seen now.
+        full = {
+            oid
+            for (oid,) in query(
+                connection,
+                "SELECT oid FROM pg_class WHERE oid = ANY(%s::oid[]) AND relreplident = 'f'",
+                ([leaf.oid for _, leaf in relations],),
+            )
+        }
+        for table, leaf in relations:
+            if leaf.oid not in full:
+                raise SchemaChanged(
+                    f"the replica identity of {leaf.sql} is not FULL any more",
+                    where=str(table),
+                    hint=f"ALTER TABLE {leaf.sql} REPLICA IDENTITY FULL, and clear preflight and the tasks after it",
+                )
 
 
 def create_slot(settings: ConnectionSettings, name: str, seconds: float) -> Lsn:

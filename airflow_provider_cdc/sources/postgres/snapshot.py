@@ -43,6 +43,7 @@ from airflow_provider_cdc.sources.base import (
 from airflow_provider_cdc.sources.odd_values import OddValue
 from airflow_provider_cdc.sources.postgres import durable, prepared, slots
 from airflow_provider_cdc.sources.postgres.chunks import place
+from airflow_provider_cdc.sources.postgres.inheritance import check_whole
 from airflow_provider_cdc.sources.postgres.schema import check_in_place, difference, leaves, read_tables
 from airflow_provider_cdc.sources.postgres.server import identity, setting_problems
 from airflow_provider_cdc.sources.postgres.session import (
@@ -108,7 +109,8 @@ def record_initial(
                 slots.settle(settings, connection, seconds)
                 found |= {"slot": name, "publication": mine, "publication_made": "" if publication else "yes"}
                 found["publication_state"] = slots.publication_state(connection, mine)
-                tables = read_tables(connection, [plan.name for plan in plans])
+                tables = read_tables(connection, [plan.name for plan in plans], mine)
+                check_whole(connection, tables)
                 # No crash may take back a schema that the run goes by. The point itself was decoded from the disk.
                 durable.wait(partial(query, connection), settings.address)
             changes = [

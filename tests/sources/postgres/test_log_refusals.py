@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
 
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, ImageNotWhole, SchemaChanged
 from harness.postgres_server import PostgresServer
-from tests.sources.postgres.log_reading import LogReading
+from tests.sources.postgres.log_reading import LogReading, key
 
 TABLES = [
     "CREATE TYPE mood AS ENUM ('a', 'b')",
@@ -17,7 +16,11 @@ TABLES = [
     "CREATE TABLE p (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",
     "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (10)",
     "CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (10) TO (20)",
-    *(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for name in ("a", "p", "p1", "p2")),
+    "CREATE TABLE w (id int PRIMARY KEY, a text, b text) PARTITION BY RANGE (id)",
+    "CREATE TABLE w1 (b text, gone int, a text, id int NOT NULL)",
+    "ALTER TABLE w1 DROP gone",
+    "ALTER TABLE w ATTACH PARTITION w1 DEFAULT",
+    *(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for name in ("a", "p", "p1", "p2", "w", "w1")),
     "INSERT INTO a VALUES (1, 'one', 1, 'a')",
     "INSERT INTO p VALUES (1, 'one'), (11, 'eleven')",
 ]
@@ -63,17 +66,21 @@ REFUSED: dict[str, tuple[list[str], type[CdcError], str]] = {
         ["ALTER TABLE a REPLICA IDENTITY NOTHING", "INSERT INTO a VALUES (7)", "ALTER TABLE a REPLICA IDENTITY FULL"],
         ImageNotWhole, "REPLICA IDENTITY FULL",
     ),
-    # The log would go on to say that the row is whole: it asks the root.
     "the replica identity of a partition was taken away": (
         ["ALTER TABLE p1 REPLICA IDENTITY DEFAULT", "DELETE FROM p", "ALTER TABLE p1 REPLICA IDENTITY FULL"],
         ImageNotWhole, r"partition public\.p1 of public\.p",
     ),
-    "the replica identity of a root was taken away": (
-        ["ALTER TABLE p REPLICA IDENTITY DEFAULT", CHANGE_PARTITION], ImageNotWhole, r"public\.p at",
+    "the publication tells of the root": (
+        ["ALTER PUBLICATION {slot} SET (publish_via_partition_root = true)", "ALTER PUBLICATION {slot} ADD TABLE p",
+         CHANGE_PARTITION],
+        ConfigurationError, "tells of a partitioned table as a whole",
     ),
-    "the publication tells of partitions": (
-        ["ALTER PUBLICATION {slot} SET (publish_via_partition_root = false)", CHANGE_PARTITION],
-        ConfigurationError, "publish_via_partition_root",
+    "TRUNCATE of a partition": (["TRUNCATE p2"], SchemaChanged, r"public\.p at .*TRUNCATE"),
+    "columns were swapped for a while": (
+        ["ALTER TABLE w RENAME a TO x", "ALTER TABLE w RENAME b TO a", "ALTER TABLE w RENAME x TO b",
+         "INSERT INTO w VALUES (2, 'a', 'b')",
+         "ALTER TABLE w RENAME a TO x", "ALTER TABLE w RENAME b TO a", "ALTER TABLE w RENAME x TO b"],
+        SchemaChanged, "their order",
     ),
 }  # fmt: skip
 
@@ -83,7 +90,7 @@ def followed(postgres: PostgresServer, database: str) -> Iterator[LogReading]:
     with postgres.connect(database=database) as connection:
         for statement in TABLES:
             connection.execute(statement.encode())
-    reading = LogReading(postgres, database, "a", "p")
+    reading = LogReading(postgres, database, "a", "p", "w")
     yield reading
     reading.close()
 
@@ -124,13 +131,18 @@ def test_what_does_not_matter_to_the_log(followed: LogReading, what: str) -> Non
     assert befores.keys() >= {b"\1\1\0\0\0", b"\1\3\0\0\0"}
 
 
-def test_truncating_a_partition_by_itself_is_not_in_the_log(followed: LogReading) -> None:
-    """A gap of pgoutput, under publish_via_partition_root. The partition gets a new file, by which the reads notice."""
-
-    def files() -> list[tuple[Any, ...]]:
-        return followed.server.query("SELECT pg_relation_filenode('p1'::regclass)", database=followed.database)
-
-    before = files()
-    followed.execute("TRUNCATE p1")
-    assert followed.read().before == {}
-    assert files() != before
+def test_rows_that_move_to_a_partition_that_was_not_there(followed: LogReading) -> None:
+    """The log tells of what they leave, and of nothing that happens where they go."""
+    followed.execute(
+        "CREATE TABLE p3 PARTITION OF p FOR VALUES FROM (20) TO (30)",
+        "UPDATE p SET id = 21 WHERE id = 1",
+        "UPDATE p SET v = 'later' WHERE id = 21",
+        "INSERT INTO p VALUES (22, 'new')",
+        "DELETE FROM p WHERE id = 22",
+        "UPDATE p SET id = 2 WHERE id = 21",
+        "CREATE TABLE p4 (v text, id int PRIMARY KEY)",
+        "INSERT INTO p4 VALUES ('loaded', 31)",
+        "ALTER TABLE p ATTACH PARTITION p4 FOR VALUES FROM (30) TO (40)",
+        "UPDATE p SET v = 'x' WHERE id = 31",
+    )
+    assert followed.read().before == {"p": {key(1): (1, "one"), key(2): None}}

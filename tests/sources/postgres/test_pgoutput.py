@@ -18,7 +18,6 @@ from airflow_provider_cdc.core.net_change import Change, net, net_counts
 from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.errors import (
     CdcError,
-    ConfigurationError,
     DecodeError,
     ImageNotWhole,
     PositionError,
@@ -35,28 +34,32 @@ from tests.sources.postgres.messages import begin, change, commit, relation, tru
 
 INT4, TEXT = 23, 25
 COLUMNS = [("id", INT4, -1), ("v", TEXT, -1)]
-A, K, P, LEAF, STRANGER = 1001, 1002, 1003, 1004, 1005
+A, K, P, LEAF, TURNED, STRANGER = 1001, 1002, 1003, 1004, 1005, 1006
 
 
-def table(name: str, oid: int, key: tuple[str, ...], leaves: Sequence[int] = ()) -> Table:
+LEAVES = [[LEAF, "public", "l", 1, "f", "", []], [TURNED, "public", "t", 2, "f", "", [1, 0]]]
+
+
+def table(name: str, oid: int, key: tuple[str, ...], leaves: Sequence[Sequence[object]] = ()) -> Table:
     def details(kind: int) -> dict[str, str | int | bool]:
         return {"oid": kind, "typmod": -1, "kind": "base", "base_oid": kind, "base_typmod": -1, "relation": oid}
 
     columns = tuple(Column(column, column, column not in key, details(kind)) for column, kind, _ in COLUMNS)
-    return Table(TableName("public", name), columns, key, details={"leaves": [[leaf] for leaf in leaves]})
+    return Table(TableName("public", name), columns, key, details={"leaves": leaves})
 
 
 INITIAL, STOP, UPPER = 100, 10_000, 5_000
 TRACKED = [
     TrackedTable(0, table("a", A, ("id",))),
     TrackedTable(1, table("k", K, ()), str(Lsn(UPPER))),
-    TrackedTable(2, table("p", P, ("id",), [LEAF])),
+    TrackedTable(2, table("p", P, ("id",), LEAVES)),
 ]
 RELATIONS = [
     relation(A, "a", COLUMNS),
     relation(K, "k", COLUMNS),
     relation(P, "p", COLUMNS),
     relation(LEAF, "l", COLUMNS),
+    relation(TURNED, "t", COLUMNS[::-1]),
 ]
 
 Event = tuple[tuple[int, str | None] | None, tuple[int, str | None] | None]
@@ -153,6 +156,19 @@ def test_transactions_count_by_where_their_commits_begin() -> None:
     assert one.state[walk_state.IMAGES] == 6
 
 
+def test_partitions_by_their_own_names_are_parts_of_their_root() -> None:
+    """Also where one has its columns in another order than the root."""
+    rows = [
+        change(LEAF, ["1", "a"], ["1", "b"]), change(TURNED, ["long" * 9, "2"], [..., "3"]),
+        change(P, ["4", "d"], None), change(TURNED, None, [None, "5"]), change(LEAF, ["5", "e"], None),
+    ]  # fmt: skip
+    found = {row["key"]: row["before"] for row in found_by(walked(transaction(*rows), 2))}
+    assert found == {
+        key(1): tuple_data(["1", "a"]), key(2): tuple_data(["2", "long" * 9]), key(3): None,
+        key(4): tuple_data(["4", "d"]), key(5): None,
+    }  # fmt: skip
+
+
 def test_a_keyless_table_without_a_bound() -> None:
     with pytest.raises(PositionError):
         LogWalker("slot", Lsn(1), Lsn(2), [TrackedTable(0, table("k", K, ()))])
@@ -191,6 +207,7 @@ REFUSED: dict[str, tuple[list[bytes], type[CdcError], str]] = {
     "a commit before the log": ([begin(2**63 + 5)], DecodeError, "does not commit where it should"),
     "an end within a transaction": ([begin(200)], DecodeError, "ends within a transaction"),
     "a row of a table that was not described": ([begin(200), change(A, None, ROW)], DecodeError, "not described"),
+    "a long Stream Abort": ([b"A" + bytes(16)], DecodeError, "impossible length"),
     "an empty message": ([b""], DecodeError, "impossible length"),
     "a short Begin": ([begin(200)[:-1]], DecodeError, "impossible length"),
     "a long Commit": ([begin(200), commit(200) + b"\0"], DecodeError, "impossible length"),
@@ -226,7 +243,20 @@ REFUSED: dict[str, tuple[list[bytes], type[CdcError], str]] = {
         [begin(200), relation(A, "a", [COLUMNS[0], ("v", TEXT, 9)])], SchemaChanged, r"\(v\)",
     ),
     "columns in another order": ([begin(200), relation(A, "a", COLUMNS[::-1])], SchemaChanged, "their order"),
-    "changes of a partition by itself": (transaction(change(LEAF, None, ROW)), ConfigurationError, "publish_via"),
+    "a partition that was renamed": ([begin(200), relation(LEAF, "m", COLUMNS)], SchemaChanged, "called public.m now"),
+    "columns of a partition in another order": (
+        [begin(200), relation(LEAF, "l", COLUMNS[::-1])], SchemaChanged, "their order",
+    ),
+    "columns of a partition in the order of its root": (
+        [begin(200), relation(TURNED, "t", COLUMNS)], SchemaChanged, "their order",
+    ),
+    "an unknown tuple of a turned partition": (
+        transaction(b"I" + struct.pack(">I", TURNED) + b"X" + tuple_data(ROW)), DecodeError, "malformed",
+    ),
+    "too many columns of a turned partition": (
+        transaction(change(TURNED, None, ["1", "x", "y"])), SchemaChanged, OTHER_SHAPE,
+    ),
+    "a turned partition's old key only": (transaction(change(TURNED, ROW, None, b"K")), ImageNotWhole, "not FULL"),
     **{
         f"a message of type {kind}": ([begin(200), kind.encode() + bytes(30)], UnknownEvent, f"type '{kind}'")
         for kind in ["b", "P", "K", "r", "p", "S", "E", "c", "A", "X", "q"]
@@ -249,6 +279,9 @@ HARMLESS: dict[str, list[bytes]] = {
         begin(200), relation(STRANGER, "s", COLUMNS[:1], identity="n"), change(STRANGER, ["1"], None, b"K"),
         truncate(STRANGER), commit(200),
     ],
+    "a transaction that was rolled back, of which nothing was said": [
+        b"A" + bytes(8), begin(200), commit(200), b"A" + struct.pack(">II", 200, 201),
+    ],
     "messages, types and origins": [
         b"M\0" + bytes(40), begin(200), b"O" + bytes(8) + b"o\0", b"Y" + bytes(12), b"M\1" + bytes(40), commit(200),
     ],
@@ -266,6 +299,7 @@ def sample() -> list[bytes]:
         *transaction(
             change(A, None, ROW), change(A, ROW, ["1", ...]), change(A, ["2", wide], ["3", ...]),
             change(A, ["4", None], None), change(K, None, ROW), change(K, ["5", wide], ["6", ...]), change(P, ROW, ROW),
+            change(TURNED, [wide, "5"], [..., "6"]), change(LEAF, ["7", None], None),
         ),
         begin(300), b"Y" + bytes(12), truncate(STRANGER), relation(STRANGER, "s", COLUMNS),
         change(STRANGER, None, ROW), commit(300),
@@ -292,7 +326,7 @@ def run_guarded(messages: Sequence[bytes]) -> str:
 
 def test_the_sample_is_sound() -> None:
     assert run_guarded(sample()) == "read"
-    assert len(found_by(walked(sample()))) == 8
+    assert len(found_by(walked(sample()))) == 11
 
 
 @pytest.mark.parametrize("seed", range(6))

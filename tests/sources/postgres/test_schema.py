@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from functools import partial
 
 import pytest
 
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import SchemaChanged
-from airflow_provider_cdc.sources.postgres.schema import check_unchanged, leaves, read_tables, resolve
+from airflow_provider_cdc.sources.postgres.schema import (
+    check_in_place,
+    check_unchanged,
+    difference,
+    leaves,
+    read_tables,
+    resolve,
+)
 from airflow_provider_cdc.sources.postgres.session import Connection, query, session
 from airflow_provider_cdc.sources.postgres.types import unmapped
 from harness.postgres_server import PostgresServer
@@ -131,20 +139,43 @@ HARMLESS = (
     "REINDEX TABLE shop.orders",
     "INSERT INTO shop.visits VALUES (now())",
     "COMMENT ON COLUMN shop.orders.at IS 'when'",
+    "GRANT SELECT (at) ON shop.orders TO public",
+    "GRANT ALL ON shop.parts, shop.parts_low TO public",
+    "GRANT USAGE ON TYPE shop.mood TO public",
+    "ALTER TABLE shop.orders SET (fillfactor = 70)",
+    "ALTER TABLE shop.parts_low SET (autovacuum_enabled = off)",
+    "ALTER TABLE shop.orders ALTER at SET STATISTICS 10",
+    "ALTER TABLE shop.orders ALTER moods SET STORAGE EXTERNAL",
+    "ALTER TABLE shop.orders ALTER at SET DEFAULT now()",
+    "ALTER TABLE shop.orders ADD CONSTRAINT positive CHECK (id > -1)",
+    "ALTER TABLE shop.parts ADD CONSTRAINT positive CHECK (id > -1)",
+    "ALTER TABLE shop.parts ADD CONSTRAINT there FOREIGN KEY (id) REFERENCES shop.orders",
+    "CREATE TRIGGER t BEFORE UPDATE ON shop.orders FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()",
+    "CREATE TRIGGER t BEFORE UPDATE ON shop.parts FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()",
+    "REINDEX TABLE CONCURRENTLY shop.orders",
+    "REINDEX TABLE CONCURRENTLY shop.parts_one",
+    "CREATE UNIQUE INDEX also ON shop.orders (id)",
+    "CREATE TABLE shop.parts_more PARTITION OF shop.parts FOR VALUES FROM (20) TO (30)",
+    "ALTER TABLE shop.visits OWNER TO CURRENT_USER",
+    # What each read and each change show while it lasts.
+    "ALTER TABLE shop.orders RENAME at TO a; ALTER TABLE shop.orders RENAME a TO at",
+    "ALTER TABLE shop.parts_one REPLICA IDENTITY FULL; ALTER TABLE shop.parts_one REPLICA IDENTITY DEFAULT",
+    "ALTER TABLE shop.orders ADD passing int; ALTER TABLE shop.orders DROP passing",
 )
+"""Of those that hold more than one statement the state in between is no concern here."""
 
 
 @pytest.mark.parametrize("statement", HARMLESS)
 def test_what_changes_no_row_and_no_image_does_not_stop_a_run(shop: Connection, statement: str) -> None:
     tables = read_tables(shop, [ORDERS, PARTS, VISITS])
-    query(shop, statement)
+    for one in statement.split("; "):
+        query(shop, one)
     check_unchanged(shop, tables)
 
 
 HARMFUL = {
     "ALTER TABLE shop.orders ADD more int": "columns are others now (more)",
     "ALTER TABLE shop.orders RENAME at TO moment": "columns are others now (at, moment)",
-    "ALTER TABLE shop.orders RENAME at TO a; ALTER TABLE shop.orders RENAME a TO at": "columns are others now (at)",
     "ALTER TABLE shop.orders DROP span, ADD span int4range": "columns are others now (span)",
     "ALTER TABLE shop.orders ALTER at DROP NOT NULL": "columns are others now (at)",
     "ALTER TYPE shop.mood RENAME VALUE 'sad' TO 'blue'": "columns are others now (feeling, moods)",
@@ -157,9 +188,11 @@ HARMFUL = {
     "VACUUM FULL shop.orders": "was rewritten or truncated",
     "TRUNCATE shop.parts": "was rewritten or truncated",
     "ALTER TABLE shop.visits REPLICA IDENTITY FULL": "its replica identity is another now",
-    "ALTER TABLE shop.parts_one REPLICA IDENTITY FULL; ALTER TABLE shop.parts_one REPLICA IDENTITY DEFAULT": (
-        "shop.parts_one was altered"
-    ),
+    "CREATE TABLE shop.later_visits () INHERITS (shop.visits)": "other tables inherit from it now",
+    "ALTER TABLE shop.parts RENAME id TO i; ALTER TABLE shop.parts RENAME code TO id;"
+    "ALTER TABLE shop.parts RENAME i TO code": "columns are others now",
+    "ALTER TABLE shop.parts_low RENAME TO parts_lower": "was altered",
+    "ALTER TABLE shop.parts_one REPLICA IDENTITY FULL": "the replica identity of shop.parts_one is another now",
     "ALTER TABLE shop.parts DETACH PARTITION shop.parts_low": "partitions were attached or detached",
     "ALTER TABLE shop.parts DETACH PARTITION shop.parts_low;"
     "ALTER TABLE shop.parts ATTACH PARTITION shop.parts_low FOR VALUES FROM (0) TO (10)": "attached or detached",
@@ -194,3 +227,73 @@ def test_names_of_objects_inside_of_other_types(shop: Connection) -> None:
     assert [unmapped(column) is not None for column in table.columns] == [True] * 5
     orders = read_tables(shop, [ORDERS])[0]
     assert [column.name for column in orders.columns if unmapped(column)] == []
+
+
+AT_THE_POSITION = {
+    "ALTER TABLE shop.orders RENAME at TO a; ALTER TABLE shop.orders RENAME a TO at": "columns are others now (at)",
+    "ALTER TABLE shop.parts_one REPLICA IDENTITY FULL; ALTER TABLE shop.parts_one REPLICA IDENTITY DEFAULT": (
+        "shop.parts_one was altered"
+    ),
+    "CREATE TABLE shop.parts_more PARTITION OF shop.parts FOR VALUES FROM (20) TO (30)": "attached or detached",
+}
+
+
+@pytest.mark.parametrize(("statements", "why"), AT_THE_POSITION.items())
+def test_while_the_position_is_fixed_nothing_at_all_may_happen(shop: Connection, statements: str, why: str) -> None:
+    before = read_tables(shop, [ORDERS, PARTS])
+    for statement in statements.split(";"):
+        query(shop, statement)
+    now = read_tables(shop, [ORDERS, PARTS])
+    assert why in "".join(map(difference, before, now)).replace('"', "")
+
+
+AS_ROOT = {
+    "CREATE TABLE shop.parts_more PARTITION OF shop.parts FOR VALUES FROM (20) TO (30)": "attached or detached",
+    "ALTER TABLE shop.parts_one REPLICA IDENTITY FULL; ALTER TABLE shop.parts_one REPLICA IDENTITY DEFAULT": (
+        "parts_one.* was altered"
+    ),
+}
+
+
+@pytest.mark.parametrize(("statements", "why"), AS_ROOT.items())
+def test_where_the_log_tells_of_the_root_what_it_does_not_tell_of_partitions_is_noticed(
+    shop: Connection, statements: str, why: str
+) -> None:
+    query(shop, "CREATE PUBLICATION told FOR TABLE shop.parts WITH (publish_via_partition_root = true)")
+    tables = read_tables(shop, [PARTS], "told")
+    for statement in statements.split(";"):
+        query(shop, statement)
+    with pytest.raises(SchemaChanged, match=why):
+        check_unchanged(shop, tables)
+
+
+@pytest.mark.parametrize("isolation", ["READ COMMITTED", "REPEATABLE READ"])
+@pytest.mark.parametrize(
+    ("statements", "why"),
+    {
+        "ALTER TABLE shop.swapped RENAME a TO x; ALTER TABLE shop.swapped RENAME b TO a;"
+        "ALTER TABLE shop.swapped RENAME x TO b": "other names for a while",
+        "ALTER TABLE shop.swapped ADD more int": "other names for a while",
+        "ALTER TABLE shop.swapped ALTER a TYPE oid": "other types for a while",
+        "ALTER TABLE shop.swapped RENAME TO other; CREATE TABLE shop.swapped (LIKE shop.other)": "another table",
+        "VACUUM FULL shop.swapped": "was rewritten",
+    }.items(),
+)
+def test_a_read_goes_by_the_names_and_types_that_were_recorded(
+    shop: Connection, postgres: PostgresServer, database: str, isolation: str, statements: str, why: str
+) -> None:
+    """Also in a transaction whose own view of the catalog is older than what its reads go by."""
+    query(shop, "CREATE TABLE shop.swapped (id int PRIMARY KEY, gone int, a int, b int)")
+    query(shop, "ALTER TABLE shop.swapped DROP gone")
+    (table,) = read_tables(shop, [TableName("shop", "swapped")])
+    (leaf,) = leaves(table)
+    with session(settings_of(postgres, database)) as reader:
+        query(reader, f"BEGIN READ ONLY ISOLATION LEVEL {isolation}")
+        query(reader, "SELECT 1")
+        for statement in statements.split(";"):
+            query(shop, statement)
+        query(reader, "SELECT a, b FROM shop.swapped")
+        with pytest.raises(SchemaChanged, match=why):
+            check_in_place(partial(query, reader), table, leaf)
+    (now,) = read_tables(shop, [TableName("shop", "swapped")])
+    check_in_place(partial(query, shop), now, leaves(now)[0])

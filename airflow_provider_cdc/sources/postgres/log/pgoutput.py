@@ -11,7 +11,10 @@ from dataclasses import dataclass
 from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.errors import DecodeError
 
-RELATION, TRUNCATE = 0x52, 0x54
+RELATION, TRUNCATE, STREAM_ABORT = 0x52, 0x54, 0x41
+
+STREAM_ABORT_BYTES = 9
+"""Under version 1 of the protocol: the numbers of a transaction and of one within it follow."""
 
 FULL = "f"
 """``Relation.identity`` of REPLICA IDENTITY FULL."""

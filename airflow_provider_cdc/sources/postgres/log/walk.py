@@ -43,7 +43,6 @@ from airflow_provider_cdc.sources.postgres.log.walk_state import (
     INITIAL,
     KEYS,
     KEYS_AT,
-    LEAF,
     MORE,
     NO_RELATION,
     NO_ROOM,
@@ -56,7 +55,6 @@ from airflow_provider_cdc.sources.postgres.log.walk_state import (
     SHAPE,
     STOP,
     TABLE_WORDS,
-    TRACKED_LEAF,
     TRANSACTIONS,
     UPPER,
     WANTED,
@@ -137,6 +135,27 @@ def _put_row(bytes_: Bytes, target: int, data: Bytes, columns: int, places: Int6
         copy_bytes(bytes_, at, data, places[2 * column], places[2 * column + 1])
         at += places[2 * column + 1]
     return at - target
+
+
+@inner
+def _reorder(
+    data: Bytes, at: int, end: int, columns: int, orders: Int32s, order: int, places: Int64s, row: Bytes
+) -> int:
+    """Write the tuples in ``data[at:end]`` to ``row``, their fields in the table's order; the size, or minus a code."""
+    target = 0
+    while at < end:
+        store8(row, target, load8(data, at))
+        at = _take_tuple(data, at + 1, end, columns, places)
+        if at < 0:
+            return at
+        store8(row, target + 1, columns >> 8)
+        store8(row, target + 2, columns)
+        target += 3
+        for column in range(columns):
+            place = 2 * int(orders[order + column])
+            copy_bytes(row, target, data, places[place], places[place + 1])
+            target += places[place + 1]
+    return target
 
 
 @inner
@@ -263,6 +282,8 @@ def walk(
     ends: Int32s,
     state: Int64s,
     relations: Int64s,
+    orders: Int32s,
+    row: Bytes,
     tables: Int64s,
     key_columns: Int32s,
     places: Int64s,
@@ -275,6 +296,8 @@ def walk(
     """Walk the messages from number ``state[AT]`` on as far as they are ordinary.
 
     :param ends: where each message begins in ``data``, and where the last one ends; increasing, and inside.
+    :param row: where a row is put together whose columns come in another order; if there are any such, it is as long as
+        the longest message.
     :param places, new_places: ``int64[2 * columns]`` to work in, for the most columns that a table has.
     :param arena, bytes_, hash_slots, net_state: of ``netting.NetChange``.
     :returns: one of the codes of ``walk_state``.
@@ -316,12 +339,18 @@ def walk(
             entry = find_relation(relations, load32be(data, at + 1))
             if relations[entry] == 0:
                 return NO_RELATION
-            table = relations[entry + 1]
-            if table == TRACKED_LEAF and state[COUNTS]:
-                return LEAF
-            if table >= 0 and state[COUNTS] and state[COMMIT] < tables[table * TABLE_WORDS + UPPER]:
+            table = relations[entry + 1] & 0xFFFFFFFF
+            order = (relations[entry + 1] >> 32) - 1
+            if relations[entry + 1] >= 0 and state[COUNTS] and state[COMMIT] < tables[table * TABLE_WORDS + UPPER]:
+                change, start, stop = data, at + 5, end
+                if order >= 0:
+                    columns = tables[table * TABLE_WORDS + COLUMNS]
+                    stop = _reorder(data, start, end, columns, orders, order, places, row)
+                    if stop < 0:
+                        return -stop
+                    change, start = row, 0
                 code = _net_change(
-                    data, kind, at + 5, end, state, table, tables, key_columns, places, new_places, arena, bytes_,
+                    change, kind, start, stop, state, table, tables, key_columns, places, new_places, arena, bytes_,
                     hash_slots, net_state,
                 )  # fmt: skip
                 if code != MORE:

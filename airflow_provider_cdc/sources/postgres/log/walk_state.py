@@ -6,9 +6,9 @@ from __future__ import annotations
 MORE, DONE, ODD, NO_ROOM = 0, 1, 2, 3
 """All messages are taken; the transaction at hand lies beyond the end that was asked for; a message for the caller;
 ``state[WANTED]`` words are needed."""
-SHAPE, NOT_WHOLE, LEAF = 4, 5, 6
+SHAPE, NOT_WHOLE = 4, 5
 """A change that counts has another number of columns than the table, or a NULL in its key; it has not the whole old
-row; it is said to be of a partition and not of its root."""
+row."""
 BAD_LENGTH, BAD_TUPLE, BAD_COMMIT, OUT_OF_PLACE, NO_RELATION = 11, 12, 13, 14, 15
 """Damage: of one message, or in the order of several."""
 
@@ -35,8 +35,10 @@ STATE_WORDS = 11
 BETWEEN, OPEN = 0, 1
 
 # `relations`: an open-addressing table of the relations that the log has described, two words each: OID plus one (0:
-# free), and the index of the tracked table, or one of these.
-UNTRACKED, TRACKED_LEAF = -1, -2
+# free), and the index of the tracked table, or UNTRACKED. The upper half of the index is zero, or tells where in
+# ``orders``, plus one, the order of the relation's columns begins: a partition may have them in another order than its
+# root. ``orders`` has for each column of the table its place in the relation.
+UNTRACKED = -1
 
 # `tables`: `TABLE_WORDS` words for each tracked table.
 TABLE_WORDS = 4

@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 
 from airflow_provider_cdc.core.lsn import Lsn
-from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.errors import (
     CdcError,
     ConfigurationError,
@@ -27,6 +27,7 @@ from airflow_provider_cdc.sources.kernel import Bytes, Int32s, Int64s, bytes_of,
 from airflow_provider_cdc.sources.netting import NetChange
 from airflow_provider_cdc.sources.postgres.log import pgoutput, walk_state
 from airflow_provider_cdc.sources.postgres.log.walk import find_relation, walk
+from airflow_provider_cdc.sources.postgres.schema import columns_of, leaves
 
 _Read = TypeVar("_Read")
 
@@ -58,11 +59,15 @@ class LogWalker:
     def __init__(self, slot: str, initial: Lsn, stop: Lsn, tracked: Sequence[TrackedTable]) -> None:
         self._slot = slot
         self._tables = [one.table for one in tracked]
-        self._indexes: dict[int, int] = {}
-        self._leaves: dict[int, int] = {}
-        for index, table in enumerate(self._tables):
-            self._indexes[_oid(table)] = index
-            self._leaves.update(dict.fromkeys(_leaf_oids(table), index))
+        self._indexes = {_oid(table): index for index, table in enumerate(self._tables)}
+        self._leaves = {
+            leaf.oid: (index, leaf)
+            for index, table in enumerate(self._tables)
+            for leaf in leaves(table)
+            if leaf.oid != _oid(table)
+        }
+        self._orders: Int32s = np.empty(0, np.int32)
+        self._row: Bytes = np.empty(0, np.uint8)
         self._names = {table.name: index for index, table in enumerate(self._tables)}
         self._words: Int64s = np.zeros(walk_state.TABLE_WORDS * len(tracked), np.int64)
         self._key_columns = self._lay_out(tracked)
@@ -96,6 +101,8 @@ class LogWalker:
         _, offsets, values = messages.buffers()
         data = bytes_of(values)
         ends: Int32s = bytes_of(offsets).view(np.int32)[messages.offset :][: len(messages) + 1]
+        if any(leaf.order for _, leaf in self._leaves.values()) and len(messages):
+            self._row = np.empty(max(len(self._row), int(np.diff(ends).max())), np.uint8)
         self.state[walk_state.AT] = 0
         while True:
             code = self._walk(data, ends)
@@ -124,8 +131,8 @@ class LogWalker:
         change = self.change
         return int(
             walk(
-                data, ends, self.state, self._relations, self._words, self._key_columns, self._places,
-                self._new_places, change.arena, change.bytes, change.slots, change.state,
+                data, ends, self.state, self._relations, self._orders, self._row, self._words, self._key_columns,
+                self._places, self._new_places, change.arena, change.bytes, change.slots, change.state,
             )
         )  # fmt: skip
 
@@ -144,6 +151,13 @@ class LogWalker:
     def _odd(self, message: bytes) -> None:
         """Deal with a message that the kernel leaves alone."""
         kind = message[0]
+        if kind == pgoutput.STREAM_ABORT and self.state[walk_state.PHASE] == walk_state.BETWEEN:
+            # PostgreSQL 18 says it of a transaction that was rolled back and of which it never said anything: it drops
+            # what it collected of one that became larger than logical_decoding_work_mem, and then takes the savepoints
+            # in it for streamed. What never began has nothing to take back. Where something is open it stays unknown.
+            if len(message) != pgoutput.STREAM_ABORT_BYTES:
+                raise self._damaged(_DAMAGE[walk_state.BAD_LENGTH])
+            return
         if kind not in (pgoutput.RELATION, pgoutput.TRUNCATE):
             raise UnknownEvent(
                 f"this reader does not know messages of type {chr(kind)!r}", where=self.where, hint=_REPORT
@@ -156,35 +170,47 @@ class LogWalker:
             self._truncate(self._read(pgoutput.truncated, message))
 
     def _relation(self, found: pgoutput.Relation) -> None:
+        """Note which table a relation is, or is a leaf of.
+
+        It is described once, with the first change, and again after each alteration: a transaction that does not count
+        may be the one that brings it.
+        """
         index = self._indexes.get(found.oid)
-        leaf = self._leaves.get(found.oid)
-        # It is sent once, with the first change: a transaction that does not count may be the one that brings it.
         if index is not None:
-            self._check(self._tables[index], found)
-        elif leaf is not None:
-            self._check_identity(found, f"partition {found.name} of {self._tables[leaf].name}")
+            table = self._tables[index]
+            if table.details.get("kind") == "p" and not table.details.get("as_root", True):
+                raise ConfigurationError(
+                    "the publication tells of a partitioned table as a whole, which it did not when the run began",
+                    where=f"{table.name} at {self.where}",
+                    hint=_LEAVE_ALONE,
+                )
+            self._check(found, table.name, table.columns, str(table.name))
+        elif found.oid in self._leaves:
+            index, leaf = self._leaves[found.oid]
+            table = self._tables[index]
+            name = TableName(leaf.schema, leaf.name)
+            self._check(found, name, columns_of(table, leaf), f"partition {name} of {table.name}")
+            if leaf.order:
+                index |= (len(self._orders) + 1) << 32
+                self._orders = np.append(self._orders, np.argsort(leaf.order).astype(np.int32))
         elif found.name in self._names:
             raise SchemaChanged(
                 "another table has its name now", where=f"{found.name} at {self.where}", hint=_LEAVE_ALONE
             )
-        if index is None:
-            index = walk_state.UNTRACKED if leaf is None else walk_state.TRACKED_LEAF
-        self._register(found.oid, index)
+        self._register(found.oid, walk_state.UNTRACKED if index is None else index)
 
-    def _check(self, table: Table, found: pgoutput.Relation) -> None:
-        """Stop the run if a table is not what it was."""
-        expected = [
-            (column.name, int(column.details["oid"]), int(column.details["typmod"])) for column in table.columns
-        ]
-        if found.name != table.name:
-            what = f"it is called {found.name} now"
+    def _check(self, found: pgoutput.Relation, name: TableName, columns: Sequence[Column], what: str) -> None:
+        """Stop the run if a relation is not what it was."""
+        expected = [(column.name, int(column.details["oid"]), int(column.details["typmod"])) for column in columns]
+        if found.name != name:
+            change = f"it is called {found.name} now"
         elif list(found.columns) != expected:
             names = {column[0] for column in set(found.columns) ^ set(expected)} or {"their order"}
-            what = f"its columns are others now ({', '.join(sorted(names))})"
+            change = f"its columns are others now ({', '.join(sorted(names))})"
         else:
-            self._check_identity(found, str(table.name))
+            self._check_identity(found, what)
             return
-        raise SchemaChanged(what, where=f"{table.name} at {self.where}", hint=_LEAVE_ALONE)
+        raise SchemaChanged(change, where=f"{what} at {self.where}", hint=_LEAVE_ALONE)
 
     def _check_identity(self, found: pgoutput.Relation, name: str) -> None:
         if found.identity != pgoutput.FULL:
@@ -205,35 +231,34 @@ class LogWalker:
 
     def _truncate(self, oids: Sequence[int]) -> None:
         for oid in oids:
-            index = self._indexes.get(oid, self._leaves.get(oid))
-            if index is not None and self.state[walk_state.COUNTS]:
+            table = self._table_of(oid)
+            if table is not None and self.state[walk_state.COUNTS]:
                 raise SchemaChanged(
                     "TRUNCATE on a table that is being copied",
-                    where=f"{self._tables[index].name} at {self.where}",
+                    where=f"{table.name} at {self.where}",
                     hint=f"do not truncate copied tables while a run lasts; {_NEW_RUN}",
                 )
 
     def _error(self, code: int, message: bytes) -> CdcError:
         if code in _DAMAGE:
             return self._damaged(_DAMAGE[code])
-        oid = int.from_bytes(message[1:5], "big")
-        table = self._tables[self._indexes[oid] if oid in self._indexes else self._leaves[oid]].name
-        where = f"{table} at {self.where}"
+        table = self._table_of(int.from_bytes(message[1:5], "big"))
+        assert table is not None
+        where = f"{table.name} at {self.where}"
         if code == walk_state.NOT_WHOLE:
             return ImageNotWhole(
                 "a change was logged without the whole old row: the replica identity is not FULL",
                 where=where,
                 hint=f"ALTER TABLE … REPLICA IDENTITY FULL (the table and each of its partitions), then {_NEW_RUN}",
             )
-        if code == walk_state.LEAF:
-            return ConfigurationError(
-                "the publication tells of a partition, and not of the table that it is a part of",
-                where=where,
-                hint=f"ALTER PUBLICATION … SET (publish_via_partition_root = true), then {_NEW_RUN}",
-            )
         return SchemaChanged(
             "a row has other columns than the table that is being copied", where=where, hint=_LEAVE_ALONE
         )
+
+    def _table_of(self, oid: int) -> Table | None:
+        if oid in self._leaves:
+            return self._tables[self._leaves[oid][0]]
+        return self._tables[self._indexes[oid]] if oid in self._indexes else None
 
     def _damaged(self, message: str) -> DecodeError:
         return DecodeError(message, where=self.where, hint=_REPORT)
@@ -249,11 +274,6 @@ class LogWalker:
 def _oid(table: Table) -> int:
     """The table's OID, as the schema has it."""
     return int(table.columns[0].details["relation"])
-
-
-def _leaf_oids(table: Table) -> list[int]:
-    """The OIDs of a partitioned table's partitions that hold rows."""
-    return [int(leaf[0]) for leaf in table.details.get("leaves", ()) if int(leaf[0]) != _oid(table)]
 
 
 @kernel
