@@ -1,4 +1,4 @@
-"""MySQL 8.4 and later."""
+"""MySQL 8.0.26 and later."""
 
 from airflow_provider_cdc.sources.mysql.source import MysqlSource
 

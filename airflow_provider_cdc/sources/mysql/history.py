@@ -25,7 +25,14 @@ import pymysql
 from airflow_provider_cdc.errors import LogGone, PositionError, SourceReplaced
 from airflow_provider_cdc.sources.base import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.log.request import CANNOT_READ_LOG, request_log
-from airflow_provider_cdc.sources.mysql.session import Connection, connect, mapped_errors, query, value
+from airflow_provider_cdc.sources.mysql.session import (
+    Connection,
+    connect,
+    mapped_errors,
+    query,
+    server_version,
+    value,
+)
 
 _STOP, _ROTATE, _FORMAT_DESCRIPTION = 3, 4, 15
 _HEADER = struct.Struct("<IBIIIH")
@@ -75,11 +82,14 @@ class _Event:
     """Of a FORMAT_DESCRIPTION: when the file was made, if it was at a start of the server or at a reset; else 0."""
 
 
+def log_status_statement(connection: Connection) -> str:
+    """What the server of ``connection`` calls it."""
+    return "SHOW BINARY LOG STATUS" if server_version(connection) >= (8, 2, 0) else "SHOW MASTER STATUS"
+
+
 def log_status(connection: Connection) -> tuple[str, ...]:
     """Where the log ends: file, position, and which schemas are logged alone and not at all, each joined by commas."""
-    driver: Any = connection
-    numbers = tuple(int(number) for number in str(driver.server_version).split("-")[0].split(".")[:2])
-    found = query(connection, f"SHOW {'BINARY LOG' if numbers >= (8, 2) else 'MASTER'} STATUS")
+    found = query(connection, log_status_statement(connection))
     if not found:
         raise LogGone("the server has no binary log", where="log_bin", hint="start the server with log_bin")
     return tuple(str(field) for field in found[0])

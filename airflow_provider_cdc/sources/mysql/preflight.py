@@ -223,7 +223,10 @@ def _filter_problems(connection: Connection, tables: Sequence[Table]) -> Iterabl
 
 def _retention_problems(connection: Connection, tables: Sequence[Table]) -> Iterable[Problem]:
     """A log that is thrown away before the run has read it."""
-    settings = variables(connection, ["binlog_expire_logs_auto_purge", "binlog_expire_logs_seconds"])
+    # Before 8.0.29 it cannot be switched off.
+    settings = {"binlog_expire_logs_auto_purge": "ON"} | variables(
+        connection, ["binlog_expire_logs_auto_purge", "binlog_expire_logs_seconds"]
+    )
     keeps = int(settings.get("binlog_expire_logs_seconds", "0"))
     needed = _LEAST_SECONDS + _MARGIN * sum(table.bytes for table in tables) // _BYTES_PER_SECOND
     if settings.get("binlog_expire_logs_auto_purge") == "ON" and 0 < keeps < needed:

@@ -14,6 +14,7 @@ import pymysql
 
 from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.errors import Problem
+from airflow_provider_cdc.sources.mysql.history import log_status_statement
 from airflow_provider_cdc.sources.mysql.schema import table_sql
 from airflow_provider_cdc.sources.mysql.session import Connection, account, query, quote, value
 
@@ -55,7 +56,7 @@ class Privileges:
         return [
             Problem(privilege, f"this user lacks it, and {reason}", f"GRANT {privilege} ON *.* TO {self._account}")
             for privilege, statement, reason in (
-                ("REPLICATION CLIENT", "SHOW BINARY LOG STATUS", "cannot ask where the log ends"),
+                ("REPLICATION CLIENT", log_status_statement(self._connection), "cannot ask where the log ends"),
                 ("REPLICATION SLAVE", "SHOW REPLICAS", "cannot read the log"),
             )
             if not self._may(statement)

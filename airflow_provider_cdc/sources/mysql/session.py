@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
@@ -29,10 +30,17 @@ Connection: TypeAlias = "pymysql.Connection[Any]"
 SERVER_UUID, HOSTNAME = "server_uuid", "hostname"
 """What `RunSettings` take from the identity of a run."""
 
-OLDEST_VERSION = (8, 4)
+OLDEST_VERSION = (8, 0, 26)
 CONNECT_SECONDS = 15
 READ_SECONDS = 900
 """No statement of ours leaves the server silent for so long: a session that does is lost."""
+
+
+IDLE_SECONDS = "900"
+"""The server ends a session that has been left alone for so long."""
+
+_GIPK = "show_gipk_in_create_table_and_information_schema"
+_GIPK_SINCE = (8, 0, 30)
 
 _SETTINGS: dict[str, str] = {
     # The driver asks for it only if the server's greeting says that it is off, which the greeting does not.
@@ -46,17 +54,18 @@ _SETTINGS: dict[str, str] = {
     "sql_select_limit": "18446744073709551615",
     "max_execution_time": "0",
     "sql_big_selects": "1",
-    # A task that writes files, or that waits for a core, may leave a session alone for a while.
-    "net_write_timeout": "3600",
-    "net_read_timeout": "3600",
-    "wait_timeout": "28800",
+    # A task that writes files, or that waits for a core, may leave a session alone for a while: before it has all rows
+    # of a statement, or between two. One that is gone must not keep a snapshot or a lock for hours.
+    "net_write_timeout": IDLE_SECONDS,
+    "net_read_timeout": IDLE_SECONDS,
+    "wait_timeout": IDLE_SECONDS,
     # The default is a year.
     "lock_wait_timeout": "60",
     "transaction_isolation": "'REPEATABLE-READ'",
     # A copy in a secondary engine lags behind the log.
     "use_secondary_engine": "'OFF'",
     # The log holds the column of a generated invisible primary key, so we must see it too.
-    "show_gipk_in_create_table_and_information_schema": "ON",
+    _GIPK: "ON",
     # Plans are made from EXPLAIN, which the hypergraph optimizer answers in a form of its own.
     "optimizer_switch": "'hypergraph_optimizer=off'",
     # Estimates of today, not of up to a day ago.
@@ -126,7 +135,12 @@ def connect(settings: ConnectionSettings, *, reading: bool = False, **overrides:
             _check_version(settings, connection)
             _keep_alive(connection)
             # In one go: each statement more is another trip to the server.
-            set_session(connection, _SETTINGS | ({"character_set_results": "NULL"} if reading else {}))
+            pinned = {
+                name: setting
+                for name, setting in _SETTINGS.items()
+                if name != _GIPK or server_version(connection) >= _GIPK_SINCE
+            }
+            set_session(connection, pinned | ({"character_set_results": "NULL"} if reading else {}))
             if isinstance(settings, RunSettings):
                 _check_server(settings, connection)
         connection.logged_in(overrides.get("read_timeout", READ_SECONDS), READ_SECONDS)
@@ -351,11 +365,17 @@ def _check_server(settings: RunSettings, connection: Connection) -> None:
         )
 
 
+def server_version(connection: Connection) -> tuple[int, int, int]:
+    """The server's version, as its greeting told it."""
+    driver: Any = connection
+    found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", str(driver.server_version))
+    return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else (0, 0, 0)
+
+
 def _check_version(settings: ConnectionSettings, connection: Connection) -> None:
     driver: Any = connection
     version = str(driver.server_version)
-    numbers = version.split("-")[0].split(".")
-    if "mariadb" in version.lower() or tuple(int(number) for number in numbers[:2]) < OLDEST_VERSION:
+    if "mariadb" in version.lower() or server_version(connection) < OLDEST_VERSION:
         oldest = ".".join(map(str, OLDEST_VERSION))
         raise ConfigurationError(
             f"the server is version {version}; MySQL {oldest} or later is needed",

@@ -40,7 +40,7 @@ from airflow_provider_cdc.sources.mysql.chunks import where
 from airflow_provider_cdc.sources.mysql.history import end_of_log
 from airflow_provider_cdc.sources.mysql.preflight import exactness_problems
 from airflow_provider_cdc.sources.mysql.schema import read_tables, table_sql
-from airflow_provider_cdc.sources.mysql.server import identity, setting_problems, started
+from airflow_provider_cdc.sources.mysql.server import identity, setting_problems, started, variables
 from airflow_provider_cdc.sources.mysql.session import (
     Connection,
     mapped_errors,
@@ -56,6 +56,8 @@ _NO_POSITION = Problem(
     "is empty: no transaction was committed yet, so nothing tells this history from another",
     "commit any transaction, for example CREATE DATABASE",
 )
+_GROUP_CONSISTENCY = "group_replication_consistency"
+_SIGN_SECONDS = 60
 _LOCK_WAIT_TIMEOUT = 1205
 _DEADLOCK = 1213
 
@@ -115,11 +117,12 @@ def open_reader(
         if consistency == "watermark":
             yield _Reader(reading, table, "", _Held())
             return
+        _wait_for_nobody(reading)
         with session(settings) as control, _table_lock(control, [table.name], lock) as held:
             query(reading, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
             upper = str(executed(control))
             if lock.through_read:
-                yield _Reader(reading, table, upper, held)
+                yield _Reader(reading, table, upper, held, control)
                 return
         yield _Reader(reading, table, upper, held)
 
@@ -178,9 +181,13 @@ class _Held:
 class _Reader:
     """Chunks of one table through one session."""
 
-    def __init__(self, connection: Connection, table: Table, upper: str, held: _Held) -> None:
+    def __init__(
+        self, connection: Connection, table: Table, upper: str, held: _Held, locking: Connection | None = None
+    ) -> None:
         self.upper = upper
         self._connection = connection
+        self._locking = locking
+        self._last_sign = time.monotonic()
         self._held = held
         self._table = table
         # Imported late: the steps that only plan and record need no kernels.
@@ -206,7 +213,22 @@ class _Reader:
     def read(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
         condition, params = where(self._table, chunk)
         with mapped_errors(f"{self._table.name}, {chunk}"):
-            yield from self._statements.read(condition, params)
+            for batch in self._statements.read(condition, params):
+                yield batch
+                self._keep_lock()
+
+    def _keep_lock(self) -> None:
+        """The server ends sessions that say nothing for long, and the lock with them."""
+        if self._locking is not None and time.monotonic() - self._last_sign > _SIGN_SECONDS:
+            query(self._locking, "DO 0")
+            self._last_sign = time.monotonic()
+
+
+def _wait_for_nobody(connection: Connection) -> None:
+    """In a group of servers, a transaction may have to wait until this one has applied what the others sent. Under our
+    lock it would wait for what the lock holds up."""
+    if variables(connection, [_GROUP_CONSISTENCY]):
+        set_session(connection, {_GROUP_CONSISTENCY: "'EVENTUAL'"})
 
 
 @contextmanager
@@ -214,6 +236,7 @@ def _table_lock(connection: Connection, names: Sequence[TableName], policy: Lock
     """Hold read locks on all tables; nothing can be committed to them meanwhile."""
     held = _Held()
     set_session(connection, {"lock_wait_timeout": str(policy.wait_seconds)})
+    _wait_for_nobody(connection)
     _take_lock(connection, names, policy)
     held.take()
     try:

@@ -1,0 +1,89 @@
+"""A session keeps a snapshot or a lock on the server no longer than whoever needs it is there."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from airflow_provider_cdc.core.chunk import Chunk
+from airflow_provider_cdc.core.table import Table, TableName
+from airflow_provider_cdc.errors import SourceUnavailable
+from airflow_provider_cdc.sources.base import LockPolicy, TablePlan
+from airflow_provider_cdc.sources.mysql import MysqlSource, snapshot
+from airflow_provider_cdc.sources.mysql import session as sessions
+from harness.mysql_server import MysqlServer
+from harness.pipeline import settings_of
+
+IDLE = 2
+
+
+@pytest.fixture
+def source(mysql: MysqlServer, monkeypatch: pytest.MonkeyPatch) -> MysqlSource:
+    """Its sessions may be idle for so long."""
+    assert sessions._SETTINGS["wait_timeout"] == sessions.IDLE_SECONDS
+    monkeypatch.setitem(sessions._SETTINGS, "wait_timeout", str(IDLE))
+    return MysqlSource(settings_of(mysql))
+
+
+@pytest.fixture
+def table(source: MysqlSource, mysql: MysqlServer, schema: str) -> Table:
+    mysql.query(f"CREATE TABLE {schema}.t (id INT)")
+    mysql.query(f"INSERT INTO {schema}.t VALUES (1), (2)")
+    return source.record_initial([TablePlan(TableName(schema, "t"), "lock", "")], LockPolicy()).tables[0]
+
+
+def snapshots(mysql: MysqlServer) -> int:
+    return len(
+        mysql.query(
+            "SELECT 1 FROM information_schema.INNODB_TRX JOIN performance_schema.threads "
+            "ON PROCESSLIST_ID = trx_mysql_thread_id "
+            "JOIN performance_schema.session_connect_attrs USING (PROCESSLIST_ID) WHERE ATTR_NAME = 'program_name' AND ATTR_VALUE = 'airflow-provider-cdc'"
+        )
+    )
+
+
+def test_a_driver_that_says_nothing_any_more_keeps_no_snapshot(
+    source: MysqlSource, mysql: MysqlServer, table: Table
+) -> None:
+    with source.reader(table, "lock", LockPolicy()) as reader:
+        assert snapshots(mysql) == 1
+        time.sleep(IDLE + 1)
+        assert snapshots(mysql) == 0
+        with pytest.raises(SourceUnavailable):
+            list(reader.read(Chunk(0)))
+
+
+def test_a_lock_that_is_kept_through_a_long_read_stays(
+    source: MysqlSource, mysql: MysqlServer, table: Table, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(snapshot, "_SIGN_SECONDS", 0)
+    with source.reader(table, "lock", LockPolicy(through_read=True)) as reader:
+        for _ in range(2 * IDLE + 1):
+            assert sum(batch.num_rows for batch in reader.read(Chunk(0))) == 2
+            time.sleep(IDLE / 2)
+        locks = mysql.query(
+            "SELECT LOCK_TYPE FROM performance_schema.metadata_locks "
+            "WHERE OBJECT_SCHEMA = %s AND LOCK_TYPE = 'SHARED_READ_ONLY'",
+            (table.name.schema,),
+        )
+        assert len(locks) == 1
+
+
+def test_nothing_waits_for_a_group_under_the_lock(mysql: MysqlServer, source: MysqlSource, table: Table) -> None:
+    """It would wait for what the lock holds up."""
+    mysql.query("SET GLOBAL group_replication_consistency = 'BEFORE'")
+    mysql.query("CREATE USER grouped")
+    try:
+        mysql.query("GRANT SELECT, LOCK TABLES, REPLICATION CLIENT, REPLICATION SLAVE ON *.* TO grouped")
+        plain = MysqlSource(settings_of(mysql, "grouped"))
+        with plain.reader(table, "lock", LockPolicy(through_read=True)):
+            levels = mysql.query(
+                "SELECT VARIABLE_VALUE FROM performance_schema.variables_by_thread JOIN performance_schema.threads "
+                "USING (THREAD_ID) WHERE VARIABLE_NAME = 'group_replication_consistency' "
+                "AND PROCESSLIST_USER = 'grouped'"
+            )
+        assert [level for (level,) in levels] == ["EVENTUAL", "EVENTUAL"]
+    finally:
+        mysql.query("DROP USER grouped")
+        mysql.query("SET GLOBAL group_replication_consistency = DEFAULT")
