@@ -166,7 +166,7 @@ def test_where_the_key_lies(mysql: MysqlServer, schema: str) -> None:
     assert found == [[bytes.fromhex("8000000132"), b"some key"], [bytes.fromhex("7ffffffecd"), b""]]
 
 
-@pytest.mark.parametrize("value", ["0000-00-00", "2024-00-15", "2024-05-00", "2023-02-29", "0000-01-01"])
+@pytest.mark.parametrize("value", ["0000-00-00", "2024-00-15", "2024-05-00", "2023-02-29", "0000-01-00"])
 @pytest.mark.parametrize("kind", ["date", "datetime", "datetime(3)"])
 def test_a_date_of_no_calendar_is_named(mysql: MysqlServer, schema: str, kind: str, value: str) -> None:
     mysql.query(f"CREATE TABLE {schema}.t (id int PRIMARY KEY, d {kind})")

@@ -131,6 +131,27 @@ def test_as_null_only_what_arrow_cannot_hold_is_lost_and_all_of_it_is_counted(my
     assert total == sum(nulled.values()) > 100
 
 
+def test_the_year_0_is_a_year(mysql: MysqlServer, schema: str) -> None:
+    """The calendar has it, and so has Arrow; Python's own dates begin a year later."""
+    mysql.query(f"CREATE TABLE {schema}.t (d date PRIMARY KEY, m datetime(6) NOT NULL)")
+    days = [f"0000-{month:02}-{day:02}" for month in range(1, 13) for day in (1, 27, 28, 29)] + ["0000-12-31"]
+    rows = ", ".join(f"('{day}', '{day} 12:34:56.789012')" for day in days)
+    (event,) = logged(mysql, schema, ["SET sql_mode = 'ALLOW_INVALID_DATES'", f"INSERT INTO t VALUES {rows}"])
+    table = describe(mysql, schema, "t")
+    dates = np.array(days, "datetime64[D]").astype(np.int32)
+    moments = np.array([f"{day}T12:34:56.789012" for day in days], "datetime64[us]").astype(np.int64)
+    for read, _ in (select(mysql, table), decode(table, split(table, event.body))):
+        read = read.combine_chunks()
+        assert read["d"].chunk(0).view(pa.int32()).to_pylist() == dates.tolist()
+        assert read["m"].chunk(0).view(pa.int64()).to_pylist() == moments.tolist()
+    for day in ("0000-00-00", "0000-04-31", "0000-05-00", "0000-00-05"):
+        with mysql.connect(database=schema, sql_mode="ALLOW_INVALID_DATES") as connection:
+            connection.query("DELETE FROM t")
+            connection.query(f"INSERT INTO t VALUES ('{day}', '2024-01-01')")
+        with pytest.raises(ValueNotRepresentable, match=day):
+            select(mysql, table)
+
+
 def test_a_column_that_holds_no_null_may_hold_one_then(mysql: MysqlServer, schema: str) -> None:
     mysql.query(
         f"CREATE TABLE {schema}.t (id int PRIMARY KEY, d date NOT NULL, n decimal(50,1) NOT NULL, i int NOT NULL)"

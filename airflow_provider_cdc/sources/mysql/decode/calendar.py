@@ -48,7 +48,7 @@ def days_of(packed: int) -> int:
     date = packed >> DATE_SHIFT
     day, months = date & 31, date >> 5
     year, month = months // 13, months % 13
-    if year == 0 or year > 9_999 or month == 0 or day == 0 or day > _days_in_month(year, month):
+    if year > 9_999 or month == 0 or day == 0 or day > _days_in_month(year, month):
         return NO_DATE
     shifted = year - (1 if month <= 2 else 0)
     era = shifted // 400
