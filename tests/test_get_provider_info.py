@@ -7,9 +7,12 @@ import json
 import subprocess
 import sys
 from importlib.resources import files
+from pathlib import Path
 
 import jsonschema
+import pytest
 
+from airflow_provider_cdc.airflow_version import OLDEST
 from airflow_provider_cdc.get_provider_info import get_provider_info
 from harness.dag_runner import DagRunner
 
@@ -68,3 +71,20 @@ print(json.dumps({
         "fields": [f"extra__cdc_mysql__tls_{name}" for name in _TLS_FIELDS],
         "hidden": ["schema", "extra"],
     }
+
+
+@pytest.mark.parametrize("module", ["hooks", "hooks.mysql", "operators.preflight", "task_groups.snapshot"])
+def test_an_airflow_that_is_too_old_is_refused_by_name(module: str, dag_runner: DagRunner) -> None:
+    code = f"import airflow; airflow.__version__ = '3.1.4'; import airflow_provider_cdc.{module}"
+    result = subprocess.run(
+        [sys.executable, "-c", code], env=dag_runner.environment, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 1
+    assert "needs Apache Airflow 3.1.5 or later, and this is 3.1.4" in result.stderr
+
+
+def test_the_oldest_airflow_is_the_same_everywhere() -> None:
+    root = Path(__file__).parents[1]
+    oldest = ".".join(map(str, OLDEST))
+    assert f'"apache-airflow>={oldest}"' in (root / "pyproject.toml").read_text()
+    assert f"apache-airflow=={oldest}" in (root / "dev/oldest.txt").read_text().splitlines()

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook
+from airflow_provider_cdc import airflow_version
 
-from airflow_provider_cdc.errors import ConfigurationError
-from airflow_provider_cdc.hooks.base import CdcHook
+airflow_version.check()
+
+from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHook  # noqa: E402
+
+from airflow_provider_cdc.errors import ConfigurationError  # noqa: E402
+from airflow_provider_cdc.hooks.base import CdcHook  # noqa: E402
 
 
 def open_hook(conn_id: str) -> CdcHook:
