@@ -1,10 +1,24 @@
-"""Copy MySQL tables to Parquet, all of them exactly as they were at one GTID set. Triggered by hand or by the API."""
+"""Copy MySQL tables to Parquet, all of them exactly as they were at one GTID set. Triggered by hand or by the API.
+
+Whoever may trigger this DAG fills in its params, but its tasks have Airflow's rights. So it takes only the connections
+and targets that whoever runs Airflow names in its configuration, section `cdc`, as comma-separated lists:
+
+- `source_conn_ids` (`AIRFLOW__CDC__SOURCE_CONN_IDS`), by default `cdc_*`: the connections made for this purpose.
+- `targets` (`AIRFLOW__CDC__TARGETS`), such as `s3://bucket/lake`: the folders in which, or below which, it may publish.
+  There is no default: where data may be written to is nothing to be guessed.
+
+`*` stands for any run of characters in an id or in a part of a path, and alone for anything.
+"""
 
 from __future__ import annotations
 
+from airflow.configuration import conf
 from airflow.sdk import DAG, Param
 
 from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
+
+SOURCE_CONN_IDS = conf.get("cdc", "source_conn_ids", fallback="cdc_*").replace(",", " ").split()
+TARGETS = conf.get("cdc", "targets", fallback="").replace(",", " ").split()
 
 with DAG(
     "mysql_snapshot",
@@ -33,7 +47,7 @@ with DAG(
             type="string",
             minLength=1,
             title="Target",
-            description="URI of the folder to publish in, such as s3://bucket/lake or file:///data/lake.",
+            description="URI of the folder to publish in, such as s3://bucket/lake or file:///data/lake/{source}.",
         ),
         "consistency": Param(
             "auto",
@@ -74,4 +88,7 @@ with DAG(
         unrepresentable="{{ params.unrepresentable }}",
         spark_conn_id="{{ params.spark_conn_id }}",
         chunk_rows="{{ params.chunk_rows }}",
+        source_conn_ids=SOURCE_CONN_IDS,
+        targets=TARGETS,
+        strict_conf=True,
     )

@@ -1,7 +1,7 @@
 """The head of a table: which of its copies is the latest, and whose copies they are.
 
 A copy is told of as a record (``_latest.json``): its ``run_id``, what it is exact at (``position``, and under the
-source's own name ``initial_gtid_set`` or ``initial_lsn``), when that was recorded (``recorded_at``), and its ``source``.
+source's own name ``initial_gtid_set`` or ``initial_lsn``), when that was recorded (``recorded_at``), its ``source``.
 Records of earlier versions have only the run's id and the initial position.
 """
 

@@ -41,8 +41,8 @@ class Manifest:
     """The record of one run.
 
     ``steps`` maps a finished step's task_id to what it found; JSON only. ``options`` are the run's settings that later
-    steps need. ``identity`` is the source's, as ``Source.record_initial`` gave it; ``source_conn_id`` names the connection to
-    it. It holds no secret.
+    steps need. ``identity`` is the source's, as ``Source.record_initial`` gave it; ``source_conn_id`` names the
+    connection to it. It holds no secret.
     """
 
     run_id: str

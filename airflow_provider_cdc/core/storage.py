@@ -167,3 +167,15 @@ class Storage:
                 hint=getattr(error, "hint", "")
                 or "grant write access to the user that Airflow and Spark run as, or choose another target",
             ) from error
+
+    def ignores_case(self) -> bool:
+        """Whether ``a`` and ``A`` are one file here."""
+        # Object stores and HDFS never do.
+        if not isinstance(self._filesystem, fs.LocalFileSystem):
+            return False
+        probe = f"_probe-a-{uuid.uuid4().hex}"
+        self.write_json(probe, {})
+        try:
+            return self.exists(probe.upper())
+        finally:
+            self.delete_file(probe)

@@ -31,9 +31,9 @@ class ConsolidateOperator(SparkStepOperator):
             latest: dict[str, bool] = Storage(self.run_uri).read_json(IS_LATEST)
         for table in (name for name, is_latest in latest.items() if not is_latest):
             self.log.warning(
-                "%s is published at %s, but a newer copy stays the latest: one of a later position "
-                "(or, where positions do not tell, recorded later) was published before it. Readers of _latest.json see that one. If the "
-                "source was set back on purpose, remove _latest.json and clear this task.",
+                "%s is published at %s, but a newer copy stays the latest: one of a later position (or, where "
+                "positions do not tell, recorded later) was published before it. Readers of _latest.json see that one. "
+                "If the source was set back on purpose, remove _latest.json and clear this task.",
                 table,
                 found["published"][table],
             )

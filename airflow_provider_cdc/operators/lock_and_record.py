@@ -13,6 +13,7 @@ from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import ConfigurationError, LogGone
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.operators.base import TargetOperator, airflow_errors, lake_of, run_folder, run_id_of
+from airflow_provider_cdc.operators.parameters import Allowed
 from airflow_provider_cdc.operators.releasing import ReleasingOperator
 from airflow_provider_cdc.sources.base import LockPolicy, Source, TablePlan
 
@@ -33,20 +34,34 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
     :param target: URI of the folder to publish in; ``{source}`` in it stands for ``source_conn_id``.
     :param plan: XCom ``plan`` of preflight.
     :param options: XCom ``options`` of preflight.
+    :param source_conn_ids: the connections that may be named, as for preflight.
+    :param targets: the folders that may be published in, as for preflight.
     """
 
     template_fields: Sequence[str] = ("source_conn_id", "target", "plan", "options")
 
-    def __init__(self, *, source_conn_id: str, target: str, plan: Any, options: Any, **kwargs: Any) -> None:
+    def __init__(
+        self,
+        *,
+        source_conn_id: str,
+        target: str,
+        plan: Any,
+        options: Any,
+        source_conn_ids: Sequence[str] | None = None,
+        targets: Sequence[str] | None = None,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(multiple_outputs=True, **kwargs)
         self.source_conn_id = source_conn_id
         self.target = target
         self.plan = plan
         self.options = options
+        self.allowed = Allowed(source_conn_ids, targets)
         self._recording = False
 
     def execute(self, context: Context) -> dict[str, Any]:
         with airflow_errors():
+            self.allowed.check(self.source_conn_id, self.target)
             lake = lake_of(self.target, self.source_conn_id)
             run_id = run_id_of(context, lake)
             run = run_folder(lake, run_id)

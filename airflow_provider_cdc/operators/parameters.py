@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from airflow_provider_cdc.errors import PreflightError, Problem
+from airflow_provider_cdc.core.lake_uri import LakeUri, glob
+from airflow_provider_cdc.errors import ConfigurationError, PreflightError, Problem
+from airflow_provider_cdc.operators.base import lake_of
 from airflow_provider_cdc.sources.base import CONSISTENCIES, UNREPRESENTABLE, LockPolicy
 
 
@@ -68,6 +70,68 @@ class RunParameters:
             "lock": asdict(self.lock),
             "keep_slot": self.keep_slot,
         }
+
+
+@dataclass(frozen=True)
+class Allowed:
+    """What a DAG's author lets its runs name: whoever may trigger a DAG chooses its params, and its tasks have the
+    rights of Airflow, not those of that person.
+
+    :param source_conn_ids: ids of connections, ``*`` for any run of characters; None: any connection.
+    :param targets: URIs of folders; they and what lies below them is allowed, compared part by part. ``*`` stands for
+        any run of characters in a part, ``*`` alone for any target, ``{source}`` for the id of the connection. None:
+        any target.
+    """
+
+    source_conn_ids: Sequence[str] | None = None
+    targets: Sequence[str] | None = None
+
+    def check(self, source_conn_id: str, target: str) -> None:
+        """:raises PreflightError: naming what is not allowed."""
+        problems = []
+        known = self.source_conn_ids
+        if known is not None and not any(glob(pattern, source_conn_id) for pattern in known):
+            problems.append(_not_allowed("source_conn_id", source_conn_id, known, "source_conn_ids"))
+        if self.targets is not None and (lake := _lake(target, source_conn_id)) is not None:
+            above = [pattern if pattern == "*" else lake_of(pattern, source_conn_id) for pattern in self.targets]
+            if not any(map(lake.matches, above)):
+                problems.append(_not_allowed("target", str(lake), above, "targets"))
+        if problems:
+            raise PreflightError(problems)
+
+
+def _lake(target: str, source_conn_id: str) -> LakeUri | None:
+    # What is no place to write to is refused by whoever uses it.
+    try:
+        return LakeUri.parse(lake_of(target, source_conn_id))
+    except ConfigurationError:
+        return None
+
+
+def _not_allowed(parameter: str, value: str, known: Sequence[str], setting: str) -> Problem:
+    return Problem(
+        f"parameter {parameter}",
+        f"the DAG's author does not allow {value}",
+        f"use one of {', '.join(known)}"
+        if known
+        else f"whoever keeps the DAG has to say what it may use: {setting} "
+        "of its SnapshotTaskGroup; of the DAGs that come with the package, in Airflow's configuration, section cdc "
+        f"(AIRFLOW__CDC__{setting.upper()})",
+    )
+
+
+def check_conf(given: Mapping[str, Any] | None, known: Collection[str]) -> None:
+    """Make sure that each key of a DAG run's conf means something: a misspelt one would be quietly ignored.
+
+    :raises PreflightError: naming those that do not.
+    """
+    if unknown := sorted(set(given or ()) - set(known)):
+        raise PreflightError(
+            [
+                Problem(f"conf key {key!r}", "the DAG has no such param", f"the params are {', '.join(sorted(known))}")
+                for key in unknown
+            ]
+        )
 
 
 def _shown(name: str, value: Any) -> str:

@@ -75,6 +75,8 @@ class ReleaseOfRun:
         try:
             # Nobody has rendered the templates of a task that does not run in this process.
             target, source_conn_id = task.render_template([task.target, task.source_conn_id], context)
+            # A run that was refused began nothing, and what it named is not touched.
+            task.allowed.check(source_conn_id, target)
             lake = lake_of(target, source_conn_id)
             run = run_folder(lake, run_id_for(context["dag_run"], task.task_id, lake))
             task.release(run, open_hook(source_conn_id).settings())

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.core.storage_errors import told
 from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.errors import ManifestError, PublishIncomplete, StorageRefused
 from airflow_provider_cdc.sinks.base import StagedFile, folder_name
@@ -156,8 +157,10 @@ class ParquetSink:
     def writer(self, run: Storage, name: str, schema: pa.Schema) -> Iterator[ParquetWriter]:
         writer = ParquetWriter(run, name, schema)
         try:
-            yield writer
-            writer.close()
+            # What the caller reads its rows from has errors of its own kind.
+            with told(run.uri_of(name)):
+                yield writer
+                writer.close()
         except BaseException:
             writer.abort()
             raise

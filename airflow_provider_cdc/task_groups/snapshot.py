@@ -28,15 +28,16 @@ class SnapshotTaskGroup(TaskGroup):
             shop = SnapshotTaskGroup(source_conn_id="shop", tables=["shop.*"], target="s3://lake/raw")
             refresh(shop.published)
 
-    Every argument but the ids of the group may be a template, and a template keeps the type of the value behind it:
-    ``tables="{{ params.tables }}"`` is a list if the param is one. The kind of database comes from the type of the
-    connection when the tasks run. Transient errors are retried twice, unless the ``default_args`` of the DAG or the
-    group say otherwise; errors that a retry cannot fix fail the task at once.
+    Every argument but the ids of the group and what is allowed may be a template, and a template keeps the type of the
+    value behind it: ``tables="{{ params.tables }}"`` is a list if the param is one. The kind of database comes from the
+    type of the connection when the tasks run. Transient errors are retried twice, unless the ``default_args`` of the
+    DAG or the group say otherwise; errors that a retry cannot fix fail the task at once.
 
     :param source_conn_id: connection to the source, of type ``cdc_mysql``, ``cdc_postgres``, ``mysql`` or ``postgres``.
     :param tables: the tables as ``schema.table``; ``*`` matches any run of characters in either part, and a pattern
         that begins with ``!`` leaves out what those before it named (``!shop._*_gho``).
     :param target: URI of the folder to publish in, such as ``s3://bucket/lake``; Airflow and Spark must both reach it.
+        ``{source}`` in it stands for ``source_conn_id``: a folder has the copies of one source.
     :param consistency: how the tables are read: ``watermark``, ``lock`` or ``exported``; ``auto`` picks per table.
     :param unrepresentable: what becomes of values that no Arrow type holds (a zero date, a DECIMAL of 65 digits):
         ``error`` stops, ``null`` publishes null and counts them, ``string`` publishes such columns as text.
@@ -51,6 +52,13 @@ class SnapshotTaskGroup(TaskGroup):
     :param slot_wait_seconds: PostgreSQL: how long the slot may wait for transactions that write; nobody waits for it.
     :param keep_slot: PostgreSQL: leave the publication and the slot there when the run is published, to stream on from
         ``initial_lsn``. Whoever asks for it has to drop them.
+    :param source_conn_ids: the connections that ``source_conn_id`` may name, ``*`` for any run of characters; None:
+        any. Whoever may trigger a DAG fills its params, but the tasks have Airflow's rights: give this and ``targets``
+        where ``source_conn_id`` or ``target`` is a template.
+    :param targets: the folders in which, or below which, ``target`` may lie, compared part by part; ``*`` stands for
+        any run of characters in a part, ``*`` alone for any target; None: any.
+    :param strict_conf: refuse DAG runs whose conf has keys that are no params of the DAG: a misspelt one is otherwise
+        ignored.
     :param group_id: id of the group.
     :param prefix_group_id: whether the ids of the tasks begin with that of the group. A DAG with two of these groups
         needs it for all but one.
@@ -75,6 +83,9 @@ class SnapshotTaskGroup(TaskGroup):
         lock_through_read: bool | str = False,
         slot_wait_seconds: int | str = 600,
         keep_slot: bool | str = False,
+        source_conn_ids: Sequence[str] | None = None,
+        targets: Sequence[str] | None = None,
+        strict_conf: bool = False,
         group_id: str = "cdc_snapshot",
         prefix_group_id: bool = False,
         **kwargs: Any,
@@ -82,6 +93,7 @@ class SnapshotTaskGroup(TaskGroup):
         super().__init__(group_id=group_id, prefix_group_id=prefix_group_id, **kwargs)
         # Ours are the weakest: a group's own arguments would otherwise win over the DAG's.
         self.default_args: dict[str, Any] = {**RETRYING, **(self.dag.default_args or {}), **self.default_args}
+        allowed: dict[str, Any] = {"source_conn_ids": source_conn_ids, "targets": targets}
         with self:
             self.preflight = PreflightOperator(
                 task_id="preflight",
@@ -100,6 +112,8 @@ class SnapshotTaskGroup(TaskGroup):
                 lock_through_read=lock_through_read,
                 slot_wait_seconds=slot_wait_seconds,
                 keep_slot=keep_slot,
+                strict_conf=strict_conf,
+                **allowed,
             )
             self.lock_and_record = LockAndRecordOperator(
                 task_id="lock_and_record",
@@ -107,6 +121,7 @@ class SnapshotTaskGroup(TaskGroup):
                 target=target,
                 plan=self.preflight.output["plan"],
                 options=self.preflight.output["options"],
+                **allowed,
             )
             on_spark: dict[str, Any] = {
                 "source_conn_id": source_conn_id,

@@ -28,6 +28,8 @@ class AirflowHome:
             **os.environ,
             **spark_environment(),
             "AIRFLOW_HOME": str(home),
+            "AIRFLOW__CDC__SOURCE_CONN_IDS": "*",
+            "AIRFLOW__CDC__TARGETS": "*",
             "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
             "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
             "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "5",

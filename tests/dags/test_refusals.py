@@ -98,6 +98,15 @@ def test_bad_uri(attempt: Attempt, target: str) -> None:
     assert result.tries["preflight"] == 1
 
 
+@pytest.mark.parametrize("target", ["s3://key:s3cr3t@lake/raw", "s3://lake/raw?secret_key=s3cr3t#x"])
+def test_secret_in_a_target_is_nowhere(attempt: Attempt, target: str) -> None:
+    result = attempt(target=target)
+    assert "is no place to write to" in result.log
+    assert "s3cr3t" not in result.log
+    assert "s3cr3t" not in json.dumps([result.rendered, result.xcoms])
+    assert result.tries["preflight"] == 1
+
+
 def test_target_that_cannot_be_written_to(attempt: Attempt, tmp_path: Path) -> None:
     # Root may write anywhere, but nobody makes a folder below a file.
     (tmp_path / "file").write_text("")

@@ -1,0 +1,127 @@
+"""What preflight looks for in the lake: names that collide there, another source's copies, what failed runs left."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from airflow_provider_cdc.core.manifest import Manifest
+from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.core.table import TableName
+from airflow_provider_cdc.errors import CdcError, ManifestError, PreflightError, Problem
+from airflow_provider_cdc.sinks.base import folder_name
+
+WORK_FOLDERS = ("chunks", "delta", "staged")
+"""``jobs.consolidate.WORK_FOLDERS``, whose module imports PySpark: a run that was published has none of them."""
+
+OLD = timedelta(days=7)
+"""A run that began earlier and is not published is taken to be over."""
+
+LOOKED_AT = 100
+SHOWN = 10
+_READERS = 8
+
+_log = logging.getLogger(__name__)
+
+
+def check_names(target: Storage, tables: Sequence[TableName]) -> None:
+    """Make sure that each of ``tables`` has a folder of its own in this store.
+
+    :raises PreflightError: the store ignores case, and would make one folder of two tables.
+    """
+    by_name: dict[str, list[TableName]] = {}
+    for table in tables:
+        by_name.setdefault(folder_name(table).lower(), []).append(table)
+    alike = [same for same in by_name.values() if len(same) > 1]
+    if not target.ignores_case():
+        for same in alike:
+            _log.warning(
+                "%s differ only in case. This store tells them apart; a catalog or a disk that ignores case would not.",
+                _listed(same),
+            )
+        return
+    problems = [
+        Problem(
+            _listed(same),
+            "their names differ only in case, which this store ignores: they would share one folder",
+            "copy them into different targets, in runs of their own, or choose a store that heeds case",
+        )
+        for same in alike
+    ]
+    there = {name.lower(): name for name in target.folders()}
+    problems += [
+        Problem(
+            str(tables[0]),
+            f"the store ignores case, and has the folder {there[name]} already: another table's",
+            "choose another target for one of them",
+        )
+        for name, tables in by_name.items()
+        if len(tables) == 1 and there.get(name, folder_name(tables[0])) != folder_name(tables[0])
+    ]
+    if problems:
+        raise PreflightError(problems)
+
+
+@dataclass(frozen=True)
+class Leftover:
+    """A run that began long ago and was not published. ``folders`` hold what nobody reads."""
+
+    run_id: str
+    began: str
+    folders: tuple[str, ...]
+
+
+def find_leftovers(target: Storage, now: datetime | None = None) -> list[Leftover]:
+    """Runs that are over and left files: of those named in ``_runs``, the latest ones that are old enough."""
+    horizon = (now or datetime.now(UTC)) - OLD
+    names = [name for name in target.folders("_runs") if name.rpartition("/")[2] < f"{horizon:%Y%m%dT%H%M%SZ}"]
+    with ThreadPoolExecutor(_READERS) as readers:
+        found = list(readers.map(lambda name: _leftover(target, name, horizon), names[-LOOKED_AT:]))
+    return [leftover for leftover in found if leftover is not None]
+
+
+def tell_leftovers(target: Storage) -> None:
+    """Log what failed runs left, and how it is removed. Not being able to is no failure."""
+    try:
+        found = find_leftovers(target)
+    except (CdcError, OSError) as error:
+        _log.info("What failed runs may have left in %s could not be looked for: %s", target, error)
+        return
+    if not found:
+        return
+    folders = [folder for leftover in found[:SHOWN] for folder in leftover.folders]
+    _log.warning(
+        "%d runs that began more than %d days ago were never published; their files are read by nobody. "
+        "If you will not clear their tasks any more, remove these folders%s:\n%s",
+        len(found),
+        OLD.days,
+        f" (the first {SHOWN} runs)" if len(found) > SHOWN else "",
+        "\n".join(f"  {target.uri_of(folder)}" for folder in folders),
+    )
+
+
+def _leftover(target: Storage, name: str, horizon: datetime) -> Leftover | None:
+    left = {folder.rpartition("/")[2] for folder in target.folders(name)}
+    run = target.folder(*name.split("/"))
+    if not left.intersection(WORK_FOLDERS):
+        return None
+    try:
+        manifest = Manifest.load(run)
+        began = datetime.fromisoformat(manifest.created_at)
+    except (ManifestError, ValueError):
+        # Whose it is, and since when, is not known.
+        return None
+    # The run's name says when it was scheduled: a backfill of last year may have begun just now.
+    if "consolidate" in manifest.steps or began.astimezone(UTC) > horizon:
+        return None
+    places = [f"{folder_name(entry.table.name)}/snapshot={manifest.run_id}" for entry in manifest.tables]
+    # What is to be placed is fixed before the first file is.
+    begun = any(file.rpartition("/")[2].startswith("staged") for file in run.files())
+    return Leftover(manifest.run_id, manifest.created_at, (name, *(filter(target.exists, places) if begun else ())))
+
+
+def _listed(tables: Iterable[TableName]) -> str:
+    return ", ".join(map(str, tables))

@@ -1,0 +1,77 @@
+"""A whole run onto an object store, where there are no folders, no moves and no locks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+from pyspark.sql import SparkSession
+
+from airflow_provider_cdc.core.manifest import Manifest
+from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.errors import ConfigurationError, StorageRefused
+from harness.mysql_server import MysqlServer
+from harness.pipeline import Pipeline, published, settings_of
+from harness.s3_server import READER, s3_environment
+
+
+@pytest.fixture
+def on_s3(s3: str, spark: SparkSession, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """The driver and Spark's workers find the store by their environment."""
+    workers = spark.sparkContext.environment
+    before = dict(workers)
+    for name, value in s3_environment(s3).items():
+        monkeypatch.setenv(name, value)
+        workers[name] = value
+    yield
+    workers.clear()
+    workers.update(before)
+
+
+@pytest.mark.usefixtures("on_s3")
+def test_a_run_is_exact_on_s3_and_its_head_goes_forward(spark: SparkSession, mysql: MysqlServer, schema: str) -> None:
+    mysql.query(f"CREATE TABLE {schema}.t (id int PRIMARY KEY, v varchar(20))")
+    mysql.query(f"CREATE TABLE {schema}.none (id int)")
+    mysql.query(f"INSERT INTO {schema}.t VALUES (1, 'one'), (2, 'two'), (3, 'three')")
+    target = f"s3://lake/{schema}%20raw"
+
+    def run_of(run_id: str) -> Pipeline:
+        return Pipeline(spark, settings_of(mysql), target, [f"{schema}.*"], run_id=run_id, chunk_rows=2)
+
+    early = run_of("20260102T150000Z-00000000")
+    early.record()
+    mysql.query(f"UPDATE {schema}.t SET v = 'later' WHERE id = 2")
+    mysql.query(f"DELETE FROM {schema}.t WHERE id = 1")
+    # Scheduled earlier, at a later position.
+    late = run_of("20260102T020000Z-00000000")
+    late.record()
+    found = late.finish()
+    assert published(found["published"][f"{schema}.t"])[1] == [(2, "later"), (3, "three")]
+    assert published(found["published"][f"{schema}.none"]) == (["id"], [])
+    found = early.finish()
+    assert sorted(published(found["published"][f"{schema}.t"])[1]) == [(1, "one"), (2, "two"), (3, "three")]
+    lake = Storage(target)
+    latest = lake.read_json(f"{schema}.t/_latest.json")
+    assert latest["run_id"] == "20260102T020000Z-00000000"
+    assert latest["position"] == latest["initial_gtid_set"] == Manifest.load(late.run).initial_position
+    assert latest["source"] == {"kind": "mysql", "server": mysql.query("SELECT @@server_uuid")[0][0]}
+    assert late.run.read_json("latest.json") == {f"{schema}.t": True, f"{schema}.none": True}
+    assert early.run.read_json("latest.json") == {f"{schema}.t": False, f"{schema}.none": False}
+    assert set(Storage("s3://lake").folders()) >= {f"{schema} raw"}
+
+
+@pytest.mark.usefixtures("on_s3")
+def test_rights_that_are_taken_away_in_mid_run_stop_it_for_good(
+    spark: SparkSession, mysql: MysqlServer, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mysql.query(f"CREATE TABLE {schema}.t (id int PRIMARY KEY)")
+    mysql.query(f"INSERT INTO {schema}.t VALUES (1)")
+    run = Pipeline(spark, settings_of(mysql), f"s3://lake/{schema}", [f"{schema}.t"])
+    run.record()
+    workers = spark.sparkContext.environment
+    for name, value in (("AWS_ACCESS_KEY_ID", READER[0]), ("AWS_SECRET_ACCESS_KEY", READER[1])):
+        workers[name] = value
+    with pytest.raises(StorageRefused, match="denies access") as refusal:
+        run.snapshot()
+    assert isinstance(refusal.value, ConfigurationError)
+    assert f"s3://lake/{schema}" in str(refusal.value)

@@ -1,0 +1,191 @@
+"""What preflight refuses before any work: what the author does not allow, what would collide in the lake."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG
+from airflow.sdk.exceptions import AirflowFailException
+
+from airflow_provider_cdc.core.manifest import Manifest, RunTable
+from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.core.table import Table, TableName
+from airflow_provider_cdc.errors import PreflightError
+from airflow_provider_cdc.operators.lake_checks import check_names, find_leftovers, tell_leftovers
+from airflow_provider_cdc.operators.preflight import PreflightOperator
+from airflow_provider_cdc.sinks.base import NAME_BYTES, folder_name
+from harness.mysql_server import MysqlServer
+from harness.postgres_server import PostgresServer
+
+
+def preflight(target: str, conf: Mapping[str, Any] | None = None, **arguments: Any) -> dict[str, Any]:
+    given = {"source_conn_id": "shop", "tables": ["*.accounts"], "spark_conn_id": "spark", **arguments}
+    with DAG("d", schedule=None, params={"target": target, "tables": ["a.b"]}) as dag:
+        task = PreflightOperator(task_id="preflight", target="{{ params.target }}", **given)
+    context: Any = {"dag": dag, "dag_run": SimpleNamespace(conf=conf or {}), "params": {"target": target}}
+    task.render_template_fields(context)
+    assert target == task.target or "s3cr3t" not in task.target
+    return task.execute(context)
+
+
+@pytest.fixture
+def shop(mysql: MysqlServer, schema: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A MySQL with a table `accounts`, behind the connection `shop`; the name of its schema."""
+    mysql.query(f"CREATE TABLE {schema}.accounts (id int PRIMARY KEY)")
+    connection = {"conn_type": "cdc_mysql", "host": mysql.host, "port": mysql.port, "login": "root"}
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", json.dumps(connection))
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK", json.dumps({"conn_type": "spark", "host": "local[1]"}))
+    return schema
+
+
+def test_two_sources_and_one_target_are_refused_unless_the_target_tells_them_apart(
+    postgres: PostgresServer, database: str, shop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    postgres.query(
+        f"CREATE SCHEMA {shop}; CREATE TABLE {shop}.accounts (id int PRIMARY KEY);"
+        f"ALTER TABLE {shop}.accounts REPLICA IDENTITY FULL",
+        database=database,
+    )
+    fields = {"host": postgres.host, "port": postgres.port, "login": "postgres", "schema": database}
+    monkeypatch.setenv("AIRFLOW_CONN_OTHER", json.dumps({"conn_type": "cdc_postgres", **fields}))
+    tables = [f"{shop}.accounts"]
+    lake = Storage(tmp_path.as_uri())
+    lake.write_json(f"{shop}.accounts/_latest.json", {"run_id": "r1", "initial_lsn": "0/5"})
+    with pytest.raises(AirflowFailException, match="another source: kind postgres") as refusal:
+        preflight(lake.uri, tables=tables)
+    assert "{source}" in str(refusal.value)
+    for conn_id in ("shop", "other"):
+        preflight(f"{lake.uri}/{{source}}", tables=tables, source_conn_id=conn_id)
+    assert lake.folders() == ["other", "shop", f"{shop}.accounts"]
+    preflight(lake.uri, tables=tables, source_conn_id="other")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        ({"source_conn_ids": ["cdc_*"]}, "parameter source_conn_id"),
+        ({"source_conn_ids": []}, "AIRFLOW__CDC__SOURCE_CONN_IDS"),
+        ({"targets": []}, "AIRFLOW__CDC__TARGETS"),
+        ({"targets": ["s3://lake"]}, "parameter target"),
+        ({"targets": ["file:///no", "/nowhere"], "source_conn_ids": ["none"]}, "2 problems"),
+    ],
+)
+def test_what_the_author_does_not_allow_is_not_touched(tmp_path: Path, arguments: dict[str, Any], what: str) -> None:
+    # There are no such connections: nothing asks for them.
+    with pytest.raises(AirflowFailException, match="does not allow") as refusal:
+        preflight((tmp_path / "lake").as_uri(), **arguments)
+    assert what in str(refusal.value)
+    assert not list(tmp_path.iterdir())
+
+
+def test_what_the_author_allows_is_taken(shop: str, tmp_path: Path) -> None:
+    lake = (tmp_path / "lake").as_uri()
+    tables = [f"{shop}.accounts"]
+    for targets in ([lake], [str(tmp_path)], ["s3://x", f"{tmp_path.as_uri()}/{{source}}", f"{tmp_path}/l*e"], ["*"]):
+        assert preflight(lake, tables=tables, source_conn_ids=["sh*"], targets=targets)["plan"]
+    with pytest.raises(AirflowFailException, match="does not allow"):
+        preflight(f"{lake}2", tables=tables, targets=[lake])
+
+
+def test_a_key_of_the_conf_that_nobody_reads_is_named(shop: str, tmp_path: Path) -> None:
+    lake, tables = tmp_path.as_uri(), [f"{shop}.accounts"]
+    with pytest.raises(AirflowFailException, match=r"conf key 'tabels'(.|\n)*the params are tables, target"):
+        preflight(lake, {"tabels": ["a.c"], "target": lake}, strict_conf=True)
+    preflight(lake, {"target": lake}, tables=tables, strict_conf=True)
+    preflight(lake, {"for_another_task": 1}, tables=tables)
+
+
+@pytest.mark.parametrize(
+    "bad", ["s3://key:s3cr3t@lake/raw", "s3://lake/raw?secret_key=s3cr3t", "abfs://:s3cr3t@a.blob.core.windows.net/c"]
+)
+def test_a_secret_in_the_target_is_not_printed(bad: str) -> None:
+    with pytest.raises(AirflowFailException, match="no place to write to") as refusal:
+        preflight(bad, targets=["s3://lake"])
+    assert "s3cr3t" not in str(refusal.value)
+
+
+def tables_of(*names: str) -> list[TableName]:
+    return [TableName.parse(name) for name in names]
+
+
+def test_names_that_a_store_takes_for_one_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lake = Storage(tmp_path.as_uri())
+    lake.make_folder("shop.Orders")
+    check_names(lake, tables_of("shop.orders", "shop.T", "shop.t"))
+    # Nobody can mount such a disk without being root.
+    monkeypatch.setattr(Storage, "ignores_case", lambda self: True)
+    with pytest.raises(PreflightError) as refusal:
+        check_names(lake, tables_of("shop.orders", "shop.T", "shop.t", "Shop.t", "shop.u"))
+    same, there = refusal.value.problems
+    assert same.where == "shop.T, shop.t, Shop.t"
+    assert (there.where, "shop.Orders" in there.what) == ("shop.orders", True)
+    # What folds only in Unicode is written in ASCII, and never the same.
+    check_names(lake, tables_of("shop.É", "shop.é", "shop.ß", "shop.SS", "shop.ı", "shop.İ", "shop.Orders"))
+
+
+def test_a_store_that_heeds_case_is_told_from_one_that_does_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Storage(tmp_path.as_uri())
+    assert not lake.ignores_case()
+    path = Storage.path
+    monkeypatch.setattr(Storage, "path", lambda self, name="": path(self, name.lower()))
+    assert lake.ignores_case()
+    assert not list(tmp_path.iterdir())
+
+
+def test_names_in_any_alphabet_fit_every_file_system(tmp_path: Path) -> None:
+    letters = "бухгалтерскаяотчётностьзапрошлыйгодпофилиалам"
+    names = [TableName("магазин", (letters * 2)[:64]), TableName("магазин", (letters * 2)[1:65])]
+    names += [TableName("🛒" * 64, "🛒" * 64), TableName("shop", "x" * 64), TableName("s" * 64, "t" * 190)]
+    folders = [folder_name(name) for name in names]
+    assert len({*folders}) == len(names)
+    for folder in folders:
+        assert len(folder.encode()) <= NAME_BYTES
+        (tmp_path / folder).mkdir()
+        assert "~~" not in folder.partition("~~")[0]
+    # What fitted already is called what it was.
+    assert folders[3:] == ["shop." + "x" * 64, "s" * 64 + "." + "t" * 190]
+
+
+RUN = "20250101T000000Z-00000000"
+
+
+def begin(lake: Storage, run_id: str, began: datetime, **changes: Any) -> Storage:
+    run = lake.folder("_runs", run_id)
+    table = RunTable(Table(TableName("shop", "orders"), ()), "watermark", "")
+    manifest = Manifest(run_id, "mysql", "initial_gtid_set", "", {}, began.isoformat(), [table])
+    replace(manifest, **changes).save(run)
+    run.make_folder("chunks")
+    return run
+
+
+def test_what_failed_runs_left_is_named_once_they_are_old(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    lake = Storage(tmp_path.as_uri())
+    now = datetime.now(UTC)
+    long_ago = now - timedelta(days=30)
+    assert find_leftovers(lake) == []
+    tell_leftovers(lake)
+    assert not caplog.records
+    begin(lake, f"{now:%Y%m%dT%H%M%SZ}-00000000", now)
+    # A backfill of last year that goes on right now.
+    begin(lake, "20250102T000000Z-00000000", now)
+    begin(lake, "20250103T000000Z-00000000", long_ago, steps={"consolidate": {}})
+    lake.folder("_runs", "20250104T000000Z-00000000").make_folder("chunks")
+    assert find_leftovers(lake) == []
+    run = begin(lake, RUN, long_ago)
+    assert [found.folders for found in find_leftovers(lake)] == [(f"_runs/{RUN}",)]
+    run.write_json("staged.json", {})
+    lake.make_folder(f"shop.orders/snapshot={RUN}")
+    with caplog.at_level(logging.WARNING):
+        tell_leftovers(lake)
+    assert f"{lake.uri}/_runs/{RUN}\n" in caplog.text
+    assert f"{lake.uri}/shop.orders/snapshot={RUN}" in caplog.text
