@@ -233,7 +233,7 @@ def test_the_copy_is_exact_or_the_run_has_failed(
         settings = world.settings(proxy.port)
         consistency = chance.choice(["auto", "auto", "lock" if world.kind == "mysql" else "exported"])
         run = Pipeline(
-            None,  # type: ignore[arg-type] # the steps run in processes of their own
+            None,  # the steps run in processes of their own
             settings,
             tmp_path.as_uri(),
             tables,

@@ -157,7 +157,7 @@ def test_a_run_whose_manifest_was_never_written_leaves_nothing(
     with DAG("d", schedule=None) as dag:
         group = SnapshotTaskGroup(source_conn_id="shop", tables=["public.*"], target=tmp_path.as_uri())
     (release,) = dag.on_failure_callback
-    run_id = run_id_for(context["dag_run"], group.lock_and_record.task_id)
+    run_id = run_id_for(context["dag_run"], group.lock_and_record.task_id, tmp_path.as_uri())
     source.record_initial(source.preflight(["public.stock"], "auto"), LockPolicy(), run_id)
     assert kept(postgres) == 1
     release(context)

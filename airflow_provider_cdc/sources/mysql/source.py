@@ -51,7 +51,8 @@ class MysqlSource:
 
     def here(self) -> tuple[Mapping[str, str], str]:
         with session(self.settings) as connection:
-            return server.identity(connection), str(GtidSet.parse(value(connection, "@@global.gtid_executed")))
+            executed = GtidSet.parse(value(connection, "@@global.gtid_executed"))
+            return server.identity(self.settings, connection), str(executed)
 
     def record_initial(self, plans: Sequence[TablePlan], lock: LockPolicy, run_id: str = "") -> InitialPoint:
         return snapshot.record_initial(self.settings, plans, lock)

@@ -38,7 +38,8 @@ def snapshots(mysql: MysqlServer) -> int:
         mysql.query(
             "SELECT 1 FROM information_schema.INNODB_TRX JOIN performance_schema.threads "
             "ON PROCESSLIST_ID = trx_mysql_thread_id "
-            "JOIN performance_schema.session_connect_attrs USING (PROCESSLIST_ID) WHERE ATTR_NAME = 'program_name' AND ATTR_VALUE = 'airflow-provider-cdc'"
+            "JOIN performance_schema.session_connect_attrs USING (PROCESSLIST_ID) "
+            "WHERE ATTR_NAME = 'program_name' AND ATTR_VALUE = 'airflow-provider-cdc'"
         )
     )
 

@@ -7,6 +7,7 @@ https://dev.mysql.com/doc/dev/mysql-server/latest/page_protocol_com_binlog_dump.
 
 from __future__ import annotations
 
+import struct
 from typing import Any
 
 import numpy as np
