@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -17,6 +16,7 @@ from airflow_provider_cdc.jobs import net
 from airflow_provider_cdc.jobs.extract_delta import NetChange
 from airflow_provider_cdc.jobs.touched import MarkedFile, TouchedKeys, mark
 from airflow_provider_cdc.sinks.base import Sink, StagedFile, folder_name
+from airflow_provider_cdc.sinks.parquet import token
 from airflow_provider_cdc.sources.base import Source
 
 TOUCHED_ROWS = 1_000_000
@@ -77,7 +77,7 @@ class RewindTask:
         return self.tables[index].table
 
     def _staged(self, table: Table, part: str) -> str:
-        return f"staged/{folder_name(table.name)}/{part}-{uuid.uuid4().hex[:8]}"
+        return f"staged/{folder_name(table.name)}/{part}-{token()}"
 
     def _take_out(self, order: Rewind) -> Outcome:
         table = self._table(order.table)

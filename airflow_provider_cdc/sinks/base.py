@@ -1,9 +1,10 @@
 """What a sink can do, whatever the format of the lake.
 
 Tasks on any machine *stage* files with `Sink.writer`: nobody reads them yet, and a task that fails or runs twice leaves
-files behind that nobody names. The driver then takes one set of files per table and publishes in two moves, between
-which it writes the commit record of the run: `Sink.place` puts the files where they will stay, `Sink.announce` makes
-them the table's latest copy. Both may be repeated after a crash, and complete what an earlier call began.
+files behind that nobody names. The driver then fixes one set of files per table in the run's commit, of which there is
+only ever one, and publishes these in two moves: `Sink.place` puts the files where they will stay, `Sink.announce` makes
+them the table's latest copy. Both may be repeated after a crash, or done by several tries at once: what they do follows
+from the commit alone, so they complete what another call began and never undo it.
 """
 
 from __future__ import annotations
@@ -21,11 +22,13 @@ from airflow_provider_cdc.core.table import TableName
 
 @dataclass(frozen=True)
 class StagedFile:
-    """A finished file that is not published. ``name`` is relative to the run's folder, ``bytes`` is its size there."""
+    """A finished file that is not published. ``name`` is relative to the run's folder, ``bytes`` is its size there, and
+    ``checksum`` that of its content. No other try writes a file of this name."""
 
     name: str
     rows: int
     bytes: int
+    checksum: str
 
     @property
     def base_name(self) -> str:
@@ -34,17 +37,13 @@ class StagedFile:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> StagedFile:
-        return cls(**data)
-
 
 class StagedWriter(Protocol):
     """Writes rows of one table to files of bounded size, with bounded memory."""
 
     @property
     def files(self) -> list[StagedFile]:
-        """The files; complete once the writer is closed, and empty if there were no rows."""
+        """The files; complete once the writer is closed, and empty if there were no rows. They survive a crash then."""
 
     def write(self, rows: pa.RecordBatch | pa.Table) -> None:
         """Append rows of the table's schema."""
@@ -59,10 +58,19 @@ class Sink(Protocol):
     def place(self, run: Storage, table: TableName, run_id: str, files: Sequence[StagedFile]) -> str:
         """Put the files of one table where readers will find them, and return the URI of that place.
 
-        The place holds these files and no others then.
+        The place holds these files and no others then. No file that is there is ever touched.
 
+        :param files: those that the run's commit names; nothing else may ever be placed for this run.
         :raises PublishIncomplete: it stopped half-way; call it again.
-        :raises ManifestError: a file is gone, so calling it again cannot help.
+        :raises FileDamaged: a file is gone or cut short, or the place holds other files, so calling it again cannot
+            help.
+        """
+
+    def check(self, folders: Sequence[tuple[Storage, str]], file: StagedFile) -> str:
+        """Read a file from its first to its last byte, and say how it differs from its record; empty if it does not.
+
+        :param folders: the folders where it may lie, each with its name there. Meanwhile it may be moved from one to
+            the next.
         """
 
     def announce(self, table: TableName, latest: Mapping[str, Any]) -> bool:

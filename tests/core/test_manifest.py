@@ -17,7 +17,7 @@ TABLE = Table(TableName("s", "t"), (Column("id", "int", False, {"charset": "asci
 
 @pytest.fixture
 def run(tmp_path: Path) -> Storage:
-    return Storage(tmp_path.as_uri())
+    return Storage(tmp_path.as_uri()).folder("_runs", "r1")
 
 
 def manifest() -> Manifest:
@@ -44,14 +44,17 @@ def test_no_manifest(run: Storage) -> None:
         Manifest.load(run)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]x"])
+@pytest.mark.parametrize("text", ["", "{", "[]x", "[]", "{}", "3", '{"format": 2}'])
 def test_a_damaged_manifest_is_named(run: Storage, text: str) -> None:
+    run.make_folder()
     Path(run.path(FILE)).write_text(text)
-    with pytest.raises(ManifestError, match=FILE):
+    with pytest.raises(ManifestError, match=r"manifest\.json|has format None"):
         Manifest.load(run)
 
 
-@pytest.mark.parametrize("change", [{"format": 99}, {"tables": [{}]}, {"steps": None, "tables": None}])
+@pytest.mark.parametrize(
+    "change", [{"format": 99}, {"tables": [{}]}, {"tables": None}, {"identity": []}, {"run_id": 1}, {"more": 1}]
+)
 def test_a_manifest_of_another_shape_is_refused(run: Storage, change: dict[str, object]) -> None:
     manifest().save(run)
     path = Path(run.path(FILE))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from airflow_provider_cdc.core.manifest import Manifest
+from airflow_provider_cdc.core.manifest import Commit, Manifest
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.errors import LockNotGranted, LogGone
@@ -102,7 +102,8 @@ def test_cleared_task_begins_anew_when_the_source_no_longer_reaches_back(source:
 def test_published_run_is_kept_whatever_became_of_its_source(source: FakeSource, tmp_path: Path) -> None:
     first = operator(tmp_path).execute(context())
     run = Storage(first["run_uri"])
-    Manifest.load(run).finish_step(run, "consolidate", {"published": {}})
+    manifest = Manifest.load(run)
+    manifest.decide(run, Commit("t", manifest.rests_on, "commit/files-0.json"))
     source.gone = True
     assert operator(tmp_path).execute(context()) == first
     assert len(source.calls) == 1
