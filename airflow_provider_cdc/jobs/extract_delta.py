@@ -253,7 +253,7 @@ def _compose(
     pending = any(record.pending for record in records)
     parts = any(record.summary.parts > 1 for record in records)
     composed: Sequence[SegmentRecord | NetRecord] = records
-    if len(segments) > 1 or pending or parts:
+    if segments and (len(segments) > 1 or pending or parts):
         size = sum(file.bytes for _, files in segments for file in files)
         tasks = min(net.BUCKETS, -(-size // COMPOSE_BYTES)) or 1
         keyless = tuple(index for index, entry in enumerate(step.tables) if entry.table.keyless)
