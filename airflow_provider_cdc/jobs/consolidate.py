@@ -218,9 +218,10 @@ def _final_files(
             final[index] += files[index]
         if not final[index]:
             # Readers see the schema of a table without rows, too.
-            schema = step.source.arrow_schema(entry.table)
-            name = f"staged/{folder_name(entry.table.name)}/part-empty"
-            final[index].append(step.sink.write_empty(step.run, name, schema))
+            with naming(str(entry.table.name)):
+                schema = step.source.arrow_schema(entry.table)
+                name = f"staged/{folder_name(entry.table.name)}/part-empty"
+                final[index].append(step.sink.write_empty(step.run, name, schema))
         final[index].sort(key=lambda file: file.base_name)
     return final
 

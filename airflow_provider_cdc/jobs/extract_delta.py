@@ -28,7 +28,7 @@ from airflow_provider_cdc.jobs.snapshot import read_table_files
 from airflow_provider_cdc.jobs.step import Step, run_step
 from airflow_provider_cdc.jobs.tasks import run_tasks
 from airflow_provider_cdc.jobs.verify import without_damaged
-from airflow_provider_cdc.sinks.base import Sink, StagedFile
+from airflow_provider_cdc.sinks.base import Sink, StagedFile, gone_is_damaged
 from airflow_provider_cdc.sinks.parquet import token
 from airflow_provider_cdc.sources.base import (
     DELTA_SCHEMA,
@@ -128,6 +128,10 @@ class ComposeBuckets:
 
     def __call__(self, buckets: tuple[int, int]) -> NetRecord:
         """Compose the changes of all segments in some buckets."""
+        with gone_is_damaged(self.run):
+            return self._composed(buckets)
+
+    def _composed(self, buckets: tuple[int, int]) -> NetRecord:
         columns = net.NET_SCHEMA.names
         settled = [
             net.settle(

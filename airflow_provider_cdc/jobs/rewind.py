@@ -15,7 +15,7 @@ from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.jobs import net
 from airflow_provider_cdc.jobs.extract_delta import NetChange
 from airflow_provider_cdc.jobs.touched import MarkedFile, TouchedKeys, mark
-from airflow_provider_cdc.sinks.base import Sink, StagedFile, folder_name
+from airflow_provider_cdc.sinks.base import Sink, StagedFile, folder_name, gone_is_damaged
 from airflow_provider_cdc.sinks.parquet import token
 from airflow_provider_cdc.sources.base import Source
 
@@ -64,6 +64,10 @@ class RewindTask:
     change: NetChange
 
     def __call__(self, order: Rewind | Restore) -> Outcome:
+        with gone_is_damaged(self.run):
+            return self._done(order)
+
+    def _done(self, order: Rewind | Restore) -> Outcome:
         if isinstance(order, Restore):
             written, nulled = self._restore(order.table, order.buckets)
             return Outcome(order.table, written=written, nulled=nulled)

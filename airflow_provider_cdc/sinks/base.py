@@ -9,8 +9,8 @@ from the commit alone, so they complete what another call began and never undo i
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -18,6 +18,7 @@ import pyarrow as pa
 
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import TableName
+from airflow_provider_cdc.errors import FileDamaged
 
 
 @dataclass(frozen=True)
@@ -79,6 +80,21 @@ class Sink(Protocol):
         :param latest: what readers are told: ``run_id``, ``path``, the initial position, ``rows``, ``published_at``.
         :raises PublishIncomplete: it stopped half-way; call it again.
         """
+
+
+@contextmanager
+def gone_is_damaged(run: Storage) -> Iterator[None]:
+    """Files were seen to be whole before they are worked on. If one is not there any more no retry can help: another
+    try may have moved it, and whoever hears of it looks for that one.
+
+    :raises FileDamaged: in place of what a missing file leads to.
+    """
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise FileDamaged(
+            f"a file is gone: {error}", where=run.uri, hint="somebody removed it: trigger a new run"
+        ) from error
 
 
 def folder_name(table: TableName) -> str:

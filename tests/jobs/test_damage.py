@@ -143,7 +143,7 @@ def test_files_of_a_commit_are_checked_by_the_try_that_completes_it(
     for earlier in before:
         earlier()
     with monkeypatch.context() as patch:
-        patch.setattr(*((Manifest, "finish_step") if placed else (ParquetSink, "place")), stop)
+        patch.setattr(Manifest if placed else ParquetSink, "finish_step" if placed else "place", stop)
         with pytest.raises(Interrupted):
             publish()
     pattern = "../../shop.orders/snapshot=*/*.parquet" if placed else "staged/*/*.parquet"
