@@ -11,7 +11,7 @@ import json
 import types
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from functools import cache
 from typing import Any, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
@@ -22,6 +22,15 @@ Record = TypeVar("Record")
 
 HINT = "a record of the run was altered from outside, or its storage lost some of it: trigger a new run"
 _DIGITS = 32
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a step's app failed, for the task that started it."""
+
+    type: str
+    message: str
+    terminal: bool
 
 
 def digest_of(data: Any) -> str:

@@ -7,10 +7,12 @@ import json
 import sys
 import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any, NoReturn
 
 from pyspark.sql import SparkSession
 
+from airflow_provider_cdc.core.records import Failure
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import CdcError, TerminalError, TransientError
 from airflow_provider_cdc.jobs.progress import duration, say
@@ -64,9 +66,9 @@ def _unforeseen(task_id: str, error: Exception) -> CdcError:
 def _fail(task_id: str, run_uri: str, error: CdcError) -> NoReturn:
     terminal = isinstance(error, TerminalError)
     say(f"{task_id} failed: {type(error).__name__}: {error}")
-    record = {"type": type(error).__name__, "message": str(error), "terminal": terminal}
+    record = Failure(type(error).__name__, str(error), terminal)
     try:
-        Storage(run_uri).write_json(f"errors/{task_id}.json", record)
+        Storage(run_uri).write_json(f"errors/{task_id}.json", asdict(record))
     except (CdcError, OSError) as also:
         # Whoever started the app has its exit code and its output.
         say(f"{task_id}: the error could not be recorded in {run_uri}: {also}")

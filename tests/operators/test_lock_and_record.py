@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -36,6 +38,11 @@ class FakeSource:
         self.calls: list[LockPolicy] = []
         self.meanwhile: Callable[[], None] = lambda: None
         self.gone = False
+        self.slots: str | None = None
+        self.released: list[str] = []
+
+    def release(self, identity: Mapping[str, str]) -> None:
+        self.released.append(identity["slot"])
 
     def check_identity(self, identity: Mapping[str, str], position: str) -> None:
         if self.gone:
@@ -43,9 +50,13 @@ class FakeSource:
 
     def record_initial(self, plans: Sequence[TablePlan], lock: LockPolicy, run_id: str) -> InitialPoint:
         self.calls.append(lock)
+        number = len(self.calls)
         self.meanwhile()
         tables = tuple(Table(plan.name, (Column("id", "int", False),)) for plan in plans)
-        return InitialPoint(f"server:1-{len(self.calls)}", {"uuid": "server"}, tables[::-1], 0.002)
+        identity = {"uuid": "server"}
+        if self.slots is not None:
+            identity |= {"slot": self.slots or f"cdc_{number}", "publication": self.slots or f"cdc_{number}"}
+        return InitialPoint(f"server:1-{number}", identity, tables[::-1], 0.002)
 
 
 @pytest.fixture
@@ -149,3 +160,34 @@ def test_run_ids_of_different_runs_differ_and_sort_by_time() -> None:
     assert len({run_id_of(context(**change)) for change in changes}) == len(changes)
     later = datetime(2026, 1, 1, 12, 30, 1, tzinfo=UTC)
     assert run_id_of(context(run_after=later)) > max(run_id_of(context(**change)) for change in changes)
+
+
+def meet(count: int) -> Callable[[], None]:
+    """Each waits until all are there."""
+    barrier = threading.Barrier(count)
+
+    def wait() -> None:
+        barrier.wait(10)
+
+    return wait
+
+
+def test_of_two_tries_at_the_same_time_both_tell_the_position_that_counts(source: FakeSource, tmp_path: Path) -> None:
+    source.meanwhile = meet(2)
+    with ThreadPoolExecutor(2) as tries:
+        first, second = tries.map(lambda _: operator(tmp_path).execute(context()), range(2))
+    assert first == second
+    assert Manifest.load(Storage(first["run_uri"])).initial_position == first["initial_gtid_set"]
+
+
+@pytest.mark.parametrize(("shared", "released"), [(False, 1), (True, 0)])
+def test_a_try_that_was_too_slow_releases_what_it_made_and_nothing_else(
+    source: FakeSource, tmp_path: Path, shared: bool, released: int
+) -> None:
+    source.meanwhile = meet(2)
+    source.slots = "one" if shared else ""
+    with ThreadPoolExecutor(2) as tries:
+        first, _ = tries.map(lambda _: operator(tmp_path).execute(context()), range(2))
+    counts = Manifest.load(Storage(first["run_uri"])).identity
+    assert len(source.released) == released
+    assert counts["slot"] not in source.released
