@@ -139,15 +139,14 @@ class Manifest:
         record = StepRecord(task_id, token or uuid.uuid4().hex, self.rests_on, found)
         run.create_json(self._name(task_id), asdict(record))
         # What has been JSON is what every later reader sees.
-        self._load_steps(run)
+        self._load_steps(run, task_id)
         return self.steps[task_id]
 
     def decide(self, run: Storage, commit: Commit) -> Commit:
         """Take the commit, unless it is taken; return the one that counts, now and for ever."""
         run.create_json(self._name(COMMIT), asdict(commit))
-        self._load_steps(run)
-        if self.commit is None:
-            raise ManifestError("the commit is gone", where=run.uri_of(self._name(COMMIT)), hint=records.HINT)
+        self._load_steps(run, COMMIT)
+        assert self.commit is not None
         return self.commit
 
     def refresh(self, run: Storage) -> None:
@@ -210,8 +209,10 @@ class Manifest:
     def _folder(self) -> str:
         return f"steps/{self.digest[:16]}"
 
-    def _load_steps(self, run: Storage) -> None:
-        names = [name for name in run.files(self._folder) if name.endswith(".json")]
+    def _load_steps(self, run: Storage, known: str = "") -> None:
+        """:param known: a record that is there, even if the folder as it is seen from here does not list it yet."""
+        names = {name for name in run.files(self._folder) if name.endswith(".json")}
+        names |= {self._name(known)} if known else set()
         data = {name.rpartition("/")[2].removesuffix(".json"): records.read_data(run, name) for name in names}
         commit = data.pop(COMMIT, None)
         digests = {"manifest": self.digest, **{task_id: records.digest_of(own) for task_id, own in data.items()}}
@@ -232,7 +233,9 @@ class Manifest:
                         where=run.uri_of(self._name(name)),
                         hint=records.HINT,
                     )
-        self.steps = {task_id: step.found for task_id, step in steps.items()}
+        # Each rests on all before it.
+        in_order = sorted(steps, key=lambda task_id: len(steps[task_id].rests_on))
+        self.steps = {task_id: steps[task_id].found for task_id in in_order}
         self.rests_on = digests
 
 

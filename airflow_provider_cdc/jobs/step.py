@@ -158,7 +158,7 @@ def run_step(
         say(f"{task_id}: gave up after another try had been quicker ({type(error).__name__}: {error})")
         counts = theirs
     else:
-        if counts is not found and counts != found:
+        if records.digest_of(counts) != records.digest_of(found):
             say(f"{task_id}: another try was quicker; what that one found counts")
     if LAST in manifest.steps and task_id != LAST:
         clean(run)
