@@ -11,6 +11,7 @@
     │   ├── DecodeError            bytes that do not follow the format they claim
     │   ├── ValueNotRepresentable  a value that the chosen Arrow type cannot hold
     │   ├── ManifestError          a run's record is missing, unreadable or of another run
+    │   ├── FileDamaged            a file of the run is not what its record says
     │   └── ExactnessError         something in the window broke what the proof rests on
     │       ├── SchemaChanged      DDL or TRUNCATE on a copied table, or images of another shape
     │       ├── LogGone            the log no longer reaches back to the initial position
@@ -123,6 +124,10 @@ class ValueNotRepresentable(TerminalError):
 
 class ManifestError(TerminalError):
     """A run's record is missing, unreadable, or belongs to another run."""
+
+
+class FileDamaged(TerminalError):
+    """A file of the run is gone, or is not what its record says."""
 
 
 class ExactnessError(TerminalError):

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 import posixpath
 import uuid
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 from pyarrow import fs
 
+from airflow_provider_cdc.core import durable
 from airflow_provider_cdc.core.lake_uri import LakeUri
 from airflow_provider_cdc.core.storage_errors import told
 from airflow_provider_cdc.errors import ConfigurationError, ManifestError, StorageRefused
@@ -85,6 +84,11 @@ class Storage:
         """Names of the files directly in folder ``name``, sorted; empty if it does not exist."""
         return self._entries(name, fs.FileType.File)
 
+    def sizes(self, name: str = "") -> dict[str, int]:
+        """The bytes of each file directly in folder ``name``; empty if it does not exist."""
+        infos = self._filesystem.get_file_info(fs.FileSelector(self.path(name), allow_not_found=True))
+        return {posixpath.join(name, info.base_name): int(info.size) for info in infos if info.type == fs.FileType.File}
+
     def folders(self, name: str = "") -> list[str]:
         """Names of the folders directly in folder ``name``, sorted; empty if it does not exist."""
         return self._entries(name, fs.FileType.Directory)
@@ -96,7 +100,7 @@ class Storage:
 
     def make_folder(self, name: str = "") -> None:
         with told(self.uri_of(name)):
-            self._filesystem.create_dir(self.path(name), recursive=True)
+            durable.make_folder(self._filesystem, self.path(name))
 
     def move_to(self, name: str, other: Storage, new_name: str) -> None:
         """Move a file to ``other``, on the same file system, whose folder for it exists. Replaces what is there."""
@@ -126,29 +130,21 @@ class Storage:
 
     def write_json(self, name: str, data: Any) -> None:
         """Write a file that readers see whole or not at all, and that survives a crash once this returns."""
-        text = json.dumps(data, indent=2, ensure_ascii=False).encode()
         with told(self.uri_of(name)):
-            self._write(self.path(name), text)
+            durable.write(self._filesystem, self.path(name), _json_bytes(data))
 
-    def _write(self, path: str, text: bytes) -> None:
-        self._filesystem.create_dir(posixpath.dirname(path), recursive=True)
-        if not isinstance(self._filesystem, fs.LocalFileSystem):
-            # Object stores make an object visible when its upload completes.
-            with self._filesystem.open_output_stream(path) as stream:
-                stream.write(text)
-            return
-        temporary = f"{path}.{uuid.uuid4().hex}.tmp"
-        with Path(temporary).open("wb") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(temporary).replace(path)
-        # The new name is durable once its folder is.
-        folder = os.open(posixpath.dirname(path), os.O_RDONLY)
-        try:
-            os.fsync(folder)
-        finally:
-            os.close(folder)
+    def create_json(self, name: str, data: Any, settle: float | None = None) -> bool:
+        """`write_json`, unless the file is there: then it stays as it is. Whether it is ``data`` that is there now.
+
+        :param settle: see `durable.create`, which says what is promised where.
+        """
+        with told(self.uri_of(name)):
+            return durable.create(self._filesystem, self.path(name), _json_bytes(data), settle)
+
+    def sync(self, name: str = "") -> None:
+        """Have the content of a file, or the names in a folder, survive a crash."""
+        with told(self.uri_of(name)):
+            durable.sync(self._filesystem, self.path(name))
 
     def check_writable(self) -> None:
         """Write and remove a probe.
@@ -179,3 +175,6 @@ class Storage:
             return self.exists(probe.upper())
         finally:
             self.delete_file(probe)
+
+def _json_bytes(data: Any) -> bytes:
+    return json.dumps(data, indent=2, ensure_ascii=False).encode()

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
+import traceback
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Any, NoReturn
 
 from pyspark.sql import SparkSession
 
+from airflow_provider_cdc.core.records import Failure
 from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.errors import CdcError, TerminalError
+from airflow_provider_cdc.errors import CdcError, TerminalError, TransientError
 from airflow_provider_cdc.jobs.progress import duration, say
 from airflow_provider_cdc.jobs.session import open_session, settings_from_environment
 from airflow_provider_cdc.sources.base import ConnectionSettings
@@ -25,7 +29,8 @@ def main(task_id: str, job: Job, arguments: Sequence[str] | None = None) -> None
     """Run one step of the run at ``--run-uri``, and print what it found.
 
     A `CdcError` is printed without its trace, left in ``errors/<task_id>.json`` under the run, and ends the process
-    with `TRANSIENT` or `TERMINAL`.
+    with `TRANSIENT` or `TERMINAL`. So does any other error, with its trace: those of the storage and of Spark may pass,
+    but what nobody foresaw is a mistake in a program, and does not go away by itself.
     """
     parser = argparse.ArgumentParser(prog=task_id)
     parser.add_argument("--run-uri", required=True, help="the folder of the run: <target>/_runs/<run_id>")
@@ -40,16 +45,30 @@ def main(task_id: str, job: Job, arguments: Sequence[str] | None = None) -> None
             spark.stop()
     except CdcError as error:
         _fail(task_id, run_uri, error)
+    except Exception as error:
+        traceback.print_exc(file=sys.stderr)
+        _fail(task_id, run_uri, _unforeseen(task_id, error))
     say(f"{task_id}: done in {duration(found['seconds'])}")
     say(json.dumps(found))
+
+
+def _unforeseen(task_id: str, error: Exception) -> CdcError:
+    """An error that is none of ours as one, which names the step and what was being worked on (`step.naming`)."""
+    where = ", ".join([task_id, *reversed(getattr(error, "__notes__", []))])
+    what = f"{type(error).__name__}: {error}"
+    if isinstance(error, OSError | MemoryError):
+        return TransientError(what, where=where, hint="the storage or this machine failed; the task can be retried")
+    if type(error).__module__.startswith(("py4j.", "pyspark.")):
+        return TransientError(what.split("\n")[0], where=where, hint="Spark failed: look at its logs, and retry")
+    return TerminalError(what, where=where, hint="this should not happen: report it, with the trace in this log")
 
 
 def _fail(task_id: str, run_uri: str, error: CdcError) -> NoReturn:
     terminal = isinstance(error, TerminalError)
     say(f"{task_id} failed: {type(error).__name__}: {error}")
-    record = {"type": type(error).__name__, "message": str(error), "terminal": terminal}
+    record = Failure(type(error).__name__, str(error), terminal)
     try:
-        Storage(run_uri).write_json(f"errors/{task_id}.json", record)
+        Storage(run_uri).write_json(f"errors/{task_id}.json", asdict(record))
     except (CdcError, OSError) as also:
         # Whoever started the app has its exit code and its output.
         say(f"{task_id}: the error could not be recorded in {run_uri}: {also}")

@@ -2,24 +2,29 @@
 
 The step has four moments, and a try that begins after a crash goes on from the last one that was reached:
 
-1. ``staged.json`` fixes the files that count, for all tables. Until then the rewinding may be done again.
-2. All files are put in place. Nobody reads them yet.
-3. The manifest says that the step is done: the commit. From here on the run is published, whatever happens.
+1. The files that the rewind rests on are checked, and what it writes is staged. Until then it may be done again.
+2. The commit fixes the files that count, for all tables. Only one try can make it, and from here on the run is
+   published, whatever happens: all that follows is done from the commit alone, by any try, or by several at once.
+3. All files are put in place, under names that no other try has. The step is done then.
 4. Every ``_latest.json`` points to the run, and the work files are removed.
+
+So no try can ever make a file visible that the commit does not name, however late it wakes up.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core.manifest import Manifest
+from airflow_provider_cdc.core.manifest import Commit, Manifest
+from airflow_provider_cdc.core.records import HINT, decode, read_named, write_named
 from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.errors import CdcError
+from airflow_provider_cdc.errors import CdcError, ManifestError
 from airflow_provider_cdc.jobs.extract_delta import TASK_ID as EXTRACT_DELTA
 from airflow_provider_cdc.jobs.extract_delta import NetChange, read_net_change
 from airflow_provider_cdc.jobs.net import BUCKETS, bucket_ranges
@@ -28,24 +33,36 @@ from airflow_provider_cdc.jobs.progress import Progress, say, table
 from airflow_provider_cdc.jobs.rewind import Outcome, Restore, Rewind, RewindTask
 from airflow_provider_cdc.jobs.snapshot import TASK_ID as SNAPSHOT
 from airflow_provider_cdc.jobs.snapshot import read_table_files
-from airflow_provider_cdc.jobs.step import Step, run_step
+from airflow_provider_cdc.jobs.step import Step, clean, naming, run_step
 from airflow_provider_cdc.jobs.survivors import check_survivors
 from airflow_provider_cdc.jobs.tasks import run_tasks
+from airflow_provider_cdc.jobs.verify import Checked, require_whole
 from airflow_provider_cdc.sinks.base import StagedFile, folder_name
-from airflow_provider_cdc.sinks.parquet import ParquetSink
+from airflow_provider_cdc.sinks.parquet import ParquetSink, place_of
 from airflow_provider_cdc.sources import open_source
 from airflow_provider_cdc.sources.base import ConnectionSettings
 
 TASK_ID = "consolidate"
-STAGED = "staged.json"
 IS_LATEST = "latest.json"
 """Table → whether this run's copy of it was its latest one when it was announced."""
-WORK_FOLDERS = ("chunks", "delta", "staged")
+FILES = "commit/files"
 TASKS_PER_SLOT = 4
 REWIND_BYTES = 64 * 2**20
 """Bytes of files below which another task costs more than it saves: most files are ruled out by their footers."""
 RESTORE_ROWS = 250_000
 """Likewise, of rows to be put back."""
+
+
+@dataclass(frozen=True)
+class Published:
+    """What the commit fixes: the files of each table, by its name, and what is told of them."""
+
+    files: dict[str, tuple[StagedFile, ...]]
+    rewound: dict[str, int]
+    nulled: dict[str, dict[str, int]]
+    files_rewritten: int
+    files_adopted: int
+    published_at: str
 
 
 def consolidate(spark: SparkSession, run: Storage, settings: ConnectionSettings) -> dict[str, Any]:
@@ -62,7 +79,7 @@ def consolidate(spark: SparkSession, run: Storage, settings: ConnectionSettings)
     found = run_step(TASK_ID, spark, run, settings, _consolidate)
     manifest = Manifest.load(run)
     _announce(run, manifest, found)
-    _clean(run)
+    clean(run)
     if not manifest.options.get("keep_slot", False):
         _release(settings, manifest)
     return found
@@ -72,51 +89,84 @@ def _consolidate(step: Step) -> dict[str, Any]:
     names = [entry.table.name for entry in step.tables]
     step.sink.check_source(names, step.manifest.source, step.manifest.initial_position)
     step.found(EXTRACT_DELTA)
-    # Read back what was written: of two tries at the same time, both go on with what the last one fixed.
-    if (staged := _staged(step)) is None:
-        _stage(step)
-        staged = step.run.read_json(STAGED)
-    # Another try, thought dead, may have been quicker: its files are published, and must not be touched.
-    if (found := Manifest.load(step.run).steps.get(TASK_ID)) is not None:
-        return found
-    files = {name: [StagedFile.from_json(file) for file in own] for name, own in staged["files"].items()}
-    published = {
-        str(entry.table.name): step.sink.place(
-            step.run, entry.table.name, step.manifest.run_id, files[str(entry.table.name)]
+    commit = step.manifest.commit or _commit(step)
+    if commit.abandoned:
+        raise ManifestError(
+            "the run began anew while this try was at work",
+            where=step.run.uri,
+            hint="nothing is to be done: the tasks of the new beginning go on",
         )
-        for entry in step.tables
-    }
+    if (found := step.manifest.steps.get(TASK_ID)) is not None:
+        return found
+    where = step.run.uri_of(commit.record)
+    counts = decode(Published, read_named(step.run, commit.record), where)
+    if counts.files.keys() != {str(entry.table.name) for entry in step.tables}:
+        raise ManifestError("the commit is not of the tables of this run", where=where, hint=HINT)
+    if commit.token != step.token:
+        _check_commit(step, counts)
+    published = {}
+    for entry in step.tables:
+        name = str(entry.table.name)
+        with naming(name):
+            published[name] = step.sink.place(step.run, entry.table.name, step.manifest.run_id, counts.files[name])
     found = {
         "published": published,
-        "rows": {name: sum(file.rows for file in own) for name, own in files.items()},
-        "rewound": staged["rewound"],
-        "nulled": staged["nulled"],
-        "files_rewritten": staged["files_rewritten"],
-        "files_adopted": staged["files_adopted"],
-        "published_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        "rows": {name: sum(file.rows for file in own) for name, own in counts.files.items()},
+        "rewound": counts.rewound,
+        "nulled": counts.nulled,
+        "files_rewritten": counts.files_rewritten,
+        "files_adopted": counts.files_adopted,
+        "published_at": counts.published_at,
     }
-    rows = [(name, found["rows"][name], found["rewound"][name], len(own)) for name, own in files.items()]
+    rows = [(name, found["rows"][name], found["rewound"][name], len(own)) for name, own in counts.files.items()]
     say(table(("table", "rows", "keys rewound", "files"), rows))
     say_nulled("consolidate: put back as null", found["nulled"])
     say(f"consolidate: {found['files_rewritten']} files rewritten, {found['files_adopted']} adopted as they were")
     return found
 
 
-def _staged(step: Step) -> dict[str, Any] | None:
-    """What an earlier try of this step fixed."""
-    if not step.run.exists(STAGED):
-        return None
-    staged: dict[str, Any] = step.run.read_json(STAGED)
-    return staged if staged["stamp"] == step.stamp else None
+def _commit(step: Step) -> Commit:
+    """Rewind, and decide what is published; or learn what another try decided meanwhile."""
+    rests_on = step.manifest.rests_on
+    try:
+        record = write_named(step.run, FILES, asdict(_stage(step)))
+    except Exception as error:
+        # Another try that has decided moves files that this one still wants to read.
+        step.manifest.refresh(step.run)
+        if step.manifest.commit is None:
+            raise
+        say(f"consolidate: another try was quicker, and is helped out ({type(error).__name__}: {error})")
+        return step.manifest.commit
+    commit = step.manifest.decide(step.run, Commit(step.token, rests_on, record))
+    if commit.record != record:
+        say("consolidate: another try was quicker, and is helped out")
+        step.run.delete_file(record)
+    return commit
 
 
-def _stage(step: Step) -> None:
-    """Rewind, and fix the files that count."""
+def _check_commit(step: Step, counts: Published) -> None:
+    """Check what another try staged: this one has not written it, and cannot do it again.
+
+    :raises FileDamaged: a file is not what the commit says.
+    """
+    checked = []
+    for entry in step.tables:
+        name, folder = str(entry.table.name), place_of(entry.table.name, step.manifest.run_id)
+        checked += [Checked(file, name, f"{folder}/{file.base_name}") for file in counts.files[name]]
+    require_whole(step, checked)
+
+
+def _stage(step: Step) -> Published:
+    """Rewind, and say which files count."""
     change = read_net_change(step.run, step.found(EXTRACT_DELTA)["record"])
     read = read_table_files(step.run, step.found(SNAPSHOT)["record"])
     odd = {index: own for index, entry in enumerate(step.tables) if (own := read[str(entry.table.name)].odd)}
     check_survivors(step.run, change.files, odd)
     files = [read[str(entry.table.name)].files for entry in step.tables]
+    checked = [Checked(file, "the net change of the window") for file in change.files]
+    for entry, own in zip(step.tables, files, strict=True):
+        checked += [Checked(file, str(entry.table.name)) for file in own]
+    require_whole(step, checked)
     orders = _orders(step, change, files)
     touched = sum(change.keys.values())
     searched = sum(len(order.files) for order in orders if isinstance(order, Rewind))
@@ -129,18 +179,15 @@ def _stage(step: Step) -> None:
         RewindTask(step.run, step.source, step.sink, tuple(step.tables), change),
         lambda outcome: progress.add(1, sum(file.rows for file in outcome.written), 1),
     )
-    staged = {
-        "stamp": step.stamp,
-        "files": {
-            str(entry.table.name): [file.to_json() for file in own]
-            for entry, own in zip(step.tables, _final_files(step, files, outcomes), strict=True)
-        },
-        "rewound": {str(entry.table.name): change.keys.get(index, 0) for index, entry in enumerate(step.tables)},
-        "nulled": add_nulled((str(step.tables[outcome.table].table.name), outcome.nulled) for outcome in outcomes),
-        "files_rewritten": sum(outcome.replaced for outcome in outcomes),
-        "files_adopted": sum(len(own) for own in files) - sum(outcome.replaced for outcome in outcomes),
-    }
-    step.run.write_json(STAGED, staged)
+    final = _final_files(step, files, outcomes)
+    return Published(
+        files={str(entry.table.name): tuple(own) for entry, own in zip(step.tables, final, strict=True)},
+        rewound={str(entry.table.name): change.keys.get(index, 0) for index, entry in enumerate(step.tables)},
+        nulled=add_nulled((str(step.tables[outcome.table].table.name), outcome.nulled) for outcome in outcomes),
+        files_rewritten=sum(outcome.replaced for outcome in outcomes),
+        files_adopted=sum(len(own) for own in files) - sum(outcome.replaced for outcome in outcomes),
+        published_at=datetime.now(UTC).isoformat(timespec="seconds"),
+    )
 
 
 def _orders(step: Step, change: NetChange, files: Sequence[Sequence[StagedFile]]) -> list[Rewind | Restore]:
@@ -179,9 +226,10 @@ def _final_files(
             final[index] += files[index]
         if not final[index]:
             # Readers see the schema of a table without rows, too.
-            schema = step.source.arrow_schema(entry.table)
-            name = f"staged/{folder_name(entry.table.name)}/part-empty.parquet"
-            final[index].append(step.sink.write_empty(step.run, name, schema))
+            with naming(str(entry.table.name)):
+                schema = step.source.arrow_schema(entry.table)
+                name = f"staged/{folder_name(entry.table.name)}/part-empty"
+                final[index].append(step.sink.write_empty(step.run, name, schema))
         final[index].sort(key=lambda file: file.base_name)
     return final
 
@@ -214,13 +262,3 @@ def _release(settings: ConnectionSettings, manifest: Manifest) -> None:
         open_source(settings).release(manifest.identity)
     except CdcError as error:
         say(f"consolidate: the source still keeps what it kept for this run: {error}")
-
-
-def _clean(run: Storage) -> None:
-    """Remove what only a run in progress needs. The run is published: not being able to is no failure."""
-    try:
-        for folder in WORK_FOLDERS:
-            run.delete_folder(folder)
-        run.delete_file(STAGED)
-    except (CdcError, OSError) as error:
-        say(f"consolidate: work files are left in {run.uri}: {error}")

@@ -10,7 +10,6 @@ the JVM, and a small window costs no more than one small job.
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -19,6 +18,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
+from airflow_provider_cdc.core.records import decode, decoding, read_named, write_named
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import ExactnessError
 from airflow_provider_cdc.jobs import net
@@ -27,7 +27,9 @@ from airflow_provider_cdc.jobs.snapshot import TASK_ID as SNAPSHOT
 from airflow_provider_cdc.jobs.snapshot import read_table_files
 from airflow_provider_cdc.jobs.step import Step, run_step
 from airflow_provider_cdc.jobs.tasks import run_tasks
-from airflow_provider_cdc.sinks.base import Sink, StagedFile
+from airflow_provider_cdc.jobs.verify import without_damaged
+from airflow_provider_cdc.sinks.base import Sink, StagedFile, gone_is_damaged
+from airflow_provider_cdc.sinks.parquet import token
 from airflow_provider_cdc.sources.base import (
     DELTA_SCHEMA,
     ConnectionSettings,
@@ -48,6 +50,26 @@ COMPOSE_BYTES = 256 * 2**20
 
 
 @dataclass(frozen=True)
+class SegmentRecord:
+    """A segment that was read: into which files, for which plan. ``counts`` is what `net.count_by_table` gives."""
+
+    plan: str
+    segment: int
+    files: tuple[StagedFile, ...]
+    counts: dict[str, list[int]]
+    pending: int
+    summary: SegmentSummary
+
+
+@dataclass(frozen=True)
+class NetRecord:
+    """The net change of several segments, or of all of them."""
+
+    files: tuple[StagedFile, ...]
+    counts: dict[str, list[int]]
+
+
+@dataclass(frozen=True)
 class ReadSegment:
     """What a task that reads a segment needs to know. It is sent to executors."""
 
@@ -58,14 +80,14 @@ class ReadSegment:
     initial: str
     tables: tuple[TrackedTable, ...]
 
-    def __call__(self, segment: LogSegment) -> dict[str, Any]:
+    def __call__(self, segment: LogSegment) -> SegmentRecord:
         """Write the net change of one segment, and the record that says so."""
         name = f"delta/segment-{segment.number:06}"
         keyless = [tracked.index for tracked in self.tables if tracked.table.keyless]
         counts: list[dict[int, list[int]]] = []
         pending = 0
         with (
-            self.sink.writer(self.run, f"{name}-{uuid.uuid4().hex[:8]}", net.NET_SCHEMA) as writer,
+            self.sink.writer(self.run, f"{name}-{token()}", net.NET_SCHEMA) as writer,
             self.source.read_segment(segment, self.initial, self.tables) as reader,
         ):
             for rows in _gathered(reader):
@@ -74,15 +96,9 @@ class ReadSegment:
                 counts.append(net.count_by_table(rows))
                 pending += rows.num_rows - rows["pending"].null_count
             summary = reader.summary
-        record = {
-            "plan": self.plan,
-            "segment": segment.number,
-            "files": [file.to_json() for file in writer.files],
-            "counts": net.add_counts(counts),
-            "pending": pending,
-            "summary": asdict(summary),
-        }
-        self.run.write_json(_record_name(segment), record)
+        total = _by_name(net.add_counts(counts))
+        record = SegmentRecord(self.plan, segment.number, tuple(writer.files), total, pending, summary)
+        self.run.write_json(_record_name(segment), asdict(record))
         return record
 
 
@@ -110,8 +126,12 @@ class ComposeBuckets:
     decisions: net.Decisions
     keyless: tuple[int, ...]
 
-    def __call__(self, buckets: tuple[int, int]) -> dict[str, Any]:
+    def __call__(self, buckets: tuple[int, int]) -> NetRecord:
         """Compose the changes of all segments in some buckets."""
+        with gone_is_damaged(self.run):
+            return self._composed(buckets)
+
+    def _composed(self, buckets: tuple[int, int]) -> NetRecord:
         columns = net.NET_SCHEMA.names
         settled = [
             net.settle(
@@ -122,13 +142,10 @@ class ComposeBuckets:
             for number, files in self.segments
         ]
         composed = net.compose(pa.concat_tables(settled), self.keyless)
-        name = f"delta/net-{buckets[0]:02}-{uuid.uuid4().hex[:8]}"
+        name = f"delta/net-{buckets[0]:02}-{token()}"
         with self.sink.writer(self.run, name, net.NET_SCHEMA) as writer:
             writer.write(composed.sort_by([("table", "ascending"), ("bucket", "ascending")]))
-        return {
-            "files": [file.to_json() for file in writer.files],
-            "counts": net.count_by_table(composed),
-        }
+        return NetRecord(tuple(writer.files), _by_name(net.count_by_table(composed)))
 
 
 @dataclass(frozen=True)
@@ -155,19 +172,18 @@ def _extract_delta(step: Step) -> dict[str, Any]:
     run, source = step.manifest, step.source
     log_end = step.found(SNAPSHOT)["log_end"]
     records = _read(step, PLAN, lambda: source.log_segments(run.initial_position, log_end, run.identity))
-    decisions, strangers = net.decide([_summary(record) for record in records])
+    decisions, strangers = net.decide([record.summary for record in records])
     while strangers:
-        first = _summary(records[0]).segment
+        first = records[0].summary.segment
         earlier = _read(step, f"delta/before-{-first.number}.json", partial(source.segments_before, first, step.slots))
         if not earlier:
             raise _prepared_nowhere(strangers)
         records = earlier + records
-        decisions, strangers = net.decide([_summary(record) for record in records])
-    summaries = [_summary(record) for record in records]
+        decisions, strangers = net.decide([record.summary for record in records])
+    summaries = [record.summary for record in records]
 
     files, counts = _compose(step, records, decisions)
-    record = f"delta/net-{uuid.uuid4().hex[:8]}.json"
-    step.run.write_json(record, {"files": [file.to_json() for file in files], "counts": counts})
+    record = write_named(step.run, "delta/net", asdict(NetRecord(tuple(files), _by_name(counts))))
     keys = {str(entry.table.name): counts.get(index, [0, 0])[0] for index, entry in enumerate(step.tables)}
     found = {
         "transactions": sum(summary.transactions for summary in summaries),
@@ -183,14 +199,17 @@ def _extract_delta(step: Step) -> dict[str, Any]:
     return found
 
 
-def _read(step: Step, name: str, segments: Callable[[], list[LogSegment]]) -> list[dict[str, Any]]:
+def _read(step: Step, name: str, segments: Callable[[], list[LogSegment]]) -> list[SegmentRecord]:
     """The records of segments, in log order; those that no earlier try of this plan has are read.
 
     :param name: of the plan.
     """
     plan = step.plan(name, lambda: [asdict(one) for one in segments()])
-    planned = [LogSegment(**order) for order in plan.orders]
-    records = step.finished(plan, {segment.number: _record_name(segment) for segment in planned})
+    planned = [decode(LogSegment, order, step.run.uri_of(name)) for order in plan.orders]
+    records = step.finished(plan, SegmentRecord, {segment.number: _record_name(segment) for segment in planned})
+    kept = {number: record.files for number, record in records.items()}
+    whole = without_damaged(step, kept, "extract_delta: segment")
+    records = {number: record for number, record in records.items() if number in whole}
     missing = [segment for segment in planned if segment.number not in records]
     what = "log segments" if name == PLAN else "earlier log segments, for what was prepared there"
     say(f"extract_delta: {len(planned)} {what}" + (f", {len(records)} kept" if records else ""))
@@ -200,9 +219,9 @@ def _read(step: Step, name: str, segments: Callable[[], list[LogSegment]]) -> li
         "read the log",
         missing,
         ReadSegment(step.run, plan.id, step.source, step.sink, step.manifest.initial_position, _tracked(step)),
-        lambda record: progress.add(1, record["summary"]["row_images"], 1),
+        lambda record: progress.add(1, record.summary.row_images, 1),
     )
-    records.update((record["segment"], record) for record in read)
+    records.update((record.segment, record) for record in read)
     return [records[segment.number] for segment in planned]
 
 
@@ -226,39 +245,38 @@ def _record_name(segment: LogSegment) -> str:
     return f"{DONE}/segment-{segment.number:06}.json"
 
 
-def _summary(record: dict[str, Any]) -> SegmentSummary:
-    return SegmentSummary(**{**record["summary"], "segment": LogSegment(**record["summary"]["segment"])})
+def _by_name(counts: Mapping[int, list[int]]) -> dict[str, list[int]]:
+    """As JSON has them."""
+    return {str(index): own for index, own in counts.items()}
 
 
 def _compose(
-    step: Step, records: Sequence[dict[str, Any]], decisions: net.Decisions
+    step: Step, records: Sequence[SegmentRecord], decisions: net.Decisions
 ) -> tuple[list[StagedFile], dict[int, list[int]]]:
-    segments = [
-        (record["segment"], tuple(StagedFile.from_json(file) for file in record["files"]))
-        for record in records
-        if record["files"]
-    ]
-    pending = any(record["pending"] for record in records)
-    parts = any(record["summary"]["parts"] > 1 for record in records)
-    if len(segments) > 1 or pending or parts:
+    segments = [(record.segment, record.files) for record in records if record.files]
+    pending = any(record.pending for record in records)
+    parts = any(record.summary.parts > 1 for record in records)
+    composed: Sequence[SegmentRecord | NetRecord] = records
+    if segments and (len(segments) > 1 or pending or parts):
         size = sum(file.bytes for _, files in segments for file in files)
         tasks = min(net.BUCKETS, -(-size // COMPOSE_BYTES)) or 1
         keyless = tuple(index for index, entry in enumerate(step.tables) if entry.table.keyless)
-        records = run_tasks(
+        composed = run_tasks(
             step.spark,
             "compose the net change",
             net.bucket_ranges(tasks),
             ComposeBuckets(step.run, step.sink, tuple(segments), decisions, keyless),
         )
-    files = [StagedFile.from_json(file) for record in records for file in record["files"]]
-    return files, net.add_counts([record["counts"] for record in records])
+    return [file for record in composed for file in record.files], net.add_counts(record.counts for record in composed)
 
 
 def read_net_change(run: Storage, record: str) -> NetChange:
     """What the extract_delta step left."""
-    data = run.read_json(record)
+    data = decode(NetRecord, read_named(run, record), run.uri_of(record))
+    with decoding(run.uri_of(record)):
+        counts = {int(index): (keys, befores) for index, (keys, befores) in data.counts.items()}
     return NetChange(
-        tuple(StagedFile.from_json(file) for file in data["files"]),
-        {int(index): keys for index, (keys, _) in data["counts"].items()},
-        {int(index): befores for index, (_, befores) in data["counts"].items()},
+        data.files,
+        {index: keys for index, (keys, _) in counts.items()},
+        {index: befores for index, (_, befores) in counts.items()},
     )

@@ -7,7 +7,7 @@ written. If a bound means something else where it is read than where it was chec
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from decimal import Decimal
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -49,7 +49,7 @@ class KeyExtents:
         return list(self._found.values())
 
 
-def check_key_order(table: Table, extents: Iterable[Extent]) -> None:
+def check_key_order(table: Table, extents: Iterable[Sequence[Any]]) -> None:
     """Make sure that the keys of each chunk are below those of the next.
 
     Where the key has further columns, a value of the first one may be in two chunks.

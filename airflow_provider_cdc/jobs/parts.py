@@ -9,6 +9,7 @@ from typing import Any
 
 from airflow_provider_cdc.core.chunk import Chunk
 from airflow_provider_cdc.core.manifest import RunTable
+from airflow_provider_cdc.jobs.step import naming
 from airflow_provider_cdc.sinks.parquet import FILE_BYTES
 from airflow_provider_cdc.sources.base import Source
 
@@ -56,8 +57,13 @@ def cut(source: Source, tables: Sequence[RunTable], chunk_rows: int, slots: int)
     :param slots: how many tasks run at the same time.
     """
     with ThreadPoolExecutor(_PLANNERS) as planners:
-        chunks = list(planners.map(lambda entry: source.plan_chunks(entry.table, chunk_rows), tables))
+        chunks = list(planners.map(lambda entry: _planned(source, entry, chunk_rows), tables))
     return plan_parts(tables, chunks, slots)
+
+
+def _planned(source: Source, entry: RunTable, chunk_rows: int) -> list[Chunk]:
+    with naming(str(entry.table.name)):
+        return source.plan_chunks(entry.table, chunk_rows)
 
 
 def plan_parts(tables: Sequence[RunTable], chunks: Sequence[Sequence[Chunk]], slots: int) -> list[Part]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -16,7 +15,8 @@ from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.jobs import net
 from airflow_provider_cdc.jobs.extract_delta import NetChange
 from airflow_provider_cdc.jobs.touched import MarkedFile, TouchedKeys, mark
-from airflow_provider_cdc.sinks.base import Sink, StagedFile, folder_name
+from airflow_provider_cdc.sinks.base import Sink, StagedFile, folder_name, gone_is_damaged
+from airflow_provider_cdc.sinks.parquet import token
 from airflow_provider_cdc.sources.base import Source
 
 TOUCHED_ROWS = 1_000_000
@@ -64,6 +64,10 @@ class RewindTask:
     change: NetChange
 
     def __call__(self, order: Rewind | Restore) -> Outcome:
+        with gone_is_damaged(self.run):
+            return self._done(order)
+
+    def _done(self, order: Rewind | Restore) -> Outcome:
         if isinstance(order, Restore):
             written, nulled = self._restore(order.table, order.buckets)
             return Outcome(order.table, written=written, nulled=nulled)
@@ -77,7 +81,7 @@ class RewindTask:
         return self.tables[index].table
 
     def _staged(self, table: Table, part: str) -> str:
-        return f"staged/{folder_name(table.name)}/{part}-{uuid.uuid4().hex[:8]}"
+        return f"staged/{folder_name(table.name)}/{part}-{token()}"
 
     def _take_out(self, order: Rewind) -> Outcome:
         table = self._table(order.table)

@@ -8,16 +8,16 @@ that was thought dead, may end later, and what those leave is not in there.
 from __future__ import annotations
 
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import chain
 from typing import Any
 
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.manifest import RunTable
+from airflow_provider_cdc.core.records import decode, decoding, read_named, write_named
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import SourceUnavailable, TransientError
 from airflow_provider_cdc.jobs.key_order import KeyExtents, check_key_order
@@ -27,7 +27,9 @@ from airflow_provider_cdc.jobs.progress import Progress, say, table
 from airflow_provider_cdc.jobs.step import Plan, Step, run_step
 from airflow_provider_cdc.jobs.survivors import check_count, noted
 from airflow_provider_cdc.jobs.tasks import run_tasks
+from airflow_provider_cdc.jobs.verify import without_damaged
 from airflow_provider_cdc.sinks.base import Sink, StagedFile, folder_name
+from airflow_provider_cdc.sinks.parquet import token
 from airflow_provider_cdc.sources.base import ConnectionSettings, LockPolicy, Source
 
 TASK_ID = "snapshot"
@@ -57,6 +59,35 @@ class TableFiles:
 
 
 @dataclass(frozen=True)
+class _TableRecord:
+    upper: str
+    files: tuple[StagedFile, ...]
+    odd: tuple[dict[str, str], ...]
+
+
+@dataclass(frozen=True)
+class PartRecord:
+    """A part that was read: into which files, for which plan, by a server of which incarnation.
+
+    ``odd``: what `survivors.noted` returned. ``extents``: those of its chunks (`key_order`), as lists.
+    """
+
+    plan: str
+    part: int
+    files: tuple[StagedFile, ...]
+    rows: int
+    bytes: int
+    upper: str
+    incarnation: str
+    lock_seconds: float
+    nulled: dict[str, int]
+    odd: list[dict[str, str]]
+    extents: list[list[Any]]
+    chunks: int
+    seconds: float
+
+
+@dataclass(frozen=True)
 class ReadPart:
     """What a task that reads parts needs to know. It is sent to executors."""
 
@@ -68,14 +99,14 @@ class ReadPart:
     lock: LockPolicy
     pause: float
 
-    def __call__(self, part: Part) -> dict[str, Any]:
+    def __call__(self, part: Part) -> PartRecord:
         """Read one part to files, and write the record that says so."""
         started = time.monotonic()
         entry = self.tables[part.table]
         schema = self.source.arrow_schema(entry.table)
         extents = KeyExtents(self.source.key_order(entry.table))
-        name = f"chunks/{folder_name(entry.table.name)}/{part.name}-{uuid.uuid4().hex[:8]}"
         odd: list[dict[str, str]] = []
+        name = f"chunks/{folder_name(entry.table.name)}/{part.name}-{token()}"
         with (
             self.sink.writer(self.run, name, schema) as writer,
             self.source.reader(entry.table, entry.consistency, self.lock) as reader,
@@ -92,22 +123,22 @@ class ReadPart:
             incarnation = reader.settle()
             upper, lock_seconds, nulled = reader.upper, reader.lock_seconds, dict(reader.nulled)
         check_key_order(entry.table, extents.found)
-        record = {
-            "plan": self.plan,
-            "part": part.number,
-            "files": [file.to_json() for file in writer.files],
-            "rows": sum(file.rows for file in writer.files),
-            "bytes": sum(file.bytes for file in writer.files),
-            "upper": upper,
-            "incarnation": incarnation,
-            "lock_seconds": lock_seconds,
-            "nulled": nulled,
-            "odd": odd,
-            "extents": extents.found,
-            "chunks": len(part.chunks),
-            "seconds": round(time.monotonic() - started, 3),
-        }
-        self.run.write_json(f"{DONE}/{part.name}.json", record)
+        record = PartRecord(
+            plan=self.plan,
+            part=part.number,
+            files=tuple(writer.files),
+            rows=sum(file.rows for file in writer.files),
+            bytes=sum(file.bytes for file in writer.files),
+            upper=upper,
+            incarnation=incarnation,
+            lock_seconds=lock_seconds,
+            nulled=nulled,
+            odd=odd,
+            extents=[list(extent) for extent in extents.found],
+            chunks=len(part.chunks),
+            seconds=round(time.monotonic() - started, 3),
+        )
+        self.run.write_json(f"{DONE}/{part.name}.json", asdict(record))
         return record
 
 
@@ -126,13 +157,16 @@ def _snapshot(step: Step) -> dict[str, Any]:
     run = step.run
     chunk_rows = step.manifest.options.get("chunk_rows", CHUNK_ROWS)
     plan = step.plan(PLAN, lambda: [part.to_json() for part in cut(step.source, step.tables, chunk_rows, step.slots)])
-    parts = [Part.from_json(order) for order in plan.orders]
-    records = step.finished(plan, {part.number: f"{DONE}/{part.name}.json" for part in parts})
+    with decoding(run.uri_of(PLAN)):
+        parts = [Part.from_json(order) for order in plan.orders]
+    records = step.finished(plan, PartRecord, {part.number: f"{DONE}/{part.name}.json" for part in parts})
+    whole = without_damaged(step, {number: record.files for number, record in records.items()}, "snapshot: part")
+    records = {number: record for number, record in records.items() if number in whole}
     for _ in range(READS):
         _read(step, plan, parts, records)
         bound = step.source.bound_reads()
         # What a server took back when it crashed is in no log, so nothing could rewind it.
-        stale = [number for number, record in records.items() if record["incarnation"] != bound.incarnation]
+        stale = [number for number, record in records.items() if record.incarnation != bound.incarnation]
         if not stale:
             break
         say(f"snapshot: the server restarted meanwhile; {len(stale)} parts are read again")
@@ -146,12 +180,11 @@ def _snapshot(step: Step) -> dict[str, Any]:
     step.source.check_tables([entry.table for entry in step.tables])
 
     for index, entry in enumerate(step.tables):
-        own = (records[part.number]["extents"] for part in parts if part.table == index)
+        own = (records[part.number].extents for part in parts if part.table == index)
         check_key_order(entry.table, chain.from_iterable(own))
 
     tables = _by_table(step, parts, records)
-    record = f"chunks/files-{uuid.uuid4().hex[:8]}.json"
-    run.write_json(record, {name: _to_json(own) for name, own in tables.items()})
+    record = write_named(run, "chunks/files", {name: _to_json(own) for name, own in tables.items()})
     found = {
         "snapshot_upper": bound.position,
         "log_end": bound.log_end,
@@ -165,15 +198,15 @@ def _snapshot(step: Step) -> dict[str, Any]:
             }
             for name, own in tables.items()
         },
-        "nulled": add_nulled((_name(step, part), records[part.number]["nulled"]) for part in parts),
-        "lock_seconds": max((done["lock_seconds"] for done in records.values()), default=0.0),
+        "nulled": add_nulled((_name(step, part), records[part.number].nulled) for part in parts),
+        "lock_seconds": max((done.lock_seconds for done in records.values()), default=0.0),
         "record": record,
     }
     _summarize(step, found)
     return found
 
 
-def _read(step: Step, plan: Plan, parts: Sequence[Part], records: dict[int, dict[str, Any]]) -> None:
+def _read(step: Step, plan: Plan, parts: Sequence[Part], records: dict[int, PartRecord]) -> None:
     """Read the parts that have no record, and add theirs to ``records``."""
     _drop_half_read(step, parts, records)
     missing = [part for part in parts if part.number not in records]
@@ -187,8 +220,8 @@ def _read(step: Step, plan: Plan, parts: Sequence[Part], records: dict[int, dict
     options = step.manifest.options
     lock, pause = LockPolicy(**options.get("lock", {})), options.get("chunk_pause", 0.0)
 
-    def done(record: dict[str, Any]) -> None:
-        progress.add(record["chunks"], record["rows"], weights[record["part"]])
+    def done(record: PartRecord) -> None:
+        progress.add(record.chunks, record.rows, weights[record.part])
         watch.look()
 
     with step.source.share_reads({step.tables[part.table].consistency for part in missing}, lock) as source:
@@ -199,7 +232,7 @@ def _read(step: Step, plan: Plan, parts: Sequence[Part], records: dict[int, dict
             ReadPart(step.run, plan.id, source, step.sink, tuple(step.tables), lock, pause),
             done,
         )
-    records.update((record["part"], record) for record in read)
+    records.update((record.part, record) for record in read)
 
 
 class _Watch:
@@ -222,12 +255,12 @@ class _Watch:
             self._step.source.check_identity(self._step.manifest.identity, self._step.manifest.initial_position)
 
 
-def _drop_half_read(step: Step, parts: Sequence[Part], records: dict[int, dict[str, Any]]) -> None:
+def _drop_half_read(step: Step, parts: Sequence[Part], records: dict[int, PartRecord]) -> None:
     """Drop the records of keyless tables that were not read whole: all of their rows count at one exact position, which
     the next try does not have again."""
     for index, entry in enumerate(step.tables):
         own = [part.number for part in parts if part.table == index]
-        if entry.table.keyless and len({records.get(number, {}).get("upper") for number in own}) > 1:
+        if entry.table.keyless and len({records[number].upper if number in records else None for number in own}) > 1:
             for number in own:
                 records.pop(number, None)
 
@@ -236,16 +269,16 @@ def _name(step: Step, part: Part) -> str:
     return str(step.tables[part.table].table.name)
 
 
-def _by_table(step: Step, parts: list[Part], records: Mapping[int, dict[str, Any]]) -> dict[str, TableFiles]:
+def _by_table(step: Step, parts: list[Part], records: Mapping[int, PartRecord]) -> dict[str, TableFiles]:
     files: dict[str, list[StagedFile]] = {str(entry.table.name): [] for entry in step.tables}
     uppers = dict.fromkeys(files, "")
     odd: dict[str, list[dict[str, str]]] = {name: [] for name in files}
     for part in sorted(parts, key=lambda part: (part.table, part.chunks[0].number)):
         record = records[part.number]
-        files[_name(step, part)] += [StagedFile.from_json(file) for file in record["files"]]
+        files[_name(step, part)] += record.files
         if step.tables[part.table].table.keyless:
-            uppers[_name(step, part)] = record["upper"]
-        odd[_name(step, part)] += record["odd"]
+            uppers[_name(step, part)] = record.upper
+        odd[_name(step, part)] += record.odd
     return {name: TableFiles(tuple(own), uppers[name], tuple(odd[name])) for name, own in files.items()}
 
 
@@ -255,10 +288,9 @@ def _to_json(own: TableFiles) -> dict[str, Any]:
 
 def read_table_files(run: Storage, record: str) -> dict[str, TableFiles]:
     """What the snapshot step read, by table."""
-    return {
-        name: TableFiles(tuple(StagedFile.from_json(file) for file in own["files"]), own["upper"], tuple(own["odd"]))
-        for name, own in run.read_json(record).items()
-    }
+    where = run.uri_of(record)
+    tables = decode(dict[str, _TableRecord], read_named(run, record), where)
+    return {name: TableFiles(own.files, own.upper, own.odd) for name, own in tables.items()}
 
 
 def _summarize(step: Step, found: Mapping[str, Any]) -> None:

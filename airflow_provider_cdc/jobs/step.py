@@ -1,24 +1,35 @@
-"""What the three steps of a run have in common: the manifest, the source, the sink, and being done only once."""
+"""What the three steps of a run have in common: the manifest, the source, the sink, and being done only once.
+
+Two tries of a step may be at work at the same time: the task of one was thought dead. All that they share are records
+that only one of them can make; files have names that no other try writes. So both go on until the first one has
+recorded what it found; the other one then ends with that.
+"""
 
 from __future__ import annotations
 
-import hashlib
-import json
 import time
 import uuid
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from typing import Any, TypeVar
 
 from pyspark.sql import SparkSession
 
+from airflow_provider_cdc.core import records
 from airflow_provider_cdc.core.manifest import Manifest, RunTable
 from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.errors import ManifestError
+from airflow_provider_cdc.errors import CdcError, ConfigurationError, ManifestError
 from airflow_provider_cdc.jobs.progress import say
 from airflow_provider_cdc.sinks.parquet import ParquetSink
 from airflow_provider_cdc.sources import open_source
 from airflow_provider_cdc.sources.base import ConnectionSettings, Source
+
+WORK_FOLDERS = ("chunks", "delta", "staged")
+"""What only a run in progress needs."""
+LAST = "consolidate"
+
+Done = TypeVar("Done")
 
 
 @dataclass(frozen=True)
@@ -26,6 +37,7 @@ class Plan:
     """The orders of a step, as JSON. Every record of a finished order carries the ``id`` of the plan it was given in:
     the same number means other work in another plan, which a try that was thought dead may still follow."""
 
+    stamp: str
     id: str
     orders: list[dict[str, Any]]
 
@@ -35,12 +47,14 @@ class Step:
     """A step in progress.
 
     ``run`` is the run's folder; the lake folder it publishes to lies two levels above (``<target>/_runs/<run_id>``).
+    ``token`` is this try's own.
     """
 
     spark: SparkSession
     run: Storage
     manifest: Manifest
     source: Source
+    token: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @property
     def tables(self) -> list[RunTable]:
@@ -62,28 +76,30 @@ class Step:
         Rows that were read for another initial position would make the rewind wrong, and so would changes read up to
         another bound than the one of the files.
         """
-        grounds = [self.manifest.created_at, self.manifest.initial_position, self.manifest.steps]
-        return hashlib.sha256(json.dumps(grounds, sort_keys=True).encode()).hexdigest()[:16]
+        return records.digest_of(self.manifest.rests_on)
 
     def plan(self, name: str, make: Callable[[], list[dict[str, Any]]]) -> Plan:
         """The orders of this step, made once: a step that is taken up again must not cut its work elsewhere."""
-        if self.run.exists(name):
-            data = self.run.read_json(name)
-            if data["stamp"] == self.stamp:
-                return Plan(data["id"], data["orders"])
-        plan = Plan(uuid.uuid4().hex, make())
-        self.run.write_json(name, {"stamp": self.stamp, "id": plan.id, "orders": plan.orders})
-        return plan
+        # The run may have begun anew, and tries that were thought dead may still follow the plan that it had.
+        for own in (name, f"{name.removesuffix('.json')}-{self.stamp}.json"):
+            if not self.run.exists(own):
+                # If two tries make it at the same time, one of them does some work in vain, and nothing worse.
+                self.run.create_json(own, asdict(Plan(self.stamp, uuid.uuid4().hex, make())), settle=0)
+            plan = records.read(Plan, self.run, own)
+            if plan.stamp == self.stamp:
+                return plan
+        raise ManifestError("the plan is that of other work", where=self.run.uri_of(name), hint=records.HINT)
 
-    def finished(self, plan: Plan, names: Mapping[int, str]) -> dict[int, dict[str, Any]]:
+    def finished(self, plan: Plan, kind: type[Done], names: Mapping[int, str]) -> dict[int, Done]:
         """The records of orders that earlier tries finished, by the number of the order.
 
+        :param kind: of the records; each has a ``plan``.
         :param names: the name of each order's record.
         """
         folders = {name.rpartition("/")[0] for name in names.values()}
         present = {file for folder in folders for file in self.run.files(folder)}
-        records = {number: self.run.read_json(name) for number, name in names.items() if name in present}
-        return {number: record for number, record in records.items() if record["plan"] == plan.id}
+        done = {number: records.read(kind, self.run, name) for number, name in names.items() if name in present}
+        return {number: record for number, record in done.items() if getattr(record, "plan") == plan.id}  # noqa: B009
 
     def found(self, task_id: str) -> dict[str, Any]:
         """What an earlier step found. Its ``record`` names the file with what is too much for the manifest.
@@ -115,8 +131,65 @@ def run_step(
     if task_id in manifest.steps:
         say(f"{task_id}: already done in this run; nothing to do")
         return manifest.steps[task_id]
+    if manifest.abandoned:
+        raise ManifestError(
+            "the run began anew, but has no new manifest yet",
+            where=run.uri,
+            hint="clear lock_and_record and the tasks after it",
+        )
     source = open_source(settings).of_run(manifest.identity, manifest.initial_position)
-    source.check_identity(manifest.identity, manifest.initial_position)
-    found = work(Step(spark, run, manifest, source))
-    found["seconds"] = round(time.monotonic() - started, 3)
-    return manifest.finish_step(run, task_id, found)
+    if source.kind != manifest.kind:
+        raise ConfigurationError(
+            f"the run began on a {manifest.kind} source, and this is a {source.kind} one",
+            where=run.uri,
+            hint="correct the connection, or trigger a new run",
+        )
+    if not manifest.committed:
+        source.check_identity(manifest.identity, manifest.initial_position)
+    step = Step(spark, run, manifest, source)
+    try:
+        found = work(step)
+        found["seconds"] = round(time.monotonic() - started, 3)
+        counts = manifest.finish_step(run, task_id, found, step.token)
+    except Exception as error:
+        # Whatever came in the way of this try: another one that is done has left nothing to do.
+        if (theirs := _found_by_another(run, manifest, task_id)) is None:
+            raise
+        say(f"{task_id}: gave up after another try had been quicker ({type(error).__name__}: {error})")
+        counts = theirs
+    else:
+        if records.digest_of(counts) != records.digest_of(found):
+            say(f"{task_id}: another try was quicker; what that one found counts")
+    if LAST in manifest.steps and task_id != LAST:
+        clean(run)
+    return counts
+
+
+def _found_by_another(run: Storage, manifest: Manifest, task_id: str) -> dict[str, Any] | None:
+    try:
+        manifest.refresh(run)
+    except (CdcError, OSError):
+        # What came in the way of the work is what counts.
+        return None
+    return manifest.steps.get(task_id)
+
+
+@contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Have errors that nobody expected say what was being worked on: a table, a part."""
+    try:
+        yield
+    except CdcError:
+        raise
+    except Exception as error:
+        error.add_note(what)
+        raise
+
+
+def clean(run: Storage) -> None:
+    """Remove what only a run in progress needs. The run is published: not being able to is no failure."""
+    try:
+        for folder in WORK_FOLDERS:
+            run.delete_folder(folder)
+    except OSError as error:
+        say(f"consolidate: work files are left in {run.uri}: {error}")

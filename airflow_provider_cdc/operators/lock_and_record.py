@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -68,26 +68,28 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
             source = open_hook(self.source_conn_id).get_conn()
             plans = [TablePlan.from_json(plan) for plan in self.plan]
             self._recording = True
-            manifest = self._kept(run, source, plans) or self._record(run, run_id, source, plans)
+            manifest = _current(run)
+            if manifest is None or not self._keeps(manifest, run, source, plans):
+                manifest = self._record(run, run_id, source, plans)
             self._recording = False
         return {"run_uri": run.uri, manifest.position_key: manifest.initial_position}
 
-    def _kept(self, run: Storage, source: Source, plans: Sequence[TablePlan]) -> Manifest | None:
-        if not Manifest.exists(run):
-            return None
-        manifest = Manifest.load(run)
+    def _keeps(self, manifest: Manifest, run: Storage, source: Source, plans: Sequence[TablePlan]) -> bool:
+        """Whether the run goes on with a manifest that is there."""
         if manifest.kind != source.kind:
             raise ConfigurationError(
                 f"the run began on a {manifest.kind} source, and {self.source_conn_id!r} is a {source.kind} one",
                 where=run.uri,
                 hint="correct the connection, or trigger a new run",
             )
-        if "consolidate" not in manifest.steps:
+        if manifest.abandoned:
+            return False
+        if not manifest.committed:
             try:
                 source.check_identity(manifest.identity, manifest.initial_position)
             except LogGone as error:
                 self.log.warning("The run begins anew: %s", error)
-                return None
+                return False
         self.log.info(
             "The run began at %s: keeping %s %s", manifest.created_at, manifest.position_key, manifest.initial_position
         )
@@ -99,7 +101,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
                 ", ".join(sorted(tables - wanted)) or "none",
                 ", ".join(sorted(wanted - tables)) or "none",
             )
-        return manifest
+        return True
 
     def on_kill(self) -> None:
         # What is being made on the source is unmade on the way out.
@@ -124,9 +126,13 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
         )
         # Another try of this task, thought dead, may have been quicker, and chunks may have been read since: rows read
         # before a position must never be rewound to it.
-        if (kept := self._kept(run, source, plans)) is not None:
-            return kept
-        manifest.save(run)
+        counts: Manifest | None = None
+        while counts is None or counts.digest != manifest.digest:
+            current = _current(run)
+            if current is not None and self._keeps(current, run, source, plans):
+                _release_own(source, initial.identity, current.identity)
+                return current
+            counts = manifest.save(run, instead_of=current)
         self.log.info(
             "%s is %s (%d tables, lock held for %.0f ms)",
             source.position_key,
@@ -135,3 +141,13 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
             initial.lock_seconds * 1000,
         )
         return manifest
+
+
+def _current(run: Storage) -> Manifest | None:
+    return Manifest.load(run) if Manifest.exists(run) else None
+
+
+def _release_own(source: Source, own: Mapping[str, str], counting: Mapping[str, str]) -> None:
+    """Release what a try that was too slow made on the source, never what the run that counts rests on."""
+    if all(own.get(name) and own.get(name) != counting.get(name) for name in ("slot", "publication")):
+        source.release(own)

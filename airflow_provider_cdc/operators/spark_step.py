@@ -21,6 +21,7 @@ from airflow.providers.common.compat.sdk import (
 )
 
 import airflow_provider_cdc
+from airflow_provider_cdc.core import records
 from airflow_provider_cdc.core.manifest import Manifest
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import ConfigurationError, ManifestError
@@ -127,10 +128,15 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
     def _raise_what_the_app_said(self, run: Storage) -> None:
         if not run.exists(self._error_file):
             return
-        error = run.read_json(self._error_file)
-        if error["terminal"]:
-            raise AirflowFailException(error["message"]) from None
-        raise AirflowException(error["message"]) from None
+        try:
+            failure = records.read(records.Failure, run, self._error_file)
+        except ManifestError as error:
+            # Then it is not known whether a retry may help.
+            self.log.warning("What the app said of its failure cannot be read: %s", error)
+            return
+        if failure.terminal:
+            raise AirflowFailException(failure.message) from None
+        raise AirflowException(failure.message) from None
 
     def on_kill(self) -> None:
         # Without a hook nothing was started, and the parent class would make one.

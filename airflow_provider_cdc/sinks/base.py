@@ -1,17 +1,18 @@
 """What a sink can do, whatever the format of the lake.
 
 Tasks on any machine *stage* files with `Sink.writer`: nobody reads them yet, and a task that fails or runs twice leaves
-files behind that nobody names. The driver then takes one set of files per table and publishes in two moves, between
-which it writes the commit record of the run: `Sink.place` puts the files where they will stay, `Sink.announce` makes
-them the table's latest copy. Both may be repeated after a crash, and complete what an earlier call began.
+files behind that nobody names. The driver then fixes one set of files per table in the run's commit, of which there is
+only ever one, and publishes these in two moves: `Sink.place` puts the files where they will stay, `Sink.announce` makes
+them the table's latest copy. Both may be repeated after a crash, or done by several tries at once: what they do follows
+from the commit alone, so they complete what another call began and never undo it.
 """
 
 from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Protocol
 
@@ -19,15 +20,18 @@ import pyarrow as pa
 
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import TableName
+from airflow_provider_cdc.errors import FileDamaged
 
 
 @dataclass(frozen=True)
 class StagedFile:
-    """A finished file that is not published. ``name`` is relative to the run's folder, ``bytes`` is its size there."""
+    """A finished file that is not published. ``name`` is relative to the run's folder, ``bytes`` is its size there, and
+    ``checksum`` that of its content. No other try writes a file of this name."""
 
     name: str
     rows: int
     bytes: int
+    checksum: str
 
     @property
     def base_name(self) -> str:
@@ -36,17 +40,13 @@ class StagedFile:
     def to_json(self) -> dict[str, Any]:
         return asdict(self)
 
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> StagedFile:
-        return cls(**data)
-
 
 class StagedWriter(Protocol):
     """Writes rows of one table to files of bounded size, with bounded memory."""
 
     @property
     def files(self) -> list[StagedFile]:
-        """The files; complete once the writer is closed, and empty if there were no rows."""
+        """The files; complete once the writer is closed, and empty if there were no rows. They survive a crash then."""
 
     def write(self, rows: pa.RecordBatch | pa.Table) -> None:
         """Append rows of the table's schema."""
@@ -61,10 +61,19 @@ class Sink(Protocol):
     def place(self, run: Storage, table: TableName, run_id: str, files: Sequence[StagedFile]) -> str:
         """Put the files of one table where readers will find them, and return the URI of that place.
 
-        The place holds these files and no others then.
+        The place holds these files and no others then. No file that is there is ever touched.
 
+        :param files: those that the run's commit names; nothing else may ever be placed for this run.
         :raises PublishIncomplete: it stopped half-way; call it again.
-        :raises ManifestError: a file is gone, so calling it again cannot help.
+        :raises FileDamaged: a file is gone or cut short, or the place holds other files, so calling it again cannot
+            help.
+        """
+
+    def check(self, folders: Sequence[tuple[Storage, str]], file: StagedFile) -> str:
+        """Read a file from its first to its last byte, and say how it differs from its record; empty if it does not.
+
+        :param folders: the folders where it may lie, each with its name there. Meanwhile it may be moved from one to
+            the next.
         """
 
     def check_source(self, tables: Sequence[TableName], source: Mapping[str, str], position: str) -> None:
@@ -83,6 +92,19 @@ class Sink(Protocol):
         """
 
 
+@contextmanager
+def gone_is_damaged(run: Storage) -> Iterator[None]:
+    """Files were seen to be whole before they are worked on. If one is not there any more no retry can help: another
+    try may have moved it, and whoever hears of it looks for that one.
+
+    :raises FileDamaged: in place of what a missing file leads to.
+    """
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise FileDamaged(
+            f"a file is gone: {error}", where=run.uri, hint="somebody removed it: trigger a new run"
+        ) from error
 NAME_BYTES = 255
 """What file systems take as one part of a path."""
 

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.manifest import Manifest
-from airflow_provider_cdc.errors import TransientError, ValueNotRepresentable
+from airflow_provider_cdc.errors import FileDamaged, TransientError, ValueNotRepresentable
 from harness.pipeline import Pipeline, published_counts
 from tests.contract.databases import PASSWORD, Database, Row
 
@@ -211,3 +215,43 @@ def test_values_that_survive_stop_the_run_and_all_their_columns_are_told(
         assert f"{db.name(table)}.day" in str(stopped.value)
     assert "unrepresentable" in stopped.value.hint
     assert not list(tmp_path.glob("*/_latest.json"))
+
+
+def at_once(*steps: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
+    with ThreadPoolExecutor(len(steps)) as tries:
+        return [done.result() for done in [tries.submit(step) for step in steps]]
+
+
+def test_two_tries_of_every_step_publish_what_one_does(bank: Database, run: Pipeline, tmp_path: Path) -> None:
+    """The task of the first one was thought dead."""
+    run.record()
+    expected = rows_of(bank)
+    write(bank, 1)
+    first, second = at_once(run.snapshot, run.snapshot)
+    assert first == second
+    write(bank, 2)
+    first, second = at_once(run.extract_delta, run.extract_delta)
+    assert first == second
+    first, second = at_once(run.consolidate, run.consolidate)
+    assert first == second
+    assert published_of(bank, run) == expected
+    for name in TABLES:
+        (folder,) = (tmp_path / str(bank.name(name))).glob("snapshot=*")
+        assert (
+            sum(pq.read_metadata(file).num_rows for file in folder.glob("*.parquet"))
+            == first["rows"][str(bank.name(name))]
+        )
+    assert bank.kept() == []
+
+
+def test_a_file_that_was_cut_short_is_not_published(bank: Database, run: Pipeline, tmp_path: Path) -> None:
+    """One of a table that the window does not touch, so that nothing else would open it."""
+    run.record()
+    run.snapshot()
+    run.extract_delta()
+    file = max(Path(run.run.path()).glob("chunks/*/*.parquet"), key=lambda path: path.stat().st_size)
+    os.truncate(file, file.stat().st_size - 1)
+    with pytest.raises(FileDamaged, match=file.name):
+        run.consolidate()
+    assert not list(tmp_path.glob("*/_latest.json"))
+    assert not list(tmp_path.glob("*/snapshot=*/*"))

@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.jobs import consolidate, extract_delta, rewind, snapshot, step, touched
+from airflow_provider_cdc.jobs import consolidate, extract_delta, rewind, snapshot, step, touched, verify
 from airflow_provider_cdc.sinks import parquet
 from tests.jobs import history_source
 from tests.jobs.history_source import NAMES, SETTINGS, HistorySource, Row, begin_run
@@ -76,7 +76,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRunner:
             done(result)
         return results
 
-    for module in (snapshot, extract_delta, consolidate):
+    for module in (snapshot, extract_delta, consolidate, verify):
         monkeypatch.setattr(module, "run_tasks", run_here)
     monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 3)
     monkeypatch.setattr(parquet.ParquetWriter.__init__, "__defaults__", (300,))

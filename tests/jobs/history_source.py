@@ -375,7 +375,7 @@ def begin_run(
     """Write the manifest that lock_and_record would."""
     source.initial = initial
     run = target.folder("_runs", run_id)
-    Manifest(
+    manifest = Manifest(
         run_id=run_id,
         kind="mysql",
         position_key="initial_gtid_set",
@@ -384,7 +384,8 @@ def begin_run(
         created_at="2026-01-01T00:00:00+00:00",
         tables=[RunTable(table, "lock" if table.keyless else "watermark", "") for table in tables()],
         options={"chunk_rows": 10},
-    ).save(run)
+    )
+    manifest.save(run, instead_of=Manifest.load(run) if Manifest.exists(run) else None)
     return run
 
 

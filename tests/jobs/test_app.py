@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import json
+import random
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from pyspark.errors import PySparkRuntimeError
 
 from airflow_provider_cdc.errors import ConfigurationError, SchemaChanged, SourceUnavailable
 from airflow_provider_cdc.jobs import app
 from airflow_provider_cdc.jobs.session import check_pyspark, settings_from_environment, to_environment
+from airflow_provider_cdc.jobs.step import naming
 from airflow_provider_cdc.sources.base import ConnectionSettings
+from tests.jobs.conftest import MakeRunner
+from tests.jobs.history_source import HistorySource, random_history
 
 SETTINGS = ConnectionSettings("mysql", "db.example", 3306, "reader", "s3cret", tls={"mode": "required"})
 
@@ -57,6 +62,49 @@ def test_an_error_is_printed_recorded_and_told_by_the_exit_code(
     record = json.loads((tmp_path / "errors/snapshot.json").read_text())
     assert record == {"type": type(error).__name__, "message": str(error), "terminal": code == 2}
     assert stopped
+
+
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (IndexError("list index out of range"), 2),
+        (KeyError("x"), 2),
+        (AssertionError("never"), 2),
+        (OSError(28, "No space left on device"), 1),
+        (ConnectionResetError("reset"), 1),
+        (MemoryError(), 1),
+        (PySparkRuntimeError("Answer from Java side is empty"), 1),
+    ],
+)
+def test_an_error_that_nobody_foresaw_names_the_step_and_the_table_and_is_retried_only_if_it_may_pass(
+    error: Exception, code: int, stopped: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def job(spark: Any, run: Any, settings: ConnectionSettings) -> dict[str, Any]:
+        with naming("shop.orders"), naming("part 3"):
+            raise error
+
+    with pytest.raises(SystemExit) as ended:
+        app.main("snapshot", job, ["--run-uri", tmp_path.as_uri()])
+    assert ended.value.code == code
+    record = json.loads((tmp_path / "errors/snapshot.json").read_text())
+    assert record["terminal"] == (code == 2)
+    assert record["message"].startswith(f"snapshot, shop.orders, part 3: {type(error).__name__}: {error}")
+    assert "in job" in capsys.readouterr().err, "the trace is for who has to find out"
+    assert stopped
+
+
+def test_a_table_whose_chunks_cannot_be_planned_is_named(
+    here: MakeRunner, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], stopped: list[str]
+) -> None:
+    def fail(self: HistorySource, table: Any, rows: int) -> None:
+        raise ZeroDivisionError(str(table.name))
+
+    monkeypatch.setattr(HistorySource, "plan_chunks", fail)
+    runner = here(HistorySource(random_history(random.Random(5), 40), 5), 15)
+    with pytest.raises(SystemExit) as ended:
+        app.main("snapshot", lambda *arguments: runner.steps()[0](), ["--run-uri", runner.run.uri])
+    assert ended.value.code == 2
+    assert "snapshot failed: TerminalError: snapshot, shop.orders: ZeroDivisionError" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("text", [None, "", "{", '{"kind": "mysql"}', '"s3cret"', '{"password": "s3cret", "x": 1}'])

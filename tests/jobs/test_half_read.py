@@ -18,7 +18,7 @@ STEP: Any = SimpleNamespace(tables=[KEYED, KEYLESS])
 
 
 def kept(uppers: dict[int, str]) -> list[int]:
-    records: dict[int, dict[str, Any]] = {number: {"upper": upper} for number, upper in uppers.items()}
+    records: dict[int, Any] = {number: SimpleNamespace(upper=upper) for number, upper in uppers.items()}
     _drop_half_read(STEP, PARTS, records)
     return sorted(records)
 

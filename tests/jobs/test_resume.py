@@ -55,23 +55,23 @@ def interrupt_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
 
         monkeypatch.setattr(Storage, name, replacement)
 
-    for name in ("write_json", "delete_file", "delete_folder", "make_folder", "move_to"):
+    for name in ("write_json", "create_json", "delete_file", "delete_folder", "make_folder", "move_to"):
         counted(name)
 
 
 def test_publishing_that_is_interrupted_anywhere_is_completed(
     here: MakeRunner, source: HistorySource, tmp_path: Path
 ) -> None:
-    ready = here(source, INITIAL, name="ready")
-    for step in ready.steps()[:2]:
+    runner = here(source, INITIAL)
+    for step in runner.steps()[:2]:
         step()
+    shutil.copytree(tmp_path / "lake", tmp_path / "ready")
     number = 0
     interrupted = True
     while interrupted:
         number += 1
-        runner = here(source, INITIAL, name=f"lake-{number}")
-        shutil.copytree(tmp_path / "ready", tmp_path / f"lake-{number}", dirs_exist_ok=True)
-        runner.run.write_json("manifest.json", runner.run.read_json("manifest.json") | {"target": runner.target.uri})
+        shutil.rmtree(tmp_path / "lake")
+        shutil.copytree(tmp_path / "ready", tmp_path / "lake")
         publish = runner.steps()[2]
         with pytest.MonkeyPatch.context() as patch:
             interrupt_at(patch, number)
@@ -148,8 +148,12 @@ def test_a_finished_run_holds_its_manifest_and_what_it_published(here: MakeRunne
     runner = here(source, INITIAL)
     found = runner.all()
     names = set(tree(runner.target))
-    kept = {f"_runs/{runner.run.uri[-25:]}/{name}" for name in ("manifest.json", "latest.json")}
-    assert {name for name in names if name.startswith("_runs/")} == kept
+    kept = {name.removeprefix(f"_runs/{runner.run.uri[-25:]}/") for name in names if name.startswith("_runs/")}
+    digest = Manifest.load(runner.run).digest[:16]
+    steps = {f"steps/{digest}/{name}.json" for name in ("snapshot", "extract_delta", "commit", "consolidate")}
+    (files,) = kept - steps - {"manifest.json", "latest.json"}
+    assert kept == {"manifest.json", "latest.json", files} | steps
+    assert files.startswith("commit/files-")
     assert found["published"] == {
         name: f"{runner.target.uri}/{name}/snapshot=20260101T000000Z-00000000" for name in NAMES
     }
@@ -243,7 +247,7 @@ def test_a_throttled_snapshot_pauses_between_chunks(
     runner: Runner = here(source, INITIAL)
     manifest = Manifest.load(runner.run)
     manifest.options["chunk_pause"] = 0.173
-    manifest.save(runner.run)
+    manifest.save(runner.run, instead_of=Manifest.load(runner.run))
     pauses: list[float] = []
     sleep = time.sleep
 

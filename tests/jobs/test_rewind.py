@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import math
+import zlib
 from collections import Counter
 from collections.abc import Sequence
 from decimal import Decimal
@@ -188,4 +189,5 @@ def test_names_of_files_that_were_written_anew_are_new(tmp_path: Path) -> None:
     (written,) = outcome.written
     assert written.base_name.startswith("part-000000-")
     assert written.base_name != "part-000000-x-0.parquet"
-    assert written == StagedFile(written.name, 1, (tmp_path / written.name).stat().st_size)
+    content = (tmp_path / written.name).read_bytes()
+    assert written == StagedFile(written.name, 1, len(content), f"{zlib.crc32(content):08x}")

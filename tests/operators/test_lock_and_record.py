@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -13,7 +15,7 @@ import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from airflow_provider_cdc.core.manifest import Manifest
+from airflow_provider_cdc.core.manifest import Commit, Manifest
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.errors import ConfigurationError, LockNotGranted, LogGone
@@ -37,6 +39,11 @@ class FakeSource:
         self.calls: list[LockPolicy] = []
         self.meanwhile: Callable[[], None] = lambda: None
         self.gone = False
+        self.slots: str | None = None
+        self.released: list[str] = []
+
+    def release(self, identity: Mapping[str, str]) -> None:
+        self.released.append(identity["slot"])
 
     def check_identity(self, identity: Mapping[str, str], position: str) -> None:
         if self.gone:
@@ -44,9 +51,13 @@ class FakeSource:
 
     def record_initial(self, plans: Sequence[TablePlan], lock: LockPolicy, run_id: str) -> InitialPoint:
         self.calls.append(lock)
+        number = len(self.calls)
         self.meanwhile()
         tables = tuple(Table(plan.name, (Column("id", "int", False),)) for plan in plans)
-        return InitialPoint(f"server:1-{len(self.calls)}", {"uuid": "server"}, tables[::-1], 0.002)
+        identity = {"uuid": "server"}
+        if self.slots is not None:
+            identity |= {"slot": self.slots or f"cdc_{number}", "publication": self.slots or f"cdc_{number}"}
+        return InitialPoint(f"server:1-{number}", identity, tables[::-1], 0.002)
 
 
 @pytest.fixture
@@ -103,7 +114,8 @@ def test_cleared_task_begins_anew_when_the_source_no_longer_reaches_back(source:
 def test_published_run_is_kept_whatever_became_of_its_source(source: FakeSource, tmp_path: Path) -> None:
     first = operator(tmp_path).execute(context())
     run = Storage(first["run_uri"])
-    Manifest.load(run).finish_step(run, "consolidate", {"published": {}})
+    manifest = Manifest.load(run)
+    manifest.decide(run, Commit("t", manifest.rests_on, "commit/files-0.json"))
     source.gone = True
     assert operator(tmp_path).execute(context()) == first
     assert len(source.calls) == 1
@@ -188,3 +200,34 @@ def test_a_secret_in_a_target_is_in_nothing_that_airflow_keeps(tmp_path: Path, b
         task.execute(context())
     assert "s3cr3t" not in str(refusal.value)
     assert refusal.value.__suppress_context__
+
+
+def meet(count: int) -> Callable[[], None]:
+    """Each waits until all are there."""
+    barrier = threading.Barrier(count)
+
+    def wait() -> None:
+        barrier.wait(10)
+
+    return wait
+
+
+def test_of_two_tries_at_the_same_time_both_tell_the_position_that_counts(source: FakeSource, tmp_path: Path) -> None:
+    source.meanwhile = meet(2)
+    with ThreadPoolExecutor(2) as tries:
+        first, second = tries.map(lambda _: operator(tmp_path).execute(context()), range(2))
+    assert first == second
+    assert Manifest.load(Storage(first["run_uri"])).initial_position == first["initial_gtid_set"]
+
+
+@pytest.mark.parametrize(("shared", "released"), [(False, 1), (True, 0)])
+def test_a_try_that_was_too_slow_releases_what_it_made_and_nothing_else(
+    source: FakeSource, tmp_path: Path, shared: bool, released: int
+) -> None:
+    source.meanwhile = meet(2)
+    source.slots = "one" if shared else ""
+    with ThreadPoolExecutor(2) as tries:
+        first, _ = tries.map(lambda _: operator(tmp_path).execute(context()), range(2))
+    counts = Manifest.load(Storage(first["run_uri"])).identity
+    assert len(source.released) == released
+    assert counts["slot"] not in source.released

@@ -166,6 +166,15 @@ def test_what_the_app_said_is_what_the_task_says(
     assert str(failed.value) == error["message"]
 
 
+@pytest.mark.parametrize("record", ["[]", "{}", '{"terminal": true}', "null", '"LogGone"'])
+def test_what_the_app_said_may_be_damaged(run: Storage, monkeypatch: pytest.MonkeyPatch, record: str) -> None:
+    """Then nobody knows whether a retry may help, so there is one."""
+    monkeypatch.setenv("TEST_FAILURE", record)
+    with pytest.raises(AirflowException) as failed:
+        operator(run).execute(CONTEXT)
+    assert not isinstance(failed.value, AirflowFailException)
+
+
 def test_error_of_an_earlier_try_is_not_taken_for_that_of_a_crash(
     run: Storage, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
+import zlib
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,10 +17,10 @@ from pyarrow import fs
 
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import TableName
-from airflow_provider_cdc.errors import ManifestError, PublishIncomplete
+from airflow_provider_cdc.errors import FileDamaged, PublishIncomplete
 from airflow_provider_cdc.sinks import parquet
 from airflow_provider_cdc.sinks.base import StagedFile, folder_name
-from airflow_provider_cdc.sinks.parquet import ParquetSink, ParquetWriter
+from airflow_provider_cdc.sinks.parquet import ParquetSink, ParquetWriter, place_of
 
 TABLE = TableName("shop", "orders")
 SCHEMA = pa.schema([("id", pa.int64()), ("state", pa.dictionary(pa.int16(), pa.string())), ("text", pa.string())])
@@ -97,7 +101,7 @@ def test_values_survive_when_every_batch_has_a_dictionary_of_its_own(target: Sto
 def test_columns_without_a_value_and_files_without_a_row_have_the_schema(target: Storage, run: Storage) -> None:
     nothing = pa.record_batch([pa.nulls(2, field.type) for field in SCHEMA], schema=SCHEMA)
     with_nulls = stage(target, run, "chunks/t/p", nothing)[0]
-    empty = ParquetSink(target).write_empty(run, "staged/t/part-empty.parquet", SCHEMA)
+    empty = ParquetSink(target).write_empty(run, "staged/t/part-empty", SCHEMA)
     for file, count in ((with_nulls, 2), (empty, 0)):
         table = pq.read_table(run.path(file.name))
         assert table.schema.equals(SCHEMA)
@@ -149,19 +153,75 @@ def test_placing_moves_the_files_and_may_be_repeated(target: Storage, run: Stora
     assert run.files("chunks/t") == []
 
 
-def test_what_another_try_left_in_the_place_is_removed(target: Storage, run: Storage) -> None:
+def test_no_file_that_is_in_a_place_is_ever_touched(target: Storage, run: Storage) -> None:
+    """What is there and not of this copy was put there by somebody else, who may be reading it."""
     sink = ParquetSink(target)
-    sink.place(run, TABLE, "r1", stage(target, run, "chunks/t/part-0", rows(0, 2)))
+    theirs = Path(target.path("shop.orders/snapshot=r1/part-theirs.parquet"))
+    theirs.parent.mkdir(parents=True)
+    theirs.write_text("theirs")
+    (theirs.parent / "_SUCCESS").write_text("")
     files = stage(target, run, "chunks/t/part-1", rows(5, 2))
-    folder = Storage(sink.place(run, TABLE, "r1", files))
-    assert folder.files() == [files[0].base_name]
+    with pytest.raises(FileDamaged, match=r"not of it: shop\.orders/snapshot=r1/part-theirs\.parquet"):
+        sink.place(run, TABLE, "r1", files)
+    assert theirs.read_text() == "theirs"
+    theirs.unlink()
+    assert sink.place(run, TABLE, "r1", files)
+
+
+def test_several_tries_may_place_the_same_files_at_the_same_time(target: Storage, run: Storage) -> None:
+    sink = ParquetSink(target)
+    files = [file for at in range(60) for file in stage(target, run, f"chunks/t/part-{at}", rows(at, 1))]
+    with ThreadPoolExecutor(4) as tries:
+        uris = list(tries.map(lambda _: sink.place(run, TABLE, "r1", files), range(4)))
+    (uri,) = set(uris)
+    assert sorted(Storage(uri).files()) == sorted(file.base_name for file in files)
 
 
 def test_a_staged_file_that_is_gone_cannot_be_published(target: Storage, run: Storage) -> None:
     files = stage(target, run, "chunks/t/part-0", rows(0, 2))
     run.delete_file(files[0].name)
-    with pytest.raises(ManifestError, match="is gone"):
+    with pytest.raises(FileDamaged, match="is gone"):
         ParquetSink(target).place(run, TABLE, "r1", files)
+
+
+def test_a_file_that_was_cut_short_cannot_be_published(target: Storage, run: Storage) -> None:
+    files = stage(target, run, "chunks/t/part-0", rows(0, 2))
+    os.truncate(run.path(files[0].name), 100)
+    with pytest.raises(FileDamaged, match="has 100 bytes"):
+        ParquetSink(target).place(run, TABLE, "r1", files)
+
+
+@pytest.mark.parametrize(
+    ("what", "says"),
+    [("cut", "bytes, not"), ("flipped", "checksum"), ("gone", "gone"), ("counted", "rows, not"), ("none", "")],
+)
+def test_whatever_became_of_a_file_is_told(what: str, says: str, target: Storage, run: Storage) -> None:
+    (file,) = stage(target, run, "chunks/t/part-0", rows(0, 500))
+    path = Path(run.path(file.name))
+    content = bytearray(path.read_bytes())
+    assert file.checksum == f"{zlib.crc32(content):08x}"
+    if what == "cut":
+        path.write_bytes(content[:-1])
+    elif what == "flipped":
+        content[len(content) // 2] ^= 1
+        path.write_bytes(content)
+    elif what == "gone":
+        path.unlink()
+    elif what == "counted":
+        file = replace(file, rows=file.rows + 1)
+    found = ParquetSink(target).check([(run, file.name)], file)
+    assert says in found
+    assert bool(found) == bool(says)
+
+
+def test_a_file_is_found_where_it_was_moved_to(target: Storage, run: Storage) -> None:
+    sink = ParquetSink(target)
+    (file,) = stage(target, run, "chunks/t/part-0", rows(0, 5))
+    place = f"{place_of(TABLE, 'r1')}/{file.base_name}"
+    sink.place(run, TABLE, "r1", [file])
+    assert sink.check([(run, file.name), (target, place)], file) == ""
+    os.truncate(target.path(place), 10)
+    assert "10 bytes" in sink.check([(run, file.name), (target, place)], file)
 
 
 def test_a_place_that_cannot_be_written_to_is_a_publication_to_be_completed(target: Storage, run: Storage) -> None:

@@ -1,0 +1,139 @@
+"""Files that survive a crash once they are there, and files that only one of several writers makes.
+
+On a local disk, or what is mounted like one, the second writer of a name is refused by the file system itself. Object
+stores, as pyarrow.fs shows them, cannot refuse: there the writers elect one of themselves. Each leaves a candidate,
+waits, and completes the first candidate in the list, whoever left it; who finds a candidate leaves none of his own. Two
+writers could both believe to be the one only if a write of each took longer than `SETTLE_SECONDS`, at the same moment.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import posixpath
+import time
+import uuid
+from pathlib import Path
+
+from pyarrow import fs
+
+SETTLE_SECONDS = 2.0
+"""How long a writer waits for candidates of others where the storage cannot refuse the second one."""
+
+_NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
+_OBJECT_STORES = {"s3", "gcs", "abfs"}
+_CANDIDATE = ".candidate"
+
+
+def write(filesystem: fs.FileSystem, path: str, data: bytes) -> None:
+    """Write a file that readers see whole or not at all, and that survives a crash once this returns."""
+    make_folder(filesystem, posixpath.dirname(path))
+    if not isinstance(filesystem, fs.LocalFileSystem):
+        # Object stores make an object visible when its upload completes; HDFS and others show it as it grows.
+        whole = filesystem.type_name in _OBJECT_STORES
+        first = path if whole else f"{path}.{uuid.uuid4().hex}.tmp"
+        with filesystem.open_output_stream(first) as stream:
+            stream.write(data)
+        if not whole:
+            filesystem.move(first, path)
+        return
+    Path(_temporary(path, data)).replace(path)
+    # The new name is durable once its folder is.
+    _sync(posixpath.dirname(path))
+
+
+def create(filesystem: fs.FileSystem, path: str, data: bytes, settle: float | None = None) -> bool:
+    """`write`, unless the file is there: then it stays as it is. Whether it is ``data`` that is there now.
+
+    :param settle: how long to wait for others where the storage cannot refuse the second writer; 0 where it does no
+        harm if the last one wins.
+    """
+    make_folder(filesystem, posixpath.dirname(path))
+    if isinstance(filesystem, fs.LocalFileSystem):
+        try:
+            return _link(path, data)
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+    return _elect(filesystem, path, data, SETTLE_SECONDS if settle is None else settle)
+
+
+def make_folder(filesystem: fs.FileSystem, path: str) -> None:
+    """Make a folder, and those above it, that survive a crash once this returns."""
+    if not isinstance(filesystem, fs.LocalFileSystem):
+        filesystem.create_dir(path, recursive=True)
+        return
+    new = []
+    while not Path(path).is_dir():
+        new.append(path)
+        path = posixpath.dirname(path)
+    for one in reversed(new):
+        Path(one).mkdir(exist_ok=True)
+        _sync(posixpath.dirname(one))
+
+
+def sync(filesystem: fs.FileSystem, path: str) -> None:
+    """Have the content of a file, or the names in a folder, survive a crash. Object stores have seen to that before."""
+    if isinstance(filesystem, fs.LocalFileSystem):
+        _sync(path)
+
+
+def _sync(path: str) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _temporary(path: str, data: bytes) -> str:
+    temporary = f"{path}.{uuid.uuid4().hex}.tmp"
+    with Path(temporary).open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return temporary
+
+
+def _link(path: str, data: bytes) -> bool:
+    temporary = _temporary(path, data)
+    try:
+        os.link(temporary, path)
+        made = True
+    except FileExistsError:
+        # A network file system may say so when a call that it had carried out was sent once more.
+        made = Path(temporary).samefile(path)
+    finally:
+        Path(temporary).unlink(missing_ok=True)
+    # Also for the one who comes second: what he will rest on must not vanish in a crash.
+    _sync(posixpath.dirname(path))
+    return made
+
+
+def _elect(filesystem: fs.FileSystem, path: str, data: bytes, settle: float) -> bool:
+    if _exists(filesystem, path):
+        return False
+    if not _candidates(filesystem, path):
+        write(filesystem, f"{path}.{uuid.uuid4().hex}{_CANDIDATE}", data)
+    time.sleep(settle)
+    if not _exists(filesystem, path):
+        write(filesystem, path, _read(filesystem, _candidates(filesystem, path)[0]))
+    return _read(filesystem, path) == data
+
+
+def _candidates(filesystem: fs.FileSystem, path: str) -> list[str]:
+    folder, name = posixpath.split(path)
+    infos = filesystem.get_file_info(fs.FileSelector(folder, allow_not_found=True))
+    names = [info.base_name for info in infos]
+    return [
+        posixpath.join(folder, one) for one in sorted(names) if one.startswith(f"{name}.") and one.endswith(_CANDIDATE)
+    ]
+
+
+def _exists(filesystem: fs.FileSystem, path: str) -> bool:
+    return bool(filesystem.get_file_info(path).type != fs.FileType.NotFound)
+
+
+def _read(filesystem: fs.FileSystem, path: str) -> bytes:
+    with filesystem.open_input_stream(path) as stream:
+        return bytes(stream.read())

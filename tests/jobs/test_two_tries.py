@@ -1,0 +1,142 @@
+"""Two tries of a step at the same time, or of two steps: whoever is quicker at what, the copy is exact and whole."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+
+from airflow_provider_cdc.core.manifest import Manifest, RunTable
+from airflow_provider_cdc.errors import CdcError
+from airflow_provider_cdc.sinks import parquet
+from tests.jobs.conftest import MakeRunner, Runner
+from tests.jobs.history_source import NAMES, HistorySource, random_history, tables
+from tests.jobs.turns import Turns
+
+LENGTH, INITIAL = 40, 15
+SNAPSHOT, EXTRACT, PUBLISH = range(3)
+
+
+class SeenApart(HistorySource):
+    """Every read sees the tables at another position, whoever reads: so what two tries read differs."""
+
+    def reader(self, table: Any, consistency: str, lock: Any) -> Any:
+        self.seed += 1
+        return super().reader(table, consistency, lock)
+
+
+@pytest.fixture
+def source() -> HistorySource:
+    return SeenApart(random_history(random.Random(5), LENGTH), 5)
+
+
+def begin(here: MakeRunner, source: HistorySource, done: int) -> Runner:
+    runner = here(source, INITIAL)
+    for step in runner.steps()[:done]:
+        step()
+    return runner
+
+
+def race(runner: Runner, monkeypatch: pytest.MonkeyPatch, seed: int, steps: list[int], pause: float) -> list[Any]:
+    """What each of some steps found, all of them begun at the same time."""
+    turns = Turns(seed, pause)
+    with monkeypatch.context() as patch:
+        turns.patch(patch)
+        # Files are moved in threads of their own, which take no turns.
+        patch.setattr(parquet, "_MOVERS", 1)
+        patch.setattr(parquet, "ThreadPoolExecutor", _Inline)
+        return turns.run([runner.steps()[step] for step in steps])
+
+
+class _Inline:
+    def __init__(self, workers: int) -> None: ...
+
+    def __enter__(self) -> _Inline:
+        return self
+
+    def __exit__(self, *error: object) -> None: ...
+
+    def map(self, work: Any, orders: Any) -> list[Any]:
+        return [work(order) for order in sorted(orders)]
+
+
+def check(runner: Runner) -> None:
+    """The copy is exact, in every folder that readers see, and holds what it is said to hold."""
+    assert runner.published() == runner.expected()
+    found = Manifest.load(runner.run).steps["consolidate"]
+    for name in NAMES:
+        visible = list(Path(runner.target.path(name)).rglob("*.parquet"))
+        assert {path.parent.name for path in visible} == {"snapshot=20260101T000000Z-00000000"}
+        assert sum(pq.read_metadata(path).num_rows for path in visible) == found["rows"][name]
+    assert not list(Path(runner.target.path()).rglob("*.tmp"))
+
+
+@pytest.mark.parametrize(("seed", "pause"), [(0, 0.0), (1, 0.0), (2, 0.0), (2, 0.05), (3, 0.05)])
+@pytest.mark.parametrize("step", [SNAPSHOT, EXTRACT, PUBLISH])
+def test_two_tries_of_a_step(
+    step: int, seed: int, pause: float, here: MakeRunner, source: HistorySource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = begin(here, source, step)
+    first, second = race(runner, monkeypatch, seed, [step, step], pause)
+    assert first == second == Manifest.load(runner.run).steps[["snapshot", "extract_delta", "consolidate"][step]]
+    for later in runner.steps()[step + 1 :]:
+        later()
+    check(runner)
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("late", [SNAPSHOT, EXTRACT])
+def test_a_step_that_wakes_up_beside_later_ones(
+    late: int, seed: int, here: MakeRunner, source: HistorySource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The try that was thought dead began before its step was done, and goes on while later steps are at work."""
+    runner = begin(here, source, late)
+    own = runner.steps()[late]
+    turns = Turns(seed, 0.1)
+
+    def others() -> list[Any]:
+        return [step() for step in runner.steps()[late:]]
+
+    with monkeypatch.context() as patch:
+        turns.patch(patch)
+        patch.setattr(parquet, "ThreadPoolExecutor", _Inline)
+        zombie, found = turns.run([own, others])
+    assert not isinstance(found, Exception), found
+    assert zombie == found[0]
+    check(runner)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_try_of_a_beginning_that_was_given_up_never_publishes(
+    seed: int, here: MakeRunner, source: HistorySource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """lock_and_record begins anew while consolidate still works for the first beginning: one of them counts."""
+    runner = begin(here, source, 2)
+    first = Manifest.load(runner.run)
+    anew = Manifest(
+        run_id=first.run_id,
+        kind="mysql",
+        position_key="initial_gtid_set",
+        initial_position=str(INITIAL + 3),
+        identity=first.identity,
+        created_at="2026-01-01T00:00:07+00:00",
+        tables=[RunTable(table, "lock" if table.keyless else "watermark", "") for table in tables()],
+        options=first.options,
+    )
+    turns = Turns(seed, 0.1)
+    with monkeypatch.context() as patch:
+        turns.patch(patch)
+        patch.setattr(parquet, "ThreadPoolExecutor", _Inline)
+        published, counts = turns.run([runner.steps()[PUBLISH], lambda: anew.save(runner.run, instead_of=first)])
+    assert isinstance(counts, Manifest)
+    if counts.digest == anew.digest:
+        assert isinstance(published, CdcError)
+        assert not list(Path(runner.target.path()).rglob("snapshot=*/*"))
+        source.initial = INITIAL + 3
+        runner.all()
+    else:
+        assert published == Manifest.load(runner.run).steps["consolidate"]
+    check(runner)
