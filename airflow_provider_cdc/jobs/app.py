@@ -11,6 +11,7 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import CdcError, TerminalError
+from airflow_provider_cdc.jobs.lifeline import end_with_parent
 from airflow_provider_cdc.jobs.progress import duration, say
 from airflow_provider_cdc.jobs.session import open_session, settings_from_environment
 from airflow_provider_cdc.sources.base import ConnectionSettings
@@ -27,6 +28,7 @@ def main(task_id: str, job: Job, arguments: Sequence[str] | None = None) -> None
     A `CdcError` is printed without its trace, left in ``errors/<task_id>.json`` under the run, and ends the process
     with `TRANSIENT` or `TERMINAL`.
     """
+    end_with_parent()
     parser = argparse.ArgumentParser(prog=task_id)
     parser.add_argument("--run-uri", required=True, help="the folder of the run: <target>/_runs/<run_id>")
     run_uri = parser.parse_args(arguments).run_uri

@@ -18,7 +18,7 @@ from airflow_provider_cdc.sources.base import ConnectionSettings
 SOURCE_VARIABLE = "CDC_SOURCE"
 """The environment variable that carries the source's settings, password included, to the driver. Never argv or conf,
 which show in process lists and in Spark's event log."""
-_JVM_VARIABLE = "SPARK_SUBMIT_OPTS"
+JVM_VARIABLE = "SPARK_SUBMIT_OPTS"
 
 
 def open_session(name: str) -> SparkSession:
@@ -57,7 +57,7 @@ def driver_jvm(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     It plans and schedules some dozens of tasks, for seconds as a rule, each step in a JVM of its own: its optimizing
     compiler would take more processor time than it ever gives back. Whoever sets the variable has the last word.
     """
-    return {_JVM_VARIABLE: f"-XX:TieredStopAtLevel=1 {environment.get(_JVM_VARIABLE, '')}".strip()}
+    return {JVM_VARIABLE: f"-XX:TieredStopAtLevel=1 {environment.get(JVM_VARIABLE, '')}".strip()}
 
 
 def to_environment(settings: ConnectionSettings) -> dict[str, str]:
