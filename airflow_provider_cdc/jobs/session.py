@@ -19,19 +19,36 @@ SOURCE_VARIABLE = "CDC_SOURCE"
 """The environment variable that carries the source's settings, password included, to the driver. Never argv or conf,
 which show in process lists and in Spark's event log."""
 JVM_VARIABLE = "SPARK_SUBMIT_OPTS"
+ENCRYPTION = "spark.io.encryption.enabled"
 
 
 def open_session(name: str) -> SparkSession:
     """The session that ``spark-submit`` configured, else a local one on all cores.
 
-    :raises ConfigurationError: PySpark is a mixture of two versions.
+    Tasks carry the source's password. Spark keeps tasks in files when they are large, and when memory is short, so
+    whatever it writes is encrypted, with a key that driver and executors have in memory alone.
+
+    :raises ConfigurationError: PySpark is a mixture of two versions, or a session that is there does not encrypt.
     """
     check_pyspark()
     # The default log level hides our few lines among Spark's many; reading the submitted conf needs no session yet.
     if SparkConf().get("spark.master", "local[*]").startswith("local"):
         os.environ["PYSPARK_PYTHON"] = sys.executable
-    spark: SparkSession = SparkSession.builder.appName(name).getOrCreate()
+    spark: SparkSession = SparkSession.builder.appName(name).config(ENCRYPTION, "true").getOrCreate()
+    check_encryption(spark.sparkContext.getConf().get(ENCRYPTION, "false"))
     return spark
+
+
+def check_encryption(setting: str) -> None:
+    """Make sure that Spark encrypts what it writes.
+
+    :raises ConfigurationError: it does not.
+    """
+    if setting != "true":
+        raise ConfigurationError(
+            f"{ENCRYPTION} is {setting}: Spark would write the source's password to its local disks",
+            hint="start the app in a Spark session of its own, which sets this itself",
+        )
 
 
 def check_pyspark() -> None:
