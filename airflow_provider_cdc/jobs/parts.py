@@ -9,6 +9,7 @@ from typing import Any
 
 from airflow_provider_cdc.core.chunk import Chunk
 from airflow_provider_cdc.core.manifest import RunTable
+from airflow_provider_cdc.jobs.patience import persist
 from airflow_provider_cdc.sinks.parquet import FILE_BYTES
 from airflow_provider_cdc.sources.base import Source
 
@@ -55,8 +56,12 @@ def cut(source: Source, tables: Sequence[RunTable], chunk_rows: int, slots: int)
     :param chunk_rows: about how many rows a chunk is to have.
     :param slots: how many tasks run at the same time.
     """
+
+    def planned(entry: RunTable) -> list[Chunk]:
+        return persist(f"plan {entry.table.name}", lambda: source.plan_chunks(entry.table, chunk_rows))
+
     with ThreadPoolExecutor(_PLANNERS) as planners:
-        chunks = list(planners.map(lambda entry: source.plan_chunks(entry.table, chunk_rows), tables))
+        chunks = list(planners.map(planned, tables))
     return plan_parts(tables, chunks, slots)
 
 

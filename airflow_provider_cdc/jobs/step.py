@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from airflow_provider_cdc.core.manifest import Manifest, RunTable
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import ManifestError
+from airflow_provider_cdc.jobs.patience import persist
 from airflow_provider_cdc.jobs.progress import say
 from airflow_provider_cdc.sinks.parquet import ParquetSink
 from airflow_provider_cdc.sources import open_source
@@ -71,7 +72,7 @@ class Step:
             data = self.run.read_json(name)
             if data["stamp"] == self.stamp:
                 return Plan(data["id"], data["orders"])
-        plan = Plan(uuid.uuid4().hex, make())
+        plan = Plan(uuid.uuid4().hex, persist(f"plan {name}", make))
         self.run.write_json(name, {"stamp": self.stamp, "id": plan.id, "orders": plan.orders})
         return plan
 
@@ -116,7 +117,7 @@ def run_step(
         say(f"{task_id}: already done in this run; nothing to do")
         return manifest.steps[task_id]
     source = open_source(settings).of_run(manifest.identity, manifest.initial_position)
-    source.check_identity(manifest.identity, manifest.initial_position)
+    persist(f"{task_id}: check the source", lambda: source.check_identity(manifest.identity, manifest.initial_position))
     found = work(Step(spark, run, manifest, source))
     found["seconds"] = round(time.monotonic() - started, 3)
     return manifest.finish_step(run, task_id, found)

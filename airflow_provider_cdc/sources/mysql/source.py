@@ -21,7 +21,7 @@ from airflow_provider_cdc.sources.base import (
     TrackedTable,
     UpperBound,
 )
-from airflow_provider_cdc.sources.mysql import chunks, preflight, server, snapshot, types
+from airflow_provider_cdc.sources.mysql import chunks, preflight, schema, server, snapshot, types
 from airflow_provider_cdc.sources.mysql.session import session
 
 
@@ -58,7 +58,9 @@ class MysqlSource:
         """Nothing: the log is kept by the server's own rules."""
 
     def check_tables(self, tables: Sequence[Table]) -> None:
-        """Nothing: the log shows every DDL."""
+        # The log shows every DDL, too, but only once it is read.
+        with session(self.settings) as connection:
+            schema.check_unchanged(connection, tables)
 
     def share_reads(self, consistencies: Collection[str], lock: LockPolicy) -> AbstractContextManager[MysqlSource]:
         return nullcontext(self)
