@@ -10,8 +10,9 @@ from __future__ import annotations
 import time
 import uuid
 from collections import Counter, defaultdict
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -20,7 +21,7 @@ from airflow_provider_cdc.core.manifest import RunTable
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import SourceUnavailable, TransientError
 from airflow_provider_cdc.jobs.nulled import add_nulled, say_nulled
-from airflow_provider_cdc.jobs.parts import CHUNK_ROWS, Part, cut
+from airflow_provider_cdc.jobs.parts import CHUNK_ROWS, Part, bundle, cut
 from airflow_provider_cdc.jobs.patience import Patience, persist
 from airflow_provider_cdc.jobs.progress import Progress, say, table
 from airflow_provider_cdc.jobs.step import Plan, Step, run_step
@@ -63,6 +64,12 @@ class ReadPart:
     tables: tuple[RunTable, ...]
     lock: LockPolicy
     pause: float
+
+    @contextmanager
+    def session(self) -> Iterator[ReadPart]:
+        """The same, for several parts, on as few sessions as will do."""
+        with self.source.one_session() as source:
+            yield replace(self, source=source)
 
     def __call__(self, part: Part) -> dict[str, Any]:
         """Read one part to files, and write the record that says so."""
@@ -210,6 +217,7 @@ def _read_missing(
             ReadPart(step.run, plan.id, source, step.sink, tuple(step.tables), lock, pause),
             done,
             meanwhile=watch.look,
+            bundle=lambda parts: bundle(parts, step.tables, step.slots),
             brief="exported" in shared,
         )
 

@@ -33,6 +33,7 @@ from airflow_provider_cdc.sources.base import (
     UpperBound,
     with_policy,
 )
+from airflow_provider_cdc.sources.kept import Kept
 from airflow_provider_cdc.sources.postgres import slots
 from airflow_provider_cdc.sources.postgres.chunks import place
 from airflow_provider_cdc.sources.postgres.schema import check_in_place, difference, leaves, read_tables
@@ -173,16 +174,20 @@ def share_view(settings: ConnectionSettings, lock: LockPolicy) -> Iterator[Share
 
 @contextmanager
 def open_reader(
-    settings: ConnectionSettings, table: Table, consistency: str, view: SharedView | None
+    settings: ConnectionSettings,
+    table: Table,
+    consistency: str,
+    view: SharedView | None,
+    kept: Kept | None = None,
 ) -> Iterator[ChunkReader]:
-    """A session to read chunks of ``table`` with; it ends with the block.
+    """A session to read chunks of ``table`` with; it ends with the block, unless it is ``kept``.
 
     :raises SourceUnavailable: with ``exported``, when the session that holds the shared view has ended.
     """
     # Imported late: the steps that only plan and record need no kernels.
     from airflow_provider_cdc.sources.postgres.decode.rows import open_rows
 
-    with open_rows(settings, table) as rows:
+    with open_rows(settings, table, kept) as rows:
         if consistency == "watermark":
             yield _Reader(settings, rows, table, "")
             return
@@ -193,6 +198,7 @@ def open_reader(
         rows.run("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
         rows.run(f"SET TRANSACTION SNAPSHOT {literal(view.snapshot)}")
         yield _Reader(settings, rows, table, view.upper)
+        rows.run("COMMIT")
 
 
 def bound_reads(settings: ConnectionSettings) -> UpperBound:
