@@ -176,5 +176,6 @@ class Storage:
         finally:
             self.delete_file(probe)
 
+
 def _json_bytes(data: Any) -> bytes:
     return json.dumps(data, indent=2, ensure_ascii=False).encode()

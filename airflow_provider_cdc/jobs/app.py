@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from airflow_provider_cdc.core.records import Failure
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import CdcError, TerminalError, TransientError
+from airflow_provider_cdc.jobs.lifeline import end_with_parent
 from airflow_provider_cdc.jobs.progress import duration, say
 from airflow_provider_cdc.jobs.session import open_session, settings_from_environment
 from airflow_provider_cdc.sources.base import ConnectionSettings
@@ -32,6 +33,7 @@ def main(task_id: str, job: Job, arguments: Sequence[str] | None = None) -> None
     with `TRANSIENT` or `TERMINAL`. So does any other error, with its trace: those of the storage and of Spark may pass,
     but what nobody foresaw is a mistake in a program, and does not go away by itself.
     """
+    end_with_parent()
     parser = argparse.ArgumentParser(prog=task_id)
     parser.add_argument("--run-uri", required=True, help="the folder of the run: <target>/_runs/<run_id>")
     run_uri = parser.parse_args(arguments).run_uri

@@ -160,13 +160,13 @@ def _stage(step: Step) -> Published:
     """Rewind, and say which files count."""
     change = read_net_change(step.run, step.found(EXTRACT_DELTA)["record"])
     read = read_table_files(step.run, step.found(SNAPSHOT)["record"])
-    odd = {index: own for index, entry in enumerate(step.tables) if (own := read[str(entry.table.name)].odd)}
-    check_survivors(step.run, change.files, odd)
     files = [read[str(entry.table.name)].files for entry in step.tables]
     checked = [Checked(file, "the net change of the window") for file in change.files]
     for entry, own in zip(step.tables, files, strict=True):
         checked += [Checked(file, str(entry.table.name)) for file in own]
     require_whole(step, checked)
+    odd = {index: read[str(entry.table.name)].odd for index, entry in enumerate(step.tables)}
+    check_survivors(step.run, change.files, {index: values for index, values in odd.items() if values})
     orders = _orders(step, change, files)
     touched = sum(change.keys.values())
     searched = sum(len(order.files) for order in orders if isinstance(order, Rewind))

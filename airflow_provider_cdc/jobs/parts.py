@@ -9,6 +9,8 @@ from typing import Any
 
 from airflow_provider_cdc.core.chunk import Chunk
 from airflow_provider_cdc.core.manifest import RunTable
+from airflow_provider_cdc.jobs.patience import persist
+from airflow_provider_cdc.jobs.progress import say
 from airflow_provider_cdc.jobs.step import naming
 from airflow_provider_cdc.sinks.parquet import FILE_BYTES
 from airflow_provider_cdc.sources.base import Source
@@ -17,6 +19,8 @@ CHUNK_ROWS = 100_000
 PARTS_PER_SLOT = 4
 SMALLEST_PART_BYTES = 8 * 2**20
 """Below this a task's own cost weighs more than what another core could save."""
+TABLE_CHUNKS, RUN_CHUNKS = 10_000, 50_000
+"""More chunks than that, of a table and of a run, cost more than they are good for, whatever size was asked for."""
 _PLANNERS = 4
 
 
@@ -56,14 +60,49 @@ def cut(source: Source, tables: Sequence[RunTable], chunk_rows: int, slots: int)
     :param chunk_rows: about how many rows a chunk is to have.
     :param slots: how many tasks run at the same time.
     """
+    total = sum(entry.table.rows for entry in tables)
+
+    def planned(own: Sequence[RunTable]) -> list[list[Chunk]]:
+        with source.one_session() as mine:
+            return [_planned(mine, entry, _bounded(entry, chunk_rows, total)) for entry in own]
+
     with ThreadPoolExecutor(_PLANNERS) as planners:
-        chunks = list(planners.map(lambda entry: _planned(source, entry, chunk_rows), tables))
+        shares = list(planners.map(planned, [tables[start::_PLANNERS] for start in range(_PLANNERS)]))
+    chunks = [shares[index % _PLANNERS][index // _PLANNERS] for index in range(len(tables))]
     return plan_parts(tables, chunks, slots)
 
 
 def _planned(source: Source, entry: RunTable, chunk_rows: int) -> list[Chunk]:
     with naming(str(entry.table.name)):
-        return source.plan_chunks(entry.table, chunk_rows)
+        return persist(f"plan {entry.table.name}", lambda: source.plan_chunks(entry.table, chunk_rows))
+
+
+def _bounded(entry: RunTable, chunk_rows: int, total: int) -> int:
+    """The rows of a chunk, so that neither the table nor the run of ``total`` rows has too many chunks."""
+    rows = max(chunk_rows, -(-entry.table.rows // TABLE_CHUNKS), -(-total // RUN_CHUNKS))
+    if rows > chunk_rows and entry.table.rows > chunk_rows:
+        say(f"plan: {entry.table.name} is read in chunks of {rows:,} rows, not {chunk_rows:,}: they would be too many")
+    return rows
+
+
+def bundle(parts: Sequence[Part], tables: Sequence[RunTable], slots: int) -> list[int]:
+    """How many neighbours among ``parts`` one Spark task reads: several only where they are small.
+
+    One that may wait for a lock is alone, so that nobody waits with it.
+    """
+    most = -(-len(parts) // (slots * PARTS_PER_SLOT))
+    sizes: list[int] = []
+    weight = 0
+    before: Part | None = None
+    for part in parts:
+        weight += part.weight
+        alone = any(one is None or tables[one.table].consistency == "lock" for one in (before, part))
+        if alone or weight > SMALLEST_PART_BYTES or sizes[-1] >= most:
+            sizes.append(0)
+            weight = part.weight
+        sizes[-1] += 1
+        before = part
+    return sizes
 
 
 def plan_parts(tables: Sequence[RunTable], chunks: Sequence[Sequence[Chunk]], slots: int) -> list[Part]:

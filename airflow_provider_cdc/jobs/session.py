@@ -18,20 +18,37 @@ from airflow_provider_cdc.sources.base import ConnectionSettings
 SOURCE_VARIABLE = "CDC_SOURCE"
 """The environment variable that carries the source's settings, password included, to the driver. Never argv or conf,
 which show in process lists and in Spark's event log."""
-_JVM_VARIABLE = "SPARK_SUBMIT_OPTS"
+JVM_VARIABLE = "SPARK_SUBMIT_OPTS"
+ENCRYPTION = "spark.io.encryption.enabled"
 
 
 def open_session(name: str) -> SparkSession:
     """The session that ``spark-submit`` configured, else a local one on all cores.
 
-    :raises ConfigurationError: PySpark is a mixture of two versions.
+    Tasks carry the source's password. Spark keeps tasks in files when they are large, and when memory is short, so
+    whatever it writes is encrypted, with a key that driver and executors have in memory alone.
+
+    :raises ConfigurationError: PySpark is a mixture of two versions, or a session that is there does not encrypt.
     """
     check_pyspark()
     # The default log level hides our few lines among Spark's many; reading the submitted conf needs no session yet.
     if SparkConf().get("spark.master", "local[*]").startswith("local"):
         os.environ["PYSPARK_PYTHON"] = sys.executable
-    spark: SparkSession = SparkSession.builder.appName(name).getOrCreate()
+    spark: SparkSession = SparkSession.builder.appName(name).config(ENCRYPTION, "true").getOrCreate()
+    check_encryption(spark.sparkContext.getConf().get(ENCRYPTION, "false"))
     return spark
+
+
+def check_encryption(setting: str) -> None:
+    """Make sure that Spark encrypts what it writes.
+
+    :raises ConfigurationError: it does not.
+    """
+    if setting != "true":
+        raise ConfigurationError(
+            f"{ENCRYPTION} is {setting}: Spark would write the source's password to its local disks",
+            hint="start the app in a Spark session of its own, which sets this itself",
+        )
 
 
 def check_pyspark() -> None:
@@ -57,7 +74,7 @@ def driver_jvm(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     It plans and schedules some dozens of tasks, for seconds as a rule, each step in a JVM of its own: its optimizing
     compiler would take more processor time than it ever gives back. Whoever sets the variable has the last word.
     """
-    return {_JVM_VARIABLE: f"-XX:TieredStopAtLevel=1 {environment.get(_JVM_VARIABLE, '')}".strip()}
+    return {JVM_VARIABLE: f"-XX:TieredStopAtLevel=1 {environment.get(JVM_VARIABLE, '')}".strip()}
 
 
 def to_environment(settings: ConnectionSettings) -> dict[str, str]:

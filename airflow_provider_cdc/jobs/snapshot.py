@@ -8,10 +8,10 @@ that was thought dead, may end later, and what those leave is not in there.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import asdict, dataclass
-from itertools import chain
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pyspark.sql import SparkSession
@@ -22,12 +22,14 @@ from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import SourceUnavailable, TransientError
 from airflow_provider_cdc.jobs.key_order import KeyExtents, check_key_order
 from airflow_provider_cdc.jobs.nulled import add_nulled, say_nulled
-from airflow_provider_cdc.jobs.parts import CHUNK_ROWS, Part, cut
+from airflow_provider_cdc.jobs.parts import CHUNK_ROWS, Part, bundle, cut
+from airflow_provider_cdc.jobs.patience import Patience, persist
 from airflow_provider_cdc.jobs.progress import Progress, say, table
 from airflow_provider_cdc.jobs.step import Plan, Step, run_step
 from airflow_provider_cdc.jobs.survivors import check_count, noted
 from airflow_provider_cdc.jobs.tasks import run_tasks
 from airflow_provider_cdc.jobs.verify import without_damaged
+from airflow_provider_cdc.jobs.watch import Watch
 from airflow_provider_cdc.sinks.base import Sink, StagedFile, folder_name
 from airflow_provider_cdc.sinks.parquet import token
 from airflow_provider_cdc.sources.base import ConnectionSettings, LockPolicy, Source
@@ -35,7 +37,6 @@ from airflow_provider_cdc.sources.base import ConnectionSettings, LockPolicy, So
 TASK_ID = "snapshot"
 PLAN = "chunks/plan.json"
 DONE = "chunks/done"
-WATCH_SECONDS = 60.0
 READS = 5
 """How often parts are read again because the server restarted."""
 
@@ -99,6 +100,12 @@ class ReadPart:
     lock: LockPolicy
     pause: float
 
+    @contextmanager
+    def session(self) -> Iterator[ReadPart]:
+        """The same, for several parts, on as few sessions as will do."""
+        with self.source.one_session() as source:
+            yield replace(self, source=source)
+
     def __call__(self, part: Part) -> PartRecord:
         """Read one part to files, and write the record that says so."""
         started = time.monotonic()
@@ -155,6 +162,8 @@ def snapshot(spark: SparkSession, run: Storage, settings: ConnectionSettings) ->
 
 def _snapshot(step: Step) -> dict[str, Any]:
     run = step.run
+    # What is over already needs no read of hours to be found out.
+    persist("snapshot: check the tables", lambda: step.source.check_tables([entry.table for entry in step.tables]))
     chunk_rows = step.manifest.options.get("chunk_rows", CHUNK_ROWS)
     plan = step.plan(PLAN, lambda: [part.to_json() for part in cut(step.source, step.tables, chunk_rows, step.slots)])
     with decoding(run.uri_of(PLAN)):
@@ -164,7 +173,7 @@ def _snapshot(step: Step) -> dict[str, Any]:
     records = {number: record for number, record in records.items() if number in whole}
     for _ in range(READS):
         _read(step, plan, parts, records)
-        bound = step.source.bound_reads()
+        bound = persist("snapshot: bound the reads", step.source.bound_reads)
         # What a server took back when it crashed is in no log, so nothing could rewind it.
         stale = [number for number, record in records.items() if record.incarnation != bound.incarnation]
         if not stale:
@@ -177,26 +186,32 @@ def _snapshot(step: Step) -> dict[str, Any]:
             f"the server restarted during each of {READS} reads",
             hint="find out why it restarts; the task can be retried as it is",
         )
-    step.source.check_tables([entry.table for entry in step.tables])
+    tables = [entry.table for entry in step.tables]
+    persist("snapshot: check the tables", lambda: step.source.check_tables(tables))
 
+    extents: dict[int, list[list[Any]]] = defaultdict(list)
+    for part in parts:
+        extents[part.table] += records[part.number].extents
     for index, entry in enumerate(step.tables):
-        own = (records[part.number].extents for part in parts if part.table == index)
-        check_key_order(entry.table, chain.from_iterable(own))
+        check_key_order(entry.table, extents[index])
 
-    tables = _by_table(step, parts, records)
-    record = write_named(run, "chunks/files", {name: _to_json(own) for name, own in tables.items()})
+    files = _by_table(step, parts, records)
+    record = write_named(run, "chunks/files", {name: _to_json(own) for name, own in files.items()})
+    chunks: Counter[str] = Counter()
+    for part in parts:
+        chunks[_name(step, part)] += len(part.chunks)
     found = {
         "snapshot_upper": bound.position,
         "log_end": bound.log_end,
-        "rows": sum(own.rows for own in tables.values()),
+        "rows": sum(own.rows for own in files.values()),
         "tables": {
             name: {
                 "rows": own.rows,
-                "chunks": sum(len(part.chunks) for part in parts if _name(step, part) == name),
+                "chunks": chunks[name],
                 "files": len(own.files),
                 "bytes": own.bytes,
             }
-            for name, own in tables.items()
+            for name, own in files.items()
         },
         "nulled": add_nulled((_name(step, part), records[part.number].nulled) for part in parts),
         "lock_seconds": max((done.lock_seconds for done in records.values()), default=0.0),
@@ -208,61 +223,66 @@ def _snapshot(step: Step) -> dict[str, Any]:
 
 def _read(step: Step, plan: Plan, parts: Sequence[Part], records: dict[int, PartRecord]) -> None:
     """Read the parts that have no record, and add theirs to ``records``."""
-    _drop_half_read(step, parts, records)
-    missing = [part for part in parts if part.number not in records]
+    patience = Patience("snapshot: read in one view")
+    watch = Watch(step)
+    while True:
+        _drop_half_read(step, parts, records)
+        missing = [part for part in parts if part.number not in records]
+        shared = {step.tables[part.table].consistency for part in missing}
+        try:
+            return _read_missing(step, plan, missing, shared, records, watch, patience)
+        except TransientError as error:
+            # Who reads apart from the others was tried again by itself; a view that has ended must be opened anew.
+            if "exported" not in shared:
+                raise
+            patience.wait(error)
+
+
+def _read_missing(
+    step: Step,
+    plan: Plan,
+    missing: Sequence[Part],
+    shared: Collection[str],
+    records: dict[int, PartRecord],
+    watch: Watch,
+    patience: Patience,
+) -> None:
     chunks = sum(len(part.chunks) for part in missing)
     kept = f", {len(records)} kept" if records else ""
     say(f"snapshot: {len(step.tables)} tables, {chunks} chunks in {len(missing)} parts{kept}")
 
     weights = {part.number: part.weight for part in missing}
     progress = Progress("snapshot", "chunks", chunks, sum(weights.values()))
-    watch = _Watch(step)
     options = step.manifest.options
     lock, pause = LockPolicy(**options.get("lock", {})), options.get("chunk_pause", 0.0)
 
     def done(record: PartRecord) -> None:
+        records[record.part] = record
+        patience.succeeded()
         progress.add(record.chunks, record.rows, weights[record.part])
-        watch.look()
 
-    with step.source.share_reads({step.tables[part.table].consistency for part in missing}, lock) as source:
-        read = run_tasks(
+    with step.source.share_reads(shared, lock) as source:
+        run_tasks(
             step.spark,
             "read chunks",
             missing,
             ReadPart(step.run, plan.id, source, step.sink, tuple(step.tables), lock, pause),
             done,
+            meanwhile=watch.look,
+            bundle=lambda parts: bundle(parts, step.tables, step.slots),
+            brief="exported" in shared,
         )
-    records.update((record.part, record) for record in read)
-
-
-class _Watch:
-    """Looks now and then whether the source still has what the run needs: who reads for hours should not learn only at
-    the end that the log was thrown away in the first one."""
-
-    def __init__(self, step: Step) -> None:
-        self._step = step
-        self._last = time.monotonic()
-
-    def look(self) -> None:
-        """Ask the source, if that is due.
-
-        :raises ExactnessError: it has not.
-        """
-        if time.monotonic() - self._last < WATCH_SECONDS:
-            return
-        self._last = time.monotonic()
-        with suppress(TransientError):
-            self._step.source.check_identity(self._step.manifest.identity, self._step.manifest.initial_position)
 
 
 def _drop_half_read(step: Step, parts: Sequence[Part], records: dict[int, PartRecord]) -> None:
     """Drop the records of keyless tables that were not read whole: all of their rows count at one exact position, which
     the next try does not have again."""
-    for index, entry in enumerate(step.tables):
-        own = [part.number for part in parts if part.table == index]
-        if entry.table.keyless and len({records[number].upper if number in records else None for number in own}) > 1:
-            for number in own:
-                records.pop(number, None)
+    uppers: dict[int, set[str | None]] = defaultdict(set)
+    for part in parts:
+        uppers[part.table].add(records[part.number].upper if part.number in records else None)
+    for part in parts:
+        if step.tables[part.table].table.keyless and len(uppers[part.table]) > 1:
+            records.pop(part.number, None)
 
 
 def _name(step: Step, part: Part) -> str:

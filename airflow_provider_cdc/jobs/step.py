@@ -20,6 +20,7 @@ from airflow_provider_cdc.core import records
 from airflow_provider_cdc.core.manifest import Manifest, RunTable
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, ManifestError
+from airflow_provider_cdc.jobs.patience import persist
 from airflow_provider_cdc.jobs.progress import say
 from airflow_provider_cdc.sinks.parquet import ParquetSink
 from airflow_provider_cdc.sources import open_source
@@ -84,7 +85,8 @@ class Step:
         for own in (name, f"{name.removesuffix('.json')}-{self.stamp}.json"):
             if not self.run.exists(own):
                 # If two tries make it at the same time, one of them does some work in vain, and nothing worse.
-                self.run.create_json(own, asdict(Plan(self.stamp, uuid.uuid4().hex, make())), settle=0)
+                made = Plan(self.stamp, uuid.uuid4().hex, persist(f"plan {name}", make))
+                self.run.create_json(own, asdict(made), settle=0)
             plan = records.read(Plan, self.run, own)
             if plan.stamp == self.stamp:
                 return plan
@@ -145,7 +147,10 @@ def run_step(
             hint="correct the connection, or trigger a new run",
         )
     if not manifest.committed:
-        source.check_identity(manifest.identity, manifest.initial_position)
+        persist(
+            f"{task_id}: check the source",
+            lambda: source.check_identity(manifest.identity, manifest.initial_position),
+        )
     step = Step(spark, run, manifest, source)
     try:
         found = work(step)
@@ -191,5 +196,5 @@ def clean(run: Storage) -> None:
     try:
         for folder in WORK_FOLDERS:
             run.delete_folder(folder)
-    except OSError as error:
+    except (CdcError, OSError) as error:
         say(f"consolidate: work files are left in {run.uri}: {error}")

@@ -5,10 +5,10 @@ from __future__ import annotations
 import os
 import re
 import shutil
+import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,8 +26,10 @@ from airflow_provider_cdc.core.manifest import Manifest
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import ConfigurationError, ManifestError
 from airflow_provider_cdc.hooks import open_hook
+from airflow_provider_cdc.operators import guardian
 from airflow_provider_cdc.operators.base import airflow_errors
 from airflow_provider_cdc.operators.releasing import ReleasingOperator
+from airflow_provider_cdc.operators.scratch import scratch, scratch_parent
 from airflow_provider_cdc.sources.base import ConnectionSettings
 
 if TYPE_CHECKING:
@@ -38,6 +40,10 @@ QUIET = {
     "spark.log.level": "WARN",
     "spark.ui.showConsoleProgress": "false",
 }
+
+
+END_SECONDS = 15
+"""How long the end of all of Spark's processes may take once they are killed."""
 
 
 class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
@@ -61,6 +67,7 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
     template_fields: Sequence[str] = ("source_conn_id", "run_uri", "spark_conn_id", "conf")
     ui_color = "#f9d8b5"
     _hook: Any
+    _scratch: Path
 
     def __init__(
         self,
@@ -106,16 +113,17 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
         from airflow_provider_cdc.jobs.shipping import package_zip
 
         run.delete_file(self._error_file)
-        with tempfile.TemporaryDirectory(prefix="airflow-provider-cdc-") as folder:
+        with scratch(scratch_parent(properties)) as folder:
+            self._scratch = folder
             self._conn_id = self.spark_conn_id
             self.conf = dict(properties)
             self.application = str(spark_app(self.step))
             self.application_args = ["--run-uri", run.uri]
-            self.py_files = str(package_zip(Path(folder)))
+            self.py_files = str(package_zip(folder))
             self.name = re.sub(r"[^\w.:+-]", "_", f"{context['ti'].dag_id}.{self.step}.{run.uri.rsplit('/', 1)[-1]}")
             self._hook = None
             try:
-                with environment(variables):
+                with environment({**variables, **scratch_environment(folder, variables)}):
                     super().execute(context)
             except Exception:
                 self._raise_what_the_app_said(run)
@@ -138,9 +146,20 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
             raise AirflowFailException(failure.message) from None
         raise AirflowException(failure.message) from None
 
+    def _get_hook(self) -> Any:
+        hook = super()._get_hook()
+        build, guard = hook._build_spark_submit_command, guardian.command(self._scratch, _supervisor())
+        hook._build_spark_submit_command = lambda application: [*guard, *build(application)]
+        return hook
+
     def on_kill(self) -> None:
         # Without a hook nothing was started, and the parent class would make one.
         if self._hook is not None:
+            if (guarding := self._hook._submit_sp) is not None:
+                # It kills all that it guards, and cleans up; killed itself, as the hook would do, it could not.
+                guarding.terminate()
+                with suppress(subprocess.TimeoutExpired):
+                    guarding.wait(END_SECONDS)
             super().on_kill()
         self.release_when_killed()
 
@@ -204,6 +223,23 @@ def driver_environment(settings: ConnectionSettings, master: str) -> dict[str, s
         # On a cluster it is the cluster's own business.
         variables["PYSPARK_PYTHON"] = sys.executable
     return variables
+
+
+def scratch_environment(folder: Path, variables: Mapping[str, str]) -> dict[str, str]:
+    """The variables by which all that the driver's processes write on this machine lies in ``folder``."""
+    from airflow_provider_cdc.jobs.session import JVM_VARIABLE
+
+    # An option that comes later wins: whoever set the variable keeps the last word.
+    jvm = f'"-Djava.io.tmpdir={folder}" -XX:-UsePerfData {variables.get(JVM_VARIABLE, "")}'.strip()
+    return {"TMPDIR": str(folder), "SPARK_LOCAL_DIRS": str(folder), JVM_VARIABLE: jvm}
+
+
+def _supervisor() -> int:
+    """The process that Airflow has watch over this task, and whose death is the task's; 0: there is none, as in
+    ``dags test``."""
+    runner = sys.modules.get("airflow.sdk.execution_time.task_runner")
+    channel = getattr(runner, "SUPERVISOR_COMMS", None)
+    return 0 if channel is None or type(channel).__name__.startswith("InProcess") else os.getppid()
 
 
 @contextmanager

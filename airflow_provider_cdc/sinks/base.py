@@ -105,6 +105,8 @@ def gone_is_damaged(run: Storage) -> Iterator[None]:
         raise FileDamaged(
             f"a file is gone: {error}", where=run.uri, hint="somebody removed it: trigger a new run"
         ) from error
+
+
 NAME_BYTES = 255
 """What file systems take as one part of a path."""
 

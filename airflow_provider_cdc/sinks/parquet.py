@@ -266,6 +266,7 @@ class ParquetSink:
         # Each one waits for the store.
         with ThreadPoolExecutor(_MOVERS) as checkers:
             list(checkers.map(check, tables))
+
     def check(self, folders: Sequence[tuple[Storage, str]], file: StagedFile) -> str:
         found = ""
         for storage, name in folders:

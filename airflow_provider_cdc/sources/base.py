@@ -329,6 +329,11 @@ class Source(Protocol):
         :raises SourceUnavailable: the view could not be opened.
         """
 
+    def one_session(self) -> AbstractContextManager[Source]:
+        """This source, whose `plan_chunks` and `reader` use one session after the other, as far as they can, while the
+        context is open. For one thread, and one reader at a time.
+        """
+
     def plan_chunks(self, table: Table, chunk_rows: int) -> list[Chunk]:
         """Chunks of about ``chunk_rows`` rows each. Strict increase of the bounds is checked by the server."""
 

@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.manifest import Manifest
 from airflow_provider_cdc.errors import FileDamaged, TransientError, ValueNotRepresentable
+from airflow_provider_cdc.jobs import patience
 from harness.pipeline import Pipeline, published_counts
 from tests.contract.databases import PASSWORD, Database, Row
 
@@ -136,7 +137,10 @@ def losing_sessions(db: Database, run: Pipeline) -> Iterator[None]:
         killing.join()
 
 
-def test_a_snapshot_that_failed_goes_on_from_the_same_position(bank: Database, run: Pipeline) -> None:
+def test_a_snapshot_that_failed_goes_on_from_the_same_position(
+    bank: Database, run: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "BUDGET_SECONDS", 3.0)
     position = run.record()
     expected = rows_of(bank)
     write(bank, 1)

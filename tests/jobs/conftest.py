@@ -69,11 +69,19 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRunner:
     """Makes runs whose tasks are called in this process, with files and row groups of a few rows."""
 
     def run_here(
-        spark: Any, title: str, orders: Sequence[Any], work: Any, done: Any = lambda result: None
+        spark: Any,
+        title: str,
+        orders: Sequence[Any],
+        work: Any,
+        done: Any = lambda result: None,
+        *,
+        meanwhile: Any = lambda: None,
+        **arguments: Any,
     ) -> list[Any]:
         results = [work(order) for order in orders]
         for result in results:
             done(result)
+            meanwhile()
         return results
 
     for module in (snapshot, extract_delta, consolidate, verify):

@@ -225,6 +225,9 @@ class HistorySource:
     def share_reads(self, consistencies: Collection[str], lock: LockPolicy) -> AbstractContextManager[HistorySource]:
         return nullcontext(self)
 
+    def one_session(self) -> AbstractContextManager[HistorySource]:
+        return nullcontext(self)
+
     def plan_chunks(self, table: Table, chunk_rows: int) -> list[Chunk]:
         if table.keyless:
             return partition([])

@@ -86,11 +86,11 @@ def test_bounds_that_mean_something_else_where_they_are_read(
         read(Part(0, 0, tuple(plan), 1))
     # Nor does it pass unseen if each chunk is read by another task.
     records = [read(Part(chunk.number, 0, (chunk,), 1)) for chunk in plan]
-    assert sum(record["rows"] for record in records) > table.rows * 1.2
+    assert sum(record.rows for record in records) > table.rows * 1.2
     with pytest.raises(CopyMismatch, match="overlap"):
-        check_key_order(table, [extent for record in records for extent in record["extents"]])
+        check_key_order(table, [extent for record in records for extent in record.extents])
     monkeypatch.undo()
     sound = read(Part(0, 0, tuple(source.plan_chunks(table, 1000)), 1))
-    assert sound["rows"] == len(range(0, 86307, 7))
-    assert sound["chunks"] > 5
+    assert sound.rows == len(range(0, 86307, 7))
+    assert sound.chunks > 5
     assert Chunk(0) not in plan

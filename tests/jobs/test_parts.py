@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from airflow_provider_cdc.core.chunk import Chunk, partition
 from airflow_provider_cdc.core.manifest import RunTable
 from airflow_provider_cdc.core.table import Table, TableName
-from airflow_provider_cdc.jobs.parts import SMALLEST_PART_BYTES, plan_parts
+from airflow_provider_cdc.jobs.parts import SMALLEST_PART_BYTES, bundle, plan_parts
 from airflow_provider_cdc.sinks.parquet import FILE_BYTES
 
 MIB = 2**20
@@ -72,3 +72,32 @@ def test_a_keyless_table_is_cut_only_where_many_sessions_share_one_position() ->
 def test_no_estimates_at_all_still_give_parts() -> None:
     parts = plan_parts([entry("unknown", 0), entry("keyless", 0, key=())], [chunks([0, 0, 0]), chunks([0])], slots=2)
     assert sum(len(part.chunks) for part in parts) == 4
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 2 * SMALLEST_PART_BYTES), st.booleans()), min_size=1, max_size=300),
+    st.integers(1, 16),
+)
+def test_only_small_parts_share_a_task_and_none_with_one_that_may_wait_for_a_lock(
+    made: list[tuple[int, bool]], slots: int
+) -> None:
+    tables = [
+        RunTable(entry(str(at), size, key=() if keyless else ("id",)).table, "lock" if keyless else "watermark", "")
+        for at, (size, keyless) in enumerate(made)
+    ]
+    parts = plan_parts(tables, [chunks([0]) for _ in tables], slots)
+    sizes = bundle(parts, tables, slots)
+    assert sum(sizes) == len(parts)
+    ahead = iter(parts)
+    for size in sizes:
+        together = [next(ahead) for _ in range(size)]
+        assert together
+        if size > 1:
+            assert sum(part.weight for part in together) <= SMALLEST_PART_BYTES
+            assert all(tables[part.table].consistency == "watermark" for part in together)
+
+
+def test_hundreds_of_tiny_tables_are_few_tasks_and_still_enough_for_all_cores() -> None:
+    tables = [entry(str(at), 16 * 1024) for at in range(500)]
+    parts = plan_parts(tables, [chunks([2]) for _ in tables], slots=4)
+    assert 8 <= len(bundle(parts, tables, slots=4)) <= 20

@@ -4,21 +4,28 @@ from __future__ import annotations
 
 import gc
 import os
+import signal
 import time
 import weakref
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
-from airflow_provider_cdc.errors import LockNotGranted, SchemaChanged, TransientError
-from airflow_provider_cdc.jobs import tasks
+from airflow_provider_cdc.core.chunk import Chunk
+from airflow_provider_cdc.core.manifest import RunTable
+from airflow_provider_cdc.core.table import Table, TableName
+from airflow_provider_cdc.errors import LockNotGranted, SchemaChanged, TerminalError, TransientError
+from airflow_provider_cdc.jobs import patience
+from airflow_provider_cdc.jobs.parts import Part
 from airflow_provider_cdc.jobs.tasks import run_tasks
 
 
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tasks, "PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(patience, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(patience, "BUDGET_SECONDS", 3.0)
 
 
 # The functions that tasks run are made inside the tests: what is local travels to the workers by value.
@@ -52,7 +59,7 @@ def test_a_terminal_error_stops_the_job_and_keeps_its_words(spark: Any, tmp_path
     assert len(list(tmp_path.iterdir())) < 30
 
 
-@pytest.mark.parametrize("error", [LockNotGranted("busy"), ValueError("what else")])
+@pytest.mark.parametrize("error", [LockNotGranted("busy"), OSError("storage"), MemoryError()])
 def test_what_may_pass_is_tried_again_and_only_that(spark: Any, tmp_path: Path, error: Exception) -> None:
     def work(number: int) -> int:
         with (tmp_path / str(number)).open("a") as file:
@@ -73,20 +80,81 @@ def test_what_does_not_pass_is_given_up(spark: Any) -> None:
         run_tasks(spark, "given up", [1, 2], work)
 
 
-def test_an_error_that_is_none_of_ours_is_named_with_its_order(spark: Any) -> None:
-    def work(number: int) -> float:
-        return 1 / 0
+def test_an_error_that_nobody_foresaw_stops_the_job_and_is_named_with_its_table(spark: Any, tmp_path: Path) -> None:
+    class Work:
+        tables: ClassVar[list[Any]] = [
+            RunTable(Table(TableName("shop", name), ()), "watermark", "") for name in ("orders", "lines")
+        ]
 
-    with pytest.raises(TransientError, match="a Spark task for 7: ZeroDivisionError: division by zero"):
-        run_tasks(spark, "bug", [7], work)
+        def __call__(self, part: Any) -> float:
+            with (tmp_path / "tries").open("a") as file:
+                file.write("x")
+            return 1 / 0
+
+    part = Part(7, 1, (Chunk(3), Chunk(4)), 1)
+    with pytest.raises(TerminalError) as caught:
+        run_tasks(spark, "read chunks", [part], Work())
+    assert str(caught.value).startswith(
+        "read chunks: shop.lines, part 7 (chunk 3 [-∞ … ∞) to 4): ZeroDivisionError: division by zero"
+    )
+    assert (tmp_path / "tries").read_text() == "x"
 
 
-def test_a_worker_that_dies_is_reported_in_few_words(spark: Any) -> None:
+def test_a_worker_that_dies_costs_its_orders_another_try_and_no_more(spark: Any, tmp_path: Path) -> None:
+    def work(number: int) -> int:
+        with (tmp_path / str(number)).open("a") as file:
+            file.write("x")
+        if number == 5 and (tmp_path / "5").stat().st_size < 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return number
+
+    told: list[int] = []
+    found = run_tasks(spark, "one death", list(range(8)), work, told.append, bundle=lambda orders: [4, 4])
+    assert found == list(range(8))
+    assert sorted(told) == list(range(8))
+    assert (tmp_path / "5").stat().st_size == 3
+
+
+def test_a_worker_that_dies_every_time_is_reported_in_few_words(spark: Any) -> None:
     with pytest.raises(TransientError, match="Spark gave the job up") as caught:
         run_tasks(spark, "death", [1], lambda number: os._exit(9))
     assert len(str(caught.value)) < 800
     assert "\tat " not in str(caught.value)
     assert run_tasks(spark, "life", [1], lambda number: number) == [1]
+
+
+def test_what_a_worker_cannot_unpack_is_no_matter_of_time(spark: Any) -> None:
+    class Missing:
+        def __reduce__(self) -> Any:
+            return import_module, ("nowhere_to_be_found",)
+
+    with pytest.raises(TerminalError, match="ModuleNotFoundError: No module named 'nowhere_to_be_found'"):
+        run_tasks(spark, "unpack", [Missing()], lambda order: order)
+
+
+def test_the_budget_is_time_without_any_success(spark: Any, tmp_path: Path) -> None:
+    """Each order is refused for longer than the budget, but never all of them."""
+
+    def work(number: int) -> int:
+        if time.time() < begun + 2.5 * number:
+            raise LockNotGranted("busy")
+        return number
+
+    begun = time.time()
+    assert run_tasks(spark, "budget", [0, 1, 2], work) == [0, 1, 2]
+    assert time.time() - begun > 5
+
+
+def test_what_fails_all_orders_at_once_is_given_up_early_if_the_caller_knows_what_to_do(
+    spark: Any, tmp_path: Path
+) -> None:
+    def work(number: int) -> int:
+        (tmp_path / str(number)).touch()
+        raise LockNotGranted("the view is gone")
+
+    with pytest.raises(LockNotGranted):
+        run_tasks(spark, "brief", list(range(100)), work, brief=True)
+    assert len(list(tmp_path.iterdir())) < 30
 
 
 def test_modules_are_kept_out_of_the_garbage_collection_after_each_task_and_garbage_is_not(spark: Any) -> None:

@@ -1,28 +1,47 @@
-"""A read of hours does not go on for a log that is gone."""
+"""A read of hours does not go on for a log that is gone, or for a table that was altered."""
 
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.errors import LogGone, SourceUnavailable
-from airflow_provider_cdc.jobs import snapshot
+from airflow_provider_cdc.core.manifest import Manifest
+from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.errors import LogGone, SchemaChanged, SourceUnavailable
+from airflow_provider_cdc.jobs import snapshot, watch
+from airflow_provider_cdc.sources.base import ConnectionSettings
+from harness.mysql_server import MysqlServer
+from harness.pipeline import Pipeline, settings_of
 from tests.jobs.conftest import MakeRunner
 from tests.jobs.history_source import HistorySource, random_history
+
+SECONDS = 3.0
 
 
 class Failing(HistorySource):
     """Tells ``error`` from the second time on that it is asked whether it still has what the run needs."""
 
     error: Exception
+    about = "check_identity"
     asked = 0
 
     def check_identity(self, identity: Mapping[str, str], position: str) -> None:
-        self.asked += 1
-        if self.asked > 1:
-            raise self.error
+        self._ask("check_identity")
+
+    def check_tables(self, tables: Sequence[Table]) -> None:
+        self._ask("check_tables")
+
+    def _ask(self, about: str) -> None:
+        if about == self.about:
+            self.asked += 1
+            if self.asked > 1:
+                raise self.error
 
 
 @pytest.fixture
@@ -30,24 +49,105 @@ def source() -> Failing:
     return Failing(random_history(random.Random(3), 40), 3)
 
 
-def test_a_log_that_is_gone_ends_the_read(here: MakeRunner, source: Failing, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(snapshot, "WATCH_SECONDS", 0.0)
+@pytest.fixture
+def long_read(here: MakeRunner, monkeypatch: pytest.MonkeyPatch) -> MakeRunner:
+    """Runs whose one task reads for some seconds."""
+    quick: Any = vars(snapshot)["run_tasks"]
+
+    def slow(*arguments: Any, meanwhile: Callable[[], None], **more: Any) -> Any:
+        deadline = time.monotonic() + SECONDS
+        while time.monotonic() < deadline:
+            meanwhile()
+            time.sleep(0.01)
+        return quick(*arguments, meanwhile=lambda: None, **more)
+
+    monkeypatch.setattr(snapshot, "run_tasks", slow)
+    return here
+
+
+@pytest.mark.parametrize("about", ["check_identity", "check_tables"])
+def test_what_is_over_ends_the_read_before_any_part_is_complete(
+    long_read: MakeRunner, source: Failing, monkeypatch: pytest.MonkeyPatch, about: str
+) -> None:
+    monkeypatch.setattr(watch, "WATCH_SECONDS", 0.1)
+    source.about = about
     source.error = LogGone("the slot is gone", where="slot", hint="begin anew")
+    started = time.monotonic()
     with pytest.raises(LogGone):
-        here(source, 10).steps()[0]()
+        long_read(source, 10).steps()[0]()
     assert source.asked == 2
+    assert time.monotonic() - started < SECONDS
 
 
 def test_a_server_that_does_not_answer_for_a_moment_does_not(
-    here: MakeRunner, source: Failing, monkeypatch: pytest.MonkeyPatch
+    long_read: MakeRunner, source: Failing, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(snapshot, "WATCH_SECONDS", 0.0)
+    monkeypatch.setattr(watch, "WATCH_SECONDS", 0.1)
     source.error = SourceUnavailable("no answer", where="db", hint="wait")
-    here(source, 10).steps()[0]()
+    long_read(source, 10).steps()[0]()
     assert source.asked > 2
 
 
-def test_it_is_not_asked_at_every_chunk(here: MakeRunner, source: Failing) -> None:
+def test_it_is_not_asked_all_the_time(long_read: MakeRunner, source: Failing) -> None:
     source.error = LogGone("the slot is gone", where="slot", hint="begin anew")
-    here(source, 10).steps()[0]()
+    long_read(source, 10).steps()[0]()
     assert source.asked == 1
+
+
+def altered(run: Pipeline, alter: Callable[[], object], reading: Callable[[], object]) -> float:
+    """Alter a table once it is being read. How long the step took from there to its end."""
+    at: list[float] = []
+
+    def later() -> None:
+        while not reading():
+            time.sleep(0.05)
+        alter()
+        at.append(time.monotonic())
+
+    thread = threading.Thread(target=later, daemon=True)
+    thread.start()
+    with pytest.raises(SchemaChanged, match="orders: its columns are others now"):
+        run.snapshot()
+    thread.join()
+    return time.monotonic() - at[0]
+
+
+def test_mysql_ddl_ends_a_read_that_would_go_on_for_hours(
+    spark: Any, mysql: MysqlServer, schema: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(watch, "WATCH_SECONDS", 0.5)
+    mysql.query(f"CREATE TABLE {schema}.orders (id INT PRIMARY KEY, note TEXT)")
+    mysql.query(f"INSERT INTO {schema}.orders (id) VALUES " + ", ".join(f"({number})" for number in range(2000)))
+    mysql.query(f"ANALYZE TABLE {schema}.orders")
+    settings: ConnectionSettings = settings_of(mysql)
+    run = Pipeline(spark, settings, tmp_path.as_uri(), [f"{schema}.*"], chunk_rows=100, chunk_pause=100.0)
+    run.record()
+    took = altered(
+        run,
+        lambda: mysql.query(f"ALTER TABLE {schema}.orders ADD COLUMN more INT"),
+        lambda: mysql.query("SELECT 1 FROM information_schema.PROCESSLIST WHERE COMMAND = 'Sleep' AND TIME >= 1"),
+    )
+    assert took < 15
+
+
+def test_mysql_ddl_before_the_reads_ends_the_step_before_it_reads(
+    mysql: MysqlServer, schema: str, tmp_path: Path
+) -> None:
+    mysql.query(f"CREATE TABLE {schema}.orders (id INT PRIMARY KEY, note TEXT)")
+    run = Pipeline(None, settings_of(mysql), tmp_path.as_uri(), [f"{schema}.*"])
+    run.record()
+    mysql.query(f"ALTER TABLE {schema}.orders MODIFY note VARCHAR(20)")
+    with pytest.raises(SchemaChanged, match=r"orders: its columns are others now \(note\)"):
+        run.snapshot()
+
+
+def test_mysql_ddl_that_changes_no_row_is_none_of_the_watch_s_business(
+    mysql: MysqlServer, schema: str, tmp_path: Path
+) -> None:
+    mysql.query(f"CREATE TABLE {schema}.orders (id INT PRIMARY KEY, note VARCHAR(20))")
+    run = Pipeline(None, settings_of(mysql), tmp_path.as_uri(), [f"{schema}.*"], unrepresentable="string")
+    run.record()
+    mysql.query(f"ALTER TABLE {schema}.orders ADD INDEX (note), COMMENT 'new'")
+    mysql.query(f"INSERT INTO {schema}.orders VALUES (1, 'x')")
+    mysql.query(f"ANALYZE TABLE {schema}.orders")
+    run.source.check_tables([entry.table for entry in Manifest.load(run.run).tables])

@@ -36,6 +36,7 @@ from airflow_provider_cdc.sources.base import (
     UpperBound,
     with_policy,
 )
+from airflow_provider_cdc.sources.kept import Kept, session_of
 from airflow_provider_cdc.sources.mysql.chunks import where
 from airflow_provider_cdc.sources.mysql.history import end_of_log
 from airflow_provider_cdc.sources.mysql.preflight import exactness_problems
@@ -107,16 +108,20 @@ def record_initial(settings: ConnectionSettings, plans: Sequence[TablePlan], loc
 
 @contextmanager
 def open_reader(
-    settings: ConnectionSettings, table: Table, consistency: str, lock: LockPolicy
+    settings: ConnectionSettings, table: Table, consistency: str, lock: LockPolicy, kept: Kept | None = None
 ) -> Iterator[ChunkReader]:
     """A session to read chunks of ``table`` with; it ends with the block, and any lock or transaction with it.
 
+    :param kept: sessions that do not end; those with a transaction do.
     :raises LockNotGranted: with ``lock``, when the lock was not granted within the policy.
     """
+    if consistency == "watermark":
+        with session_of(kept, "reading", lambda: session(settings, reading=True)) as reading:
+            reader = _Reader(reading, table, "", _Held())
+            yield reader
+            reader.close()
+        return
     with session(settings, reading=True) as reading:
-        if consistency == "watermark":
-            yield _Reader(reading, table, "", _Held())
-            return
         _wait_for_nobody(reading)
         with session(settings) as control, _table_lock(control, [table.name], lock) as held:
             query(reading, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
@@ -209,6 +214,9 @@ class _Reader:
 
     def settle(self) -> str:
         return started(self._connection)
+
+    def close(self) -> None:
+        self._statements.close()
 
     def read(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
         condition, params = where(self._table, chunk)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
 from typing import ClassVar
 
 import pyarrow as pa
@@ -22,7 +23,8 @@ from airflow_provider_cdc.sources.base import (
     TrackedTable,
     UpperBound,
 )
-from airflow_provider_cdc.sources.mysql import axes, chunks, preflight, server, snapshot, types
+from airflow_provider_cdc.sources.kept import Kept, keeping, session_of
+from airflow_provider_cdc.sources.mysql import axes, chunks, preflight, schema, server, snapshot, types
 from airflow_provider_cdc.sources.mysql.session import RunSettings, session, value
 
 
@@ -42,6 +44,7 @@ class MysqlSource:
     def __init__(self, settings: ConnectionSettings, identity: Mapping[str, str] | None = None) -> None:
         self.settings = settings
         self._identity = identity
+        self._kept: Kept | None = None
 
     def __repr__(self) -> str:
         return f"MysqlSource({self.settings.address})"
@@ -68,20 +71,28 @@ class MysqlSource:
         """Nothing: the log is kept by the server's own rules."""
 
     def check_tables(self, tables: Sequence[Table]) -> None:
-        """Nothing: the log shows every DDL."""
+        # The log shows every DDL, too, but only once it is read.
+        with session(self.settings) as connection:
+            schema.check_unchanged(connection, tables)
 
     def share_reads(self, consistencies: Collection[str], lock: LockPolicy) -> AbstractContextManager[MysqlSource]:
         return nullcontext(self)
 
+    @contextmanager
+    def one_session(self) -> Iterator[MysqlSource]:
+        own = copy(self)
+        with keeping() as own._kept:
+            yield own
+
     def plan_chunks(self, table: Table, chunk_rows: int) -> list[Chunk]:
-        with session(self.settings) as connection:
+        with session_of(self._kept, "planning", lambda: session(self.settings)) as connection:
             return chunks.plan_chunks(connection, table, chunk_rows)
 
     def key_order(self, table: Table) -> str | None:
         return axes.key_order(table)
 
     def reader(self, table: Table, consistency: str, lock: LockPolicy) -> AbstractContextManager[ChunkReader]:
-        return snapshot.open_reader(self.settings, table, consistency, lock)
+        return snapshot.open_reader(self.settings, table, consistency, lock, self._kept)
 
     def bound_reads(self) -> UpperBound:
         bound = snapshot.bound_reads(self.settings)

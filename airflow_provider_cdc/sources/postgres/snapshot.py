@@ -40,6 +40,7 @@ from airflow_provider_cdc.sources.base import (
     UpperBound,
     with_policy,
 )
+from airflow_provider_cdc.sources.kept import Kept
 from airflow_provider_cdc.sources.odd_values import OddValue
 from airflow_provider_cdc.sources.postgres import durable, prepared, slots
 from airflow_provider_cdc.sources.postgres.chunks import place
@@ -194,16 +195,20 @@ def share_view(settings: ConnectionSettings, lock: LockPolicy) -> Iterator[Share
 
 @contextmanager
 def open_reader(
-    settings: ConnectionSettings, table: Table, consistency: str, view: SharedView | None
+    settings: ConnectionSettings,
+    table: Table,
+    consistency: str,
+    view: SharedView | None,
+    kept: Kept | None = None,
 ) -> Iterator[ChunkReader]:
-    """A session to read chunks of ``table`` with; it ends with the block.
+    """A session to read chunks of ``table`` with; it ends with the block, unless it is ``kept``.
 
     :raises SourceUnavailable: with ``exported``, when the session that holds the shared view has ended.
     """
     # Imported late: the steps that only plan and record need no kernels.
     from airflow_provider_cdc.sources.postgres.decode.rows import open_rows
 
-    with open_rows(settings, table) as rows:
+    with open_rows(settings, table, kept) as rows:
         if consistency == "watermark":
             yield _Reader(settings, rows, table, "")
             return
@@ -214,7 +219,9 @@ def open_reader(
         rows.run("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
         with shared_view_errors(str(table.name)):
             rows.run(f"SET TRANSACTION SNAPSHOT {literal(view.snapshot)}")
-        yield _Reader(settings, rows, table, view.upper)
+        reader = _Reader(settings, rows, table, view.upper)
+        yield reader
+        reader.leave_view()
 
 
 def bound_reads(settings: ConnectionSettings) -> UpperBound:
@@ -237,6 +244,7 @@ class _Reader:
 
     def __init__(self, settings: ConnectionSettings, rows: RowReader, table: Table, upper: str) -> None:
         self.upper = upper
+        self._in_view = bool(upper)
         self._settings = settings
         self._rows = rows
         self._table = table
@@ -249,11 +257,16 @@ class _Reader:
     def odd(self) -> Sequence[OddValue]:
         return self._rows.odd
 
+    def leave_view(self) -> None:
+        """End the transaction in which all chunks were read, if that was one."""
+        if self._in_view:
+            self._rows.run("COMMIT")
+            self._in_view = False
+
     def settle(self) -> str:
         where = f"{self._table.name}, the end of its read"
         with mapped_errors(where):
-            if self.upper:
-                self._rows.run("COMMIT")
+            self.leave_view()
             return durable.wait(self._rows.ask, where)[1]
 
     def read(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from copy import copy
 from typing import ClassVar
 
 import pyarrow as pa
@@ -21,6 +22,7 @@ from airflow_provider_cdc.sources.base import (
     TrackedTable,
     UpperBound,
 )
+from airflow_provider_cdc.sources.kept import Kept, keeping, session_of
 from airflow_provider_cdc.sources.postgres import chunks, preflight, prepared, schema, server, slots, snapshot, types
 from airflow_provider_cdc.sources.postgres.session import session, value
 
@@ -40,6 +42,7 @@ class PostgresSource:
     def __init__(self, settings: ConnectionSettings, view: snapshot.SharedView | None = None) -> None:
         self.settings = settings
         self.view = view
+        self._kept: Kept | None = None
 
     def __repr__(self) -> str:
         return f"PostgresSource({self.settings.address})"
@@ -76,8 +79,14 @@ class PostgresSource:
         with snapshot.share_view(self.settings, lock) as view:
             yield PostgresSource(self.settings, view)
 
+    @contextmanager
+    def one_session(self) -> Iterator[PostgresSource]:
+        own = copy(self)
+        with keeping() as own._kept:
+            yield own
+
     def plan_chunks(self, table: Table, chunk_rows: int) -> list[Chunk]:
-        with session(self.settings) as connection:
+        with session_of(self._kept, "planning", lambda: session(self.settings)) as connection:
             return chunks.plan_chunks(connection, table, chunk_rows)
 
     def key_order(self, table: Table) -> str | None:
@@ -85,7 +94,7 @@ class PostgresSource:
         return None
 
     def reader(self, table: Table, consistency: str, lock: LockPolicy) -> AbstractContextManager[ChunkReader]:
-        return snapshot.open_reader(self.settings, table, consistency, self.view)
+        return snapshot.open_reader(self.settings, table, consistency, self.view, self._kept)
 
     def bound_reads(self) -> UpperBound:
         return snapshot.bound_reads(self.settings)

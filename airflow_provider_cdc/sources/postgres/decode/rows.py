@@ -17,6 +17,7 @@ import pyarrow as pa
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import SchemaChanged
 from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.kept import Kept, session_of
 from airflow_provider_cdc.sources.kernel import Int32s, Int64s
 from airflow_provider_cdc.sources.located import Located
 from airflow_provider_cdc.sources.odd_values import OddValue
@@ -62,18 +63,28 @@ class RowReader(Protocol):
 
 
 @contextmanager
-def open_rows(settings: ConnectionSettings, table: Table) -> Iterator[RowReader]:
-    """A session to read rows of ``table`` with; it ends with the block."""
+def open_rows(settings: ConnectionSettings, table: Table, kept: Kept | None = None) -> Iterator[RowReader]:
+    """A session to read rows of ``table`` with; it ends with the block, unless it is ``kept``."""
+    with session_of(kept, "reading", lambda: _reading(settings)) as reading:
+        if isinstance(reading, CopyStream):
+            reading.where = str(table.name)
+            yield CopyReader(reading, table)
+        else:
+            yield AdbcReader(reading, table)
+
+
+@contextmanager
+def _reading(settings: ConnectionSettings) -> Iterator[CopyStream | session.ReadingConnection]:
     with session.session(settings) as connection:
         if is_plain(connection):
-            stream = CopyStream(connection, str(table.name))
+            stream = CopyStream(connection, settings.address)
             try:
-                yield CopyReader(stream, table)
+                yield stream
             finally:
                 stream.close()
             return
     with session.reading_session(settings) as reading:
-        yield AdbcReader(reading, table)
+        yield reading
 
 
 class AdbcReader:

@@ -51,7 +51,7 @@ class CopyStream:
         self._connection = connection
         self._socket = socket.socket(fileno=os.dup(connection.fileno()))
         self._socket.settimeout(None)
-        self._where = where
+        self.where = where
         self._size = _BUFFER
         self._allocate()
         self.state: Int64s = np.zeros(packets.STATE_SIZE, np.int64)
@@ -112,7 +112,7 @@ class CopyStream:
             raise failure
         if kind == _COPY_DONE:
             if not self.state[packets.STATE_ENDED]:
-                raise DecodeError("the rows ended before their end", where=self._where)
+                raise DecodeError("the rows ended before their end", where=self.where)
             for also, _ in self._messages():
                 if also not in _OF_NO_CONCERN:
                     raise self._unexpected(also)
@@ -151,7 +151,7 @@ class CopyStream:
         :raises DecodeError: a row of 2 GiB.
         """
         if self._size == _LARGEST:
-            raise DecodeError("a row has 2 GiB or more, which no Arrow array holds", where=self._where)
+            raise DecodeError("a row has 2 GiB or more, which no Arrow array holds", where=self.where)
         filled = int(self.state[packets.STATE_FILLED])
         self._size = min(2 * self._size, _LARGEST)
         old = self.buffer
@@ -197,7 +197,7 @@ class CopyStream:
                 head = self.buffer[position : position + packets.HEAD].tobytes()
                 end = position + 1 + int.from_bytes(head[1:], "big")
                 if end < position + packets.HEAD:
-                    raise DecodeError("a message is shorter than its head", where=self._where)
+                    raise DecodeError("a message is shorter than its head", where=self.where)
                 if end <= filled:
                     self.state[packets.STATE_POSITION] = end
                     return head[:1], self.buffer[position + packets.HEAD : end].tobytes()
@@ -207,7 +207,7 @@ class CopyStream:
                     self.grow()
 
     def _unexpected(self, kind: bytes) -> DecodeError:
-        return DecodeError(f"a message of kind {kind!r} where none may be", where=self._where)
+        return DecodeError(f"a message of kind {kind!r} where none may be", where=self.where)
 
     @staticmethod
     def _error(payload: bytes) -> psycopg.Error:

@@ -1,0 +1,129 @@
+"""A process between a task and its ``spark-submit``: when the task dies, of whatever, so does all that it started.
+
+Nothing else could do it: a task that is killed at once runs no code any more, and Spark's processes live on without
+whoever started them. They would go on reading the source and writing to the lake beside the task's next try.
+
+It is run as a script (``python -I -S guardian.py FOLDER TASK SUPERVISOR COMMAND…``) and imports nothing but the
+standard library, so that it starts in no time. Twice a second it looks whether the task is still its parent, and
+whether the supervisor is still the task's. If not, if it is told to (SIGTERM), or when ``COMMAND`` has ended, it kills
+all processes that descend from the command, wherever they have moved to, and removes the scratch folder. Should the
+guardian itself be killed at once, the kernel kills ``spark-submit`` (``PR_SET_PDEATHSIG``), the driver notices
+(``jobs.lifeline``), and the folder is removed by the task or by a later one (``scratch``).
+"""
+
+from __future__ import annotations
+
+import ctypes
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+LOCK = ".lock"
+"""The file in a scratch folder that whoever needs the folder holds locked."""
+
+_LOOK_SECONDS = 0.5
+_END_SECONDS = 10.0
+_PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
+_SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+
+
+def command(folder: Path, supervisor: int) -> list[str]:
+    """What to put before the command that is to be guarded by the calling process's guardian.
+
+    :param supervisor: the process whose death is the caller's, too, and that must be its parent; 0: none.
+    """
+    return [sys.executable, "-I", "-S", __file__, str(folder), str(os.getpid()), str(supervisor)]
+
+
+def main(folder: str, task: int, supervisor: int, guarded: Sequence[str]) -> int:
+    """Run a command to its end or the task's, and return its exit status; negative for a signal."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    guardian = os.getpid()
+    # Signals that are meant for the task's group are the task's to handle.
+    os.setsid()
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+    # Who loses its parent becomes a child of this process, and so is found.
+    libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    lock = (Path(folder) / LOCK).open("rb")
+    fcntl.flock(lock, fcntl.LOCK_SH)
+
+    def tie() -> None:
+        libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        if os.getppid() != guardian:
+            os._exit(1)
+
+    status: int | None = None
+    try:
+        child = subprocess.Popen(guarded, preexec_fn=tie).pid
+        while status is None and os.getppid() == task and supervisor in (0, _parent(task)):
+            told = signal.sigtimedwait(_SIGNALS, _LOOK_SECONDS)
+            if told is not None and told.si_signo != signal.SIGCHLD:
+                break
+            status = _reap().get(child)
+    finally:
+        _end_descendants()
+        shutil.rmtree(folder, ignore_errors=True)
+    return -signal.SIGKILL if status is None else os.waitstatus_to_exitcode(status)
+
+
+def _reap() -> dict[int, int]:
+    """The status of each child that has ended."""
+    ended: dict[int, int] = {}
+    with suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                break
+            ended[pid] = status
+    return ended
+
+
+def _parent(pid: int) -> int:
+    """The parent of a process; 0 if there is no such process."""
+    try:
+        # The name, in brackets, may hold anything.
+        return int(Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
+
+
+def _descendants() -> Iterator[int]:
+    children = defaultdict(list)
+    for child in [int(place.name) for place in Path("/proc").iterdir() if place.name.isdecimal()]:
+        children[_parent(child)].append(child)
+    below = [os.getpid()]
+    while below:
+        own = children[below.pop()]
+        yield from own
+        below += own
+
+
+def _end_descendants() -> None:
+    deadline = time.monotonic() + _END_SECONDS
+    while time.monotonic() < deadline:
+        _reap()
+        left = list(_descendants())
+        if not left:
+            return
+        for pid in left:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
+        time.sleep(0.02)
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
+    if code < 0:
+        # End as the command did, for whoever looks.
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
+        os.kill(os.getpid(), -code)
+    sys.exit(code)

@@ -1,0 +1,38 @@
+"""A Spark app whose tasks are too large for Spark to keep them in memory: ``large_tasks_app.py FOLDER``.
+
+Its tasks hold the source's settings. They wait until the file ``go`` is in the folder; ``running`` says that they do.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from airflow_provider_cdc.jobs.session import open_session, settings_from_environment
+from airflow_provider_cdc.jobs.tasks import run_tasks
+from airflow_provider_cdc.sources.base import ConnectionSettings
+
+
+@dataclass(frozen=True)
+class Wait:
+    folder: str
+    settings: ConnectionSettings
+    ballast: bytes
+
+    def __call__(self, order: tuple[int, ConnectionSettings, bytes]) -> str:
+        Path(self.folder, "running").touch()
+        while not Path(self.folder, "go").exists():
+            time.sleep(0.05)
+        assert order[1] == self.settings
+        return self.settings.password[::-1]
+
+
+if __name__ == "__main__":
+    settings = settings_from_environment()
+    spark = open_session("large tasks")
+    orders = [(number, settings, bytes(2**20)) for number in range(3)]
+    found = run_tasks(spark, "wait", orders, Wait(sys.argv[1], settings, bytes(3 * 2**20)))
+    print(found[0][::-1] == settings.password)
+    spark.stop()

@@ -1,0 +1,93 @@
+"""The source's password reaches executors, and never a disk, whatever Spark writes there."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_cdc.errors import ConfigurationError
+from airflow_provider_cdc.jobs.session import check_encryption, to_environment
+from airflow_provider_cdc.sources.base import ConnectionSettings
+from harness.environment import spark_environment
+from tests.jobs.cluster import SPARK_HOME
+
+SECRET = "corr3ct-horse-battery-staple"
+# Spark writes to disk what finds no room in memory, and compressed text would hide the secret from the search.
+CONF = {
+    "spark.memory.fraction": "0.001",
+    "spark.broadcast.compress": "false",
+    "spark.eventLog.enabled": "true",
+    "spark.eventLog.compress": "false",
+    "spark.ui.enabled": "false",
+    "spark.log.level": "WARN",
+    # What it would be without us, and what a cluster's administrator may have set.
+    "spark.io.encryption.enabled": "false",
+}
+
+
+def holders(folder: Path) -> list[str]:
+    """The files that hold the secret, as it is or as Java writes it."""
+    needles = SECRET.encode(), SECRET.encode("utf-16-be")
+    return [
+        str(file)
+        for file in folder.rglob("*")
+        if file.is_file() and any(needle in file.read_bytes() for needle in needles)
+    ]
+
+
+def test_tasks_that_spark_writes_to_disk_hold_no_readable_password(tmp_path: Path) -> None:
+    temporary, events, meeting = tmp_path / "tmp", tmp_path / "events", tmp_path / "meeting"
+    for folder in (temporary, events, meeting):
+        folder.mkdir()
+    conf = {**CONF, "spark.eventLog.dir": events.as_uri()}
+    settings = ConnectionSettings("mysql", "db.example", 3306, "reader", SECRET)
+    with (tmp_path / "log").open("wb") as log:
+        process = subprocess.Popen(
+            [
+                str(SPARK_HOME / "bin" / "spark-submit"),
+                *("--master", "local[2]"),
+                *(part for name, value in conf.items() for part in ("--conf", f"{name}={value}")),
+                *(str(Path(__file__).with_name("large_tasks_app.py")), str(meeting)),
+            ],
+            env={
+                **os.environ,
+                **spark_environment(),
+                **to_environment(settings),
+                "PYTHONPATH": os.pathsep.join(filter(None, [str(Path(__file__).parents[2]), *sys.path])),
+                "TMPDIR": str(temporary),
+                "SPARK_LOCAL_DIRS": str(temporary),
+                "SPARK_SUBMIT_OPTS": f"-Djava.io.tmpdir={temporary}",
+            },
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
+    try:
+        deadline = time.monotonic() + 90
+        while not (meeting / "running").exists():
+            assert process.poll() is None, (tmp_path / "log").read_text()[-3000:]
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+        written = sum(file.stat().st_size for file in temporary.rglob("*") if file.is_file())
+        assert written > 3 * 2**20, "the tasks are not on disk: this test cannot find anything"
+        assert holders(tmp_path) == []
+        commands = [
+            (place / "cmdline").read_bytes() for place in Path("/proc").glob("[0-9]*") if (place / "cmdline").exists()
+        ]
+        assert not any(SECRET.encode() in command for command in commands)
+        (meeting / "go").touch()
+        assert process.wait(60) == 0, (tmp_path / "log").read_text()[-3000:]
+        assert "True" in (tmp_path / "log").read_text()
+        assert holders(tmp_path) == []
+    finally:
+        process.kill()
+        process.wait()
+
+
+def test_a_spark_that_does_not_encrypt_what_it_writes_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"spark\.io\.encryption\.enabled"):
+        check_encryption("false")
