@@ -119,7 +119,7 @@ def test_xcoms_are_those_of_the_contract(copied: Copied) -> None:
         "lock_and_record": {"run_uri", "initial_gtid_set"},
         "snapshot": {"snapshot_upper", "counts"},
         "extract_delta": {"counts"},
-        "consolidate": {"published", "counts"},
+        "consolidate": {"published", "latest", "counts"},
     }
     values = copied.first.xcoms
     assert [plan["table"] for plan in values["preflight"]["plan"]] == TABLES

@@ -32,7 +32,7 @@ def preflight(target: str, conf: Mapping[str, Any] | None = None, **arguments: A
         task = PreflightOperator(task_id="preflight", target="{{ params.target }}", **given)
     context: Any = {"dag": dag, "dag_run": SimpleNamespace(conf=conf or {}), "params": {"target": target}}
     task.render_template_fields(context)
-    assert target == task.target or "s3cr3t" not in task.target
+    assert "s3cr3t" not in task.target
     return task.execute(context)
 
 

@@ -34,6 +34,7 @@ FOUND = {
     "tables": {"shop.orders": {"rows": 3}},
 }
 PUBLISHED = {"published": {"shop.orders": "file:///x"}, "rows": {"shop.orders": 3}}
+LATEST = {"shop.orders": False, "shop.lines": True}
 
 SUBMIT = f"""#!{sys.executable}
 import json, os, sys
@@ -55,6 +56,7 @@ if "TEST_FORGETS" not in os.environ:
     manifest = Manifest.load(run)
     manifest.finish_step(run, "snapshot", {FOUND!r})
     manifest.finish_step(run, "consolidate", {PUBLISHED!r})
+    run.write_json("latest.json", {LATEST!r})
 """
 
 
@@ -94,15 +96,22 @@ def seen(run: Storage) -> tuple[list[str], dict[str, str]]:
     return what["argv"], what["environment"]
 
 
-def test_step_pushes_its_outputs_and_counts_and_nothing_for_other_steps(run: Storage) -> None:
+def test_step_pushes_its_outputs_and_counts_and_nothing_for_other_steps(
+    run: Storage, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert operator(run).execute(CONTEXT) == {
         "snapshot_upper": FOUND["snapshot_upper"],
         "counts": {"rows": 3, "tables": {"shop.orders": {"rows": 3}}},
     }
     assert operator(run, ConsolidateOperator).execute(CONTEXT) == {
         "published": {"shop.orders": "file:///x"},
+        "latest": LATEST,
         "counts": {"rows": {"shop.orders": 3}},
     }
+    # Green, and not what readers see: whoever looks at the log must not miss it.
+    (told,) = (line for line in capfd.readouterr().out.splitlines() if "newer copy stays" in line)
+    assert "[warning" in told
+    assert "shop.orders is published at file:///x" in told
 
 
 def test_credentials_reach_the_driver_by_its_environment_alone(
