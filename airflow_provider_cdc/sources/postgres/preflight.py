@@ -54,6 +54,8 @@ def preflight(
         if publication:
             problems += publication_problems(connection, publication, tables)
             warn_of_harm(connection, publication, tables)
+        else:
+            problems += _lock_problems(connection, tables)
         problems += _room_problems(connection, exported=any(plan.consistency == "exported" for plan in plans))
         _warn_of_orphans(connection)
         _warn_of_limits(connection, tables)
@@ -166,6 +168,25 @@ def _room_problems(connection: Connection, *, exported: bool) -> Iterable[Proble
                 f"ALTER SYSTEM SET {setting} = {used + max(needed, 4)}, and restart the server; or drop slots that "
                 "nobody needs",
             )
+
+
+def _lock_problems(connection: Connection, tables: Sequence[Table]) -> Iterable[Problem]:
+    """Whether the server could drop the run's publication again: that takes a lock for each relation in it, at once."""
+    ((room, each),) = query(
+        connection,
+        "SELECT current_setting('max_locks_per_transaction')::int8 * (current_setting('max_connections')::int "
+        "+ current_setting('max_prepared_transactions')::int), current_setting('max_locks_per_transaction')::int8",
+    )
+    count = sum(len(leaves(table)) for table in tables)
+    # The other half is for everybody else.
+    if 2 * count > room:
+        yield Problem(
+            "max_locks_per_transaction",
+            f"is {each}: the server has room for about {room} locks, and the tables have {count} partitions, each of "
+            "which needs one when their publication is dropped",
+            f"ALTER SYSTEM SET max_locks_per_transaction = {-(-each * 2 * count // room)}, and restart the server; "
+            "or copy fewer of the tables at once, or name a publication in the connection",
+        )
 
 
 def _warn_of_orphans(connection: Connection) -> None:
