@@ -46,6 +46,8 @@ def preflight(
         if publication:
             problems += publication_problems(connection, publication, tables)
             warn_of_harm(connection, publication, tables)
+        else:
+            problems += _lock_problems(connection, tables)
         problems += _room_problems(connection, exported=any(plan.consistency == "exported" for plan in plans))
         advise(connection, tables)
     if problems:
@@ -157,3 +159,24 @@ def _room_problems(connection: Connection, *, exported: bool) -> Iterable[Proble
                 change_setting(platform(connection), setting, str(used + max(needed, 4)))
                 + "; or drop slots that nobody needs",
             )
+
+
+def _lock_problems(connection: Connection, tables: Sequence[Table]) -> Iterable[Problem]:
+    """Whether the server could drop the run's publication again: that takes a lock for each relation in it, at once."""
+    ((room, each),) = query(
+        connection,
+        "SELECT current_setting('max_locks_per_transaction')::int8 * (current_setting('max_connections')::int "
+        "+ current_setting('max_prepared_transactions')::int), current_setting('max_locks_per_transaction')::int8",
+    )
+    count = sum(len(leaves(table)) for table in tables)
+    # The other half is for everybody else.
+    if 2 * count > room:
+        yield Problem(
+            "max_locks_per_transaction",
+            f"is {each}: the server has room for about {room} locks, and the tables have {count} partitions, each of "
+            "which needs one when their publication is dropped",
+            change_setting(
+                platform(connection), "max_locks_per_transaction", str(-(-each * 2 * count // room))
+            )
+            + "; or copy fewer of the tables at once, or name a publication in the connection",
+        )

@@ -271,3 +271,23 @@ def test_what_stores_a_table_counts_and_not_what_it_is_called(postgres: Postgres
     run(postgres, source, "CREATE ACCESS METHOD alike TYPE TABLE HANDLER heap_tableam_handler")
     run(postgres, source, "CREATE TABLE stored (id int PRIMARY KEY) USING alike", FULL.format("stored"))
     assert len(source.preflight(["public.*"], "auto")) == 1
+
+
+def test_more_partitions_than_a_publication_could_be_dropped_with_are_refused(
+    postgres_factory: PostgresFactory,
+) -> None:
+    few = {"max_locks_per_transaction": "10", "max_connections": "20", "max_prepared_transactions": "0"}
+    server = postgres_factory(few)
+    source = PostgresSource(settings_of(server, "postgres"))
+    for count, name in ((100, "fits"), (101, "large")):
+        server.query(f"CREATE TABLE {name} (id int PRIMARY KEY) PARTITION BY LIST (id)")
+        server.query(FULL.format(name))
+        for number in range(count):
+            server.query(f"CREATE TABLE {name}_{number} PARTITION OF {name} FOR VALUES IN ({number})")
+            server.query(FULL.format(f"{name}_{number}"))
+    (problem,) = problems_of(source, "public.large")
+    assert problem.where == "max_locks_per_transaction"
+    assert "max_locks_per_transaction = 11," in problem.hint
+    point = source.record_initial(source.preflight(["public.fits"], "auto"), LockPolicy(), "fits")
+    source.release(point.identity)
+    assert server.query("SELECT pubname FROM pg_publication") == []
