@@ -40,7 +40,7 @@ from airflow_provider_cdc.sources.mysql.chunks import where
 from airflow_provider_cdc.sources.mysql.history import end_of_log
 from airflow_provider_cdc.sources.mysql.preflight import exactness_problems
 from airflow_provider_cdc.sources.mysql.schema import read_tables, table_sql
-from airflow_provider_cdc.sources.mysql.server import identity, setting_problems, started, variables
+from airflow_provider_cdc.sources.mysql.server import identity, setting_problems, started
 from airflow_provider_cdc.sources.mysql.session import (
     Connection,
     mapped_errors,
@@ -48,6 +48,7 @@ from airflow_provider_cdc.sources.mysql.session import (
     session,
     set_session,
     value,
+    variables,
 )
 
 _NO_POSITION = Problem(
