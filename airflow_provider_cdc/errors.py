@@ -139,7 +139,7 @@ class SchemaChanged(ExactnessError):
 
 
 class LogGone(ExactnessError):
-    """The log no longer reaches back to the initial position."""
+    """The log no longer reaches back to the initial position, or is not whole since then: the server crashed."""
 
 
 class SourceReplaced(ExactnessError):

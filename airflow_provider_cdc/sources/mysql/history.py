@@ -17,12 +17,12 @@ import time
 from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Any
 
 import pymysql
 
-from airflow_provider_cdc.errors import LogGone, PositionError, SourceReplaced
+from airflow_provider_cdc.errors import LogGone, PositionError, SourceReplaced, SourceUnavailable
 from airflow_provider_cdc.sources.base import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.log.request import CANNOT_READ_LOG, request_log
 from airflow_provider_cdc.sources.mysql.session import (
@@ -41,7 +41,7 @@ _CREATED = slice(1 + 19 + 52, 1 + 19 + 56)
 _FIRST = 4
 _CHECKSUM_BYTES = 4
 _ENCRYPTION_BYTES = 512
-"""What encrypted files are longer by."""
+"""What an encrypted file is longer by than what it holds."""
 
 _BEGIN_ANEW = "clear lock_and_record and the tasks after it: the run begins anew"
 
@@ -96,11 +96,8 @@ def log_status(connection: Connection) -> tuple[str, ...]:
 
 
 def log_files(connection: Connection) -> dict[str, int]:
-    """The files of the log and where each ends, in log order."""
-    return {
-        str(name): int(size) - (_ENCRYPTION_BYTES if encrypted and encrypted[0] == "Yes" else 0)
-        for name, size, *encrypted in query(connection, "SHOW BINARY LOGS")
-    }
+    """The files of the log and their sizes, in log order."""
+    return {str(name): int(size) for name, size, *_ in query(connection, "SHOW BINARY LOGS")}
 
 
 def end_of_log(settings: ConnectionSettings, connection: Connection) -> LogPlace:
@@ -114,11 +111,14 @@ def settled_end_of_log(settings: ConnectionSettings, connection: Connection) -> 
 
     A log that is reset begins with a file of the same name. Its stamp differs unless both are of one second.
     """
-    while True:
-        place = end_of_log(settings, connection)
-        if place.stamp and int(value(connection, "UNIX_TIMESTAMP()")) > int(place.stamp):
-            return place
+    place = end_of_log(settings, connection)
+    while int(value(connection, "UNIX_TIMESTAMP()")) == int(place.stamp or 0):
         time.sleep(0.1)
+    if _stamp(settings, place.file) != place.stamp or not place.stamp:
+        raise SourceUnavailable(
+            f"the log file {place.file} went away just now", where=settings.address, hint="the task can be retried"
+        )
+    return place
 
 
 def check_place(settings: ConnectionSettings, files: Mapping[str, int], place: LogPlace) -> None:
@@ -151,6 +151,8 @@ def check_continuity(settings: ConnectionSettings, files: Mapping[str, int], beg
     :raises LogGone: it was: what it did in between is not known.
     """
     names = list(files)
+    if begun.file not in names:
+        raise _other_log(settings, f"the log has no file {begun.file} any more")
     starts = 0
     for file, following in pairwise(names[names.index(begun.file) :]):
         created = _created_after(settings, file, files[file], following)
@@ -190,12 +192,13 @@ def _created_after(settings: ConnectionSettings, file: str, size: int, following
     """What the head of the file after ``file`` says of its making; None: ``file`` does not end as the server ends
     files."""
     rotate = _HEADER.size + 8 + len(following.encode())
-    for last in (rotate + _CHECKSUM_BYTES, _HEADER.size + _CHECKSUM_BYTES, rotate, _HEADER.size):
-        if size - last < _FIRST:
+    lengths = (rotate + _CHECKSUM_BYTES, _HEADER.size + _CHECKSUM_BYTES, rotate, _HEADER.size)
+    for end, last in product((size, size - _ENCRYPTION_BYTES), lengths):
+        if end - last < _FIRST:
             continue
-        with closing(_events(settings, file, size - last)) as events:
+        with closing(_events(settings, file, end - last)) as events:
             found = [event for _, event in zip(range(6), events, strict=False) if event.end]
-        if found and found[0].kind in (_STOP, _ROTATE) and (found[0].bytes, found[0].end) == (last, size):
+        if found and found[0].kind in (_STOP, _ROTATE) and (found[0].bytes, found[0].end) == (last, end):
             return next((event.created for event in found[1:] if event.kind == _FORMAT_DESCRIPTION), None)
     return None
 

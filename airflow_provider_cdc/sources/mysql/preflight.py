@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Sequence
 
 import pymysql
@@ -11,16 +12,19 @@ from airflow_provider_cdc.errors import LogGone, PreflightError, Problem
 from airflow_provider_cdc.sources.base import CONSISTENCIES, UNREPRESENTABLE, ConnectionSettings, TablePlan, with_policy
 from airflow_provider_cdc.sources.mysql.generated import generated_problems
 from airflow_provider_cdc.sources.mysql.history import log_status
+from airflow_provider_cdc.sources.mysql.managed import is_amazon, retention_problem
 from airflow_provider_cdc.sources.mysql.privileges import Privileges
 from airflow_provider_cdc.sources.mysql.schema import read_tables, resolve, select_of_tables, table_sql
-from airflow_provider_cdc.sources.mysql.server import is_replica, setting_problems, variables
-from airflow_provider_cdc.sources.mysql.session import Connection, session
+from airflow_provider_cdc.sources.mysql.server import durability_warnings, is_replica, setting_problems
+from airflow_provider_cdc.sources.mysql.session import Connection, session, variables
 from airflow_provider_cdc.sources.mysql.types import (
     ColumnType,
     is_wide_decimal,
     unsupported,
     unsupported_key,
 )
+
+_log = logging.getLogger(__name__)
 
 _ENGINE = "InnoDB"
 
@@ -60,8 +64,11 @@ def preflight(
         problems += privileges.lock_problems([plan.name for plan in plans if plan.consistency == "lock"])
         problems += _filter_problems(connection, tables)
         problems += _retention_problems(connection, tables)
+        warnings = durability_warnings(connection)
     if problems:
         raise PreflightError(problems)
+    for warning in warnings:
+        _log.warning("%s", warning)
     return plans
 
 
@@ -229,6 +236,10 @@ def _retention_problems(connection: Connection, tables: Sequence[Table]) -> Iter
     )
     keeps = int(settings.get("binlog_expire_logs_seconds", "0"))
     needed = _LEAST_SECONDS + _MARGIN * sum(table.bytes for table in tables) // _BYTES_PER_SECOND
+    if is_amazon(connection):
+        if (problem := retention_problem(connection, needed)) is not None:
+            yield problem
+        return
     if settings.get("binlog_expire_logs_auto_purge") == "ON" and 0 < keeps < needed:
         yield Problem(
             "binlog_expire_logs_seconds",

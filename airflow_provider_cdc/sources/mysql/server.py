@@ -6,7 +6,7 @@ that the log itself shows (row image, format) are checked once more on each even
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pymysql
@@ -22,6 +22,7 @@ from airflow_provider_cdc.sources.mysql.history import (
     log_status,
     settled_end_of_log,
 )
+from airflow_provider_cdc.sources.mysql.managed import is_amazon, setting_hint
 from airflow_provider_cdc.sources.mysql.session import (
     HOSTNAME,
     SERVER_UUID,
@@ -30,6 +31,7 @@ from airflow_provider_cdc.sources.mysql.session import (
     is_server_itself,
     query,
     value,
+    variables,
 )
 
 
@@ -41,9 +43,10 @@ class _Rule:
     allowed: tuple[str, ...]
     why: str
 
-    @property
-    def hint(self) -> str:
+    def hint(self, *, amazon: bool) -> str:
         setting = f"{self.variable} = {self.allowed[0]}"
+        if amazon:
+            return setting_hint(setting)
         if self.variable in ("log_bin", "log_replica_updates"):
             return f"start the server with {setting}"
         return f"SET PERSIST {setting}"
@@ -80,6 +83,7 @@ _FIXED = ("innodb_native_foreign_keys", "log_replica_updates", "lower_case_table
 _FIXED_PREFIX = "fixed."
 # The log does not show what these were; when they were set last shows that they were not touched during a run.
 _WATCHED = ("binlog_error_action", "binlog_order_commits", "replica_preserve_commit_order")
+_DURABLE = ("sync_binlog", "innodb_flush_log_at_trx_commit")
 _LAST_SET = "last_set."
 STARTED, LOG_PLACE = "started", "log_place"
 _STARTED = (
@@ -98,10 +102,22 @@ def setting_problems(connection: Connection) -> list[Problem]:
         "a proxy answers in place of the server, and may pass what it is asked on to several",
         "connect to the server itself, or let the proxy pass connections on as they are",
     )
+    wrong = [rule for rule in rules if values.get(rule.variable) not in rule.allowed]
+    amazon = bool(wrong) and is_amazon(connection)
     return ([] if is_server_itself(connection) else [proxy]) + [
-        Problem(rule.variable, f"is {values.get(rule.variable, 'unknown')}: {rule.why}", rule.hint)
-        for rule in rules
-        if values.get(rule.variable) not in rule.allowed
+        Problem(rule.variable, f"is {values.get(rule.variable, 'unknown')}: {rule.why}", rule.hint(amazon=amazon))
+        for rule in wrong
+    ]
+
+
+def durability_warnings(connection: Connection) -> list[str]:
+    """Settings with which the server may lose what it has committed, when its machine fails."""
+    found = variables(connection, _DURABLE)
+    return [
+        f"{name} is {found.get(name, 'unknown')}: if the server's machine fails, transactions are lost that were "
+        "visible already, so a run that is in progress begins anew, and a copy that was just published may hold them"
+        for name in _DURABLE
+        if found.get(name) != "1"
     ]
 
 
@@ -214,13 +230,6 @@ def is_replica(connection: Connection) -> bool | None:
         if error.args[0] == _PRIVILEGE_MISSING:
             return None
         raise
-
-
-def variables(connection: Connection, names: Sequence[str]) -> dict[str, str]:
-    """Global variables as text (``ON``, ``OFF``), those that the server has."""
-    marks = ", ".join(["%s"] * len(names))
-    rows = query(connection, f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({marks})", names)
-    return {name: str(setting) for name, setting in rows}
 
 
 def _last_set(connection: Connection) -> dict[str, str]:

@@ -214,6 +214,13 @@ def value(connection: Connection, expression: str, args: Sequence[Any] = ()) -> 
     return query(connection, f"SELECT {expression}", args)[0][0]
 
 
+def variables(connection: Connection, names: Sequence[str]) -> dict[str, str]:
+    """Global variables as text (``ON``, ``OFF``), those that the server has."""
+    marks = ", ".join(["%s"] * len(names))
+    rows = query(connection, f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({marks})", names)
+    return {name: str(setting) for name, setting in rows}
+
+
 def account(connection: Connection) -> str:
     """The account that privileges are checked for, as a GRANT names it."""
     user, _, host = str(value(connection, "CURRENT_USER()")).rpartition("@")

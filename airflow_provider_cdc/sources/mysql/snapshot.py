@@ -41,7 +41,7 @@ from airflow_provider_cdc.sources.mysql.chunks import where
 from airflow_provider_cdc.sources.mysql.history import end_of_log
 from airflow_provider_cdc.sources.mysql.preflight import exactness_problems
 from airflow_provider_cdc.sources.mysql.schema import read_tables, table_sql
-from airflow_provider_cdc.sources.mysql.server import identity, setting_problems, started, variables
+from airflow_provider_cdc.sources.mysql.server import identity, setting_problems, started
 from airflow_provider_cdc.sources.mysql.session import (
     Connection,
     mapped_errors,
@@ -49,6 +49,7 @@ from airflow_provider_cdc.sources.mysql.session import (
     session,
     set_session,
     value,
+    variables,
 )
 from airflow_provider_cdc.sources.odd_values import OddValue
 

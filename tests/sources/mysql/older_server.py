@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 import socket
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from types import TracebackType
 from typing import Self
 
@@ -37,12 +37,16 @@ NOT_THERE: Sequence[tuple[Version, str]] = (
 
 
 class OlderServer:
-    """Listens on ``port`` and passes connections on to ``server``. ``refused`` are the statements that it refused."""
+    """Listens on ``port`` and passes connections on to ``server``. ``refused`` are the statements that it refused.
 
-    def __init__(self, server: MysqlServer, version: str) -> None:
+    :param instead: what is asked in place of statements, by a part of theirs.
+    """
+
+    def __init__(self, server: MysqlServer, version: str, instead: Mapping[str, str] | None = None) -> None:
         numbers = [int(number) for number in re.findall(r"\d+", version)[:3]]
         self.refused: list[str] = []
         self._server = server
+        self._instead = instead or {}
         self._version = version
         self._numbers: Version = (numbers[0], numbers[1], numbers[2])
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -92,6 +96,7 @@ class OlderServer:
 
     def _translated(self, text: str) -> str:
         text = text.replace("SHOW MASTER STATUS", "SHOW BINARY LOG STATUS")
+        text = next((other for part, other in self._instead.items() if part in text), text)
         for since, name in NOT_THERE:
             if self._numbers < since:
                 text = text.replace(f"'{name}'", "'is_not_there'")

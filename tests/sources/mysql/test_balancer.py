@@ -186,6 +186,16 @@ def test_a_proxy_that_may_share_sessions_is_refused(first: MysqlServer) -> None:
                 use(source)
 
 
+def test_a_clone_on_another_machine_is_refused_at_once(first: MysqlServer) -> None:
+    source = MysqlSource(settings(first))
+    point = begin(source)
+    elsewhere = {**point.identity, "hostname": "db2"}
+    with pytest.raises(SourceReplaced, match=r"another one answers"):
+        source.of_run(elsewhere, point.position).bound_reads()
+    with pytest.raises(SourceReplaced, match=r"\(db2\)"):
+        source.check_identity(elsewhere, point.position)
+
+
 def test_one_statement_more_is_what_a_session_pays_for_it(first: MysqlServer) -> None:
     source = MysqlSource(settings(first))
     point = begin(source)

@@ -15,7 +15,7 @@ from airflow_provider_cdc.sources.mysql import session as sessions
 from harness.mysql_server import MysqlServer
 from harness.pipeline import settings_of
 
-IDLE = 2
+IDLE = 3
 
 
 @pytest.fixture
@@ -60,9 +60,9 @@ def test_a_lock_that_is_kept_through_a_long_read_stays(
 ) -> None:
     monkeypatch.setattr(snapshot, "_SIGN_SECONDS", 0)
     with source.reader(table, "lock", LockPolicy(through_read=True)) as reader:
-        for _ in range(2 * IDLE + 1):
+        for _ in range(2 * IDLE + 2):
             assert sum(batch.num_rows for batch in reader.read(Chunk(0))) == 2
-            time.sleep(IDLE / 2)
+            time.sleep(0.5)
         locks = mysql.query(
             "SELECT LOCK_TYPE FROM performance_schema.metadata_locks "
             "WHERE OBJECT_SCHEMA = %s AND LOCK_TYPE = 'SHARED_READ_ONLY'",

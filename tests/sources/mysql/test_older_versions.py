@@ -18,7 +18,7 @@ from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published
 from tests.sources.mysql.older_server import OlderServer
 
-VERSIONS = ["8.0.26", "8.0.28-log", "8.0.36-28-percona", "8.0.43", "8.4.3"]
+VERSIONS = ["8.0.26-log", "8.0.36-28-percona", "8.4.3"]
 
 
 @pytest.fixture(params=VERSIONS)
@@ -53,3 +53,66 @@ def test_cascades_are_refused_where_they_are_not_logged(older: OlderServer, mysq
     )
     with pytest.raises(PreflightError, match=r"MySQL logs them only since 9\.6"):
         MysqlSource(settings(older)).preflight([f"{schema}.*"], "auto")
+
+
+AMAZON = {
+    "RDS": {"'aurora_version'": "SELECT 'basedir', '/rdsdbbin/mysql-8.0.36.R1/'"},
+    "Aurora": {"'aurora_version'": "SELECT 'aurora_version', '3.04.0'"},
+}
+
+
+@pytest.fixture(params=AMAZON)
+def amazon(mysql: MysqlServer, request: pytest.FixtureRequest) -> Iterator[OlderServer]:
+    with OlderServer(mysql, "8.0.36", AMAZON[request.param]) as server:
+        yield server
+
+
+@pytest.mark.parametrize(("hours", "enough"), [("NULL", False), ("0", False), ("24", True)])
+def test_how_long_amazon_keeps_the_log(
+    hours: str, enough: bool, amazon: OlderServer, mysql: MysqlServer, schema: str
+) -> None:
+    mysql.query(f"CREATE TABLE {schema}.t (id INT PRIMARY KEY)")
+    source = MysqlSource(settings(amazon))
+    assert source.preflight([f"{schema}.t"], "auto"), "what is not known is no problem"
+    mysql.query("CREATE TABLE mysql.rds_configuration (name VARCHAR(99), value VARCHAR(99), description TEXT)")
+    try:
+        mysql.query(f"INSERT INTO mysql.rds_configuration VALUES ('binlog retention hours', {hours}, '')")
+        if enough:
+            assert source.preflight([f"{schema}.t"], "auto")
+            return
+        with pytest.raises(PreflightError) as refused:
+            source.preflight([f"{schema}.t"], "auto")
+        (problem,) = refused.value.problems
+        assert problem.hint == "CALL mysql.rds_set_configuration('binlog retention hours', 24)"
+    finally:
+        mysql.query("DROP TABLE mysql.rds_configuration")
+
+
+def test_settings_of_amazon_are_in_parameter_groups(amazon: OlderServer, mysql: MysqlServer, schema: str) -> None:
+    mysql.query(f"CREATE TABLE {schema}.t (id INT PRIMARY KEY)")
+    mysql.query("SET GLOBAL binlog_row_image = MINIMAL")
+    try:
+        with pytest.raises(PreflightError) as refused:
+            MysqlSource(settings(amazon)).preflight([f"{schema}.t"], "auto")
+    finally:
+        mysql.query("SET GLOBAL binlog_row_image = FULL")
+    (problem,) = refused.value.problems
+    assert problem.hint.startswith("set binlog_row_image = FULL in the parameter group")
+
+
+@pytest.mark.parametrize("durable", [True, False])
+def test_what_a_power_failure_costs_is_said(
+    durable: bool, mysql: MysqlServer, schema: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    mysql.query(f"CREATE TABLE {schema}.t (id INT PRIMARY KEY)")
+    source = MysqlSource(ConnectionSettings("mysql", mysql.host, mysql.port, "root"))
+    # The servers of the tests are not durable.
+    before = mysql.query("SELECT @@sync_binlog, @@innodb_flush_log_at_trx_commit")[0]
+    if durable:
+        mysql.query("SET GLOBAL sync_binlog = 1, innodb_flush_log_at_trx_commit = 1")
+    try:
+        source.preflight([f"{schema}.t"], "auto")
+    finally:
+        mysql.query("SET GLOBAL sync_binlog = %s, innodb_flush_log_at_trx_commit = %s", before)
+    warned = [record.message.partition(" ")[0] for record in caplog.records if "machine fails" in record.message]
+    assert warned == ([] if durable else ["sync_binlog", "innodb_flush_log_at_trx_commit"])
