@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_cdc.core.table import TableName
-from airflow_provider_cdc.sources.mysql.log.statements import Effect, Meaning, Statement, TrackedNames, meaning
+from airflow_provider_cdc.sources.mysql.log.grammar import Statement
+from airflow_provider_cdc.sources.mysql.log.names import TrackedNames
+from airflow_provider_cdc.sources.mysql.log.statements import Effect, Meaning, meaning
 
 TRACKED = [TableName("shop", "orders"), TableName("shop", "Größe"), TableName("other", "order items")]
 NAMES = TrackedNames(TRACKED)
 
 
-def of(text: str, schema: str = "shop", **session: bool) -> Meaning:
+def of(text: str, schema: str = "shop", **session: Any) -> Meaning:
     return meaning(Statement(text, schema, **session), NAMES)
 
 
@@ -45,8 +49,8 @@ def of(text: str, schema: str = "shop", **session: bool) -> Meaning:
         "RENAME TABLE orders TO x",
         "RENAME TABLE x TO y, y TO orders",
         "RENAME TABLES x TO shop.ORDERS",
-        "CREATE INDEX i ON orders (a)",
-        "CREATE UNIQUE INDEX i USING BTREE ON shop.orders (a)",
+        "CREATE INDEX i ON orders ((a + 1))",
+        "CREATE INDEX i ON orders (a) ENGINE_ATTRIBUTE='{}'",
         "CREATE FULLTEXT INDEX i ON orders (a)",
         "CREATE SPATIAL INDEX i ON orders (a)",
         "DROP INDEX i ON orders",
@@ -84,7 +88,6 @@ def test_the_message_names_kind_and_table() -> None:
         "ALTER USER 'u'@'h' IDENTIFIED BY 'x'",
         "ALTER INSTANCE ROTATE INNODB MASTER KEY",
         "CREATE TABLE x LIKE orders",
-        "CREATE TABLE x SELECT * FROM orders",
         "CREATE TABLE `x` (a INT) START TRANSACTION",
         "CREATE TEMPORARY TABLE orders (a INT)",
         "CREATE OR REPLACE VIEW orders AS SELECT 1",
@@ -129,6 +132,10 @@ def test_leaves_copied_tables_alone(text: str) -> None:
         "SELECT f()",
         "DO f()",
         "CALL p()",
+        "CREATE TABLE x SELECT * FROM y",
+        "CREATE TEMPORARY TABLE x (a INT) AS SELECT f()",
+        "CREATE TABLE x TABLE v",
+        "CREATE TABLE x VALUES ROW(f())",
     ],
 )
 def test_row_changes_as_text_stop_whatever_they_name(text: str) -> None:
@@ -162,6 +169,110 @@ def test_row_changes_as_text_stop_whatever_they_name(text: str) -> None:
 )
 def test_what_is_not_understood_stops(text: str) -> None:
     assert of(text).effect is Effect.NOT_UNDERSTOOD, of(text)
+
+
+def test_row_changes_as_text_of_other_schemas_are_harmless() -> None:
+    """The server lists the schemas of all tables that a statement opened, or a view, trigger or function of it."""
+    for text in ("REPLACE INTO checksums SELECT 1", "CREATE TABLE x SELECT f()", "SELECT f()"):
+        assert of(text, schemas=frozenset({"percona", "x"})).effect is Effect.HARMLESS
+        for schema in ("shop", "SHOP", "\udc81"):
+            assert of(text, schemas=frozenset({"percona", schema})).effect is not Effect.HARMLESS
+        assert of(text, schemas=None).effect is Effect.ROW_CHANGE
+    assert of("CREATE TABLE orders SELECT 1", schemas=frozenset({"x"})).effect is Effect.TOUCHES
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "TRUNCATE /*!99999 x -- */ orders",
+        "TRUNCATE x\u00a0y, orders",
+        "ALTER TABLE x --\x01 '\n RENAME orders -- '",
+        "DROP TABLE `x\udc81`",
+        "TRUNCATE x\udc81",
+    ],
+)
+def test_what_the_server_may_read_otherwise_is_never_harmless(text: str) -> None:
+    if "\u00a0" not in text:
+        assert of(text).effect is not Effect.HARMLESS, of(text)
+    assert of("TRUNCATE x", schema="\udc81").effect is Effect.NOT_UNDERSTOOD
+    # No space to the server, so the statement is of one table with an odd name, and of another.
+    assert of("DROP TABLE x\u00a0y, orders").effect is Effect.TOUCHES
+    assert of("ALTER TABLE x COMMENT '\udc81'").effect is Effect.HARMLESS
+
+
+KEYS = TrackedNames(TRACKED, dict.fromkeys(TRACKED, "PRIMARY") | {TRACKED[2]: "its key"})
+NO_ROW_CHANGES = [
+    "ADD INDEX i (a)",
+    "ADD KEY (a)",
+    "ADD INDEX i USING BTREE (a(10) DESC, `b c`)",
+    "ADD UNIQUE (a)",
+    "ADD UNIQUE KEY u (a) COMMENT 'x' INVISIBLE",
+    "ADD INDEX i (a), ALGORITHM=INPLACE, LOCK=NONE",
+    "DROP INDEX i",
+    "DROP KEY `i`",
+    "RENAME INDEX i TO j",
+    "ALTER INDEX i INVISIBLE",
+    "ALTER COLUMN a SET DEFAULT 'x'",
+    "ALTER a SET DEFAULT -1.5",
+    "ALTER a SET DEFAULT NULL",
+    "ALTER a DROP DEFAULT",
+    "COMMENT = 'x'",
+    "COMMENT 'RENAME TO x'",
+]
+ROW_CHANGES = [
+    "ADD INDEX i ((a + 1))",
+    "ADD INDEX i (a, (b + 1))",
+    "ADD FULLTEXT INDEX i (a)",
+    "ADD PRIMARY KEY (a)",
+    "ADD UNIQUE",
+    "ADD INDEX i (a), DROP COLUMN b",
+    "ADD INDEX i (a), RENAME TO x",
+    "ADD INDEX i (a) /*!99999 , DROP COLUMN b */",
+    "ADD i INT",
+    "ADD COLUMN `index` INT",
+    "DROP COLUMN i",
+    "DROP i",
+    "DROP PRIMARY KEY",
+    "DROP INDEX `primary`",
+    "DROP INDEX PRIMARY",
+    "RENAME INDEX `PRIMARY` TO x",
+    "RENAME INDEX i TO j, DROP COLUMN a",
+    "ALTER INDEX `Primary` INVISIBLE",
+    "ALTER COLUMN a SET DEFAULT (uuid())",
+    "ALTER COLUMN a SET INVISIBLE",
+    "ALTER CHECK c NOT ENFORCED",
+    "COMMENT = 'x', ENGINE = InnoDB",
+    "COMMENT = 'x' CONVERT TO CHARACTER SET latin1",
+    "FORCE",
+    "ENGINE = InnoDB",
+    "",
+]
+
+
+@pytest.mark.parametrize("change", NO_ROW_CHANGES)
+def test_changes_of_a_copied_table_that_change_no_row(change: str) -> None:
+    for name in ("orders", "shop.`orders`"):
+        assert meaning(Statement(f"ALTER TABLE {name} {change}", "shop"), KEYS).effect is Effect.HARMLESS
+
+
+@pytest.mark.parametrize("change", ROW_CHANGES)
+def test_changes_of_a_copied_table_that_may_change_rows(change: str) -> None:
+    assert meaning(Statement(f"ALTER TABLE orders {change}", "shop"), KEYS).effect is not Effect.HARMLESS
+
+
+def test_indexes_of_a_copied_table() -> None:
+    def effect(text: str) -> Effect:
+        return meaning(Statement(text, "shop"), KEYS).effect
+
+    assert effect("CREATE INDEX i ON orders (a)") is Effect.HARMLESS
+    assert effect("CREATE UNIQUE INDEX i USING BTREE ON shop.orders (a) ALGORITHM INPLACE LOCK=NONE") is Effect.HARMLESS
+    assert effect("DROP INDEX i ON orders LOCK=NONE") is Effect.HARMLESS
+    assert effect("DROP INDEX `primary` ON orders") is Effect.TOUCHES
+    assert effect("DROP INDEX `ITS KEY` ON other.`order items`") is Effect.TOUCHES
+    assert effect("DROP INDEX `primary` ON x") is Effect.HARMLESS
+    # Of a table without a key, or of which it is not known.
+    assert of("DROP INDEX i ON orders").effect is Effect.TOUCHES
+    assert of("ALTER TABLE orders DROP INDEX i").effect is Effect.TOUCHES
 
 
 def test_double_quotes_are_names_or_strings_as_the_session_has_it() -> None:

@@ -10,12 +10,14 @@ from __future__ import annotations
 import re
 import struct
 from dataclasses import dataclass
+from typing import Any
 
 from pymysql.charset import charset_by_id
 
 from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.errors import DecodeError, UnknownEvent
-from airflow_provider_cdc.sources.mysql.log.statements import Statement
+from airflow_provider_cdc.sources.mysql.decode.charsets import CHARSETS
+from airflow_provider_cdc.sources.mysql.log.grammar import Statement
 
 HEADER_BYTES = 19
 CHECKSUM_BYTES = 4
@@ -166,11 +168,12 @@ def query(body: bytes) -> Statement:
     mode = int.from_bytes(variables.get(_SQL_MODE, b""), "little")
     return Statement(
         _decode(text, variables.get(_CHARSET)),
-        schema.decode("utf-8", "replace"),
+        schema.decode("utf-8", "surrogateescape"),
         ansi_quotes=bool(mode & _ANSI_QUOTES),
         backslash_escapes=not mode & _NO_BACKSLASH_ESCAPES,
         # A number that is not known to be absent counts as present.
         atomic=_ATOMIC in variables or -1 in variables,
+        schemas=_schemas(variables.get(_SCHEMAS)),
     )
 
 
@@ -185,10 +188,11 @@ def _status_variables(data: bytes) -> dict[int, bytes]:
             _, at = _slice(data, at + 1, data[at])
             _, at = _slice(data, at + 1, data[at])
         elif code == _SCHEMAS:
-            count = data[at]
+            count, start = data[at], at
             at += 1
             for _ in range(0 if count == _TOO_MANY_SCHEMAS else count):
                 at = data.index(b"\0", at) + 1 if b"\0" in data[at:] else len(data)
+            found[code] = data[start:at]
         elif code in _STATUS_BYTES:
             size = _STATUS_BYTES[code]
             if size is None:
@@ -201,24 +205,48 @@ def _status_variables(data: bytes) -> dict[int, bytes]:
     return found
 
 
+def _schemas(data: bytes | None) -> frozenset[str] | None:
+    """The schemas of all tables that the statement opened, also those that a trigger, a function or a view of it did;
+    None if the server does not tell: of many schemas, and where a foreign key may carry changes on."""
+    if data is None or data[0] in (0, _TOO_MANY_SCHEMAS) or data.count(b"\0") != data[0]:
+        return None
+    return frozenset(name.decode("utf-8", "surrogateescape") for name in data[1:-1].split(b"\0"))
+
+
 def _decode(text: bytes, charset: bytes | None) -> str:
+    """The text, in which a byte that is no character is a lone surrogate: no name has one, a literal may."""
     collation = int.from_bytes(charset[:2], "little") if charset else 0
-    if text.isascii() and collation not in _SWE7:
-        return text.decode("ascii")
     try:
-        encoding = charset_by_id(collation).encoding
-        return text.decode("utf-8" if encoding == "binary" else encoding, "replace")
+        known_to_driver: Any = charset_by_id(collation)
+        name = known_to_driver.name
     except LookupError:
-        pass
-    if collation >= _FIRST_LATE_COLLATION:
-        return text.decode("utf-8", "replace")
+        # From here on the driver does not know them all, and all are of utf8mb4. 0: the event does not tell.
+        name = "utf8mb4" if collation >= _FIRST_LATE_COLLATION else "ascii" if not collation else ""
+    if name in ("utf8mb4", "utf8mb3", "binary"):
+        return text.decode("utf-8", "surrogateescape")
+    if name == "ascii":
+        return text.decode("ascii", "surrogateescape")
+    known = CHARSETS.get(name)
+    if known is not None and known.ascii and known.unit == 1 and known.size == 1:
+        own = {code: chr(point) if point else _surrogate(code) for code, point in known.corrections.items()}
+        return "".join(own.get(byte) or bytes([byte]).decode(known.codec, "surrogateescape") for byte in text)
+    if known is not None and known.ascii and known.unit == 1:
+        try:
+            # A quote or a backslash may be the second byte of a character. Which character, the server's tables tell,
+            # not the codec's: so no name that has one is taken for known.
+            return "".join(
+                character if character.isascii() else _surrogate(0x80) for character in text.decode(known.codec)
+            )
+        except UnicodeDecodeError:
+            pass
     raise UnknownEvent(f"a statement is in a character set (collation {collation}) that cannot be read")
 
 
-_SWE7 = (10, 82)
-"""Collations of the one client character set that reads ASCII's quotes as letters."""
+def _surrogate(byte: int) -> str:
+    return chr(0xDC00 + byte)
+
+
 _FIRST_LATE_COLLATION = 255
-"""From here on the driver does not know them all, and all are of utf8mb4."""
 
 _XID = r"X'(?:[0-9a-f]{2}){0,64}',X'(?:[0-9a-f]{2}){0,64}',\d{1,20}"
 _XA = re.compile(rf"XA (START|END|PREPARE|COMMIT|ROLLBACK) ({_XID})( ONE PHASE)?")

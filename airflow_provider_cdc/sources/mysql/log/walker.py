@@ -19,9 +19,11 @@ from airflow_provider_cdc.sources.base import SegmentSummary, TrackedTable
 from airflow_provider_cdc.sources.kernel import Bytes, Int64s
 from airflow_provider_cdc.sources.mysql.log import events, walk_state
 from airflow_provider_cdc.sources.mysql.log.crc32 import TABLES
+from airflow_provider_cdc.sources.mysql.log.grammar import Statement
 from airflow_provider_cdc.sources.mysql.log.layouts import layouts
 from airflow_provider_cdc.sources.mysql.log.membership import TSID_BYTES, in_set, tsid_parts
-from airflow_provider_cdc.sources.mysql.log.statements import Effect, Statement, TrackedNames, meaning
+from airflow_provider_cdc.sources.mysql.log.names import TrackedNames
+from airflow_provider_cdc.sources.mysql.log.statements import Effect, meaning
 from airflow_provider_cdc.sources.mysql.log.table_maps import TableMaps
 from airflow_provider_cdc.sources.mysql.log.walk import walk
 from airflow_provider_cdc.sources.mysql.log.xa import XaLedger
@@ -70,7 +72,8 @@ class LogWalker:
     ) -> None:
         self._file = file
         self._summary = summary
-        self._names = TrackedNames(one.table.name for one in tracked)
+        tables = [one.table for one in tracked]
+        self._names = TrackedNames([table.name for table in tables], {table.name: table.key_index for table in tables})
         self._layouts = layouts(tracked, initial)
         self._maps = TableMaps(tracked)
         self.change = NetChange(self._layouts.keyless)
@@ -244,7 +247,8 @@ class LogWalker:
                 ImageNotWhole(
                     f"{found.statement} was logged as a statement, without row images",
                     where=self.where,
-                    hint=f"let all sessions use binlog_format=ROW, then {_NEW_RUN}",
+                    hint=f"let all sessions use binlog_format=ROW, and what cannot (pt-table-checksum) touch "
+                    f"no schema with copied tables while a run lasts; then {_NEW_RUN}",
                 )
             )
         elif found.effect is Effect.NOT_UNDERSTOOD:

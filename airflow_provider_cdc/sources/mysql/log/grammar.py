@@ -1,0 +1,164 @@
+"""Statements as tokens, and a reader that takes them one after the other.
+
+Whatever the server reads otherwise than this does could hide a table, so in doubt the text is unreadable.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+
+from airflow_provider_cdc.core.table import TableName
+
+
+@dataclass(frozen=True)
+class Statement:
+    """A statement's text and what its session's settings say of it.
+
+    ``atomic`` is whether the server logged it with the number of a storage engine transaction, as it does when a
+    statement really changed the dictionary. ``schemas`` are those of all tables that it opened, in any way, as the
+    server says; None if it does not.
+    """
+
+    text: str
+    schema: str
+    ansi_quotes: bool = False
+    backslash_escapes: bool = True
+    atomic: bool = True
+    schemas: frozenset[str] | None = None
+
+
+class UnreadableError(Exception):
+    """The text does not continue as the grammar has it."""
+
+
+@dataclass(frozen=True)
+class Token:
+    """A word (``word``, upper case, is its keyword reading), a quoted name, a string, or a sign."""
+
+    text: str
+    word: str = ""
+    name: bool = False
+
+    @property
+    def can_name(self) -> bool:
+        return self.name or bool(self.word)
+
+
+# The server's spaces are fewer than Python's, and after two dashes it takes any control character.
+_TOKEN = r"""
+    (?P<space>[ \t\n\v\f\r]+|\#[^\n]*|--(?=[\x00-\x20\x7f]|\Z)[^\n]*)
+    | /\*!(?P<versioned>\d{5,6})?   # the text of a versioned comment is part of the statement
+    | (?P<comment>/\*.*?\*/)
+    | (?P<end_of_versioned>\*/)
+    | `(?P<backtick>(?:[^`]|``)*)`
+    | '(?P<string>SINGLE)'
+    | "(?P<double>DOUBLE)"
+    | (?P<word>[0-9A-Za-z_$\u0080-\U0010ffff]+)
+    | (?P<sign>[^'"`])
+"""
+
+
+_EVERY_SERVER = 80400
+"""The version of the oldest server that is copied from."""
+
+
+@cache
+def _pattern(backslash_escapes: bool, ansi_quotes: bool) -> re.Pattern[str]:
+    single = r"(?:[^'\\]|''|\\.)*" if backslash_escapes else "(?:[^']|'')*"
+    # Between the quotes of a name, a backslash is a character like any other.
+    double = r'(?:[^"\\]|""|\\.)*' if backslash_escapes and not ansi_quotes else '(?:[^"]|"")*'
+    return re.compile(_TOKEN.replace("SINGLE", single).replace("DOUBLE", double), re.VERBOSE | re.DOTALL)
+
+
+def _tokens(statement: Statement) -> Iterator[Token]:
+    pattern = _pattern(statement.backslash_escapes, statement.ansi_quotes)
+    text = statement.text
+    at = 0
+    while at < len(text):
+        match = pattern.match(text, at)
+        if match is None:
+            raise UnreadableError
+        at = match.end()
+        kind = match.lastgroup
+        if kind == "versioned" and int(match["versioned"]) > _EVERY_SERVER:
+            # To this server it may be a comment like any other, or not.
+            raise UnreadableError
+        if kind == "double":
+            if statement.ansi_quotes:
+                yield Token(match["double"].replace('""', '"'), name=True)
+            else:
+                yield Token('"')
+        elif kind == "backtick":
+            yield Token(match["backtick"].replace("``", "`"), name=True)
+        elif kind == "word":
+            yield Token(match["word"], match["word"].upper())
+        elif kind == "string":
+            yield Token("'")
+        elif kind == "sign":
+            yield Token(match["sign"])
+
+
+def known(name: str) -> str:
+    """The name, unless bytes of it are no characters that are known."""
+    if any("\ud800" <= character <= "\udfff" for character in name):
+        raise UnreadableError
+    return name
+
+
+class Reader:
+    """Reads tokens one after the other."""
+
+    def __init__(self, statement: Statement) -> None:
+        self.statement = statement
+        self.tokens = list(_tokens(statement))
+        self.at = 0
+
+    def word(self) -> str:
+        """The keyword reading of the next token, without taking it."""
+        return self.tokens[self.at].word if self.at < len(self.tokens) else ""
+
+    def take(self, *words: str) -> str:
+        """The next word, taken, if it is one of these; else ``""``."""
+        word = self.word()
+        if word and word in words:
+            self.at += 1
+            return word
+        return ""
+
+    def need(self, *words: str) -> str:
+        taken = self.take(*words)
+        if not taken:
+            raise UnreadableError
+        return taken
+
+    def sign(self, sign: str) -> bool:
+        """Whether the next token is this sign; it is taken then."""
+        token = self.tokens[self.at] if self.at < len(self.tokens) else None
+        if token is None or token.can_name or token.text != sign:
+            return False
+        self.at += 1
+        return True
+
+    def name(self) -> str:
+        token = self.tokens[self.at] if self.at < len(self.tokens) else None
+        if token is None or not token.can_name:
+            raise UnreadableError
+        self.at += 1
+        return known(token.text)
+
+    def table(self) -> TableName:
+        first = self.name()
+        if self.sign("."):
+            return TableName(first, self.name())
+        return TableName(known(self.statement.schema), first)
+
+    def if_exists(self) -> bool:
+        """Take IF EXISTS or IF NOT EXISTS, and say whether it was the latter."""
+        if not self.take("IF"):
+            return False
+        negated = bool(self.take("NOT"))
+        self.need("EXISTS")
+        return negated

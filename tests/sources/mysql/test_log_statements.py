@@ -1,0 +1,238 @@
+"""Statements as real servers log them: names in any character set and case, and what changes no copied row."""
+
+from __future__ import annotations
+
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import pymysql
+import pytest
+
+from airflow_provider_cdc.errors import CdcError, ImageNotWhole, SchemaChanged, UnknownEvent
+from airflow_provider_cdc.sources.mysql.log.names import alike
+from harness.mysql_binaries import find_mysql
+from harness.mysql_server import MysqlServer
+from tests.sources.mysql.log_reading import LogReading, key
+
+Connection: TypeAlias = "pymysql.Connection[Any]"
+
+
+def run(connection: Connection, *statements: str | bytes) -> None:
+    with connection.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+
+
+@pytest.fixture
+def db(mysql: MysqlServer, schema: str) -> Iterator[Connection]:
+    with mysql.connect(database=schema) as connection:
+        run(connection, "CREATE TABLE a (id INT PRIMARY KEY, v INT, w INT, UNIQUE u (v))")
+        run(connection, "INSERT INTO a VALUES (1, 10, 1), (2, 20, 1)")
+        yield connection
+
+
+def raw(connection: Connection, statement: bytes) -> None:
+    """Send bytes as they are."""
+    driver: Any = connection
+    driver._execute_command(3, statement)
+    driver._read_query_result()
+
+
+@pytest.mark.parametrize(
+    ("charset", "name", "statement"),
+    [
+        ("latin1", "t\u0081x", b"TRUNCATE `t\x81x`"),
+        ("latin1", "größe", b"TRUNCATE gr\xf6\xdfe"),
+        ("cp1251", "Ящик", b"DROP TABLE \xdf\xf9\xe8\xea"),
+        ("greek", "t\u02bdx", b"TRUNCATE `t\xa1x`"),
+        ("gbk", "誠", b"TRUNCATE `\xd5\x5c`"),
+        ("sjis", "表", b"TRUNCATE `\x95\x5c`"),
+        ("big5", "功", b"DROP TABLE `\xa5\x5c`"),
+        ("utf8mb4", "größe", "TRUNCATE `größe`".encode()),
+    ],
+)
+def test_names_in_the_clients_character_set(
+    charset: str, name: str, statement: bytes, mysql: MysqlServer, schema: str
+) -> None:
+    with mysql.connect(database=schema, charset="utf8mb4") as connection:
+        run(connection, f"CREATE TABLE `{name}` (id INT PRIMARY KEY)", "CREATE TABLE other (id INT PRIMARY KEY)")
+        reading = LogReading(mysql, schema, name)
+        run(connection, f"SET NAMES {charset}")
+        # A backslash may be half of a character, and a backtick, too.
+        raw(
+            connection,
+            b"ALTER TABLE other COMMENT '" + {"gbk": b"\xd5\x5c", "sjis": b"\x95\x5c"}.get(charset, b"") + b"'",
+        )
+        reading.read()
+        raw(connection, statement)
+    with pytest.raises((SchemaChanged, UnknownEvent)):
+        reading.read()
+
+
+def test_a_literal_that_is_no_text_stops_nothing(mysql: MysqlServer, schema: str, db: Connection) -> None:
+    run(db, "CREATE TABLE other (id INT PRIMARY KEY)")
+    reading = LogReading(mysql, schema, "a")
+    raw(db, b"CREATE PROCEDURE p() SELECT _binary'\x81\xff'")
+    raw(db, b"/* \xff */ ALTER TABLE other COMMENT 'x'")
+    reading.read()
+
+
+@pytest.fixture
+def folding() -> Iterator[MysqlServer]:
+    """A server that takes no regard of case: that can be chosen only when its data directory is made."""
+    option = {"lower_case_table_names": "1"}
+    with tempfile.TemporaryDirectory(prefix="cdc-mysql-") as directory:
+        command = [*find_mysql().mysqld, "--initialize-insecure", f"--datadir={directory}/data", "--user=root"]
+        command += [f"--log-error={directory}/init.log", "--lower_case_table_names=1", "--innodb_redo_log_capacity=8M"]
+        subprocess.run(command, check=True, stdin=subprocess.DEVNULL, capture_output=True)
+        with MysqlServer.start(Path(directory), options=option) as server:
+            yield server
+
+
+@pytest.mark.slow
+def test_names_that_the_server_folds(folding: MysqlServer) -> None:
+    server = folding
+    server.query("CREATE DATABASE s")
+    with server.connect(database="s", charset="utf8mb4") as connection:
+        names = {"İstanbul": "İSTANBUL", "Größe": "GRÖßE", "ωmega": "ΩMEGA", "kelvin": "\u212aELVIN", "дом": "ДОМ"}
+        run(connection, *(f"CREATE TABLE `{name}` (id INT PRIMARY KEY)" for name in names))
+        stored = [name for (name,) in server.query("SHOW TABLES FROM s")]
+        assert len(stored) == len(names)
+        assert "istanbul" in stored
+        for written in names.values():
+            reading = LogReading(server, "s", *stored)
+            run(connection, f"TRUNCATE `{written}`")
+            with pytest.raises(SchemaChanged):
+                reading.read()
+
+
+def test_names_are_alike_wherever_the_server_folds_them(mysql: MysqlServer) -> None:
+    folded = 0
+    with mysql.connect(charset="utf8mb4") as connection, connection.cursor() as cursor:
+        for start in range(0, 0x10000, 0x1000):
+            characters = [chr(code) for code in range(max(start, 1), start + 0x1000) if not 0xD800 <= code < 0xE000]
+            if not characters:
+                continue
+            columns = ", ".join(f"LOWER(CONVERT(_utf16 x'{ord(one):04x}' USING utf8mb3))" for one in characters)
+            cursor.execute(f"SELECT {columns}")
+            (lower,) = cursor.fetchall()
+            for one, other in zip(characters, lower, strict=True):
+                assert alike(one, other), (one, other)
+                folded += one != other
+    assert folded > 500
+
+
+def test_what_changes_no_row_stops_nothing(mysql: MysqlServer, schema: str, db: Connection) -> None:
+    reading = LogReading(mysql, schema, "a")
+    run(
+        db,
+        "UPDATE a SET w = 2 WHERE id = 1",
+        "ALTER TABLE a ADD INDEX i (w, v DESC), ALGORITHM=INPLACE",
+        "UPDATE a SET w = 3 WHERE id = 1",
+        "CREATE UNIQUE INDEX j ON a (w, id)",
+        "ALTER TABLE a RENAME INDEX j TO k",
+        "ALTER TABLE a ALTER INDEX k INVISIBLE",
+        "ALTER TABLE a ALTER COLUMN w SET DEFAULT 7",
+        "ALTER TABLE a COMMENT 'x'",
+        "UPDATE a SET v = 21 WHERE id = 2",
+        "DROP INDEX u ON a",
+        "ALTER TABLE a DROP INDEX i, LOCK=NONE",
+        "OPTIMIZE TABLE a",
+        "ANALYZE TABLE a",
+        "INSERT INTO a (id) VALUES (3)",
+        "DELETE FROM a WHERE id = 1",
+    )
+    assert reading.read().before["a"] == {key(1): (1, 10, 1), key(2): (2, 20, 1), key(3): None}
+
+
+def test_the_index_that_is_the_key(mysql: MysqlServer, schema: str, db: Connection) -> None:
+    run(db, "CREATE TABLE b (id INT NOT NULL, UNIQUE `the key` (id), KEY other (id))")
+    for statement in ("DROP INDEX `THE KEY` ON b", "ALTER TABLE b RENAME INDEX `the key` TO x"):
+        reading = LogReading(mysql, schema, "b")
+        run(db, statement)
+        with pytest.raises(SchemaChanged):
+            reading.read()
+        run(db, "DROP TABLE b", "CREATE TABLE b (id INT NOT NULL, UNIQUE `the key` (id), KEY other (id))")
+
+
+@pytest.fixture
+def elsewhere(mysql: MysqlServer, schema: str) -> Iterator[str]:
+    name = f"{schema}_e"
+    mysql.query(f"CREATE DATABASE {name}")
+    yield name
+    mysql.query(f"DROP DATABASE {name}")
+
+
+def refused(reading: LogReading) -> CdcError | None:
+    try:
+        reading.read()
+    except ImageNotWhole as error:
+        return error
+    return None
+
+
+def test_statements_that_open_no_table_of_a_copied_schema(
+    mysql: MysqlServer, schema: str, elsewhere: str, db: Connection
+) -> None:
+    """By the server's own list of schemas, which knows what triggers, functions, views and cascades do."""
+    with mysql.connect(database=elsewhere) as other:
+        run(
+            other,
+            "CREATE TABLE t (id INT PRIMARY KEY, v INT)",
+            "CREATE TABLE plain (id INT PRIMARY KEY, v INT)",
+            "CREATE TABLE p (id INT PRIMARY KEY)",
+            "INSERT INTO p VALUES (1), (2)",
+            f"CREATE TABLE {schema}.child (id INT PRIMARY KEY, p INT, FOREIGN KEY (p) REFERENCES {elsewhere}.p (id) "
+            "ON DELETE CASCADE)",
+            f"INSERT INTO {schema}.child VALUES (1, 1)",
+            f"CREATE TRIGGER tr BEFORE INSERT ON t FOR EACH ROW INSERT INTO {schema}.a VALUES (NEW.id + 100, NULL, 1)",
+            "CREATE FUNCTION f(x INT) RETURNS INT DETERMINISTIC "
+            f"BEGIN INSERT INTO {schema}.a VALUES (x + 200, NULL, 1); RETURN x; END",
+            f"CREATE VIEW v AS SELECT id, v FROM {schema}.a",
+            "CREATE VIEW w AS SELECT f(id + 50) AS id, v FROM plain",
+            "SET binlog_format = STATEMENT, @x = 5",
+        )
+        for use in (elsewhere, schema):
+            run(other, f"USE {use}")
+            reading = LogReading(mysql, schema, "a", "child")
+            run(
+                other,
+                f"REPLACE INTO {elsewhere}.plain VALUES (1, @x)",
+                f"REPLACE INTO {elsewhere}.plain SELECT id, 3 FROM {elsewhere}.plain",
+                f"CREATE TABLE {elsewhere}.made (id INT)",
+                f"INSERT INTO {elsewhere}.made SELECT RAND()",
+                f"DROP TABLE {elsewhere}.made",
+            )
+            assert refused(reading) is None
+            for number, statement in enumerate(
+                [
+                    "INSERT INTO {e}.t VALUES ({n}, 1)",
+                    "INSERT INTO {e}.v VALUES ({n} + 300, 1)",
+                    "UPDATE {e}.plain SET v = {e}.f({n})",
+                    "INSERT INTO {e}.plain SELECT id + {n}, v FROM {e}.w",
+                    "REPLACE INTO {e}.plain SELECT id, v FROM {s}.a",
+                    "DELETE FROM {e}.p WHERE id < {n}",
+                    "SELECT {e}.f({n})",
+                    "CREATE TABLE {e}.made{n} SELECT {e}.f({n}) AS x",
+                    "DELETE FROM {s}.a WHERE id = 1",
+                ]
+            ):
+                reading = LogReading(mysql, schema, "a", "child")
+                number += 10 if use == schema else 1
+                before = mysql.query("SELECT @@gtid_executed")
+                try:
+                    run(other, statement.format(e=elsewhere, s=schema, n=number))
+                except pymysql.MySQLError as error:
+                    print(statement, error)
+                assert refused(reading) is not None or before == mysql.query("SELECT @@gtid_executed"), statement
+                run(
+                    other,
+                    f"DELETE FROM {elsewhere}.plain WHERE id > 1",
+                    f"REPLACE INTO {elsewhere}.plain VALUES (1, 1)",
+                )
+            run(other, f"DELETE FROM {schema}.a WHERE id > 100")
+            run(other, f"DELETE FROM {elsewhere}.t")
+        run(other, f"DROP TABLE {schema}.child")
