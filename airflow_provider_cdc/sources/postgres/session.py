@@ -30,6 +30,7 @@ from airflow_provider_cdc.errors import (
 )
 from airflow_provider_cdc.sources.base import ConnectionSettings
 from airflow_provider_cdc.sources.postgres import types
+from airflow_provider_cdc.sources.trust import trust_in, without_frames
 
 Connection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
 ReadingConnection: TypeAlias = "dbapi.Connection"
@@ -74,6 +75,12 @@ _CHANGED = ("42P01", "42703", "42704", "3F000", "3D000", "42883")
 _TRY_AGAIN = ("40", "55P03", "55006", "57014")
 _BUSY = ("53",)
 _LOST = ("08", "57P", "25P03", "25P04", "XX000")
+_NO_CLEARTEXT = "!password"
+"""``require_auth`` for a server that may be another than the one that is meant."""
+_REQUIRES_AUTH = 160_000
+CHANNEL_BINDING = "channel_binding"
+"""The field of ``ConnectionSettings.tls`` that is libpq's parameter of this name."""
+
 _SNAPSHOT_GONE = re.compile(r'invalid snapshot identifier|snapshot "[0-9A-F-]+" does not exist|could not import the')
 _SLOT_GONE = re.compile(
     r"can no longer (?:get changes from|access) replication slot|replication slot .* does not exist"
@@ -88,11 +95,15 @@ def connect(settings: ConnectionSettings, *, replication: bool = False) -> Conne
     :raises ConfigurationError: the host is unknown, TLS or the credentials are refused, or the server is not
         PostgreSQL 15 or later.
     """
-    arguments = parameters(settings) | ({"replication": "database"} if replication else {})
+    more = {"replication": "database"} if replication else {}
     try:
-        connection = psycopg.connect(autocommit=True, prepare_threshold=None, **arguments)  # type: ignore[arg-type]
+        connection = psycopg.connect(
+            autocommit=True,
+            prepare_threshold=None,
+            **(parameters(settings) | more),  # type: ignore[arg-type]
+        )
     except psycopg.Error as error:
-        raise _connect_error(settings, error.sqlstate or "", str(error)) from error
+        raise _connect_error(settings, error.sqlstate or "", str(error)) from without_frames(error)
     try:
         with mapped_errors(settings.address):
             if connection.info.server_version < OLDEST_VERSION * 10_000:
@@ -128,22 +139,26 @@ def reading_session(settings: ConnectionSettings) -> Iterator[ReadingConnection]
     What it reads comes as ``COPY … (FORMAT binary)``, so its statements must be ones that COPY takes, without
     parameters; others (BEGIN, SET) may be run as well, if they return nothing.
     """
-    arguments = parameters(settings)
-    where = {name: arguments.pop(name) for name in ("user", "password", "host", "port", "dbname")}
-    login = f"{percent(where['user'], '')}:{percent(where['password'], '')}"
-    # An IPv6 address is written in brackets, and so is told from its port; a path of a socket is escaped.
-    host = f"[{where['host']}]" if ":" in where["host"] else percent(where["host"], "")
-    uri = f"postgresql://{login}@{host}:{where['port']}/{percent(where['dbname'], '')}"
     try:
-        connection = dbapi.connect(f"{uri}?{urlencode(arguments, quote_via=percent)}", autocommit=True)
+        connection = dbapi.connect(_uri(parameters(settings)), autocommit=True)
     except adbc_driver_manager.Error as error:
-        raise _connect_error(settings, error.sqlstate or "", str(error)) from error
+        raise _connect_error(settings, error.sqlstate or "", str(error)) from without_frames(error)
     try:
         with mapped_errors(settings.address):
             run(connection, _LIFT_TRANSACTION_TIMEOUT)
             yield connection
     finally:
         connection.close()
+
+
+def _uri(arguments: dict[str, str]) -> str:
+    """The parameters as ADBC takes them."""
+    where = {name: arguments.pop(name) for name in ("user", "password", "host", "port", "dbname")}
+    login = f"{percent(where['user'], '')}:{percent(where['password'], '')}"
+    # An IPv6 address is written in brackets, and so is told from its port; a path of a socket is escaped.
+    host = f"[{where['host']}]" if ":" in where["host"] else percent(where["host"], "")
+    uri = f"postgresql://{login}@{host}:{where['port']}/{percent(where['dbname'], '')}"
+    return f"{uri}?{urlencode(arguments, quote_via=percent)}"
 
 
 # Servers before 17 do not know it, and would refuse a session that sets it; ADBC does not tell a server's version.
@@ -229,18 +244,18 @@ def _escaped(setting: str) -> str:
 
 
 def _tls(settings: ConnectionSettings) -> dict[str, str]:
-    tls = settings.tls
-    unknown = set(tls) - {"mode", "ca", "cert", "key"}
-    # As for MySQL: an authority is there to be checked against.
-    mode = tls.get("mode") or ("verify_ca" if tls.get("ca") else "required" if tls.get("cert") else "preferred")
-    if unknown or mode not in TLS_MODES:
-        raise ConfigurationError(
-            f"TLS settings cannot have {sorted(unknown) if unknown else f'the mode {mode!r}'}",
-            where=settings.address,
-            hint=f"they are mode ({', '.join(TLS_MODES)}), ca, cert and key",
-        )
-    files = {"sslrootcert": tls.get("ca"), "sslcert": tls.get("cert"), "sslkey": tls.get("key")}
-    return {"sslmode": TLS_MODES[mode], **{name: path for name, path in files.items() if path}}
+    trust, tls = trust_in(settings, more=(CHANNEL_BINDING,)), settings.tls
+    names = {"sslrootcert": "ca", "sslcert": "cert", "sslkey": "key", "channel_binding": CHANNEL_BINDING}
+    given = {name: tls[ours] for name, ours in names.items() if tls.get(ours)}
+    if not trust.may_reveal:
+        if psycopg.pq.version() < _REQUIRES_AUTH:
+            raise ConfigurationError(
+                "this libpq would show the password to whoever asks for it",
+                where=settings.address,
+                hint="install psycopg[binary], or a libpq of version 16 or later; or verify the server (tls_ca)",
+            )
+        given["require_auth"] = _NO_CLEARTEXT
+    return {"sslmode": TLS_MODES[trust.mode], **given}
 
 
 @contextmanager
@@ -295,6 +310,13 @@ def _connect_error(settings: ConnectionSettings, state: str, text: str) -> CdcEr
     where, said = settings.address, " ".join(text.split())
     if re.search("could not translate host name|failed to resolve host", text) and "Temporary failure" not in text:
         return ConfigurationError(f"no host is called {settings.host!r}", where=where, hint="correct the host")
+    if f'"{_NO_CLEARTEXT}"' in text:
+        return ConfigurationError(
+            "the server wants the password as it is, and nothing shows that it is the server it says it is",
+            where=where,
+            hint="name the authority that signed its certificate (tls_ca); or let it use scram-sha-256 (pg_hba.conf); "
+            "or say that nobody else is in the network between (tls_trusted_network)",
+        )
     if re.search("certificate|SSL|sslmode|no encryption|root.crt", text):
         return ConfigurationError(
             f"no connection could be made under these TLS settings: {said}",
