@@ -43,6 +43,12 @@ _TLS_SERVER_KEY: dict[str, Any] = {
     "schema": {"type": ["string", "null"]},
 }
 
+_TLS_CHANNEL_BINDING: dict[str, Any] = {
+    "label": "Channel binding",
+    "description": "require: the server must prove, without an authority, that it knows the password (SCRAM over TLS).",
+    "schema": {"type": ["string", "null"], "enum": [None, "disable", "prefer", "require"]},
+}
+
 
 def get_provider_info() -> dict[str, Any]:
     """The provider's description, as ``provider_info.schema.json`` of Airflow wants it."""
@@ -102,6 +108,7 @@ def get_provider_info() -> dict[str, Any]:
                         "schema": {"type": ["string", "null"]},
                     },
                     **_TLS_FIELDS,
+                    "tls_channel_binding": _TLS_CHANNEL_BINDING,
                 },
             },
         ],

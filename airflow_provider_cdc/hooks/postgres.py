@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.hooks.base import CdcHook
-from airflow_provider_cdc.sources.postgres.session import TLS_MODES, query, session
+from airflow_provider_cdc.sources.postgres.session import CHANNEL_BINDING, TLS_MODES, query, session
 
 
 class CdcPostgresHook(CdcHook):
@@ -19,6 +19,7 @@ class CdcPostgresHook(CdcHook):
     kind = "postgres"
     default_port = 5432
     option_fields = ("publication",)
+    more_tls_fields: ClassVar[Mapping[str, str]] = {"tls_channel_binding": CHANNEL_BINDING}
 
     def _describe_server(self) -> str:
         settings = self.settings()
@@ -31,7 +32,7 @@ class CdcPostgresHook(CdcHook):
     def _stock_tls(self, extra: Mapping[str, Any], where: str) -> dict[str, str]:
         # What Airflow's own PostgresHook hands on to libpq.
         modes = {theirs: ours for ours, theirs in TLS_MODES.items()} | {"allow": "preferred"}
-        names = {"sslrootcert": "ca", "sslcert": "cert", "sslkey": "key"}
+        names = {"sslrootcert": "ca", "sslcert": "cert", "sslkey": "key", "channel_binding": CHANNEL_BINDING}
         tls = {ours: str(extra[theirs]) for theirs, ours in names.items() if extra.get(theirs)}
         if mode := extra.get("sslmode"):
             if mode not in modes:

@@ -12,7 +12,7 @@ import ipaddress
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from airflow_provider_cdc.errors import ConfigurationError
+from airflow_provider_cdc.errors import CdcError, ConfigurationError
 from airflow_provider_cdc.sources.base import ConnectionSettings
 
 DISABLED, PREFERRED, REQUIRED, VERIFY_CA, VERIFY_IDENTITY = MODES = (
@@ -105,7 +105,9 @@ def warning(settings: ConnectionSettings) -> str:
 
 
 def without_frames(error: BaseException) -> BaseException:
-    """An error, and what caused it, without the frames that it passed: some hold the password as a local variable."""
+    """A driver's error, and what caused it, with nothing but its message: neither the frames that it passed, of which
+    some hold the password as a local variable, nor its attributes, of which psycopg's hold the connection's parameters.
+    """
     seen: set[int] = set()
     todo: list[BaseException | None] = [error]
     while todo:
@@ -113,6 +115,8 @@ def without_frames(error: BaseException) -> BaseException:
         if link is not None and id(link) not in seen:
             seen.add(id(link))
             link.__traceback__ = None
+            if not isinstance(link, CdcError):
+                vars(link).update(dict.fromkeys(vars(link)))
             todo += (link.__cause__, link.__context__)
     return error
 

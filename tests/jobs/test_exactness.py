@@ -41,10 +41,13 @@ def test_random_histories_on_spark(on_spark: MakeRunner, seed: int) -> None:
 def test_tasks_that_run_twice_change_nothing(here: MakeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
     """As with speculation: the other try reads after the bound, and leaves the last record of its part."""
 
-    def twice(spark: Any, title: str, orders: Sequence[Any], work: Any, done: Any = None) -> list[Any]:
+    def twice(
+        spark: Any, title: str, orders: Sequence[Any], work: Any, done: Any = lambda result: None, **how: Any
+    ) -> list[Any]:
         first = []
         for order in orders:
             first.append(work(order))
+            done(first[-1])
             if title == "read chunks":
                 again = copy.copy(work.source)
                 again.late = True

@@ -92,8 +92,8 @@ def lying_server(script: Callable[[Peer], object], folder: Path) -> Iterator[Lyi
     assert not thread.is_alive(), "the script goes on although the client should be gone"
 
 
-def certificate(folder: Path) -> Path:
-    """The attacker's certificate for 127.0.0.1, signed by himself."""
+def certificate(folder: Path, key: rsa.RSAPrivateKey = KEY) -> Path:
+    """A certificate for 127.0.0.1, signed by its own key, the attacker's unless another is given."""
     path = folder / "lying.crt"
     if not path.exists():
         name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "127.0.0.1")])
@@ -102,14 +102,14 @@ def certificate(folder: Path) -> Path:
             x509.CertificateBuilder()
             .subject_name(name)
             .issuer_name(name)
-            .public_key(KEY.public_key())
+            .public_key(key.public_key())
             .serial_number(1)
             .not_valid_before(now - datetime.timedelta(days=1))
             .not_valid_after(now + datetime.timedelta(days=2))
-            .sign(KEY, hashes.SHA256())
+            .sign(key, hashes.SHA256())
         )
         path.write_bytes(built.public_bytes(serialization.Encoding.PEM))
-        private = KEY.private_bytes(
+        private = key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         )
         (folder / "lying.key").write_bytes(private)

@@ -36,7 +36,7 @@ def folder() -> Iterator[Path]:
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("end", ["oldest", "newest"])
 def test_a_plain_install_runs_the_shipped_dag(end: str, folder: Path, mysql: MysqlServer, schema: str) -> None:
     pins = ROOT / f"dev/{end}.txt"

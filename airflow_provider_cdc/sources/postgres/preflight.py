@@ -175,8 +175,6 @@ def _lock_problems(connection: Connection, tables: Sequence[Table]) -> Iterable[
             "max_locks_per_transaction",
             f"is {each}: the server has room for about {room} locks, and the tables have {count} partitions, each of "
             "which needs one when their publication is dropped",
-            change_setting(
-                platform(connection), "max_locks_per_transaction", str(-(-each * 2 * count // room))
-            )
+            change_setting(platform(connection), "max_locks_per_transaction", str(-(-each * 2 * count // room)))
             + "; or copy fewer of the tables at once, or name a publication in the connection",
         )

@@ -23,6 +23,9 @@ from airflow_provider_cdc.errors import CdcError, ConfigurationError, SourceUnav
 from airflow_provider_cdc.sources.base import ConnectionSettings
 from airflow_provider_cdc.sources.postgres import types
 
+NO_CLEARTEXT = "!password"
+"""``require_auth`` for a server that may be another than the one that is meant."""
+
 _SECONDS = 15
 # PQERRORS_VERBOSE, of libpq-fe.h: it adds the SQLSTATE, in any language.
 _VERBOSE = 2
@@ -40,6 +43,13 @@ def connect_error(settings: ConnectionSettings, arguments: Mapping[str, str], te
     # What libpq itself says is in English: it speaks other languages only where a program asks for them.
     if re.search("could not translate host name|failed to resolve host", text) and "Temporary failure" not in text:
         return ConfigurationError(f"no host is called {settings.host!r}", where=where, hint="correct the host")
+    if f'"{NO_CLEARTEXT}"' in text:
+        return ConfigurationError(
+            "the server wants the password as it is, and nothing shows that it is the server it says it is",
+            where=where,
+            hint="name the authority that signed its certificate (tls_ca); or let it use scram-sha-256 (pg_hba.conf); "
+            "or say that nobody else is in the network between (tls_trusted_network)",
+        )
     if re.search("certificate|SSL error|sslmode|does not support SSL|root.crt", text):
         return _tls_refused(where, said)
     match state_of_refusal(arguments):

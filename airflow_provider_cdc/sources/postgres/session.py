@@ -30,7 +30,8 @@ from airflow_provider_cdc.errors import (
 )
 from airflow_provider_cdc.sources.base import ConnectionSettings
 from airflow_provider_cdc.sources.postgres import prepared, types
-from airflow_provider_cdc.sources.postgres.refusals import connect_error
+from airflow_provider_cdc.sources.postgres.refusals import NO_CLEARTEXT, connect_error
+from airflow_provider_cdc.sources.trust import trust_in, without_frames
 
 Connection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
 ReadingConnection: TypeAlias = "dbapi.Connection"
@@ -57,6 +58,9 @@ _BUSY = ("53",)
 _LOST = ("08", "57P", "25P03", "25P04", "XX000")
 _VIEW_GONE = ("22023", "42704", "55000", "58P01")
 _SLOT_GONE = ("42704", "55000")
+_REQUIRES_AUTH = 160_000
+CHANNEL_BINDING = "channel_binding"
+"""The field of ``ConnectionSettings.tls`` that is libpq's parameter of this name."""
 
 
 def connect(settings: ConnectionSettings, *, replication: bool = False) -> Connection:
@@ -67,11 +71,15 @@ def connect(settings: ConnectionSettings, *, replication: bool = False) -> Conne
     :raises ConfigurationError: the host is unknown, TLS or the credentials are refused, or the server is not
         PostgreSQL 15 or later.
     """
-    arguments = parameters(settings) | ({"replication": "database"} if replication else {})
+    more = {"replication": "database"} if replication else {}
     try:
-        connection = psycopg.connect(autocommit=True, prepare_threshold=None, **arguments)  # type: ignore[arg-type]
+        connection = psycopg.connect(
+            autocommit=True,
+            prepare_threshold=None,
+            **(parameters(settings) | more),  # type: ignore[arg-type]
+        )
     except psycopg.Error as error:
-        raise connect_error(settings, arguments, str(error)) from error
+        raise connect_error(settings, parameters(settings) | more, str(error)) from without_frames(error)
     try:
         with mapped_errors(settings.address):
             if connection.info.server_version < OLDEST_VERSION * 10_000:
@@ -107,16 +115,10 @@ def reading_session(settings: ConnectionSettings) -> Iterator[ReadingConnection]
     What it reads comes as ``COPY … (FORMAT binary)``, so its statements must be ones that COPY takes, without
     parameters; others (BEGIN, SET) may be run as well, if they return nothing.
     """
-    arguments = parameters(settings)
-    where = {name: arguments.pop(name) for name in ("user", "password", "host", "port", "dbname")}
-    login = f"{percent(where['user'], '')}:{percent(where['password'], '')}"
-    # An IPv6 address is written in brackets, and so is told from its port; a path of a socket is escaped.
-    host = f"[{where['host']}]" if ":" in where["host"] else percent(where["host"], "")
-    uri = f"postgresql://{login}@{host}:{where['port']}/{percent(where['dbname'], '')}"
     try:
-        connection = dbapi.connect(f"{uri}?{urlencode(arguments, quote_via=percent)}", autocommit=True)
+        connection = dbapi.connect(_uri(parameters(settings)), autocommit=True)
     except adbc_driver_manager.Error as error:
-        raise connect_error(settings, parameters(settings), str(error)) from error
+        raise connect_error(settings, parameters(settings), str(error)) from without_frames(error)
     try:
         with mapped_errors(settings.address):
             (batch,) = read(connection, prepared.statement(settings))
@@ -124,6 +126,23 @@ def reading_session(settings: ConnectionSettings) -> Iterator[ReadingConnection]
             yield connection
     finally:
         connection.close()
+
+
+def _uri(arguments: dict[str, str]) -> str:
+    """The parameters as ADBC takes them."""
+    where = {name: arguments.pop(name) for name in ("user", "password", "host", "port", "dbname")}
+    login = f"{percent(where['user'], '')}:{percent(where['password'], '')}"
+    # An IPv6 address is written in brackets, and so is told from its port; a path of a socket is escaped.
+    host = f"[{where['host']}]" if ":" in where["host"] else percent(where["host"], "")
+    uri = f"postgresql://{login}@{host}:{where['port']}/{percent(where['dbname'], '')}"
+    return f"{uri}?{urlencode(arguments, quote_via=percent)}"
+
+
+# Servers before 17 do not know it, and would refuse a session that sets it; ADBC does not tell a server's version.
+_LIFT_TRANSACTION_TIMEOUT = (
+    "DO $$BEGIN PERFORM pg_catalog.set_config(name, '0', false) FROM pg_catalog.pg_settings "
+    "WHERE name = 'transaction_timeout'; END$$"
+)
 
 
 def run(connection: ReadingConnection, sql: str) -> None:
@@ -204,18 +223,18 @@ def _escaped(setting: str) -> str:
 
 
 def _tls(settings: ConnectionSettings) -> dict[str, str]:
-    tls = settings.tls
-    unknown = set(tls) - {"mode", "ca", "cert", "key"}
-    # As for MySQL: an authority is there to be checked against.
-    mode = tls.get("mode") or ("verify_ca" if tls.get("ca") else "required" if tls.get("cert") else "preferred")
-    if unknown or mode not in TLS_MODES:
-        raise ConfigurationError(
-            f"TLS settings cannot have {sorted(unknown) if unknown else f'the mode {mode!r}'}",
-            where=settings.address,
-            hint=f"they are mode ({', '.join(TLS_MODES)}), ca, cert and key",
-        )
-    files = {"sslrootcert": tls.get("ca"), "sslcert": tls.get("cert"), "sslkey": tls.get("key")}
-    return {"sslmode": TLS_MODES[mode], **{name: path for name, path in files.items() if path}}
+    trust, tls = trust_in(settings, more=(CHANNEL_BINDING,)), settings.tls
+    names = {"sslrootcert": "ca", "sslcert": "cert", "sslkey": "key", "channel_binding": CHANNEL_BINDING}
+    given = {name: tls[ours] for name, ours in names.items() if tls.get(ours)}
+    if not trust.may_reveal:
+        if psycopg.pq.version() < _REQUIRES_AUTH:
+            raise ConfigurationError(
+                "this libpq would show the password to whoever asks for it",
+                where=settings.address,
+                hint="install psycopg[binary], or a libpq of version 16 or later; or verify the server (tls_ca)",
+            )
+        given["require_auth"] = NO_CLEARTEXT
+    return {"sslmode": TLS_MODES[trust.mode], **given}
 
 
 @contextmanager

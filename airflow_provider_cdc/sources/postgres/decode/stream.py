@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import struct
 from collections.abc import Iterator
 
 import numpy as np
@@ -17,6 +18,11 @@ from airflow_provider_cdc.sources.postgres.session import Connection, query
 _BUFFER = 4 << 20
 _LARGEST = 2**31 - 64
 """Places in the buffer are kept in 32 bits."""
+SILENT_SECONDS = 900
+"""No statement of ours leaves the server silent for so long: a session that does is lost."""
+ANSWER_BYTES = 1 << 26
+"""The most that `CopyStream.ask` takes for an answer, or any for a message that is no row of a COPY."""
+_PER_ROW = 100
 _SLACK = 32
 """Bytes behind the received ones that a kernel may read, so that it can copy short values in words."""
 
@@ -51,6 +57,8 @@ class CopyStream:
         self._connection = connection
         self._socket = socket.socket(fileno=os.dup(connection.fileno()))
         self._socket.settimeout(None)
+        # The kernel's own timeout costs nothing, where Python's costs a call for each piece that is received.
+        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", SILENT_SECONDS, 0))
         self.where = where
         self._size = _BUFFER
         self._allocate()
@@ -76,10 +84,16 @@ class CopyStream:
         :raises psycopg.Error: the server refused it, or the session broke.
         """
         self._send(sql)
-        rows = []
+        rows, left = [], ANSWER_BYTES
         for kind, payload in self._messages():
             if kind == _ROW:
-                rows.append(_row_values(payload))
+                left -= len(payload) + _PER_ROW
+                if left < 0:
+                    raise self._too_large()
+                try:
+                    rows.append(_row_values(payload))
+                except (ValueError, struct.error) as error:
+                    raise DecodeError(f"a row that is none: {error}", where=self.where) from error
             elif kind not in _OF_NO_CONCERN:
                 raise self._unexpected(kind)
         return rows
@@ -138,6 +152,8 @@ class CopyStream:
             return False
         try:
             count = self._socket.recv_into(self._view[filled:])
+        except BlockingIOError as error:
+            raise psycopg.OperationalError(f"the server said nothing for {SILENT_SECONDS} s") from error
         except OSError as error:
             raise psycopg.OperationalError(f"the connection broke: {error}") from error
         if not count:
@@ -198,6 +214,8 @@ class CopyStream:
                 end = position + 1 + int.from_bytes(head[1:], "big")
                 if end < position + packets.HEAD:
                     raise DecodeError("a message is shorter than its head", where=self.where)
+                if end - position > ANSWER_BYTES:
+                    raise self._too_large()
                 if end <= filled:
                     self.state[packets.STATE_POSITION] = end
                     return head[:1], self.buffer[position + packets.HEAD : end].tobytes()
@@ -205,6 +223,13 @@ class CopyStream:
                 self.make_room()
                 if int(self.state[packets.STATE_FILLED]) == self._size:
                     self.grow()
+
+    def _too_large(self) -> DecodeError:
+        return DecodeError(
+            f"the server's answer has more than {ANSWER_BYTES:,} bytes",
+            where=self.where,
+            hint="look for a proxy in between",
+        )
 
     def _unexpected(self, kind: bytes) -> DecodeError:
         return DecodeError(f"a message of kind {kind!r} where none may be", where=self.where)
@@ -221,10 +246,12 @@ class CopyStream:
 
 def _row_values(payload: bytes) -> tuple[str | None, ...]:
     values: list[str | None] = []
-    at = 2
-    for _ in range(int.from_bytes(payload[:2], "big")):
-        size = int.from_bytes(payload[at : at + 4], "big", signed=True)
+    (count,), at = struct.unpack_from(">H", payload), 2
+    for _ in range(count):
+        (size,) = struct.unpack_from(">i", payload, at)
         at += 4
         values.append(None if size < 0 else payload[at : at + size].decode())
         at += max(size, 0)
+    if at != len(payload):
+        raise ValueError(f"{at} bytes in a message of {len(payload)}")
     return tuple(values)
