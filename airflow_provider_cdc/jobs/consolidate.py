@@ -29,6 +29,7 @@ from airflow_provider_cdc.jobs.extract_delta import TASK_ID as EXTRACT_DELTA
 from airflow_provider_cdc.jobs.extract_delta import NetChange, read_net_change
 from airflow_provider_cdc.jobs.net import BUCKETS, bucket_ranges
 from airflow_provider_cdc.jobs.nulled import add_nulled, say_nulled
+from airflow_provider_cdc.jobs.patience import persist
 from airflow_provider_cdc.jobs.progress import Progress, say, table
 from airflow_provider_cdc.jobs.rewind import Outcome, Restore, Rewind, RewindTask
 from airflow_provider_cdc.jobs.snapshot import TASK_ID as SNAPSHOT
@@ -259,6 +260,7 @@ def _announce(run: Storage, manifest: Manifest, found: Mapping[str, Any]) -> Non
 def _release(settings: ConnectionSettings, manifest: Manifest) -> None:
     """Let the source drop what it kept for the run. The run is published: not being able to is no failure."""
     try:
-        open_source(settings).release(manifest.identity)
+        # Nobody else ever would.
+        persist("consolidate: release", lambda: open_source(settings).release(manifest.identity, manifest.run_id))
     except CdcError as error:
         say(f"consolidate: the source still keeps what it kept for this run: {error}")

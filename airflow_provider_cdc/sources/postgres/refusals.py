@@ -52,7 +52,8 @@ def connect_error(settings: ConnectionSettings, arguments: Mapping[str, str], te
         )
     if re.search("certificate|SSL error|sslmode|does not support SSL|root.crt", text):
         return _tls_refused(where, said)
-    match state_of_refusal(arguments):
+    # Whoever said nothing at all has no SQLSTATE to tell, and would be waited for once more.
+    match "" if "timeout expired" in text else state_of_refusal(arguments):
         case "28P01":
             return ConfigurationError(
                 "the server refuses this user or password",
@@ -105,7 +106,7 @@ def state_of_refusal(arguments: Mapping[str, str]) -> str:
 
     With several (libpq tries without TLS what was refused with it), the last one.
     """
-    deadline = time.monotonic() + _SECONDS
+    deadline = time.monotonic() + int(arguments.get("connect_timeout", _SECONDS))
     conninfo = make_conninfo("", **arguments)
     with contextlib.suppress(psycopg.Error, OSError):
         connection = pq.PGconn.connect_start(conninfo.encode())

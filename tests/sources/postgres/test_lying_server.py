@@ -201,6 +201,14 @@ def test_a_login_that_is_none(way: Open, lie: str, tmp_path: Path, monkeypatch: 
 
 
 DESCRIPTION = message(b"T", b"\0\1c\0" + bytes(6) + (25).to_bytes(4, "big") + b"\xff\xff" + bytes(4) + b"\0\0")
+_COLUMN = bytes(6) + (25).to_bytes(4, "big") + b"\xff\xff" + bytes(4) + b"\0\0"
+PREPARED = (
+    message(b"T", b"\0\3" + b"".join(name + b"\0" + _COLUMN for name in (b"a", b"b", b"c")))
+    + message(b"D", b"\0\3" + b"\xff\xff\xff\xff" * 3)
+    + message(b"C", b"SELECT 1\0")
+    + READY
+)
+"""What a session is prepared with: no setting is amiss."""
 COPY_OUT = message(b"H", b"\1\0\1\0\1")
 SIGNATURE = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 ANSWERS: dict[str, bytes] = {
@@ -219,6 +227,8 @@ def _answering(data: bytes, for_ever: bytes = b"") -> Callable[[Peer], object]:
         server = PostgresPeer(peer)
         server.greeted(tls=False)
         server.let_in()
+        server.hear()
+        peer.send(PREPARED)
         server.hear()
         peer.send(data)
         while for_ever:
