@@ -49,7 +49,12 @@ GROUPS = [CASES[start : start + 45] for start in range(0, len(CASES), 45)]
 
 def select(server: MysqlServer, table: Table) -> pa.Table:
     with session(settings(server), reading=True) as connection, StatementReader(connection, table) as reader:
-        return pa.Table.from_batches(reader.read("", ()), reader.schema)
+        batches = []
+        for batch in reader.read("", ()):
+            if reader.odd:
+                raise reader.odd[0].error
+            batches.append(batch)
+        return pa.Table.from_batches(batches, reader.schema)
 
 
 def decode(table: Table, images: list[bytes]) -> pa.Table:

@@ -146,7 +146,7 @@ def test_rows_that_are_none(lie: str, prepared: bool, tmp_path: Path) -> None:
             server.hear()
         ANSWERS[lie](server)
 
-    with lying_server(_logged_in(then, 1), tmp_path) as liar, Bounded(20, 400):
+    with lying_server(_logged_in(then, 0), tmp_path) as liar, Bounded(20, 400):
         connection = connect(settings_for(liar.port), reading=True)
         try:
             with pytest.raises(CdcError) as refused, StatementReader(connection, TABLE) as reader:

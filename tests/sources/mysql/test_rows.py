@@ -207,7 +207,9 @@ def test_a_read_left_half_way_closes_the_session(mysql: MysqlServer, large: Tabl
 
 
 def test_a_value_without_an_arrow_type_half_way_closes_the_session(mysql: MysqlServer, schema: str) -> None:
-    mysql.query(f"CREATE TABLE {schema}.t (id int PRIMARY KEY AUTO_INCREMENT, filler varchar(1000), d datetime)")
+    # In a key it stops the read at once.
+    key = "id int AUTO_INCREMENT, d datetime, PRIMARY KEY (id, d)"
+    mysql.query(f"CREATE TABLE {schema}.t ({key}, filler varchar(1000))")
     ten_thousand = f"{NUMBERS} REPEAT('x', 1000), '2024-01-01' FROM n, (SELECT 1 FROM n LIMIT 10) ten"
     fill(mysql, f"INSERT INTO {schema}.t (filler, d) {ten_thousand}")
     with mysql.connect() as writer, writer.cursor() as cursor:
