@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 
 from airflow_provider_cdc.core.table import Column, Table
 from airflow_provider_cdc.errors import Problem
@@ -38,37 +39,17 @@ _OF_NUMBERS = frozenset(
 _OF_TEXTS = frozenset(
     """
     concat concat_ws lower upper lcase ucase length char_length character_length octet_length bit_length left right
-    substr substring substring_index trim ltrim rtrim both leading trailing from replace reverse hex unhex sha sha1 sha2
-    md5 crc32 json_extract json_unquote json_length json_type json_valid json_keys json_contains json_contains_path char
-    charset utf8mb4 utf8mb3 latin1 ascii binary json
-""".split()
-)
-_OF_TIMES = frozenset(["hour", "minute", "second", "microsecond"])
-_OF_DATES = frozenset(["year", "month", "dayofmonth", "dayofyear", "quarter", "to_days"])
-
-_NUMBERS = frozenset(
-    """
-    and or not xor true false null is if ifnull coalesce isnull case when then else end between nullif in div mod abs
-    sign floor ceiling ceil round truncate cast as signed unsigned decimal double bit_count
-""".split()
-) | {"case of"}
-_OF_TEXTS = frozenset(
-    """
-    concat concat_ws lower upper lcase ucase length char_length character_length octet_length bit_length left right
     substr substring substring_index trim ltrim rtrim both leading trailing from replace reverse repeat lpad rpad hex
     unhex sha sha1 sha2 md5 crc32 json_extract json_unquote json_length json_type json_valid json_keys json_contains
     json_contains_path char charset utf8mb4 utf8mb3 latin1 ascii binary json
 """.split()
 )
-_OF_DATES = frozenset(
-    """
-    year month dayofmonth dayofyear quarter hour minute second microsecond to_days isnull if ifnull coalesce and or not
-    is null true false case when then else end cast as date
-""".split()
-)
+_OF_TIMES = frozenset(["hour", "minute", "second", "microsecond"])
+_OF_DATES = frozenset(["year", "month", "dayofmonth", "dayofyear", "quarter", "to_days"])
 
 _NUMBERS = frozenset(["tinyint", "smallint", "mediumint", "int", "bigint", "decimal", "float", "double", "bit", "year"])
 _MOMENTS = frozenset(["date", "datetime", "time"])
+_TEXTS = frozenset(["varchar", "tinytext", "text", "mediumtext", "longtext", "enum", "set", "json"])
 _CHOICES = frozenset("if ifnull coalesce case when then else end null and or not".split())
 _CAST = "cast ( {} as date )"
 
@@ -124,16 +105,34 @@ def _of_values(tokens: Sequence[_Token], used: Sequence[Column]) -> str | None:
         unsigned
         or words & {"unsigned", "crc32"}
         or signs & {"&", "|", "^", "~", "<<", ">>"}
-        or any(kind == "number" and len(text) > 18 for kind, text in tokens)
+        or any(kind == "number" and (len(text) > 18 or text.startswith("0x")) for kind, text in tokens)
     ):
         return "the difference of unsigned numbers depends on sql_mode (NO_UNSIGNED_SUBTRACTION)"
     unknown = sorted(words - _OF_NUMBERS - _OF_TEXTS)
     if unknown:
         return f"it uses {unknown[0].upper()}, which may depend on the session"
+    if _casts_bytes_to_text(tokens, used):
+        return "what bytes that are no text are cast to depends on sql_mode"
     texts = any(kind == "text" for kind, _ in tokens) or any(_kind(one) not in _NUMBERS for one in used)
     if compares and (texts or words & _OF_TEXTS):
         return "how texts that are computed compare depends on the session's collation"
     return None
+
+
+def _casts_bytes_to_text(tokens: Sequence[_Token], used: Sequence[Column]) -> bool:
+    """Whether there is a cast to text, and anything that may be cast there and is neither text nor a number."""
+    words = [text if kind == "word" else "" for kind, text in tokens]
+    of_char = [words[at - 1] == "as" for at, one in enumerate(tokens) if one == ("word", "char")]
+    charsets = [after for word, after in pairwise(words) if word == "charset"]
+    if len(of_char) == charsets.count("binary"):
+        return False
+    return (
+        any(_kind(one) not in _NUMBERS | _TEXTS or _kind(one) == "bit" for one in used)
+        or "unhex" in words
+        or "binary" in charsets
+        or not all(of_char)
+        or any(kind in ("text", "number") and text.lower().startswith(("_binary", "0x")) for kind, text in tokens)
+    )
 
 
 def _tokens(expression: str) -> list[_Token] | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -33,7 +33,9 @@ def resolve(connection: Connection, patterns: Sequence[str]) -> tuple[list[Table
     return patterns_of_tables.resolve(patterns, kinds, ["BASE TABLE"], unmatched, ignore_case=ignore_case)
 
 
-def read_tables(connection: Connection, names: Sequence[TableName]) -> tuple[Table, ...]:
+def read_tables(
+    connection: Connection, names: Sequence[TableName], key_indexes: Mapping[TableName, str] | None = None
+) -> tuple[Table, ...]:
     """The tables' schemas, in the order of ``names``.
 
     All columns are there, generated and invisible ones too, in the order in which the log holds them.
@@ -43,6 +45,7 @@ def read_tables(connection: Connection, names: Sequence[TableName]) -> tuple[Tab
     The key is the primary key, else the first unique index of whole NOT NULL columns that the server stores and
     the optimizer sees.
 
+    :param key_indexes: for each table the index that is the key if it can be, whichever others there are.
     :raises SchemaChanged: a table does not exist, or no longer.
     """
     if not names:
@@ -63,7 +66,7 @@ def read_tables(connection: Connection, names: Sequence[TableName]) -> tuple[Tab
                 where=str(name),
                 hint="restore it or its privileges, or trigger a new run without it",
             )
-        key_index, key = _key(columns[name], indexes.get(name, {}))
+        key_index, key = _key(columns[name], indexes.get(name, {}), (key_indexes or {}).get(name, ""))
         rows, size = sizes[name]
         tables.append(Table(name, tuple(columns[name]), key, key_index, int(rows), int(size)))
     return tuple(tables)
@@ -85,7 +88,9 @@ def check_unchanged(connection: Connection, tables: Sequence[Table]) -> None:
 
     :raises SchemaChanged: one has not.
     """
-    for table, now in zip(tables, read_tables(connection, [table.name for table in tables]), strict=True):
+    # A new unique index would otherwise be the better key, and harms nobody.
+    key_indexes = {table.name: table.key_index for table in tables}
+    for table, now in zip(tables, read_tables(connection, list(key_indexes), key_indexes), strict=True):
         if what := difference(table, now):
             raise SchemaChanged(
                 what, where=str(table.name), hint="the table changed since the run began: trigger a new run"
@@ -186,9 +191,10 @@ def _indexes(connection: Connection, names: Sequence[TableName]) -> dict[TableNa
     return found
 
 
-def _key(columns: Sequence[Column], indexes: _IndexParts) -> tuple[str, tuple[str, ...]]:
+def _key(columns: Sequence[Column], indexes: _IndexParts, first: str) -> tuple[str, tuple[str, ...]]:
+    """The index that is the key, and its columns: the one of name ``first`` if it can be."""
     usable = {column.name for column in columns if not column.nullable and column.details.get("generated") != "virtual"}
-    for index, parts in indexes.items():
+    for index, parts in sorted(indexes.items(), key=lambda item: item[0] != first):
         key = tuple(column for column, _, _ in parts)
         # A primary key may hold a prefix of a column: rows that differ in the prefix differ in the column.
         whole = index == "PRIMARY" or all(prefix is None for _, prefix, _ in parts)

@@ -12,10 +12,11 @@ import pymysql
 import pytest
 
 from airflow_provider_cdc.errors import CdcError, ImageNotWhole, SchemaChanged, UnknownEvent
+from airflow_provider_cdc.sources.base import with_policy
 from airflow_provider_cdc.sources.mysql.log.names import alike
 from harness.mysql_binaries import find_mysql
 from harness.mysql_server import MysqlServer
-from tests.sources.mysql.log_reading import LogReading, key
+from tests.sources.mysql.log_reading import LogReading, executed, key
 
 Connection: TypeAlias = "pymysql.Connection[Any]"
 
@@ -156,6 +157,69 @@ def test_the_index_that_is_the_key(mysql: MysqlServer, schema: str, db: Connecti
         with pytest.raises(SchemaChanged):
             reading.read()
         run(db, "DROP TABLE b", "CREATE TABLE b (id INT NOT NULL, UNIQUE `the key` (id), KEY other (id))")
+
+
+def test_a_key_that_was_made_after_the_initial_position(mysql: MysqlServer, schema: str, db: Connection) -> None:
+    """The schemas are read after it: what is unique by then need not have been so there."""
+    run(
+        db,
+        "CREATE TABLE b (x INT NOT NULL, y INT NOT NULL, UNIQUE z (y))",
+        "INSERT INTO b VALUES (1, 1), (1, 2)",
+    )
+    before = executed(mysql)
+    run(db, "DELETE FROM b WHERE y = 2", "CREATE UNIQUE INDEX a ON b (x)")
+    reading = LogReading(mysql, schema, "b")
+    assert reading.tables[0].key == ("x",)
+    reading.initial = before
+    with pytest.raises(SchemaChanged):
+        reading.read()
+
+
+BY_A_COPY = {
+    "ALTER TABLE c ADD INDEX i (n), ALGORITHM=COPY": "",
+    "CREATE INDEX i ON c (n)": "old_alter_table = ON",
+    "ALTER TABLE c COMMENT 'x'": "old_alter_table = ON",
+    "ALTER TABLE c ALTER n SET DEFAULT 5": "old_alter_table = ON",
+    "OPTIMIZE TABLE c": "old_alter_table = ON",
+    "OPTIMIZE  TABLE c": "sql_mode = ''",
+}
+
+
+@pytest.mark.parametrize("statement", BY_A_COPY)
+def test_a_copy_of_the_table_that_computes_stored_columns_anew(
+    statement: str, mysql: MysqlServer, schema: str, db: Connection
+) -> None:
+    """Without an image of any row: with the time zone of whoever asked for an index."""
+    run(
+        db,
+        "SET time_zone = '+00:00'",
+        "CREATE TABLE c (id INT PRIMARY KEY, n INT, at TIMESTAMP, s VARCHAR(9), day DATE AS (DATE(at)) STORED"
+        + (", FULLTEXT (s))" if "OPTIMIZE  " in statement else ")"),
+        "INSERT INTO c (id, at) VALUES (1, '2024-01-01 23:30:00')",
+    )
+    days = [mysql.query(f"SELECT day FROM {schema}.c")]
+    reading = LogReading(mysql, schema, "c")
+    run(db, "SET time_zone = '+05:30'", f"SET {BY_A_COPY[statement] or 'sql_mode = DEFAULT'}", statement)
+    days.append(mysql.query(f"SELECT day FROM {schema}.c"))
+    assert days[0] != days[1]
+    with pytest.raises(SchemaChanged):
+        reading.read()
+
+
+def test_a_copy_of_the_table_that_changes_dates(mysql: MysqlServer, schema: str, db: Connection) -> None:
+    run(
+        db,
+        "SET sql_mode = 'ALLOW_INVALID_DATES'",
+        "CREATE TABLE c (id INT PRIMARY KEY, d DATE)",
+        "INSERT INTO c VALUES (1, '2024-02-31')",
+    )
+    text, error = (LogReading(mysql, schema, "c") for _ in range(2))
+    text.tables = tuple(with_policy(table, "string") for table in text.tables)
+    run(db, "SET sql_mode = ''", "ALTER TABLE c ADD INDEX i (d), ALGORITHM=COPY")
+    assert mysql.query(f"SELECT CAST(d AS CHAR) FROM {schema}.c") == [("0000-00-00",)]
+    error.read()
+    with pytest.raises(SchemaChanged):
+        text.read()
 
 
 @pytest.fixture

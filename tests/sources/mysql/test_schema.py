@@ -9,7 +9,7 @@ import pytest
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import SchemaChanged
 from airflow_provider_cdc.sources.base import ConnectionSettings
-from airflow_provider_cdc.sources.mysql.schema import read_tables, resolve
+from airflow_provider_cdc.sources.mysql.schema import check_unchanged, read_tables, resolve
 from airflow_provider_cdc.sources.mysql.session import Connection, query, session
 from harness.mysql_server import MysqlServer
 
@@ -117,6 +117,19 @@ def test_tables_come_in_the_order_asked_for_and_a_missing_one_is_named(connectio
         with pytest.raises(SchemaChanged) as caught:
             read_tables(connection, [*names, TableName(schema, missing)])
         assert caught.value.where == f"{schema}.{missing}"
+
+
+def test_a_new_unique_index_is_no_other_key(connection: Connection, schema: str) -> None:
+    """It changes no row, and the log lets it pass."""
+    name = TableName(schema, "t")
+    query(connection, f"CREATE TABLE {schema}.t (x INT NOT NULL, y INT NOT NULL, UNIQUE z (y))")
+    tables = read_tables(connection, [name])
+    query(connection, f"CREATE UNIQUE INDEX a ON {schema}.t (x)")
+    assert read_tables(connection, [name])[0].key == ("x",)
+    check_unchanged(connection, tables)
+    query(connection, f"DROP INDEX z ON {schema}.t")
+    with pytest.raises(SchemaChanged, match="its key is another"):
+        check_unchanged(connection, tables)
 
 
 class TestPatterns:

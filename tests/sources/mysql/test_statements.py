@@ -275,6 +275,57 @@ def test_indexes_of_a_copied_table() -> None:
     assert of("ALTER TABLE orders DROP INDEX i").effect is Effect.TOUCHES
 
 
+RECOMPUTED = TrackedNames(TRACKED, dict.fromkeys(TRACKED, "PRIMARY"), [TRACKED[0]])
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "CREATE INDEX i ON orders (a)",
+        "DROP INDEX i ON orders",
+        *(f"ALTER TABLE orders {change}" for change in NO_ROW_CHANGES if "," not in change),
+    ],
+)
+def test_what_may_copy_a_table_that_a_copy_changes_must_say_that_it_does_not(text: str) -> None:
+    sign = ", " if text.startswith("ALTER") else " "
+    for algorithm, effect in {
+        "": Effect.TOUCHES,
+        "ALGORITHM=COPY": Effect.TOUCHES,
+        "ALGORITHM=DEFAULT": Effect.TOUCHES,
+        "ALGORITHM=INPLACE": Effect.HARMLESS,
+        "ALGORITHM INSTANT": Effect.HARMLESS,
+    }.items():
+        whole = f"{text}{sign}{algorithm}" if algorithm else text
+        assert meaning(Statement(whole, "shop"), RECOMPUTED).effect is effect, whole
+
+
+def test_optimize_of_a_table_that_a_copy_changes() -> None:
+    def effect(text: str) -> Effect:
+        return meaning(Statement(text, "shop"), RECOMPUTED).effect
+
+    assert effect("OPTIMIZE TABLE x, orders") is Effect.TOUCHES
+    assert effect("OPTIMIZE LOCAL TABLES shop.orders") is Effect.TOUCHES
+    assert effect("OPTIMIZE TABLE x, other.`order items`") is Effect.HARMLESS
+
+
+def test_a_unique_index_that_may_be_the_recorded_key_was_made_within_the_window() -> None:
+    """Where rows of the initial position need not have been unique in its columns."""
+
+    def effect(text: str) -> Effect:
+        return meaning(Statement(text, "other"), KEYS).effect
+
+    for harmful in (
+        "CREATE UNIQUE INDEX `Its Key` ON `order items` (a)",
+        "ALTER TABLE `order items` ADD UNIQUE `its key` (a)",
+        "ALTER TABLE `order items` ADD UNIQUE (a)",
+        "ALTER TABLE `order items` ADD UNIQUE USING BTREE (a)",
+        "ALTER TABLE `order items` RENAME INDEX x TO `its key`",
+    ):
+        assert effect(harmful) is Effect.TOUCHES, harmful
+    assert effect("CREATE UNIQUE INDEX another ON `order items` (a)") is Effect.HARMLESS
+    assert effect("ALTER TABLE `order items` ADD INDEX `its key 2` (a)") is Effect.HARMLESS
+
+
 def test_double_quotes_are_names_or_strings_as_the_session_has_it() -> None:
     assert of('DROP TABLE "orders"', ansi_quotes=True).effect is Effect.TOUCHES
     assert of('DROP TABLE "orders"').effect is Effect.NOT_UNDERSTOOD

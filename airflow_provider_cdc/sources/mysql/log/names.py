@@ -8,7 +8,7 @@ misses none. Where case counts, the same.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from airflow_provider_cdc.core.table import TableName
 
@@ -17,11 +17,18 @@ class TrackedNames:
     """Looks names up among those of the copied tables.
 
     :param key_indexes: the name of the index behind each table's key.
+    :param recomputed: the tables of which a value may become another when the server copies them row by row.
     """
 
-    def __init__(self, names: Iterable[TableName], key_indexes: Mapping[TableName, str] | None = None) -> None:
+    def __init__(
+        self,
+        names: Iterable[TableName],
+        key_indexes: Mapping[TableName, str] | None = None,
+        recomputed: Collection[TableName] = (),
+    ) -> None:
         self._names = list(names)
         self._key_indexes = key_indexes or {}
+        self._recomputed = recomputed
         self._by_name = {(name.schema.lower(), name.name.lower()): name for name in self._names}
 
     def find(self, schema: str, table: str) -> TableName | None:
@@ -36,6 +43,10 @@ class TrackedNames:
     def key_index(self, name: TableName) -> str:
         """The index behind the key of a copied table; empty if there is none."""
         return self._key_indexes.get(name, "")
+
+    def is_recomputed(self, name: TableName) -> bool:
+        """Whether a copy of it, row by row, may have other values."""
+        return name in self._recomputed
 
     def first_in(self, schema: str) -> TableName | None:
         """Some copied table of the schema."""

@@ -17,8 +17,8 @@ from itertools import pairwise
 
 from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.sources.mysql.log.grammar import Reader, Statement, Token, UnreadableError, known
-from airflow_provider_cdc.sources.mysql.log.index_changes import alters_no_row, is_index
-from airflow_provider_cdc.sources.mysql.log.names import TrackedNames, alike
+from airflow_provider_cdc.sources.mysql.log.index_changes import alters_no_row, drops_index, makes_index
+from airflow_provider_cdc.sources.mysql.log.names import TrackedNames
 
 
 class Effect(Enum):
@@ -66,8 +66,7 @@ class _Parser(Reader):
 
 
 _ROW_CHANGES = {"INSERT", "REPLACE", "UPDATE", "DELETE", "LOAD", "WITH", "SELECT", "DO", "CALL", "TABLE", "VALUES"}
-_HARMLESS = {"ANALYZE", "CHECK", "CHECKSUM", "OPTIMIZE", "FLUSH", "GRANT", "REVOKE", "SET", "INSTALL", "UNINSTALL"}
-"""OPTIMIZE writes a table anew, with the same rows."""
+_HARMLESS = {"ANALYZE", "CHECK", "CHECKSUM", "FLUSH", "GRANT", "REVOKE", "SET", "INSTALL", "UNINSTALL"}
 _OTHER_OBJECTS = {
     "AGGREGATE", "ALGORITHM", "DEFINER", "EVENT", "FUNCTION", "INSTANCE", "JSON", "LIBRARY", "LOGFILE", "PROCEDURE",
     "RESOURCE", "ROLE", "SERVER", "SPATIAL", "SQL", "TABLESPACE", "TRIGGER", "UNDO", "USER", "VIEW",
@@ -111,6 +110,14 @@ def _meaning(parser: _Parser) -> Meaning:
     if verb == "TRUNCATE":
         parser.take("TABLE")
         return parser.touches("TRUNCATE TABLE", parser.table())
+    if verb == "OPTIMIZE":
+        # It writes a table anew, with the same rows, unless it copies them: one with a FULLTEXT index, for one.
+        parser.take("NO_WRITE_TO_BINLOG", "LOCAL")
+        parser.need("TABLE", "TABLES")
+        found = [parser.found(table) for table in _table_list(parser)]
+        return parser.touches(
+            "OPTIMIZE TABLE", *(table for table in found if table is not None and parser.tracked.is_recomputed(table))
+        )
     if verb == "REPAIR":
         parser.take("NO_WRITE_TO_BINLOG", "LOCAL")
         parser.need("TABLE", "TABLES")
@@ -137,7 +144,7 @@ def _alter(parser: _Parser) -> Meaning:
     parser.if_exists()
     tables = [parser.table()]
     found = parser.found(tables[0])
-    if found is not None and alters_no_row(parser, parser.tracked.key_index(found)):
+    if found is not None and alters_no_row(parser, found, parser.tracked):
         return Meaning(Effect.HARMLESS, "ALTER TABLE")
     while parser.at < len(parser.tokens):
         if parser.take("RENAME"):
@@ -162,14 +169,15 @@ def _create(parser: _Parser) -> Meaning:
     if parser.take("OR"):
         parser.need("REPLACE")
     index = parser.at
-    plain = parser.take("UNIQUE", "FULLTEXT", "SPATIAL") in ("", "UNIQUE")
+    kind = parser.take("UNIQUE", "FULLTEXT", "SPATIAL")
     if parser.take("INDEX"):
-        parser.name()
+        name = parser.name()
         if parser.take("USING"):
             parser.name()
         parser.need("ON")
         table = parser.table()
-        if plain and is_index(parser):
+        own = parser.found(table)
+        if own is not None and kind in ("", "UNIQUE") and makes_index(parser, name, bool(kind), own, parser.tracked):
             return Meaning(Effect.HARMLESS, "CREATE INDEX")
         return parser.touches("CREATE INDEX", table)
     parser.at = index
@@ -206,7 +214,7 @@ def _drop(parser: _Parser) -> Meaning:
         parser.need("ON")
         table = parser.table()
         found = parser.found(table)
-        if found is not None and parser.tracked.key_index(found) and not alike(parser.tracked.key_index(found), name):
+        if found is not None and drops_index(parser, name, found, parser.tracked):
             return Meaning(Effect.HARMLESS, "DROP INDEX")
         return parser.touches("DROP INDEX", table)
     if parser.take("TEMPORARY"):

@@ -20,6 +20,7 @@ from airflow_provider_cdc.sources.kernel import Bytes, Int64s
 from airflow_provider_cdc.sources.mysql.log import events, walk_state
 from airflow_provider_cdc.sources.mysql.log.crc32 import TABLES
 from airflow_provider_cdc.sources.mysql.log.grammar import Statement
+from airflow_provider_cdc.sources.mysql.log.index_changes import is_recomputed
 from airflow_provider_cdc.sources.mysql.log.layouts import layouts
 from airflow_provider_cdc.sources.mysql.log.membership import TSID_BYTES, in_set, tsid_parts
 from airflow_provider_cdc.sources.mysql.log.names import TrackedNames
@@ -73,7 +74,11 @@ class LogWalker:
         self._file = file
         self._summary = summary
         tables = [one.table for one in tracked]
-        self._names = TrackedNames([table.name for table in tables], {table.name: table.key_index for table in tables})
+        self._names = TrackedNames(
+            [table.name for table in tables],
+            {table.name: table.key_index for table in tables},
+            [table.name for table in tables if is_recomputed(table)],
+        )
         self._layouts = layouts(tracked, initial)
         self._maps = TableMaps(tracked)
         self.change = NetChange(self._layouts.keyless)
