@@ -28,9 +28,10 @@ def check_in_place(
     types = ", ".join(f"pg_typeof(r.{quote(column.name)})::oid" for column in table.columns)
     # Nobody locks the name of a schema: while it was read, the name may have stood for another relation. So what the
     # transaction has locked is looked at.
+    # And r alone would be a column of that name, if there is one.
     read = f"SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'relation' AND relation = {leaf.oid}"
     ((oid, filenode, names, found, was_read),) = ask(
-        f"SELECT {relation}::oid::text, pg_relation_filenode({relation})::text, row_to_json(r)::text, "
+        f"SELECT {relation}::oid::text, pg_relation_filenode({relation})::text, row_to_json(r.*)::text, "
         f"array_to_string(ARRAY[{types}], ' '), EXISTS ({read})::text FROM (SELECT (NULL::{leaf.sql}).*) r"
     )
     what = ""
