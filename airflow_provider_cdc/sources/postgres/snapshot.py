@@ -47,6 +47,7 @@ from airflow_provider_cdc.sources.postgres.chunks import place
 from airflow_provider_cdc.sources.postgres.in_place import check_in_place
 from airflow_provider_cdc.sources.postgres.inheritance import check_whole
 from airflow_provider_cdc.sources.postgres.publications import publication_problems
+from airflow_provider_cdc.sources.postgres.relations import relation_problems
 from airflow_provider_cdc.sources.postgres.schema import difference, leaves, read_tables
 from airflow_provider_cdc.sources.postgres.server import identity, setting_problems
 from airflow_provider_cdc.sources.postgres.session import (
@@ -169,8 +170,9 @@ def _check_publication(connection: Connection, name: str, state: str, tables: Se
             if own
             else "leave it alone; the task can be retried as it is",
         )
-    # It need not be what preflight saw.
-    if problems := list(publication_problems(connection, name, tables)):
+    # Neither it nor the tables need be what preflight saw.
+    problems = [problem for table in tables for problem in relation_problems(connection, table)]
+    if problems := [*problems, *publication_problems(connection, name, tables)]:
         raise PreflightError(problems)
 
 
