@@ -12,6 +12,7 @@ from airflow_provider_cdc.sources.postgres.inheritance import inheritance_proble
 from airflow_provider_cdc.sources.postgres.platform import change_setting, platform
 from airflow_provider_cdc.sources.postgres.privileges import Privileges
 from airflow_provider_cdc.sources.postgres.publications import publication_problems, warn_of_harm
+from airflow_provider_cdc.sources.postgres.relations import relation_problems
 from airflow_provider_cdc.sources.postgres.schema import leaves, read_tables, resolve
 from airflow_provider_cdc.sources.postgres.server import setting_problems
 from airflow_provider_cdc.sources.postgres.session import Connection, query, quote, session
@@ -105,41 +106,7 @@ def _table_problems(connection: Connection, tables: Sequence[Table], plans: Sequ
                 yield Problem(
                     f"{where}.{column.name}", f"is a generated column, and {why}", "drop it, or leave the table out"
                 )
-        yield from _relation_problems(connection, table)
-
-
-def _relation_problems(connection: Connection, table: Table) -> Iterable[Problem]:
-    oids = [leaf.oid for leaf in leaves(table)]
-    for name, kind, persistence, access, heap, secured in query(
-        connection,
-        "SELECT c.oid::regclass::text, c.relkind, c.relpersistence, a.amname, "
-        "a.amhandler = 'heap_tableam_handler'::regproc, row_security_active(c.oid) "
-        "FROM pg_class c LEFT JOIN pg_am a ON a.oid = c.relam WHERE c.oid = ANY(%s::oid[]) ORDER BY c.oid",
-        (oids,),
-    ):
-        where = str(table.name)
-        if kind == "f":
-            yield Problem(
-                where, f"its partition {name} is a foreign table, which has no log here", "leave the table out"
-            )
-            continue
-        if persistence != "p":
-            yield Problem(
-                where,
-                f"{name} is {'unlogged' if persistence == 'u' else 'temporary'}: its changes are not in the log",
-                f"ALTER TABLE {name} SET LOGGED, or leave the table out",
-            )
-        # Whatever it is called: the handler is what stores.
-        if not heap:
-            yield Problem(
-                where, f"{name} is stored by {access}, whose rows may have no fixed places", "leave the table out"
-            )
-        if secured:
-            yield Problem(
-                where,
-                f"row-level security hides rows of {name} from this user",
-                "let the table's owner or a role with BYPASSRLS copy it",
-            )
+        yield from relation_problems(connection, table)
 
 
 def _room_problems(connection: Connection, *, exported: bool) -> Iterable[Problem]:

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 from functools import partial
+from itertools import chain
 from typing import Any
 
 from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.errors import Problem, SchemaChanged
 from airflow_provider_cdc.sources import patterns as patterns_of_tables
-from airflow_provider_cdc.sources.postgres.session import Connection, literal, query, quote
+from airflow_provider_cdc.sources.postgres import placing
+from airflow_provider_cdc.sources.postgres.session import Connection, query, quote
 from airflow_provider_cdc.sources.postgres.type_catalog import read_types
 
 _TABLE, _PARTITION = "table", "partition"
@@ -24,9 +25,9 @@ _KINDS = {
     "f": "foreign table",
 }
 
-_RENAMED = "another table has its name now"
-_REWRITTEN = "was rewritten or truncated (VACUUM FULL, CLUSTER, TRUNCATE, some forms of ALTER TABLE)"
-_HINT = "leave the definition of copied tables alone during a run, and trigger a new run"
+RENAMED = "another table has its name now"
+REWRITTEN = "was rewritten or truncated (VACUUM FULL, CLUSTER, TRUNCATE, some forms of ALTER TABLE)"
+HINT = "leave the definition of copied tables alone during a run, and trigger a new run"
 
 _ROW_BYTES = 100
 """A guess, for tables that were never analyzed."""
@@ -101,9 +102,9 @@ def read_tables(connection: Connection, names: Sequence[TableName], publication:
 
     ``Table.details`` has ``oid``; ``kind``: ``r`` or ``p``; ``identity``, its replica identity; ``leaves``, what
     `leaves` reads; ``tree``, how partitions hang together; ``children``, the tables that inherit from it and are no
-    partitions; ``as_root``: whether the log tells the changes of its partitions as its own; ``key``, the OID of the
-    constraint, or else of the index, that keeps the key unique; and ``keys``, the columns of every key that it has, by
-    such an OID.
+    partitions; ``via_root``: whether the log tells the changes of any partitions as their root's, ``as_root``: and so
+    of its own; ``version`` and ``placed`` of `placing`; ``key``, the OID of the constraint, or else of the index, that
+    keeps the key unique; and ``keys``, the columns of every key that it has, by such an OID.
 
     The key is the primary key, else the first unique index of whole NOT NULL columns. A deferrable one is none: within
     a transaction two rows may share a key, so the first change of a key would not tell which row had it before.
@@ -117,7 +118,9 @@ def read_tables(connection: Connection, names: Sequence[TableName], publication:
     columns, keys, held = _columns(connection, oids), _keys(connection, oids), _leaves(connection, oids)
     children = dict(query(connection, _CHILDREN, (oids,)))
     trees = dict(query(connection, _TREES, (oids,)))
-    via_root = query(connection, "SELECT 1 FROM pg_publication WHERE pubname = %s AND pubviaroot", (publication,))
+    via_root = bool(query(connection, "SELECT 1 FROM pg_publication WHERE pubname = %s AND pubviaroot", (publication,)))
+    own_leaves = {oid: [leaf.oid for leaf, _ in own] for oid, (own, _, _) in held.items()}
+    versions = placing.read_versions(connection, [*oids, *chain.from_iterable(own_leaves.values())])
     tables = []
     for name in names:
         if name not in found:
@@ -138,7 +141,9 @@ def read_tables(connection: Connection, names: Sequence[TableName], publication:
             "leaves": [[*astuple(leaf)[:6], _order(names_in_order, own_names)] for leaf, own_names in own],
             "tree": trees.get(oid, []),
             "children": children.get(oid, []),
-            "as_root": kind == "p" and bool(via_root),
+            "via_root": via_root,
+            "as_root": kind == "p" and via_root,
+            **placing.described(versions, oid, own_leaves.get(oid, [])),
             "key": key_oid,
             "keys": {str(own_oid): list(own_key) for _, own_key, own_oid in usable},
         }
@@ -154,7 +159,7 @@ def difference(recorded: Table, now: Table, *, versions: bool = True) -> str:
     no reason. What is not compared by version then cannot make a wrong row, also if it was changed and changed back:
 
     - columns (renamed, of another type, NOT NULL): a column that was dropped and made anew has another number. What
-      each column was called and was of, `check_in_place` looks at with every read, and the log says with the changes.
+      each column was called and was of, `in_place` looks at with every read, and the log says with the changes.
       What is left (statistics, storage, defaults, privileges) changes no row.
     - the replica identity: the log says it of each relation, and with each change whether the old row is whole. But a
       change that is told as the root's says it of the root (``as_root``): there the versions go on to count.
@@ -164,7 +169,7 @@ def difference(recorded: Table, now: Table, *, versions: bool = True) -> str:
     - other keys than the recorded one: they tell nothing apart.
     """
     if recorded.details["oid"] != now.details["oid"]:
-        return _RENAMED
+        return RENAMED
     before, after = ([_shape(column, versions) for column in table.columns] for table in (recorded, now))
     if before != after:
         names = {shape[0] for shape in set(before) ^ set(after)} or {"their order"}
@@ -177,6 +182,8 @@ def difference(recorded: Table, now: Table, *, versions: bool = True) -> str:
         return "its replica identity is another now"
     if now.details["children"] != recorded.details["children"]:
         return "other tables inherit from it now"
+    if what := placing.moved(recorded.details, now.details):
+        return what
     whole = versions or recorded.details.get("as_root", True)
     tree, tree_now = set(recorded.details["tree"]), set(now.details["tree"])
     if not tree <= tree_now or (whole and tree != tree_now):
@@ -187,38 +194,12 @@ def difference(recorded: Table, now: Table, *, versions: bool = True) -> str:
         if new is None:
             return "partitions were attached or detached"
         if old.filenode != new.filenode:
-            return f"{old.sql} {_REWRITTEN}"
+            return f"{old.sql} {REWRITTEN}"
         if old.identity != new.identity:
             return f"the replica identity of {old.sql} is another now"
         if (old.sql, old.order) != (new.sql, new.order) or (whole and old.state != new.state):
             return f"{old.sql} was altered"
     return ""
-
-
-def check_in_place(ask: Callable[[str], Sequence[Sequence[Any]]], table: Table, leaf: Leaf) -> None:
-    """Make sure, while it is locked, that what the leaf's name stands for is the recorded relation, in its first file,
-    and that its columns are called what they were, and are of the same types.
-
-    :param ask: returns the rows of a query whose columns are all text.
-    :raises SchemaChanged: it is not.
-    """
-    relation = f"to_regclass({literal(leaf.sql)})"
-    # The catalog's tables would be read as of the session's snapshot, which may be older than what a SELECT goes by. An
-    # expansion of the row type is what a SELECT goes by.
-    types = ", ".join(f"pg_typeof(r.{quote(column.name)})::oid" for column in table.columns)
-    ((oid, filenode, names, found),) = ask(
-        f"SELECT {relation}::oid::text, pg_relation_filenode({relation})::text, row_to_json(r)::text, "
-        f"array_to_string(ARRAY[{types}], ' ') FROM (SELECT (NULL::{leaf.sql}).*) r"
-    )
-    what = ""
-    if (oid, filenode) != (str(leaf.oid), str(leaf.filenode)):
-        what = _REWRITTEN if oid == str(leaf.oid) else _RENAMED
-    elif list(json.loads(str(names))) != [column.name for column in columns_of(table, leaf)]:
-        what = "its columns had other names for a while"
-    elif found != " ".join(str(column.details["oid"]) for column in table.columns):
-        what = "its columns had other types for a while"
-    if what:
-        raise SchemaChanged(what, where=f"{table.name}, {leaf.sql}", hint=_HINT)
 
 
 def check_unchanged(connection: Connection, tables: Iterable[Table]) -> None:
@@ -233,7 +214,7 @@ def check_unchanged(connection: Connection, tables: Iterable[Table]) -> None:
             raise SchemaChanged(
                 what,
                 where=str(table.name),
-                hint=_HINT,
+                hint=HINT,
             )
 
 

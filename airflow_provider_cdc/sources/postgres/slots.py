@@ -206,6 +206,7 @@ SELECT pg_current_snapshot()::text, ARRAY(
     SELECT concat(pid, ' ', query_start) FROM pg_stat_activity
     WHERE pid <> pg_backend_pid() AND (state IS NULL OR state NOT LIKE 'idle%')
         AND (query ~* 'prepared|insufficient privilege' OR backend_type LIKE 'logical replication%worker'
+            OR state = 'disabled'
             OR octet_length(query) >= pg_size_bytes(current_setting('track_activity_query_size')) - 8)),
     ARRAY(SELECT x::text FROM pg_snapshot_xip(pg_current_snapshot()) x)
 """

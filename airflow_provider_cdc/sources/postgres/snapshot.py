@@ -44,8 +44,11 @@ from airflow_provider_cdc.sources.kept import Kept
 from airflow_provider_cdc.sources.odd_values import OddValue
 from airflow_provider_cdc.sources.postgres import durable, prepared, slots
 from airflow_provider_cdc.sources.postgres.chunks import place
+from airflow_provider_cdc.sources.postgres.in_place import check_in_place
 from airflow_provider_cdc.sources.postgres.inheritance import check_whole
-from airflow_provider_cdc.sources.postgres.schema import check_in_place, difference, leaves, read_tables
+from airflow_provider_cdc.sources.postgres.publications import publication_problems
+from airflow_provider_cdc.sources.postgres.relations import relation_problems
+from airflow_provider_cdc.sources.postgres.schema import difference, leaves, read_tables
 from airflow_provider_cdc.sources.postgres.server import identity, setting_problems
 from airflow_provider_cdc.sources.postgres.session import (
     Connection,
@@ -89,6 +92,7 @@ def record_initial(
     :raises LockNotGranted: transactions held up the slot, or the publication's locks, for longer than the policy has.
     :raises PreflightError: the server's settings were changed since preflight.
     :raises SchemaChanged: a table is gone, or lacks what its plan relies on, or tables keep changing.
+    :raises SourceUnavailable: the publication was altered meanwhile.
     """
     name = slots.name_of(run_id)
     mine = publication or name
@@ -104,14 +108,16 @@ def record_initial(
                 if not publication:
                     slots.create_publication(connection, name, before, lock, run_id)
                 found = identity(connection)
+                state = slots.publication_state(connection, mine)
                 started = {prepared.STARTED: value(connection, prepared.START)}
                 position = slots.create_slot(prepared.of_run(settings, found | started), name, seconds)
                 _check_made(connection, name, position)
                 slots.settle(settings, connection, seconds)
                 found |= {"slot": name, "publication": mine, "publication_made": "" if publication else "yes"}
-                found["publication_state"] = slots.publication_state(connection, mine)
+                found["publication_state"] = state
                 tables = read_tables(connection, [plan.name for plan in plans], mine)
                 check_whole(connection, tables)
+                _check_publication(connection, mine, state, tables, own=not publication)
                 # No crash may take back a schema that the run goes by. The point itself was decoded from the disk.
                 durable.wait(partial(query, connection), settings.address)
             changes = [
@@ -148,6 +154,26 @@ def _check_made(connection: Connection, name: str, position: Lsn) -> None:
             where=f"replication slot {name}",
             hint="point the connection to one server alone (no balancer over several), and trigger a new run",
         )
+
+
+def _check_publication(connection: Connection, name: str, state: str, tables: Sequence[Table], *, own: bool) -> None:
+    """Make sure that the log tells every change of ``tables`` from the slot's point on.
+
+    :param state: the publication's, before the slot was made.
+    """
+    # Servers since 18 tell nothing of a publication that is not there, and raise no error.
+    if slots.publication_state(connection, name) != state or (own and not state):
+        raise SourceUnavailable(
+            "the publication was altered or dropped while the position was fixed",
+            where=f"publication {name}",
+            hint="another try of this run may have dropped it: the task can be retried as it is"
+            if own
+            else "leave it alone; the task can be retried as it is",
+        )
+    # Neither it nor the tables need be what preflight saw.
+    problems = [problem for table in tables for problem in relation_problems(connection, table)]
+    if problems := [*problems, *publication_problems(connection, name, tables)]:
+        raise PreflightError(problems)
 
 
 def identity_problem(table: Table) -> Problem | None:
@@ -219,6 +245,7 @@ def open_reader(
         rows.run("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
         with shared_view_errors(str(table.name)):
             rows.run(f"SET TRANSACTION SNAPSHOT {literal(view.snapshot)}")
+        rows.run("SAVEPOINT chunk")
         reader = _Reader(settings, rows, table, view.upper)
         yield reader
         reader.leave_view()
@@ -282,9 +309,9 @@ class _Reader:
                 # Most likely they are bytes of another type, and then that is what to say. This session is still in
                 # the midst of its answer.
                 with session(self._settings) as other:
-                    check_in_place(partial(query, other), self._table, leaf)
+                    check_in_place(partial(query, other), self._table, leaf, locked=False)
                 raise
             # The transaction's lock is still held: whatever the name stands for now is what was read.
             check_in_place(self._rows.ask, self._table, leaf)
-            if not self.upper:
-                self._rows.run("COMMIT")
+            # Either gives back the lock, for by it the next check tells what was read.
+            self._rows.run("ROLLBACK TO SAVEPOINT chunk" if self.upper else "COMMIT")

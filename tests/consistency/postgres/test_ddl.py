@@ -18,7 +18,8 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from airflow_provider_cdc.errors import CdcError
+from airflow_provider_cdc.errors import CdcError, SchemaChanged
+from airflow_provider_cdc.sources.postgres.decode.rows import CopyReader
 from harness.postgres_server import PostgresServer
 from tests.consistency.writing import Writing
 from tests.contract.begun import LOCK, Begun, read_chunks, row_keys
@@ -301,3 +302,41 @@ def test_what_was_altered_and_altered_back_stops_the_run_or_did_not_matter(
 ) -> None:
     with contextlib.suppress(CdcError):
         copied(shop, when, _acting(shop, EITHER[what]))
+
+
+@pytest.mark.parametrize("consistency", ["watermark", "exported"])
+@pytest.mark.parametrize("rows", [0, 100])
+def test_schemas_that_swap_their_names_while_a_chunk_is_read_stop_the_run(
+    shop: PostgresDatabase, monkeypatch: pytest.MonkeyPatch, consistency: str, rows: int
+) -> None:
+    """No lock on a table keeps the name of its schema: what was read need not be what the name stands for then."""
+    shop.execute(
+        "CREATE SCHEMA other",
+        "CREATE TABLE other.orders (LIKE orders INCLUDING ALL)",
+        "ALTER TABLE other.orders REPLICA IDENTITY FULL",
+        f"INSERT INTO other.orders SELECT i, 'other' FROM generate_series(1, {rows}) i",
+    )
+    swap = "ALTER SCHEMA public RENAME TO o", "ALTER SCHEMA other RENAME TO public", "ALTER SCHEMA o RENAME TO other"
+    check = CopyReader.ask
+
+    def swap_and_check(reader: CopyReader, sql: str) -> Any:
+        shop.transaction(*swap)
+        return check(reader, sql)
+
+    run = Begun(shop, "orders", consistency=consistency)
+    table = run.tables["orders"]
+    (chunk,) = run.source.plan_chunks(table, 1_000)
+    try:
+        with (
+            run.source.share_reads({consistency}, LOCK) as source,
+            source.reader(table, consistency, LOCK) as reader,
+        ):
+            assert sum(batch.num_rows for batch in reader.read(chunk)) == 400
+            shop.transaction(*swap)
+            monkeypatch.setattr(CopyReader, "ask", swap_and_check)
+            with pytest.raises(SchemaChanged, match="another table had its name"):
+                list(reader.read(chunk))
+            monkeypatch.undo()
+        run.source.check_tables([table])
+    finally:
+        run.source.release(run.identity)

@@ -9,8 +9,8 @@ import pytest
 
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import SchemaChanged
+from airflow_provider_cdc.sources.postgres.in_place import check_in_place
 from airflow_provider_cdc.sources.postgres.schema import (
-    check_in_place,
     check_unchanged,
     difference,
     leaves,
@@ -296,4 +296,4 @@ def test_a_read_goes_by_the_names_and_types_that_were_recorded(
         with pytest.raises(SchemaChanged, match=why):
             check_in_place(partial(query, reader), table, leaf)
     (now,) = read_tables(shop, [TableName("shop", "swapped")])
-    check_in_place(partial(query, shop), now, leaves(now)[0])
+    check_in_place(partial(query, shop), now, leaves(now)[0], locked=False)

@@ -88,6 +88,7 @@ def test_a_log_that_the_server_threw_away_is_noticed_and_before_that_there_is_a_
 ) -> None:
     server = postgres_factory({"max_slot_wal_keep_size": "32MB", "min_wal_size": "32MB", "max_wal_size": "32MB"})
     source, initial = begin(server, "postgres")
+    caplog.clear()
     source.check_identity(initial.identity, initial.position)
     assert caplog.text == ""
     with caplog.at_level(logging.WARNING):

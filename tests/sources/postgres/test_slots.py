@@ -171,9 +171,15 @@ def test_a_statement_at_work_is_waited_for_and_named(
         running.result()
 
 
-def test_a_prepared_transaction_whose_commit_waits_for_a_standby_is_waited_for(own: PostgresServer) -> None:
+@pytest.mark.parametrize("told", ["on", "off"])
+def test_a_prepared_transaction_whose_commit_waits_for_a_standby_is_waited_for(own: PostgresServer, told: str) -> None:
     own.query("CREATE TABLE stock (id int PRIMARY KEY)")
-    with own.connect(autocommit=False) as preparing, own.connect() as deciding, background(own) as pool:
+    telling = f"-c track_activities={told}"
+    with (
+        own.connect(autocommit=False) as preparing,
+        own.connect(options=telling) as deciding,
+        background(own) as pool,
+    ):
         preparing.execute("INSERT INTO stock VALUES (1)")
         preparing.execute("PREPARE TRANSACTION 'both'")
         preparing.rollback()

@@ -345,3 +345,17 @@ def test_a_table_that_lost_what_its_plan_needs_leaves_no_slot(postgres: Postgres
     assert postgres.query("SELECT 1 FROM pg_replication_slots") == []
     with pytest.raises(PreflightError):
         plain.preflight(["public.stock"], "watermark")
+
+
+@pytest.mark.parametrize("kind", ["int", "pair"])
+def test_columns_may_be_called_what_queries_call_their_parts(
+    source: PostgresSource, postgres: PostgresServer, kind: str
+) -> None:
+    postgres.query(
+        f"""CREATE TYPE pair AS (r int, w int);
+        CREATE TABLE "r" (id int PRIMARY KEY, r {kind}, w int, c int, t int, names int, data int);
+        ALTER TABLE "r" REPLICA IDENTITY FULL; INSERT INTO "r" VALUES (1), (2)""",
+        database=source.settings.database,
+    )
+    table = table_of(source, "r")
+    assert [row[0] for row in read(source, table, source.plan_chunks(table, 10))] == [1, 2]

@@ -1,0 +1,45 @@
+"""What of the relations that hold a table's rows keeps them from being copied: how they store, log and show rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.errors import Problem
+from airflow_provider_cdc.sources.postgres.schema import leaves
+from airflow_provider_cdc.sources.postgres.session import Connection, query
+
+
+def relation_problems(connection: Connection, table: Table) -> Iterable[Problem]:
+    """What is wrong with them now."""
+    oids = [leaf.oid for leaf in leaves(table)]
+    for name, kind, persistence, access, heap, secured in query(
+        connection,
+        "SELECT c.oid::regclass::text, c.relkind, c.relpersistence, a.amname, "
+        "a.amhandler = 'heap_tableam_handler'::regproc, row_security_active(c.oid) "
+        "FROM pg_class c LEFT JOIN pg_am a ON a.oid = c.relam WHERE c.oid = ANY(%s::oid[]) ORDER BY c.oid",
+        (oids,),
+    ):
+        where = str(table.name)
+        if kind == "f":
+            yield Problem(
+                where, f"its partition {name} is a foreign table, which has no log here", "leave the table out"
+            )
+            continue
+        if persistence != "p":
+            yield Problem(
+                where,
+                f"{name} is {'unlogged' if persistence == 'u' else 'temporary'}: its changes are not in the log",
+                f"ALTER TABLE {name} SET LOGGED, or leave the table out",
+            )
+        # Whatever it is called: the handler is what stores.
+        if not heap:
+            yield Problem(
+                where, f"{name} is stored by {access}, whose rows may have no fixed places", "leave the table out"
+            )
+        if secured:
+            yield Problem(
+                where,
+                f"row-level security hides rows of {name} from this user",
+                "let the table's owner or a role with BYPASSRLS copy it",
+            )
