@@ -27,7 +27,7 @@ from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import ConfigurationError, ManifestError
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.operators import guardian
-from airflow_provider_cdc.operators.base import airflow_errors
+from airflow_provider_cdc.operators.base import airflow_errors, supervisor_channel
 from airflow_provider_cdc.operators.releasing import ReleasingOperator
 from airflow_provider_cdc.operators.scratch import scratch, scratch_parent
 from airflow_provider_cdc.sources.base import ConnectionSettings
@@ -92,7 +92,7 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
             properties = {**QUIET, **(self.conf or {})}
             master = check_spark(self.spark_conn_id, properties)
             settings = open_hook(self.source_conn_id).settings()
-            self.will_release(run, settings)
+            self.will_release(run, settings, context)
             self._submit(context, run, properties, driver_environment(settings, master))
             found = Manifest.load(run).steps.get(self.step)
             if found is None:
@@ -237,9 +237,7 @@ def scratch_environment(folder: Path, variables: Mapping[str, str]) -> dict[str,
 def _supervisor() -> int:
     """The process that Airflow has watch over this task, and whose death is the task's; 0: there is none, as in
     ``dags test``."""
-    runner = sys.modules.get("airflow.sdk.execution_time.task_runner")
-    channel = getattr(runner, "SUPERVISOR_COMMS", None)
-    return 0 if channel is None or type(channel).__name__.startswith("InProcess") else os.getppid()
+    return 0 if supervisor_channel() is None else os.getppid()
 
 
 @contextmanager
