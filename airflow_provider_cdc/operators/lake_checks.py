@@ -118,9 +118,9 @@ def _leftover(target: Storage, name: str, horizon: datetime) -> Leftover | None:
     if "consolidate" in manifest.steps or began.astimezone(UTC) > horizon:
         return None
     places = [f"{folder_name(entry.table.name)}/snapshot={manifest.run_id}" for entry in manifest.tables]
-    # What is to be placed is fixed before the first file is.
-    begun = any(file.rpartition("/")[2].startswith("staged") for file in run.files())
-    return Leftover(manifest.run_id, manifest.created_at, (name, *(filter(target.exists, places) if begun else ())))
+    # The commit is taken before the first file is placed.
+    placed = filter(target.exists, places) if manifest.committed else ()
+    return Leftover(manifest.run_id, manifest.created_at, (name, *placed))
 
 
 def _listed(tables: Iterable[TableName]) -> str:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
-from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,7 +14,7 @@ import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_provider_cdc.core.manifest import Manifest, RunTable
+from airflow_provider_cdc.core.manifest import Commit, Manifest, RunTable
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import PreflightError
@@ -159,11 +158,11 @@ def test_names_in_any_alphabet_fit_every_file_system(tmp_path: Path) -> None:
 RUN = "20250101T000000Z-00000000"
 
 
-def begin(lake: Storage, run_id: str, began: datetime, **changes: Any) -> Storage:
+def begin(lake: Storage, run_id: str, began: datetime) -> Storage:
     run = lake.folder("_runs", run_id)
     table = RunTable(Table(TableName("shop", "orders"), ()), "watermark", "")
     manifest = Manifest(run_id, "mysql", "initial_gtid_set", "", {}, began.isoformat(), [table])
-    replace(manifest, **changes).save(run)
+    manifest.save(run)
     run.make_folder("chunks")
     return run
 
@@ -178,12 +177,15 @@ def test_what_failed_runs_left_is_named_once_they_are_old(tmp_path: Path, caplog
     begin(lake, f"{now:%Y%m%dT%H%M%SZ}-00000000", now)
     # A backfill of last year that goes on right now.
     begin(lake, "20250102T000000Z-00000000", now)
-    begin(lake, "20250103T000000Z-00000000", long_ago, steps={"consolidate": {}})
+    published = begin(lake, "20250103T000000Z-00000000", long_ago)
+    Manifest.load(published).finish_step(published, "consolidate", {})
     lake.folder("_runs", "20250104T000000Z-00000000").make_folder("chunks")
     assert find_leftovers(lake) == []
     run = begin(lake, RUN, long_ago)
     assert [found.folders for found in find_leftovers(lake)] == [(f"_runs/{RUN}",)]
-    run.write_json("staged.json", {})
+    # It was killed between its commit and the last file that was to be placed.
+    manifest = Manifest.load(run)
+    manifest.decide(run, Commit("token", manifest.rests_on, "commit/files-0.json"))
     lake.make_folder(f"shop.orders/snapshot={RUN}")
     with caplog.at_level(logging.WARNING):
         tell_leftovers(lake)
