@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -110,9 +111,11 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
     def _submit(
         self, context: Context, run: Storage, properties: Mapping[str, Any], variables: Mapping[str, str]
     ) -> None:
+        from airflow_provider_cdc.jobs.session import TRY_VARIABLE, error_file
         from airflow_provider_cdc.jobs.shipping import package_zip
 
-        run.delete_file(self._error_file)
+        token = uuid.uuid4().hex
+        variables = {**variables, TRY_VARIABLE: token}
         with scratch(scratch_parent(properties)) as folder:
             self._scratch = folder
             self._conn_id = self.spark_conn_id
@@ -126,18 +129,14 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
                 with environment({**variables, **scratch_environment(folder, variables)}):
                     super().execute(context)
             except Exception:
-                self._raise_what_the_app_said(run)
+                self._raise_what_the_app_said(run, error_file(self.step, token))
                 raise
 
-    @property
-    def _error_file(self) -> str:
-        return f"errors/{self.step}.json"
-
-    def _raise_what_the_app_said(self, run: Storage) -> None:
-        if not run.exists(self._error_file):
+    def _raise_what_the_app_said(self, run: Storage, record: str) -> None:
+        if not run.exists(record):
             return
         try:
-            failure = records.read(records.Failure, run, self._error_file)
+            failure = records.read(records.Failure, run, record)
         except ManifestError as error:
             # Then it is not known whether a retry may help.
             self.log.warning("What the app said of its failure cannot be read: %s", error)
