@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
@@ -17,7 +18,7 @@ from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import CdcError, TerminalError, TransientError
 from airflow_provider_cdc.jobs.lifeline import end_with_parent
 from airflow_provider_cdc.jobs.progress import duration, say
-from airflow_provider_cdc.jobs.session import open_session, settings_from_environment
+from airflow_provider_cdc.jobs.session import TRY_VARIABLE, error_file, open_session, settings_from_environment
 from airflow_provider_cdc.sources.base import ConnectionSettings
 
 TRANSIENT, TERMINAL = 1, 2
@@ -29,7 +30,7 @@ Job = Callable[[SparkSession, Storage, ConnectionSettings], dict[str, Any]]
 def main(task_id: str, job: Job, arguments: Sequence[str] | None = None) -> None:
     """Run one step of the run at ``--run-uri``, and print what it found.
 
-    A `CdcError` is printed without its trace, left in ``errors/<task_id>.json`` under the run, and ends the process
+    A `CdcError` is printed without its trace, left in a record under the run (`error_file`), and ends the process
     with `TRANSIENT` or `TERMINAL`. So does any other error, with its trace: those of the storage and of Spark may pass,
     but what nobody foresaw is a mistake in a program, and does not go away by itself.
     """
@@ -70,7 +71,7 @@ def _fail(task_id: str, run_uri: str, error: CdcError) -> NoReturn:
     say(f"{task_id} failed: {type(error).__name__}: {error}")
     record = Failure(type(error).__name__, str(error), terminal)
     try:
-        Storage(run_uri).write_json(f"errors/{task_id}.json", asdict(record))
+        Storage(run_uri).write_json(error_file(task_id, os.environ.get(TRY_VARIABLE, "")), asdict(record))
     except (CdcError, OSError) as also:
         # Whoever started the app has its exit code and its output.
         say(f"{task_id}: the error could not be recorded in {run_uri}: {also}")

@@ -22,6 +22,7 @@ from airflow_provider_cdc.core.records import decode, decoding, read_named, writ
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import ExactnessError
 from airflow_provider_cdc.jobs import net
+from airflow_provider_cdc.jobs.patience import persist
 from airflow_provider_cdc.jobs.progress import Progress, say
 from airflow_provider_cdc.jobs.snapshot import TASK_ID as SNAPSHOT
 from airflow_provider_cdc.jobs.snapshot import read_table_files
@@ -204,7 +205,7 @@ def _read(step: Step, name: str, segments: Callable[[], list[LogSegment]]) -> li
 
     :param name: of the plan.
     """
-    plan = step.plan(name, lambda: [asdict(one) for one in segments()])
+    plan = step.plan(name, lambda: [asdict(one) for one in persist(f"plan {name}", segments)])
     planned = [decode(LogSegment, order, step.run.uri_of(name)) for order in plan.orders]
     records = step.finished(plan, SegmentRecord, {segment.number: _record_name(segment) for segment in planned})
     kept = {number: record.files for number, record in records.items()}

@@ -18,6 +18,8 @@ from airflow_provider_cdc.sources.base import ConnectionSettings
 SOURCE_VARIABLE = "CDC_SOURCE"
 """The environment variable that carries the source's settings, password included, to the driver. Never argv or conf,
 which show in process lists and in Spark's event log."""
+TRY_VARIABLE = "CDC_TRY"
+"""The one that carries the token of the try."""
 JVM_VARIABLE = "SPARK_SUBMIT_OPTS"
 ENCRYPTION = "spark.io.encryption.enabled"
 
@@ -80,6 +82,14 @@ def driver_jvm(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
 def to_environment(settings: ConnectionSettings) -> dict[str, str]:
     """The variables that `settings_from_environment` reads."""
     return {SOURCE_VARIABLE: json.dumps(asdict(settings))}
+
+
+def error_file(task_id: str, token: str) -> str:
+    """Where a step leaves why it failed: a file of each try's own, since one that was thought dead may fail later.
+
+    :param token: that of the try; empty where nobody gave one.
+    """
+    return f"errors/{task_id}-{token}.json" if token else f"errors/{task_id}.json"
 
 
 def settings_from_environment(environment: Mapping[str, str] = os.environ) -> ConnectionSettings:

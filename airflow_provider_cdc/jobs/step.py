@@ -80,12 +80,15 @@ class Step:
         return records.digest_of(self.manifest.rests_on)
 
     def plan(self, name: str, make: Callable[[], list[dict[str, Any]]]) -> Plan:
-        """The orders of this step, made once: a step that is taken up again must not cut its work elsewhere."""
+        """The orders of this step, made once: a step that is taken up again must not cut its work elsewhere.
+
+        :param make: has a patience of its own; another one around it would multiply the time until a step gives up.
+        """
         # The run may have begun anew, and tries that were thought dead may still follow the plan that it had.
         for own in (name, f"{name.removesuffix('.json')}-{self.stamp}.json"):
             if not self.run.exists(own):
                 # If two tries make it at the same time, one of them does some work in vain, and nothing worse.
-                made = Plan(self.stamp, uuid.uuid4().hex, persist(f"plan {name}", make))
+                made = Plan(self.stamp, uuid.uuid4().hex, make())
                 self.run.create_json(own, asdict(made), settle=0)
             plan = records.read(Plan, self.run, own)
             if plan.stamp == self.stamp:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import UTC
@@ -70,6 +71,14 @@ def run_folder(lake: str, run_id: str) -> Storage:
     :raises StorageUnavailable: the store does not answer.
     """
     return Storage(lake).folder("_runs", run_id)
+
+
+def supervisor_channel() -> Any:
+    """How this process talks to the one that Airflow has watch over its task; None: there is none, as in
+    ``dags test``."""
+    runner = sys.modules.get("airflow.sdk.execution_time.task_runner")
+    channel = getattr(runner, "SUPERVISOR_COMMS", None)
+    return None if type(channel).__name__.startswith("InProcess") else channel
 
 
 class TargetOperator(BaseOperator):

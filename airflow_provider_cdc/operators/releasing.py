@@ -12,7 +12,7 @@ from airflow.providers.common.compat.sdk import AirflowTaskTimeout, BaseOperator
 from airflow_provider_cdc.core.manifest import Manifest
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.hooks import open_hook
-from airflow_provider_cdc.operators.base import lake_of, run_folder, run_id_for, run_id_of
+from airflow_provider_cdc.operators.base import lake_of, run_folder, run_id_for, run_id_of, supervisor_channel
 from airflow_provider_cdc.sources import open_source
 from airflow_provider_cdc.sources.base import ConnectionSettings
 
@@ -21,12 +21,16 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 
+_OVER = {"failed", "upstream_failed", "skipped", "removed", "success"}
+"""The states of a task that is not run again by itself."""
+
 
 class ReleasingOperator(BaseOperator):
     """A task whose final failure releases what the source keeps for its run. A try that will be repeated does not."""
 
     source_conn_id: str
-    _releasing: tuple[Storage, ConnectionSettings] | None = None
+    _releasing: tuple[Storage, ConnectionSettings, Context] | None = None
+    _killed_for_another_try = False
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -34,9 +38,9 @@ class ReleasingOperator(BaseOperator):
         callbacks: Sequence[Any] = getattr(self, "on_failure_callback", ())
         self.on_failure_callback = [*callbacks, release_of_task]
 
-    def will_release(self, run: Storage, settings: ConnectionSettings) -> None:
+    def will_release(self, run: Storage, settings: ConnectionSettings, context: Context) -> None:
         """Remember what to release: when the task is killed, Airflow can no longer be asked for a connection."""
-        self._releasing = (run, settings)
+        self._releasing = (run, settings, context)
 
     def release(self, run: Storage, settings: ConnectionSettings) -> None:
         """Release what the source keeps for the run. A failure is logged: it must not hide why the task failed."""
@@ -53,9 +57,19 @@ class ReleasingOperator(BaseOperator):
             _log.warning("The source may still keep what it kept for %s: %s", run.uri, error)
 
     def release_when_killed(self) -> None:
-        """To be called by `on_kill`. A timeout is none: the task may have another try, and its last one fails."""
-        if self._releasing is not None and not isinstance(sys.exc_info()[1], AirflowTaskTimeout):
-            self.release(*self._releasing)
+        """To be called by `on_kill`. A timeout is none: the task may have another try, and its last one fails.
+
+        Airflow also kills a task that was cleared while it ran, and one that its server was not heard of by, or did not
+        hear from, for too long. Their next try needs what the source keeps.
+        """
+        if self._releasing is None or isinstance(sys.exc_info()[1], AirflowTaskTimeout):
+            return
+        run, settings, context = self._releasing
+        if _is_over(context):
+            self.release(run, settings)
+        else:
+            self._killed_for_another_try = True
+            _log.info("What the source keeps for %s stays there, for the task's next try", run.uri)
 
 
 class ReleaseOfRun:
@@ -84,9 +98,35 @@ class ReleaseOfRun:
             _log.warning("The source may still keep what it kept for this run: %s", error)
 
 
+def _is_over(context: Context) -> bool:
+    """Whether a task that was killed is not run again by itself.
+
+    If Airflow does not say so, it may be; if it then is not, the DAG run fails, and `ReleaseOfRun` is told.
+    """
+    if supervisor_channel() is None:
+        return True
+    task_instance: Any = context["ti"]
+    index = task_instance.map_index
+    try:
+        answer = task_instance.get_task_states(
+            dag_id=task_instance.dag_id, task_ids=[task_instance.task_id], run_ids=[context["dag_run"].run_id]
+        )
+        # Nothing is told of a run that was deleted.
+        states = answer.get(context["dag_run"].run_id, {})
+        mapped = index is not None and index >= 0
+        name = f"{task_instance.task_id}_{index}" if mapped else task_instance.task_id
+        return name not in states or str(states[name]) in _OVER
+    except Exception as error:
+        _log.warning("Airflow does not say what becomes of this task: %s", error)
+        return False
+
+
 def release_of_task(context: Context) -> None:
     """``on_failure_callback`` of a `ReleasingOperator`: Airflow calls it when no try is left."""
     task: Any = context["ti"].task
+    if task._killed_for_another_try:
+        # A last try counts as failed in its own process, even if it was killed because the task was cleared.
+        return
     try:
         uri = getattr(task, "run_uri", None)
         if isinstance(uri, str):

@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
+import stat
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -50,11 +51,24 @@ def _prefix() -> str:
 
 
 def _sweep(parent: Path) -> None:
-    for folder in parent.glob(f"{_prefix()}*"):
-        with suppress(OSError), (folder / LOCK).open("rb") as lock:
+    for folder in filter(_is_own, parent.glob(f"{_prefix()}*")):
+        # Whatever lies there under the name of the lock: neither a pipe may stop this, nor a link lead elsewhere.
+        with suppress(OSError), open(folder / LOCK, "rb", opener=_unhindered) as lock:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
             shutil.rmtree(folder, ignore_errors=True)
-    for folder in parent.glob(f"making-{_prefix()}*"):
+    for folder in filter(_is_own, parent.glob(f"making-{_prefix()}*")):
         with suppress(OSError):
             if time.time() - folder.stat().st_mtime > _UNLOCKED_SECONDS:
                 shutil.rmtree(folder, ignore_errors=True)
+
+
+def _is_own(folder: Path) -> bool:
+    """In a folder that all users share, anybody may use a name that looks like ours."""
+    with suppress(OSError):
+        found = folder.lstat()
+        return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+    return False
+
+
+def _unhindered(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK | os.O_NOFOLLOW)

@@ -7,6 +7,7 @@ import re
 import shutil
 import subprocess
 import sys
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -27,7 +28,7 @@ from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import ConfigurationError, ManifestError
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.operators import guardian
-from airflow_provider_cdc.operators.base import airflow_errors
+from airflow_provider_cdc.operators.base import airflow_errors, supervisor_channel
 from airflow_provider_cdc.operators.releasing import ReleasingOperator
 from airflow_provider_cdc.operators.scratch import scratch, scratch_parent
 from airflow_provider_cdc.sources.base import ConnectionSettings
@@ -92,7 +93,7 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
             properties = {**QUIET, **(self.conf or {})}
             master = check_spark(self.spark_conn_id, properties)
             settings = open_hook(self.source_conn_id).settings()
-            self.will_release(run, settings)
+            self.will_release(run, settings, context)
             self._submit(context, run, properties, driver_environment(settings, master))
             found = Manifest.load(run).steps.get(self.step)
             if found is None:
@@ -110,9 +111,11 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
     def _submit(
         self, context: Context, run: Storage, properties: Mapping[str, Any], variables: Mapping[str, str]
     ) -> None:
+        from airflow_provider_cdc.jobs.session import TRY_VARIABLE, error_file
         from airflow_provider_cdc.jobs.shipping import package_zip
 
-        run.delete_file(self._error_file)
+        token = uuid.uuid4().hex
+        variables = {**variables, TRY_VARIABLE: token}
         with scratch(scratch_parent(properties)) as folder:
             self._scratch = folder
             self._conn_id = self.spark_conn_id
@@ -126,18 +129,14 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
                 with environment({**variables, **scratch_environment(folder, variables)}):
                     super().execute(context)
             except Exception:
-                self._raise_what_the_app_said(run)
+                self._raise_what_the_app_said(run, error_file(self.step, token))
                 raise
 
-    @property
-    def _error_file(self) -> str:
-        return f"errors/{self.step}.json"
-
-    def _raise_what_the_app_said(self, run: Storage) -> None:
-        if not run.exists(self._error_file):
+    def _raise_what_the_app_said(self, run: Storage, record: str) -> None:
+        if not run.exists(record):
             return
         try:
-            failure = records.read(records.Failure, run, self._error_file)
+            failure = records.read(records.Failure, run, record)
         except ManifestError as error:
             # Then it is not known whether a retry may help.
             self.log.warning("What the app said of its failure cannot be read: %s", error)
@@ -237,9 +236,7 @@ def scratch_environment(folder: Path, variables: Mapping[str, str]) -> dict[str,
 def _supervisor() -> int:
     """The process that Airflow has watch over this task, and whose death is the task's; 0: there is none, as in
     ``dags test``."""
-    runner = sys.modules.get("airflow.sdk.execution_time.task_runner")
-    channel = getattr(runner, "SUPERVISOR_COMMS", None)
-    return 0 if channel is None or type(channel).__name__.startswith("InProcess") else os.getppid()
+    return 0 if supervisor_channel() is None else os.getppid()
 
 
 @contextmanager

@@ -138,3 +138,27 @@ def test_what_a_step_left_that_was_killed_with_its_guardian_is_removed_by_the_ne
             with scratch(tmp_path) as next_one:
                 assert sorted(tmp_path.iterdir()) == sorted([mine, used, next_one])
     assert list(tmp_path.iterdir()) == [used]
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.skipif(os.getuid() != 0, reason="only root can make a folder that is another user's")
+def test_what_other_users_leave_under_names_like_ours_neither_stops_a_step_nor_is_removed(tmp_path: Path) -> None:
+    with scratch(tmp_path) as mine:
+        theirs = [mine.with_name(f"{mine.name}-{kind}") for kind in ("pipe", "file", "link")]
+        elsewhere = tmp_path / "elsewhere"
+        for folder in (*theirs[:2], elsewhere):
+            folder.mkdir()
+        # To open it would wait for somebody who writes.
+        os.mkfifo(theirs[0] / LOCK)
+        (theirs[1] / LOCK).touch()
+        (elsewhere / LOCK).touch()
+        theirs[2].symlink_to(elsewhere)
+        for folder in theirs:
+            os.chown(folder, 12345, 12345, follow_symlinks=False)
+    with scratch(tmp_path):
+        pass
+    assert sorted(tmp_path.iterdir()) == sorted([*theirs, elsewhere])
+    # One's own pipe is no lock either.
+    os.chown(theirs[0], os.getuid(), -1)
+    with scratch(tmp_path):
+        pass

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException, AirflowTaskTimeout
+from airflow.sdk.execution_time import task_runner
 
 from airflow_provider_cdc.core.manifest import Manifest, RunTable
 from airflow_provider_cdc.core.storage import Storage
@@ -109,12 +110,12 @@ def test_author_s_own_callbacks_stay(run: Storage) -> None:
 
 
 def test_a_killed_step_releases_the_slot_and_one_that_timed_out_does_not(
-    postgres: PostgresServer, source: PostgresSource, run: Storage, monkeypatch: pytest.MonkeyPatch
+    postgres: PostgresServer, source: PostgresSource, run: Storage, context: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     operator = SnapshotOperator(task_id="snapshot", source_conn_id="shop", run_uri=run.uri)
     operator.on_kill()
     assert kept(postgres) == 1, "nothing had begun"
-    operator.will_release(run, source.settings)
+    operator.will_release(run, source.settings, context)
     # Whoever is killed can no longer ask Airflow for a connection.
     monkeypatch.delenv("AIRFLOW_CONN_SHOP")
     try:
@@ -124,6 +125,50 @@ def test_a_killed_step_releases_the_slot_and_one_that_timed_out_does_not(
     assert kept(postgres) == 1, "it may be tried again"
     operator.on_kill()
     assert kept(postgres) == 0
+
+
+@pytest.mark.parametrize(
+    ("state", "left"),
+    [
+        # Cleared while it ran; taken for dead, and tried again; Airflow's server was not reached for too long.
+        ("restarting", 1),
+        ("up_for_retry", 1),
+        ("queued", 1),
+        ("running", 1),
+        (None, 1),
+        (OSError("no answer"), 1),
+        # Marked by a person; the run took too long; it was deleted.
+        ("failed", 0),
+        ("skipped", 0),
+        ("success", 0),
+        ({}, 0),
+    ],
+)
+def test_a_task_that_is_killed_and_tried_again_keeps_its_slot(
+    postgres: PostgresServer,
+    source: PostgresSource,
+    run: Storage,
+    context: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    state: Any,
+    left: int,
+) -> None:
+    def answer(**asked: Any) -> Any:
+        assert asked == {"dag_id": "d", "task_ids": ["t"], "run_ids": ["r"]}
+        if isinstance(state, Exception):
+            raise state
+        return state if isinstance(state, dict) else {"r": {"t": state}}
+
+    # As below a supervisor of Airflow's.
+    monkeypatch.setattr(task_runner, "SUPERVISOR_COMMS", object(), raising=False)
+    context["ti"].get_task_states = answer
+    operator = SnapshotOperator(task_id="t", source_conn_id="shop", run_uri=run.uri)
+    operator.will_release(run, source.settings, context)
+    operator.on_kill()
+    assert kept(postgres) == left
+    # Its process may well count it as failed: it knows nothing of what Airflow does next.
+    fail(operator, context)
+    assert kept(postgres) == left
 
 
 @pytest.mark.usefixtures("in_dag_processor")

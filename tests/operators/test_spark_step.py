@@ -41,6 +41,7 @@ import json, os, sys
 sys.path.insert(0, {str(Path(airflow_provider_cdc.__file__).parents[1])!r})
 from airflow_provider_cdc.core.manifest import Manifest
 from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.jobs.session import TRY_VARIABLE, error_file
 run = Storage(sys.argv[sys.argv.index("--run-uri") + 1])
 run.write_json("seen.json", {{"argv": sys.argv[1:], "environment": dict(os.environ)}})
 print("snapshot: 1 of 2 chunks")
@@ -48,9 +49,12 @@ failure = os.environ.get("TEST_FAILURE")
 if failure == "hang":
     os.execvp("sleep", ["sleep", "300"])
 if failure == "crash":
+    # Meanwhile an earlier try, thought dead, fails for a reason of its own.
+    for name in ("errors/snapshot.json", "errors/snapshot-other.json"):
+        run.write_json(name, {{"type": "LogGone", "message": "old", "terminal": True}})
     sys.exit("java.lang.OutOfMemoryError")
 if failure:
-    run.write_json("errors/snapshot.json", json.loads(failure))
+    run.write_json(error_file("snapshot", os.environ[TRY_VARIABLE]), json.loads(failure))
     sys.exit(1)
 if "TEST_FORGETS" not in os.environ:
     manifest = Manifest.load(run)
