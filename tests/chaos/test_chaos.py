@@ -69,7 +69,8 @@ class Fleet:
         return Driver()
 
     def give_back(self, driver: Driver, outcome: Outcome) -> None:
-        if outcome.how == "killed" or not driver.alive():
+        # Airflow makes a new process for each try; ours live on only where nothing can have happened to them.
+        if outcome.how in ("killed", "transient") or not driver.alive():
             driver.end()
         else:
             self._ready.append(driver)
