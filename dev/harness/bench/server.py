@@ -34,6 +34,8 @@ def bench_server(directory: Path) -> Iterator[MysqlServer]:
     directory.mkdir(parents=True, exist_ok=True)
     with _alone(directory), MysqlServer.start(directory / "mysql", options=OPTIONS) as server:
         server.query("RESET BINARY LOGS AND GTIDS")
+        # A position without any transaction is refused.
+        server.query("CREATE DATABASE IF NOT EXISTS bench")
         yield server
 
 
