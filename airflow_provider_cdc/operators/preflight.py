@@ -127,8 +127,10 @@ class PreflightOperator(TargetOperator):
                 # What is not allowed is not touched.
                 raise PreflightError(problems)
             with _collected(problems, "parameter target"):
-                lake = Storage(lake_of(parameters.target, parameters.source_conn_id))
-                lake.check_writable()
+                target = Storage(lake_of(parameters.target, parameters.source_conn_id))
+                target.check_writable()
+                # Nothing more is tried on one that cannot be written to.
+                lake = target
             with _collected(problems, "parameter spark_conn_id"):
                 check_spark(parameters.spark_conn_id, parameters.conf)
             with _collected(problems, "parameter source_conn_id"):
