@@ -173,6 +173,10 @@ def test_modules_are_kept_out_of_the_garbage_collection_after_each_task_and_garb
         return gc.get_freeze_count(), alive
 
     run_tasks(spark, "the first tasks of all workers", list(range(8)), work)
-    found = run_tasks(spark, "later tasks", list(range(8)), work)
-    assert min(frozen for frozen, _ in found) > 10_000
-    assert not any(alive for _, alive in found)
+    # Spark may begin a worker at any time: each has had its first task at last.
+    for _ in range(5):
+        found = run_tasks(spark, "later tasks", list(range(8)), work)
+        assert not any(alive for _, alive in found)
+        if min(frozen for frozen, _ in found) > 10_000:
+            return
+    pytest.fail("some worker has not frozen its modules")
