@@ -107,7 +107,7 @@ def extend_the_window(run: Pipeline, settings: object) -> None:
 def test_a_terminal_error_in_an_executor_ends_the_app_with_its_message_and_no_trace(
     workers: Cluster, shipped: Path, mysql: MysqlServer, schema: str, tmp_path: Path
 ) -> None:
-    mysql.query(f"CREATE TABLE {schema}.days (id INT PRIMARY KEY, day DATE)")
+    mysql.query(f"CREATE TABLE {schema}.days (id INT, day DATE, PRIMARY KEY (id, day))")
     with mysql.connect() as connection, connection.cursor() as cursor:
         cursor.execute("SET SESSION sql_mode = ''")
         cursor.execute(f"INSERT INTO {schema}.days VALUES (1, '0000-00-00')")
