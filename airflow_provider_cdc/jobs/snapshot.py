@@ -17,6 +17,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.manifest import RunTable
+from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.records import decode, decoding, read_named, write_named
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import SourceUnavailable, TransientError
@@ -32,7 +33,7 @@ from airflow_provider_cdc.jobs.verify import without_damaged
 from airflow_provider_cdc.jobs.watch import Watch
 from airflow_provider_cdc.sinks.base import Sink, StagedFile, folder_name
 from airflow_provider_cdc.sinks.parquet import token
-from airflow_provider_cdc.sources.base import ConnectionSettings, LockPolicy, Source
+from airflow_provider_cdc.sources.base import ConnectionSettings, Source
 
 TASK_ID = "snapshot"
 PLAN = "chunks/plan.json"

@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.common.compat.sdk import AirflowException
 
 from airflow_provider_cdc.core.manifest import Manifest, RunTable
+from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import ConfigurationError, LogGone
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.operators.base import TargetOperator, airflow_errors, lake_of, run_folder, run_id_of
 from airflow_provider_cdc.operators.parameters import Allowed
 from airflow_provider_cdc.operators.releasing import ReleasingOperator
-from airflow_provider_cdc.sources.base import LockPolicy, Source, TablePlan
+from airflow_provider_cdc.sources.base import Source, TablePlan
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

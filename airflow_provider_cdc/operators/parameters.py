@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from airflow_provider_cdc.core.lake_uri import LakeUri, glob
+from airflow_provider_cdc.core.options import CONSISTENCIES, UNREPRESENTABLE, LockPolicy
 from airflow_provider_cdc.errors import ConfigurationError, PreflightError, Problem
 from airflow_provider_cdc.operators.base import lake_of
-from airflow_provider_cdc.sources.base import CONSISTENCIES, UNREPRESENTABLE, LockPolicy
 
 
 @dataclass(frozen=True)

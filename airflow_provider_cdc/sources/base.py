@@ -15,15 +15,9 @@ from typing import Any, ClassVar, Protocol
 import pyarrow as pa
 
 from airflow_provider_cdc.core.chunk import Chunk
+from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.sources.odd_values import OddValue
-
-CONSISTENCIES = ("auto", "watermark", "lock", "exported")
-
-UNREPRESENTABLE = ("error", "null", "string")
-"""What to do with values that no Arrow type holds (a zero date, a DECIMAL of 65 digits, an infinite timestamp): stop,
-publish null, or publish the column as the text that the source prints. ``null`` stops, too, where the value is part of
-what tells rows apart: in a key column, and in every column of a keyless table."""
 
 DELTA_SCHEMA = pa.schema(
     [
@@ -81,7 +75,7 @@ class ConnectionSettings:
 
 @dataclass(frozen=True)
 class TablePlan:
-    """What preflight decided for one table, and why. ``unrepresentable`` is one of ``UNREPRESENTABLE``."""
+    """What preflight decided for one table, and why. ``unrepresentable`` is one of ``core.options.UNREPRESENTABLE``."""
 
     name: TableName
     consistency: str
@@ -119,21 +113,6 @@ def with_policy(table: Table, unrepresentable: str) -> Table:
     policy = {"unrepresentable": unrepresentable}
     columns = tuple(replace(column, details={**column.details, **policy}) for column in table.columns)
     return replace(table, columns=columns)
-
-
-@dataclass(frozen=True)
-class LockPolicy:
-    """How the short lock is taken: each try waits at most ``wait_seconds``, after which everybody else goes first.
-
-    ``through_read`` keeps the lock until the table is read, for servers whose read views need that.
-    ``slot_wait_seconds`` is how long a replication slot may wait for transactions that write: nobody waits for it.
-    """
-
-    wait_seconds: int = 5
-    tries: int = 12
-    pause_seconds: float = 2.0
-    through_read: bool = False
-    slot_wait_seconds: int = 600
 
 
 @dataclass(frozen=True)
@@ -268,7 +247,7 @@ class Source(Protocol):
 
         :param patterns: ``schema.table``; ``*`` matches any run of characters in either part, and a pattern
             that begins with ``!`` leaves out what those before it named (``!shop._*_gho``).
-        :param unrepresentable: one of ``UNREPRESENTABLE``.
+        :param unrepresentable: one of ``core.options.UNREPRESENTABLE``.
         :raises PreflightError: with every problem found.
         :raises SourceUnavailable: the server cannot be reached.
         """

@@ -12,12 +12,13 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.manifest import Manifest, RunTable
+from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.jobs.consolidate import consolidate
 from airflow_provider_cdc.jobs.extract_delta import extract_delta
 from airflow_provider_cdc.jobs.snapshot import snapshot
 from airflow_provider_cdc.sources import open_source
-from airflow_provider_cdc.sources.base import ConnectionSettings, LockPolicy
+from airflow_provider_cdc.sources.base import ConnectionSettings
 from harness.mysql_server import MysqlServer
 from harness.postgres_server import SUPERUSER, PostgresServer
 

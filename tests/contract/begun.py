@@ -13,9 +13,10 @@ import pyarrow as pa
 
 from airflow_provider_cdc.core import row_bytes
 from airflow_provider_cdc.core.chunk import Chunk
+from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.sources import open_source
-from airflow_provider_cdc.sources.base import DELTA_SCHEMA, LockPolicy, Source, TablePlan, TrackedTable
+from airflow_provider_cdc.sources.base import DELTA_SCHEMA, Source, TablePlan, TrackedTable
 from tests.contract.databases import Database
 
 RUN_ID = "20260101T000000Z-00000000"

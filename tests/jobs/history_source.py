@@ -20,13 +20,13 @@ import pyarrow as pa
 from airflow_provider_cdc.core import row_bytes
 from airflow_provider_cdc.core.chunk import Chunk, partition
 from airflow_provider_cdc.core.manifest import Manifest, RunTable
+from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.sources.base import (
     DELTA_SCHEMA,
     ConnectionSettings,
     InitialPoint,
-    LockPolicy,
     LogSegment,
     SegmentSummary,
     TablePlan,

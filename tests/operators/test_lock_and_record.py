@@ -16,13 +16,14 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_provider_cdc.core.manifest import Commit, Manifest
+from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.errors import ConfigurationError, LockNotGranted, LogGone
 from airflow_provider_cdc.operators import lock_and_record
 from airflow_provider_cdc.operators.base import lake_of, run_id_of
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
-from airflow_provider_cdc.sources.base import InitialPoint, LockPolicy, TablePlan
+from airflow_provider_cdc.sources.base import InitialPoint, TablePlan
 
 ORDERS, CLICKS = TableName("shop", "orders"), TableName("shop", "clicks")
 PLAN = [TablePlan(ORDERS, "watermark", "it has a key").to_json(), TablePlan(CLICKS, "lock", "it has none").to_json()]

@@ -15,12 +15,12 @@ from airflow.sdk.exceptions import AirflowException, AirflowTaskTimeout
 from airflow.sdk.execution_time import task_runner
 
 from airflow_provider_cdc.core.manifest import Manifest, RunTable
+from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.operators.base import run_id_for, run_id_of
 from airflow_provider_cdc.operators.extract_delta import ExtractDeltaOperator
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
 from airflow_provider_cdc.operators.snapshot import SnapshotOperator
-from airflow_provider_cdc.sources.base import LockPolicy
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
 from harness.postgres_server import PostgresServer

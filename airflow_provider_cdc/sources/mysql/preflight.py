@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 
 import pymysql
 
+from airflow_provider_cdc.core.options import CONSISTENCIES, UNREPRESENTABLE
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import LogGone, PreflightError, Problem
-from airflow_provider_cdc.sources.base import CONSISTENCIES, UNREPRESENTABLE, ConnectionSettings, TablePlan, with_policy
+from airflow_provider_cdc.sources.base import ConnectionSettings, TablePlan, with_policy
 from airflow_provider_cdc.sources.mysql.generated import generated_problems
 from airflow_provider_cdc.sources.mysql.history import log_status
 from airflow_provider_cdc.sources.mysql.managed import is_amazon, retention_problem
@@ -45,7 +46,7 @@ def preflight(
     :param patterns: ``schema.table``; ``*`` matches any run of characters in either part, and a pattern
         that begins with ``!`` leaves out what those before it named (``!shop._*_gho``).
     :param consistency: ``auto`` reads tables with a key by ``watermark``, and the others with ``lock``.
-    :param unrepresentable: one of ``sources.base.UNREPRESENTABLE``.
+    :param unrepresentable: one of ``core.options.UNREPRESENTABLE``.
     :raises PreflightError: with every problem found.
     :raises SourceUnavailable: the server cannot be reached.
     :raises ConfigurationError: the connection cannot work, or the server is too old.

@@ -19,6 +19,7 @@ import pymysql
 
 from airflow_provider_cdc.core.chunk import Chunk
 from airflow_provider_cdc.core.gtid import GtidSet
+from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import (
     LockNotGranted,
@@ -31,7 +32,6 @@ from airflow_provider_cdc.sources.base import (
     ChunkReader,
     ConnectionSettings,
     InitialPoint,
-    LockPolicy,
     TablePlan,
     UpperBound,
     with_policy,

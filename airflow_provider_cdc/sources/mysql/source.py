@@ -11,12 +11,12 @@ import pyarrow as pa
 
 from airflow_provider_cdc.core.chunk import Chunk
 from airflow_provider_cdc.core.gtid import GtidSet
+from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.sources.base import (
     ChunkReader,
     ConnectionSettings,
     InitialPoint,
-    LockPolicy,
     LogSegment,
     SegmentReader,
     TablePlan,

@@ -26,7 +26,7 @@ geometry, point, …            binary                  as SELECT gives it: the 
 vector(n)                     list<float32>           up to n numbers; the stored bits
 ============================  ======================  ==========================================================
 
-"The policy" is one of ``sources.base.UNREPRESENTABLE``, in ``Column.details["unrepresentable"]``; where that is
+"The policy" is one of ``core.options.UNREPRESENTABLE``, in ``Column.details["unrepresentable"]``; where that is
 missing, ``error``: ValueNotRepresentable, and a decimal of more than 38 digits is not copied at all. With ``string``
 the column is utf8 and holds the text that SELECT prints (TIMESTAMP: in UTC) of every value. ``null`` never applies to
 a column that tells rows apart (a key column, every column of a keyless table): two rows might become one. There it is

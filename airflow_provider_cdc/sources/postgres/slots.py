@@ -23,9 +23,10 @@ from typing import Any
 import psycopg
 
 from airflow_provider_cdc.core.lsn import Lsn
+from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import CdcError, LockNotGranted, SchemaChanged, SourceUnavailable, TransientError
-from airflow_provider_cdc.sources.base import ConnectionSettings, LockPolicy
+from airflow_provider_cdc.sources.base import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.schema import Leaf, leaves
 from airflow_provider_cdc.sources.postgres.session import (
     APPLICATION,

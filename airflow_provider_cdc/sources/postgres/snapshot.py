@@ -21,6 +21,7 @@ import pyarrow as pa
 
 from airflow_provider_cdc.core.chunk import Chunk
 from airflow_provider_cdc.core.lsn import Lsn
+from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import (
     CdcError,
@@ -35,7 +36,6 @@ from airflow_provider_cdc.sources.base import (
     ChunkReader,
     ConnectionSettings,
     InitialPoint,
-    LockPolicy,
     TablePlan,
     UpperBound,
     with_policy,

@@ -21,7 +21,7 @@ all others                             utf8                 what the type's outp
                                                             ``SESSION_SETTINGS``
 =====================================  ===================  =====================================================
 
-A domain is what its base type is. "The policy" is one of ``sources.base.UNREPRESENTABLE``; with ``string`` the column
+A domain is what its base type is. "The policy" is one of ``core.options.UNREPRESENTABLE``; with ``string`` the column
 is utf8 like all others. ``null`` never applies to a column that identifies rows (a key column, every column of a
 keyless table): two rows might become one. There it stops the run, as ``error`` does.
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.table import TableName
-from airflow_provider_cdc.sources.base import InitialPoint, LockPolicy, Source, TablePlan
+from airflow_provider_cdc.sources.base import InitialPoint, Source, TablePlan
 
 
 @contextmanager

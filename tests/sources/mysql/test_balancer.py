@@ -13,16 +13,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.chunk import Chunk
+from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.errors import CdcError, ExactnessError, PreflightError, SourceReplaced
-from airflow_provider_cdc.sources.base import (
-    ConnectionSettings,
-    InitialPoint,
-    LockPolicy,
-    LogSegment,
-    TablePlan,
-    UpperBound,
-)
+from airflow_provider_cdc.sources.base import ConnectionSettings, InitialPoint, LogSegment, TablePlan, UpperBound
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from airflow_provider_cdc.sources.mysql.session import query, session
 from harness.mysql_server import MysqlServer

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.errors import PreflightError, SchemaChanged
-from airflow_provider_cdc.sources.base import ConnectionSettings, LockPolicy, TablePlan
+from airflow_provider_cdc.sources.base import ConnectionSettings, TablePlan
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, settings_of

@@ -12,9 +12,10 @@ import pytest
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.chunk import Chunk
+from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import ExactnessError, LogGone, PreflightError, SourceReplaced
-from airflow_provider_cdc.sources.base import ConnectionSettings, InitialPoint, LockPolicy, TablePlan
+from airflow_provider_cdc.sources.base import ConnectionSettings, InitialPoint, TablePlan
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from airflow_provider_cdc.sources.mysql.session import session
 from harness.mysql_server import MysqlServer

@@ -12,8 +12,9 @@ from typing import Any
 
 import pyarrow as pa
 
+from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.table import Table, TableName
-from airflow_provider_cdc.sources.base import ConnectionSettings, LockPolicy, LogSegment, SegmentSummary, TrackedTable
+from airflow_provider_cdc.sources.base import ConnectionSettings, LogSegment, SegmentSummary, TrackedTable
 from airflow_provider_cdc.sources.postgres import slots
 from airflow_provider_cdc.sources.postgres.decode.images import decode_images
 from airflow_provider_cdc.sources.postgres.log.segments import log_segments, open_segment

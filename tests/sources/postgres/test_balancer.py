@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 
+from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, ExactnessError, LogGone, SourceReplaced
-from airflow_provider_cdc.sources.base import InitialPoint, LockPolicy, TrackedTable
+from airflow_provider_cdc.sources.base import InitialPoint, TrackedTable
 from airflow_provider_cdc.sources.postgres import PostgresSource, slots
 from airflow_provider_cdc.sources.postgres.decode import rows
 from airflow_provider_cdc.sources.postgres.prepared import of_run

@@ -11,8 +11,9 @@ import psycopg
 import pytest
 
 from airflow_provider_cdc.core.lsn import Lsn
+from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.errors import SourceUnavailable
-from airflow_provider_cdc.sources.base import ChunkReader, LockPolicy
+from airflow_provider_cdc.sources.base import ChunkReader
 from airflow_provider_cdc.sources.postgres import PostgresSource, durable
 from airflow_provider_cdc.sources.postgres.decode import rows
 from harness.postgres_server import PostgresServer

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.errors import ConfigurationError, PreflightError, Problem, SchemaChanged
-from airflow_provider_cdc.sources.base import ConnectionSettings, LockPolicy
+from airflow_provider_cdc.sources.base import ConnectionSettings
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from harness.postgres_binaries import installations
 from harness.postgres_server import PostgresServer

@@ -14,9 +14,10 @@ import psycopg
 import pytest
 
 from airflow_provider_cdc.core.lsn import Lsn
+from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, LogGone, SchemaChanged, SourceUnavailable
-from airflow_provider_cdc.sources.base import ConnectionSettings, LockPolicy
+from airflow_provider_cdc.sources.base import ConnectionSettings
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.decode import rows
 from airflow_provider_cdc.sources.postgres.log.segments import messages

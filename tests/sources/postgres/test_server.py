@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_cdc.core.lsn import Lsn
+from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.errors import ExactnessError, LogGone, PreflightError, SourceReplaced
-from airflow_provider_cdc.sources.base import InitialPoint, LockPolicy
+from airflow_provider_cdc.sources.base import InitialPoint
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory

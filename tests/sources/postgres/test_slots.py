@@ -10,9 +10,10 @@ from contextlib import closing, contextmanager
 
 import pytest
 
+from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import LockNotGranted, PreflightError
-from airflow_provider_cdc.sources.base import ConnectionSettings, LockPolicy
+from airflow_provider_cdc.sources.base import ConnectionSettings
 from airflow_provider_cdc.sources.postgres import PostgresSource, slots
 from airflow_provider_cdc.sources.postgres.schema import read_tables
 from airflow_provider_cdc.sources.postgres.session import session

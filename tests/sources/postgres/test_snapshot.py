@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 
 from airflow_provider_cdc.core.chunk import Chunk
 from airflow_provider_cdc.core.lsn import Lsn
+from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import CopyMismatch, PreflightError, SchemaChanged, SourceUnavailable
-from airflow_provider_cdc.sources.base import LockPolicy
 from airflow_provider_cdc.sources.postgres import PostgresSource, durable, slots
 from airflow_provider_cdc.sources.postgres.decode.rows import CopyReader, open_rows
 from airflow_provider_cdc.sources.postgres.durable import insert_end

@@ -7,9 +7,10 @@ from multiprocessing import get_context
 from typing import Any
 
 from airflow_provider_cdc.core.chunk import Chunk
+from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.sources import open_source
-from airflow_provider_cdc.sources.base import ConnectionSettings, LockPolicy
+from airflow_provider_cdc.sources.base import ConnectionSettings
 from harness.bench.contender import Address, Order, Work
 from harness.bench.recorded import recorded
 from harness.bench.spark import CORES
