@@ -27,7 +27,7 @@ from typing import Any
 
 import numpy as np
 
-from airflow_provider_cdc.sources.kernel import Bytes, Int64s, copy_bytes, inner, kernel, load8, load64
+from airflow_provider_cdc.core.kernel import Bytes, Int64s, copy_bytes, inner, kernel, load8, load64
 
 HEADER = 4
 GROUP, LENGTHS, ORDER, COUNT = 0, 1, 2, 3

@@ -46,8 +46,8 @@ import pyarrow as pa
 
 from airflow_provider_cdc.core.table import Column, Table
 from airflow_provider_cdc.errors import ConfigurationError
+from airflow_provider_cdc.sources.mysql.charsets import bytes_per_character, is_ambiguous
 from airflow_provider_cdc.sources.mysql.declarations import Declared, are_labels, labels, parse
-from airflow_provider_cdc.sources.mysql.decode.charsets import bytes_per_character, is_ambiguous
 from airflow_provider_cdc.sources.mysql.session import quote
 
 

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from airflow_provider_cdc.core.kernel import bytes_of
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import DecodeError, ValueNotRepresentable
 from airflow_provider_cdc.sources.base import with_policy
-from airflow_provider_cdc.sources.kernel import bytes_of
 from airflow_provider_cdc.sources.mysql.decode.images import (
     TRUNCATED,
     decode_images,

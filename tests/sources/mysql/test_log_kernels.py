@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_cdc.core.gtid import Gtid, GtidSet
+from airflow_provider_cdc.core.kernel import Bytes, Int64s, bytes_of, kernel
 from airflow_provider_cdc.core.net_change import Change, net, net_counts
 from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.errors import CdcError, DecodeError
 from airflow_provider_cdc.sources.base import DELTA_SCHEMA, LogSegment, SegmentSummary, TrackedTable
 from airflow_provider_cdc.sources.delta import delta_batches
-from airflow_provider_cdc.sources.kernel import Bytes, Int64s, bytes_of, kernel
 from airflow_provider_cdc.sources.mysql.decode.images import decode_images
 from airflow_provider_cdc.sources.mysql.log import crc32 as crc
 from airflow_provider_cdc.sources.mysql.log import dump, events

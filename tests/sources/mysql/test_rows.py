@@ -14,6 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from airflow_provider_cdc.core.kernel import bytes_of
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import (
     CdcError,
@@ -25,7 +26,6 @@ from airflow_provider_cdc.errors import (
     ValueNotRepresentable,
 )
 from airflow_provider_cdc.sources.base import ConnectionSettings, with_policy
-from airflow_provider_cdc.sources.kernel import bytes_of
 from airflow_provider_cdc.sources.mysql.decode import packets
 from airflow_provider_cdc.sources.mysql.decode.cells import Located
 from airflow_provider_cdc.sources.mysql.decode.columns import finish

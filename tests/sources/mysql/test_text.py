@@ -12,7 +12,7 @@ from hypothesis import settings as given_settings
 from hypothesis import strategies as st
 
 from airflow_provider_cdc.errors import ValueNotRepresentable
-from airflow_provider_cdc.sources.mysql.decode.charsets import CHARSETS, bytes_per_character, is_ambiguous
+from airflow_provider_cdc.sources.mysql.charsets import CHARSETS, bytes_per_character, is_ambiguous
 from airflow_provider_cdc.sources.mysql.decode.text import to_utf8
 from harness.mysql_server import MysqlServer
 from tests.sources.mysql.row_images import describe, logged_by

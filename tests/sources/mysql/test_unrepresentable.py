@@ -15,11 +15,11 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from airflow_provider_cdc.core.kernel import bytes_of
 from airflow_provider_cdc.core.row_bytes import encode
 from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.errors import ConfigurationError, DecodeError, PreflightError, ValueNotRepresentable
 from airflow_provider_cdc.sources.base import with_policy
-from airflow_provider_cdc.sources.kernel import bytes_of
 from airflow_provider_cdc.sources.located import Located
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from airflow_provider_cdc.sources.mysql.decode.columns import finish

@@ -28,8 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_cdc.errors import DecodeError
-from airflow_provider_cdc.sources.kernel import (
+from airflow_provider_cdc.core.kernel import (
     Bytes,
     Int32s,
     Int64s,
@@ -46,6 +45,7 @@ from airflow_provider_cdc.sources.kernel import (
     store32,
     store64,
 )
+from airflow_provider_cdc.errors import DecodeError
 from airflow_provider_cdc.sources.located import ALL_GOOD as ALL_GOOD
 from airflow_provider_cdc.sources.located import LARGEST, OVERRUN, copy_values
 from airflow_provider_cdc.sources.located import Located as Located

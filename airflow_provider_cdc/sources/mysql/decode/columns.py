@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from airflow_provider_cdc.core.kernel import Bytes, Int32s, Int64s, kernel
 from airflow_provider_cdc.errors import DecodeError, ValueNotRepresentable
-from airflow_provider_cdc.sources.kernel import Bytes, Int32s, Int64s, kernel
 from airflow_provider_cdc.sources.mysql.decode.calendar import (
     DATE_SHIFT,
     DAY_MICROS,

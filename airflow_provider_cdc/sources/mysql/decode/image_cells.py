@@ -10,8 +10,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_cdc.errors import DecodeError
-from airflow_provider_cdc.sources.kernel import (
+from airflow_provider_cdc.core.kernel import (
     Bytes,
     Int32s,
     Int64s,
@@ -22,6 +21,7 @@ from airflow_provider_cdc.sources.kernel import (
     load_le,
     multiply_add_128,
 )
+from airflow_provider_cdc.errors import DecodeError
 from airflow_provider_cdc.sources.mysql.decode.calendar import pack_datetime, pack_epoch
 from airflow_provider_cdc.sources.mysql.decode.cells import (
     ALL_GOOD,

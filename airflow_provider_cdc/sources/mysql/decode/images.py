@@ -14,9 +14,9 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
+from airflow_provider_cdc.core.kernel import Bytes, Int32s, Int64s, bytes_of, kernel, load8, load_le
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import DecodeError
-from airflow_provider_cdc.sources.kernel import Bytes, Int32s, Int64s, bytes_of, kernel, load8, load_le
 from airflow_provider_cdc.sources.mysql.decode.cells import Located
 from airflow_provider_cdc.sources.mysql.decode.columns import finish
 from airflow_provider_cdc.sources.mysql.decode.image_cells import image_cells

@@ -17,8 +17,8 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from airflow_provider_cdc.core.kernel import bytes_of, inner, kernel, load16, load32, load64
 from airflow_provider_cdc.errors import DecodeError, ValueNotRepresentable
-from airflow_provider_cdc.sources.kernel import bytes_of, inner, kernel, load16, load32, load64
 from airflow_provider_cdc.sources.mysql.decode import json_values
 
 MAX_DEPTH = 100

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from airflow_provider_cdc.sources.kernel import inner, load64, store16, store64
+from airflow_provider_cdc.core.kernel import inner, load64, store16, store64
 from airflow_provider_cdc.sources.mysql.decode.shortest_double import shortest
 
 FULL = -1

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_cdc.sources.kernel import Bytes, Int32s, Int64s, inner, kernel, store8
+from airflow_provider_cdc.core.kernel import Bytes, Int32s, Int64s, inner, kernel, store8
 from airflow_provider_cdc.sources.mysql.decode.calendar import NO_DATE, days_of
 from airflow_provider_cdc.sources.mysql.decode.cells import Cells
 from airflow_provider_cdc.sources.mysql.types import ColumnType, Family

@@ -8,7 +8,7 @@ Protocol Resultset Row".
 
 from __future__ import annotations
 
-from airflow_provider_cdc.sources.kernel import (
+from airflow_provider_cdc.core.kernel import (
     Bytes,
     Int32s,
     Int64s,

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_cdc.sources.kernel import (
+from airflow_provider_cdc.core.kernel import (
     Bytes,
     Int32s,
     Int64s,

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from airflow_provider_cdc.sources.kernel import inner
+from airflow_provider_cdc.core.kernel import inner
 
 _FIRST, _LAST = -292, 324
 

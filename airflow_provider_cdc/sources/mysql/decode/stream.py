@@ -11,8 +11,8 @@ import pymysql
 from pymysql import err
 from pymysql.constants import CR, SERVER_STATUS
 
+from airflow_provider_cdc.core.kernel import Bytes, Int64s
 from airflow_provider_cdc.errors import DecodeError, SchemaChanged
-from airflow_provider_cdc.sources.kernel import Bytes, Int64s
 from airflow_provider_cdc.sources.mysql.decode import packets
 from airflow_provider_cdc.sources.mysql.session import Connection
 from airflow_provider_cdc.sources.mysql.types import ColumnType

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from airflow_provider_cdc.core.kernel import Bytes, Int32s, bytes_of, inner, kernel, load8, load16be, store8
 from airflow_provider_cdc.errors import ValueNotRepresentable
-from airflow_provider_cdc.sources.kernel import Bytes, Int32s, bytes_of, inner, kernel, load8, load16be, store8
-from airflow_provider_cdc.sources.mysql.decode.charsets import CHARSETS, GB18030_EDITION, UTF8, Charset
+from airflow_provider_cdc.sources.mysql.charsets import CHARSETS, GB18030_EDITION, UTF8, Charset
 
 _UNDEFINED = -1
 _LEAD = -2

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from airflow_provider_cdc.sources.kernel import Bytes, inner, load8, load32, load64
+from airflow_provider_cdc.core.kernel import Bytes, inner, load8, load32, load64
 
 _POLYNOMIAL = 0xEDB88320
 _SLICES = 16

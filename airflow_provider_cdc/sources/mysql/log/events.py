@@ -16,7 +16,7 @@ from pymysql.charset import charset_by_id
 
 from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.errors import DecodeError, UnknownEvent
-from airflow_provider_cdc.sources.mysql.decode.charsets import CHARSETS
+from airflow_provider_cdc.sources.mysql.charsets import CHARSETS
 from airflow_provider_cdc.sources.mysql.log.grammar import Statement
 
 HEADER_BYTES = 19

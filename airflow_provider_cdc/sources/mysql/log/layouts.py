@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from airflow_provider_cdc.core.gtid import GtidSet
+from airflow_provider_cdc.core.kernel import Bytes, Int32s, Int64s
 from airflow_provider_cdc.sources.base import TrackedTable
-from airflow_provider_cdc.sources.kernel import Bytes, Int32s, Int64s
 from airflow_provider_cdc.sources.mysql.decode.images import ImageLayout, image_layout
 from airflow_provider_cdc.sources.mysql.log.membership import SetArrays, set_arrays
 from airflow_provider_cdc.sources.mysql.log.walk_state import (

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from airflow_provider_cdc.core.gtid import GtidSet
-from airflow_provider_cdc.sources.kernel import Bytes, Int64s, inner, kernel, load8, load64
+from airflow_provider_cdc.core.kernel import Bytes, Int64s, inner, kernel, load8, load64
 
 TSID_BYTES = 56
 """A source of transactions (a TSID) as bytes: 16 of UUID, one of the tag's length, the tag, and zeros."""

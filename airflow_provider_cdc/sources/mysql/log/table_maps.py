@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from airflow_provider_cdc.core.kernel import Bytes, Int64s, kernel
 from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.sources.base import TrackedTable
-from airflow_provider_cdc.sources.kernel import Bytes, Int64s, kernel
 from airflow_provider_cdc.sources.mysql.decode.images import expected_table_map
 from airflow_provider_cdc.sources.mysql.log.events import TableMap
 from airflow_provider_cdc.sources.mysql.log.walk import find_map

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_provider_cdc.sources.kernel import Bytes, inner, load8, store8
+from airflow_provider_cdc.core.kernel import Bytes, inner, load8, store8
 from airflow_provider_cdc.sources.mysql.log.membership import TSID_BYTES
 
 

@@ -9,7 +9,7 @@ Formats: https://dev.mysql.com/doc/dev/mysql-server/latest/page_protocol_replica
 
 from __future__ import annotations
 
-from airflow_provider_cdc.sources.kernel import Bytes, Int32s, Int64s, inner, kernel, load8, load16, load32, load64
+from airflow_provider_cdc.core.kernel import Bytes, Int32s, Int64s, inner, kernel, load8, load16, load32, load64
 from airflow_provider_cdc.sources.mysql.log.crc32 import crc32
 from airflow_provider_cdc.sources.mysql.log.membership import TSID_BYTES, contains, find_tsid, set_untagged
 from airflow_provider_cdc.sources.mysql.log.row_events import equal, net_rows

@@ -14,9 +14,9 @@ import numpy as np
 import zstandard
 
 from airflow_provider_cdc.core.gtid import Gtid, GtidSet
+from airflow_provider_cdc.core.kernel import Bytes, Int64s
 from airflow_provider_cdc.errors import CdcError, DecodeError, ImageNotWhole, SchemaChanged, UnknownEvent
 from airflow_provider_cdc.sources.base import SegmentSummary, TrackedTable
-from airflow_provider_cdc.sources.kernel import Bytes, Int64s
 from airflow_provider_cdc.sources.mysql.log import events, walk_state
 from airflow_provider_cdc.sources.mysql.log.crc32 import TABLES
 from airflow_provider_cdc.sources.mysql.log.grammar import Statement

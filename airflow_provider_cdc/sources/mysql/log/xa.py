@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from airflow_provider_cdc.core.kernel import Bytes, Int64s
 from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.sources.base import SegmentSummary, TrackedTable
 from airflow_provider_cdc.sources.delta import order_base
-from airflow_provider_cdc.sources.kernel import Bytes, Int64s
 from airflow_provider_cdc.sources.netting import HEADER, USED, NetChange, decide
 
 

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
+from airflow_provider_cdc.core.kernel import Bytes, Int32s, Int64s, bytes_of, inner, kernel, load8, multiply_add_128
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import DecodeError, SchemaChanged, ValueNotRepresentable
-from airflow_provider_cdc.sources.kernel import Bytes, Int32s, Int64s, bytes_of, inner, kernel, load8, multiply_add_128
 from airflow_provider_cdc.sources.located import ALL_GOOD
 from airflow_provider_cdc.sources.odd_values import OddValue, note
 from airflow_provider_cdc.sources.postgres.decode.calendar import (

@@ -10,8 +10,8 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from airflow_provider_cdc.core.kernel import Bytes, Int32s, Int64s, inner, kernel, load8, store8
 from airflow_provider_cdc.errors import DecodeError
-from airflow_provider_cdc.sources.kernel import Bytes, Int32s, Int64s, inner, kernel, load8, store8
 from airflow_provider_cdc.sources.located import ALL_GOOD, LARGEST, OVERRUN, Located, copy_values
 from airflow_provider_cdc.sources.postgres.decode.calendar import (
     DAY_MICROS,

@@ -11,9 +11,9 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
+from airflow_provider_cdc.core.kernel import Bytes, Int32s, Int64s, bytes_of, kernel, load8, load16be, load32be
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import DecodeError
-from airflow_provider_cdc.sources.kernel import Bytes, Int32s, Int64s, bytes_of, kernel, load8, load16be, load32be
 from airflow_provider_cdc.sources.located import ALL_GOOD, NULL, Located
 from airflow_provider_cdc.sources.postgres.decode.columns import finish
 from airflow_provider_cdc.sources.postgres.decode.image_cells import image_array

@@ -9,8 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_cdc.errors import DecodeError
-from airflow_provider_cdc.sources.kernel import (
+from airflow_provider_cdc.core.kernel import (
     Bytes,
     Int32s,
     Int64s,
@@ -26,6 +25,7 @@ from airflow_provider_cdc.sources.kernel import (
     store32,
     store64,
 )
+from airflow_provider_cdc.errors import DecodeError
 from airflow_provider_cdc.sources.located import ALL_GOOD, LARGEST, OVERRUN, Located, copy_values
 from airflow_provider_cdc.sources.postgres.decode.columns import NO_NUMBER
 from airflow_provider_cdc.sources.postgres.decode.image_cells import texts

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 import numpy as np
 import psycopg
 
+from airflow_provider_cdc.core.kernel import Bytes, Int64s
 from airflow_provider_cdc.errors import DecodeError
-from airflow_provider_cdc.sources.kernel import Bytes, Int64s
 from airflow_provider_cdc.sources.postgres.decode import packets
 from airflow_provider_cdc.sources.postgres.session import Connection, query
 

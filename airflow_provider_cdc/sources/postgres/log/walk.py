@@ -13,7 +13,7 @@ Formats: https://www.postgresql.org/docs/current/protocol-logicalrep-message-for
 
 from __future__ import annotations
 
-from airflow_provider_cdc.sources.kernel import (
+from airflow_provider_cdc.core.kernel import (
     Bytes,
     Int32s,
     Int64s,

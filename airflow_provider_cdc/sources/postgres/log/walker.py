@@ -12,6 +12,7 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
+from airflow_provider_cdc.core.kernel import Bytes, Int32s, Int64s, bytes_of, kernel
 from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.errors import (
@@ -23,7 +24,6 @@ from airflow_provider_cdc.errors import (
     UnknownEvent,
 )
 from airflow_provider_cdc.sources.base import TrackedTable
-from airflow_provider_cdc.sources.kernel import Bytes, Int32s, Int64s, bytes_of, kernel
 from airflow_provider_cdc.sources.netting import NetChange
 from airflow_provider_cdc.sources.postgres.log import pgoutput, walk_state
 from airflow_provider_cdc.sources.postgres.log.walk import find_relation, walk

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import airflow_provider_cdc
-from airflow_provider_cdc.sources.kernel import Bytes, Int64s, copy_bytes, kernel, load_be, load_le, multiply_add_128
+from airflow_provider_cdc.core.kernel import Bytes, Int64s, copy_bytes, kernel, load_be, load_le, multiply_add_128
 
 USE = """
 import sys
@@ -61,7 +61,7 @@ def test_code_made_of_other_sources_is_not_run(package_zip: Path, tmp_path: Path
     with zipfile.ZipFile(package_zip) as source, zipfile.ZipFile(changed, "w") as target:
         for name in source.namelist():
             # A module that the kernel's own module imports.
-            more = b"# changed" if name.endswith("sources/kernel.py") else b""
+            more = b"# changed" if name.endswith("core/kernel.py") else b""
             target.writestr(name, source.read(name) + more)
     home = {"HOME": str(tmp_path), "NUMBA_CACHE_DIR": str(tmp_path / "cache")}
     assert run(package_zip, **home) == "hits 0"

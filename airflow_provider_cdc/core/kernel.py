@@ -21,7 +21,7 @@ from llvmlite import ir
 from numba.core import cgutils, types
 from numba.extending import intrinsic
 
-from airflow_provider_cdc.sources.kernel_cache import digest
+from airflow_provider_cdc.core.kernel_cache import digest
 
 Bytes = npt.NDArray[np.uint8]
 Int32s = npt.NDArray[np.int32]
