@@ -12,7 +12,7 @@ from airflow_provider_cdc.sources.base import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from airflow_provider_cdc.sources.mysql.session import query
 from harness.mysql_server import MysqlServer
-from tests.sources.mysql.log_reading import LogReading, key
+from tests.sources.mysql.log.reading import LogReading, key
 
 SESSIONS = [
     "sql_mode = 'ALLOW_INVALID_DATES', time_zone = '+00:00'",

@@ -11,8 +11,8 @@ import pytest
 from airflow_provider_cdc.core.table import Table
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published
-from tests.sources.mysql.row_images import RowsEvent, describe, logged, settings
-from tests.sources.mysql.test_images import decode, same, select, split
+from tests.sources.mysql.decode.reading import decode, same, select, split
+from tests.sources.mysql.decode.row_images import RowsEvent, describe, logged, settings
 from tests.sources.mysql.values import CASES, create_table, rows_of
 
 if TYPE_CHECKING:

@@ -12,8 +12,8 @@ from airflow_provider_cdc.core.table import Column
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.sources.mysql.types import VECTOR, ColumnType, arrow_schema, unsupported, unsupported_key
 from harness.mysql_server import MysqlServer
-from tests.sources.mysql.row_images import describe
-from tests.sources.mysql.test_images import select
+from tests.sources.mysql.decode.reading import select
+from tests.sources.mysql.decode.row_images import describe
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from airflow_provider_cdc.sources.delta import delta_batches
 from airflow_provider_cdc.sources.postgres.decode.images import decode_images
 from airflow_provider_cdc.sources.postgres.log import pgoutput, walk_state
 from airflow_provider_cdc.sources.postgres.log.walker import LogWalker
-from tests.sources.mysql.guarded import guarded
+from tests.sources.guarded import guarded
 from tests.sources.postgres.messages import begin, change, commit, relation, truncate, tuple_data
 
 INT4, TEXT = 23, 25

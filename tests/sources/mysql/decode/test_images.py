@@ -10,7 +10,6 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_cdc.core.kernel import bytes_of
-from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import DecodeError, ValueNotRepresentable
 from airflow_provider_cdc.sources.base import with_policy
 from airflow_provider_cdc.sources.mysql.decode.images import (
@@ -20,17 +19,15 @@ from airflow_provider_cdc.sources.mysql.decode.images import (
     image_layout,
     skip_image,
 )
-from airflow_provider_cdc.sources.mysql.decode.rows import StatementReader
-from airflow_provider_cdc.sources.mysql.session import session
 from harness.mysql_server import MysqlServer
-from tests.sources.mysql.guarded import guarded
-from tests.sources.mysql.row_images import (
+from tests.sources.guarded import guarded
+from tests.sources.mysql.decode.reading import decode, same, select, split
+from tests.sources.mysql.decode.row_images import (
     DELETE_ROWS,
     UPDATE_ROWS,
     WRITE_ROWS,
     describe,
     logged,
-    settings,
 )
 from tests.sources.mysql.values import (
     CASES,
@@ -45,43 +42,6 @@ from tests.sources.mysql.values import (
 )
 
 GROUPS = [CASES[start : start + 45] for start in range(0, len(CASES), 45)]
-
-
-def select(server: MysqlServer, table: Table) -> pa.Table:
-    with session(settings(server), reading=True) as connection, StatementReader(connection, table) as reader:
-        batches = []
-        for batch in reader.read("", ()):
-            if reader.odd:
-                raise reader.odd[0].error
-            batches.append(batch)
-        return pa.Table.from_batches(batches, reader.schema)
-
-
-def decode(table: Table, images: list[bytes]) -> pa.Table:
-    return pa.Table.from_batches([decode_images(table, pa.array(images, pa.binary()))])
-
-
-def split(table: Table, body: bytes) -> list[bytes]:
-    layout = image_layout(table)
-    data, images, position = np.frombuffer(body, np.uint8), [], 0
-    while position < len(body):
-        end = skip_image(
-            data, position, len(body), layout.prefixes, layout.widths, layout.slots, np.zeros(2 * layout.keys, np.int64)
-        )
-        assert end > position
-        images.append(body[position:end])
-        position = end
-    return images
-
-
-def same(left: pa.Table, right: pa.Table) -> bool:
-    """Equality of bits: Arrow's own takes -0.0 for 0.0."""
-    assert left.schema.equals(right.schema)
-    return all(
-        same_bits(mine, theirs)
-        for name in left.column_names
-        for mine, theirs in zip(left[name].to_pylist(), right[name].to_pylist(), strict=True)
-    )
 
 
 @pytest.mark.parametrize("cases", GROUPS, ids=lambda cases: cases[0].declaration.split("(")[0])

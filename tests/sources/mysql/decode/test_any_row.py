@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 
 from airflow_provider_cdc.sources.base import with_policy
 from harness.mysql_server import MysqlServer
-from tests.sources.mysql import other_reader
-from tests.sources.mysql.row_images import describe, logged, logged_by
-from tests.sources.mysql.test_images import same, split
-from tests.sources.mysql.test_unrepresentable import decode, holds, select
+from tests.sources.mysql.decode import other_reader
+from tests.sources.mysql.decode.policies import decode, holds, select
+from tests.sources.mysql.decode.reading import same, split
+from tests.sources.mysql.decode.row_images import describe, logged, logged_by
 from tests.sources.mysql.values import from_driver, independent, same_bits
 
 _MICRO = datetime.timedelta(microseconds=1)

@@ -15,8 +15,8 @@ from airflow_provider_cdc.errors import ValueNotRepresentable
 from airflow_provider_cdc.sources.mysql.charsets import CHARSETS, bytes_per_character, is_ambiguous
 from airflow_provider_cdc.sources.mysql.decode.text import to_utf8
 from harness.mysql_server import MysqlServer
-from tests.sources.mysql.row_images import describe, logged_by
-from tests.sources.mysql.test_images import decode, select, split
+from tests.sources.mysql.decode.reading import decode, select, split
+from tests.sources.mysql.decode.row_images import describe, logged_by
 
 LEGACY = [name for name, charset in CHARSETS.items() if charset.unit == 1 and charset.codec != "utf-8"]
 UNICODE = [name for name in CHARSETS if name not in LEGACY and name != "ascii"]

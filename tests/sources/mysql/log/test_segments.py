@@ -14,7 +14,7 @@ from airflow_provider_cdc.errors import ConfigurationError, LogGone, PositionErr
 from airflow_provider_cdc.sources.base import ConnectionSettings, LogSegment
 from airflow_provider_cdc.sources.mysql.log.segments import log_segments, open_segment
 from harness.mysql_server import MysqlServer
-from tests.sources.mysql.log_reading import LogReading, executed, key, log_end, settings
+from tests.sources.mysql.log.reading import LogReading, executed, key, log_end, settings
 
 Connection: TypeAlias = "pymysql.Connection[Any]"
 

@@ -11,7 +11,7 @@ import pytest
 
 from airflow_provider_cdc.errors import ImageNotWhole
 from harness.mysql_server import MysqlServer
-from tests.sources.mysql.log_reading import LogReading, executed, key
+from tests.sources.mysql.log.reading import LogReading, executed, key
 
 Connection: TypeAlias = "pymysql.Connection[Any]"
 

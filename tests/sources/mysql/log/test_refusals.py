@@ -17,7 +17,7 @@ from airflow_provider_cdc.sources.base import LogSegment, SegmentSummary
 from airflow_provider_cdc.sources.mysql.log import events
 from airflow_provider_cdc.sources.mysql.log.walker import LogWalker
 from harness.mysql_server import MysqlServer
-from tests.sources.mysql.log_reading import LogReading, log_end
+from tests.sources.mysql.log.reading import LogReading, log_end
 
 Connection: TypeAlias = "pymysql.Connection[Any]"
 

@@ -16,7 +16,7 @@ from airflow_provider_cdc.sources.base import with_policy
 from airflow_provider_cdc.sources.mysql.log.names import alike
 from harness.mysql_binaries import find_mysql
 from harness.mysql_server import MysqlServer
-from tests.sources.mysql.log_reading import LogReading, executed, key
+from tests.sources.mysql.log.reading import LogReading, executed, key
 
 Connection: TypeAlias = "pymysql.Connection[Any]"
 

@@ -35,8 +35,8 @@ from airflow_provider_cdc.sources.mysql.schema import read_tables
 from airflow_provider_cdc.sources.mysql.session import Connection, session, value
 from airflow_provider_cdc.sources.mysql.types import column_types
 from harness.mysql_server import MysqlServer
-from tests.sources.mysql.guarded import guarded
-from tests.sources.mysql.row_images import describe, settings
+from tests.sources.guarded import guarded
+from tests.sources.mysql.decode.row_images import describe, settings
 from tests.sources.mysql.values import CASES, UNREPRESENTABLE, Case, create_table, rows_of
 
 NUMBERS = "WITH RECURSIVE n AS (SELECT 1 i UNION ALL SELECT i + 1 FROM n WHERE i < 1000) SELECT"
@@ -267,7 +267,7 @@ def test_reading_imports_no_pandas(mysql: MysqlServer, schema: str) -> None:
     mysql.query(f"CREATE TABLE {schema}.t (id int PRIMARY KEY, e enum('a'), s set('b'), d datetime, v text)")
     mysql.query(f"INSERT INTO {schema}.t VALUES (1, 'a', 'b', '2024-01-01', 'x')")
     code = (
-        "import sys; from tests.sources.mysql.test_rows import read_once;"
+        "import sys; from tests.sources.mysql.decode.test_rows import read_once;"
         f"read_once({mysql.port}, {schema!r}); sys.exit('pandas' in sys.modules)"
     )
     subprocess.run(

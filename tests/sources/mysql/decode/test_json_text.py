@@ -22,7 +22,7 @@ from airflow_provider_cdc.errors import DecodeError, ValueNotRepresentable
 from airflow_provider_cdc.sources.mysql.decode import json_text as module
 from airflow_provider_cdc.sources.mysql.decode.json_text import json_text, json_texts
 from harness.mysql_server import MysqlServer
-from tests.sources.mysql import json_reference
+from tests.sources.mysql.decode import json_reference
 
 WRITE_ROWS, UPDATE_ROWS = 30, 31
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import datetime
 import decimal
 import re
-from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -23,16 +22,15 @@ from airflow_provider_cdc.sources.base import with_policy
 from airflow_provider_cdc.sources.located import Located
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from airflow_provider_cdc.sources.mysql.decode.columns import finish
-from airflow_provider_cdc.sources.mysql.decode.images import decode_images, expected_table_map
+from airflow_provider_cdc.sources.mysql.decode.images import expected_table_map
 from airflow_provider_cdc.sources.mysql.decode.row_cells import row_cells
-from airflow_provider_cdc.sources.mysql.decode.rows import StatementReader
-from airflow_provider_cdc.sources.mysql.session import session
 from airflow_provider_cdc.sources.mysql.types import ColumnType, arrow_schema
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published
-from tests.sources.mysql.guarded import guarded
-from tests.sources.mysql.row_images import UPDATE_ROWS, describe, logged, settings
-from tests.sources.mysql.test_images import same, split
+from tests.sources.guarded import guarded
+from tests.sources.mysql.decode.policies import decode, holds, select
+from tests.sources.mysql.decode.reading import same, split
+from tests.sources.mysql.decode.row_images import UPDATE_ROWS, describe, logged, settings
 from tests.sources.mysql.values import UNREPRESENTABLE as CASES
 from tests.sources.mysql.values import create_table, rows_of
 
@@ -42,19 +40,6 @@ if TYPE_CHECKING:
 
 def policed(server: MysqlServer, schema: str, policy: str) -> Table:
     return with_policy(describe(server, schema, "t"), policy)
-
-
-def select(server: MysqlServer, table: Table) -> tuple[pa.Table, dict[str, int]]:
-    with session(settings(server), reading=True) as connection, StatementReader(connection, table) as reader:
-        rows = pa.Table.from_batches(reader.read("", ()), reader.schema)
-        return rows, reader.nulled
-
-
-def decode(table: Table, images: Sequence[bytes]) -> tuple[pa.Table, dict[str, int]]:
-    nulled: dict[str, int] = {}
-    batch = decode_images(table, pa.array(images, pa.binary()), nulled)
-    batch.validate(full=True)
-    return pa.Table.from_batches([batch]), nulled
 
 
 def fill(server: MysqlServer, schema: str) -> list[bytes]:
@@ -90,21 +75,6 @@ def test_as_text_every_value_is_what_the_server_prints(mysql: MysqlServer, schem
     assert same(decode(table, both[1::2])[0], selected)
     assert same(decode(table, both[::2])[0].drop_columns("id"), selected.drop_columns("id"))
     assert nulled == also_nulled == {}
-
-
-def holds(kind: pa.DataType, text: str | None) -> Any:
-    """The value that Arrow can hold of a text, by Python's own types; None if there is none."""
-    if text is None:
-        return None
-    if pa.types.is_decimal(kind):
-        number = decimal.Decimal(text)
-        digits = str(int(number.scaleb(kind.scale, decimal.Context(prec=80)))).lstrip("-")
-        return number if len(digits) <= 38 else None
-    try:
-        moment = datetime.datetime.fromisoformat(text)
-    except ValueError:
-        return None
-    return moment.date() if pa.types.is_date(kind) else moment
 
 
 def test_as_null_only_what_arrow_cannot_hold_is_lost_and_all_of_it_is_counted(mysql: MysqlServer, schema: str) -> None:
