@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_cdc import errors
+from harness.documents import PARTS, written
 
 ROOT = Path(__file__).resolve().parents[1]
 DOCS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
@@ -32,3 +33,13 @@ def test_links_between_the_documents_lead_somewhere(page: Path) -> None:
             headings = re.findall(r"^#+ (.*)$", linked.read_text(), re.MULTILINE)
             slugs = {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
             assert anchor.removeprefix("#") in slugs, f"{target}{anchor} in {page.name}"
+
+
+@pytest.mark.parametrize("page", sorted(ROOT.glob("docs/*.md")), ids=lambda page: page.name)
+def test_what_is_generated_is_what_the_code_says(page: Path) -> None:
+    assert page.read_text() == written(page.read_text()), "run dev/docs"
+
+
+def test_every_part_that_can_be_generated_has_its_place() -> None:
+    text = "".join(page.read_text() for page in ROOT.glob("docs/*.md"))
+    assert sorted(re.findall("<!-- generated: (.*) -->", text)) == sorted(PARTS)

@@ -20,6 +20,7 @@ from typing import Any
 
 from airflow_provider_cdc.core import records
 from airflow_provider_cdc.core.head import source_of
+from airflow_provider_cdc.core.options import StepOptions
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import ManifestError
@@ -74,9 +75,8 @@ class Commit:
 class Manifest:
     """The record of one run.
 
-    ``steps`` maps a finished step's task_id to what it found; JSON only. ``options`` are the run's settings that later
-    steps need. ``identity`` is the source's, as ``Source.record_initial`` gave it; ``source_conn_id`` names the
-    connection to it. It holds no secret.
+    ``steps`` maps a finished step's task_id to what it found; JSON only. ``identity`` is the source's, as
+    ``Source.record_initial`` gave it; ``source_conn_id`` names the connection to it. It holds no secret.
     """
 
     run_id: str
@@ -86,7 +86,7 @@ class Manifest:
     identity: dict[str, str]
     created_at: str
     tables: list[RunTable]
-    options: dict[str, Any] = field(default_factory=dict)
+    options: StepOptions = field(default_factory=StepOptions)
     steps: dict[str, dict[str, Any]] = field(default_factory=dict)
     source_conn_id: str = ""
     generation: int = 1
@@ -131,7 +131,7 @@ class Manifest:
             "identity": self.identity,
             "created_at": self.created_at,
             "tables": [table.to_json() for table in self.tables],
-            "options": self.options,
+            "options": asdict(self.options),
         }
         self.digest = records.digest_of(data)
         run.create_json(FILE if self.generation == 1 else f"manifest-{self.generation}.json", data)
@@ -260,7 +260,7 @@ class _Core:
     initial_position: str
     identity: dict[str, str]
     created_at: str
-    options: dict[str, Any]
+    options: StepOptions
     source_conn_id: str = ""
 
 

@@ -1,15 +1,188 @@
-"""What a run may be asked to do."""
+"""Every option of a run, each declared once.
+
+A field that is made by `option` is an option: its name, type and default are those of the field, and the rest of the
+declaration says what it accepts and what it does. All else follows: the arguments of the operators, the params of the
+DAGs that come with the package, the checks and messages of preflight, what the manifest holds, and the table in
+``docs/options.md``. Only `SnapshotTaskGroup` spells its arguments out, so that editors complete them; a test compares
+them with these.
+
+To add an option, declare it here and use it: in `TableOptions` if it is about how tables are read and published, in
+`StepOptions` if steps after preflight need it, and in `RunOptions` otherwise.
+"""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from functools import cache
+from typing import Any, TypeVar, get_type_hints
+
+from airflow_provider_cdc.errors import PreflightError, Problem
+
+Options = TypeVar("Options")
 
 CONSISTENCIES = ("auto", "watermark", "lock", "exported")
-
 UNREPRESENTABLE = ("error", "null", "string")
-"""What to do with values that no Arrow type holds (a zero date, a DECIMAL of 65 digits, an infinite timestamp): stop,
-publish null, or publish the column as the text that the source prints. ``null`` stops, too, where the value is part of
-what tells rows apart: in a key column, and in every column of a keyless table."""
+ON_TABLE_ERROR = ("fail", "skip")
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """What values an option accepts.
+
+    ``what`` completes "… is not …"; ``schema`` is the same as JSON schema, for a form.
+    """
+
+    what: str
+    holds: Callable[[Any], bool]
+    schema: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option, as it is declared.
+
+    ``default`` is `MISSING` where a value has to be given. ``type`` is the type of a checked value. ``argument`` is the
+    name that an operator's argument has for it. ``only`` names the one kind of source that it is for, if it is for one.
+    ``secret``: people put secrets there, so its value is never shown. ``in_form``: the DAGs that come with the package
+    have a param for it, called ``title``. ``fixed``: the DAG's author sets it, and it is no template.
+    """
+
+    name: str
+    type: Any
+    default: Any
+    accepts: Accepted
+    help: str
+    example: str
+    argument: str
+    only: str
+    secret: bool
+    in_form: bool
+    title: str
+    fixed: bool
+
+    @property
+    def required(self) -> bool:
+        return self.default is MISSING
+
+    def check(self, value: Any) -> Problem | None:
+        """What is wrong with ``value``; None if nothing is."""
+        if self.accepts.holds(value):
+            return None
+        shown = f"a value of type {type(value).__name__}" if value and self.secret else repr(value)
+        return Problem(f"parameter {self.argument}", f"{shown} is not {self.accepts.what}", f"give {self.example}")
+
+
+def option(
+    default: Any = MISSING,
+    *,
+    accepts: Accepted,
+    help: str,
+    example: str,
+    name: str = "",
+    argument: str = "",
+    only: str = "",
+    secret: bool = False,
+    title: str = "",
+    fixed: bool = False,
+) -> Any:
+    """Declare an option; see `Option`. ``name`` is for those that users know by another name than the field's."""
+    declared = {
+        "accepts": accepts,
+        "help": help,
+        "example": example,
+        "name": name,
+        "argument": argument,
+        "only": only,
+        "secret": secret,
+        "title": title,
+        "in_form": bool(title),
+        "fixed": fixed,
+    }
+    if default is MISSING:
+        return field(metadata={"option": declared})
+    return field(default=default, metadata={"option": declared})
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and bool(value) and all(map(_is_text, value))
+
+
+def _are_texts_or_none(value: Any) -> bool:
+    return value is None or (isinstance(value, (list, tuple)) and all(map(_is_text, value)))
+
+
+def _are_properties(value: Any) -> bool:
+    return value is None or (isinstance(value, Mapping) and all(map(_is_text, value)))
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def one_of(choices: Sequence[str]) -> Accepted:
+    """One of some words."""
+    return Accepted(
+        f"one of {', '.join(choices)}",
+        lambda value: isinstance(value, str) and value in choices,
+        {"type": "string", "enum": list(choices)},
+    )
+
+
+_TEXT = {"type": "string", "minLength": 1}
+CONNECTION = Accepted("the id of a connection", _is_text, _TEXT)
+URI = Accepted("a URI", _is_text, _TEXT)
+TABLE_NAMES = Accepted(
+    "a list of table names",
+    _are_texts,
+    {"type": "array", "items": {"type": "string", "minLength": 3}, "minItems": 1},
+)
+PATTERNS = Accepted("a list of patterns, or nothing", _are_texts_or_none, {"type": ["array", "null"]})
+PROPERTIES = Accepted("an object of Spark properties", _are_properties, {"type": ["object", "null"]})
+COUNT = Accepted("a whole number above 0", _is_count, {"type": "integer", "minimum": 1})
+WHOLE_SECONDS = Accepted("a whole number of seconds above 0", _is_count, {"type": "integer", "minimum": 1})
+SECONDS = Accepted("a number of seconds", _is_time, {"type": "number", "minimum": 0})
+FLAG = Accepted("true or false", _is_flag, {"type": "boolean"})
+
+
+@dataclass(frozen=True)
+class TableOptions:
+    """How tables are read and published.
+
+    ``unrepresentable``, where it is ``null``, stops the run where the value is part of what tells rows apart: in a key
+    column, and in every column of a keyless table.
+    """
+
+    consistency: str = option(
+        "auto",
+        accepts=one_of(CONSISTENCIES),
+        title="Consistency",
+        help="How the tables are read. `watermark`: no lock, chunks at any time, needs a key. `lock` (MySQL): a lock "
+        "of milliseconds, then one transaction. `exported` (PostgreSQL): all tasks read in one exported snapshot. "
+        "`auto`: `watermark`, and `lock` or `exported` for tables without a key.",
+        example="auto, unless you know better",
+    )
+    unrepresentable: str = option(
+        "error",
+        accepts=one_of(UNREPRESENTABLE),
+        title="Values without an Arrow type",
+        help="What becomes of values that no Arrow type holds, such as `0000-00-00` or `infinity`: `error` stops if "
+        "one survives, `null` publishes null and counts them, `string` publishes such columns as text.",
+        example="error, unless you know better",
+    )
 
 
 @dataclass(frozen=True)
@@ -20,8 +193,187 @@ class LockPolicy:
     ``slot_wait_seconds`` is how long a replication slot may wait for transactions that write: nobody waits for it.
     """
 
-    wait_seconds: int = 5
-    tries: int = 12
-    pause_seconds: float = 2.0
-    through_read: bool = False
-    slot_wait_seconds: int = 600
+    wait_seconds: int = option(
+        5,
+        name="lock_wait_seconds",
+        accepts=WHOLE_SECONDS,
+        help="Seconds that one try to take a lock may keep others waiting.",
+        example="a number such as 5",
+    )
+    tries: int = option(
+        12,
+        name="lock_tries",
+        accepts=COUNT,
+        help="How often a lock is tried.",
+        example="a number such as 12",
+    )
+    pause_seconds: float = option(
+        2.0,
+        name="lock_pause_seconds",
+        accepts=SECONDS,
+        help="Seconds between two tries.",
+        example="a number such as 2",
+    )
+    through_read: bool = option(
+        False,
+        name="lock_through_read",
+        accepts=FLAG,
+        only="mysql",
+        help="Keep the lock until the table is read, for servers whose read views need that.",
+        example="true or false",
+    )
+    slot_wait_seconds: int = option(
+        600,
+        accepts=WHOLE_SECONDS,
+        only="postgres",
+        help="Seconds that the slot may wait for transactions that write; nobody waits for it.",
+        example="a number such as 600",
+    )
+
+
+@dataclass(frozen=True)
+class StepOptions:
+    """What the steps after preflight go by. The manifest holds it."""
+
+    chunk_rows: int = option(
+        100_000,
+        accepts=COUNT,
+        title="Rows per chunk",
+        help="Rows that one statement reads, about; raised where a table would have more than 10,000 chunks, or a run "
+        "more than 50,000.",
+        example="a number such as 100000",
+    )
+    chunk_pause: float = option(
+        0.0,
+        accepts=SECONDS,
+        help="Seconds that a reader rests after each chunk, to spare the source; below 900.",
+        example="a number such as 0 or 0.5",
+    )
+    lock: LockPolicy = field(default_factory=LockPolicy)
+    keep_slot: bool = option(
+        False,
+        accepts=FLAG,
+        only="postgres",
+        title="Keep the slot",
+        help="Leave the publication and the slot there when the run is published, to stream on from `initial_lsn`. "
+        "Whoever asks for it has to drop them.",
+        example="true or false",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunOptions:
+    """What one run is asked to do. `checked` makes one."""
+
+    source_conn_id: str = option(
+        accepts=CONNECTION,
+        title="Source",
+        help="Connection to the source, of type `cdc_mysql`, `cdc_postgres`, `mysql` or `postgres`.",
+        example="text such as cdc_mysql",
+    )
+    tables: Sequence[str] = option(
+        accepts=TABLE_NAMES,
+        title="Tables",
+        help="The tables as `schema.table`; `*` matches any run of characters in either part, and a pattern that "
+        "begins with `!` leaves out what those before it named (`!shop._*_gho`). A part in double quotes is taken "
+        "literally, dots and stars included.",
+        example='a list such as ["shop.orders", "shop.order_*"]',
+    )
+    target: str = option(
+        accepts=URI,
+        title="Target",
+        secret=True,
+        help="The folder to publish in, as an absolute path or a URI (`file:///…`, `s3://…`, `gs://…`, `abfs://…`, "
+        "`hdfs://…`) without query, fragment or user info; Airflow and Spark must both reach it. `{source}` in it "
+        "stands for `source_conn_id`: a folder has the copies of one source.",
+        example="a URI such as file:///data/lake or s3://bucket/lake",
+    )
+    table: TableOptions = field(default_factory=TableOptions)
+    spark_conn_id: str = option(
+        "spark_default",
+        accepts=CONNECTION,
+        title="Spark",
+        help="Connection to Spark: local, standalone, or any cluster in client mode.",
+        example="text such as spark_default",
+    )
+    spark_conf: Mapping[str, Any] | None = option(
+        None,
+        argument="conf",
+        accepts=PROPERTIES,
+        secret=True,
+        help="Spark properties. They show in the process list: no secrets.",
+        example='an object such as {"spark.executor.cores": "2"}',
+    )
+    steps: StepOptions = field(default_factory=StepOptions)
+
+
+@dataclass(frozen=True)
+class AuthorOptions:
+    """What a DAG's author decides, whoever triggers its runs."""
+
+    source_conn_ids: Sequence[str] | None = option(
+        None,
+        accepts=PATTERNS,
+        fixed=True,
+        help="The connections that `source_conn_id` may name, `*` for any run of characters; None: any. Whoever may "
+        "trigger a DAG fills its params, but the tasks have Airflow's rights: give this and `targets` where "
+        "`source_conn_id` or `target` is a template.",
+        example='a list such as ["cdc_*"]',
+    )
+    targets: Sequence[str] | None = option(
+        None,
+        accepts=PATTERNS,
+        fixed=True,
+        help="The folders in which, or below which, `target` may lie, compared part by part; `*` stands for any run of "
+        "characters in a part, `*` alone for any target; None: any.",
+        example='a list such as ["s3://bucket/lake"]',
+    )
+    strict_conf: bool = option(
+        False,
+        accepts=FLAG,
+        fixed=True,
+        help="Refuse DAG runs whose conf has keys that are no params of the DAG: a misspelt one is otherwise ignored.",
+        example="true or false",
+    )
+
+
+@cache
+def declared(kind: type[Any] = RunOptions) -> tuple[Option, ...]:
+    """The options that ``kind``, one of the classes here, consists of, in their order."""
+    return tuple(_walk(kind))
+
+
+def checked(values: Mapping[str, Any]) -> RunOptions:
+    """The options of a run.
+
+    :param values: by the name of the operator's argument (`Option.argument`); every option is there.
+    :raises PreflightError: naming every option whose value is not what it should be.
+    """
+    problems = [problem for one in declared() if (problem := one.check(values[one.argument])) is not None]
+    if problems:
+        raise PreflightError(problems)
+    made: RunOptions = _made(RunOptions, {one.name: values[one.argument] for one in declared()})
+    return made
+
+
+def _walk(kind: type[Any]) -> Iterator[Option]:
+    types = get_type_hints(kind)
+    for one in fields(kind):
+        if is_dataclass(types[one.name]):
+            yield from _walk(types[one.name])
+        else:
+            facts = one.metadata["option"]
+            name = facts["name"] or one.name
+            argument = facts["argument"] or name
+            yield Option(**{**facts, "name": name, "argument": argument}, type=types[one.name], default=one.default)
+
+
+def _made(kind: type[Options], values: Mapping[str, Any]) -> Options:
+    types = get_type_hints(kind)
+    arguments = {
+        one.name: _made(types[one.name], values)
+        if is_dataclass(types[one.name])
+        else values[one.metadata["option"]["name"] or one.name]
+        for one in fields(kind)  # type: ignore[arg-type]
+    }
+    return kind(**arguments)

@@ -81,7 +81,7 @@ def consolidate(spark: SparkSession, run: Storage, settings: ConnectionSettings)
     manifest = Manifest.load(run)
     _announce(run, manifest, found)
     clean(run)
-    if not manifest.options.get("keep_slot", False):
+    if not manifest.options.keep_slot:
         _release(settings, manifest)
     return found
 

@@ -15,7 +15,6 @@ from airflow_provider_cdc.jobs.step import naming
 from airflow_provider_cdc.sinks.parquet import FILE_BYTES
 from airflow_provider_cdc.sources.base import Source
 
-CHUNK_ROWS = 100_000
 PARTS_PER_SLOT = 4
 SMALLEST_PART_BYTES = 8 * 2**20
 """Below this a task's own cost weighs more than what another core could save."""

@@ -23,7 +23,7 @@ from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import SourceUnavailable, TransientError
 from airflow_provider_cdc.jobs.key_order import KeyExtents, check_key_order
 from airflow_provider_cdc.jobs.nulled import add_nulled, say_nulled
-from airflow_provider_cdc.jobs.parts import CHUNK_ROWS, Part, bundle, cut
+from airflow_provider_cdc.jobs.parts import Part, bundle, cut
 from airflow_provider_cdc.jobs.patience import Patience, persist
 from airflow_provider_cdc.jobs.progress import Progress, say, table
 from airflow_provider_cdc.jobs.step import Plan, Step, run_step
@@ -165,7 +165,7 @@ def _snapshot(step: Step) -> dict[str, Any]:
     run = step.run
     # What is over already needs no read of hours to be found out.
     persist("snapshot: check the tables", lambda: step.source.check_tables([entry.table for entry in step.tables]))
-    chunk_rows = step.manifest.options.get("chunk_rows", CHUNK_ROWS)
+    chunk_rows = step.manifest.options.chunk_rows
     plan = step.plan(PLAN, lambda: [part.to_json() for part in cut(step.source, step.tables, chunk_rows, step.slots)])
     with decoding(run.uri_of(PLAN)):
         parts = [Part.from_json(order) for order in plan.orders]
@@ -255,7 +255,7 @@ def _read_missing(
     weights = {part.number: part.weight for part in missing}
     progress = Progress("snapshot", "chunks", chunks, sum(weights.values()))
     options = step.manifest.options
-    lock, pause = LockPolicy(**options.get("lock", {})), options.get("chunk_pause", 0.0)
+    lock, pause = options.lock, options.chunk_pause
 
     def done(record: PartRecord) -> None:
         records[record.part] = record

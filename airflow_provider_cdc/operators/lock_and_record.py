@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowException
 
+from airflow_provider_cdc.core import records
 from airflow_provider_cdc.core.manifest import Manifest, RunTable
-from airflow_provider_cdc.core.options import LockPolicy
+from airflow_provider_cdc.core.options import StepOptions
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import ConfigurationError, LogGone
 from airflow_provider_cdc.hooks import open_hook
@@ -110,7 +111,8 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
             raise AirflowException("killed while the initial position was being recorded")
 
     def _record(self, run: Storage, run_id: str, source: Source, plans: Sequence[TablePlan]) -> Manifest:
-        initial = source.record_initial(plans, LockPolicy(**self.options["lock"]), run_id)
+        options = records.decode(StepOptions, self.options, "XCom options of preflight")
+        initial = source.record_initial(plans, options.lock, run_id)
         by_name = {plan.name: plan for plan in plans}
         manifest = Manifest(
             run_id=run_id,
@@ -123,7 +125,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
             tables=[
                 RunTable(table, by_name[table.name].consistency, by_name[table.name].reason) for table in initial.tables
             ],
-            options=dict(self.options),
+            options=options,
         )
         # Another try of this task, thought dead, may have been quicker, and chunks may have been read since: rows read
         # before a position must never be rewound to it.

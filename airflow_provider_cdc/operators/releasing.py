@@ -50,7 +50,7 @@ class ReleasingOperator(BaseOperator):
                 open_source(settings).release({}, run.uri.rstrip("/").rpartition("/")[2])
                 return
             manifest = Manifest.load(run)
-            if "consolidate" in manifest.steps and manifest.options.get("keep_slot", False):
+            if "consolidate" in manifest.steps and manifest.options.keep_slot:
                 return
             open_source(settings).release(manifest.identity)
         except Exception as error:

@@ -9,6 +9,7 @@ from typing import Any
 
 from airflow.providers.common.compat.sdk import TaskGroup, XComArg
 
+from airflow_provider_cdc.core.options import declared
 from airflow_provider_cdc.operators.consolidate import ConsolidateOperator
 from airflow_provider_cdc.operators.extract_delta import ExtractDeltaOperator
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
@@ -33,32 +34,40 @@ class SnapshotTaskGroup(TaskGroup):
     type of the connection when the tasks run. Transient errors are retried twice, unless the ``default_args`` of the
     DAG or the group say otherwise; errors that a retry cannot fix fail the task at once.
 
-    :param source_conn_id: connection to the source, of type ``cdc_mysql``, ``cdc_postgres``, ``mysql`` or ``postgres``.
-    :param tables: the tables as ``schema.table``; ``*`` matches any run of characters in either part, and a pattern
-        that begins with ``!`` leaves out what those before it named (``!shop._*_gho``).
-    :param target: URI of the folder to publish in, such as ``s3://bucket/lake``; Airflow and Spark must both reach it.
+    :param source_conn_id: Connection to the source, of type ``cdc_mysql``, ``cdc_postgres``, ``mysql`` or
+        ``postgres``.
+    :param tables: The tables as ``schema.table``; ``*`` matches any run of characters in either part, and a pattern
+        that begins with ``!`` leaves out what those before it named (``!shop._*_gho``). A part in double quotes is
+        taken literally, dots and stars included.
+    :param target: The folder to publish in, as an absolute path or a URI (``file:///…``, ``s3://…``, ``gs://…``,
+        ``abfs://…``, ``hdfs://…``) without query, fragment or user info; Airflow and Spark must both reach it.
         ``{source}`` in it stands for ``source_conn_id``: a folder has the copies of one source.
-    :param consistency: how the tables are read: ``watermark``, ``lock`` or ``exported``; ``auto`` picks per table.
-    :param unrepresentable: what becomes of values that no Arrow type holds (a zero date, a DECIMAL of 65 digits):
-        ``error`` stops, ``null`` publishes null and counts them, ``string`` publishes such columns as text.
-    :param spark_conn_id: connection to Spark.
+    :param consistency: How the tables are read. ``watermark``: no lock, chunks at any time, needs a key. ``lock``
+        (MySQL): a lock of milliseconds, then one transaction. ``exported`` (PostgreSQL): all tasks read in one
+        exported snapshot. ``auto``: ``watermark``, and ``lock`` or ``exported`` for tables without a key.
+    :param unrepresentable: What becomes of values that no Arrow type holds, such as ``0000-00-00`` or ``infinity``:
+        ``error`` stops if one survives, ``null`` publishes null and counts them, ``string`` publishes such columns
+        as text.
+    :param spark_conn_id: Connection to Spark: local, standalone, or any cluster in client mode.
     :param spark_conf: Spark properties. They show in the process list: no secrets.
-    :param chunk_rows: rows that one statement reads, about.
-    :param chunk_pause: seconds that a reader rests after each chunk, to spare the source.
-    :param lock_wait_seconds: seconds that one try to take a lock may keep others waiting.
-    :param lock_tries: how often a lock is tried.
-    :param lock_pause_seconds: seconds between two tries.
-    :param lock_through_read: keep the lock until the table is read, for servers whose read views need that.
-    :param slot_wait_seconds: PostgreSQL: how long the slot may wait for transactions that write; nobody waits for it.
-    :param keep_slot: PostgreSQL: leave the publication and the slot there when the run is published, to stream on from
-        ``initial_lsn``. Whoever asks for it has to drop them.
-    :param source_conn_ids: the connections that ``source_conn_id`` may name, ``*`` for any run of characters; None:
-        any. Whoever may trigger a DAG fills its params, but the tasks have Airflow's rights: give this and ``targets``
-        where ``source_conn_id`` or ``target`` is a template.
-    :param targets: the folders in which, or below which, ``target`` may lie, compared part by part; ``*`` stands for
-        any run of characters in a part, ``*`` alone for any target; None: any.
-    :param strict_conf: refuse DAG runs whose conf has keys that are no params of the DAG: a misspelt one is otherwise
-        ignored.
+    :param chunk_rows: Rows that one statement reads, about; raised where a table would have more than 10,000
+        chunks, or a run more than 50,000.
+    :param chunk_pause: Seconds that a reader rests after each chunk, to spare the source; below 900.
+    :param lock_wait_seconds: Seconds that one try to take a lock may keep others waiting.
+    :param lock_tries: How often a lock is tried.
+    :param lock_pause_seconds: Seconds between two tries.
+    :param lock_through_read: MySQL: Keep the lock until the table is read, for servers whose read views need that.
+    :param slot_wait_seconds: PostgreSQL: Seconds that the slot may wait for transactions that write; nobody waits
+        for it.
+    :param keep_slot: PostgreSQL: Leave the publication and the slot there when the run is published, to stream on
+        from ``initial_lsn``. Whoever asks for it has to drop them.
+    :param source_conn_ids: The connections that ``source_conn_id`` may name, ``*`` for any run of characters; None:
+        any. Whoever may trigger a DAG fills its params, but the tasks have Airflow's rights: give this and
+        ``targets`` where ``source_conn_id`` or ``target`` is a template.
+    :param targets: The folders in which, or below which, ``target`` may lie, compared part by part; ``*`` stands
+        for any run of characters in a part, ``*`` alone for any target; None: any.
+    :param strict_conf: Refuse DAG runs whose conf has keys that are no params of the DAG: a misspelt one is
+        otherwise ignored.
     :param group_id: id of the group.
     :param prefix_group_id: whether the ids of the tasks begin with that of the group. A DAG with two of these groups
         needs it for all but one.
@@ -90,6 +99,9 @@ class SnapshotTaskGroup(TaskGroup):
         prefix_group_id: bool = False,
         **kwargs: Any,
     ) -> None:
+        # By their names, so that an option that is new has no other place here but the signature.
+        given = dict(locals())
+        options = {option.argument: given[option.name] for option in declared()}
         super().__init__(group_id=group_id, prefix_group_id=prefix_group_id, **kwargs)
         # Ours are the weakest: a group's own arguments would otherwise win over the DAG's.
         self.default_args: dict[str, Any] = {**RETRYING, **(self.dag.default_args or {}), **self.default_args}
@@ -97,21 +109,7 @@ class SnapshotTaskGroup(TaskGroup):
         with self:
             self.preflight = PreflightOperator(
                 task_id="preflight",
-                source_conn_id=source_conn_id,
-                tables=tables,
-                target=target,
-                consistency=consistency,
-                unrepresentable=unrepresentable,
-                spark_conn_id=spark_conn_id,
-                conf=spark_conf,
-                chunk_rows=chunk_rows,
-                chunk_pause=chunk_pause,
-                lock_wait_seconds=lock_wait_seconds,
-                lock_tries=lock_tries,
-                lock_pause_seconds=lock_pause_seconds,
-                lock_through_read=lock_through_read,
-                slot_wait_seconds=slot_wait_seconds,
-                keep_slot=keep_slot,
+                **options,
                 strict_conf=strict_conf,
                 **allowed,
             )

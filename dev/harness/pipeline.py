@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,7 +11,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.manifest import Manifest, RunTable
-from airflow_provider_cdc.core.options import LockPolicy
+from airflow_provider_cdc.core.options import LockPolicy, StepOptions
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.jobs.consolidate import consolidate
 from airflow_provider_cdc.jobs.extract_delta import extract_delta
@@ -50,7 +49,7 @@ class Pipeline:
         self._consistency = consistency
         self._unrepresentable = unrepresentable
         self._lock = lock or LockPolicy()
-        self._options = {"chunk_rows": chunk_rows, "chunk_pause": chunk_pause, "lock": asdict(self._lock)}
+        self._options = StepOptions(chunk_rows, chunk_pause, self._lock)
         self._run_id = run_id
 
     def record(self) -> str:

@@ -20,7 +20,7 @@ import pyarrow as pa
 from airflow_provider_cdc.core import row_bytes
 from airflow_provider_cdc.core.chunk import Chunk, partition
 from airflow_provider_cdc.core.manifest import Manifest, RunTable
-from airflow_provider_cdc.core.options import LockPolicy
+from airflow_provider_cdc.core.options import LockPolicy, StepOptions
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.sources.base import (
@@ -386,7 +386,7 @@ def begin_run(
         identity={"server": "history"},
         created_at="2026-01-01T00:00:00+00:00",
         tables=[RunTable(table, "lock" if table.keyless else "watermark", "") for table in tables()],
-        options={"chunk_rows": 10},
+        options=StepOptions(chunk_rows=10),
     )
     manifest.save(run, instead_of=Manifest.load(run) if Manifest.exists(run) else None)
     return run

@@ -7,6 +7,7 @@ import random
 import shutil
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -246,7 +247,7 @@ def test_a_throttled_snapshot_pauses_between_chunks(
 ) -> None:
     runner: Runner = here(source, INITIAL)
     manifest = Manifest.load(runner.run)
-    manifest.options["chunk_pause"] = 0.173
+    manifest.options = replace(manifest.options, chunk_pause=0.173)
     manifest.save(runner.run, instead_of=Manifest.load(runner.run))
     pauses: list[float] = []
     sleep = time.sleep

@@ -16,7 +16,7 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_provider_cdc.core.manifest import Commit, Manifest
-from airflow_provider_cdc.core.options import LockPolicy
+from airflow_provider_cdc.core.options import LockPolicy, StepOptions
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.errors import ConfigurationError, LockNotGranted, LogGone
@@ -88,7 +88,7 @@ def test_manifest_holds_what_later_steps_need(source: FakeSource, tmp_path: Path
     assert pushed == {"run_uri": run.uri, "initial_gtid_set": "server:1-1"}
     assert run.uri == f"{tmp_path.as_uri()}/_runs/{manifest.run_id}"
     assert manifest.initial_position == "server:1-1"
-    assert manifest.options == OPTIONS
+    assert asdict(manifest.options) == {**asdict(StepOptions()), **OPTIONS}
     assert source.calls == [LockPolicy(wait_seconds=1)]
     # The source may return tables in an order of its own.
     assert {table.table.name: (table.consistency, table.reason) for table in manifest.tables} == {

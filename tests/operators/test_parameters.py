@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_cdc.core.options import LockPolicy, StepOptions, TableOptions, checked
 from airflow_provider_cdc.errors import PreflightError
-from airflow_provider_cdc.operators.parameters import RunParameters
 from airflow_provider_cdc.operators.preflight import PreflightOperator
 
 RIGHT: dict[str, Any] = {
@@ -49,13 +49,31 @@ WRONG: dict[str, list[Any]] = {
 
 def test_what_the_operator_takes_is_what_is_checked() -> None:
     assert set(RIGHT) == set(WRONG) == set(PreflightOperator.template_fields)
-    assert RunParameters.check(RIGHT).tables == ["shop.orders"]
+    assert checked(RIGHT).tables == ["shop.orders"]
+
+
+def test_each_value_arrives_where_it_is_used() -> None:
+    given = {**RIGHT, "consistency": "lock", "lock_tries": 3, "slot_wait_seconds": 7, "keep_slot": True}
+    found = checked({**given, "conf": {"spark.x": "1"}})
+    assert found.table == TableOptions("lock", "error")
+    assert found.steps == StepOptions(1, 0, LockPolicy(1, 3, 0.5, False, 7), True)
+    assert found.spark_conf == {"spark.x": "1"}
+
+
+def test_the_operator_shows_its_options_to_airflow_which_fills_them_in_and_misses_them() -> None:
+    given = {name: RIGHT[name] for name in ("source_conn_id", "tables")}
+    task = PreflightOperator(task_id="t", target="file:///lake", default_args={"lock_tries": 3}, **given)
+    assert (task.lock_tries, task.lock_wait_seconds, task.conf) == (3, 5, None)
+    with pytest.raises(TypeError, match="'target'"):
+        PreflightOperator(task_id="u", **given)
+    with pytest.raises(TypeError, match="lock_trys"):
+        PreflightOperator(task_id="v", target="file:///lake", lock_trys=3, **given)
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
 def test_wrong_value_is_named(name: str, value: Any) -> None:
     with pytest.raises(PreflightError) as refused:
-        RunParameters.check({**RIGHT, name: value})
+        checked({**RIGHT, name: value})
     (problem,) = refused.value.problems
     assert problem.where == f"parameter {name}"
     # Where people put secrets, nothing is shown.
@@ -65,5 +83,5 @@ def test_wrong_value_is_named(name: str, value: Any) -> None:
 
 def test_all_wrong_values_are_told_at_once() -> None:
     with pytest.raises(PreflightError) as refused:
-        RunParameters.check({name: values[0] for name, values in WRONG.items()})
+        checked({name: values[0] for name, values in WRONG.items()})
     assert len(refused.value.problems) == len(WRONG)

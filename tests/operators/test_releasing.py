@@ -15,7 +15,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowTaskTimeout
 from airflow.sdk.execution_time import task_runner
 
 from airflow_provider_cdc.core.manifest import Manifest, RunTable
-from airflow_provider_cdc.core.options import LockPolicy
+from airflow_provider_cdc.core.options import LockPolicy, StepOptions
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.operators.base import run_id_for, run_id_of
 from airflow_provider_cdc.operators.extract_delta import ExtractDeltaOperator
@@ -65,7 +65,9 @@ def begin_run(source: PostgresSource, run_id: str, target: Any, **options: Any) 
     run = Storage(target.as_uri()).folder("_runs", run_id)
     tables = [RunTable(table, "watermark", "") for table in initial.tables]
     identity, position = dict(initial.identity), initial.position
-    Manifest(run_id, "postgres", "initial_lsn", position, identity, "", tables, {**OPTIONS, **options}).save(run)
+    Manifest(
+        run_id, "postgres", "initial_lsn", position, identity, "", tables, StepOptions(**{**OPTIONS, **options})
+    ).save(run)
     return run
 
 

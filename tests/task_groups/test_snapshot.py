@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import inspect
+import re
 import socket
 from datetime import datetime, timedelta
 from itertools import pairwise
@@ -12,6 +14,7 @@ import pytest
 from airflow.sdk import DAG, BaseHook, TaskGroup
 from airflow.serialization.serialized_objects import DagSerialization
 
+from airflow_provider_cdc.core.options import AuthorOptions, declared
 from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
 
 STEPS = ["preflight", "lock_and_record", "snapshot", "extract_delta", "consolidate"]
@@ -108,3 +111,31 @@ def test_what_was_published_can_be_handed_on() -> None:
     assert copied.published.operator is parsed.get_task("consolidate")
     assert copied.published.key == "published"
     assert copied.run_uri.key == "run_uri"
+
+
+def test_the_signature_and_the_docstring_say_of_each_option_what_is_declared() -> None:
+    shown = inspect.signature(SnapshotTaskGroup).parameters
+    told = dict(re.findall(r":param (\w+): (.*?)(?=:param|\Z)", inspect.getdoc(SnapshotTaskGroup) or "", re.DOTALL))
+    options = (*declared(), *declared(AuthorOptions))
+    assert [*shown][: len(options)] == [one.name for one in options]
+    for one in options:
+        parameter = shown[one.name]
+        assert parameter.kind is inspect.Parameter.KEYWORD_ONLY
+        assert parameter.default == (inspect.Parameter.empty if one.required else one.default)
+        own = {str: "str", int: "int", float: "float", bool: "bool"}.get(one.type) or str(one.type)
+        own = own.replace("collections.abc.", "").replace("typing.", "")
+        # A template is text, whatever it will be.
+        wanted = own if one.fixed else " | ".join(dict.fromkeys([*own.split(" | "), "str"]))
+        assert sorted(str(parameter.annotation).split(" | ")) == sorted(wanted.split(" | ")), one.name
+        kind = {"mysql": "MySQL: ", "postgres": "PostgreSQL: "}.get(one.only, "")
+        assert " ".join(told[one.name].split()) == kind + one.help.replace("`", "``"), one.name
+
+
+def test_every_option_reaches_preflight() -> None:
+    given = {one.name: f"given {one.name}" for one in declared()}
+    with dag() as parsed:
+        group(**given)
+    preflight = parsed.get_task("preflight")
+    assert {one.argument: getattr(preflight, one.argument) for one in declared()} == {
+        one.argument: given[one.name] for one in declared()
+    }

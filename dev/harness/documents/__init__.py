@@ -1,0 +1,40 @@
+"""The parts of the documents that follow from the code.
+
+A page marks such a part with two comments, each on a line of its own::
+
+    <!-- generated: options -->
+    <!-- end -->
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+
+from harness.documents.errors import error_table
+from harness.documents.options import option_table
+from harness.documents.types import mysql_types, postgres_types
+
+DOCS = Path(__file__).resolve().parents[3] / "docs"
+
+PARTS: Mapping[str, Callable[[], Iterable[Sequence[str]]]] = {
+    "options": option_table,
+    "errors": error_table,
+    "mysql types": mysql_types,
+    "postgres types": postgres_types,
+}
+"""The rows of each generated table, the first of which is its head, by the name in the comment."""
+
+_PART = re.compile(r"(?<=<!-- generated: )(.*?)( -->\n).*?(?=<!-- end -->)", re.DOTALL)
+
+
+def written(page: str) -> str:
+    """The text of a page with its generated parts as the code has them now."""
+    return _PART.sub(lambda found: f"{found[1]}{found[2]}\n{_table(PARTS[found[1]]())}\n", page)
+
+
+def _table(rows: Iterable[Sequence[str]]) -> str:
+    head, *rest = rows
+    lines = [head, ["---"] * len(head), *rest]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)

@@ -1,0 +1,26 @@
+"""The table of options."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from airflow_provider_cdc.core.options import AuthorOptions, Option, declared
+
+_KINDS = {"mysql": "MySQL: ", "postgres": "PostgreSQL: "}
+
+
+def option_table() -> Iterator[Sequence[str]]:
+    yield "option", "default", "what it does"
+    for one in (*declared(), *declared(AuthorOptions)):
+        yield f"`{one.name}`", _default(one), _KINDS.get(one.only, "") + one.help + (_FIXED if one.fixed else "")
+
+
+_FIXED = " No template."
+
+
+def _default(one: Option) -> str:
+    if one.required:
+        return "required"
+    if one.default is None:
+        return ""
+    return f"`{str(one.default).lower() if isinstance(one.default, bool) else one.default}`"

@@ -1,0 +1,130 @@
+"""The tables of types: what is said of them is written here, what they become is asked of the code."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+
+from airflow_provider_cdc.core.table import Column, Table, TableName
+from airflow_provider_cdc.sources.mysql.types import ColumnType
+from airflow_provider_cdc.sources.postgres import types as postgres
+
+_HEAD = "Arrow / Parquet", "remarks"
+_POLICY = "by `unrepresentable`"
+
+MYSQL: Sequence[tuple[str, Sequence[str], str]] = (
+    (
+        "`tinyint`, `smallint`, `mediumint`, `int`, `bigint`",
+        ("tinyint", "smallint", "mediumint", "int", "bigint"),
+        "",
+    ),
+    (
+        "… `unsigned`",
+        tuple(f"{kind} unsigned" for kind in ("tinyint", "smallint", "mediumint", "int", "bigint")),
+        "Spark reads uint64 as decimal(20,0)",
+    ),
+    ("`float`, `double`", ("float", "double"), "the stored bits"),
+    ("`decimal(p,s)`, p ≤ 38", ("decimal(10,2)",), "p and s as declared"),
+    (
+        "`decimal(p,s)`, p > 38",
+        (),
+        (f"{_POLICY}. `error`: refused by `preflight`. `string`: string. `null`: decimal128(38, s), and what has more "
+         "digits is null"),
+    ),
+    ("`bit(1)`, `bit(n)`", ("bit(1)", "bit(2)"), ""),
+    (
+        "`char`, `varchar`, `text`",
+        ("char(9)", "varchar(9)", "tinytext", "text", "mediumtext", "longtext"),
+        "from the column's character set; bytes that are no character of it stop the run",
+    ),
+    (
+        "`binary`, `varbinary`, `blob`",
+        ("binary(9)", "varbinary(9)", "tinyblob", "blob", "mediumblob", "longblob"),
+        "`binary(n)` has all its n bytes",
+    ),
+    ("`date`", ("date",), f"zero dates and days that no calendar has (`2024-00-15`): {_POLICY}"),
+    ("`datetime(n)`", ("datetime", "datetime(6)"), "likewise; Spark: timestamp_ntz. The year 0 is a year"),
+    ("`timestamp(n)`", ("timestamp", "timestamp(6)"), "likewise"),
+    ("`time(n)`", ("time", "time(6)"), "−838:59:59 to 838:59:59; Parquet and Spark: int64 microseconds"),
+    ("`year`", ("year",), ""),
+    ("`enum`", ("enum('a','b')",), "readers see text; `''` for a value that was no member when it was stored"),
+    ("`set`", ("set('a','b')",), "its members, joined by commas"),
+    ("`json`", ("json",), "the very text that SELECT prints"),
+    (
+        "`geometry`, `point`, …",
+        ("geometry", "point", "linestring", "polygon", "multipoint", "multilinestring", "multipolygon",
+         "geomcollection"),
+        "as SELECT gives it: the SRID in 4 bytes, little-endian, then WKB",
+    ),
+    ("`vector(n)`", ("vector(3)",), "the stored bits, as many numbers as the value has; Spark: array&lt;float&gt;"),
+)  # fmt: skip
+"""How types are called, declarations of theirs, and a remark."""
+
+_NUMERIC_10_2 = ((10 << 16) | 2) + 4
+
+POSTGRES: Sequence[tuple[str, Sequence[tuple[int, int]], str]] = (
+    ("`smallint`, `integer`, `bigint`", ((21, -1), (23, -1), (20, -1)), ""),
+    ("`real`, `double precision`", ((700, -1), (701, -1)), "the stored bits; every NaN becomes the same one"),
+    ("`boolean`", ((16, -1),), ""),
+    (
+        "`numeric(p,s)`, p ≤ 38, 0 ≤ s ≤ p",
+        ((1700, _NUMERIC_10_2),),
+        f"p and s as declared; NaN and ±Infinity: {_POLICY}",
+    ),
+    (
+        "`text`, `varchar`, `char(n)`, `name`",
+        ((25, -1), (1043, -1), (1042, -1), (19, -1)),
+        "`char(n)` with its padding",
+    ),
+    ("`json`, `jsonb`", ((114, -1), (3802, -1)), "the text that SELECT prints"),
+    ("`uuid`", ((2950, -1),), ""),
+    ("`bytea`", ((17, -1),), ""),
+    ("`date`", ((1082, -1),), f"±infinity: {_POLICY}"),
+    (
+        "`timestamp`, `timestamptz`",
+        ((1114, -1), (1184, -1)),
+        f"±infinity and what lies after 294247-01-10: {_POLICY}",
+    ),
+    ("`time`", ((1083, -1),), f"24:00:00: {_POLICY}"),
+    ("a domain", (), "as its base type"),
+    (
+        (
+            "all others: other `numeric`, `interval`, `timetz`, `money`, enums, arrays, composites, ranges, `inet`, "
+            "`bit`, geometric types, `tsvector`, `xml`, extensions' types, …"
+        ),
+        ((1700, -1), (1186, -1), (1266, -1), (790, -1), (1007, -1), (869, -1), (1560, -1), (600, -1), (142, -1)),
+        (
+            "the text that the type's own output function prints (`IntervalStyle` iso_8601; `money`: in the database's "
+            "own `lc_monetary`)"
+        ),
+    ),
+)
+"""How types are called, the OIDs and modifiers of theirs, and a remark."""
+
+
+def mysql_types() -> Iterator[Sequence[str]]:
+    yield "MySQL", *_HEAD
+    for name, declarations, remark in MYSQL:
+        columns = [Column("c", text, True, {"charset": "utf8mb4"}) for text in declarations]
+        yield name, _shown([ColumnType.of(column).arrow for column in columns]), remark
+
+
+def postgres_types() -> Iterator[Sequence[str]]:
+    yield "PostgreSQL", *_HEAD
+    for name, kinds, remark in POSTGRES:
+        columns = [Column("c", "", True, {"oid": oid, "typmod": typmod, "kind": "base"}) for oid, typmod in kinds]
+        schema = postgres.arrow_schema(Table(TableName("s", "t"), (*columns,), ("k",)))
+        yield name, _shown(schema.types), remark
+
+
+def _shown(types: Sequence[pa.DataType]) -> str:
+    """The types, each once, as Arrow writes them."""
+    names = [
+        f"dictionary of {one.value_type}" if pa.types.is_dictionary(one)
+        else f"list&lt;{one.value_type}&gt;" if pa.types.is_list(one)
+        else f"decimal128({one.precision},{one.scale})" if pa.types.is_decimal(one)
+        else str(one)
+        for one in types
+    ]  # fmt: skip
+    return ", ".join(dict.fromkeys(names))
