@@ -1,68 +1,97 @@
-"""A TCP proxy on loopback whose connections can be cut, refused, or led to another server."""
+"""A TCP proxy on loopback that does what networks, balancers and poolers do: cut, refuse, delay, misdirect, meddle."""
 
 from __future__ import annotations
 
 import contextlib
 import socket
+import struct
 import threading
 import time
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
+Opening = Callable[[socket.socket, socket.socket], None]
+"""Talks to the client and to the server of a new connection before anything is passed on."""
+
+_NOT_START_UP = {80877103, 80877104}
+"""PostgreSQL's requests for TLS and for GSSAPI encryption, which come before the start-up message."""
+
 
 class Proxy:
-    """Listens on ``port`` and forwards to ``target``, a port on loopback that may be changed at any time.
+    """Listens on ``host`` and ``port``, and passes each connection on to ``target``, a port on loopback.
 
-    Use it as a context manager.
+    ``target`` may be changed at any time. ``accepted`` counts connections. Use it as a context manager.
     """
 
-    def __init__(self, target: int) -> None:
+    def __init__(self, target: int, opening: Opening | None = None) -> None:
         self.host = "127.0.0.1"
         self.target = target
+        self.accepted = 0
+        self._opening = opening
+        self._misdirected: tuple[int, int] | None = None
         self._listener = socket.create_server((self.host, 0))
         self.port: int = self._listener.getsockname()[1]
         self._open: set[socket.socket] = set()
         self._lock = threading.Lock()
-        self._down_until = 0.0
-        self.accepted = 0
+        self._down_until = self._slow_until = 0.0
+        self._answer = b""
+        self._pause = 0.0
+        self._thread = threading.Thread(target=self._accept, daemon=True)
 
     def __enter__(self) -> Self:
-        threading.Thread(target=self._accept, daemon=True).start()
+        self._thread.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        with contextlib.suppress(OSError):
-            self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
+        _end(self._listener)
         self.cut()
+        self._thread.join(5)
 
-    def cut(self) -> None:
-        """End all connections, in the midst of whatever they carry."""
+    def misdirect(self, number: int, target: int) -> None:
+        """Count connections anew from 0, and pass the one of this number on to another port."""
+        self.accepted, self._misdirected = 0, (number, target)
+
+    def cut(self) -> int:
+        """End all connections, in the midst of whatever they carry; returns how many there were."""
         with self._lock:
             ended, self._open = self._open, set()
         for one in ended:
             _end(one)
+        return len(ended) // 2
 
-    def go_down(self, seconds: float) -> None:
-        """End all connections, and end every new one at once for so long."""
+    def go_down(self, seconds: float, answer: bytes = b"") -> None:
+        """End all connections, and for so long every new one, once it has its ``answer`` if there is one."""
+        self._answer = answer
         self._down_until = time.monotonic() + seconds
         self.cut()
+
+    def slow_down(self, seconds: float, pause: float) -> None:
+        """For so long, wait ``pause`` seconds before anything that a client sends is passed on."""
+        self._pause = pause
+        self._slow_until = time.monotonic() + seconds
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):
             while True:
                 client, _ = self._listener.accept()
-                self.accepted += 1
-                threading.Thread(target=self._serve, args=(client,), daemon=True).start()
+                number, self.accepted = self.accepted, self.accepted + 1
+                target = self.target
+                if self._misdirected is not None and self._misdirected[0] == number:
+                    target = self._misdirected[1]
+                threading.Thread(target=self._serve, args=(client, target), daemon=True).start()
 
-    def _serve(self, client: socket.socket) -> None:
-        if time.monotonic() < self._down_until:
-            _end(client)
-            return
+    def _serve(self, client: socket.socket, target: int) -> None:
         try:
-            server = socket.create_connection((self.host, self.target), timeout=10)
+            if time.monotonic() < self._down_until:
+                if self._answer:
+                    client.settimeout(5)
+                    client.recv(1 << 16)
+                    client.sendall(self._answer)
+                raise OSError("down")
+            server = socket.create_connection((self.host, target), timeout=10)
         except OSError:
             _end(client)
             return
@@ -71,19 +100,67 @@ class Proxy:
             one.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         with self._lock:
             self._open |= {client, server}
-        back = threading.Thread(target=self._pump, args=(server, client), daemon=True)
+        try:
+            if self._opening is not None:
+                self._opening(client, server)
+        except OSError:
+            self._close(client, server)
+            return
+        back = threading.Thread(target=self._pass_on, args=(server, client), daemon=True)
         back.start()
-        self._pump(client, server)
+        self._pass_on(client, server, from_client=True)
         back.join()
 
-    def _pump(self, one: socket.socket, other: socket.socket) -> None:
+    def _pass_on(self, one: socket.socket, other: socket.socket, *, from_client: bool = False) -> None:
         with contextlib.suppress(OSError):
             while data := one.recv(1 << 16):
+                if from_client and time.monotonic() < self._slow_until:
+                    time.sleep(self._pause)
                 other.sendall(data)
+        self._close(one, other)
+
+    def _close(self, *both: socket.socket) -> None:
         with self._lock:
-            self._open -= {one, other}
-        for each in (one, other):
-            _end(each)
+            self._open -= set(both)
+        for one in both:
+            _end(one)
+
+
+def changed_start_up(change: Callable[[dict[str, str]], dict[str, str]]) -> Opening:
+    """What a pooler does that changes the parameters of PostgreSQL's start-up message; it declines encryption."""
+
+    def opening(client: socket.socket, server: socket.socket) -> None:
+        while True:
+            (size,) = struct.unpack("!I", _exactly(client, 4))
+            body = _exactly(client, size - 4)
+            if struct.unpack("!I", body[:4])[0] not in _NOT_START_UP:
+                break
+            client.sendall(b"N")
+        # Other requests, such as that to cancel a statement, have no parameters.
+        if struct.unpack("!I", body[:4])[0] >> 16 == 3:
+            texts = [part.decode() for part in body[4:].rstrip(b"\0").split(b"\0")]
+            parameters = change(dict(zip(texts[::2], texts[1::2], strict=True)))
+            body = body[:4] + b"".join(f"{name}\0{value}\0".encode() for name, value in parameters.items()) + b"\0"
+        server.sendall(struct.pack("!I", len(body) + 4) + body)
+
+    return opening
+
+
+def own_greeting(client: socket.socket, server: socket.socket) -> None:
+    """What a proxy does that speaks MySQL's protocol itself: the connection's number in its greeting is its own."""
+    greeting = bytearray(server.recv(4096))
+    # The number follows the version, which ends with a zero byte.
+    greeting[greeting.index(0, 5) + 1] ^= 0x55
+    client.sendall(greeting)
+
+
+def _exactly(source: socket.socket, count: int) -> bytes:
+    data = b""
+    while len(data) < count:
+        if not (more := source.recv(count - len(data))):
+            raise OSError("the client left")
+        data += more
+    return data
 
 
 def _end(one: socket.socket) -> None:

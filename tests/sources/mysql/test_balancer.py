@@ -21,7 +21,7 @@ from airflow_provider_cdc.sources.mysql import MysqlSource
 from airflow_provider_cdc.sources.mysql.session import query, session
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline
-from tests.sources.mysql.balancer import Balancer
+from harness.proxy import Proxy, own_greeting
 
 NAME = TableName("d", "t")
 SMALL: Mapping[str, str | None] = {"innodb_redo_log_capacity": "8M", "innodb_buffer_pool_size": "32M"}
@@ -58,7 +58,7 @@ def lagging(first: MysqlServer) -> Iterator[MysqlServer]:
         yield replica
 
 
-def settings(server: MysqlServer | Balancer) -> ConnectionSettings:
+def settings(server: MysqlServer | Proxy) -> ConnectionSettings:
     return ConnectionSettings("mysql", server.host, server.port, "root", tls={"mode": "disabled"})
 
 
@@ -94,12 +94,12 @@ def test_every_session_of_a_run_refuses_another_server(
     use: str, other: str, first: MysqlServer, request: pytest.FixtureRequest
 ) -> None:
     second: MysqlServer = request.getfixturevalue(other)
-    with Balancer(lambda: first) as balancer:
+    with Proxy(first.port) as balancer:
         source = MysqlSource(settings(balancer))
         point = begin(source)
         # As it gets to executors.
         bound: MysqlSource = pickle.loads(pickle.dumps(source.of_run(point.identity, point.position)))
-        balancer.choose = lambda: second
+        balancer.target = second.port
         with pytest.raises(SourceReplaced, match="another one answers") as refused:
             USES[use](bound, point)
         assert second.query("SELECT @@server_uuid")[0][0] in str(refused.value)
@@ -129,7 +129,7 @@ def test_a_run_through_a_balancer_publishes_nothing_of_another_server(
     if other == "mysql":
         second.query("CREATE DATABASE IF NOT EXISTS d")
         second.query(f"CREATE TABLE IF NOT EXISTS {NAME} (id INT PRIMARY KEY)")
-    with Balancer(lambda: first) as balancer:
+    with Proxy(first.port) as balancer:
         run = Pipeline(spark, settings(balancer), tmp_path.as_uri(), [str(NAME)])
         run.record()
         # What the driver asks reaches the first, what the tasks read is on the second.
@@ -137,11 +137,11 @@ def test_a_run_through_a_balancer_publishes_nothing_of_another_server(
 
         def then_second(*arguments: Any) -> list[Chunk]:
             chunks = plan_chunks(*arguments)
-            balancer.choose = lambda: second
+            balancer.target = second.port
             return chunks
 
         def first_again(source: MysqlSource) -> UpperBound:
-            balancer.choose = lambda: first
+            balancer.target = first.port
             return bound_reads(source)
 
         monkeypatch.setattr(MysqlSource, "plan_chunks", then_second)
@@ -158,7 +158,7 @@ def test_a_clone_with_the_same_uuid_is_not_taken_for_the_server(first: MysqlServ
         point = begin(source)
         first.copy_data(Path(directory) / "data")
         time.sleep(1)
-        with MysqlServer.start(Path(directory), options=SMALL) as clone, Balancer(lambda: clone) as balancer:
+        with MysqlServer.start(Path(directory), options=SMALL) as clone, Proxy(clone.port) as balancer:
             assert clone.query("SELECT @@server_uuid") == first.query("SELECT @@server_uuid")
             clone.query(f"DELETE FROM {NAME} LIMIT 1")
             bound = MysqlSource(settings(balancer)).of_run(point.identity, point.position)
@@ -171,7 +171,7 @@ def test_a_clone_with_the_same_uuid_is_not_taken_for_the_server(first: MysqlServ
 
 def test_a_proxy_that_may_share_sessions_is_refused(first: MysqlServer) -> None:
     point = begin(MysqlSource(settings(first)))
-    with Balancer(lambda: first, terminates=True) as proxy:
+    with Proxy(first.port, own_greeting) as proxy:
         source = MysqlSource(settings(proxy))
         with pytest.raises(PreflightError, match="a proxy answers"):
             source.preflight([str(NAME)], "auto")

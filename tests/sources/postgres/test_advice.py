@@ -10,8 +10,8 @@ import pytest
 
 from airflow_provider_cdc.errors import PreflightError
 from airflow_provider_cdc.sources.postgres import PostgresSource, advice
-from harness.balancer import Balancer
 from harness.postgres_server import PostgresServer
+from harness.proxy import Proxy, changed_start_up
 from tests.conftest import PostgresFactory
 from tests.sources.postgres.log_reading import settings as settings_of
 
@@ -67,7 +67,7 @@ def test_who_may_replicate_without_the_attribute_is_not_refused(
     assert [(problem.where, problem.hint) for problem in refused.value.problems] == [
         ("REPLICATION", 'ALTER ROLE "clerk" REPLICATION')
     ]
-    with Balancer(lambda number: postgres.port, as_superuser) as server:
+    with Proxy(postgres.port, changed_start_up(as_superuser)) as server:
         behind = PostgresSource(dataclasses.replace(clerk.settings, port=server.port))
         assert len(behind.preflight(["public.stock"], "auto")) == 1
 

@@ -20,8 +20,8 @@ from airflow_provider_cdc.sources.postgres import PostgresSource, slots
 from airflow_provider_cdc.sources.postgres.decode import rows
 from airflow_provider_cdc.sources.postgres.prepared import of_run
 from airflow_provider_cdc.sources.postgres.session import reading_session, session
-from harness.balancer import Balancer
 from harness.postgres_server import PostgresServer
+from harness.proxy import Proxy, changed_start_up
 from tests.sources.postgres.log_reading import settings as settings_of
 
 RUN_ID = "20260101T000000Z-00000000"
@@ -116,7 +116,7 @@ def test_every_session_that_reaches_another_server_is_refused(
     """One session of all is sent elsewhere: each one in turn."""
     server, said = other
     refused: dict[int, str] = {}
-    with Balancer(lambda number: primary.port) as balancer, begun(primary, balancer.port) as (source, initial):
+    with Proxy(primary.port) as balancer, begun(primary, balancer.port) as (source, initial):
         WORK[work](source, initial)
         sessions = balancer.accepted
         for wrong in range(sessions):
@@ -144,7 +144,7 @@ def test_a_position_is_not_fixed_across_two_servers(primary: PostgresServer, oth
     server, _ = other
     direct = PostgresSource(settings_of(primary, "postgres"))
     plans = direct.preflight(["public.stock"], "auto")
-    with Balancer(lambda number: primary.port) as balancer:
+    with Proxy(primary.port) as balancer:
         behind = PostgresSource(dataclasses.replace(direct.settings, port=balancer.port))
         # The first session only drops what an earlier try left.
         for wrong in (1, 2):
@@ -192,7 +192,7 @@ def test_a_pooler_that_drops_start_up_options_is_told(
     def drop(parameters: dict[str, str]) -> dict[str, str]:
         return {name: value for name, value in parameters.items() if name != "options"}
 
-    with Balancer(lambda number: primary.port, drop) as pooler:
+    with Proxy(primary.port, changed_start_up(drop)) as pooler:
         settings = dataclasses.replace(settings_of(primary, "postgres"), port=pooler.port)
         for way in (session, reading_session):
             with pytest.raises(ConfigurationError, match=r"IntervalStyle is postgres.*\n.*pooler"), way(settings):
@@ -203,7 +203,7 @@ def test_one_option_that_is_dropped_is_told(primary: PostgresServer) -> None:
     def drop(parameters: dict[str, str]) -> dict[str, str]:
         return parameters | {"options": parameters["options"].replace("-c row_security=off", "")}
 
-    with Balancer(lambda number: primary.port, drop) as pooler:
+    with Proxy(primary.port, changed_start_up(drop)) as pooler:
         settings = dataclasses.replace(settings_of(primary, "postgres"), port=pooler.port)
         with pytest.raises(ConfigurationError, match="began with: row_security is on"), session(settings):
             pass

@@ -23,8 +23,8 @@ from airflow_provider_cdc.sources.postgres.decode import rows
 from airflow_provider_cdc.sources.postgres.log.segments import messages
 from airflow_provider_cdc.sources.postgres.schema import read_tables
 from airflow_provider_cdc.sources.postgres.session import query, reading_session, session, slot_errors
-from harness.balancer import Balancer
 from harness.postgres_server import PostgresServer
+from harness.proxy import Proxy, changed_start_up
 from tests.sources.postgres.log_reading import settings as settings_of
 
 Way = Callable[[ConnectionSettings], AbstractContextManager[Any]]
@@ -128,7 +128,7 @@ def test_a_pooler_that_refuses_start_up_options_is_told(postgres: PostgresServer
     def spoil(parameters: dict[str, str]) -> dict[str, str]:
         return parameters | {"options": "-c no_such_setting=1"}
 
-    with Balancer(lambda number: postgres.port, spoil) as pooler:
+    with Proxy(postgres.port, changed_start_up(spoil)) as pooler:
         settings = dataclasses.replace(settings_of(postgres, "postgres"), port=pooler.port)
         for way in (session, reading_session):
             with pytest.raises(ConfigurationError, match=r"start-up options(?s:.*)pooler"), way(settings):
