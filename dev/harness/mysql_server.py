@@ -8,14 +8,14 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import pymysql
 
 from harness.cache import building, cache_directory, locked
 from harness.errors import HarnessError
 from harness.mysql_binaries import MysqlBinaries, find_mysql
-from harness.server_process import STOP_SECONDS, ServerProcess, free_port, recorded
+from harness.server_process import STOP_SECONDS, ServerProcess
 
 DEFAULTS: Mapping[str, str | None] = {
     "bind_address": "127.0.0.1",
@@ -49,45 +49,6 @@ class MysqlServer(ServerProcess):
     stop_signal = signal.SIGTERM
     kill_signal = signal.SIGKILL
 
-    def __init__(
-        self, binaries: MysqlBinaries, directory: Path, port: int, options: Mapping[str, str | None], *, detached: bool
-    ) -> None:
-        super().__init__(directory, port, options, detached=detached)
-        self.binaries = binaries
-
-    @classmethod
-    def start(
-        cls,
-        directory: Path,
-        *,
-        port: int | None = None,
-        options: Mapping[str, str | None] | None = None,
-        detached: bool = False,
-    ) -> Self:
-        """Start a server in `directory`, on the data it left there or on a fresh, empty data directory.
-
-        `options` are server options without the dashes, over `DEFAULTS`; None means a flag without value.
-        The server ends with this process, and with the thread that called, unless it is `detached`.
-        Raises HarnessError if it does not answer.
-        """
-        directory = directory.absolute()
-        binaries = find_mysql()
-        if not (directory / "data").exists():
-            _copy_template(binaries, directory / "data")
-        server = cls(binaries, directory, port or free_port(), _normal(options), detached=detached)
-        server._launch()
-        return server
-
-    @classmethod
-    def attach(cls, directory: Path) -> Self | None:
-        """The detached server that runs in `directory`, or None."""
-        directory = directory.absolute()
-        if (state := recorded(directory)) is None:
-            return None
-        server = cls(find_mysql(), directory, state["port"], state["options"], detached=True)
-        server.pid = state["pid"]
-        return server if server._running() else None
-
     def connect(self, user: str = "root", password: str = "", **arguments: Any) -> pymysql.Connection[Any]:
         """A TCP connection, in autocommit unless `arguments` (those of `pymysql.connect`) say otherwise."""
         # To offer TLS, the driver would read all of the system's authorities, which takes longer than most statements.
@@ -104,12 +65,6 @@ class MysqlServer(ServerProcess):
     def tool(self, name: str) -> list[str]:
         """The argv prefix of a client program: mysqlbinlog, mysql, mysqldump."""
         return self.binaries.tool(name)
-
-    def restart(self, options: Mapping[str, str | None] | None = None) -> None:
-        """Stop, and start on the same data and port; `options` are laid over those of `start`."""
-        self.stop()
-        self._options |= _normal(options)
-        self._launch()
 
     def copy_data(self, to: Path) -> None:
         """Copy the data as it is on the disk at this moment: what a loss of power now could leave."""
@@ -131,8 +86,14 @@ class MysqlServer(ServerProcess):
 
     @property
     def url(self) -> str:
-        """How to reach it, as a URL; `root` has no password."""
         return f"mysql://root@{self.host}:{self.port}/"
+
+    def _find_binaries(self, version: int | None) -> None:
+        self.binaries = find_mysql()
+
+    def _prepare_data(self) -> None:
+        if not self.data.exists():
+            _copy_template(self.binaries, self.data)
 
     def _spawn(self) -> subprocess.Popen[bytes]:
         scratch = self.directory / "tmp"
@@ -192,10 +153,6 @@ def _make_template(binaries: MysqlBinaries, template: Path) -> None:
         # Every copy makes its own server_uuid, and begins its own binary log.
         for leftover in [work / "auto.cnf", *work.glob("binlog.*")]:
             leftover.unlink(missing_ok=True)
-
-
-def _normal(options: Mapping[str, str | None] | None) -> dict[str, str | None]:
-    return {name.replace("-", "_"): value for name, value in (options or {}).items()}
 
 
 def _argv(options: Mapping[str, str | None]) -> list[str]:

@@ -9,13 +9,13 @@ import signal
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import psycopg
 
 from harness.errors import HarnessError
-from harness.postgres_binaries import PostgresBinaries, find_postgres
-from harness.server_process import STOP_SECONDS, ServerProcess, free_port, recorded
+from harness.postgres_binaries import find_postgres
+from harness.server_process import STOP_SECONDS, ServerProcess
 
 SUPERUSER = "postgres"
 NOBODY = 65534
@@ -56,49 +56,6 @@ class PostgresServer(ServerProcess):
     stop_signal = signal.SIGINT
     kill_signal = signal.SIGQUIT
 
-    def __init__(
-        self, binaries: PostgresBinaries, directory: Path, port: int, options: Mapping[str, str], *, detached: bool
-    ) -> None:
-        super().__init__(directory, port, options, detached=detached)
-        self.binaries = binaries
-
-    @classmethod
-    def start(
-        cls,
-        directory: Path,
-        *,
-        port: int | None = None,
-        options: Mapping[str, str] | None = None,
-        version: int | None = None,
-        detached: bool = False,
-    ) -> Self:
-        """Start a server in `directory`, on the data it left there or on a fresh, empty data directory.
-
-        `options` are server settings, over `DEFAULTS`; `version` is a major version (`find_postgres`). The server ends
-        with this process, and with the thread that called, unless it is `detached`. Raises HarnessError if it does not
-        answer.
-        """
-        directory = directory.absolute()
-        data = directory / "data"
-        if (data / "PG_VERSION").exists():
-            version = int((data / "PG_VERSION").read_text())
-        server = cls(find_postgres(version), directory, port or free_port(), options or {}, detached=detached)
-        if not (data / "PG_VERSION").exists():
-            server._init()
-        server._launch()
-        return server
-
-    @classmethod
-    def attach(cls, directory: Path) -> Self | None:
-        """The detached server that runs in `directory`, or None."""
-        directory = directory.absolute()
-        if (state := recorded(directory)) is None:
-            return None
-        binaries = find_postgres(int((directory / "data/PG_VERSION").read_text()))
-        server = cls(binaries, directory, state["port"], state["options"], detached=True)
-        server.pid = state["pid"]
-        return server if server._running() else None
-
     def connect(
         self, user: str = SUPERUSER, password: str = "", database: str = "postgres", **arguments: Any
     ) -> psycopg.Connection[tuple[Any, ...]]:
@@ -118,12 +75,6 @@ class PostgresServer(ServerProcess):
                 pass
             return cursor.fetchall() if cursor.description else []
 
-    def restart(self, options: Mapping[str, str] | None = None) -> None:
-        """Stop, and start on the same data and port; `options` are laid over those of `start`."""
-        self.stop()
-        self._options |= options or {}
-        self._launch()
-
     def crash(self) -> None:
         """Kill every process of the server at once, as a power failure does, and start it again.
 
@@ -140,13 +91,11 @@ class PostgresServer(ServerProcess):
 
     @property
     def url(self) -> str:
-        """How to reach it, as a URL; the superuser has no password."""
         return f"postgresql://{SUPERUSER}@{self.host}:{self.port}/postgres"
 
     def standby(self, directory: Path) -> PostgresServer:
         """Start a hot standby of this server in `directory`."""
-        directory = directory.absolute()
-        server = PostgresServer(self.binaries, directory, free_port(), self._options, detached=False)
+        server = PostgresServer(directory, options=self._options, version=self.binaries.major)
         server._make_folder()
         command = [self.binaries.tool("pg_basebackup"), "--pgdata", str(server.data), "--write-recovery-conf"]
         command += ["--host", self.host, "--port", str(self.port), "--username", SUPERUSER, "--checkpoint", "fast"]
@@ -154,7 +103,13 @@ class PostgresServer(ServerProcess):
         server._launch()
         return server
 
-    def _init(self) -> None:
+    def _find_binaries(self, version: int | None) -> None:
+        made_by = self.data / "PG_VERSION"
+        self.binaries = find_postgres(int(made_by.read_text()) if made_by.exists() else version)
+
+    def _prepare_data(self) -> None:
+        if (self.data / "PG_VERSION").exists():
+            return
         self._make_folder()
         command = [self.binaries.tool("initdb"), "--pgdata", str(self.data), "--username", SUPERUSER]
         command += ["--encoding", "UTF8", "--locale", "C.UTF-8", "--auth", "trust", "--no-sync", "--no-instructions"]

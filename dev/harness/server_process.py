@@ -15,12 +15,24 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar, Self, TypedDict, Unpack
 
 from harness.errors import HarnessError
 
 START_SECONDS = 60
 STOP_SECONDS = 60
+
+
+class StartArguments(TypedDict, total=False):
+    """What each kind of server can be started with."""
+
+    port: int | None
+    options: Mapping[str, str | None] | None
+    """Settings of the server, over its class's defaults. None: a MySQL option without a value."""
+    version: int | None
+    """The major version; of MySQL there is only one."""
+    detached: bool
+    """It outlives this process."""
 
 
 class ServerProcess(ABC):
@@ -34,14 +46,49 @@ class ServerProcess(ABC):
     """Shuts the server down cleanly, whoever is connected."""
     kill_signal: ClassVar[signal.Signals]
 
-    def __init__(self, directory: Path, port: int, options: Mapping[str, Any], *, detached: bool) -> None:
-        self.directory = directory
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        port: int | None = None,
+        options: Mapping[str, str | None] | None = None,
+        version: int | None = None,
+        detached: bool = False,
+    ) -> None:
+        self.directory = directory.absolute()
         self.host = "127.0.0.1"
-        self.port = port
+        self.port = port or free_port()
         self.pid = 0
-        self._options = dict(options)
+        self._options = _normal(options)
         self._detached = detached
         self._process: subprocess.Popen[bytes] | None = None
+        self._find_binaries(version)
+
+    @classmethod
+    def start(cls, directory: Path, **arguments: Unpack[StartArguments]) -> Self:
+        """Start a server in `directory`, on the data it left there or on a fresh, empty data directory.
+
+        The server ends with this process, and with the thread that called, unless it is `detached`.
+        Raises HarnessError if it does not answer.
+        """
+        server = cls(directory, **arguments)
+        server._prepare_data()
+        server._launch()
+        return server
+
+    @classmethod
+    def attach(cls, directory: Path) -> Self | None:
+        """The detached server that runs in `directory`, or None."""
+        if (state := recorded(directory.absolute())) is None:
+            return None
+        server = cls(directory, port=state["port"], options=state["options"], detached=True)
+        server.pid = state["pid"]
+        return server if server._running() else None
+
+    @property
+    @abstractmethod
+    def url(self) -> str:
+        """How to reach it as its superuser, who has no password."""
 
     @property
     def data(self) -> Path:
@@ -52,6 +99,12 @@ class ServerProcess(ABC):
     def log(self) -> Path:
         """The server's error log."""
         return self.directory / "error.log"
+
+    def restart(self, options: Mapping[str, str | None] | None = None) -> None:
+        """Stop, and start on the same data and port; `options` are laid over those of `start`."""
+        self.stop()
+        self._options |= _normal(options)
+        self._launch()
 
     def stop(self) -> None:
         """Shut the server down and wait for its end. Does nothing if it does not run."""
@@ -71,6 +124,14 @@ class ServerProcess(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.stop()
+
+    @abstractmethod
+    def _find_binaries(self, version: int | None) -> None:
+        """Find the programs: of this major version, or of that which made the data, or of any."""
+
+    @abstractmethod
+    def _prepare_data(self) -> None:
+        """Make the data directory unless it is there."""
 
     @abstractmethod
     def _spawn(self) -> subprocess.Popen[bytes]:
@@ -157,6 +218,10 @@ def free_port() -> int:
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             return port
+
+
+def _normal(options: Mapping[str, str | None] | None) -> dict[str, str | None]:
+    return {name.replace("-", "_"): value for name, value in (options or {}).items()}
 
 
 def _record(directory: Path) -> Path:

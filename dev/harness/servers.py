@@ -5,31 +5,16 @@ from __future__ import annotations
 import argparse
 import shutil
 from pathlib import Path
-from typing import Protocol, Self
 
 from harness.cache import cache_directory
 from harness.mysql_server import MysqlServer
 from harness.postgres_server import PostgresServer
+from harness.server_process import ServerProcess
 
 UNDO = "dev/servers down (add --purge to delete the data too)"
 
 
-class Server(Protocol):
-    """What each kind of server offers here."""
-
-    @property
-    def url(self) -> str: ...
-
-    @classmethod
-    def start(cls, directory: Path, *, detached: bool) -> Self: ...
-
-    @classmethod
-    def attach(cls, directory: Path) -> Self | None: ...
-
-    def stop(self) -> None: ...
-
-
-KINDS: dict[str, type[Server]] = {"mysql": MysqlServer, "postgres": PostgresServer}
+KINDS: dict[str, type[ServerProcess]] = {"mysql": MysqlServer, "postgres": PostgresServer}
 
 
 def directory_of(kind: str) -> Path:
@@ -37,7 +22,7 @@ def directory_of(kind: str) -> Path:
     return cache_directory() / "servers" / kind
 
 
-def up(kind: str) -> Server:
+def up(kind: str) -> ServerProcess:
     """The running server of this kind, started if need be."""
     directory = directory_of(kind)
     server = KINDS[kind].attach(directory)
