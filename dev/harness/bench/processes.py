@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import os
-import threading
 from collections import defaultdict
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+
+from harness.background import Sampler
 
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -75,31 +74,16 @@ def _command(pid: int) -> str:
         return ""
 
 
-class TreeMemory:
+class TreeMemory(Sampler):
     """Samples the memory of a process tree while the block runs; ``peak`` is the highest sum, in MB.
 
     Pages that processes share count once for each.
     """
 
     def __init__(self, root: int, every: float = 0.1) -> None:
+        super().__init__(every)
         self.peak = 0.0
         self._root = root
-        self._every = every
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        while True:
-            self.peak = max(self.peak, sum(map(resident_mb, tree(self._root))))
-            if self._stop.wait(self._every):
-                return
+    def _sample(self) -> None:
+        self.peak = max(self.peak, sum(map(resident_mb, tree(self._root))))

@@ -10,16 +10,15 @@ from __future__ import annotations
 import argparse
 import shutil
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
+from harness.background import Sampler
 from harness.bench.contender import Address, Contender, Order
 from harness.bench.report import Report, Result, print_ratios, print_table
 from harness.bench.server import bench_server, logs_directory
@@ -112,32 +111,22 @@ def _observe(server: MysqlServer, traffic: Traffic, work: Callable[[], dict[str,
     )
 
 
-class HistoryList:
+class HistoryList(Sampler):
     """Samples the history list's length while the block runs."""
 
     def __init__(self, server: MysqlServer) -> None:
+        super().__init__()
         self.longest = 0
-        self._server = server
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        self._connection = server.connect()
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
+    def _sample(self) -> None:
+        with self._connection.cursor() as cursor:
+            cursor.execute("SELECT count FROM information_schema.innodb_metrics WHERE name = 'trx_rseg_history_len'")
+            self.longest = max(self.longest, int(cursor.fetchall()[0][0]))
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _run(self) -> None:
-        with self._server.connect() as connection, connection.cursor() as cursor:
-            while not self._stop.wait(0.1):
-                cursor.execute(
-                    "SELECT count FROM information_schema.innodb_metrics WHERE name = 'trx_rseg_history_len'"
-                )
-                self.longest = max(self.longest, int(cursor.fetchall()[0][0]))
+    def __exit__(self, *raised: Any) -> None:
+        super().__exit__(*raised)
+        self._connection.close()
 
 
 def _report(rows: int, impacts: dict[str, Impact]) -> Report:

@@ -5,19 +5,19 @@ It is here to be measured against: what it returns is the shop at no point in ti
 
 from __future__ import annotations
 
-import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
+
+from harness.background import Background
 
 CHUNK_ROWS = 20_000
 
 Row = tuple[Any, ...]
 
 
-class PlainRead:
+class PlainRead(Background):
     """Reads all tables in a thread of its own; ``rows`` is complete once the block has ended.
 
     :param session: opens a DB-API connection in autocommit.
@@ -35,35 +35,18 @@ class PlainRead:
         comparable: Callable[[str, Row], Row],
         pause: float,
     ) -> None:
+        super().__init__()
         self.rows: dict[str, Counter[Row]] = {table: Counter() for table in selects}
         self._session = session
         self._selects = selects
         self._keys = keys
         self._comparable = comparable
         self._pause = pause
-        self._failure: BaseException | None = None
-        self._hurry = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._hurry.set()
-        self._thread.join()
-        if self._failure and error is None:
-            raise self._failure
-
-    def _run(self) -> None:
-        try:
-            with self._session() as connection, connection.cursor() as cursor:
-                for table in self._selects:
-                    self._read(cursor, table)
-        except BaseException as error:
-            self._failure = error
+    def _work(self, number: int) -> None:
+        with self._session() as connection, connection.cursor() as cursor:
+            for table in self._selects:
+                self._read(cursor, table)
 
     def _read(self, cursor: Any, table: str) -> None:
         key, select = self._keys[table], self._selects[table]
@@ -75,7 +58,8 @@ class PlainRead:
         chunk = self._rows(cursor, table, f"{select} {order}", ())
         while chunk:
             self.rows[table].update(chunk)
-            self._hurry.wait(self._pause)
+            # Once the block ends, the rest is read without a pause.
+            self._stop.wait(self._pause)
             chunk = self._rows(cursor, table, f"{select} {beyond} {order}", chunk[-1][: len(key)])
 
     def _rows(self, cursor: Any, table: str, sql: str, bound: Row) -> list[Row]:

@@ -8,12 +8,12 @@ moved.
 from __future__ import annotations
 
 import random
-import threading
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
+
+from harness.background import Background
 
 Cursor = Any
 Transaction = Callable[[Cursor, random.Random, int], None]
@@ -23,7 +23,7 @@ Session = Callable[[], AbstractContextManager[Any]]
 """Opens a session: a DB-API connection, not in autocommit, that is set up for the shop."""
 
 
-class Writers:
+class Writers(Background):
     """``count`` sessions writing until the block ends; together they aim at ``per_second`` transactions a second.
 
     Use it as a context manager; ``committed`` counts. An error in a writer is raised at the end of the block, unless
@@ -41,53 +41,32 @@ class Writers:
         per_second: float = 400,
         seed: int = 1,
     ) -> None:
+        super().__init__(count)
         self.committed = 0
         self._session = session
         self._kinds = kinds
         self._retried = retried
         self._accounts = accounts
-        self._stop = threading.Event()
-        self._failures: list[BaseException] = []
-        self._threads = [
-            threading.Thread(
-                target=self._write, args=(random.Random(f"{seed}/{number}"), count / per_second), daemon=True
-            )
-            for number in range(count)
-        ]
+        self._pause = count / per_second
+        self._seed = seed
 
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        for thread in self._threads:
-            thread.join()
-        if self._failures and error is None:
-            raise self._failures[0]
-
-    def _write(self, chance: random.Random, pause: float) -> None:
-        try:
-            with self._session() as connection, connection.cursor() as cursor:
-                while not self._stop.is_set():
-                    started = time.monotonic()
-                    try:
-                        for kind in chance.choices(
-                            list(self._kinds), weights=list(self._kinds.values()), k=chance.choice([1, 1, 2])
-                        ):
-                            kind(cursor, chance, self._accounts)
-                        connection.commit()
-                        self.committed += 1
-                    except Exception as error:
-                        connection.rollback()
-                        if not self._retried(error):
-                            raise
-                    self._stop.wait(max(0.0, pause - (time.monotonic() - started)))
-        except BaseException as error:
-            self._failures.append(error)
+    def _work(self, number: int) -> None:
+        chance = random.Random(f"{self._seed}/{number}")
+        with self._session() as connection, connection.cursor() as cursor:
+            while not self._stop.is_set():
+                started = time.monotonic()
+                try:
+                    for kind in chance.choices(
+                        list(self._kinds), weights=list(self._kinds.values()), k=chance.choice([1, 1, 2])
+                    ):
+                        kind(cursor, chance, self._accounts)
+                    connection.commit()
+                    self.committed += 1
+                except Exception as error:
+                    connection.rollback()
+                    if not self._retried(error):
+                        raise
+                self._stop.wait(max(0.0, self._pause - (time.monotonic() - started)))
 
 
 def some_account(chance: random.Random, accounts: int) -> int:

