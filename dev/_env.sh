@@ -45,6 +45,10 @@ ensure_setup() {
 }
 
 enter_environment() {
+    # As long as this command runs, nobody takes the environment for left over (dev/harness/leftovers.py).
+    exec 8<"$VENV/.checkout"
+    flock --shared 8
+    touch "$VENV/.checkout"
     # Airflow and Spark start many processes, each of which would compile thousands of modules anew (Airflow: 4 s).
     unset PYTHONDONTWRITEBYTECODE
     export PYTHONPYCACHEPREFIX=$CACHE/pycache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import ast
 import hashlib
+import os
 import shlex
 import sys
 from importlib.metadata import PackageNotFoundError, version
@@ -27,6 +28,8 @@ def spark_environment() -> dict[str, str]:
     _check_one_pyspark()
     kernels = cache_directory() / "numba" / _kernels_digest()
     kernels.mkdir(parents=True, exist_ok=True)
+    # `leftovers` removes what was not used for long.
+    os.utime(kernels)
     return {
         "JAVA_HOME": str(java_home()),
         "NUMBA_CACHE_DIR": str(kernels),
