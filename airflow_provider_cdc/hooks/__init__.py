@@ -10,6 +10,7 @@ from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHo
 
 from airflow_provider_cdc.errors import ConfigurationError  # noqa: E402
 from airflow_provider_cdc.hooks.base import CdcHook  # noqa: E402
+from airflow_provider_cdc.sources.registry import kind_of  # noqa: E402
 
 
 def open_hook(conn_id: str) -> CdcHook:
@@ -17,31 +18,15 @@ def open_hook(conn_id: str) -> CdcHook:
 
     :raises ConfigurationError: there is no such connection, or its type is not one that can be copied from.
     """
+    where = f"source_conn_id {conn_id!r}"
     try:
-        kind = BaseHook.get_connection(conn_id).conn_type
+        connection_type = BaseHook.get_connection(conn_id).conn_type
     except AirflowNotFoundException as error:
         raise ConfigurationError(
             "there is no such connection",
-            where=f"source_conn_id {conn_id!r}",
+            where=where,
             hint="create it, with the type cdc_mysql or cdc_postgres, or correct source_conn_id",
         ) from error
-    # Imported late: who copies MySQL should not have to install what PostgreSQL needs.
-    if kind in ("cdc_mysql", "mysql"):
-        from airflow_provider_cdc.hooks.mysql import CdcMysqlHook
-
-        return CdcMysqlHook(conn_id)
-    if kind in ("cdc_postgres", "postgres"):
-        try:
-            from airflow_provider_cdc.hooks.postgres import CdcPostgresHook
-        except ImportError as error:
-            raise ConfigurationError(
-                f"what PostgreSQL needs is not installed: {error}",
-                where=f"source_conn_id {conn_id!r}",
-                hint="pip install 'airflow-provider-cdc[postgres]'",
-            ) from error
-        return CdcPostgresHook(conn_id)
-    raise ConfigurationError(
-        f"cannot copy from a connection of type {kind!r}",
-        where=f"source_conn_id {conn_id!r}",
-        hint="use a connection of type cdc_mysql, mysql, cdc_postgres or postgres",
-    )
+    kind = kind_of(connection_type, where)
+    hook: CdcHook = kind.load(kind.hook, where)(conn_id)
+    return hook

@@ -10,20 +10,12 @@ from typing import Any, ClassVar
 from airflow.providers.common.compat.sdk import BaseHook
 
 from airflow_provider_cdc.errors import CdcError, ConfigurationError
-from airflow_provider_cdc.sources import open_source
-from airflow_provider_cdc.sources.base import ConnectionSettings, Source
+from airflow_provider_cdc.sources.capabilities import Source
+from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.registry import Kind, kind_of, open_source
 from airflow_provider_cdc.sources.trust import warning
 
 _log = logging.getLogger(__name__)
-
-TLS_FIELDS = {
-    "tls_mode": "mode",
-    "tls_ca": "ca",
-    "tls_cert": "cert",
-    "tls_key": "key",
-    "tls_trusted_network": "trusted_network",
-}
-"""The connection form's fields, which lie in the connection's extra, and what ``ConnectionSettings.tls`` calls them."""
 
 
 class CdcHook(BaseHook):
@@ -33,17 +25,16 @@ class CdcHook(BaseHook):
     """
 
     conn_name_attr = "source_conn_id"
-    kind: ClassVar[str]
-    """What ``ConnectionSettings.kind`` says."""
-    default_port: ClassVar[int]
-    more_tls_fields: ClassVar[Mapping[str, str]] = {}
-    """What ``TLS_FIELDS`` is without, for this kind alone."""
-    option_fields: ClassVar[tuple[str, ...]] = ()
-    """Fields of the connection's extra that become ``ConnectionSettings.options``, under the same names."""
+    own_tls_fields: ClassVar[tuple[str, ...]] = ()
+    """Fields of the form that a stock connection of this kind may have in its extra, too: its own type has none."""
 
     def __init__(self, source_conn_id: str) -> None:
         super().__init__()
         self.source_conn_id = source_conn_id
+
+    @property
+    def kind(self) -> Kind:
+        return kind_of(self.conn_type)
 
     def settings(self) -> ConnectionSettings:
         """How to reach the server. Warns in the log if the connection waives what protects the password.
@@ -58,14 +49,14 @@ class CdcHook(BaseHook):
         extra = connection.extra_dejson
         own = connection.conn_type == self.conn_type
         settings = ConnectionSettings(
-            kind=self.kind,
+            kind=self.kind.name,
             host=connection.host,
-            port=connection.port or self.default_port,
+            port=connection.port or self.kind.default_port,
             user=connection.login,
             password=connection.password or "",
             database=connection.schema or "",
             tls=self._own_tls(extra, where) if own else self._stock_tls(extra, where),
-            options={field: str(extra[field]) for field in self.option_fields if extra.get(field)},
+            options={field: str(extra[field]) for field in self.kind.option_fields if extra.get(field)},
         )
         if said := warning(settings):
             _log.warning("%s", said)
@@ -92,17 +83,16 @@ class CdcHook(BaseHook):
 
     def _own_tls(self, extra: Mapping[str, Any], where: str) -> dict[str, str]:
         # A misspelt TLS setting that is quietly ignored is an unencrypted connection.
-        names = {**TLS_FIELDS, **self.more_tls_fields}
-        fields = [*names, *self.option_fields]
-        if unknown := sorted(set(extra) - set(fields)):
+        if unknown := sorted(set(extra) - set(self.kind.fields)):
             raise ConfigurationError(
                 f"its extra has fields that mean nothing here: {', '.join(unknown)}",
                 where=where,
-                hint=f"the fields are {', '.join(fields)}",
+                hint=f"the fields are {', '.join(self.kind.fields)}",
             )
-        return {name: str(extra[field]) for field, name in names.items() if extra.get(field)}
+        return {name: str(extra[field]) for field, name in self.kind.tls_fields.items() if extra.get(field)}
 
     def _our_own(self, extra: Mapping[str, Any]) -> dict[str, str]:
         """What the stock type of connection has no field for."""
-        names = {"tls_trusted_network": "trusted_network", **self.more_tls_fields}
-        return {name: str(extra[field]) for field, name in names.items() if extra.get(field)}
+        names = self.kind.tls_fields
+        fields = ("tls_trusted_network", *self.own_tls_fields)
+        return {names[field]: str(extra[field]) for field in fields if extra.get(field)}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.hooks.base import CdcHook
@@ -17,9 +17,7 @@ class CdcMysqlHook(CdcHook):
     conn_type = "cdc_mysql"
     default_conn_name = "cdc_mysql"
     hook_name = "MySQL (CDC)"
-    kind = "mysql"
-    default_port = 3306
-    more_tls_fields: ClassVar[Mapping[str, str]] = {"tls_server_key": "server_key"}
+    own_tls_fields = ("tls_server_key",)
 
     def _describe_server(self) -> str:
         settings = self.settings()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.hooks.base import CdcHook
@@ -16,10 +16,7 @@ class CdcPostgresHook(CdcHook):
     conn_type = "cdc_postgres"
     default_conn_name = "cdc_postgres"
     hook_name = "PostgreSQL (CDC)"
-    kind = "postgres"
-    default_port = 5432
-    option_fields = ("publication",)
-    more_tls_fields: ClassVar[Mapping[str, str]] = {"tls_channel_binding": CHANNEL_BINDING}
+    own_tls_fields = ("tls_channel_binding",)
 
     def _describe_server(self) -> str:
         settings = self.settings()

@@ -19,7 +19,7 @@ from airflow_provider_cdc.errors import CdcError, TerminalError, TransientError
 from airflow_provider_cdc.jobs.lifeline import end_with_parent
 from airflow_provider_cdc.jobs.progress import duration, say
 from airflow_provider_cdc.jobs.session import TRY_VARIABLE, error_file, open_session, settings_from_environment
-from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 
 TRANSIENT, TERMINAL = 1, 2
 """Exit codes: whether a retry may help."""

@@ -40,8 +40,9 @@ from airflow_provider_cdc.jobs.tasks import run_tasks
 from airflow_provider_cdc.jobs.verify import Checked, require_whole
 from airflow_provider_cdc.sinks.base import StagedFile, folder_name
 from airflow_provider_cdc.sinks.parquet import ParquetSink, place_of
-from airflow_provider_cdc.sources import open_source
-from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.capabilities import release_run
+from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.registry import open_source
 
 TASK_ID = "consolidate"
 IS_LATEST = "latest.json"
@@ -261,6 +262,6 @@ def _release(settings: ConnectionSettings, manifest: Manifest) -> None:
     """Let the source drop what it kept for the run. The run is published: not being able to is no failure."""
     try:
         # Nobody else ever would.
-        persist("consolidate: release", lambda: open_source(settings).release(manifest.identity, manifest.run_id))
+        persist("consolidate: release", lambda: release_run(open_source(settings), manifest.run_id))
     except CdcError as error:
         say(f"consolidate: the source still keeps what it kept for this run: {error}")

@@ -31,14 +31,9 @@ from airflow_provider_cdc.jobs.tasks import run_tasks
 from airflow_provider_cdc.jobs.verify import without_damaged
 from airflow_provider_cdc.sinks.base import Sink, StagedFile, gone_is_damaged
 from airflow_provider_cdc.sinks.parquet import token
-from airflow_provider_cdc.sources.base import (
-    DELTA_SCHEMA,
-    ConnectionSettings,
-    LogSegment,
-    SegmentSummary,
-    Source,
-    TrackedTable,
-)
+from airflow_provider_cdc.sources.capabilities import PreparesBeforeWindow, Source
+from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.window import DELTA_SCHEMA, LogSegment, SegmentSummary, TrackedTable
 
 TASK_ID = "extract_delta"
 PLAN = "delta/plan.json"
@@ -176,7 +171,10 @@ def _extract_delta(step: Step) -> dict[str, Any]:
     decisions, strangers = net.decide([record.summary for record in records])
     while strangers:
         first = records[0].summary.segment
-        earlier = _read(step, f"delta/before-{-first.number}.json", partial(source.segments_before, first, step.slots))
+        earlier: list[SegmentRecord] = []
+        if isinstance(source, PreparesBeforeWindow):
+            before = partial(source.segments_before, first, step.slots)
+            earlier = _read(step, f"delta/before-{-first.number}.json", before)
         if not earlier:
             raise _prepared_nowhere(strangers)
         records = earlier + records

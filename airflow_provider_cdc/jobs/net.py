@@ -18,7 +18,7 @@ import pyarrow.dataset as ds
 from airflow_provider_cdc.core import row_bytes
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.sinks.base import StagedFile
-from airflow_provider_cdc.sources.base import DELTA_SCHEMA, SegmentSummary
+from airflow_provider_cdc.sources.window import DELTA_SCHEMA, SegmentSummary
 
 BUCKETS = 64
 NET_SCHEMA = DELTA_SCHEMA.append(pa.field("bucket", pa.uint8(), nullable=False))

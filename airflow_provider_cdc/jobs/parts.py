@@ -13,7 +13,7 @@ from airflow_provider_cdc.jobs.patience import persist
 from airflow_provider_cdc.jobs.progress import say
 from airflow_provider_cdc.jobs.step import naming
 from airflow_provider_cdc.sinks.parquet import FILE_BYTES
-from airflow_provider_cdc.sources.base import Source
+from airflow_provider_cdc.sources.capabilities import Source
 
 PARTS_PER_SLOT = 4
 SMALLEST_PART_BYTES = 8 * 2**20

@@ -17,7 +17,7 @@ from airflow_provider_cdc.jobs.extract_delta import NetChange
 from airflow_provider_cdc.jobs.touched import MarkedFile, TouchedKeys, mark
 from airflow_provider_cdc.sinks.base import Sink, StagedFile, folder_name, gone_is_damaged
 from airflow_provider_cdc.sinks.parquet import token
-from airflow_provider_cdc.sources.base import Source
+from airflow_provider_cdc.sources.capabilities import Source
 
 TOUCHED_ROWS = 1_000_000
 """How many touched keys a task holds at a time."""

@@ -13,7 +13,7 @@ from pyspark import SparkConf
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.errors import ConfigurationError
-from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 
 SOURCE_VARIABLE = "CDC_SOURCE"
 """The environment variable that carries the source's settings, password included, to the driver. Never argv or conf,

@@ -33,7 +33,8 @@ from airflow_provider_cdc.jobs.verify import without_damaged
 from airflow_provider_cdc.jobs.watch import Watch
 from airflow_provider_cdc.sinks.base import Sink, StagedFile, folder_name
 from airflow_provider_cdc.sinks.parquet import token
-from airflow_provider_cdc.sources.base import ConnectionSettings, Source
+from airflow_provider_cdc.sources.capabilities import OrdersChunks, Source, shared_reads
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 
 TASK_ID = "snapshot"
 PLAN = "chunks/plan.json"
@@ -112,7 +113,8 @@ class ReadPart:
         started = time.monotonic()
         entry = self.tables[part.table]
         schema = self.source.arrow_schema(entry.table)
-        extents = KeyExtents(self.source.key_order(entry.table))
+        ordered = self.source.key_order(entry.table) if isinstance(self.source, OrdersChunks) else None
+        extents = KeyExtents(ordered)
         odd: list[dict[str, str]] = []
         name = f"chunks/{folder_name(entry.table.name)}/{part.name}-{token()}"
         with (
@@ -262,7 +264,7 @@ def _read_missing(
         patience.succeeded()
         progress.add(record.chunks, record.rows, weights[record.part])
 
-    with step.source.share_reads(shared, lock) as source:
+    with shared_reads(step.source, shared, lock) as source:
         run_tasks(
             step.spark,
             "read chunks",

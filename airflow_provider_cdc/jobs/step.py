@@ -23,8 +23,9 @@ from airflow_provider_cdc.errors import CdcError, ConfigurationError, ManifestEr
 from airflow_provider_cdc.jobs.patience import persist
 from airflow_provider_cdc.jobs.progress import say
 from airflow_provider_cdc.sinks.parquet import ParquetSink
-from airflow_provider_cdc.sources import open_source
-from airflow_provider_cdc.sources.base import ConnectionSettings, Source
+from airflow_provider_cdc.sources.capabilities import Source
+from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.registry import open_source
 
 WORK_FOLDERS = ("chunks", "delta", "staged")
 """What only a run in progress needs."""

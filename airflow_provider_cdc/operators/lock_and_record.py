@@ -17,7 +17,8 @@ from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.operators.base import TargetOperator, airflow_errors, lake_of, run_folder, run_id_of
 from airflow_provider_cdc.operators.parameters import Allowed
 from airflow_provider_cdc.operators.releasing import ReleasingOperator
-from airflow_provider_cdc.sources.base import Source, TablePlan
+from airflow_provider_cdc.sources.base import TablePlan
+from airflow_provider_cdc.sources.capabilities import KeepsForRun, Source
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -152,5 +153,7 @@ def _current(run: Storage) -> Manifest | None:
 
 def _release_own(source: Source, own: Mapping[str, str], counting: Mapping[str, str]) -> None:
     """Release what a try that was too slow made on the source, never what the run that counts rests on."""
-    if all(own.get(name) and own.get(name) != counting.get(name) for name in ("slot", "publication")):
-        source.release(own)
+    if isinstance(source, KeepsForRun) and all(
+        own.get(name) and own.get(name) != counting.get(name) for name in ("slot", "publication")
+    ):
+        source.discard(own)

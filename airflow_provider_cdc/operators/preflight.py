@@ -17,7 +17,8 @@ from airflow_provider_cdc.operators.base import TargetOperator, airflow_errors, 
 from airflow_provider_cdc.operators.lake_checks import check_names, tell_leftovers
 from airflow_provider_cdc.operators.parameters import Allowed, check_conf, take_options, taking_options
 from airflow_provider_cdc.operators.spark_step import check_spark
-from airflow_provider_cdc.sources.base import Source, TablePlan
+from airflow_provider_cdc.sources.base import TablePlan
+from airflow_provider_cdc.sources.capabilities import Source
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

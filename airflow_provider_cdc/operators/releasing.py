@@ -13,8 +13,9 @@ from airflow_provider_cdc.core.manifest import Manifest
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.operators.base import lake_of, run_folder, run_id_for, run_id_of, supervisor_channel
-from airflow_provider_cdc.sources import open_source
-from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.capabilities import release_run
+from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.registry import open_source
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -45,14 +46,11 @@ class ReleasingOperator(BaseOperator):
     def release(self, run: Storage, settings: ConnectionSettings) -> None:
         """Release what the source keeps for the run. A failure is logged: it must not hide why the task failed."""
         try:
-            if not Manifest.exists(run):
-                # The position may have been fixed all the same, by a task that was killed before it could say so.
-                open_source(settings).release({}, run.uri.rstrip("/").rpartition("/")[2])
+            # Without a manifest, too, the position may have been fixed: by a task that was killed before it said so.
+            manifest = Manifest.load(run) if Manifest.exists(run) else None
+            if manifest and "consolidate" in manifest.steps and manifest.options.keep_slot:
                 return
-            manifest = Manifest.load(run)
-            if "consolidate" in manifest.steps and manifest.options.keep_slot:
-                return
-            open_source(settings).release(manifest.identity)
+            release_run(open_source(settings), run.uri.rstrip("/").rpartition("/")[2])
         except Exception as error:
             _log.warning("The source may still keep what it kept for %s: %s", run.uri, error)
 

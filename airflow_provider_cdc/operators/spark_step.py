@@ -31,7 +31,7 @@ from airflow_provider_cdc.operators import guardian
 from airflow_provider_cdc.operators.base import airflow_errors, supervisor_channel
 from airflow_provider_cdc.operators.releasing import ReleasingOperator
 from airflow_provider_cdc.operators.scratch import scratch, scratch_parent
-from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

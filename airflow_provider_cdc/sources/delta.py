@@ -11,8 +11,8 @@ import pyarrow as pa
 from airflow_provider_cdc.core import row_bytes
 from airflow_provider_cdc.core.kernel import Bytes, Int64s, copy_bytes, kernel
 from airflow_provider_cdc.core.table import Table
-from airflow_provider_cdc.sources.base import DELTA_SCHEMA, TrackedTable
 from airflow_provider_cdc.sources.netting import COUNT, HEADER, LENGTHS, ORDER, SUBORDER, NetChange
+from airflow_provider_cdc.sources.window import DELTA_SCHEMA, TrackedTable
 
 Decoder = Callable[[Table, pa.BinaryArray], pa.RecordBatch]
 

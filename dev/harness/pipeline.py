@@ -16,8 +16,9 @@ from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.jobs.consolidate import consolidate
 from airflow_provider_cdc.jobs.extract_delta import extract_delta
 from airflow_provider_cdc.jobs.snapshot import snapshot
-from airflow_provider_cdc.sources import open_source
-from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.capabilities import release_run
+from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.registry import open_source
 from harness.mysql_server import MysqlServer
 from harness.postgres_server import SUPERUSER, PostgresServer
 
@@ -87,7 +88,7 @@ class Pipeline:
     def release(self) -> None:
         """What Airflow does when a run fails for good: nothing of it stays on the server."""
         if Manifest.exists(self.run):
-            self.source.release(Manifest.load(self.run).identity)
+            release_run(self.source, self._run_id)
 
     def finish(self) -> dict[str, Any]:
         """The steps after ``record``."""

@@ -17,7 +17,7 @@ from typing import Any
 import psycopg
 import pymysql
 
-from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from harness import oracle
 from harness.mysql_server import MysqlServer
 from harness.pipeline import settings_of

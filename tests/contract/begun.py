@@ -1,4 +1,4 @@
-"""A run as the jobs make it, without Spark and without a lake: what ``sources.base`` promises, and nothing else."""
+"""A run as the jobs make it, without Spark and without a lake: what its source promises, and nothing else."""
 
 from __future__ import annotations
 
@@ -15,8 +15,10 @@ from airflow_provider_cdc.core import row_bytes
 from airflow_provider_cdc.core.chunk import Chunk
 from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.table import Table
-from airflow_provider_cdc.sources import open_source
-from airflow_provider_cdc.sources.base import DELTA_SCHEMA, Source, TablePlan, TrackedTable
+from airflow_provider_cdc.sources.base import TablePlan
+from airflow_provider_cdc.sources.capabilities import Source, release_run, shared_reads
+from airflow_provider_cdc.sources.registry import open_source
+from airflow_provider_cdc.sources.window import DELTA_SCHEMA, TrackedTable
 from tests.contract.databases import Database
 
 RUN_ID = "20260101T000000Z-00000000"
@@ -71,13 +73,18 @@ class Begun:
         plans = self.source.preflight(patterns, consistency, unrepresentable)
         self.plans = {plan.name.name: TablePlan.from_json(written(plan.to_json())) for plan in plans}
         point = self.source.record_initial(list(self.plans.values()), LOCK, run_id)
+        self.run_id = run_id
         self.position = point.position
         self.identity = written(dict(point.identity))
         self.tables = {table.name.name: Table.from_json(written(table.to_json())) for table in point.tables}
 
+    def release(self) -> None:
+        """What the last step does."""
+        release_run(self.source, self.run_id)
+
     def read_all(self, chunk_rows: int = 100_000) -> dict[str, pa.Table]:
         """All rows of all tables, each at the consistency that is planned for it."""
-        with self.source.share_reads({plan.consistency for plan in self.plans.values()}, LOCK) as shared:
+        with shared_reads(self.source, {plan.consistency for plan in self.plans.values()}, LOCK) as shared:
             return {
                 name: read_chunks(
                     shared, table, self.plans[name].consistency, self.source.plan_chunks(table, chunk_rows)

@@ -45,7 +45,7 @@ def begin(db: Database) -> Iterator[Begin]:
 
     yield start
     for run in runs:
-        run.source.release(run.identity)
+        run.release()
 
 
 @pytest.fixture(scope="session")

@@ -18,7 +18,7 @@ import pymysql
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.core.table import TableName
-from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from harness.mysql_server import MysqlServer
 from harness.postgres_server import PostgresServer
 

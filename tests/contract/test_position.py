@@ -8,7 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from airflow_provider_cdc.errors import ExactnessError, LogGone, SchemaChanged, SourceReplaced, TerminalError
-from airflow_provider_cdc.sources import open_source
+from airflow_provider_cdc.sources.capabilities import release_run
+from airflow_provider_cdc.sources.registry import open_source
 from tests.contract.begun import LOCK, RUN_ID, Begin, Begun, written
 from tests.contract.databases import Database
 
@@ -43,7 +44,7 @@ def test_the_point_is_plain_data_that_a_manifest_can_hold(stock: Database) -> No
         assert 0 <= point.lock_seconds < 5
         source.check_identity(written(dict(point.identity)), point.position)
     finally:
-        source.release(point.identity)
+        release_run(source, RUN_ID)
     stock.wait_for_no_session()
 
 
@@ -87,7 +88,7 @@ def test_runs_do_not_disturb_each_other(stock: Database, begin: Begin) -> None:
     first, second = begin("stock"), begin("stock", run_id="20260101T000000Z-11111111")
     stock.execute("DELETE FROM stock WHERE id = 1")
     second.window()
-    second.source.release(second.identity)
+    second.release()
     assert first.window().before["stock"].keys() == keys(1)
 
 
@@ -96,7 +97,7 @@ def test_nothing_of_a_run_is_left_once_it_is_released_however_often(stock: Datab
     run = Begun(stock, "stock", "visits")
     run.read_all()
     for _ in range(3):
-        run.source.release(run.identity)
+        run.release()
         assert stock.kept() == before == []
     stock.wait_for_no_session()
 
@@ -134,7 +135,7 @@ class TestAnotherServerOrAnotherLog:
         second_server.insert("stock", [(1, "old")])
         run = Begun(second_server, "stock")
         yield run
-        run.source.release(run.identity)
+        run.release()
         second_server.execute("DROP TABLE stock")
 
     def test_of_another_server_stops_the_run(self, stock: Database, begin: Begin, away: Begun) -> None:

@@ -16,8 +16,9 @@ from airflow_provider_cdc.errors import (
     TerminalError,
     TransientError,
 )
-from airflow_provider_cdc.sources import open_source
-from airflow_provider_cdc.sources.base import Source, TablePlan
+from airflow_provider_cdc.sources.base import TablePlan
+from airflow_provider_cdc.sources.capabilities import Source
+from airflow_provider_cdc.sources.registry import open_source
 from tests.contract.begun import LOCK, RUN_ID, Begin, sent, written
 from tests.contract.databases import PASSWORD, Database
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -23,17 +23,17 @@ from airflow_provider_cdc.core.manifest import Manifest, RunTable
 from airflow_provider_cdc.core.options import LockPolicy, StepOptions
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Column, Table, TableName
-from airflow_provider_cdc.sources.base import (
+from airflow_provider_cdc.sources.base import TablePlan
+from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.odd_values import OddValue
+from airflow_provider_cdc.sources.window import (
     DELTA_SCHEMA,
-    ConnectionSettings,
     InitialPoint,
     LogSegment,
     SegmentSummary,
-    TablePlan,
     TrackedTable,
     UpperBound,
 )
-from airflow_provider_cdc.sources.odd_values import OddValue
 
 Row = tuple[Any, ...]
 ChangeOf = tuple[int, Row | None, Row | None]
@@ -216,14 +216,8 @@ class HistorySource:
     def check_identity(self, identity: Mapping[str, str], position: str) -> None:
         assert identity == {"server": "history"}
 
-    def release(self, identity: Mapping[str, str], run_id: str = "") -> None:
-        pass
-
     def check_tables(self, tables: Sequence[Table]) -> None:
         pass
-
-    def share_reads(self, consistencies: Collection[str], lock: LockPolicy) -> AbstractContextManager[HistorySource]:
-        return nullcontext(self)
 
     def one_session(self) -> AbstractContextManager[HistorySource]:
         return nullcontext(self)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from airflow_provider_cdc.jobs.session import open_session, settings_from_environment
 from airflow_provider_cdc.jobs.tasks import run_tasks
-from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 
 
 @dataclass(frozen=True)

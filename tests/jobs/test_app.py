@@ -15,7 +15,7 @@ from airflow_provider_cdc.errors import ConfigurationError, SchemaChanged, Sourc
 from airflow_provider_cdc.jobs import app
 from airflow_provider_cdc.jobs.session import check_pyspark, settings_from_environment, to_environment
 from airflow_provider_cdc.jobs.step import naming
-from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from tests.jobs.conftest import MakeRunner
 from tests.jobs.history_source import HistorySource, random_history
 

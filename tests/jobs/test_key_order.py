@@ -18,7 +18,7 @@ from airflow_provider_cdc.jobs.key_order import Extent, check_key_order
 from airflow_provider_cdc.jobs.parts import Part
 from airflow_provider_cdc.jobs.snapshot import ReadPart
 from airflow_provider_cdc.sinks.parquet import ParquetSink
-from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource, axes, chunks
 from airflow_provider_cdc.sources.mysql.schema import read_tables
 from airflow_provider_cdc.sources.mysql.session import query, session

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_cdc.core import net_change, row_bytes
 from airflow_provider_cdc.jobs import net
-from airflow_provider_cdc.sources.base import DELTA_SCHEMA, LogSegment, SegmentSummary
+from airflow_provider_cdc.sources.window import DELTA_SCHEMA, LogSegment, SegmentSummary
 
 KEYED, KEYLESS = 0, 1
 Event = tuple[int, bytes, bytes | None, int]

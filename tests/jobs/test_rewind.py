@@ -30,7 +30,7 @@ from airflow_provider_cdc.jobs.touched import MarkedFile
 from airflow_provider_cdc.sinks import parquet
 from airflow_provider_cdc.sinks.base import StagedFile
 from airflow_provider_cdc.sinks.parquet import ParquetSink
-from airflow_provider_cdc.sources.base import DELTA_SCHEMA
+from airflow_provider_cdc.sources.window import DELTA_SCHEMA
 
 EPOCH = dt.datetime(1970, 1, 1)
 KEYS: dict[str, tuple[pa.DataType, list[Any]]] = {

@@ -12,7 +12,7 @@ import pytest
 
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.jobs.session import check_encryption, to_environment
-from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from harness.environment import spark_environment
 from tests.jobs.cluster import SPARK_HOME
 

@@ -15,7 +15,7 @@ from airflow_provider_cdc.core.manifest import Manifest
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import LogGone, SchemaChanged, SourceUnavailable
 from airflow_provider_cdc.jobs import snapshot, watch
-from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, settings_of
 from tests.jobs.conftest import MakeRunner

@@ -23,7 +23,8 @@ from airflow_provider_cdc.errors import ConfigurationError, LockNotGranted, LogG
 from airflow_provider_cdc.operators import lock_and_record
 from airflow_provider_cdc.operators.base import lake_of, run_id_of
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
-from airflow_provider_cdc.sources.base import InitialPoint, TablePlan
+from airflow_provider_cdc.sources.base import TablePlan
+from airflow_provider_cdc.sources.window import InitialPoint
 
 ORDERS, CLICKS = TableName("shop", "orders"), TableName("shop", "clicks")
 PLAN = [TablePlan(ORDERS, "watermark", "it has a key").to_json(), TablePlan(CLICKS, "lock", "it has none").to_json()]
@@ -43,7 +44,10 @@ class FakeSource:
         self.slots: str | None = None
         self.released: list[str] = []
 
-    def release(self, identity: Mapping[str, str]) -> None:
+    def release(self, run_id: str) -> None:
+        raise NotImplementedError
+
+    def discard(self, identity: Mapping[str, str]) -> None:
         self.released.append(identity["slot"])
 
     def check_identity(self, identity: Mapping[str, str], position: str) -> None:

@@ -18,7 +18,7 @@ from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.operators import lock_and_record
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
-from airflow_provider_cdc.sources import open_source
+from airflow_provider_cdc.sources.registry import open_source
 from harness.mysql_server import MysqlServer
 from harness.pipeline import settings_of
 

@@ -57,7 +57,7 @@ def run(source: PostgresSource, context: Any, tmp_path: Any) -> Iterator[Storage
     """A run that has begun: the server keeps a slot for it."""
     run = begin_run(source, run_id_of(context, tmp_path.as_uri()), tmp_path)
     yield run
-    source.release(Manifest.load(run).identity)
+    source.discard(Manifest.load(run).identity)
 
 
 def begin_run(source: PostgresSource, run_id: str, target: Any, **options: Any) -> Storage:
@@ -231,7 +231,7 @@ def test_a_slot_that_is_to_be_kept_stays_when_the_dag_run_fails_after_the_tables
     manifest.finish_step(run, "consolidate", {})
     release(context)
     assert kept(postgres) == 1
-    source.release(manifest.identity)
+    source.discard(manifest.identity)
 
 
 def test_a_source_that_cannot_be_reached_does_not_hide_why_the_task_failed(

@@ -23,7 +23,7 @@ from typing import Any
 import pymysql
 
 from airflow_provider_cdc.errors import LogGone, PositionError, SourceReplaced, SourceUnavailable
-from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.log.request import CANNOT_READ_LOG, request_log
 from airflow_provider_cdc.sources.mysql.session import (
     Connection,

@@ -22,7 +22,7 @@ from pymysql import _auth, err
 from pymysql.constants import CLIENT, CR
 
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, DecodeError
-from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.trust import PREFERRED, Trust
 
 if TYPE_CHECKING:

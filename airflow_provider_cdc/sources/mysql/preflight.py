@@ -10,7 +10,8 @@ import pymysql
 from airflow_provider_cdc.core.options import CONSISTENCIES, UNREPRESENTABLE
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import LogGone, PreflightError, Problem
-from airflow_provider_cdc.sources.base import ConnectionSettings, TablePlan, with_policy
+from airflow_provider_cdc.sources.base import TablePlan, with_policy
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.generated import generated_problems
 from airflow_provider_cdc.sources.mysql.history import log_status
 from airflow_provider_cdc.sources.mysql.managed import is_amazon, retention_problem

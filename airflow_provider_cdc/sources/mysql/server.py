@@ -13,7 +13,7 @@ import pymysql
 
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.errors import ExactnessError, LogGone, Problem, SourceReplaced
-from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.history import (
     LogPlace,
     check_continuity,

@@ -21,7 +21,7 @@ from airflow_provider_cdc.errors import (
     TerminalError,
     TransientError,
 )
-from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.login import SERVER_KEY, GuardedConnection
 from airflow_provider_cdc.sources.trust import DISABLED, VERIFY_CA, VERIFY_IDENTITY, Trust, trust_in, without_frames
 

@@ -28,14 +28,9 @@ from airflow_provider_cdc.errors import (
     Problem,
     SchemaChanged,
 )
-from airflow_provider_cdc.sources.base import (
-    ChunkReader,
-    ConnectionSettings,
-    InitialPoint,
-    TablePlan,
-    UpperBound,
-    with_policy,
-)
+from airflow_provider_cdc.sources.base import TablePlan, with_policy
+from airflow_provider_cdc.sources.capabilities import ChunkReader
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.kept import Kept, session_of
 from airflow_provider_cdc.sources.mysql.chunks import where
 from airflow_provider_cdc.sources.mysql.history import end_of_log
@@ -52,6 +47,7 @@ from airflow_provider_cdc.sources.mysql.session import (
     variables,
 )
 from airflow_provider_cdc.sources.odd_values import OddValue
+from airflow_provider_cdc.sources.window import InitialPoint, UpperBound
 
 _NO_POSITION = Problem(
     "gtid_executed",

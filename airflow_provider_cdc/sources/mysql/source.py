@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from copy import copy
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
@@ -13,23 +13,23 @@ from airflow_provider_cdc.core.chunk import Chunk
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.table import Table
-from airflow_provider_cdc.sources.base import (
+from airflow_provider_cdc.sources.base import TablePlan
+from airflow_provider_cdc.sources.capabilities import (
     ChunkReader,
-    ConnectionSettings,
-    InitialPoint,
-    LogSegment,
+    OrdersChunks,
+    PreparesBeforeWindow,
     SegmentReader,
-    TablePlan,
-    TrackedTable,
-    UpperBound,
+    Source,
 )
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.kept import Kept, keeping, session_of
 from airflow_provider_cdc.sources.mysql import axes, chunks, preflight, schema, server, snapshot, types
 from airflow_provider_cdc.sources.mysql.session import RunSettings, session, value
+from airflow_provider_cdc.sources.window import InitialPoint, LogSegment, TrackedTable, UpperBound
 
 
 class MysqlSource:
-    """``sources.base.Source`` for MySQL; each method is a function of the module that its name says.
+    """``sources.capabilities.Source`` for MySQL; each method is a function of the module that its name says.
 
     What decodes rows and logs is imported where it is used: its kernels take a second to load, and the steps that only
     check, plan and record do without.
@@ -67,16 +67,10 @@ class MysqlSource:
         with session(self.settings) as connection:
             server.check_identity(self.settings, connection, identity, position)
 
-    def release(self, identity: Mapping[str, str], run_id: str = "") -> None:
-        """Nothing: the log is kept by the server's own rules."""
-
     def check_tables(self, tables: Sequence[Table]) -> None:
         # The log shows every DDL, too, but only once it is read.
         with session(self.settings) as connection:
             schema.check_unchanged(connection, tables)
-
-    def share_reads(self, consistencies: Collection[str], lock: LockPolicy) -> AbstractContextManager[MysqlSource]:
-        return nullcontext(self)
 
     @contextmanager
     def one_session(self) -> Iterator[MysqlSource]:
@@ -127,3 +121,9 @@ class MysqlSource:
         from airflow_provider_cdc.sources.mysql.decode.images import decode_images
 
         return decode_images(table, images, nulled)
+
+
+if TYPE_CHECKING:
+
+    def _is_source(source: MysqlSource) -> tuple[Source, OrdersChunks, PreparesBeforeWindow]:
+        return source, source, source

@@ -7,7 +7,8 @@ from collections.abc import Iterable, Sequence
 from airflow_provider_cdc.core.options import CONSISTENCIES, UNREPRESENTABLE
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import PreflightError, Problem
-from airflow_provider_cdc.sources.base import ConnectionSettings, TablePlan, with_policy
+from airflow_provider_cdc.sources.base import TablePlan, with_policy
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.advice import advise
 from airflow_provider_cdc.sources.postgres.inheritance import inheritance_problems
 from airflow_provider_cdc.sources.postgres.platform import change_setting, platform

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.errors import ConfigurationError, ExactnessError, LogGone, SourceReplaced
-from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres import types
 
 SETTINGS: Mapping[str, str] = {

@@ -10,7 +10,7 @@ from contextlib import suppress
 
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import ConfigurationError, Problem, TransientError
-from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.platform import allow_replication, platform
 from airflow_provider_cdc.sources.postgres.publications import relations_sql
 from airflow_provider_cdc.sources.postgres.schema import Leaf, leaves

@@ -20,7 +20,7 @@ from psycopg import pq
 from psycopg.conninfo import make_conninfo
 
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, SourceUnavailable
-from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres import types
 
 NO_CLEARTEXT = "!password"

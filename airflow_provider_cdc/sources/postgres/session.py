@@ -28,7 +28,7 @@ from airflow_provider_cdc.errors import (
     TerminalError,
     TransientError,
 )
-from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres import prepared, types
 from airflow_provider_cdc.sources.postgres.refusals import NO_CLEARTEXT, connect_error
 from airflow_provider_cdc.sources.trust import trust_in, without_frames

@@ -26,7 +26,7 @@ from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import CdcError, LockNotGranted, SchemaChanged, SourceUnavailable, TransientError
-from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.schema import Leaf, leaves
 from airflow_provider_cdc.sources.postgres.session import (
     APPLICATION,
@@ -325,18 +325,22 @@ def _comment(run_id: str) -> str:
     return json.dumps(said)
 
 
-def release(settings: ConnectionSettings, identity: Mapping[str, str], run_id: str = "") -> None:
-    """Drop what the server keeps for the run with this ``identity``, but for a publication that was there before it.
-
-    :param run_id: the run, where its identity is not known: the names of what it made are those of its id.
+def release(settings: ConnectionSettings, run_id: str) -> None:
+    """Drop what the server keeps for a run: the names of what it made are those of its id.
 
     :raises SourceUnavailable: the server cannot be reached; what it keeps stays.
     :raises TransientError: a session that uses the slot did not end.
     """
-    if identity:
-        drop(settings, identity["slot"], identity["publication"] if identity["publication_made"] else "")
-    elif run_id:
-        drop(settings, name_of(run_id), name_of(run_id))
+    drop(settings, name_of(run_id), name_of(run_id))
+
+
+def discard(settings: ConnectionSettings, identity: Mapping[str, str]) -> None:
+    """Drop what was made for the position with this ``identity``, but not a publication that was there before it.
+
+    :raises SourceUnavailable: the server cannot be reached; what it keeps stays.
+    :raises TransientError: a session that uses the slot did not end.
+    """
+    drop(settings, identity["slot"], identity["publication"] if identity["publication_made"] else "")
 
 
 def drop(settings: ConnectionSettings, slot: str, publication: str = "") -> None:

@@ -32,14 +32,9 @@ from airflow_provider_cdc.errors import (
     SourceReplaced,
     SourceUnavailable,
 )
-from airflow_provider_cdc.sources.base import (
-    ChunkReader,
-    ConnectionSettings,
-    InitialPoint,
-    TablePlan,
-    UpperBound,
-    with_policy,
-)
+from airflow_provider_cdc.sources.base import TablePlan, with_policy
+from airflow_provider_cdc.sources.capabilities import ChunkReader
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.kept import Kept
 from airflow_provider_cdc.sources.odd_values import OddValue
 from airflow_provider_cdc.sources.postgres import durable, prepared, slots
@@ -60,6 +55,7 @@ from airflow_provider_cdc.sources.postgres.session import (
     shared_view_errors,
     value,
 )
+from airflow_provider_cdc.sources.window import InitialPoint, UpperBound
 
 _TRIES = 3
 

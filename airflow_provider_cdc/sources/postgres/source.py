@@ -2,33 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
 from airflow_provider_cdc.core.chunk import Chunk
 from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.table import Table
-from airflow_provider_cdc.sources.base import (
-    ChunkReader,
-    ConnectionSettings,
-    InitialPoint,
-    LogSegment,
-    SegmentReader,
-    TablePlan,
-    TrackedTable,
-    UpperBound,
-)
+from airflow_provider_cdc.sources.base import TablePlan
+from airflow_provider_cdc.sources.capabilities import ChunkReader, KeepsForRun, SegmentReader, SharesReads, Source
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.kept import Kept, keeping, session_of
 from airflow_provider_cdc.sources.postgres import chunks, preflight, prepared, schema, server, slots, snapshot, types
 from airflow_provider_cdc.sources.postgres.session import session, value
+from airflow_provider_cdc.sources.window import InitialPoint, LogSegment, TrackedTable, UpperBound
 
 
 class PostgresSource:
-    """``sources.base.Source`` for PostgreSQL; each method is a function of the module that its name says.
+    """``sources.capabilities.Source`` for PostgreSQL; each method is a function of the module that its name says.
 
     What decodes the log is imported where it is used: its kernels take a second to load, and the steps that only check,
     plan and record do without.
@@ -68,14 +62,14 @@ class PostgresSource:
         with session(self.settings) as connection:
             schema.check_unchanged(connection, tables)
 
-    def release(self, identity: Mapping[str, str], run_id: str = "") -> None:
-        slots.release(self.settings, identity, run_id)
+    def release(self, run_id: str) -> None:
+        slots.release(self.settings, run_id)
+
+    def discard(self, identity: Mapping[str, str]) -> None:
+        slots.discard(self.settings, identity)
 
     @contextmanager
-    def share_reads(self, consistencies: Collection[str], lock: LockPolicy) -> Iterator[PostgresSource]:
-        if "exported" not in consistencies:
-            yield self
-            return
+    def share_reads(self, lock: LockPolicy) -> Iterator[PostgresSource]:
         with snapshot.share_view(self.settings, lock) as view:
             yield PostgresSource(self.settings, view)
 
@@ -89,10 +83,6 @@ class PostgresSource:
         with session_of(self._kept, "planning", lambda: session(self.settings)) as connection:
             return chunks.plan_chunks(connection, table, chunk_rows)
 
-    def key_order(self, table: Table) -> str | None:
-        """None: chunks are ranges of blocks."""
-        return None
-
     def reader(self, table: Table, consistency: str, lock: LockPolicy) -> AbstractContextManager[ChunkReader]:
         return snapshot.open_reader(self.settings, table, consistency, self.view, self._kept)
 
@@ -103,10 +93,6 @@ class PostgresSource:
         from airflow_provider_cdc.sources.postgres.log.segments import log_segments
 
         return log_segments(self.settings, initial, log_end, identity)
-
-    def segments_before(self, segment: LogSegment, count: int) -> list[LogSegment]:
-        """None: the slot gives a prepared transaction whole, at its commit."""
-        return []
 
     def read_segment(
         self, segment: LogSegment, initial: str, tables: Sequence[TrackedTable]
@@ -124,3 +110,9 @@ class PostgresSource:
         from airflow_provider_cdc.sources.postgres.decode.images import decode_images
 
         return decode_images(table, images, nulled)
+
+
+if TYPE_CHECKING:
+
+    def _is_source(source: PostgresSource) -> tuple[Source, SharesReads, KeepsForRun]:
+        return source, source, source

@@ -7,15 +7,19 @@ from contextlib import contextmanager
 
 from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.table import TableName
-from airflow_provider_cdc.sources.base import InitialPoint, Source, TablePlan
+from airflow_provider_cdc.sources.base import TablePlan
+from airflow_provider_cdc.sources.capabilities import Source, release_run
+from airflow_provider_cdc.sources.window import InitialPoint
+
+RUN_ID = "bench"
 
 
 @contextmanager
 def recorded(source: Source, table: str) -> Iterator[InitialPoint]:
     """The initial point of a run that copies one table. Nothing of it stays on the server."""
     plan = TablePlan(TableName.parse(table), "watermark", "it has a key")
-    point = source.record_initial([plan], LockPolicy(), "bench")
+    point = source.record_initial([plan], LockPolicy(), RUN_ID)
     try:
         yield point
     finally:
-        source.release(point.identity)
+        release_run(source, RUN_ID)

@@ -19,6 +19,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_cdc.errors import CdcError, SchemaChanged
+from airflow_provider_cdc.sources.capabilities import shared_reads
 from airflow_provider_cdc.sources.postgres.decode.rows import CopyReader
 from harness.postgres_server import PostgresServer
 from tests.consistency.writing import Writing
@@ -197,7 +198,7 @@ def copied(shop: PostgresDatabase, when: str, act: Callable[[], None]) -> None:
         window = run.window(uppers)
     finally:
         if run is not None:
-            run.source.release(run.identity)
+            run.release()
     for name, table in run.tables.items():
         schema = run.source.arrow_schema(table)
         rows = [dict(zip(schema.names, row, strict=True)) for row in truth[name].elements()]
@@ -212,7 +213,7 @@ def _read(run: Begun, when: str, act: Callable[[], None]) -> tuple[dict[str, lis
         act()
     with (
         ThreadPoolExecutor(1) as pool,
-        run.source.share_reads({plan.consistency for plan in run.plans.values()}, LOCK) as shared,
+        shared_reads(run.source, {plan.consistency for plan in run.plans.values()}, LOCK) as shared,
     ):
         acting: Future[None] | None = None
         chunks = [(name, one) for name, table in run.tables.items() for one in shared.plan_chunks(table, 40)]
@@ -327,7 +328,7 @@ def test_schemas_that_swap_their_names_while_a_chunk_is_read_stop_the_run(
     (chunk,) = run.source.plan_chunks(table, 1_000)
     try:
         with (
-            run.source.share_reads({consistency}, LOCK) as source,
+            shared_reads(run.source, {consistency}, LOCK) as source,
             source.reader(table, consistency, LOCK) as reader,
         ):
             assert sum(batch.num_rows for batch in reader.read(chunk)) == 400
@@ -338,4 +339,4 @@ def test_schemas_that_swap_their_names_while_a_chunk_is_read_stop_the_run(
             monkeypatch.undo()
         run.source.check_tables([table])
     finally:
-        run.source.release(run.identity)
+        run.release()

@@ -12,8 +12,8 @@ from dataclasses import replace
 import pytest
 
 from airflow_provider_cdc.errors import PreflightError, SchemaChanged, SourceUnavailable
-from airflow_provider_cdc.sources import open_source
 from airflow_provider_cdc.sources.postgres import slots
+from airflow_provider_cdc.sources.registry import open_source
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
 from tests.contract.begun import LOCK, RUN_ID, Begun, row_keys
@@ -126,7 +126,7 @@ def test_a_publication_that_tells_less_for_a_while_stops_the_run(
             with pytest.raises(SchemaChanged):
                 _rewound(run)
         finally:
-            run.source.release(run.identity)
+            run.release()
 
 
 @pytest.mark.parametrize("hazard", BEFORE)

@@ -16,9 +16,11 @@ from airflow_provider_cdc.core.chunk import Chunk
 from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.errors import CdcError, ExactnessError, PreflightError, SourceReplaced
-from airflow_provider_cdc.sources.base import ConnectionSettings, InitialPoint, LogSegment, TablePlan, UpperBound
+from airflow_provider_cdc.sources.base import TablePlan
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from airflow_provider_cdc.sources.mysql.session import query, session
+from airflow_provider_cdc.sources.window import InitialPoint, LogSegment, UpperBound
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline
 from harness.proxy import Proxy, own_greeting

@@ -23,7 +23,7 @@ import pytest
 from airflow_provider_cdc.core.chunk import Bound, Chunk, partition
 from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.table import Column, Table, TableName
-from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource, chunks
 from airflow_provider_cdc.sources.mysql.axes import axis_of
 from airflow_provider_cdc.sources.mysql.bounds import increasing

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.errors import PreflightError
-from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from airflow_provider_cdc.sources.mysql.session import query
 from harness.mysql_server import MysqlServer

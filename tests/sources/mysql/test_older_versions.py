@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.errors import PreflightError
-from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published

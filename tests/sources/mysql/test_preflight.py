@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_cdc.errors import PreflightError, Problem
-from airflow_provider_cdc.sources.base import ConnectionSettings, TablePlan
+from airflow_provider_cdc.sources.base import TablePlan
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from harness.mysql_server import MysqlServer
 

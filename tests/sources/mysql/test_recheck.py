@@ -11,7 +11,8 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.errors import PreflightError, SchemaChanged
-from airflow_provider_cdc.sources.base import ConnectionSettings, TablePlan
+from airflow_provider_cdc.sources.base import TablePlan
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, settings_of

@@ -8,7 +8,7 @@ import pytest
 
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import SchemaChanged
-from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.schema import check_unchanged, read_tables, resolve
 from airflow_provider_cdc.sources.mysql.session import Connection, query, session
 from harness.mysql_server import MysqlServer

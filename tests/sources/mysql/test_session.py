@@ -19,7 +19,7 @@ from airflow_provider_cdc.errors import (
     TerminalError,
     TransientError,
 )
-from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.session import connect, mapped_errors, query, quote, session, value
 from harness.mysql_server import MysqlServer
 

@@ -21,7 +21,9 @@ from airflow_provider_cdc.core.gtid import Gtid, GtidSet
 from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import LockNotGranted, PositionError, PreflightError, SchemaChanged
-from airflow_provider_cdc.sources.base import ChunkReader, ConnectionSettings, TablePlan
+from airflow_provider_cdc.sources.base import TablePlan
+from airflow_provider_cdc.sources.capabilities import ChunkReader
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource, snapshot
 from airflow_provider_cdc.sources.mysql.history import LogPlace
 from airflow_provider_cdc.sources.mysql.session import Connection, query, session

@@ -14,12 +14,13 @@ import pyarrow as pa
 
 from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.table import Table, TableName
-from airflow_provider_cdc.sources.base import ConnectionSettings, LogSegment, SegmentSummary, TrackedTable
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres import slots
 from airflow_provider_cdc.sources.postgres.decode.images import decode_images
 from airflow_provider_cdc.sources.postgres.log.segments import log_segments, open_segment
 from airflow_provider_cdc.sources.postgres.schema import read_tables
 from airflow_provider_cdc.sources.postgres.session import session
+from airflow_provider_cdc.sources.window import LogSegment, SegmentSummary, TrackedTable
 from harness.postgres_server import SUPERUSER, PostgresServer
 
 Row = tuple[Any, ...]

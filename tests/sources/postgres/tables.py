@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from airflow_provider_cdc.core import row_bytes
 from airflow_provider_cdc.core.table import Column, Table, TableName
-from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.decode.columns import finish_batch
 from airflow_provider_cdc.sources.postgres.decode.rows import CopyReader, open_rows
 from airflow_provider_cdc.sources.postgres.types import SESSION_SETTINGS, arrow_schema, quote, select_list

@@ -15,11 +15,12 @@ import pytest
 from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, ExactnessError, LogGone, SourceReplaced
-from airflow_provider_cdc.sources.base import InitialPoint, TrackedTable
+from airflow_provider_cdc.sources.capabilities import shared_reads
 from airflow_provider_cdc.sources.postgres import PostgresSource, slots
 from airflow_provider_cdc.sources.postgres.decode import rows
 from airflow_provider_cdc.sources.postgres.prepared import of_run
 from airflow_provider_cdc.sources.postgres.session import reading_session, session
+from airflow_provider_cdc.sources.window import InitialPoint, TrackedTable
 from harness.postgres_server import PostgresServer
 from harness.proxy import Proxy, changed_start_up
 from tests.sources.postgres.log_reading import settings as settings_of
@@ -82,11 +83,11 @@ def begun(primary: PostgresServer, port: int) -> Iterator[tuple[PostgresSource, 
     try:
         yield behind.of_run(initial.identity, initial.position), initial
     finally:
-        direct.release(initial.identity)
+        direct.discard(initial.identity)
 
 
 def read_table(source: PostgresSource, table: Table, consistency: str) -> None:
-    with source.share_reads({consistency}, LockPolicy()) as shared:
+    with shared_reads(source, {consistency}, LockPolicy()) as shared:
         for chunk in source.plan_chunks(table, 100):
             with shared.reader(table, consistency, LockPolicy()) as reader:
                 list(reader.read(chunk))

@@ -13,7 +13,7 @@ import pytest
 from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.errors import SourceUnavailable
-from airflow_provider_cdc.sources.base import ChunkReader
+from airflow_provider_cdc.sources.capabilities import ChunkReader, shared_reads
 from airflow_provider_cdc.sources.postgres import PostgresSource, durable
 from airflow_provider_cdc.sources.postgres.decode import rows
 from harness.postgres_server import PostgresServer
@@ -80,7 +80,7 @@ def test_a_part_that_settled_is_there_after_a_crash_and_no_other_part_settles(
     policy = LockPolicy()
 
     lazy.query("INSERT INTO stock VALUES (1, 1)")
-    with run.share_reads({consistency}, policy) as shared, shared.reader(table, consistency, policy) as reader:
+    with shared_reads(run, {consistency}, policy) as shared, shared.reader(table, consistency, policy) as reader:
         # In a shared view it may lie after the view's position, or not be visible yet.
         seen = read_all(reader, run, table)
         assert consistency == "exported" or seen == {1}
@@ -92,7 +92,7 @@ def test_a_part_that_settled_is_there_after_a_crash_and_no_other_part_settles(
     lazy.query("INSERT INTO stock VALUES (2, 2)")
     with (
         suppress(SourceUnavailable),
-        run.share_reads({consistency}, policy) as shared,
+        shared_reads(run, {consistency}, policy) as shared,
         shared.reader(table, consistency, policy) as reader,
     ):
         seen = read_all(reader, run, table)
@@ -102,7 +102,7 @@ def test_a_part_that_settled_is_there_after_a_crash_and_no_other_part_settles(
     if consistency == "watermark":
         assert 2 in seen
         assert lazy.query("SELECT id FROM stock") == [(1,)], "nothing was lost: the test provokes nothing"
-    source.release(initial.identity)
+    source.discard(initial.identity)
 
 
 def test_the_initial_position_and_the_bound_outlive_a_crash(lazy: PostgresServer) -> None:
@@ -118,7 +118,7 @@ def test_the_initial_position_and_the_bound_outlive_a_crash(lazy: PostgresServer
     lazy.crash()
     assert len(run.log_segments(initial.position, bound.log_end, initial.identity)) == 1
     assert lazy.query("SELECT id FROM stock ORDER BY 1") == [(1,), (2,)]
-    source.release(initial.identity)
+    source.discard(initial.identity)
 
 
 def test_settling_takes_one_question_where_the_log_is_on_disk(postgres_factory: PostgresFactory) -> None:

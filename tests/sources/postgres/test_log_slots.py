@@ -15,7 +15,7 @@ from airflow_provider_cdc.errors import (
     PositionError,
     SourceUnavailable,
 )
-from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres import slots
 from airflow_provider_cdc.sources.postgres.log import segments
 from airflow_provider_cdc.sources.postgres.log.segments import log_segments, open_segment

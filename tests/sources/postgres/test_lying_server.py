@@ -15,7 +15,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 
 from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, DecodeError, SchemaChanged, SourceUnavailable
-from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.decode.rows import CopyReader
 from airflow_provider_cdc.sources.postgres.decode.stream import CopyStream
 from airflow_provider_cdc.sources.postgres.session import (

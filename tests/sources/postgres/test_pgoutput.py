@@ -24,11 +24,11 @@ from airflow_provider_cdc.errors import (
     SchemaChanged,
     UnknownEvent,
 )
-from airflow_provider_cdc.sources.base import DELTA_SCHEMA, TrackedTable
 from airflow_provider_cdc.sources.delta import delta_batches
 from airflow_provider_cdc.sources.postgres.decode.images import decode_images
 from airflow_provider_cdc.sources.postgres.log import pgoutput, walk_state
 from airflow_provider_cdc.sources.postgres.log.walker import LogWalker
+from airflow_provider_cdc.sources.window import DELTA_SCHEMA, TrackedTable
 from tests.sources.guarded import guarded
 from tests.sources.postgres.messages import begin, change, commit, relation, truncate, tuple_data
 

@@ -11,7 +11,7 @@ import pytest
 
 from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.errors import ConfigurationError, PreflightError, Problem, SchemaChanged
-from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from harness.postgres_binaries import installations
 from harness.postgres_server import PostgresServer
@@ -228,7 +228,7 @@ def test_a_table_whose_rows_lie_in_tables_that_inherit_from_it_is_refused(
     with pytest.raises(SchemaChanged, match="other tables inherit"):
         source.record_initial(plans, LockPolicy(), "inheriting")
     release = source.record_initial([plan], LockPolicy(), "inheriting")
-    source.release(release.identity)
+    source.discard(release.identity)
 
 
 SPREAD = {
@@ -290,5 +290,5 @@ def test_more_partitions_than_a_publication_could_be_dropped_with_are_refused(
     assert problem.where == "max_locks_per_transaction"
     assert "max_locks_per_transaction = 11," in problem.hint
     point = source.record_initial(source.preflight(["public.fits"], "auto"), LockPolicy(), "fits")
-    source.release(point.identity)
+    source.discard(point.identity)
     assert server.query("SELECT pubname FROM pg_publication") == []

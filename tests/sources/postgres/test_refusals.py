@@ -17,7 +17,8 @@ from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, LogGone, SchemaChanged, SourceUnavailable
-from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.capabilities import shared_reads
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.decode import rows
 from airflow_provider_cdc.sources.postgres.log.segments import messages
@@ -99,7 +100,7 @@ def test_a_shared_view_that_is_gone_is_worth_another_try(
     source = PostgresSource(settings_of(german, "postgres"))
     with session(source.settings) as connection:
         (table,) = read_tables(connection, [TableName("public", "stock")])
-    with source.share_reads({"exported"}, LockPolicy()) as shared:
+    with shared_reads(source, {"exported"}, LockPolicy()) as shared:
         pass
     with (
         pytest.raises(SourceUnavailable, match="shared its snapshot ended"),
@@ -159,4 +160,4 @@ def test_a_currency_is_the_database_s_own_and_stays_the_same_during_a_run(german
     with pytest.raises(CdcError, match="another currency"):
         run.bound_reads()
     german.query("ALTER DATABASE postgres RESET lc_monetary")
-    source.release(initial.identity)
+    source.discard(initial.identity)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_cdc.core.kernel import Bytes, Int64s
 from airflow_provider_cdc.errors import DecodeError, SourceUnavailable
-from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.decode import packets, stream
 from airflow_provider_cdc.sources.postgres.decode.rows import AdbcReader, CopyReader, open_rows
 from airflow_provider_cdc.sources.postgres.session import connect, mapped_errors, session

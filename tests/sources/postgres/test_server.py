@@ -11,8 +11,8 @@ import pytest
 from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.errors import ExactnessError, LogGone, PreflightError, SourceReplaced
-from airflow_provider_cdc.sources.base import InitialPoint
 from airflow_provider_cdc.sources.postgres import PostgresSource
+from airflow_provider_cdc.sources.window import InitialPoint
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
 from tests.sources.postgres.log_reading import settings as settings_of
@@ -30,7 +30,7 @@ def begin(server: PostgresServer, database: str) -> tuple[PostgresSource, Initia
 def begun(postgres: PostgresServer, database: str) -> Iterator[tuple[PostgresSource, InitialPoint]]:
     source, initial = begin(postgres, database)
     yield source, initial
-    source.release(initial.identity)
+    source.discard(initial.identity)
 
 
 def test_the_same_server_is_known_again_after_a_restart(postgres_factory: PostgresFactory) -> None:
@@ -102,5 +102,5 @@ def test_a_log_that_the_server_threw_away_is_noticed_and_before_that_there_is_a_
         server.query("CHECKPOINT")
     with pytest.raises(LogGone, match="threw away"):
         source.check_identity(initial.identity, initial.position)
-    source.release(initial.identity)
+    source.discard(initial.identity)
     assert server.query("SELECT 1 FROM pg_replication_slots") == []

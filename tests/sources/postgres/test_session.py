@@ -18,7 +18,7 @@ from airflow_provider_cdc.errors import (
     TerminalError,
     TransientError,
 )
-from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.session import literal, query, quote, read, reading_session, session, value
 from harness.postgres_server import SUPERUSER, PostgresServer
 from tests.conftest import PostgresFactory

@@ -13,7 +13,7 @@ import pytest
 from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import LockNotGranted, PreflightError
-from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres import PostgresSource, slots
 from airflow_provider_cdc.sources.postgres.schema import read_tables
 from airflow_provider_cdc.sources.postgres.session import session
@@ -240,7 +240,7 @@ def test_what_the_slot_waits_for_is_named_while_it_waits(
         time.sleep(1.2)
         assert not recording.done()
         writing.commit()
-        source.release(recording.result(20).identity)
+        source.discard(recording.result(20).identity)
 
 
 def test_what_an_earlier_try_left_is_replaced(postgres: PostgresServer, source: PostgresSource) -> None:
@@ -249,7 +249,7 @@ def test_what_an_earlier_try_left_is_replaced(postgres: PostgresServer, source: 
     second = source.record_initial(plans, LockPolicy(), RUN_ID)
     assert first.identity["slot"] == second.identity["slot"] == SLOT
     assert first.position != second.position
-    source.release(second.identity)
+    source.discard(second.identity)
 
 
 def test_release_ends_who_reads_from_the_slot_and_can_be_repeated(
@@ -261,9 +261,9 @@ def test_release_ends_who_reads_from_the_slot_and_can_be_repeated(
             f"START_REPLICATION SLOT {SLOT} LOGICAL 0/0 (proto_version '1', publication_names '{SLOT}')".encode()
         )
         wait_for(postgres, "backend_type = 'walsender' AND state = 'active'")
-        source.release(initial.identity)
+        source.discard(initial.identity)
     assert postgres.query("SELECT 1 FROM pg_replication_slots") == []
-    source.release(initial.identity)
+    source.discard(initial.identity)
 
 
 def test_release_leaves_a_publication_that_was_there_before(postgres: PostgresServer, source: PostgresSource) -> None:
@@ -273,7 +273,7 @@ def test_release_leaves_a_publication_that_was_there_before(postgres: PostgresSe
     initial = mine.record_initial(mine.preflight(["public.stock"], "auto"), LockPolicy(), RUN_ID)
     assert postgres.query("SELECT pubname FROM pg_publication", database=database) == [("lake",)]
     mine.check_identity(initial.identity, initial.position)
-    mine.release(initial.identity)
+    mine.discard(initial.identity)
     assert postgres.query("SELECT pubname FROM pg_publication", database=database) == [("lake",)]
 
 
@@ -298,7 +298,7 @@ def test_preflight_tells_whose_a_slot_is_and_how_to_drop_it_only_where_no_run_ca
     assert "pg_drop_replication_slot(" not in told()
     slots.drop(source.settings, SLOT)
     assert f'no run can use it any more: DROP PUBLICATION "{SLOT}"' in told()
-    source.release(initial.identity)
+    source.discard(initial.identity)
     assert told() == ""
 
 
@@ -321,11 +321,11 @@ def test_a_slot_that_lost_its_log_may_be_dropped(
 def test_what_a_run_left_is_found_by_its_id_alone(postgres: PostgresServer, source: PostgresSource) -> None:
     """Its manifest was never written, so nobody knows its identity."""
     source.record_initial(source.preflight(["public.stock"], "auto"), LockPolicy(), RUN_ID)
-    source.release({}, RUN_ID[:-1] + "e")
+    source.release(RUN_ID[:-1] + "e")
     assert postgres.query("SELECT slot_name FROM pg_replication_slots") == [(SLOT,)]
-    source.release({}, RUN_ID)
+    source.release(RUN_ID)
     assert postgres.query("SELECT 1 FROM pg_replication_slots UNION ALL SELECT 1 FROM pg_publication") == []
-    source.release({}, RUN_ID)
+    source.release(RUN_ID)
 
 
 def test_preflight_wants_room_for_the_slots(postgres_factory: PostgresFactory) -> None:

@@ -17,6 +17,7 @@ from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import CopyMismatch, PreflightError, SchemaChanged, SourceUnavailable
+from airflow_provider_cdc.sources.capabilities import Source, shared_reads
 from airflow_provider_cdc.sources.postgres import PostgresSource, durable, slots
 from airflow_provider_cdc.sources.postgres.decode.rows import CopyReader, open_rows
 from airflow_provider_cdc.sources.postgres.durable import insert_end
@@ -59,9 +60,7 @@ def table_of(source: PostgresSource, name: str) -> Table:
         return read_tables(connection, [TableName("public", name)])[0]
 
 
-def read(
-    source: PostgresSource, table: Table, chunks: list[Chunk], consistency: str = "watermark"
-) -> list[tuple[Any, ...]]:
+def read(source: Source, table: Table, chunks: list[Chunk], consistency: str = "watermark") -> list[tuple[Any, ...]]:
     with source.reader(table, consistency, LockPolicy()) as reader:
         return [tuple(row.values()) for chunk in chunks for batch in reader.read(chunk) for row in batch.to_pylist()]
 
@@ -144,7 +143,7 @@ def test_a_relation_that_lost_its_rows_places_between_chunks_stops_the_read(
 ) -> None:
     table = table_of(source, "stock")
     first, *rest = source.plan_chunks(table, 500)
-    with source.share_reads({consistency}, LockPolicy()) as shared:
+    with shared_reads(source, {consistency}, LockPolicy()) as shared:
         assert read(shared, table, [first], consistency)
         postgres.query(change, database=source.settings.database)
         with pytest.raises(SchemaChanged, match=why):
@@ -155,7 +154,8 @@ def test_all_who_share_a_view_read_at_its_position(postgres: PostgresServer, sou
     database, table = source.settings.database, table_of(source, "stock")
     chunks = source.plan_chunks(table, 500)
     before = [tuple(row) for row in postgres.query("SELECT * FROM stock", database=database)]
-    with source.share_reads({"exported", "watermark"}, LockPolicy()) as shared:
+    with shared_reads(source, {"exported", "watermark"}, LockPolicy()) as shared:
+        assert isinstance(shared, PostgresSource)
         assert shared.view is not None
         start = Lsn.parse(shared.view.upper)
         postgres.query("UPDATE stock SET left_over = 5; DELETE FROM stock WHERE id % 3 = 0", database=database)
@@ -167,13 +167,13 @@ def test_all_who_share_a_view_read_at_its_position(postgres: PostgresServer, sou
         assert len(postgres.query("SELECT 1 FROM pg_replication_slots WHERE temporary")) == 1
     assert postgres.query("SELECT 1 FROM pg_replication_slots") == []
     assert start < Lsn.parse(source.bound_reads().position)
-    with source.share_reads({"exported"}, LockPolicy()) as again:
+    with source.share_reads(LockPolicy()) as again:
         assert again.view is not None
         assert Lsn.parse(again.view.upper) > start
 
 
 def test_nothing_is_held_open_for_reads_that_share_no_view(postgres: PostgresServer, source: PostgresSource) -> None:
-    with source.share_reads({"watermark"}, LockPolicy()) as shared:
+    with shared_reads(source, {"watermark"}, LockPolicy()) as shared:
         assert shared is source
         assert postgres.query("SELECT 1 FROM pg_replication_slots") == []
 
@@ -183,7 +183,7 @@ def test_a_leader_that_dies_takes_the_view_with_it_and_the_read_is_worth_another
 ) -> None:
     table = table_of(source, "stock")
     chunks = source.plan_chunks(table, 500)
-    with source.share_reads({"exported"}, LockPolicy()) as shared:
+    with shared_reads(source, {"exported"}, LockPolicy()) as shared:
         with shared.reader(table, "exported", LockPolicy()) as reader:
             assert list(reader.read(chunks[0]))
             postgres.query("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE temporary")

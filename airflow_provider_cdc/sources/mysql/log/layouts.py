@@ -9,7 +9,6 @@ import numpy as np
 
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.core.kernel import Bytes, Int32s, Int64s
-from airflow_provider_cdc.sources.base import TrackedTable
 from airflow_provider_cdc.sources.mysql.decode.images import ImageLayout, image_layout
 from airflow_provider_cdc.sources.mysql.log.membership import SetArrays, set_arrays
 from airflow_provider_cdc.sources.mysql.log.walk_state import (
@@ -22,6 +21,7 @@ from airflow_provider_cdc.sources.mysql.log.walk_state import (
     UPPER,
 )
 from airflow_provider_cdc.sources.mysql.types import Family, column_types
+from airflow_provider_cdc.sources.window import TrackedTable
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.errors import LogGone, SourceUnavailable
-from airflow_provider_cdc.sources.base import ConnectionSettings, LogSegment, SegmentSummary, TrackedTable
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.delta import NET_BYTES, delta_batches
 from airflow_provider_cdc.sources.mysql.decode.images import decode_images
 from airflow_provider_cdc.sources.mysql.history import LogPlace, check_continuity, check_place, log_files
@@ -18,6 +18,7 @@ from airflow_provider_cdc.sources.mysql.log import events, walk_state
 from airflow_provider_cdc.sources.mysql.log.dump import Dump
 from airflow_provider_cdc.sources.mysql.log.walker import LogWalker
 from airflow_provider_cdc.sources.mysql.session import Connection, query, session, value
+from airflow_provider_cdc.sources.window import LogSegment, SegmentSummary, TrackedTable
 
 _KEEP_LOGS = "trigger a new run, and let the server keep its logs for longer (binlog_expire_logs_seconds)"
 
@@ -95,8 +96,7 @@ def previous_gtids(connection: Connection, file: str) -> GtidSet:
 
 
 class MysqlSegmentReader:
-    """``sources.base.SegmentReader`` for one file of the binary log. It reads the file when it is iterated over,
-    once."""
+    """``capabilities.SegmentReader`` for one binary log file; it reads the file when it is iterated over, once."""
 
     def __init__(self, dump: Dump, segment: LogSegment, initial: GtidSet, tables: Sequence[TrackedTable]) -> None:
         self.summary = SegmentSummary(segment)

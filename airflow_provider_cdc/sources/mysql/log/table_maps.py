@@ -8,7 +8,6 @@ import numpy as np
 
 from airflow_provider_cdc.core.kernel import Bytes, Int64s, kernel
 from airflow_provider_cdc.core.table import TableName
-from airflow_provider_cdc.sources.base import TrackedTable
 from airflow_provider_cdc.sources.mysql.decode.images import expected_table_map
 from airflow_provider_cdc.sources.mysql.log.events import TableMap
 from airflow_provider_cdc.sources.mysql.log.walk import find_map
@@ -22,6 +21,7 @@ from airflow_provider_cdc.sources.mysql.log.walk_state import (
     OTHER_SHAPE,
     UNTRACKED,
 )
+from airflow_provider_cdc.sources.window import TrackedTable
 
 
 @kernel

@@ -16,7 +16,6 @@ import zstandard
 from airflow_provider_cdc.core.gtid import Gtid, GtidSet
 from airflow_provider_cdc.core.kernel import Bytes, Int64s
 from airflow_provider_cdc.errors import CdcError, DecodeError, ImageNotWhole, SchemaChanged, UnknownEvent
-from airflow_provider_cdc.sources.base import SegmentSummary, TrackedTable
 from airflow_provider_cdc.sources.mysql.log import events, walk_state
 from airflow_provider_cdc.sources.mysql.log.crc32 import TABLES
 from airflow_provider_cdc.sources.mysql.log.grammar import Statement
@@ -29,6 +28,7 @@ from airflow_provider_cdc.sources.mysql.log.table_maps import TableMaps
 from airflow_provider_cdc.sources.mysql.log.walk import walk
 from airflow_provider_cdc.sources.mysql.log.xa import XaLedger
 from airflow_provider_cdc.sources.netting import NetChange
+from airflow_provider_cdc.sources.window import SegmentSummary, TrackedTable
 
 _Read = TypeVar("_Read")
 

@@ -15,9 +15,9 @@ import numpy as np
 
 from airflow_provider_cdc.core.kernel import Bytes, Int64s
 from airflow_provider_cdc.errors import CdcError
-from airflow_provider_cdc.sources.base import SegmentSummary, TrackedTable
 from airflow_provider_cdc.sources.delta import order_base
 from airflow_provider_cdc.sources.netting import HEADER, USED, NetChange, decide
+from airflow_provider_cdc.sources.window import SegmentSummary, TrackedTable
 
 
 @dataclass

@@ -17,7 +17,7 @@ import pyarrow as pa
 from airflow_provider_cdc.core.kernel import Int32s, Int64s
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import SchemaChanged
-from airflow_provider_cdc.sources.base import ConnectionSettings
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.kept import Kept, session_of
 from airflow_provider_cdc.sources.located import Located
 from airflow_provider_cdc.sources.odd_values import OddValue

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.errors import DecodeError, LogGone
-from airflow_provider_cdc.sources.base import ConnectionSettings, LogSegment, SegmentSummary, TrackedTable
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.delta import NET_BYTES, delta_batches
 from airflow_provider_cdc.sources.postgres import slots
 from airflow_provider_cdc.sources.postgres.decode.images import decode_images
@@ -33,6 +33,7 @@ from airflow_provider_cdc.sources.postgres.session import (
     slot_errors,
     value,
 )
+from airflow_provider_cdc.sources.window import LogSegment, SegmentSummary, TrackedTable
 
 FIRST_PART = 20_000
 """Messages that the first call for a part of a long window returns, and all at least."""
@@ -62,7 +63,7 @@ def log_segments(
 
 
 class PostgresSegmentReader:
-    """``sources.base.SegmentReader`` for a slot. It reads the slot when it is iterated over, once."""
+    """``sources.capabilities.SegmentReader`` for a slot. It reads the slot when it is iterated over, once."""
 
     def __init__(
         self, connection: ReadingConnection, segment: LogSegment, initial: Lsn, tables: Sequence[TrackedTable]

@@ -23,11 +23,11 @@ from airflow_provider_cdc.errors import (
     SchemaChanged,
     UnknownEvent,
 )
-from airflow_provider_cdc.sources.base import TrackedTable
 from airflow_provider_cdc.sources.netting import NetChange
 from airflow_provider_cdc.sources.postgres.log import pgoutput, walk_state
 from airflow_provider_cdc.sources.postgres.log.walk import find_relation, walk
 from airflow_provider_cdc.sources.postgres.schema import columns_of, leaves
+from airflow_provider_cdc.sources.window import TrackedTable
 
 _Read = TypeVar("_Read")
 

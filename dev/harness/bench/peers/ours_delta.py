@@ -6,8 +6,10 @@ import os
 from multiprocessing import get_context
 from typing import Any
 
-from airflow_provider_cdc.sources import open_source
-from airflow_provider_cdc.sources.base import ConnectionSettings, LogSegment, SegmentReader, Source, TrackedTable
+from airflow_provider_cdc.sources.capabilities import SegmentReader, Source
+from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.registry import open_source
+from airflow_provider_cdc.sources.window import LogSegment, TrackedTable
 from harness.bench.contender import Address, Order, Work
 from harness.bench.processes import peak_mb
 from harness.bench.recorded import recorded

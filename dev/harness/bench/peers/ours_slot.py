@@ -7,10 +7,10 @@ from collections import deque
 from typing import Any
 
 from airflow_provider_cdc.core.lsn import Lsn
-from airflow_provider_cdc.sources import open_source
-from airflow_provider_cdc.sources.base import TrackedTable
 from airflow_provider_cdc.sources.postgres.log.segments import messages
 from airflow_provider_cdc.sources.postgres.session import reading_session
+from airflow_provider_cdc.sources.registry import open_source
+from airflow_provider_cdc.sources.window import TrackedTable
 from harness.bench.contender import Address, Order, Work
 from harness.bench.recorded import recorded
 

@@ -25,7 +25,8 @@ from airflow_provider_cdc.errors import (
     TransientError,
     ValueNotRepresentable,
 )
-from airflow_provider_cdc.sources.base import ConnectionSettings, with_policy
+from airflow_provider_cdc.sources.base import with_policy
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.decode import packets
 from airflow_provider_cdc.sources.mysql.decode.cells import Located
 from airflow_provider_cdc.sources.mysql.decode.columns import finish

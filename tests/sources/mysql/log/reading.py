@@ -11,11 +11,12 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_provider_cdc.core.table import Table, TableName
-from airflow_provider_cdc.sources.base import ConnectionSettings, LogSegment, SegmentSummary, TrackedTable
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.decode.images import decode_images
 from airflow_provider_cdc.sources.mysql.log.segments import log_segments, open_segment
 from airflow_provider_cdc.sources.mysql.schema import read_tables
 from airflow_provider_cdc.sources.mysql.session import session
+from airflow_provider_cdc.sources.window import LogSegment, SegmentSummary, TrackedTable
 from harness.mysql_server import MysqlServer
 
 Row = tuple[Any, ...]

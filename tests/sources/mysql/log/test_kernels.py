@@ -19,7 +19,6 @@ from airflow_provider_cdc.core.kernel import Bytes, Int64s, bytes_of, kernel
 from airflow_provider_cdc.core.net_change import Change, net, net_counts
 from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.errors import CdcError, DecodeError
-from airflow_provider_cdc.sources.base import DELTA_SCHEMA, LogSegment, SegmentSummary, TrackedTable
 from airflow_provider_cdc.sources.delta import delta_batches
 from airflow_provider_cdc.sources.mysql.decode.images import decode_images
 from airflow_provider_cdc.sources.mysql.log import crc32 as crc
@@ -27,6 +26,7 @@ from airflow_provider_cdc.sources.mysql.log import dump, events
 from airflow_provider_cdc.sources.mysql.log.membership import TSID_BYTES, find_tsid, in_set, set_arrays, tsid_bytes
 from airflow_provider_cdc.sources.mysql.log.tagged_gtid import tagged_gtid
 from airflow_provider_cdc.sources.mysql.log.walker import LogWalker
+from airflow_provider_cdc.sources.window import DELTA_SCHEMA, LogSegment, SegmentSummary, TrackedTable
 from tests.sources.guarded import guarded
 
 

@@ -13,9 +13,9 @@ import pytest
 
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.errors import CdcError, DecodeError, ImageNotWhole, SchemaChanged, UnknownEvent
-from airflow_provider_cdc.sources.base import LogSegment, SegmentSummary
 from airflow_provider_cdc.sources.mysql.log import events
 from airflow_provider_cdc.sources.mysql.log.walker import LogWalker
+from airflow_provider_cdc.sources.window import LogSegment, SegmentSummary
 from harness.mysql_server import MysqlServer
 from tests.sources.mysql.log.reading import LogReading, log_end
 

@@ -11,8 +11,9 @@ import pymysql
 import pytest
 
 from airflow_provider_cdc.errors import ConfigurationError, LogGone, PositionError, SourceReplaced, SourceUnavailable
-from airflow_provider_cdc.sources.base import ConnectionSettings, LogSegment
+from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.log.segments import log_segments, open_segment
+from airflow_provider_cdc.sources.window import LogSegment
 from harness.mysql_server import MysqlServer
 from tests.sources.mysql.log.reading import LogReading, executed, key, log_end, settings
 

@@ -1,0 +1,108 @@
+"""A run's window: its two ends, the segments of the log that it is cut into, and the net change of each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+
+from airflow_provider_cdc.core.table import Table
+
+DELTA_SCHEMA = pa.schema(
+    [
+        pa.field("table", pa.int32(), nullable=False),
+        pa.field("key", pa.binary(), nullable=False),
+        pa.field("order", pa.int64(), nullable=False),
+        pa.field("suborder", pa.int64(), nullable=False),
+        pa.field("before", pa.binary()),
+        pa.field("count", pa.int64(), nullable=False),
+        pa.field("pending", pa.string()),
+    ]
+)
+"""One net change of one log segment.
+
+``table``
+    index into the run's list of tables.
+``key``
+    keyed tables: ``core.row_bytes.encode`` of the key columns. Keyless tables: of all columns.
+``order``, ``suborder``
+    place in the whole log: the pair grows along it. The first change of a key is the one with the smallest pair.
+``before``
+    keyed tables: the row before the segment as the log's own bytes (``Source.decode_images`` reads them); null: no row.
+    Keyless tables: the row itself.
+``count``
+    keyless tables: times added minus times removed. Keyed tables: 0.
+``pending``
+    null, or the id of a prepared transaction that the segment prepares but does not decide: the changes count only if
+    ``SegmentSummary.decided`` of some segment names that id, and then at that order.
+"""
+
+
+@dataclass(frozen=True)
+class InitialPoint:
+    """The initial position, the tables' schemas there, and the identity of the server that has it.
+
+    ``lock_seconds`` is how long a lock was held; 0.0 if none was.
+    """
+
+    position: str
+    identity: Mapping[str, str]
+    tables: tuple[Table, ...]
+    lock_seconds: float
+
+
+@dataclass(frozen=True)
+class UpperBound:
+    """A bound on everything that reads before now could have seen.
+
+    ``position`` is ``snapshot_upper`` as a position of the source; ``log_end`` is the same bound as a place in the log
+    up to which the window is to be read, in the source's own notation. ``incarnation`` is what `ChunkReader.settle`
+    returns for parts that the server still stands by: those with another one are read again.
+    """
+
+    position: str
+    log_end: str
+    incarnation: str = ""
+
+
+@dataclass(frozen=True)
+class LogSegment:
+    """A part of the log that one task reads: ``name`` from byte (or LSN) ``start`` up to ``stop``; None: to its end."""
+
+    number: int
+    name: str
+    start: int
+    stop: int | None
+
+
+@dataclass(frozen=True)
+class TrackedTable:
+    """A table as the log reader follows it.
+
+    ``index`` is what ``DELTA_SCHEMA.table`` says. ``upper`` is the exact position at which a keyless table was read;
+    the changes after it do not count. Empty for keyed tables, whose changes count up to the end of the window.
+    """
+
+    index: int
+    table: Table
+    upper: str = ""
+
+
+@dataclass
+class SegmentSummary:
+    """What one segment held. ``decided`` maps a prepared transaction's id to the order at which it was committed here.
+
+    ``rolled_back`` are ids rolled back here. ``seconds`` is the time it took to read it. ``parts`` is how many net
+    changes the segment was given as, one after the other: whose keys do not fit into memory is netted in parts.
+    """
+
+    segment: LogSegment
+    transactions: int = 0
+    row_images: int = 0
+    bytes: int = 0
+    seconds: float = 0.0
+    decided: dict[str, int] = field(default_factory=dict)
+    rolled_back: list[str] = field(default_factory=list)
+    prepared: list[str] = field(default_factory=list)
+    parts: int = 1
