@@ -9,9 +9,8 @@ here orders a key.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 KeyValue = int | str | bytes
 """One column of a bound. Decimals, dates and the like travel as text, which the source compares as their type."""
@@ -21,33 +20,38 @@ Bound = tuple[KeyValue, ...]
 
 
 @dataclass(frozen=True)
+class KeyBytes:
+    """Bytes of a bound as records hold them: JSON has none."""
+
+    hex: str
+
+
+Edge = tuple[int | str | KeyBytes, ...]
+"""A bound as records hold it."""
+
+
+@dataclass(frozen=True)
 class Chunk:
-    """The keys from ``lower`` (included) up to ``upper`` (excluded); None is unbounded.
+    """The keys from ``lower`` (included) up to ``upper`` (excluded); None is unbounded. `bounds` has them as bounds.
 
     ``rows`` is an estimate, for the order of work and the progress display only.
     """
 
     number: int
-    lower: Bound | None = None
-    upper: Bound | None = None
+    lower: Edge | None = None
+    upper: Edge | None = None
     rows: int = 0
 
+    @property
+    def bounds(self) -> tuple[Bound | None, Bound | None]:
+        """``lower`` and ``upper``."""
+        return _bound(self.lower), _bound(self.upper)
+
     def __str__(self) -> str:
-        low = "-∞" if self.lower is None else ", ".join(map(str, self.lower))
-        high = "∞" if self.upper is None else ", ".join(map(str, self.upper))
+        lower, upper = self.bounds
+        low = "-∞" if lower is None else ", ".join(map(str, lower))
+        high = "∞" if upper is None else ", ".join(map(str, upper))
         return f"chunk {self.number} [{low} … {high})"
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "number": self.number,
-            "lower": _bound_to_json(self.lower),
-            "upper": _bound_to_json(self.upper),
-            "rows": self.rows,
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Chunk:
-        return cls(data["number"], _bound_from_json(data["lower"]), _bound_from_json(data["upper"]), data["rows"])
 
 
 def partition(bounds: Sequence[Bound], rows: Sequence[int] | None = None) -> list[Chunk]:
@@ -55,7 +59,7 @@ def partition(bounds: Sequence[Bound], rows: Sequence[int] | None = None) -> lis
 
     :param rows: estimated rows of each chunk, if known.
     """
-    edges: list[Bound | None] = [None, *bounds, None]
+    edges = [None, *map(_edge, bounds), None]
     estimates = rows if rows is not None else [0] * (len(edges) - 1)
     return [
         Chunk(number, lower, upper, estimate)
@@ -63,13 +67,11 @@ def partition(bounds: Sequence[Bound], rows: Sequence[int] | None = None) -> lis
     ]
 
 
-def _bound_to_json(bound: Bound | None) -> list[Any] | None:
-    if bound is None:
-        return None
-    return [{"hex": value.hex()} if isinstance(value, bytes) else value for value in bound]
+def _edge(bound: Bound) -> Edge:
+    return tuple(KeyBytes(value.hex()) if isinstance(value, bytes) else value for value in bound)
 
 
-def _bound_from_json(data: Sequence[Any] | None) -> Bound | None:
-    if data is None:
+def _bound(edge: Edge | None) -> Bound | None:
+    if edge is None:
         return None
-    return tuple(bytes.fromhex(value["hex"]) if isinstance(value, dict) else value for value in data)
+    return tuple(bytes.fromhex(value.hex) if isinstance(value, KeyBytes) else value for value in edge)

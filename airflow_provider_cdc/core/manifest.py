@@ -14,8 +14,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any
 
 from airflow_provider_cdc.core import records
@@ -40,13 +39,6 @@ class RunTable:
     table: Table
     consistency: str
     reason: str
-
-    def to_json(self) -> dict[str, Any]:
-        return {"table": self.table.to_json(), "consistency": self.consistency, "reason": self.reason}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> RunTable:
-        return cls(Table.from_json(data["table"]), data["consistency"], data["reason"])
 
 
 @dataclass(frozen=True)
@@ -130,8 +122,8 @@ class Manifest:
             "initial_position": self.initial_position,
             "identity": self.identity,
             "created_at": self.created_at,
-            "tables": [table.to_json() for table in self.tables],
-            "options": asdict(self.options),
+            "tables": records.encode(self.tables),
+            "options": records.encode(self.options),
         }
         self.digest = records.digest_of(data)
         run.create_json(FILE if self.generation == 1 else f"manifest-{self.generation}.json", data)
@@ -146,14 +138,14 @@ class Manifest:
         :param token: that of this try.
         """
         record = StepRecord(task_id, token or uuid.uuid4().hex, self.rests_on, found)
-        run.create_json(self._name(task_id), asdict(record))
+        run.create_json(self._name(task_id), records.encode(record))
         # What has been JSON is what every later reader sees.
         self._load_steps(run, task_id)
         return self.steps[task_id]
 
     def decide(self, run: Storage, commit: Commit) -> Commit:
         """Take the commit, unless it is taken; return the one that counts, now and for ever."""
-        run.create_json(self._name(COMMIT), asdict(commit))
+        run.create_json(self._name(COMMIT), records.encode(commit))
         self._load_steps(run, COMMIT)
         assert self.commit is not None
         return self.commit
@@ -191,10 +183,7 @@ class Manifest:
                 hint="finish the run with the version that began it, or trigger a new run",
             )
         digest = records.digest_of(data)
-        with records.decoding(run.uri_of(name)):
-            tables = data.pop("tables")
-            core = records.decode(_Core, {key: data[key] for key in data if key != "format"}, run.uri_of(name))
-            tables = [RunTable.from_json(table) for table in tables]
+        core = records.decode(_Core, data, run.uri_of(name))
         _check_own(run, core)
         manifest = cls(
             core.run_id,
@@ -203,7 +192,7 @@ class Manifest:
             core.initial_position,
             core.identity,
             core.created_at,
-            tables,
+            list(core.tables),
             core.options,
             source_conn_id=core.source_conn_id,
             generation=generation,
@@ -251,8 +240,9 @@ class Manifest:
 
 @dataclass(frozen=True)
 class _Core:
-    """What stands in the file beside the tables."""
+    """What stands in the file."""
 
+    format: int
     run_id: str
     target: str
     kind: str
@@ -260,6 +250,7 @@ class _Core:
     initial_position: str
     identity: dict[str, str]
     created_at: str
+    tables: tuple[RunTable, ...]
     options: StepOptions
     source_conn_id: str = ""
 

@@ -1,23 +1,45 @@
-"""Tables, columns and keys, as plain data that fits in JSON."""
+"""Tables, columns and keys: records (`core.records`), which go into the manifest as they are."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import total_ordering
 from typing import Any
 
 from airflow_provider_cdc.errors import ConfigurationError
 
 
-@dataclass(frozen=True, order=True)
+@total_ordering
 class TableName:
-    """A schema-qualified table name. Its text is ``schema.table``, unquoted."""
+    """A schema-qualified table name. Its text, also in records, is ``schema.table``, unquoted."""
 
-    schema: str
-    name: str
+    # A dataclass would be an object of two fields in a record, and not this text.
+    def __init__(self, schema: str, name: str) -> None:
+        self._parts = schema, name
+
+    @property
+    def schema(self) -> str:
+        return self._parts[0]
+
+    @property
+    def name(self) -> str:
+        return self._parts[1]
 
     def __str__(self) -> str:
-        return f"{self.schema}.{self.name}"
+        return ".".join(self._parts)
+
+    def __repr__(self) -> str:
+        return f"TableName{self._parts!r}"
+
+    def __eq__(self, other: object) -> bool:
+        return self._parts == other._parts if isinstance(other, TableName) else NotImplemented
+
+    def __lt__(self, other: TableName) -> bool:
+        return self._parts < other._parts
+
+    def __hash__(self) -> int:
+        return hash(self._parts)
 
     @classmethod
     def parse(cls, text: str) -> TableName:
@@ -45,13 +67,6 @@ class Column:
     type: str
     nullable: bool
     details: Mapping[str, str | int | bool] = field(default_factory=dict)
-
-    def to_json(self) -> dict[str, Any]:
-        return {"name": self.name, "type": self.type, "nullable": self.nullable, "details": dict(self.details)}
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Column:
-        return cls(data["name"], data["type"], data["nullable"], data["details"])
 
 
 @dataclass(frozen=True)
@@ -89,26 +104,3 @@ class Table:
     def same_shape(self, other: Table) -> bool:
         """Whether both have the same columns and key, whatever their sizes."""
         return (self.name, self.columns, self.key) == (other.name, other.columns, other.key)
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "name": str(self.name),
-            "columns": [column.to_json() for column in self.columns],
-            "key": list(self.key),
-            "key_index": self.key_index,
-            "rows": self.rows,
-            "bytes": self.bytes,
-            "details": dict(self.details),
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Table:
-        return cls(
-            TableName.parse(data["name"]),
-            tuple(Column.from_json(column) for column in data["columns"]),
-            tuple(data["key"]),
-            data["key_index"],
-            data["rows"],
-            data["bytes"],
-            data["details"],
-        )

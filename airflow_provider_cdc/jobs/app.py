@@ -8,12 +8,11 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from typing import Any, NoReturn
 
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core.records import Failure
+from airflow_provider_cdc.core import records
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import CdcError, TerminalError, TransientError
 from airflow_provider_cdc.jobs.lifeline import end_with_parent
@@ -69,9 +68,9 @@ def _unforeseen(task_id: str, error: Exception) -> CdcError:
 def _fail(task_id: str, run_uri: str, error: CdcError) -> NoReturn:
     terminal = isinstance(error, TerminalError)
     say(f"{task_id} failed: {type(error).__name__}: {error}")
-    record = Failure(type(error).__name__, str(error), terminal)
+    record = records.Failure(type(error).__name__, str(error), terminal)
     try:
-        Storage(run_uri).write_json(error_file(task_id, os.environ.get(TRY_VARIABLE, "")), asdict(record))
+        records.write(Storage(run_uri), error_file(task_id, os.environ.get(TRY_VARIABLE, "")), record)
     except (CdcError, OSError) as also:
         # Whoever started the app has its exit code and its output.
         say(f"{task_id}: the error could not be recorded in {run_uri}: {also}")

@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.manifest import Commit, Manifest
-from airflow_provider_cdc.core.records import HINT, decode, read_named, write_named
+from airflow_provider_cdc.core.records import HINT, read_named, write_named
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import CdcError, ManifestError
 from airflow_provider_cdc.jobs.extract_delta import TASK_ID as EXTRACT_DELTA
@@ -101,7 +101,7 @@ def _consolidate(step: Step) -> dict[str, Any]:
     if (found := step.manifest.steps.get(TASK_ID)) is not None:
         return found
     where = step.run.uri_of(commit.record)
-    counts = decode(Published, read_named(step.run, commit.record), where)
+    counts = read_named(Published, step.run, commit.record)
     if counts.files.keys() != {str(entry.table.name) for entry in step.tables}:
         raise ManifestError("the commit is not of the tables of this run", where=where, hint=HINT)
     if commit.token != step.token:
@@ -131,7 +131,7 @@ def _commit(step: Step) -> Commit:
     """Rewind, and decide what is published; or learn what another try decided meanwhile."""
     rests_on = step.manifest.rests_on
     try:
-        record = write_named(step.run, FILES, asdict(_stage(step)))
+        record = write_named(step.run, FILES, _stage(step))
     except Exception as error:
         # Another try that has decided moves files that this one still wants to read.
         step.manifest.refresh(step.run)
@@ -170,7 +170,7 @@ def _stage(step: Step) -> Published:
     odd = {index: read[str(entry.table.name)].odd for index, entry in enumerate(step.tables)}
     check_survivors(step.run, change.files, {index: values for index, values in odd.items() if values})
     orders = _orders(step, change, files)
-    touched = sum(change.keys.values())
+    touched = sum(change.keys(index) for index in range(len(step.tables)))
     searched = sum(len(order.files) for order in orders if isinstance(order, Rewind))
     say(f"consolidate: {touched:,} keys touched; looking for them in {searched} files")
     progress = Progress("consolidate", "tasks", len(orders), len(orders))
@@ -184,7 +184,7 @@ def _stage(step: Step) -> Published:
     final = _final_files(step, files, outcomes)
     return Published(
         files={str(entry.table.name): tuple(own) for entry, own in zip(step.tables, final, strict=True)},
-        rewound={str(entry.table.name): change.keys.get(index, 0) for index, entry in enumerate(step.tables)},
+        rewound={str(entry.table.name): change.keys(index) for index, entry in enumerate(step.tables)},
         nulled=add_nulled((str(step.tables[outcome.table].table.name), outcome.nulled) for outcome in outcomes),
         files_rewritten=sum(outcome.replaced for outcome in outcomes),
         files_adopted=sum(len(own) for own in files) - sum(outcome.replaced for outcome in outcomes),
@@ -196,7 +196,7 @@ def _orders(step: Step, change: NetChange, files: Sequence[Sequence[StagedFile]]
     """The orders for tables with touched keys, the heaviest first."""
     orders: list[Rewind | Restore] = []
     for index, entry in enumerate(step.tables):
-        if not change.keys.get(index):
+        if not change.keys(index):
             continue
         if entry.table.keyless:
             orders.append(Rewind(index, tuple(files[index])))
@@ -205,7 +205,7 @@ def _orders(step: Step, change: NetChange, files: Sequence[Sequence[StagedFile]]
         size = sum(file.bytes for file in files[index])
         tasks = min(len(files[index]), step.slots * TASKS_PER_SLOT, 1 + size // REWIND_BYTES)
         orders += [Rewind(index, tuple(files[index][task::tasks])) for task in range(tasks)]
-        if befores := change.befores.get(index):
+        if befores := change.befores(index):
             tasks = min(BUCKETS, step.slots * TASKS_PER_SLOT, 1 + befores // RESTORE_ROWS)
             orders += [Restore(index, buckets) for buckets in bucket_ranges(tasks)]
     return sorted(orders, key=_weight, reverse=True)

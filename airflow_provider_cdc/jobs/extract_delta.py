@@ -11,14 +11,14 @@ the JVM, and a small window costs no more than one small job.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core.records import decode, decoding, read_named, write_named
+from airflow_provider_cdc.core import records
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import ExactnessError
 from airflow_provider_cdc.jobs import net
@@ -52,17 +52,25 @@ class SegmentRecord:
     plan: str
     segment: int
     files: tuple[StagedFile, ...]
-    counts: dict[str, list[int]]
+    counts: net.Counts
     pending: int
     summary: SegmentSummary
 
 
 @dataclass(frozen=True)
-class NetRecord:
-    """The net change of several segments, or of all of them."""
+class NetChange:
+    """The files that hold the net change of several segments, or of the whole window, and what is in them."""
 
     files: tuple[StagedFile, ...]
-    counts: dict[str, list[int]]
+    counts: net.Counts
+
+    def keys(self, table: int) -> int:
+        """How many keys of a table, by its index, the window touches."""
+        return self.counts.get(table, net.NONE).keys
+
+    def befores(self, table: int) -> int:
+        """Of how many of them there is a row before."""
+        return self.counts.get(table, net.NONE).befores
 
 
 @dataclass(frozen=True)
@@ -80,7 +88,7 @@ class ReadSegment:
         """Write the net change of one segment, and the record that says so."""
         name = f"delta/segment-{segment.number:06}"
         keyless = [tracked.index for tracked in self.tables if tracked.table.keyless]
-        counts: list[dict[int, list[int]]] = []
+        counts: list[net.Counts] = []
         pending = 0
         with (
             self.sink.writer(self.run, f"{name}-{token()}", net.NET_SCHEMA) as writer,
@@ -92,9 +100,9 @@ class ReadSegment:
                 counts.append(net.count_by_table(rows))
                 pending += rows.num_rows - rows["pending"].null_count
             summary = reader.summary
-        total = _by_name(net.add_counts(counts))
+        total = net.add_counts(counts)
         record = SegmentRecord(self.plan, segment.number, tuple(writer.files), total, pending, summary)
-        self.run.write_json(_record_name(segment), asdict(record))
+        records.write(self.run, _record_name(segment), record)
         return record
 
 
@@ -122,12 +130,12 @@ class ComposeBuckets:
     decisions: net.Decisions
     keyless: tuple[int, ...]
 
-    def __call__(self, buckets: tuple[int, int]) -> NetRecord:
+    def __call__(self, buckets: tuple[int, int]) -> NetChange:
         """Compose the changes of all segments in some buckets."""
         with gone_is_damaged(self.run):
             return self._composed(buckets)
 
-    def _composed(self, buckets: tuple[int, int]) -> NetRecord:
+    def _composed(self, buckets: tuple[int, int]) -> NetChange:
         columns = net.NET_SCHEMA.names
         settled = [
             net.settle(
@@ -141,16 +149,7 @@ class ComposeBuckets:
         name = f"delta/net-{buckets[0]:02}-{token()}"
         with self.sink.writer(self.run, name, net.NET_SCHEMA) as writer:
             writer.write(composed.sort_by([("table", "ascending"), ("bucket", "ascending")]))
-        return NetRecord(tuple(writer.files), _by_name(net.count_by_table(composed)))
-
-
-@dataclass(frozen=True)
-class NetChange:
-    """The files that hold the net change of the window, and per table how many keys it touches and restores."""
-
-    files: tuple[StagedFile, ...]
-    keys: dict[int, int]
-    befores: dict[int, int]
+        return NetChange(tuple(writer.files), net.count_by_table(composed))
 
 
 def extract_delta(spark: SparkSession, run: Storage, settings: ConnectionSettings) -> dict[str, Any]:
@@ -167,28 +166,28 @@ def extract_delta(spark: SparkSession, run: Storage, settings: ConnectionSetting
 def _extract_delta(step: Step) -> dict[str, Any]:
     run, source = step.manifest, step.source
     log_end = step.found(SNAPSHOT)["log_end"]
-    records = _read(step, PLAN, lambda: source.log_segments(run.initial_position, log_end, run.identity))
-    decisions, strangers = net.decide([record.summary for record in records])
-    while strangers:
-        first = records[0].summary.segment
+    read = _read(step, PLAN, lambda: source.log_segments(run.initial_position, log_end, run.identity))
+    decisions, unmatched_commits = net.decide([record.summary for record in read])
+    while unmatched_commits:
+        first = read[0].summary.segment
         earlier: list[SegmentRecord] = []
         if isinstance(source, PreparesBeforeWindow):
             before = partial(source.segments_before, first, step.slots)
             earlier = _read(step, f"delta/before-{-first.number}.json", before)
         if not earlier:
-            raise _prepared_nowhere(strangers)
-        records = earlier + records
-        decisions, strangers = net.decide([record.summary for record in records])
-    summaries = [record.summary for record in records]
+            raise _prepared_nowhere(unmatched_commits)
+        read = earlier + read
+        decisions, unmatched_commits = net.decide([record.summary for record in read])
+    summaries = [record.summary for record in read]
 
-    files, counts = _compose(step, records, decisions)
-    record = write_named(step.run, "delta/net", asdict(NetRecord(tuple(files), _by_name(counts))))
-    keys = {str(entry.table.name): counts.get(index, [0, 0])[0] for index, entry in enumerate(step.tables)}
+    change = _compose(step, read, decisions)
+    record = records.write_named(step.run, "delta/net", change)
+    keys = {str(entry.table.name): change.keys(index) for index, entry in enumerate(step.tables)}
     found = {
         "transactions": sum(summary.transactions for summary in summaries),
         "row_images": sum(summary.row_images for summary in summaries),
         "keys": keys,
-        "segments": len(records),
+        "segments": len(read),
         "record": record,
     }
     say(
@@ -203,15 +202,15 @@ def _read(step: Step, name: str, segments: Callable[[], list[LogSegment]]) -> li
 
     :param name: of the plan.
     """
-    plan = step.plan(name, lambda: [asdict(one) for one in persist(f"plan {name}", segments)])
-    planned = [decode(LogSegment, order, step.run.uri_of(name)) for order in plan.orders]
-    records = step.finished(plan, SegmentRecord, {segment.number: _record_name(segment) for segment in planned})
-    kept = {number: record.files for number, record in records.items()}
+    plan = step.plan(name, LogSegment, lambda: persist(f"plan {name}", segments))
+    planned = plan.orders
+    done = step.finished(plan, SegmentRecord, {segment.number: _record_name(segment) for segment in planned})
+    kept = {number: record.files for number, record in done.items()}
     whole = without_damaged(step, kept, "extract_delta: segment")
-    records = {number: record for number, record in records.items() if number in whole}
-    missing = [segment for segment in planned if segment.number not in records]
+    done = {number: record for number, record in done.items() if number in whole}
+    missing = [segment for segment in planned if segment.number not in done]
     what = "log segments" if name == PLAN else "earlier log segments, for what was prepared there"
-    say(f"extract_delta: {len(planned)} {what}" + (f", {len(records)} kept" if records else ""))
+    say(f"extract_delta: {len(planned)} {what}" + (f", {len(done)} kept" if done else ""))
     progress = Progress("extract_delta", "segments", len(missing), len(missing))
     read = run_tasks(
         step.spark,
@@ -220,12 +219,12 @@ def _read(step: Step, name: str, segments: Callable[[], list[LogSegment]]) -> li
         ReadSegment(step.run, plan.id, step.source, step.sink, step.manifest.initial_position, _tracked(step)),
         lambda record: progress.add(1, record.summary.row_images, 1),
     )
-    records.update((record.segment, record) for record in read)
-    return [records[segment.number] for segment in planned]
+    done.update((record.segment, record) for record in read)
+    return [done[segment.number] for segment in planned]
 
 
-def _prepared_nowhere(strangers: Mapping[str, str]) -> ExactnessError:
-    xid, segment = next(iter(strangers.items()))
+def _prepared_nowhere(unmatched_commits: Mapping[str, str]) -> ExactnessError:
+    xid, segment = next(iter(unmatched_commits.items()))
     return ExactnessError(
         f"the prepared transaction {xid} is committed here, and the log does not reach back to where it was prepared",
         where=segment,
@@ -244,18 +243,11 @@ def _record_name(segment: LogSegment) -> str:
     return f"{DONE}/segment-{segment.number:06}.json"
 
 
-def _by_name(counts: Mapping[int, list[int]]) -> dict[str, list[int]]:
-    """As JSON has them."""
-    return {str(index): own for index, own in counts.items()}
-
-
-def _compose(
-    step: Step, records: Sequence[SegmentRecord], decisions: net.Decisions
-) -> tuple[list[StagedFile], dict[int, list[int]]]:
-    segments = [(record.segment, record.files) for record in records if record.files]
-    pending = any(record.pending for record in records)
-    parts = any(record.summary.parts > 1 for record in records)
-    composed: Sequence[SegmentRecord | NetRecord] = records
+def _compose(step: Step, read: Sequence[SegmentRecord], decisions: net.Decisions) -> NetChange:
+    segments = [(record.segment, record.files) for record in read if record.files]
+    pending = any(record.pending for record in read)
+    parts = any(record.summary.parts > 1 for record in read)
+    composed: Sequence[SegmentRecord | NetChange] = read
     if segments and (len(segments) > 1 or pending or parts):
         size = sum(file.bytes for _, files in segments for file in files)
         tasks = min(net.BUCKETS, -(-size // COMPOSE_BYTES)) or 1
@@ -266,16 +258,10 @@ def _compose(
             net.bucket_ranges(tasks),
             ComposeBuckets(step.run, step.sink, tuple(segments), decisions, keyless),
         )
-    return [file for record in composed for file in record.files], net.add_counts(record.counts for record in composed)
+    files = tuple(file for one in composed for file in one.files)
+    return NetChange(files, net.add_counts(one.counts for one in composed))
 
 
 def read_net_change(run: Storage, record: str) -> NetChange:
     """What the extract_delta step left."""
-    data = decode(NetRecord, read_named(run, record), run.uri_of(record))
-    with decoding(run.uri_of(record)):
-        counts = {int(index): (keys, befores) for index, (keys, befores) in data.counts.items()}
-    return NetChange(
-        data.files,
-        {index: keys for index, (keys, _) in counts.items()},
-        {index: befores for index, (_, befores) in counts.items()},
-    )
+    return records.read_named(NetChange, run, record)

@@ -7,10 +7,10 @@ written. If a bound means something else where it is read than where it was chec
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from decimal import Decimal
 from itertools import pairwise
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -18,7 +18,7 @@ import pyarrow.compute as pc
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import CopyMismatch
 
-Extent: TypeAlias = "tuple[int, Any, Any]"
+Extent: TypeAlias = tuple[int, int | str, int | str]
 """A chunk's number, and the least and the greatest value of the key's first column in it: ints or texts, which compare
 as the values do."""
 
@@ -49,7 +49,7 @@ class KeyExtents:
         return list(self._found.values())
 
 
-def check_key_order(table: Table, extents: Iterable[Sequence[Any]]) -> None:
+def check_key_order(table: Table, extents: Iterable[Extent]) -> None:
     """Make sure that the keys of each chunk are below those of the next.
 
     Where the key has further columns, a value of the first one may be in two chunks.
@@ -57,8 +57,10 @@ def check_key_order(table: Table, extents: Iterable[Sequence[Any]]) -> None:
     :param extents: of any of the table's chunks, in any order.
     :raises CopyMismatch: they are not.
     """
-    for (before, _, greatest), (after, least, _) in pairwise(sorted((one[0], one[1], one[2]) for one in extents)):
-        if greatest < least or (greatest == least and before != after and len(table.key) > 1):
+    for (before, _, greatest), (after, least, _) in pairwise(sorted(extents)):
+        # The values of one column are all of one type.
+        disjoint = greatest < least  # type: ignore[operator]
+        if disjoint or (greatest == least and before != after and len(table.key) > 1):
             continue
         raise CopyMismatch(
             f"chunks {before} and {after} overlap: {table.key[0]} goes up to {greatest} in the one and begins at "

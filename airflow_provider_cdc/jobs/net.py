@@ -7,8 +7,8 @@ of the key, as far as memory allows; so who wants one table, or some buckets, sk
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +22,20 @@ from airflow_provider_cdc.sources.window import DELTA_SCHEMA, SegmentSummary
 
 BUCKETS = 64
 NET_SCHEMA = DELTA_SCHEMA.append(pa.field("bucket", pa.uint8(), nullable=False))
+
+
+@dataclass(frozen=True)
+class Count:
+    """How many ``keys`` are touched, and of how many there is a row before."""
+
+    keys: int
+    befores: int
+
+
+NONE = Count(0, 0)
+
+Counts = dict[int, Count]
+"""By the table's index; what is not in it is not touched."""
 
 Decisions = Mapping[tuple[int, str], int]
 """The order at which a prepared transaction was committed, by the segment that prepared it and its id."""
@@ -78,17 +92,17 @@ def decide(summaries: Sequence[SegmentSummary]) -> tuple[Decisions, dict[str, st
     """
     prepared: dict[str, int] = {}
     decisions: dict[tuple[int, str], int] = {}
-    strangers: dict[str, str] = {}
+    unmatched_commits: dict[str, str] = {}
     for summary in sorted(summaries, key=lambda summary: summary.segment.number):
         for xid, order in summary.decided.items():
             if xid in prepared:
                 decisions[prepared.pop(xid), xid] = order
             else:
-                strangers[xid] = summary.segment.name
+                unmatched_commits[xid] = summary.segment.name
         for xid in summary.rolled_back:
             prepared.pop(xid, None)
         prepared.update(dict.fromkeys(summary.prepared, summary.segment.number))
-    return decisions, strangers
+    return decisions, unmatched_commits
 
 
 def settle(rows: pa.Table, segment: int, decisions: Decisions) -> pa.Table:
@@ -132,21 +146,17 @@ def without_effect_dropped(rows: pa.Table, keyless: Sequence[int]) -> pa.Table:
     return rows.filter(pc.invert(no_effect))
 
 
-def count_by_table(rows: pa.Table) -> dict[int, list[int]]:
-    """By table: how many keys it touches, and of how many there is a row before."""
-    counts: dict[int, list[int]] = {}
+def count_by_table(rows: pa.Table) -> Counts:
+    """How many keys of each table are touched."""
     totals = rows.group_by("table").aggregate([("key", "count"), ("before", "count")])
-    for row in totals.to_pylist():
-        counts[row["table"]] = [row["key_count"], row["before_count"]]
-    return counts
+    return {row["table"]: Count(row["key_count"], row["before_count"]) for row in totals.to_pylist()}
 
 
-def add_counts(several: Iterable[Mapping[Any, Sequence[int]]]) -> dict[int, list[int]]:
-    """The sum of what `count_by_table` gave, which has been JSON in between."""
-    total: dict[int, list[int]] = {}
+def add_counts(several: Iterable[Counts]) -> Counts:
+    """The sum of what `count_by_table` gave."""
+    total: Counts = {}
     for counts in several:
-        for table, (keys, befores) in counts.items():
-            own = total.setdefault(int(table), [0, 0])
-            own[0] += keys
-            own[1] += befores
+        for table, own in counts.items():
+            so_far = total.get(table, NONE)
+            total[table] = Count(so_far.keys + own.keys, so_far.befores + own.befores)
     return total

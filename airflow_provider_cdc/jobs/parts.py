@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any
 
 from airflow_provider_cdc.core.chunk import Chunk
 from airflow_provider_cdc.core.manifest import RunTable
@@ -38,19 +37,6 @@ class Part:
     @property
     def name(self) -> str:
         return f"part-{self.number:06}"
-
-    def to_json(self) -> dict[str, Any]:
-        return {
-            "number": self.number,
-            "table": self.table,
-            "weight": self.weight,
-            "chunks": [chunk.to_json() for chunk in self.chunks],
-        }
-
-    @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> Part:
-        chunks = tuple(Chunk.from_json(chunk) for chunk in data["chunks"])
-        return cls(data["number"], data["table"], chunks, data["weight"])
 
 
 def cut(source: Source, tables: Sequence[RunTable], chunk_rows: int, slots: int) -> list[Part]:

@@ -11,23 +11,23 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pyspark.sql import SparkSession
 
+from airflow_provider_cdc.core import records
 from airflow_provider_cdc.core.manifest import RunTable
 from airflow_provider_cdc.core.options import LockPolicy
-from airflow_provider_cdc.core.records import decode, decoding, read_named, write_named
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import SourceUnavailable, TransientError
-from airflow_provider_cdc.jobs.key_order import KeyExtents, check_key_order
+from airflow_provider_cdc.jobs.key_order import Extent, KeyExtents, check_key_order
 from airflow_provider_cdc.jobs.nulled import add_nulled, say_nulled
 from airflow_provider_cdc.jobs.parts import Part, bundle, cut
 from airflow_provider_cdc.jobs.patience import Patience, persist
 from airflow_provider_cdc.jobs.progress import Progress, say, table
 from airflow_provider_cdc.jobs.step import Plan, Step, run_step
-from airflow_provider_cdc.jobs.survivors import check_count, noted
+from airflow_provider_cdc.jobs.survivors import OddRow, check_count, noted
 from airflow_provider_cdc.jobs.tasks import run_tasks
 from airflow_provider_cdc.jobs.verify import without_damaged
 from airflow_provider_cdc.jobs.watch import Watch
@@ -50,7 +50,7 @@ class TableFiles:
 
     files: tuple[StagedFile, ...]
     upper: str
-    odd: tuple[dict[str, str], ...] = ()
+    odd: tuple[OddRow, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -62,17 +62,10 @@ class TableFiles:
 
 
 @dataclass(frozen=True)
-class _TableRecord:
-    upper: str
-    files: tuple[StagedFile, ...]
-    odd: tuple[dict[str, str], ...]
-
-
-@dataclass(frozen=True)
 class PartRecord:
     """A part that was read: into which files, for which plan, by a server of which incarnation.
 
-    ``odd``: what `survivors.noted` returned. ``extents``: those of its chunks (`key_order`), as lists.
+    ``odd``: what `survivors.noted` returned. ``extents``: those of its chunks (`key_order`).
     """
 
     plan: str
@@ -84,8 +77,8 @@ class PartRecord:
     incarnation: str
     lock_seconds: float
     nulled: dict[str, int]
-    odd: list[dict[str, str]]
-    extents: list[list[Any]]
+    odd: tuple[OddRow, ...]
+    extents: tuple[Extent, ...]
     chunks: int
     seconds: float
 
@@ -115,7 +108,7 @@ class ReadPart:
         schema = self.source.arrow_schema(entry.table)
         ordered = self.source.key_order(entry.table) if isinstance(self.source, OrdersChunks) else None
         extents = KeyExtents(ordered)
-        odd: list[dict[str, str]] = []
+        odd: list[OddRow] = []
         name = f"chunks/{folder_name(entry.table.name)}/{part.name}-{token()}"
         with (
             self.sink.writer(self.run, name, schema) as writer,
@@ -143,12 +136,12 @@ class ReadPart:
             incarnation=incarnation,
             lock_seconds=lock_seconds,
             nulled=nulled,
-            odd=odd,
-            extents=[list(extent) for extent in extents.found],
+            odd=tuple(odd),
+            extents=tuple(extents.found),
             chunks=len(part.chunks),
             seconds=round(time.monotonic() - started, 3),
         )
-        self.run.write_json(f"{DONE}/{part.name}.json", asdict(record))
+        records.write(self.run, f"{DONE}/{part.name}.json", record)
         return record
 
 
@@ -168,22 +161,21 @@ def _snapshot(step: Step) -> dict[str, Any]:
     # What is over already needs no read of hours to be found out.
     persist("snapshot: check the tables", lambda: step.source.check_tables([entry.table for entry in step.tables]))
     chunk_rows = step.manifest.options.chunk_rows
-    plan = step.plan(PLAN, lambda: [part.to_json() for part in cut(step.source, step.tables, chunk_rows, step.slots)])
-    with decoding(run.uri_of(PLAN)):
-        parts = [Part.from_json(order) for order in plan.orders]
-    records = step.finished(plan, PartRecord, {part.number: f"{DONE}/{part.name}.json" for part in parts})
-    whole = without_damaged(step, {number: record.files for number, record in records.items()}, "snapshot: part")
-    records = {number: record for number, record in records.items() if number in whole}
+    plan = step.plan(PLAN, Part, lambda: cut(step.source, step.tables, chunk_rows, step.slots))
+    parts = plan.orders
+    done = step.finished(plan, PartRecord, {part.number: f"{DONE}/{part.name}.json" for part in parts})
+    whole = without_damaged(step, {number: record.files for number, record in done.items()}, "snapshot: part")
+    done = {number: record for number, record in done.items() if number in whole}
     for _ in range(READS):
-        _read(step, plan, parts, records)
+        _read(step, plan, done)
         bound = persist("snapshot: bound the reads", step.source.bound_reads)
         # What a server took back when it crashed is in no log, so nothing could rewind it.
-        stale = [number for number, record in records.items() if record.incarnation != bound.incarnation]
+        stale = [number for number, record in done.items() if record.incarnation != bound.incarnation]
         if not stale:
             break
         say(f"snapshot: the server restarted meanwhile; {len(stale)} parts are read again")
         for number in stale:
-            del records[number]
+            del done[number]
     else:
         raise SourceUnavailable(
             f"the server restarted during each of {READS} reads",
@@ -192,14 +184,14 @@ def _snapshot(step: Step) -> dict[str, Any]:
     tables = [entry.table for entry in step.tables]
     persist("snapshot: check the tables", lambda: step.source.check_tables(tables))
 
-    extents: dict[int, list[list[Any]]] = defaultdict(list)
+    extents: dict[int, list[Extent]] = defaultdict(list)
     for part in parts:
-        extents[part.table] += records[part.number].extents
+        extents[part.table] += done[part.number].extents
     for index, entry in enumerate(step.tables):
         check_key_order(entry.table, extents[index])
 
-    files = _by_table(step, parts, records)
-    record = write_named(run, "chunks/files", {name: _to_json(own) for name, own in files.items()})
+    files = _by_table(step, parts, done)
+    record = records.write_named(run, "chunks/files", files)
     chunks: Counter[str] = Counter()
     for part in parts:
         chunks[_name(step, part)] += len(part.chunks)
@@ -216,24 +208,24 @@ def _snapshot(step: Step) -> dict[str, Any]:
             }
             for name, own in files.items()
         },
-        "nulled": add_nulled((_name(step, part), records[part.number].nulled) for part in parts),
-        "lock_seconds": max((done.lock_seconds for done in records.values()), default=0.0),
+        "nulled": add_nulled((_name(step, part), done[part.number].nulled) for part in parts),
+        "lock_seconds": max((one.lock_seconds for one in done.values()), default=0.0),
         "record": record,
     }
     _summarize(step, found)
     return found
 
 
-def _read(step: Step, plan: Plan, parts: Sequence[Part], records: dict[int, PartRecord]) -> None:
-    """Read the parts that have no record, and add theirs to ``records``."""
+def _read(step: Step, plan: Plan[Part], done: dict[int, PartRecord]) -> None:
+    """Read the parts that have no record, and add theirs to ``done``."""
     patience = Patience("snapshot: read in one view")
     watch = Watch(step)
     while True:
-        _drop_half_read(step, parts, records)
-        missing = [part for part in parts if part.number not in records]
+        _drop_half_read(step, plan.orders, done)
+        missing = [part for part in plan.orders if part.number not in done]
         shared = {step.tables[part.table].consistency for part in missing}
         try:
-            return _read_missing(step, plan, missing, shared, records, watch, patience)
+            return _read_missing(step, plan.id, missing, shared, done, watch, patience)
         except TransientError as error:
             # Who reads apart from the others was tried again by itself; a view that has ended must be opened anew.
             if "exported" not in shared:
@@ -243,15 +235,15 @@ def _read(step: Step, plan: Plan, parts: Sequence[Part], records: dict[int, Part
 
 def _read_missing(
     step: Step,
-    plan: Plan,
+    plan: str,
     missing: Sequence[Part],
     shared: Collection[str],
-    records: dict[int, PartRecord],
+    done: dict[int, PartRecord],
     watch: Watch,
     patience: Patience,
 ) -> None:
     chunks = sum(len(part.chunks) for part in missing)
-    kept = f", {len(records)} kept" if records else ""
+    kept = f", {len(done)} kept" if done else ""
     say(f"snapshot: {len(step.tables)} tables, {chunks} chunks in {len(missing)} parts{kept}")
 
     weights = {part.number: part.weight for part in missing}
@@ -259,8 +251,8 @@ def _read_missing(
     options = step.manifest.options
     lock, pause = options.lock, options.chunk_pause
 
-    def done(record: PartRecord) -> None:
-        records[record.part] = record
+    def finished(record: PartRecord) -> None:
+        done[record.part] = record
         patience.succeeded()
         progress.add(record.chunks, record.rows, weights[record.part])
 
@@ -269,35 +261,35 @@ def _read_missing(
             step.spark,
             "read chunks",
             missing,
-            ReadPart(step.run, plan.id, source, step.sink, tuple(step.tables), lock, pause),
-            done,
+            ReadPart(step.run, plan, source, step.sink, tuple(step.tables), lock, pause),
+            finished,
             meanwhile=watch.look,
             bundle=lambda parts: bundle(parts, step.tables, step.slots),
             brief="exported" in shared,
         )
 
 
-def _drop_half_read(step: Step, parts: Sequence[Part], records: dict[int, PartRecord]) -> None:
+def _drop_half_read(step: Step, parts: Sequence[Part], done: dict[int, PartRecord]) -> None:
     """Drop the records of keyless tables that were not read whole: all of their rows count at one exact position, which
     the next try does not have again."""
     uppers: dict[int, set[str | None]] = defaultdict(set)
     for part in parts:
-        uppers[part.table].add(records[part.number].upper if part.number in records else None)
+        uppers[part.table].add(done[part.number].upper if part.number in done else None)
     for part in parts:
         if step.tables[part.table].table.keyless and len(uppers[part.table]) > 1:
-            records.pop(part.number, None)
+            done.pop(part.number, None)
 
 
 def _name(step: Step, part: Part) -> str:
     return str(step.tables[part.table].table.name)
 
 
-def _by_table(step: Step, parts: list[Part], records: Mapping[int, PartRecord]) -> dict[str, TableFiles]:
+def _by_table(step: Step, parts: Sequence[Part], done: Mapping[int, PartRecord]) -> dict[str, TableFiles]:
     files: dict[str, list[StagedFile]] = {str(entry.table.name): [] for entry in step.tables}
     uppers = dict.fromkeys(files, "")
-    odd: dict[str, list[dict[str, str]]] = {name: [] for name in files}
+    odd: dict[str, list[OddRow]] = {name: [] for name in files}
     for part in sorted(parts, key=lambda part: (part.table, part.chunks[0].number)):
-        record = records[part.number]
+        record = done[part.number]
         files[_name(step, part)] += record.files
         if step.tables[part.table].table.keyless:
             uppers[_name(step, part)] = record.upper
@@ -305,15 +297,9 @@ def _by_table(step: Step, parts: list[Part], records: Mapping[int, PartRecord]) 
     return {name: TableFiles(tuple(own), uppers[name], tuple(odd[name])) for name, own in files.items()}
 
 
-def _to_json(own: TableFiles) -> dict[str, Any]:
-    return {"upper": own.upper, "files": [file.to_json() for file in own.files], "odd": list(own.odd)}
-
-
 def read_table_files(run: Storage, record: str) -> dict[str, TableFiles]:
     """What the snapshot step read, by table."""
-    where = run.uri_of(record)
-    tables = decode(dict[str, _TableRecord], read_named(run, record), where)
-    return {name: TableFiles(own.files, own.upper, own.odd) for name, own in tables.items()}
+    return records.read_named(dict[str, TableFiles], run, record)
 
 
 def _summarize(step: Step, found: Mapping[str, Any]) -> None:

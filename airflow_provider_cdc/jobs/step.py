@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from typing import Any, TypeVar
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
 
 from pyspark.sql import SparkSession
 
@@ -31,17 +31,26 @@ WORK_FOLDERS = ("chunks", "delta", "staged")
 """What only a run in progress needs."""
 LAST = "consolidate"
 
-Done = TypeVar("Done")
+Order = TypeVar("Order")
+DoneOrder = TypeVar("DoneOrder", bound="Done")
 
 
 @dataclass(frozen=True)
-class Plan:
-    """The orders of a step, as JSON. Every record of a finished order carries the ``id`` of the plan it was given in:
-    the same number means other work in another plan, which a try that was thought dead may still follow."""
+class Plan(Generic[Order]):
+    """The orders of a step. Every record of a finished order carries the ``id`` of the plan it was given in: the same
+    number means other work in another plan, which a try that was thought dead may still follow."""
 
     stamp: str
     id: str
-    orders: list[dict[str, Any]]
+    orders: tuple[Order, ...]
+
+
+class Done(Protocol):
+    """The record of an order that was done."""
+
+    @property
+    def plan(self) -> str:
+        """The id of the plan that it was given in."""
 
 
 @dataclass
@@ -80,32 +89,33 @@ class Step:
         """
         return records.digest_of(self.manifest.rests_on)
 
-    def plan(self, name: str, make: Callable[[], list[dict[str, Any]]]) -> Plan:
+    def plan(self, name: str, kind: type[Order], make: Callable[[], Sequence[Order]]) -> Plan[Order]:
         """The orders of this step, made once: a step that is taken up again must not cut its work elsewhere.
 
+        :param kind: of the orders.
         :param make: has a patience of its own; another one around it would multiply the time until a step gives up.
         """
         # The run may have begun anew, and tries that were thought dead may still follow the plan that it had.
         for own in (name, f"{name.removesuffix('.json')}-{self.stamp}.json"):
             if not self.run.exists(own):
                 # If two tries make it at the same time, one of them does some work in vain, and nothing worse.
-                made = Plan(self.stamp, uuid.uuid4().hex, make())
-                self.run.create_json(own, asdict(made), settle=0)
-            plan = records.read(Plan, self.run, own)
+                made = Plan(self.stamp, uuid.uuid4().hex, tuple(make()))
+                self.run.create_json(own, records.encode(made), settle=0)
+            plan: Plan[Order] = records.read(Plan[kind], self.run, own)  # type: ignore[valid-type]
             if plan.stamp == self.stamp:
                 return plan
         raise ManifestError("the plan is that of other work", where=self.run.uri_of(name), hint=records.HINT)
 
-    def finished(self, plan: Plan, kind: type[Done], names: Mapping[int, str]) -> dict[int, Done]:
+    def finished(self, plan: Plan[Any], kind: type[DoneOrder], names: Mapping[int, str]) -> dict[int, DoneOrder]:
         """The records of orders that earlier tries finished, by the number of the order.
 
-        :param kind: of the records; each has a ``plan``.
+        :param kind: of the records.
         :param names: the name of each order's record.
         """
         folders = {name.rpartition("/")[0] for name in names.values()}
         present = {file for folder in folders for file in self.run.files(folder)}
         done = {number: records.read(kind, self.run, name) for number, name in names.items() if name in present}
-        return {number: record for number, record in done.items() if getattr(record, "plan") == plan.id}  # noqa: B009
+        return {number: record for number, record in done.items() if record.plan == plan.id}
 
     def found(self, task_id: str) -> dict[str, Any]:
         """What an earlier step found. Its ``record`` names the file with what is too much for the manifest.

@@ -8,7 +8,7 @@ others survive, and each of them would be published with the placeholder: they s
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -25,21 +25,29 @@ _SHOWN = 5
 """Columns that a message names one by one."""
 
 
-def noted(table: Table, batch: pa.RecordBatch, odd: Sequence[OddValue]) -> list[dict[str, str]]:
-    """What a part's record holds of the odd values of one batch: key, place, and what to say."""
+@dataclass(frozen=True)
+class OddRow:
+    """A row with an odd value, in a part's record: its key, the column, and what to say of it.
+
+    ``key`` is in hexadecimal digits, as `core.row_bytes` encodes it.
+    """
+
+    key: str
+    where: str
+    message: str
+    hint: str
+
+
+def noted(table: Table, batch: pa.RecordBatch, odd: Sequence[OddValue]) -> list[OddRow]:
+    """What a part's record holds of the odd values of one batch."""
     keys = row_bytes.encode(batch.take(pa.array([value.row for value in odd], pa.int64())), list(table.key))
     return [
-        {
-            "key": key.as_py().hex(),
-            "where": value.error.where,
-            "message": value.error.message,
-            "hint": value.error.hint,
-        }
+        OddRow(key.as_py().hex(), value.error.where, value.error.message, value.error.hint)
         for key, value in zip(keys, odd, strict=True)
     ]
 
 
-def check_count(found: Sequence[Mapping[str, str]]) -> None:
+def check_count(found: Sequence[OddRow]) -> None:
     """Give up a part with so many odd values that they are no accident of the moment.
 
     :raises ValueNotRepresentable: the first of them.
@@ -48,7 +56,7 @@ def check_count(found: Sequence[Mapping[str, str]]) -> None:
         raise _error(found)
 
 
-def check_survivors(run: Storage, change: Sequence[StagedFile], odd: Mapping[int, Sequence[Mapping[str, str]]]) -> None:
+def check_survivors(run: Storage, change: Sequence[StagedFile], odd: Mapping[int, Sequence[OddRow]]) -> None:
     """Make sure that every row with an odd value is touched by the window.
 
     :param change: the files of the window's net change.
@@ -60,26 +68,24 @@ def check_survivors(run: Storage, change: Sequence[StagedFile], odd: Mapping[int
         raise _error(left)
 
 
-def _untouched(
-    run: Storage, change: Sequence[StagedFile], index: int, values: Sequence[Mapping[str, str]]
-) -> Iterable[Mapping[str, str]]:
-    keys = pa.array([bytes.fromhex(value["key"]) for value in values], pa.binary())
+def _untouched(run: Storage, change: Sequence[StagedFile], index: int, values: Sequence[OddRow]) -> Iterable[OddRow]:
+    keys = pa.array([bytes.fromhex(value.key) for value in values], pa.binary())
     touched = pa.array([False] * len(values))
     for batch in net.read(run, change, ["key"], table=index):
         touched = pc.or_(touched, pc.is_in(keys, value_set=batch["key"]))
     return [value for value, gone in zip(values, touched.to_pylist(), strict=True) if not gone]
 
 
-def _error(values: Sequence[Mapping[str, Any]]) -> ValueNotRepresentable:
-    by_column: dict[str, list[Mapping[str, Any]]] = {}
+def _error(values: Sequence[OddRow]) -> ValueNotRepresentable:
+    by_column: dict[str, list[OddRow]] = {}
     for value in values:
-        by_column.setdefault(value["where"], []).append(value)
+        by_column.setdefault(value.where, []).append(value)
     first = values[0]
-    told = [f"{own[0]['message']} ({len(own):,} such rows read)" for own in by_column.values()]
+    told = [f"{own[0].message} ({len(own):,} such rows read)" for own in by_column.values()]
     if len(by_column) == 1:
-        return ValueNotRepresentable(told[0], where=first["where"], hint=first["hint"])
+        return ValueNotRepresentable(told[0], where=first.where, hint=first.hint)
     shown = "; ".join(f"{where}: {what}" for where, what in list(zip(by_column, told, strict=True))[:_SHOWN])
     more = f"; and {len(by_column) - _SHOWN} more columns" if len(by_column) > _SHOWN else ""
     return ValueNotRepresentable(
-        f"{shown}{more}", where=f"{len(by_column)} columns", hint=f"for each of them: {first['hint']}"
+        f"{shown}{more}", where=f"{len(by_column)} columns", hint=f"for each of them: {first.hint}"
     )

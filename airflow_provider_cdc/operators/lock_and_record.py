@@ -11,13 +11,13 @@ from airflow.providers.common.compat.sdk import AirflowException
 from airflow_provider_cdc.core import records
 from airflow_provider_cdc.core.manifest import Manifest, RunTable
 from airflow_provider_cdc.core.options import StepOptions
+from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import ConfigurationError, LogGone
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.operators.base import TargetOperator, airflow_errors, lake_of, run_folder, run_id_of
 from airflow_provider_cdc.operators.parameters import Allowed
 from airflow_provider_cdc.operators.releasing import ReleasingOperator
-from airflow_provider_cdc.sources.base import TablePlan
 from airflow_provider_cdc.sources.capabilities import KeepsForRun, Source
 
 if TYPE_CHECKING:
@@ -69,7 +69,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
             run_id = run_id_of(context, lake)
             run = run_folder(lake, run_id)
             source = open_hook(self.source_conn_id).get_conn()
-            plans = [TablePlan.from_json(plan) for plan in self.plan]
+            plans = records.decode(list[TablePlan], self.plan, "XCom plan of preflight")
             self._recording = True
             manifest = _current(run)
             if manifest is None or not self._keeps(manifest, run, source, plans):
@@ -97,7 +97,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
             "The run began at %s: keeping %s %s", manifest.created_at, manifest.position_key, manifest.initial_position
         )
         tables = {str(run_table.table.name) for run_table in manifest.tables}
-        if tables != (wanted := {str(plan.name) for plan in plans}):
+        if tables != (wanted := {str(plan.table) for plan in plans}):
             self.log.warning(
                 "The run keeps the tables that it began with, although the plan is another now (only in the run: %s; "
                 "only in the plan: %s). Trigger a new run to copy what the plan says.",
@@ -114,7 +114,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
     def _record(self, run: Storage, run_id: str, source: Source, plans: Sequence[TablePlan]) -> Manifest:
         options = records.decode(StepOptions, self.options, "XCom options of preflight")
         initial = source.record_initial(plans, options.lock, run_id)
-        by_name = {plan.name: plan for plan in plans}
+        by_name = {plan.table: plan for plan in plans}
         manifest = Manifest(
             run_id=run_id,
             kind=source.kind,

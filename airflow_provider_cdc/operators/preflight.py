@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.core.head import source_of
 from airflow_provider_cdc.core.options import checked, declared
+from airflow_provider_cdc.core.plan import TablePlan
+from airflow_provider_cdc.core.records import encode
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.errors import PreflightError, Problem, TerminalError, TransientError
@@ -17,7 +18,6 @@ from airflow_provider_cdc.operators.base import TargetOperator, airflow_errors, 
 from airflow_provider_cdc.operators.lake_checks import check_names, tell_leftovers
 from airflow_provider_cdc.operators.parameters import Allowed, check_conf, take_options, taking_options
 from airflow_provider_cdc.operators.spark_step import check_spark
-from airflow_provider_cdc.sources.base import TablePlan
 from airflow_provider_cdc.sources.capabilities import Source
 
 if TYPE_CHECKING:
@@ -83,13 +83,13 @@ class PreflightOperator(TargetOperator):
                 plans = source.preflight(options.tables, options.table.consistency, options.table.unrepresentable)
             if lake is not None and plans:
                 with _collected(problems, "parameter target"):
-                    _check_lake(lake, source, options.source_conn_id, [plan.name for plan in plans])
+                    _check_lake(lake, source, options.source_conn_id, [plan.table for plan in plans])
             if problems:
                 raise PreflightError(problems)
         if lake is not None:
             tell_leftovers(lake)
         self.log.info("%d tables will be copied:\n%s", len(plans), _readable(plans))
-        return {"plan": [plan.to_json() for plan in plans], "options": asdict(options.steps)}
+        return {"plan": encode(plans), "options": encode(options.steps)}
 
 
 def _check_lake(lake: Storage, source: Source, conn_id: str, tables: Sequence[TableName]) -> None:
@@ -121,7 +121,7 @@ def _readable(plans: Sequence[TablePlan]) -> str:
     rows = [
         ("table", "consistency", "rows, about", "MB", "because"),
         *(
-            (str(plan.name), plan.consistency, f"{plan.rows:,}", f"{plan.bytes / 1e6:,.1f}", plan.reason)
+            (str(plan.table), plan.consistency, f"{plan.rows:,}", f"{plan.bytes / 1e6:,.1f}", plan.reason)
             for plan in plans
         ),
     ]

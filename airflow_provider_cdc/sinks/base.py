@@ -13,7 +13,7 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import pyarrow as pa
@@ -36,9 +36,6 @@ class StagedFile:
     @property
     def base_name(self) -> str:
         return self.name.rpartition("/")[2]
-
-    def to_json(self) -> dict[str, Any]:
-        return asdict(self)
 
 
 class StagedWriter(Protocol):

@@ -17,16 +17,10 @@ import pyarrow as pa
 
 from airflow_provider_cdc.core.chunk import Chunk
 from airflow_provider_cdc.core.options import LockPolicy
+from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.table import Table
-from airflow_provider_cdc.sources.base import TablePlan
 from airflow_provider_cdc.sources.odd_values import OddValue
-from airflow_provider_cdc.sources.window import (
-    InitialPoint,
-    LogSegment,
-    SegmentSummary,
-    TrackedTable,
-    UpperBound,
-)
+from airflow_provider_cdc.sources.window import LogSegment, SegmentSummary, TrackedTable, UpperBound
 
 
 class ChunkReader(Protocol):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import pyarrow as pa
@@ -37,19 +36,6 @@ DELTA_SCHEMA = pa.schema(
     null, or the id of a prepared transaction that the segment prepares but does not decide: the changes count only if
     ``SegmentSummary.decided`` of some segment names that id, and then at that order.
 """
-
-
-@dataclass(frozen=True)
-class InitialPoint:
-    """The initial position, the tables' schemas there, and the identity of the server that has it.
-
-    ``lock_seconds`` is how long a lock was held; 0.0 if none was.
-    """
-
-    position: str
-    identity: Mapping[str, str]
-    tables: tuple[Table, ...]
-    lock_seconds: float
 
 
 @dataclass(frozen=True)

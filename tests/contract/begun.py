@@ -14,8 +14,9 @@ import pyarrow as pa
 from airflow_provider_cdc.core import row_bytes
 from airflow_provider_cdc.core.chunk import Chunk
 from airflow_provider_cdc.core.options import LockPolicy
+from airflow_provider_cdc.core.plan import TablePlan
+from airflow_provider_cdc.core.records import decode, encode
 from airflow_provider_cdc.core.table import Table
-from airflow_provider_cdc.sources.base import TablePlan
 from airflow_provider_cdc.sources.capabilities import Source, release_run, shared_reads
 from airflow_provider_cdc.sources.registry import open_source
 from airflow_provider_cdc.sources.window import DELTA_SCHEMA, TrackedTable
@@ -71,12 +72,12 @@ class Begun:
         self.source: Source = open_source(database.settings)
         patterns = [str(database.name(table)) for table in tables]
         plans = self.source.preflight(patterns, consistency, unrepresentable)
-        self.plans = {plan.name.name: TablePlan.from_json(written(plan.to_json())) for plan in plans}
+        self.plans = {plan.table.name: decode(TablePlan, written(encode(plan)), "") for plan in plans}
         point = self.source.record_initial(list(self.plans.values()), LOCK, run_id)
         self.run_id = run_id
         self.position = point.position
         self.identity = written(dict(point.identity))
-        self.tables = {table.name.name: Table.from_json(written(table.to_json())) for table in point.tables}
+        self.tables = {table.name.name: decode(Table, written(encode(table)), "") for table in point.tables}
 
     def release(self) -> None:
         """What the last step does."""

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from airflow_provider_cdc.core.records import encode
 from airflow_provider_cdc.errors import ExactnessError, LogGone, SchemaChanged, SourceReplaced, TerminalError
 from airflow_provider_cdc.sources.capabilities import release_run
 from airflow_provider_cdc.sources.registry import open_source
@@ -36,11 +37,11 @@ def test_the_point_is_plain_data_that_a_manifest_can_hold(stock: Database) -> No
     point = source.record_initial(plans, LOCK, RUN_ID)
     try:
         # Jobs pair plans and tables by their place.
-        assert [table.name for table in point.tables] == [plan.name for plan in plans]
+        assert [table.name for table in point.tables] == [plan.table for plan in plans]
         assert [table.key for table in point.tables] == [(), ("id",)]
         assert str(stock.parse(point.position)) == point.position
         assert written(dict(point.identity)) == point.identity
-        assert [written(table.to_json()) for table in point.tables] == [table.to_json() for table in point.tables]
+        assert written(encode(point.tables)) == encode(point.tables)
         assert 0 <= point.lock_seconds < 5
         source.check_identity(written(dict(point.identity)), point.position)
     finally:

@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_cdc.core.plan import TablePlan
+from airflow_provider_cdc.core.records import decode, encode
 from airflow_provider_cdc.errors import (
     ConfigurationError,
     PreflightError,
@@ -16,7 +18,6 @@ from airflow_provider_cdc.errors import (
     TerminalError,
     TransientError,
 )
-from airflow_provider_cdc.sources.base import TablePlan
 from airflow_provider_cdc.sources.capabilities import Source
 from airflow_provider_cdc.sources.registry import open_source
 from tests.contract.begun import LOCK, RUN_ID, Begin, sent, written
@@ -62,7 +63,7 @@ def test_patterns_name_each_table_once_in_order_and_no_other(shop: Database) -> 
     source = open_source(shop.settings)
 
     def named(*patterns: str) -> list[str]:
-        return [str(plan.name).removeprefix(f"{shop.schema}.") for plan in source.preflight(patterns, "auto")]
+        return [str(plan.table).removeprefix(f"{shop.schema}.") for plan in source.preflight(patterns, "auto")]
 
     schema = shop.schema
     assert named(f"{schema}.order*") == ["order_lines", "orders"]
@@ -74,7 +75,7 @@ def test_patterns_name_each_table_once_in_order_and_no_other(shop: Database) -> 
 
 def test_a_plan_says_how_each_table_is_read_and_why(shop: Database) -> None:
     source = open_source(shop.settings)
-    plans = {plan.name.name: plan for plan in source.preflight([f"{shop.schema}.*"], "auto", "null")}
+    plans = {plan.table.name: plan for plan in source.preflight([f"{shop.schema}.*"], "auto", "null")}
     assert {name: plan.consistency for name, plan in plans.items()} == {
         "orders": "watermark",
         "order_lines": "watermark",
@@ -84,7 +85,7 @@ def test_a_plan_says_how_each_table_is_read_and_why(shop: Database) -> None:
     assert "no key" in plans["visits"].reason
     for plan in plans.values():
         assert plan.unrepresentable == "null"
-        assert TablePlan.from_json(written(plan.to_json())) == plan
+        assert decode(TablePlan, written(encode(plan)), "") == plan
     asked = source.preflight([f"{shop.schema}.*"], shop.at_one_position)
     assert {plan.consistency for plan in asked} == {shop.at_one_position}
     assert all(f"{shop.at_one_position} was asked for" in plan.reason for plan in asked)

@@ -21,19 +21,12 @@ from airflow_provider_cdc.core import row_bytes
 from airflow_provider_cdc.core.chunk import Chunk, partition
 from airflow_provider_cdc.core.manifest import Manifest, RunTable
 from airflow_provider_cdc.core.options import LockPolicy, StepOptions
+from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Column, Table, TableName
-from airflow_provider_cdc.sources.base import TablePlan
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.odd_values import OddValue
-from airflow_provider_cdc.sources.window import (
-    DELTA_SCHEMA,
-    InitialPoint,
-    LogSegment,
-    SegmentSummary,
-    TrackedTable,
-    UpperBound,
-)
+from airflow_provider_cdc.sources.window import DELTA_SCHEMA, LogSegment, SegmentSummary, TrackedTable, UpperBound
 
 Row = tuple[Any, ...]
 ChangeOf = tuple[int, Row | None, Row | None]

@@ -84,7 +84,7 @@ def take_out(
     with sink.writer(run, "delta/net", net.NET_SCHEMA) as delta:
         delta.write(net.in_buckets(changes))
     table = Table(TableName("s", "t"), tuple(Column(name, "", True) for name in schema.names), key)
-    change = NetChange(tuple(delta.files), {0: size}, {})
+    change = NetChange(tuple(delta.files), {0: net.Count(size, 0)})
     task = rewind.RewindTask(run, StubSource(schema), sink, (RunTable(table, "", ""),), change)  # type: ignore[arg-type]
     outcome = task(rewind.Rewind(0, tuple(writer.files)))
     left = [*outcome.adopted, *outcome.written]

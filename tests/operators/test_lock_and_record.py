@@ -17,17 +17,17 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_provider_cdc.core.manifest import Commit, Manifest
 from airflow_provider_cdc.core.options import LockPolicy, StepOptions
+from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
+from airflow_provider_cdc.core.records import encode
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.errors import ConfigurationError, LockNotGranted, LogGone
 from airflow_provider_cdc.operators import lock_and_record
 from airflow_provider_cdc.operators.base import lake_of, run_id_of
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
-from airflow_provider_cdc.sources.base import TablePlan
-from airflow_provider_cdc.sources.window import InitialPoint
 
 ORDERS, CLICKS = TableName("shop", "orders"), TableName("shop", "clicks")
-PLAN = [TablePlan(ORDERS, "watermark", "it has a key").to_json(), TablePlan(CLICKS, "lock", "it has none").to_json()]
+PLAN = encode([TablePlan(ORDERS, "watermark", "it has a key"), TablePlan(CLICKS, "lock", "it has none")])
 OPTIONS = {"chunk_rows": 7, "chunk_pause": 0.5, "lock": asdict(LockPolicy(wait_seconds=1))}
 
 
@@ -58,7 +58,7 @@ class FakeSource:
         self.calls.append(lock)
         number = len(self.calls)
         self.meanwhile()
-        tables = tuple(Table(plan.name, (Column("id", "int", False),)) for plan in plans)
+        tables = tuple(Table(plan.table, (Column("id", "int", False),)) for plan in plans)
         identity = {"uuid": "server"}
         if self.slots is not None:
             identity |= {"slot": self.slots or f"cdc_{number}", "publication": self.slots or f"cdc_{number}"}

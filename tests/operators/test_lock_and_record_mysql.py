@@ -15,6 +15,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_cdc.core.manifest import Manifest
 from airflow_provider_cdc.core.options import LockPolicy
+from airflow_provider_cdc.core.records import encode
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.operators import lock_and_record
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
@@ -44,7 +45,7 @@ def operator(server: MysqlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         task_id="lock_and_record",
         source_conn_id="shop",
         target=tmp_path.as_uri(),
-        plan=[plan.to_json() for plan in source.preflight(["d.*"], "auto")],
+        plan=encode(source.preflight(["d.*"], "auto")),
         options={"lock": asdict(LockPolicy())},
     )
 

@@ -16,6 +16,7 @@ from airflow.sdk.execution_time import task_runner
 
 from airflow_provider_cdc.core.manifest import Manifest, RunTable
 from airflow_provider_cdc.core.options import LockPolicy, StepOptions
+from airflow_provider_cdc.core.records import encode
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.operators.base import run_id_for, run_id_of
 from airflow_provider_cdc.operators.extract_delta import ExtractDeltaOperator
@@ -247,7 +248,7 @@ def test_a_source_that_cannot_be_reached_does_not_hide_why_the_task_failed(
 def test_a_kill_while_the_position_is_recorded_leaves_no_slot(
     postgres: PostgresServer, source: PostgresSource, context: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = [plan.to_json() for plan in source.preflight(["public.stock"], "auto")]
+    plan = encode(source.preflight(["public.stock"], "auto"))
     operator = LockAndRecordOperator(
         task_id="lock_and_record", source_conn_id="shop", target=tmp_path.as_uri(), plan=plan, options=OPTIONS
     )

@@ -64,9 +64,10 @@ def plan_chunks(connection: Connection, table: Table, chunk_rows: int) -> list[C
 
 def where(table: Table, chunk: Chunk) -> tuple[str, list[KeyValue]]:
     """The SQL condition of a chunk, with ``?`` markers, and its parameters; empty if it is unbounded."""
-    depth = max(len(chunk.lower or ()), len(chunk.upper or ()))
+    lower, upper = chunk.bounds
+    depth = max(len(lower or ()), len(upper or ()))
     axes = [axis for name in table.key[:depth] if (axis := axis_of(table.column(name)))]
-    condition, params = _range(axes, chunk.lower, chunk.upper)
+    condition, params = _range(axes, lower, upper)
     return condition.replace(_MARK, "?"), params
 
 

@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 import pymysql
 
 from airflow_provider_cdc.core.options import CONSISTENCIES, UNREPRESENTABLE
+from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import LogGone, PreflightError, Problem
-from airflow_provider_cdc.sources.base import TablePlan, with_policy
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.generated import generated_problems
 from airflow_provider_cdc.sources.mysql.history import log_status
@@ -25,6 +25,7 @@ from airflow_provider_cdc.sources.mysql.types import (
     unsupported,
     unsupported_key,
 )
+from airflow_provider_cdc.sources.policy import with_policy
 
 _log = logging.getLogger(__name__)
 
@@ -63,7 +64,7 @@ def preflight(
         tables = tuple(with_policy(table, unrepresentable) for table in tables)
         plans = [_plan(table, consistency, unrepresentable) for table in tables]
         problems += _table_problems(connection, tables, consistency)
-        problems += privileges.lock_problems([plan.name for plan in plans if plan.consistency == "lock"])
+        problems += privileges.lock_problems([plan.table for plan in plans if plan.consistency == "lock"])
         problems += _filter_problems(connection, tables)
         problems += _retention_problems(connection, tables)
         warnings = durability_warnings(connection)

@@ -20,6 +20,7 @@ import pymysql
 from airflow_provider_cdc.core.chunk import Chunk
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.core.options import LockPolicy
+from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import (
     LockNotGranted,
@@ -28,7 +29,6 @@ from airflow_provider_cdc.errors import (
     Problem,
     SchemaChanged,
 )
-from airflow_provider_cdc.sources.base import TablePlan, with_policy
 from airflow_provider_cdc.sources.capabilities import ChunkReader
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.kept import Kept, session_of
@@ -47,7 +47,8 @@ from airflow_provider_cdc.sources.mysql.session import (
     variables,
 )
 from airflow_provider_cdc.sources.odd_values import OddValue
-from airflow_provider_cdc.sources.window import InitialPoint, UpperBound
+from airflow_provider_cdc.sources.policy import with_policy
+from airflow_provider_cdc.sources.window import UpperBound
 
 _NO_POSITION = Problem(
     "gtid_executed",
@@ -72,7 +73,7 @@ def record_initial(settings: ConnectionSettings, plans: Sequence[TablePlan], loc
     :raises PreflightError: what preflight checked was changed since then.
     :raises SchemaChanged: a table is gone, or lost the key that its plan relies on.
     """
-    locked = [plan.name for plan in plans if plan.consistency == "lock"]
+    locked = [plan.table for plan in plans if plan.consistency == "lock"]
     with session(settings) as connection:
         # Before the position: what is set later shows up as a difference.
         found = identity(settings, connection)
@@ -87,7 +88,7 @@ def record_initial(settings: ConnectionSettings, plans: Sequence[TablePlan], loc
             position, lock_seconds = executed(connection), 0.0
         if not position:
             raise PreflightError([_NO_POSITION])
-        tables = read_tables(connection, [plan.name for plan in plans])
+        tables = read_tables(connection, [plan.table for plan in plans])
         tables = tuple(with_policy(table, plan.unrepresentable) for plan, table in zip(plans, tables, strict=True))
         # What preflight found may have changed since. What changes from now on is in the window.
         problems = exactness_problems(connection, tables)

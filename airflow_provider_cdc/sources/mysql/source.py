@@ -12,8 +12,8 @@ import pyarrow as pa
 from airflow_provider_cdc.core.chunk import Chunk
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.core.options import LockPolicy
+from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.table import Table
-from airflow_provider_cdc.sources.base import TablePlan
 from airflow_provider_cdc.sources.capabilities import (
     ChunkReader,
     OrdersChunks,
@@ -25,7 +25,7 @@ from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.kept import Kept, keeping, session_of
 from airflow_provider_cdc.sources.mysql import axes, chunks, preflight, schema, server, snapshot, types
 from airflow_provider_cdc.sources.mysql.session import RunSettings, session, value
-from airflow_provider_cdc.sources.window import InitialPoint, LogSegment, TrackedTable, UpperBound
+from airflow_provider_cdc.sources.window import LogSegment, TrackedTable, UpperBound
 
 
 class MysqlSource:

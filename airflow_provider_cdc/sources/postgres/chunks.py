@@ -52,14 +52,15 @@ def place(table: Table, chunk: Chunk) -> tuple[Leaf | None, str]:
 
     :raises CopyMismatch: the chunk is of another table.
     """
-    if chunk.lower is None:
+    lower, upper = chunk.bounds
+    if lower is None:
         return None, "FALSE"
-    oid, start = map(int, chunk.lower)
+    oid, start = map(int, lower)
     for leaf in leaves(table):
         if leaf.oid == oid:
             condition = f"ctid >= '({start},0)'::tid"
-            if chunk.upper is not None:
-                condition += f" AND ctid < '({int(chunk.upper[1])},0)'::tid"
+            if upper is not None:
+                condition += f" AND ctid < '({int(upper[1])},0)'::tid"
             return leaf, condition
     raise CopyMismatch(
         f"no part of the table has the OID {oid}",

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from airflow_provider_cdc.core.options import CONSISTENCIES, UNREPRESENTABLE
+from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import PreflightError, Problem
-from airflow_provider_cdc.sources.base import TablePlan, with_policy
 from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.policy import with_policy
 from airflow_provider_cdc.sources.postgres.advice import advise
 from airflow_provider_cdc.sources.postgres.inheritance import inheritance_problems
 from airflow_provider_cdc.sources.postgres.platform import change_setting, platform

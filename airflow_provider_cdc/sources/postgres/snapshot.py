@@ -22,6 +22,7 @@ import pyarrow as pa
 from airflow_provider_cdc.core.chunk import Chunk
 from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.core.options import LockPolicy
+from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import (
     CdcError,
@@ -32,11 +33,11 @@ from airflow_provider_cdc.errors import (
     SourceReplaced,
     SourceUnavailable,
 )
-from airflow_provider_cdc.sources.base import TablePlan, with_policy
 from airflow_provider_cdc.sources.capabilities import ChunkReader
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.kept import Kept
 from airflow_provider_cdc.sources.odd_values import OddValue
+from airflow_provider_cdc.sources.policy import with_policy
 from airflow_provider_cdc.sources.postgres import durable, prepared, slots
 from airflow_provider_cdc.sources.postgres.chunks import place
 from airflow_provider_cdc.sources.postgres.in_place import check_in_place
@@ -55,7 +56,7 @@ from airflow_provider_cdc.sources.postgres.session import (
     shared_view_errors,
     value,
 )
-from airflow_provider_cdc.sources.window import InitialPoint, UpperBound
+from airflow_provider_cdc.sources.window import UpperBound
 
 _TRIES = 3
 
@@ -100,7 +101,7 @@ def record_initial(
             with session(settings) as connection:
                 if problems := setting_problems(connection):
                     raise PreflightError(problems)
-                before = read_tables(connection, [plan.name for plan in plans])
+                before = read_tables(connection, [plan.table for plan in plans])
                 if not publication:
                     slots.create_publication(connection, name, before, lock, run_id)
                 found = identity(connection)
@@ -111,7 +112,7 @@ def record_initial(
                 slots.settle(settings, connection, seconds)
                 found |= {"slot": name, "publication": mine, "publication_made": "" if publication else "yes"}
                 found["publication_state"] = state
-                tables = read_tables(connection, [plan.name for plan in plans], mine)
+                tables = read_tables(connection, [plan.table for plan in plans], mine)
                 check_whole(connection, tables)
                 _check_publication(connection, mine, state, tables, own=not publication)
                 # No crash may take back a schema that the run goes by. The point itself was decoded from the disk.

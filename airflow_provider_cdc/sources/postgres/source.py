@@ -11,14 +11,14 @@ import pyarrow as pa
 
 from airflow_provider_cdc.core.chunk import Chunk
 from airflow_provider_cdc.core.options import LockPolicy
+from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.table import Table
-from airflow_provider_cdc.sources.base import TablePlan
 from airflow_provider_cdc.sources.capabilities import ChunkReader, KeepsForRun, SegmentReader, SharesReads, Source
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.kept import Kept, keeping, session_of
 from airflow_provider_cdc.sources.postgres import chunks, preflight, prepared, schema, server, slots, snapshot, types
 from airflow_provider_cdc.sources.postgres.session import session, value
-from airflow_provider_cdc.sources.window import InitialPoint, LogSegment, TrackedTable, UpperBound
+from airflow_provider_cdc.sources.window import LogSegment, TrackedTable, UpperBound
 
 
 class PostgresSource:

@@ -6,10 +6,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from airflow_provider_cdc.core.options import LockPolicy
+from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.table import TableName
-from airflow_provider_cdc.sources.base import TablePlan
 from airflow_provider_cdc.sources.capabilities import Source, release_run
-from airflow_provider_cdc.sources.window import InitialPoint
 
 RUN_ID = "bench"
 

@@ -8,9 +8,9 @@ import pytest
 
 from airflow_provider_cdc.core.chunk import Chunk
 from airflow_provider_cdc.core.options import LockPolicy
+from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import SourceUnavailable
-from airflow_provider_cdc.sources.base import TablePlan
 from airflow_provider_cdc.sources.mysql import MysqlSource, snapshot
 from airflow_provider_cdc.sources.mysql import session as sessions
 from harness.mysql_server import MysqlServer

@@ -18,12 +18,12 @@ from airflow_provider_cdc.core.chunk import Chunk
 from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.jobs.key_order import KeyExtents, check_key_order
-from airflow_provider_cdc.sources.base import with_policy
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource, chunks
 from airflow_provider_cdc.sources.mysql.decode.prepared import PreparedStatement
 from airflow_provider_cdc.sources.mysql.schema import read_tables, table_sql
 from airflow_provider_cdc.sources.mysql.session import query, session
+from airflow_provider_cdc.sources.policy import with_policy
 from harness.mysql_server import MysqlServer
 
 Dice = random.Random

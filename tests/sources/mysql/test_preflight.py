@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from airflow_provider_cdc.core.plan import TablePlan
+from airflow_provider_cdc.core.records import decode, encode
 from airflow_provider_cdc.errors import PreflightError, Problem
-from airflow_provider_cdc.sources.base import TablePlan
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from harness.mysql_server import MysqlServer
@@ -72,7 +73,7 @@ def having(server: MysqlServer, statements: str, undo: str) -> Iterator[None]:
 
 class TestPlan:
     def test_auto_picks_per_table_and_says_why(self, server: MysqlServer) -> None:
-        plans = {str(plan.name): plan for plan in source(server).preflight(["shop.*", "other.t"], "auto")}
+        plans = {str(plan.table): plan for plan in source(server).preflight(["shop.*", "other.t"], "auto")}
         assert {name: plan.consistency for name, plan in plans.items()} == {
             "shop.lines": "watermark",
             "shop.orders": "watermark",
@@ -82,7 +83,7 @@ class TestPlan:
         assert "PRIMARY (order_id, line)" in plans["shop.lines"].reason
         assert "no key" in plans["shop.visits"].reason
         for plan in plans.values():
-            assert TablePlan.from_json(plan.to_json()) == plan
+            assert decode(TablePlan, encode(plan), "") == plan
 
     def test_lock_is_for_every_table(self, server: MysqlServer) -> None:
         plans = source(server).preflight(["shop.*"], "lock")
@@ -247,7 +248,7 @@ class TestTables:
     def test_odd_names(self, server: MysqlServer) -> None:
         with having(server, "CREATE TABLE shop.`a.%s?``` (`i%s?``` INT PRIMARY KEY)", "DROP TABLE shop.`a.%s?```"):
             (plan,) = source(server).preflight(["shop.a.%s?`"], "auto")
-        assert plan.name.name == "a.%s?`"
+        assert plan.table.name == "a.%s?`"
 
 
 class TestPrivileges:

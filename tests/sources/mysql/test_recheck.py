@@ -10,8 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.options import LockPolicy
+from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.errors import PreflightError, SchemaChanged
-from airflow_provider_cdc.sources.base import TablePlan
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from harness.mysql_server import MysqlServer

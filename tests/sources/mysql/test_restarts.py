@@ -13,13 +13,12 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.chunk import Chunk
 from airflow_provider_cdc.core.options import LockPolicy
+from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import ExactnessError, LogGone, PreflightError, SourceReplaced
-from airflow_provider_cdc.sources.base import TablePlan
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from airflow_provider_cdc.sources.mysql.session import session
-from airflow_provider_cdc.sources.window import InitialPoint
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published, settings_of
 

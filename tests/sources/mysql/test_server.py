@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_cdc.core.options import LockPolicy
+from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.errors import ExactnessError, LogGone, SourceReplaced
-from airflow_provider_cdc.sources.base import TablePlan
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from harness.mysql_server import MysqlServer

@@ -19,9 +19,9 @@ import pytest
 from airflow_provider_cdc.core.chunk import Chunk
 from airflow_provider_cdc.core.gtid import Gtid, GtidSet
 from airflow_provider_cdc.core.options import LockPolicy
+from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import LockNotGranted, PositionError, PreflightError, SchemaChanged
-from airflow_provider_cdc.sources.base import TablePlan
 from airflow_provider_cdc.sources.capabilities import ChunkReader
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource, snapshot

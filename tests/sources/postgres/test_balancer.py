@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_cdc.core.options import LockPolicy
+from airflow_provider_cdc.core.plan import InitialPoint
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, ExactnessError, LogGone, SourceReplaced
 from airflow_provider_cdc.sources.capabilities import shared_reads
@@ -20,7 +21,7 @@ from airflow_provider_cdc.sources.postgres import PostgresSource, slots
 from airflow_provider_cdc.sources.postgres.decode import rows
 from airflow_provider_cdc.sources.postgres.prepared import of_run
 from airflow_provider_cdc.sources.postgres.session import reading_session, session
-from airflow_provider_cdc.sources.window import InitialPoint, TrackedTable
+from airflow_provider_cdc.sources.window import TrackedTable
 from harness.postgres_server import PostgresServer
 from harness.proxy import Proxy, changed_start_up
 from tests.sources.postgres.log_reading import settings as settings_of

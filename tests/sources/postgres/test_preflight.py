@@ -49,7 +49,7 @@ def test_each_table_gets_the_consistency_that_fits_it(postgres: PostgresServer, 
     make(postgres, source, "keyed")
     make(postgres, source, "keyless", "id int")
     plans = source.preflight(["public.*"], "auto", "null")
-    assert [(plan.name.name, plan.consistency, plan.unrepresentable) for plan in plans] == [
+    assert [(plan.table.name, plan.consistency, plan.unrepresentable) for plan in plans] == [
         ("keyed", "watermark", "null"),
         ("keyless", "exported", "null"),
     ]

@@ -7,6 +7,7 @@ from functools import partial
 
 import pytest
 
+from airflow_provider_cdc.core.records import decode, encode
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import SchemaChanged
 from airflow_provider_cdc.sources.postgres.in_place import check_in_place
@@ -74,7 +75,7 @@ def test_patterns_name_tables_and_never_partitions_views_or_the_server_s_own(sho
 
 def test_columns_say_what_their_values_are(shop: Connection) -> None:
     (orders,) = read_tables(shop, [ORDERS])
-    assert Table.from_json(orders.to_json()) == orders
+    assert decode(Table, encode(orders), "") == orders
     found = {
         column.name: (column.type, column.nullable, column.details["kind"], column.details["base"])
         for column in orders.columns

@@ -10,9 +10,9 @@ import pytest
 
 from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.core.options import LockPolicy
+from airflow_provider_cdc.core.plan import InitialPoint
 from airflow_provider_cdc.errors import ExactnessError, LogGone, PreflightError, SourceReplaced
 from airflow_provider_cdc.sources.postgres import PostgresSource
-from airflow_provider_cdc.sources.window import InitialPoint
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
 from tests.sources.postgres.log_reading import settings as settings_of

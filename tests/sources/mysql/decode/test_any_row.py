@@ -18,7 +18,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as given_settings
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.sources.base import with_policy
+from airflow_provider_cdc.sources.policy import with_policy
 from harness.mysql_server import MysqlServer
 from tests.sources.mysql.decode import other_reader
 from tests.sources.mysql.decode.policies import decode, holds, select

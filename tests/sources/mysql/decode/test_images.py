@@ -11,7 +11,6 @@ import pytest
 
 from airflow_provider_cdc.core.kernel import bytes_of
 from airflow_provider_cdc.errors import DecodeError, ValueNotRepresentable
-from airflow_provider_cdc.sources.base import with_policy
 from airflow_provider_cdc.sources.mysql.decode.images import (
     TRUNCATED,
     decode_images,
@@ -19,6 +18,7 @@ from airflow_provider_cdc.sources.mysql.decode.images import (
     image_layout,
     skip_image,
 )
+from airflow_provider_cdc.sources.policy import with_policy
 from harness.mysql_server import MysqlServer
 from tests.sources.guarded import guarded
 from tests.sources.mysql.decode.reading import decode, same, select, split

@@ -25,7 +25,6 @@ from airflow_provider_cdc.errors import (
     TransientError,
     ValueNotRepresentable,
 )
-from airflow_provider_cdc.sources.base import with_policy
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.decode import packets
 from airflow_provider_cdc.sources.mysql.decode.cells import Located
@@ -35,6 +34,7 @@ from airflow_provider_cdc.sources.mysql.decode.rows import StatementReader
 from airflow_provider_cdc.sources.mysql.schema import read_tables
 from airflow_provider_cdc.sources.mysql.session import Connection, session, value
 from airflow_provider_cdc.sources.mysql.types import column_types
+from airflow_provider_cdc.sources.policy import with_policy
 from harness.mysql_server import MysqlServer
 from tests.sources.guarded import guarded
 from tests.sources.mysql.decode.row_images import describe, settings

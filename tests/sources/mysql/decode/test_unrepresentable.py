@@ -18,13 +18,13 @@ from airflow_provider_cdc.core.kernel import bytes_of
 from airflow_provider_cdc.core.row_bytes import encode
 from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.errors import ConfigurationError, DecodeError, PreflightError, ValueNotRepresentable
-from airflow_provider_cdc.sources.base import with_policy
 from airflow_provider_cdc.sources.located import Located
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from airflow_provider_cdc.sources.mysql.decode.columns import finish
 from airflow_provider_cdc.sources.mysql.decode.images import expected_table_map
 from airflow_provider_cdc.sources.mysql.decode.row_cells import row_cells
 from airflow_provider_cdc.sources.mysql.types import ColumnType, arrow_schema
+from airflow_provider_cdc.sources.policy import with_policy
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published
 from tests.sources.guarded import guarded

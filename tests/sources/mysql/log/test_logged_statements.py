@@ -12,8 +12,8 @@ import pymysql
 import pytest
 
 from airflow_provider_cdc.errors import CdcError, ImageNotWhole, SchemaChanged, UnknownEvent
-from airflow_provider_cdc.sources.base import with_policy
 from airflow_provider_cdc.sources.mysql.log.names import alike
+from airflow_provider_cdc.sources.policy import with_policy
 from harness.mysql_binaries import find_mysql
 from harness.mysql_server import MysqlServer
 from tests.sources.mysql.log.reading import LogReading, executed, key

@@ -1,0 +1,33 @@
+"""What is settled before a run reads: how each table is to be read, and the point that the run begins at."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from airflow_provider_cdc.core.table import Table, TableName
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """What preflight decided for one table, and why. ``unrepresentable`` is one of ``core.options.UNREPRESENTABLE``."""
+
+    table: TableName
+    consistency: str
+    reason: str
+    rows: int = 0
+    bytes: int = 0
+    unrepresentable: str = "error"
+
+
+@dataclass(frozen=True)
+class InitialPoint:
+    """The initial position, the tables' schemas there, and the identity of the server that has it.
+
+    ``lock_seconds`` is how long a lock was held; 0.0 if none was.
+    """
+
+    position: str
+    identity: Mapping[str, str]
+    tables: tuple[Table, ...]
+    lock_seconds: float
