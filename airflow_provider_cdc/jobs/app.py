@@ -58,7 +58,9 @@ def _unforeseen(task_id: str, error: Exception) -> CdcError:
     """An error that is none of ours as one, which names the step and what was being worked on (`step.naming`)."""
     where = ", ".join([task_id, *reversed(getattr(error, "__notes__", []))])
     what = f"{type(error).__name__}: {error}"
-    if isinstance(error, OSError | MemoryError):
+    # A module that is imported late cannot be read when files cannot be opened.
+    machine = isinstance(error, OSError | MemoryError)
+    if machine or (isinstance(error, ImportError) and isinstance(error.__cause__, OSError)):
         return TransientError(what, where=where, hint="the storage or this machine failed; the task can be retried")
     if type(error).__module__.startswith(("py4j.", "pyspark.")):
         return TransientError(what.split("\n")[0], where=where, hint="Spark failed: look at its logs, and retry")

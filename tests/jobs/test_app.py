@@ -64,6 +64,13 @@ def test_an_error_is_printed_recorded_and_told_by_the_exit_code(
     assert stopped
 
 
+def _unreadable(message: str) -> ImportError:
+    """What a late import raises where no file can be opened any more."""
+    error = ImportError(message)
+    error.__cause__ = OSError(24, "Too many open files")
+    return error
+
+
 @pytest.mark.parametrize(
     ("error", "code"),
     [
@@ -73,6 +80,8 @@ def test_an_error_is_printed_recorded_and_told_by_the_exit_code(
         (OSError(28, "No space left on device"), 1),
         (ConnectionResetError("reset"), 1),
         (MemoryError(), 1),
+        (ImportError("no module named x"), 2),
+        (_unreadable("source not available through get_data()"), 1),
         (PySparkRuntimeError("Answer from Java side is empty"), 1),
     ],
 )
@@ -89,7 +98,7 @@ def test_an_error_that_nobody_foresaw_names_the_step_and_the_table_and_is_retrie
     record = json.loads((tmp_path / "errors/snapshot.json").read_text())
     assert record["terminal"] == (code == 2)
     assert record["message"].startswith(f"snapshot, shop.orders, part 3: {type(error).__name__}: {error}")
-    assert "in job" in capsys.readouterr().err, "the trace is for who has to find out"
+    assert "in job" in capsys.readouterr().err, "whoever investigates needs the trace"
     assert stopped
 
 
