@@ -22,6 +22,9 @@ TRY_VARIABLE = "CDC_TRY"
 """The one that carries the token of the try."""
 JVM_VARIABLE = "SPARK_SUBMIT_OPTS"
 ENCRYPTION = "spark.io.encryption.enabled"
+LOCAL_NETWORK = {"spark.authenticate": "true", "spark.network.crypto.enabled": "true"}
+"""For a Spark on this machine alone, which makes up the secret itself. Otherwise it warns in each step's log that the
+key of `ENCRYPTION` shows on the wire; on a cluster that warning is true, and the cluster's own settings decide."""
 
 
 def open_session(name: str) -> SparkSession:
@@ -34,9 +37,13 @@ def open_session(name: str) -> SparkSession:
     """
     check_pyspark()
     # The default log level hides our few lines among Spark's many; reading the submitted conf needs no session yet.
-    if SparkConf().get("spark.master", "local[*]").startswith("local"):
+    submitted = SparkConf()
+    builder = SparkSession.builder.appName(name).config(ENCRYPTION, "true")
+    if str(submitted.get("spark.master", "local[*]")).startswith("local"):
         os.environ["PYSPARK_PYTHON"] = sys.executable
-    spark: SparkSession = SparkSession.builder.appName(name).config(ENCRYPTION, "true").getOrCreate()
+        if not any(submitted.contains(setting) for setting in LOCAL_NETWORK):
+            builder = builder.config(map=LOCAL_NETWORK)
+    spark: SparkSession = builder.getOrCreate()
     check_encryption(spark.sparkContext.getConf().get(ENCRYPTION, "false"))
     return spark
 
