@@ -54,6 +54,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 "vs_drain_delta_oltp",
             },
         ),
+        (
+            "many-tables",
+            ["--rounds=1", "--tables=20"],
+            {f"{kind}_{name}" for kind in ("mysql", "postgres") for name in ("ours", "connectorx_each")},
+            {"vs_connectorx_each_mysql", "vs_connectorx_each_postgres"},
+        ),
         ("memory", [], {"worker_200_rows", "worker_2000_rows"}, {"vs_tenth"}),
         (
             "source-impact",

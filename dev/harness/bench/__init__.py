@@ -1,1 +1,1 @@
-"""`dev/bench`: how fast the steps are, what they cost the source, and how peers do beside them in the same run."""
+"""`dev/bench`: how fast the steps are, what they cost the source, and how peers compare in the same run."""

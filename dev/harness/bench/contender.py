@@ -29,6 +29,11 @@ from harness.errors import HarnessError
 from harness.mysql_server import MysqlServer
 from harness.postgres_server import SUPERUSER, PostgresServer
 
+_SESSIONS = {
+    "mysql": "SELECT VARIABLE_VALUE FROM performance_schema.global_status WHERE VARIABLE_NAME = 'Connections'",
+    "postgres": "SELECT sessions FROM pg_stat_database WHERE datname = current_database()",
+}
+
 
 @dataclass(frozen=True)
 class Address:
@@ -58,6 +63,12 @@ class Address:
         """As connectorx and others write it."""
         scheme = "mysql" if self.kind == "mysql" else "postgresql"
         return f"{scheme}://{self.user}@{self.host}:{self.port}/{self.database}"
+
+    def sessions(self) -> int:
+        """How many sessions the server has opened so far; to ask for it opens one more."""
+        with self.cursor() as cursor:
+            cursor.execute(_SESSIONS[self.kind])
+            return int(cursor.fetchall()[0][0])
 
     @contextmanager
     def cursor(self) -> Iterator[Any]:
