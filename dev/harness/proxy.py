@@ -21,13 +21,15 @@ _NOT_START_UP = {80877103, 80877104}
 class Proxy:
     """Listens on ``host`` and ``port``, and passes each connection on to ``target``, a port on loopback.
 
-    ``target`` may be changed at any time. ``accepted`` counts connections. Use it as a context manager.
+    ``target`` may be changed at any time. ``accepted`` counts connections, ``hits`` how often it did something to one
+    that it was told to do. Use it as a context manager.
     """
 
     def __init__(self, target: int, opening: Opening | None = None) -> None:
         self.host = "127.0.0.1"
         self.target = target
         self.accepted = 0
+        self.hits = 0
         self._opening = opening
         self._misdirected: tuple[int, int] | None = None
         self._listener = socket.create_server((self.host, 0))
@@ -54,13 +56,13 @@ class Proxy:
         """Count connections anew from 0, and pass the one of this number on to another port."""
         self.accepted, self._misdirected = 0, (number, target)
 
-    def cut(self) -> int:
-        """End all connections, in the midst of whatever they carry; returns how many there were."""
+    def cut(self) -> None:
+        """End all connections, in the middle of whatever they carry."""
         with self._lock:
             ended, self._open = self._open, set()
+            self.hits += len(ended) // 2
         for one in ended:
             _end(one)
-        return len(ended) // 2
 
     def go_down(self, seconds: float, answer: bytes = b"") -> None:
         """End all connections, and for so long every new one, once it has its ``answer`` if there is one."""
@@ -86,6 +88,7 @@ class Proxy:
     def _serve(self, client: socket.socket, target: int) -> None:
         try:
             if time.monotonic() < self._down_until:
+                self.hits += 1
                 if self._answer:
                     client.settimeout(5)
                     client.recv(1 << 16)
@@ -115,6 +118,7 @@ class Proxy:
         with contextlib.suppress(OSError):
             while data := one.recv(1 << 16):
                 if from_client and time.monotonic() < self._slow_until:
+                    self.hits += 1
                     time.sleep(self._pause)
                 other.sendall(data)
         self._close(one, other)

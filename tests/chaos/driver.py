@@ -1,7 +1,7 @@
 """A process that does steps of a run on a Spark of its own, one request after the other, until it is killed.
 
-It is the head of a process group: with it the JVM and the Python workers. Whoever started it may kill or stop the
-whole group, or single processes of it, at any instant, as a machine does that fails or stalls.
+It is the head of a process group: with it the JVM and the Python workers. Its parent may kill or stop
+the whole group, or single processes of it, at any moment, as a failing or stalling machine would.
 """
 
 from __future__ import annotations
@@ -16,7 +16,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+import traceback
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,9 +36,10 @@ class Outcome:
 
 
 class Driver:
-    """The process, as seen by whoever started it."""
+    """The process, as its parent sees it. ``damaged`` tells whether it suffered something that lasts."""
 
-    def __init__(self) -> None:
+    def __init__(self, environment: Mapping[str, str]) -> None:
+        self.damaged = False
         self.scratch = tempfile.TemporaryDirectory(prefix="cdc-chaos-")
         self.log = Path(self.scratch.name) / "driver.log"
         with self.log.open("wb") as log:
@@ -48,7 +50,7 @@ class Driver:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
-                env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "dev")])},
+                env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "dev")])},
             )
 
     def begin(self, step: str, run: Mapping[str, Any]) -> None:
@@ -76,33 +78,49 @@ class Driver:
         """The pids of all processes of the group."""
         return [pid for pid, group, _ in _processes() if group == self._process.pid]
 
-    def signal(self, which: str, number: signal.Signals) -> None:
-        """Send a signal to the ``driver``, the ``jvm``, one ``worker``, or the whole ``group``."""
+    def kill(self, which: str) -> bool:
+        """Kill the ``driver``, the ``jvm``, one ``worker``, or the whole ``group``; whether there was one."""
+        self.damaged = True
         members = [(pid, name) for pid, group, name in _processes() if group == self._process.pid]
         chosen = {
             "driver": [self._process.pid],
             "jvm": [pid for pid, name in members if name == "java"],
             # The daemon that forks the workers is the oldest of them.
-            "worker": sorted(pid for pid, name in members if pid != self._process.pid and "python" in name)[-1:],
+            "worker": sorted(pid for pid, name in members if pid != self._process.pid and "python" in name)[1:][-1:],
             "group": [pid for pid, _ in members],
         }[which]
-        for pid in chosen:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
+        _send(chosen, signal.SIGKILL)
+        return bool(chosen)
 
-    def limit_files(self, size: int) -> None:
-        """From now on no process of the group can make a file larger than ``size`` bytes: their writes fail."""
-        for pid in self.group():
-            with contextlib.suppress(ProcessLookupError):
-                _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
-                resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, hard))
+    def stop(self) -> None:
+        """Have all its processes stand still, until `go_on`."""
+        _send(self.group(), signal.SIGSTOP)
+
+    def go_on(self) -> None:
+        _send(self.group(), signal.SIGCONT)
+
+    def limit(self, what: int, most: int) -> None:
+        """From now on its processes are refused more than ``most`` of one of `resource`'s ``RLIMIT_``s.
+
+        The JVM is left alone: that Spark may hang for want of a socket is not ours to test.
+        """
+        self.damaged = True
+        for pid, group, name in _processes():
+            if group == self._process.pid and name != "java":
+                with contextlib.suppress(ProcessLookupError):
+                    _, hard = resource.prlimit(pid, what)
+                    resource.prlimit(pid, what, (min(most, hard) if hard >= 0 else most, hard))
+
+    def says(self, text: str) -> bool:
+        """Whether its log, or that of its tasks, holds this."""
+        return self.log.exists() and text in self.log.read_text(errors="replace")
 
     def alive(self) -> bool:
         return self._process.poll() is None
 
     def end(self) -> None:
         """End all of it."""
-        self.signal("group", signal.SIGKILL)
+        self.kill("group")
         self._process.wait()
         deadline = time.monotonic() + 10
         while self.group() and time.monotonic() < deadline:
@@ -115,6 +133,12 @@ class Driver:
 
     def _tail(self) -> str:
         return self.log.read_text(errors="replace")[-2000:]
+
+
+def _send(pids: Iterable[int], number: signal.Signals) -> None:
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, number)
 
 
 def _processes() -> list[tuple[int, int, str]]:
@@ -163,19 +187,15 @@ def _spark(scratch: str) -> Any:
 
 def _try(spark: Any, request: dict[str, Any]) -> tuple[str, str]:
     from airflow_provider_cdc.errors import CdcError, TerminalError
+    from airflow_provider_cdc.jobs import app
 
     try:
         _do(spark, request)
-    except TerminalError as error:
-        return "terminal", f"{type(error).__name__}: {error}"
-    except CdcError as error:
-        return "transient", f"{type(error).__name__}: {error}"
     except Exception as error:
-        # Airflow retries a task whose process fails in any other way.
-        import traceback
-
         traceback.print_exc()
-        return "transient", f"{type(error).__name__}: {error}"
+        told = error if isinstance(error, CdcError) else app._unforeseen(request["step"], error)
+        how = "terminal" if isinstance(told, TerminalError) else "transient"
+        return how, f"{type(told).__name__}: {told}"
     return "done", ""
 
 

@@ -8,14 +8,11 @@ file in the folder of the copy, whoever put it there.
 
 from __future__ import annotations
 
-import os
 import random
-import signal
-import tempfile
-import threading
+import resource
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
@@ -26,131 +23,113 @@ import pytest
 from airflow_provider_cdc.core.storage import Storage
 from harness.pipeline import Pipeline, published
 from harness.proxy import Proxy
+from harness.s3_server import BUCKET
 from tests.chaos import faults
+from tests.chaos.conftest import BIT, DREW, kind_of, on_store
 from tests.chaos.driver import Driver, Outcome
 from tests.chaos.faults import STEPS, Fault
-from tests.chaos.worlds import MysqlWorld, PostgresWorld, World
-
-SEEDS = int(os.environ.get("CDC_CHAOS_SEEDS", "30"))
-FIRST_SEED = int(os.environ.get("CDC_CHAOS_FIRST_SEED", "0"))
+from tests.chaos.fleet import Fleet
+from tests.chaos.lakes import Disk, Store, store
+from tests.chaos.worlds import World, Worlds
 
 TRIES = 8
 """More than faults that a schedule can have for one step: without a fault a try must succeed."""
 TRY_SECONDS = 150.0
+MOMENT_SECONDS = 3.0
+"""The longest that a machine refuses what a process needs; a store or a server may be away for longer."""
+PAUSES = {"source_slow": 0.05, "store_slow": 0.4}
+"""Seconds before each piece that is sent. Any more, and writes to a store would take longer than is promised for."""
+STATUSES = {"store_busy": 503, "store_broken": 500, "store_denied": 403}
+LIMITS = {"disk_full": (resource.RLIMIT_FSIZE, 64, 2**40), "no_files": (resource.RLIMIT_NOFILE, 3, 2**20)}
+"""The limit, what it is for a moment, and what after that."""
+REFUSED = {"disk_full": "File too large", "no_files": "Too many open files"}
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
-def worlds() -> Iterator[dict[str, World]]:
-    with tempfile.TemporaryDirectory(prefix="cdc-chaos-") as directory:
-        opened: dict[str, Any] = {
-            "mysql": MysqlWorld(Path(directory, "mysql")),
-            "postgres": PostgresWorld(Path(directory, "postgres")),
-        }
-        yield opened
-        for world in opened.values():
-            world.close()
-
-
-class Fleet:
-    """Drivers: some that are ready, and those that were taken for dead and are not."""
-
-    def __init__(self) -> None:
-        self._ready: list[Driver] = []
-        self._zombies: list[tuple[Driver, float]] = []
-
-    def take(self) -> Driver:
-        while self._ready:
-            driver = self._ready.pop()
-            if driver.alive():
-                return driver
-            driver.end()
-        return Driver()
-
-    def give_back(self, driver: Driver, outcome: Outcome) -> None:
-        # Airflow makes a new process for each try; ours live on only where nothing can have happened to them.
-        if outcome.how in ("killed", "transient") or not driver.alive():
-            driver.end()
-        else:
-            self._ready.append(driver)
-
-    def freeze(self, driver: Driver, seconds: float) -> None:
-        driver.signal("group", signal.SIGSTOP)
-        self._zombies.append((driver, time.monotonic() + seconds))
-
-    def keep_running(self, driver: Driver) -> None:
-        """Another try has finished the step: what becomes of this one is for `settle` to see."""
-        self._zombies.append((driver, 0.0))
-
-    def wake(self, *, everyone: bool = False) -> None:
-        """Let those go on whose time it is."""
-        for driver, at in self._zombies:
-            if everyone or at <= time.monotonic():
-                driver.signal("group", signal.SIGCONT)
-
-    def settle(self) -> list[Outcome]:
-        """Wait until every zombie has ended its try."""
-        self.wake(everyone=True)
-        outcomes = []
-        for driver, _ in self._zombies:
-            outcome = driver.outcome(TRY_SECONDS)
-            assert outcome is not None, f"a try that woke up late hangs:\n{driver.log.read_text()[-3000:]}"
-            outcomes.append(outcome)
-            self.give_back(driver, outcome)
-        self._zombies = []
-        return outcomes
-
-    def close(self) -> None:
-        for driver in [*self._ready, *(driver for driver, _ in self._zombies)]:
-            driver.end()
+def worlds() -> Iterator[Worlds]:
+    worlds = Worlds()
+    yield worlds
+    worlds.close()
 
 
 @pytest.fixture(scope="module")
-def fleet() -> Iterator[Fleet]:
-    fleet = Fleet()
+def lake_store() -> Iterator[Store]:
+    with store() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def fleet(lake_store: Store) -> Iterator[Fleet]:
+    fleet = Fleet(lake_store.environment)
     yield fleet
     fleet.close()
 
 
 class Chaos:
-    """One run under one schedule."""
+    """One run under one schedule. ``story`` tells what happened, ``bit`` which faults had an effect."""
 
-    def __init__(self, world: World, proxy: Proxy, fleet: Fleet, run: dict[str, Any], schedule: list[Fault]) -> None:
+    def __init__(
+        self,
+        world: World,
+        source: Proxy,
+        lake: Disk | Store,
+        fleet: Fleet,
+        run: dict[str, Any],
+        schedule: list[Fault],
+    ) -> None:
         self._world = world
-        self._proxy = proxy
+        self._source = source
+        self._lake = lake
         self._fleet = fleet
         self._run = run
         self._faults = {(fault.step, fault.attempt): fault for fault in schedule}
-        self._lake = Path(Storage(run["run_uri"]).parent().parent().path())
+        self._began = time.monotonic()
         self.story: list[str] = []
+        self.bit: list[str] = []
 
     def step(self, step: str) -> Outcome:
         """Try a step as often as Airflow would."""
         for attempt in range(TRIES):
-            outcome = self._try(step, self._faults.get((step, attempt)))
-            self.story.append(f"{step}, try {attempt}: {outcome.how} {outcome.said[:300]}")
-            if outcome.how in ("done", "terminal"):
+            outcome = self._try(step, fault := self._faults.get((step, attempt)))
+            self._tell(f"{step}, try {attempt}: {outcome.how} {outcome.said[:300]}")
+            # Whoever took rights away gives them back, and clears the task.
+            cleared = fault is not None and fault.kind.endswith("_denied") and "StorageRefused" in outcome.said
+            if outcome.how == "done" or (outcome.how == "terminal" and not cleared):
                 return outcome
         return Outcome("transient", "no try left")
+
+    def _tell(self, what: str) -> None:
+        self.story.append(f"{time.monotonic() - self._began:.1f} s: {what}")
 
     def _try(self, step: str, fault: Fault | None) -> Outcome:
         driver = self._fleet.take()
         driver.begin(step, self._run)
-        if fault is not None:
-            self.story.append(str(fault))
-            if (outcome := self._until_due(driver, fault)) is not None:
-                self._fleet.give_back(driver, outcome)
-                return outcome
-            if fault.kind == "freeze":
-                self._fleet.freeze(driver, fault.lasts)
-                return Outcome("killed", "taken for dead")
-            if fault.kind == "twice":
-                other = self._fleet.take()
-                other.begin(step, self._run)
-                return self._first_of(driver, other)
-            self._happen(driver, fault)
-        return self._end_of(driver)
+        if fault is None:
+            outcome = self._end_of(driver)
+            self._fleet.give_back(driver)
+            return outcome
+        self._tell(str(fault))
+        if (early := self._until_due(driver, fault)) is not None:
+            self._fleet.give_back(driver)
+            return early
+        if fault.kind == "freeze":
+            self.bit.append(fault.kind)
+            self._fleet.freeze(driver, fault.lasts)
+            return Outcome("killed", "taken for dead")
+        if fault.kind == "twice":
+            self.bit.append(fault.kind)
+            other = self._fleet.take()
+            other.begin(step, self._run)
+            return self._first_of(driver, other)
+        with ExitStack() as stack:
+            has_bitten = self._happen(driver, fault, stack)
+            outcome = self._end_of(driver, ends=time.monotonic() + min(fault.lasts, MOMENT_SECONDS), then=stack)
+        if has_bitten(outcome):
+            self.bit.append(fault.kind)
+        self._fleet.give_back(driver)
+        return outcome
 
     def _until_due(self, driver: Driver, fault: Fault) -> Outcome | None:
         """Wait for the fault's instant; the outcome of the try if that comes before."""
@@ -158,7 +137,7 @@ class Chaos:
         seen, changes = self._names(), 0
         while True:
             self._fleet.wake()
-            if (outcome := driver.outcome(0.0 if fault.changes else 0.02)) is not None:
+            if (outcome := driver.outcome(0.003 if fault.changes else 0.02)) is not None:
                 return outcome
             if fault.seconds is not None and time.monotonic() - began >= fault.seconds:
                 return None
@@ -172,21 +151,39 @@ class Chaos:
                 pytest.fail(f"the try hangs before its fault: {fault}\n{driver.log.read_text()[-3000:]}")
 
     def _names(self) -> set[str]:
-        return {os.path.join(folder, name) for folder, _, names in os.walk(self._lake) for name in names}  # noqa: PTH118
+        return self._lake.names() if isinstance(self._lake, Disk) else set()
 
-    def _happen(self, driver: Driver, fault: Fault) -> None:
+    def _happen(self, driver: Driver, fault: Fault, stack: ExitStack) -> Callable[[Outcome], bool]:
+        """Let it happen; what ends it goes onto ``stack``. Returns what tells, in the end, whether it had an effect."""
+        proxy = self._lake.proxy if fault.kind.startswith("store_") and isinstance(self._lake, Store) else self._source
+        hits = proxy.hits
         match fault.kind:
-            case "cut":
-                self._proxy.cut()
-            case "outage":
-                self._proxy.go_down(fault.lasts)
+            case "cut" | "store_cut":
+                proxy.cut()
+            case "outage" | "store_outage":
+                proxy.go_down(fault.lasts)
+            case "source_slow" | "store_slow":
+                proxy.slow_down(fault.lasts, PAUSES[fault.kind])
+            case "store_busy" | "store_broken" | "store_denied":
+                assert isinstance(self._lake, Store)
+                self._lake.answer(STATUSES[fault.kind], fault.lasts)
             case "source_crash":
                 self._world.crash()
-            case "disk":
-                driver.limit_files(64)
-                threading.Timer(min(fault.lasts, 3.0), driver.limit_files, [2**40]).start()
+                return lambda outcome: True
+            case "disk_full" | "no_files":
+                what, most, usual = LIMITS[fault.kind]
+                driver.limit(what, most)
+                stack.callback(driver.limit, what, usual)
+                return lambda outcome: outcome.how != "done" or driver.says(REFUSED[fault.kind])
+            case "disk_denied":
+                assert isinstance(self._lake, Disk)
+                denied = self._lake.deny()
+                stack.callback(self._lake.allow)
+                return lambda outcome: denied and (outcome.how != "done" or driver.says("denies access"))
             case kind:
-                driver.signal(kind.removeprefix("kill_"), signal.SIGKILL)
+                killed = driver.kill(kind.removeprefix("kill_"))
+                return lambda outcome: killed
+        return lambda outcome: proxy.hits > hits
 
     def _first_of(self, *drivers: Driver) -> Outcome:
         """The outcome of the first of two tries that succeeds, else of the last one."""
@@ -199,36 +196,51 @@ class Chaos:
                 if (ended := driver.outcome(0.05)) is not None:
                     outcome = ended
                     waiting.remove(driver)
-                    self._fleet.give_back(driver, ended)
+                    self._fleet.give_back(driver)
                     if ended.how == "done":
                         for other in waiting:
                             self._fleet.keep_running(other)
                         return ended
-                    self.story.append(f"one of two tries: {ended.how} {ended.said[:300]}")
+                    self._tell(f"one of two tries: {ended.how} {ended.said[:300]}")
         assert not waiting, f"a try hangs:\n{waiting[0].log.read_text()[-3000:]}"
         return outcome
 
-    def _end_of(self, driver: Driver) -> Outcome:
+    def _end_of(self, driver: Driver, ends: float = 0.0, then: ExitStack | None = None) -> Outcome:
+        """Wait for the end of a try; once it is past ``ends``, do what ``then`` holds."""
         deadline = time.monotonic() + TRY_SECONDS
         while time.monotonic() < deadline:
             self._fleet.wake()
+            if then is not None and time.monotonic() >= ends:
+                then.close()
             if (outcome := driver.outcome(0.2)) is not None:
-                self._fleet.give_back(driver, outcome)
                 return outcome
         log = driver.log.read_text()[-3000:]
         driver.end()
         pytest.fail(f"a try hangs; so far: {self.story}\n{log}")
 
 
-@pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + SEEDS))
 def test_the_copy_is_exact_or_the_run_has_failed(
-    seed: int, worlds: dict[str, World], fleet: Fleet, tmp_path: Path
+    seed: int,
+    worlds: Worlds,
+    lake_store: Store,
+    fleet: Fleet,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    record_property: Callable[[str, object], None],
 ) -> None:
     chance = random.Random(seed)
-    world = worlds[("mysql", "postgres")[seed % 2]]
-    schedule = faults.draw(chance)
+    world = worlds[kind_of(seed)]
+    schedule = faults.draw(chance, on_store=on_store(seed))
+    for fault in schedule:
+        record_property(DREW, fault.kind)
     schema = f"t_{uuid.uuid4().hex[:12]}"
-    tables = world.create(schema, seed, chance.choice([50, 300]))
+    tables = world.create(schema, seed, chance.choice([40, 150]))
+    lake: Disk | Store = Disk(tmp_path)
+    target = tmp_path.as_uri()
+    if on_store(seed):
+        lake, target = lake_store, f"s3://{BUCKET}/{schema}"
+        for name, value in lake_store.own_environment.items():
+            monkeypatch.setenv(name, value)
     with ExitStack() as stack:
         proxy = stack.enter_context(Proxy(world.port))
         settings = world.settings(proxy.port)
@@ -236,17 +248,17 @@ def test_the_copy_is_exact_or_the_run_has_failed(
         run = Pipeline(
             None,  # the steps run in processes of their own
             settings,
-            tmp_path.as_uri(),
+            target,
             tables,
             consistency=consistency,
             chunk_rows=chance.choice([15, 60]),
             chunk_pause=chance.choice([0.0, 0.02]),
         )
-        writers = stack.enter_context(world.writing(schema, seed))
+        stack.enter_context(world.writing(schema, seed))
         time.sleep(0.2)
         initial = run.record()
         request = {"run_uri": run.run.uri, "settings": asdict(settings)}
-        chaos = Chaos(world, proxy, fleet, request, schedule)
+        chaos = Chaos(world, proxy, lake, fleet, request, schedule)
         outcome = Outcome("done")
         for step in STEPS:
             outcome = chaos.step(step)
@@ -255,11 +267,15 @@ def test_the_copy_is_exact_or_the_run_has_failed(
         chaos.story += [f"late: {late.how} {late.said[:200]}" for late in fleet.settle()]
         if outcome.how != "done":
             run.release()
+    for kind in chaos.bit:
+        record_property(BIT, kind)
     story = f"seed {seed}, {world.kind}, {consistency}: " + "; ".join(chaos.story)
-    assert not writers.failures, story
+    print(story)
+    heads = {name: f"{name}/_latest.json" for name in tables}
+    copy = Storage(target)
     if outcome.how == "done":
-        latest = {name: Storage(tmp_path.as_uri()).read_json(f"{name}/_latest.json") for name in tables}
-        for name, said in latest.items():
+        for name, head in heads.items():
+            said = copy.read_json(head)
             columns, rows = published(said["path"])
             assert len(rows) == said["rows"], f"{story}: {name} has {len(rows)} rows, said to be {said['rows']}"
             difference = world.differences(name, initial, columns, rows)
@@ -268,5 +284,5 @@ def test_the_copy_is_exact_or_the_run_has_failed(
         # Only a server that crashed may make a run fail for good.
         assert any(fault.kind == "source_crash" for fault in schedule), story
         assert outcome.how == "terminal", story
-        assert not list(tmp_path.glob("*/_latest.json")), story
+        assert not any(copy.exists(head) for head in heads.values()), story
     assert not world.left_behind(), f"{story}: {world.left_behind()} are left"

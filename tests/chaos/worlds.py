@@ -6,10 +6,12 @@ import contextlib
 import random
 import shutil
 import signal
+import tempfile
 import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
+from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -27,6 +29,9 @@ from tests.consistency.mysql import history as mysql_history
 from tests.consistency.postgres import history as postgres_history
 from tests.consistency.writing import Write, Writing
 
+PAUSE = 0.03
+"""Of each writer: some hundred transactions a second, for what they do takes from the steps' share of the machine."""
+
 Rows = Counter[tuple[Any, ...]]
 
 
@@ -35,6 +40,10 @@ class World(ABC):
 
     kind: str
     port: int
+
+    @abstractmethod
+    def close(self) -> None:
+        """End it."""
 
     @abstractmethod
     def settings(self, port: int) -> ConnectionSettings:
@@ -114,17 +123,15 @@ class MysqlWorld(World):
         return [f"{schema}.{subject.name}" for subject in mysql_history.SUBJECTS]
 
     def writing(self, schema: str, seed: int) -> Writing:
-        write = mysql_history.write(self._server.connect, schema)
+        write = mysql_history.write(self._server.connect, schema, PAUSE)
         return Writing(enduring(write, (pymysql.err.OperationalError, pymysql.err.InterfaceError)), seed, 4)
 
     def crash(self) -> None:
-        self._server._signal(signal.SIGKILL)
-        self._server._ended_within(30)
-        self._server._launch()
+        self._server.crash()
         self._roll_back_prepared()
 
     def _roll_back_prepared(self) -> None:
-        # Whoever prepared them is gone with its connection.
+        # The sessions that prepared them are gone.
         with self._server.connect() as connection, connection.cursor() as cursor:
             cursor.execute("XA RECOVER")
             for *_, xid in cursor.fetchall():
@@ -173,8 +180,10 @@ class PostgresWorld(World):
         return [f"{schema}.{subject.name}" for subject in postgres_history.SUBJECTS]
 
     def writing(self, schema: str, seed: int) -> Writing:
-        write = postgres_history.write(self._server.connect, schema)
-        return Writing(enduring(write, (psycopg.OperationalError, psycopg.InterfaceError)), seed, 4)
+        write = postgres_history.write(self._server.connect, schema, PAUSE)
+        # What it had prepared may be rolled back after a crash.
+        lost = psycopg.OperationalError, psycopg.InterfaceError, psycopg.errors.UndefinedObject
+        return Writing(enduring(write, lost), seed, 4)
 
     def crash(self) -> None:
         # An immediate shutdown writes nothing: what was committed with synchronous_commit=off is lost.
@@ -218,3 +227,22 @@ class PostgresWorld(World):
 
 def _plain(value: Any) -> Any:
     return value.astimezone(UTC).replace(tzinfo=None) if isinstance(value, datetime) and value.tzinfo else value
+
+
+class Worlds:
+    """One world of each kind, made when it is first asked for."""
+
+    def __init__(self) -> None:
+        self._directory = tempfile.TemporaryDirectory(prefix="cdc-chaos-")
+        self._made: dict[str, World] = {}
+
+    def __getitem__(self, kind: str) -> World:
+        if kind not in self._made:
+            kinds: dict[str, Callable[[Path], World]] = {"mysql": MysqlWorld, "postgres": PostgresWorld}
+            self._made[kind] = kinds[kind](Path(self._directory.name, kind))
+        return self._made[kind]
+
+    def close(self) -> None:
+        for world in self._made.values():
+            world.close()
+        self._directory.cleanup()

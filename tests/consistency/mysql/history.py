@@ -20,7 +20,6 @@ import pymysql
 from tests.consistency.writing import Write
 
 Cursor = Any
-_PAUSE_SECONDS = 0.002
 
 WORDS = [
     "alpha",
@@ -141,8 +140,8 @@ def create(connection: pymysql.Connection[Any], schema: str, seed: int, rows: in
             cursor.executemany(f"INSERT IGNORE INTO {subject.name} VALUES ({marks})", draws)
 
 
-def write(connect: Callable[[], pymysql.Connection[Any]], schema: str) -> Write:
-    """Transactions on a history's tables, for `Writing`."""
+def write(connect: Callable[[], pymysql.Connection[Any]], schema: str, pause: float = 0.002) -> Write:
+    """Transactions on a history's tables, for `Writing`, with up to ``pause`` seconds between them."""
 
     def writing(chance: random.Random, stop: threading.Event) -> None:
         with contextlib.closing(connect()) as connection, connection.cursor() as cursor:
@@ -150,7 +149,7 @@ def write(connect: Callable[[], pymysql.Connection[Any]], schema: str) -> Write:
             cursor.execute("SET SESSION innodb_lock_wait_timeout = 1, time_zone = '+00:00'")
             while not stop.is_set():
                 _one(cursor, chance)
-                time.sleep(_PAUSE_SECONDS * chance.random())
+                time.sleep(pause * chance.random())
 
     return writing
 

@@ -21,7 +21,6 @@ from tests.consistency.writing import Write
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 
-_PAUSE_SECONDS = 0.002
 _ENDED = (
     psycopg.errors.DeadlockDetected,
     psycopg.errors.IntegrityError,
@@ -165,8 +164,8 @@ def select(schema: str, subject: Subject) -> str:
     return f"SELECT {', '.join(names)} FROM {schema}.{subject.name}"
 
 
-def write(connect: Callable[..., Connection], schema: str) -> Write:
-    """Transactions on a history's tables, for `Writing`."""
+def write(connect: Callable[..., Connection], schema: str, pause: float = 0.002) -> Write:
+    """Transactions on a history's tables, for `Writing`, with up to ``pause`` seconds between them."""
 
     def writing(chance: random.Random, stop: threading.Event) -> None:
         with contextlib.closing(connect()) as connection:
@@ -175,7 +174,7 @@ def write(connect: Callable[..., Connection], schema: str) -> Write:
             connection.execute("SET lock_timeout = '1s'")
             while not stop.is_set():
                 _one(connection, chance)
-                time.sleep(_PAUSE_SECONDS * chance.random())
+                time.sleep(pause * chance.random())
 
     return writing
 
