@@ -97,7 +97,7 @@ def _unpacked(root: Path) -> MysqlBinaries:
 
 
 def _version(mysqld: list[str]) -> str | None:
-    """The version of a MySQL server that is new enough, else None (MariaDB is none)."""
+    """The version of a MySQL server that is new enough, else None (MariaDB does not count)."""
     try:
         shown = subprocess.run([*mysqld, "--version"], capture_output=True, text=True, check=True, timeout=30).stdout
     except (OSError, subprocess.SubprocessError):

@@ -48,7 +48,7 @@ def s3_server(directory: Path) -> Iterator[str]:
         _make_bucket(process, endpoint, log)
         yield endpoint
     finally:
-        # Nobody needs what it holds any more, and it takes its time to end in good order.
+        # Its data is no longer needed, and a clean shutdown is slow.
         process.kill()
         process.wait()
 

@@ -26,7 +26,7 @@ def test_small_tables_share_sessions(spark: Any, kind: str, db: Database, tmp_pa
     for number in range(TABLES):
         db.create(f"t{number}", "id INT PRIMARY KEY, note TEXT")
         db.insert(f"t{number}", [(number, "a"), (number + 1, None)])
-    # One that is read at one position, in the midst of them.
+    # One among them that is read at a single position.
     db.create("keyless", "a INT")
     db.insert("keyless", [(1,), (1,)])
     run = Pipeline(spark, db.settings, tmp_path.as_uri(), [f"{db.schema}.*"])

@@ -102,7 +102,7 @@ def test_what_is_published_is_not_begun_anew(run: Storage) -> None:
     assert not first.decide(run, Commit("a", first.rests_on, "commit/files-0.json")).abandoned
     anew = replace(manifest(), initial_position="a:9").save(run, instead_of=manifest().save(run))
     assert (anew.initial_position, anew.committed) == ("a:1", True)
-    # A second commit is none.
+    # A second commit does not count.
     assert Manifest.load(run).decide(run, Commit("b", {}, "commit/files-1.json")).token == "a"
 
 

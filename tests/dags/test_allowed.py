@@ -1,4 +1,4 @@
-"""The shipped DAGs take what whoever runs Airflow lets them take, and nothing that is only a slip of the hand."""
+"""The shipped DAGs accept what Airflow's administrator allows, and nothing that is merely a typo."""
 
 from __future__ import annotations
 

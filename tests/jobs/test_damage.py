@@ -107,6 +107,19 @@ class Interrupted(BaseException):
     pass
 
 
+def interrupted(step: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, before: Callable[..., Any]) -> None:
+    """Do ``step`` up to the first call of ``before``, a method."""
+
+    def stop(*arguments: Any) -> None:
+        raise Interrupted
+
+    owner = {Manifest.finish_step: Manifest, ParquetSink.place: ParquetSink}[before]
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, before.__name__, stop)
+        with pytest.raises(Interrupted):
+            step()
+
+
 @pytest.mark.parametrize("damage", DAMAGE)
 @pytest.mark.parametrize("which", [0, 1])
 def test_what_an_interrupted_try_left_damaged_is_read_again(
@@ -116,15 +129,9 @@ def test_what_an_interrupted_try_left_damaged_is_read_again(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def stop(*arguments: Any) -> None:
-        raise Interrupted
-
     for earlier in runner.steps()[:which]:
         earlier()
-    with monkeypatch.context() as patch:
-        patch.setattr(Manifest, "finish_step", stop)
-        with pytest.raises(Interrupted):
-            runner.steps()[which]()
+    interrupted(runner.steps()[which], monkeypatch, Manifest.finish_step)
     damage(files_of(runner, ["chunks/*/*.parquet", "delta/segment-*.parquet"][which])[-1])
     runner.all()
     assert "is done again" in capsys.readouterr().out
@@ -136,16 +143,10 @@ def test_what_an_interrupted_try_left_damaged_is_read_again(
 def test_files_of_a_commit_are_checked_by_the_try_that_completes_it(
     damage: Callable[[Path], None], placed: bool, runner: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop(*arguments: Any) -> None:
-        raise Interrupted
-
     *before, publish = runner.steps()
     for earlier in before:
         earlier()
-    with monkeypatch.context() as patch:
-        patch.setattr(Manifest if placed else ParquetSink, "finish_step" if placed else "place", stop)
-        with pytest.raises(Interrupted):
-            publish()
+    interrupted(publish, monkeypatch, Manifest.finish_step if placed else ParquetSink.place)
     pattern = "../../shop.orders/snapshot=*/*.parquet" if placed else "staged/*/*.parquet"
     damage(files_of(runner, pattern)[-1])
     for _ in range(2):
@@ -182,15 +183,9 @@ def test_a_damaged_record_ends_the_run_with_one_clear_error(record: str, text: s
 def test_a_damaged_record_of_an_interrupted_try_is_named(
     record: str, which: int, text: str, runner: Runner, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def stop(*arguments: Any) -> None:
-        raise Interrupted
-
     for earlier in runner.steps()[:which]:
         earlier()
-    with monkeypatch.context() as patch:
-        patch.setattr(Manifest, "finish_step", stop)
-        with pytest.raises(Interrupted):
-            runner.steps()[which]()
+    interrupted(runner.steps()[which], monkeypatch, Manifest.finish_step)
     path = sorted(Path(runner.run.path()).glob(f"{record}.json"))[0]
     path.write_text(text)
     with pytest.raises(ManifestError, match=path.name.replace(".", r"\.")):

@@ -24,7 +24,7 @@ SLEEPING = "SELECT 1 FROM information_schema.PROCESSLIST WHERE COMMAND = 'Sleep'
 
 
 def read_while(run: Pipeline, reading: Callable[[], object], then: Callable[[], object]) -> None:
-    """Read the tables in another thread, and do something in the midst of it: servers end with the thread that starts
+    """Read the tables in another thread, and do something meanwhile: servers end with the thread that starts
     them."""
     with ThreadPoolExecutor(1) as pool:
         step = pool.submit(run.snapshot)

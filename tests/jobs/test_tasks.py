@@ -164,7 +164,7 @@ def test_modules_are_kept_out_of_the_garbage_collection_after_each_task_and_garb
         class Ring:
             pass
 
-        # Whoever comes later in the same worker sees what became of the garbage of those before.
+        # A later task in the same worker sees what became of the garbage of earlier ones.
         rings = vars(gc).setdefault("rings", [])
         alive = [at for at, reference in enumerate(rings) if reference() is not None]
         ring = Ring()

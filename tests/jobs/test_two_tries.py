@@ -1,4 +1,4 @@
-"""Two tries of a step at the same time, or of two steps: whoever is quicker at what, the copy is exact and whole."""
+"""Two tries of a step at the same time, or of two steps: whichever is quicker, the copy is exact and complete."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ END_SECONDS = 10.0
 
 @dataclass
 class Running:
-    """A snapshot in the midst of its reads. All of its processes have the mark in their environment."""
+    """A snapshot while it reads. All of its processes have the mark in their environment."""
 
     mark: str
     supervisor: int

@@ -112,7 +112,7 @@ def test_step_pushes_its_outputs_and_counts_and_nothing_for_other_steps(
         "latest": LATEST,
         "counts": {"rows": {"shop.orders": 3}},
     }
-    # Green, and not what readers see: whoever looks at the log must not miss it.
+    # The run is green, yet readers see another copy: the log must say so plainly.
     (told,) = (line for line in capfd.readouterr().out.splitlines() if "newer copy stays" in line)
     assert "[warning" in told
     assert "shop.orders is published at file:///x" in told

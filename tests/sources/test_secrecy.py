@@ -41,7 +41,7 @@ WRONG: dict[str, dict[str, Any]] = {
     "nobody listens": {"port": 1},
     "no such host": {"host": "no-such-host.invalid"},
     "no authority": {"tls": {"ca": "/nowhere.pem"}},
-    "a mode that is none": {"tls": {"mode": "on"}},
+    "an unknown mode": {"tls": {"mode": "on"}},
     "no user": {"user": ""},
     "no TLS": {"tls": {"mode": "required"}},
     "as it is": {},

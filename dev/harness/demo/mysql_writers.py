@@ -10,7 +10,7 @@ from typing import Any
 import pymysql
 
 from harness.demo.stage import SCHEMA
-from harness.demo.writers import Cursor, Session, Transaction, some_account
+from harness.demo.writers import Cursor, Session, Transaction, rolled_back, some_account
 
 _ENDED = (1205, 1213)
 """Lock wait timeout and deadlock: both end the statement or transaction, and neither is an error here."""
@@ -95,18 +95,12 @@ def _clicks(cursor: Cursor, chance: random.Random, accounts: int) -> None:
     cursor.execute("DELETE FROM clicks WHERE account_id = %s LIMIT 1", (some_account(chance, accounts),))
 
 
-def _rolled_back(cursor: Cursor, chance: random.Random, accounts: int) -> None:
-    cursor.execute("SAVEPOINT before_the_mistake")
-    cursor.execute("UPDATE accounts SET balance = 0 WHERE id = %s", (some_account(chance, accounts),))
-    cursor.execute("ROLLBACK TO SAVEPOINT before_the_mistake")
-
-
 KINDS: dict[Transaction, int] = {
     _transfer: 6,
     _ledger_rewrite: 1,
     _customer_rename: 2,
     _session_churn: 2,
     _clicks: 1,
-    _rolled_back: 1,
+    rolled_back: 1,
 }
 """The kinds of changes, and how often each is drawn."""

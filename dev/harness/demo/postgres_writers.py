@@ -10,7 +10,7 @@ from typing import Any
 import psycopg
 
 from harness.demo.stage import SCHEMA
-from harness.demo.writers import Cursor, Session, Transaction, some_account
+from harness.demo.writers import Cursor, Session, Transaction, rolled_back, some_account
 
 
 def session(connect: Callable[..., psycopg.Connection[Any]]) -> Session:
@@ -97,18 +97,12 @@ def _clicks(cursor: Cursor, chance: random.Random, accounts: int) -> None:
     )
 
 
-def _rolled_back(cursor: Cursor, chance: random.Random, accounts: int) -> None:
-    cursor.execute("SAVEPOINT before_the_mistake")
-    cursor.execute("UPDATE accounts SET balance = 0 WHERE id = %s", (some_account(chance, accounts),))
-    cursor.execute("ROLLBACK TO SAVEPOINT before_the_mistake")
-
-
 KINDS: dict[Transaction, int] = {
     _transfer: 6,
     _ledger_rewrite: 1,
     _customer_rename: 2,
     _session_churn: 2,
     _clicks: 1,
-    _rolled_back: 1,
+    rolled_back: 1,
 }
 """The kinds of changes, and how often each is drawn."""

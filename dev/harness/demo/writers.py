@@ -72,3 +72,10 @@ class Writers(Background):
 def some_account(chance: random.Random, accounts: int) -> int:
     """The id of an account. A few are busy, most are not, as in life."""
     return 1 + int(accounts * chance.random() ** 2)
+
+
+def rolled_back(cursor: Cursor, chance: random.Random, accounts: int) -> None:
+    """A change that its own transaction takes back."""
+    cursor.execute("SAVEPOINT before_the_mistake")
+    cursor.execute("UPDATE accounts SET balance = 0 WHERE id = %s", (some_account(chance, accounts),))
+    cursor.execute("ROLLBACK TO SAVEPOINT before_the_mistake")
