@@ -24,10 +24,12 @@ class TablePlan:
 class InitialPoint:
     """The initial position, the tables' schemas there, and the identity of the server that has it.
 
-    ``lock_seconds`` is how long a lock was held; 0.0 if none was.
+    ``lock_seconds`` is how long a lock was held; 0.0 if none was. ``superseded``: the identities of what earlier tries
+    of the run had the server keep, to be discarded once this point is the one that counts.
     """
 
     position: str
     identity: Mapping[str, str]
     tables: tuple[Table, ...]
     lock_seconds: float
+    superseded: tuple[Mapping[str, str], ...] = ()

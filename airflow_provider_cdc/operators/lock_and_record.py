@@ -13,7 +13,7 @@ from airflow_provider_cdc.core.manifest import Manifest, RunTable
 from airflow_provider_cdc.core.options import StepOptions
 from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.errors import ConfigurationError, LogGone
+from airflow_provider_cdc.errors import CdcError, ConfigurationError, LogGone
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.operators.base import TargetOperator, airflow_errors, lake_of, run_folder, run_id_of
 from airflow_provider_cdc.operators.parameters import Allowed
@@ -113,7 +113,15 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
 
     def _record(self, run: Storage, run_id: str, source: Source, plans: Sequence[TablePlan]) -> Manifest:
         options = records.decode(StepOptions, self.options, "XCom options of preflight")
-        initial = source.record_initial(plans, options.lock, run_id)
+        try:
+            initial = source.record_initial(plans, options.lock, run_id)
+        except CdcError as error:
+            # A concurrent attempt may already have committed, and then discards what this one was making.
+            current = _current(run)
+            if current is None or not self._keeps(current, run, source, plans):
+                raise
+            self.log.info("A concurrent attempt has fixed the position; this one ended with: %s", error)
+            return current
         by_name = {plan.table: plan for plan in plans}
         manifest = Manifest(
             run_id=run_id,
@@ -128,15 +136,17 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
             ],
             options=options,
         )
-        # Another try of this task, thought dead, may have been quicker, and chunks may have been read since: rows read
-        # before a position must never be rewound to it.
+        # A concurrent attempt may already have committed, and chunks may have been read since: rows read before a
+        # position must never be rewound to it.
         counts: Manifest | None = None
         while counts is None or counts.digest != manifest.digest:
             current = _current(run)
             if current is not None and self._keeps(current, run, source, plans):
-                _release_own(source, initial.identity, current.identity)
+                self._discard(source, initial.identity)
                 return current
             counts = manifest.save(run, instead_of=current)
+        for identity in initial.superseded:
+            self._discard(source, identity)
         self.log.info(
             "%s is %s (%d tables, lock held for %.0f ms)",
             source.position_key,
@@ -146,14 +156,14 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
         )
         return manifest
 
+    def _discard(self, source: Source, identity: Mapping[str, str]) -> None:
+        """Have the source drop what it keeps for a position that does not count. It goes with the run at the latest."""
+        try:
+            if isinstance(source, KeepsForRun):
+                source.discard(identity)
+        except CdcError as error:
+            self.log.warning("The source keeps what it made for another attempt until the run ends: %s", error)
+
 
 def _current(run: Storage) -> Manifest | None:
     return Manifest.load(run) if Manifest.exists(run) else None
-
-
-def _release_own(source: Source, own: Mapping[str, str], counting: Mapping[str, str]) -> None:
-    """Release what a try that was too slow made on the source, never what the run that counts rests on."""
-    if isinstance(source, KeepsForRun) and all(
-        own.get(name) and own.get(name) != counting.get(name) for name in ("slot", "publication")
-    ):
-        source.discard(own)

@@ -103,7 +103,9 @@ class HasPositions(Protocol):
     def record_initial(self, plans: Sequence[TablePlan], lock: LockPolicy, run_id: str = "") -> InitialPoint:
         """Fix the initial position; then read the schemas, so that any DDL they might miss lies in the window.
 
-        :param run_id: names what the server keeps for the run (`KeepsForRun`).
+        Several tries of a run may do so at once: each has the server keep something of its own (`KeepsForRun`), under
+        names that begin with what is made of ``run_id``, and none removes what another made.
+
         :raises LockNotGranted: a table needs the lock and it was not granted.
         """
 

@@ -17,7 +17,7 @@ from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.records import decode, encode
 from airflow_provider_cdc.core.table import Table
-from airflow_provider_cdc.sources.capabilities import Source, release_run, shared_reads
+from airflow_provider_cdc.sources.capabilities import KeepsForRun, Source, release_run, shared_reads
 from airflow_provider_cdc.sources.registry import open_source
 from airflow_provider_cdc.sources.window import DELTA_SCHEMA, TrackedTable
 from tests.contract.databases import Database
@@ -74,6 +74,9 @@ class Begun:
         plans = self.source.preflight(patterns, consistency, unrepresentable)
         self.plans = {plan.table.name: decode(TablePlan, written(encode(plan)), "") for plan in plans}
         point = self.source.record_initial(list(self.plans.values()), LOCK, run_id)
+        if isinstance(self.source, KeepsForRun):
+            for left in point.superseded:
+                self.source.discard(left)
         self.run_id = run_id
         self.position = point.position
         self.identity = written(dict(point.identity))

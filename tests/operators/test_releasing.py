@@ -22,7 +22,7 @@ from airflow_provider_cdc.operators.base import run_id_for, run_id_of
 from airflow_provider_cdc.operators.extract_delta import ExtractDeltaOperator
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
 from airflow_provider_cdc.operators.snapshot import SnapshotOperator
-from airflow_provider_cdc.sources.postgres import PostgresSource
+from airflow_provider_cdc.sources.postgres import PostgresSource, waiting
 from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
 from harness.postgres_server import PostgresServer
 from tests.sources.postgres.log_reading import settings as settings_of
@@ -245,16 +245,45 @@ def test_a_source_that_cannot_be_reached_does_not_hide_why_the_task_failed(
     assert "may still keep" in caplog.text
 
 
+def recording(source: PostgresSource, target: Any) -> LockAndRecordOperator:
+    plan = encode(source.preflight(["public.stock"], "auto"))
+    return LockAndRecordOperator(
+        task_id="lock_and_record", source_conn_id="shop", target=target.as_uri(), plan=plan, options=OPTIONS
+    )
+
+
+@pytest.mark.parametrize(("module", "name"), [(waiting, "settle"), (Manifest, "save")])
+def test_of_two_tries_one_slot_is_left_and_both_tell_its_position(
+    postgres: PostgresServer, source: PostgresSource, context: Any, tmp_path: Any, module: Any, name: str
+) -> None:
+    """The quicker one's position counts; what the slower one makes is dropped, even while it still needs it."""
+    first, second = recording(source, tmp_path), recording(source, tmp_path)
+    told: list[dict[str, Any]] = []
+    proceed = getattr(module, name)
+
+    def be_overtaken(*arguments: Any, **options: Any) -> Any:
+        patch.undo()
+        assert kept(postgres) == 1
+        told.append(second.execute(context))
+        return proceed(*arguments, **options)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, name, be_overtaken)
+        told.append(first.execute(context))
+    assert told[0] == told[1]
+    manifest = Manifest.load(Storage(told[0]["run_uri"]))
+    assert postgres.query("SELECT slot_name FROM pg_replication_slots") == [(manifest.identity["slot"],)]
+    source.check_identity(manifest.identity, manifest.initial_position)
+    source.release(manifest.run_id)
+
+
 def test_a_kill_while_the_position_is_recorded_leaves_no_slot(
     postgres: PostgresServer, source: PostgresSource, context: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plan = encode(source.preflight(["public.stock"], "auto"))
-    operator = LockAndRecordOperator(
-        task_id="lock_and_record", source_conn_id="shop", target=tmp_path.as_uri(), plan=plan, options=OPTIONS
-    )
+    operator = recording(source, tmp_path)
     operator.on_kill()
     # Airflow calls it from a signal handler, which interrupts whatever the task does at the moment.
-    settle = "airflow_provider_cdc.sources.postgres.slots.settle"
+    settle = "airflow_provider_cdc.sources.postgres.waiting.settle"
     seen: list[int] = []
 
     def be_killed(*arguments: Any) -> None:

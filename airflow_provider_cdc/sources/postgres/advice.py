@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from airflow_provider_cdc.core.table import Table
-from airflow_provider_cdc.sources.postgres import slots
+from airflow_provider_cdc.sources.postgres import publishing, slots
 from airflow_provider_cdc.sources.postgres.session import Connection, query, quote
 
 _BYTES_PER_SECOND = 20_000_000
@@ -105,13 +105,13 @@ def _warn_of_left(connection: Connection) -> None:
                 "Once it is, drop the slot (pg_drop_replication_slot) and the publication of that name",
                 name,
                 kept / 1e6,
-                _made_for(slots.about(connection, name)),
+                _made_for(publishing.about(connection, name)),
             )
     for name in slots.left_publications(connection):
         _log.warning(
             "The publication %s has no slot%s, and no run can use it any more: DROP PUBLICATION %s;",
             name,
-            _made_for(slots.about(connection, name)),
+            _made_for(publishing.about(connection, name)),
             quote(name),
         )
 

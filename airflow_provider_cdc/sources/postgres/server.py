@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.errors import ExactnessError, LogGone, Problem, SourceReplaced
-from airflow_provider_cdc.sources.postgres import prepared, slots
+from airflow_provider_cdc.sources.postgres import prepared, publishing, slots
 from airflow_provider_cdc.sources.postgres.platform import change_setting, platform
 from airflow_provider_cdc.sources.postgres.session import Connection, query, value
 
@@ -85,7 +85,7 @@ def check_identity(connection: Connection, expected: Mapping[str, str], position
                 hint="point the connection back to the first server, or trigger a new run on this one",
             )
     _check_slot(connection, expected["slot"], Lsn.parse(position))
-    state = slots.publication_state(connection, expected["publication"])
+    state = publishing.publication_state(connection, expected["publication"])
     if state != expected["publication_state"]:
         raise ExactnessError(
             "the publication was altered since the run began" if state else "the publication was dropped",

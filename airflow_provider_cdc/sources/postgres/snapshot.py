@@ -38,7 +38,7 @@ from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.kept import Kept
 from airflow_provider_cdc.sources.odd_values import OddValue
 from airflow_provider_cdc.sources.policy import with_policy
-from airflow_provider_cdc.sources.postgres import durable, prepared, slots
+from airflow_provider_cdc.sources.postgres import durable, prepared, publishing, slots, waiting
 from airflow_provider_cdc.sources.postgres.chunks import place
 from airflow_provider_cdc.sources.postgres.in_place import check_in_place
 from airflow_provider_cdc.sources.postgres.inheritance import check_whole
@@ -91,26 +91,26 @@ def record_initial(
     :raises SchemaChanged: a table is gone, or lacks what its plan relies on, or tables keep changing.
     :raises SourceUnavailable: the publication was altered meanwhile.
     """
-    name = slots.name_of(run_id)
+    name = slots.name_of_try(run_id)
     mine = publication or name
     seconds = lock.slot_wait_seconds
-    # What an earlier try left, whose position nobody has recorded.
-    slots.drop(settings, name, name)
     try:
         for _ in range(_TRIES):
             with session(settings) as connection:
                 if problems := setting_problems(connection):
                     raise PreflightError(problems)
+                # Only what is there already: a try that begins later may be the one that counts.
+                earlier = slots.names_of_run(connection, run_id)
                 before = read_tables(connection, [plan.table for plan in plans])
                 if not publication:
-                    slots.create_publication(connection, name, before, lock, run_id)
+                    publishing.create_publication(connection, name, before, lock, run_id)
                 found = identity(connection)
-                state = slots.publication_state(connection, mine)
+                state = publishing.publication_state(connection, mine)
                 started = {prepared.STARTED: value(connection, prepared.START)}
                 position = slots.create_slot(prepared.of_run(settings, found | started), name, seconds)
                 _check_made(connection, name, position)
-                slots.settle(settings, connection, seconds)
-                found |= {"slot": name, "publication": mine, "publication_made": "" if publication else "yes"}
+                waiting.settle(settings, connection, seconds)
+                found |= slots.identity_of_try(name, publication)
                 found["publication_state"] = state
                 tables = read_tables(connection, [plan.table for plan in plans], mine)
                 check_whole(connection, tables)
@@ -127,6 +127,7 @@ def record_initial(
                     found,
                     tuple(with_policy(table, plan.unrepresentable) for plan, table in zip(plans, tables, strict=True)),
                     0.0,
+                    tuple(slots.identity_of_try(other) for other in earlier),
                 )
             slots.drop(settings, name, name)
         raise SchemaChanged(
@@ -159,11 +160,11 @@ def _check_publication(connection: Connection, name: str, state: str, tables: Se
     :param state: the publication's, before the slot was made.
     """
     # Servers since 18 tell nothing of a publication that is not there, and raise no error.
-    if slots.publication_state(connection, name) != state or (own and not state):
+    if publishing.publication_state(connection, name) != state or (own and not state):
         raise SourceUnavailable(
             "the publication was altered or dropped while the position was fixed",
             where=f"publication {name}",
-            hint="another try of this run may have dropped it: the task can be retried as it is"
+            hint="a concurrent attempt may have fixed the position already: the task can be retried as it is"
             if own
             else "leave it alone; the task can be retried as it is",
         )
@@ -210,9 +211,9 @@ def share_view(settings: ConnectionSettings, lock: LockPolicy) -> Iterator[Share
     with session(settings, replication=True) as leader:
         query(leader, "BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
         sql = f"CREATE_REPLICATION_SLOT {slot} TEMPORARY LOGICAL {slots.PLUGIN} (SNAPSHOT 'use')"
-        upper = slots.consistent_point(settings, leader, sql, seconds)
+        upper = waiting.consistent_point(settings, leader, sql, seconds)
         with session(settings) as connection:
-            slots.settle(settings, connection, seconds)
+            waiting.settle(settings, connection, seconds)
         yield SharedView(str(value(leader, "pg_export_snapshot()")), str(upper))
 
 

@@ -12,7 +12,6 @@ from dataclasses import replace
 import pytest
 
 from airflow_provider_cdc.errors import PreflightError, SchemaChanged, SourceUnavailable
-from airflow_provider_cdc.sources.postgres import slots
 from airflow_provider_cdc.sources.registry import open_source
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
@@ -152,11 +151,6 @@ def test_a_publication_that_is_altered_while_the_slot_waits_stops_the_run(
     server = postgres_factory(version=18)
     shop = _made(server, "postgres", "FOR TABLE orders, parts")
     shop.settings = replace(shop.settings, options={"publication": publication} if publication else {})
-    meanwhile = (
-        (f"ALTER PUBLICATION {QUOTED} DROP TABLE orders", f"ALTER PUBLICATION {QUOTED} ADD TABLE orders")
-        if publication
-        else (f"DROP PUBLICATION {slots.name_of(RUN_ID)}",)
-    )
     with shop.account(), shop.connect() as writer, ThreadPoolExecutor(1) as pool:
         source = open_source(shop.settings)
         plans = source.preflight(["public.orders", "public.parts"], "auto")
@@ -165,7 +159,11 @@ def test_a_publication_that_is_altered_while_the_slot_waits_stops_the_run(
         while not shop.query("SELECT 1 FROM pg_replication_slots"):
             assert not recording.done()
             time.sleep(0.01)
-        shop.execute(*meanwhile)
+        if publication:
+            shop.execute(*(f"ALTER PUBLICATION {QUOTED} {verb} TABLE orders" for verb in ("DROP", "ADD")))
+        else:
+            ((own,),) = shop.query("SELECT slot_name FROM pg_replication_slots")
+            shop.execute(f"DROP PUBLICATION {own}")
         writer.execute("COMMIT")
         with pytest.raises(SourceUnavailable, match="altered or dropped"):
             recording.result()

@@ -15,7 +15,7 @@ import pyarrow as pa
 from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.sources.connection import ConnectionSettings
-from airflow_provider_cdc.sources.postgres import slots
+from airflow_provider_cdc.sources.postgres import publishing, slots
 from airflow_provider_cdc.sources.postgres.decode.images import decode_images
 from airflow_provider_cdc.sources.postgres.log.segments import log_segments, open_segment
 from airflow_provider_cdc.sources.postgres.schema import read_tables
@@ -68,7 +68,7 @@ class LogReading:
         with session(self.settings) as connection:
             self.tables = read_tables(connection, [TableName("public", name) for name in names])
             if not publication:
-                slots.create_publication(connection, self.slot, self.tables, LockPolicy())
+                publishing.create_publication(connection, self.slot, self.tables, LockPolicy())
         self.initial = str(slots.create_slot(self.settings, self.slot, 30))
         self.identity = {"slot": self.slot, "publication": publication or self.slot}
 

@@ -11,10 +11,11 @@ from contextlib import closing, contextmanager
 import pytest
 
 from airflow_provider_cdc.core.options import LockPolicy
+from airflow_provider_cdc.core.plan import InitialPoint
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import LockNotGranted, PreflightError
 from airflow_provider_cdc.sources.connection import ConnectionSettings
-from airflow_provider_cdc.sources.postgres import PostgresSource, slots
+from airflow_provider_cdc.sources.postgres import PostgresSource, publishing, slots, waiting
 from airflow_provider_cdc.sources.postgres.schema import read_tables
 from airflow_provider_cdc.sources.postgres.session import session
 from harness.postgres_server import PostgresServer
@@ -73,7 +74,7 @@ def set_standbys(server: PostgresServer, names: str) -> None:
 
 def settle(settings: ConnectionSettings, seconds: float = 1.0) -> None:
     with session(settings) as connection:
-        slots.settle(settings, connection, seconds)
+        waiting.settle(settings, connection, seconds)
 
 
 def test_a_commit_that_the_point_contains_and_nobody_sees_yet_is_waited_for(own: PostgresServer) -> None:
@@ -86,7 +87,7 @@ def test_a_commit_that_the_point_contains_and_nobody_sees_yet_is_waited_for(own:
     settings = settings_of(own, "postgres")
     first, second, third = own.connect(autocommit=False), own.connect(autocommit=False), own.connect()
     with background(own) as pool, session(settings) as control:
-        slots.create_publication(control, SLOT, tables_of(settings), LockPolicy())
+        publishing.create_publication(control, SLOT, tables_of(settings), LockPolicy())
         first.execute("UPDATE stock SET left_over = 1 WHERE id = 1")
         point = pool.submit(slots.create_slot, settings, SLOT, 30)
         wait_for(own, "backend_type = 'walsender' AND wait_event = 'transactionid'")
@@ -129,7 +130,7 @@ def test_a_slot_that_others_read_beside_ours_takes_no_open_transaction_away(own:
         own.connect(autocommit=False) as writing,
         closing(own.connect(replication="database")) as theirs,
     ):
-        slots.create_publication(control, SLOT, tables_of(settings), LockPolicy())
+        publishing.create_publication(control, SLOT, tables_of(settings), LockPolicy())
         theirs.pgconn.send_query(
             f"START_REPLICATION SLOT theirs LOGICAL 0/0 (proto_version '1', publication_names '{SLOT}')".encode()
         )
@@ -222,7 +223,7 @@ def test_what_the_slot_waits_for_is_named_while_it_waits(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     """Its patience is its own: a lock would not have been waited for that long."""
-    monkeypatch.setattr(slots, "NAME_SECONDS", 0.3)
+    monkeypatch.setattr(waiting, "NAME_SECONDS", 0.3)
     plans = source.preflight(["public.stock"], "auto")
     policy = LockPolicy(wait_seconds=1, tries=1, pause_seconds=0.0, slot_wait_seconds=30)
     with (
@@ -243,22 +244,76 @@ def test_what_the_slot_waits_for_is_named_while_it_waits(
         source.discard(recording.result(20).identity)
 
 
-def test_what_an_earlier_try_left_is_replaced(postgres: PostgresServer, source: PostgresSource) -> None:
+def names_on(server: PostgresServer, database: str) -> tuple[set[str], set[str]]:
+    """Of the slots and of the publications."""
+    slots_there = {name for (name,) in server.query("SELECT slot_name FROM pg_replication_slots")}
+    return slots_there, {name for (name,) in server.query("SELECT pubname FROM pg_publication", database=database)}
+
+
+def test_what_an_earlier_try_left_is_discarded_once_a_later_one_counts(
+    postgres: PostgresServer, source: PostgresSource
+) -> None:
+    database = source.settings.database
     plans = source.preflight(["public.stock"], "auto")
     first = source.record_initial(plans, LockPolicy(), RUN_ID)
     second = source.record_initial(plans, LockPolicy(), RUN_ID)
-    assert first.identity["slot"] == second.identity["slot"] == SLOT
     assert first.position != second.position
-    source.discard(second.identity)
+    made = {first.identity["slot"], second.identity["slot"]}
+    assert len(made) == 2
+    assert names_on(postgres, database) == (made, made)
+    assert (first.superseded, len(second.superseded)) == ((), 1)
+    source.discard(second.superseded[0])
+    left = {second.identity["slot"]}
+    assert names_on(postgres, database) == (left, left)
+    source.check_identity(second.identity, second.position)
+    source.release(RUN_ID)
+    assert names_on(postgres, database) == (set(), set())
+
+
+def test_an_older_try_that_ends_late_leaves_what_the_newer_one_made(
+    postgres: PostgresServer, source: PostgresSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What it cleans up after itself would be what the run rests on, were it called the same."""
+    plans = source.preflight(["public.stock"], "auto")
+    newer: list[InitialPoint] = []
+
+    def be_overtaken_and_fail(*arguments: object) -> None:
+        monkeypatch.undo()
+        newer.append(source.record_initial(plans, LockPolicy(), RUN_ID))
+        raise ZeroDivisionError
+
+    monkeypatch.setattr(waiting, "settle", be_overtaken_and_fail)
+    with pytest.raises(ZeroDivisionError):
+        source.record_initial(plans, LockPolicy(), RUN_ID)
+    (counts,) = newer
+    source.check_identity(counts.identity, counts.position)
+    left = {counts.identity["slot"]}
+    assert names_on(postgres, source.settings.database) == (left, left)
+    source.release(RUN_ID)
+
+
+def test_what_an_older_version_made_is_released_and_nothing_of_another_run(
+    postgres: PostgresServer, source: PostgresSource
+) -> None:
+    database = source.settings.database
+    names = [SLOT, f"{SLOT}_0123abcd", f"{SLOT}_0123abcd_0123abcd", f"{SLOT}_shop", f"{SLOT}0"]
+    for name in names:
+        postgres.query(f"SELECT pg_create_logical_replication_slot('{name}', 'pgoutput')", database=database)
+        postgres.query(f"CREATE PUBLICATION {name}", database=database)
+    source.release(RUN_ID)
+    assert names_on(postgres, database) == (set(names[2:]), set(names[2:]))
+    for name in names[2:]:
+        slots.drop(source.settings, name, name)
 
 
 def test_release_ends_who_reads_from_the_slot_and_can_be_repeated(
     postgres: PostgresServer, source: PostgresSource
 ) -> None:
     initial = source.record_initial(source.preflight(["public.stock"], "auto"), LockPolicy(), RUN_ID)
+    slot = initial.identity["slot"]
     with closing(postgres.connect(database=source.settings.database, replication="database")) as reader:
         reader.pgconn.send_query(
-            f"START_REPLICATION SLOT {SLOT} LOGICAL 0/0 (proto_version '1', publication_names '{SLOT}')".encode()
+            f"START_REPLICATION SLOT {slot} LOGICAL 0/0 (proto_version '1', publication_names '{slot}')".encode()
         )
         wait_for(postgres, "backend_type = 'walsender' AND state = 'active'")
         source.discard(initial.identity)
@@ -284,20 +339,21 @@ def test_preflight_tells_whose_a_slot_is_and_how_to_drop_it_only_where_no_run_ca
     monkeypatch.setenv("AIRFLOW_CTX_DAG_RUN_ID", "scheduled__2026")
     plans = source.preflight(["public.stock"], "auto")
     initial = source.record_initial(plans, LockPolicy(), RUN_ID)
+    slot = initial.identity["slot"]
 
     def told() -> str:
         caplog.clear()
         with caplog.at_level(logging.WARNING):
             source.preflight(["public.stock"], "auto")
-        return "\n".join(line for line in caplog.messages if SLOT in line)
+        return "\n".join(line for line in caplog.messages if slot in line)
 
     # The run may be in progress.
-    assert f"slot {SLOT} keeps" in told()
+    assert f"slot {slot} keeps" in told()
     assert "made for run scheduled__2026 of DAG nightly at 20" in told()
     assert "DROP" not in told()
     assert "pg_drop_replication_slot(" not in told()
-    slots.drop(source.settings, SLOT)
-    assert f'no run can use it any more: DROP PUBLICATION "{SLOT}"' in told()
+    slots.drop(source.settings, slot)
+    assert f'no run can use it any more: DROP PUBLICATION "{slot}"' in told()
     source.discard(initial.identity)
     assert told() == ""
 
@@ -308,21 +364,21 @@ def test_a_slot_that_lost_its_log_may_be_dropped(
     own = postgres_factory({"max_slot_wal_keep_size": "1MB", "min_wal_size": "32MB", "max_wal_size": "32MB"})
     own.query("CREATE TABLE stock (id int PRIMARY KEY); ALTER TABLE stock REPLICA IDENTITY FULL")
     source = PostgresSource(settings_of(own, "postgres"))
-    source.record_initial(source.preflight(["public.stock"], "auto"), LockPolicy(), RUN_ID)
+    slot = source.record_initial(source.preflight(["public.stock"], "auto"), LockPolicy(), RUN_ID).identity["slot"]
     for _ in range(4):
         own.query("SELECT pg_logical_emit_message(false, 'fill', repeat('x', 1000000)) FROM generate_series(1, 16)")
         own.query("SELECT pg_switch_wal()")
         own.query("CHECKPOINT")
     with caplog.at_level(logging.WARNING):
         source.preflight(["public.stock"], "auto")
-    assert f"has lost its log, and no run can use it any more: SELECT pg_drop_replication_slot('{SLOT}')" in caplog.text
+    assert f"has lost its log, and no run can use it any more: SELECT pg_drop_replication_slot('{slot}')" in caplog.text
 
 
 def test_what_a_run_left_is_found_by_its_id_alone(postgres: PostgresServer, source: PostgresSource) -> None:
     """Its manifest was never written, so nobody knows its identity."""
-    source.record_initial(source.preflight(["public.stock"], "auto"), LockPolicy(), RUN_ID)
+    initial = source.record_initial(source.preflight(["public.stock"], "auto"), LockPolicy(), RUN_ID)
     source.release(RUN_ID[:-1] + "e")
-    assert postgres.query("SELECT slot_name FROM pg_replication_slots") == [(SLOT,)]
+    assert postgres.query("SELECT slot_name FROM pg_replication_slots") == [(initial.identity["slot"],)]
     source.release(RUN_ID)
     assert postgres.query("SELECT 1 FROM pg_replication_slots UNION ALL SELECT 1 FROM pg_publication") == []
     source.release(RUN_ID)
@@ -341,8 +397,9 @@ def test_preflight_wants_room_for_the_slots(postgres_factory: PostgresFactory) -
 
 @pytest.mark.parametrize("run_id", ["20260101T000000Z-0a1b2c3d", "x" * 200, "Ünïcode-ID"])
 def test_names_are_ones_that_a_slot_may_have(run_id: str) -> None:
-    name = slots.name_of(run_id)
+    name = slots.name_of_try(run_id)
     assert len(name) <= 63
+    assert name.startswith(f"{slots.name_of(run_id)}_")
     assert name.startswith("cdc_")
     assert set(name) <= set("abcdefghijklmnopqrstuvwxyz0123456789_")
     assert slots.name_of("x" * 200) != slots.name_of("x" * 199 + "y")
@@ -364,11 +421,11 @@ def test_a_publication_that_was_changed_and_changed_back_is_another(
     database = source.settings.database
     postgres.query("CREATE PUBLICATION p FOR TABLE stock", database=database)
     with session(source.settings) as connection:
-        before = slots.publication_state(connection, "p")
+        before = publishing.publication_state(connection, "p")
         postgres.query(there, database=database)
-        between = slots.publication_state(connection, "p")
+        between = publishing.publication_state(connection, "p")
         postgres.query(back, database=database)
-        assert len({before, between, slots.publication_state(connection, "p")}) == 3
+        assert len({before, between, publishing.publication_state(connection, "p")}) == 3
 
 
 def test_a_lock_on_a_table_makes_the_publication_wait_no_longer_than_allowed(
@@ -377,4 +434,4 @@ def test_a_lock_on_a_table_makes_the_publication_wait_no_longer_than_allowed(
     with postgres.connect(database=source.settings.database, autocommit=False) as locking:
         locking.execute("LOCK TABLE stock IN SHARE UPDATE EXCLUSIVE MODE")
         with pytest.raises(LockNotGranted, match="no lock to publish"), session(source.settings) as control:
-            slots.create_publication(control, "p", tables_of(source.settings), QUICK)
+            publishing.create_publication(control, "p", tables_of(source.settings), QUICK)

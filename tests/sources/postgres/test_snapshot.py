@@ -304,7 +304,7 @@ def test_a_log_that_ends_with_a_page_is_whole(postgres: PostgresServer, source: 
 @pytest.fixture
 def plain(source: PostgresSource) -> Iterator[PostgresSource]:
     yield source
-    slots.drop(source.settings, slots.name_of(RUN_ID), slots.name_of(RUN_ID))
+    source.release(RUN_ID)
 
 
 def test_ddl_while_the_position_is_fixed_is_not_overlooked(
@@ -327,6 +327,7 @@ def test_ddl_while_the_position_is_fixed_is_not_overlooked(
     initial = plain.record_initial(plans, LockPolicy(), RUN_ID)
     assert initial.tables[0].columns[-1].name == "extra1"
     assert Lsn.parse(initial.position) > altered[0]
+    plain.discard(initial.identity)
     limit = 100
     with pytest.raises(SchemaChanged, match="3 times"):
         plain.record_initial(plans, LockPolicy(), RUN_ID)

@@ -1,0 +1,135 @@
+"""The publication that is made for a run: it says which changes the log tells."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+
+from airflow_provider_cdc.core.options import LockPolicy
+from airflow_provider_cdc.core.table import Table, TableName
+from airflow_provider_cdc.errors import LockNotGranted, SchemaChanged
+from airflow_provider_cdc.sources.postgres.schema import Leaf, leaves
+from airflow_provider_cdc.sources.postgres.session import APPLICATION, Connection, literal, query, quote, value
+
+_GENERATED_COLUMNS_SINCE = 180_000
+_PUBLISHED_AT_ONCE = 200
+"""Each takes a lock until the statement ends, and the server has room for some thousands of locks."""
+
+
+def create_publication(
+    connection: Connection, name: str, tables: Sequence[Table], lock: LockPolicy, run_id: str = ""
+) -> None:
+    """Publish every change of ``tables``: of what holds their rows now, each relation by itself.
+
+    A partition that is made later is not in it. Were it, as a part of its root, then the server would refuse UPDATE and
+    DELETE there for as long as it has no replica identity: in the application. All that are in it have their whole old
+    rows logged (FULL), which is looked at while nobody can alter them; so nothing is ever refused because of it.
+
+    A comment on the publication says which run it was made for.
+
+    :raises LockNotGranted: a table is being vacuumed, indexed or altered for longer than the policy waits.
+    :raises SchemaChanged: a table has another replica identity, or is gone.
+    """
+    options = ["publish = 'insert, update, delete, truncate'", "publish_via_partition_root = false"]
+    if connection.info.server_version >= _GENERATED_COLUMNS_SINCE:
+        options.append("publish_generated_columns = stored")
+    listed = [(table.name, leaf) for table in tables for leaf in leaves(table)]
+    query(connection, f"SET lock_timeout = '{lock.wait_seconds}s'")
+    for attempt in range(1, lock.tries + 1):
+        try:
+            # Two statements, one transaction.
+            query(
+                connection,
+                f"CREATE PUBLICATION {quote(name)} WITH ({', '.join(options)}); "
+                f"COMMENT ON PUBLICATION {quote(name)} IS {literal(_comment(run_id))}",
+            )
+            for start in range(0, len(listed), _PUBLISHED_AT_ONCE):
+                _publish(connection, name, listed[start : start + _PUBLISHED_AT_ONCE])
+            break
+        except psycopg.errors.LockNotAvailable:
+            query(connection, f"DROP PUBLICATION IF EXISTS {quote(name)}")
+            if attempt == lock.tries:
+                raise LockNotGranted(
+                    f"no lock to publish the tables in {lock.tries} tries of {lock.wait_seconds} s",
+                    where=", ".join(str(table.name) for table in tables),
+                    hint="let the DDL, VACUUM or CREATE INDEX CONCURRENTLY on them end (pg_stat_activity), or let more "
+                    "tries pass",
+                ) from None
+            time.sleep(lock.pause_seconds)
+    query(connection, "RESET lock_timeout")
+
+
+def _publish(connection: Connection, name: str, relations: Sequence[tuple[TableName, Leaf]]) -> None:
+    """Add relations to a publication, or none of them."""
+    with connection.transaction():
+        listed = ", ".join(f"ONLY {leaf.sql}" for _, leaf in relations)
+        query(connection, f"ALTER PUBLICATION {quote(name)} ADD TABLE {listed}")
+        # The locks are held: from here on until they are published they are as they are seen now.
+        full = {
+            oid
+            for (oid,) in query(
+                connection,
+                "SELECT oid FROM pg_class WHERE oid = ANY(%s::oid[]) AND relreplident = 'f'",
+                ([leaf.oid for _, leaf in relations],),
+            )
+        }
+        for table, leaf in relations:
+            if leaf.oid not in full:
+                raise SchemaChanged(
+                    f"the replica identity of {leaf.sql} is not FULL any more",
+                    where=str(table),
+                    hint=f"ALTER TABLE {leaf.sql} REPLICA IDENTITY FULL, and clear preflight and the tasks after it",
+                )
+
+
+def publication_state(connection: Connection, name: str) -> str:
+    """A digest of the publication that any change to it changes, also one that was taken back; empty if there is none.
+
+    The catalog's rows are new versions after each.
+    """
+    return str(
+        value(
+            connection,
+            "COALESCE((SELECT md5(concat_ws(';', p.oid, p.xmin, "
+            "(SELECT string_agg(concat_ws(',', r.oid, r.xmin, r.prrelid), ';' ORDER BY r.oid) "
+            "FROM pg_publication_rel r WHERE r.prpubid = p.oid), "
+            "(SELECT string_agg(concat_ws(',', n.oid, n.xmin, n.pnnspid), ';' ORDER BY n.oid) "
+            "FROM pg_publication_namespace n WHERE n.pnpubid = p.oid))) "
+            "FROM pg_publication p WHERE p.pubname = %s), '')",
+            (name,),
+        )
+    )
+
+
+def about(connection: Connection, name: str) -> dict[str, Any]:
+    """What the comment on our publication says of the run that it was made for; nothing if there is none."""
+    rows = query(
+        connection, "SELECT obj_description(oid, 'pg_publication') FROM pg_publication WHERE pubname = %s", (name,)
+    )
+    with suppress(ValueError):
+        found = json.loads(rows[0][0] or "{}") if rows else {}
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def _comment(run_id: str) -> str:
+    """For whoever finds it: whose it is."""
+    said = {
+        "made_by": APPLICATION,
+        "run_id": run_id,
+        # Airflow tells every task whose it is.
+        "dag_id": os.environ.get("AIRFLOW_CTX_DAG_ID", ""),
+        "dag_run_id": os.environ.get("AIRFLOW_CTX_DAG_RUN_ID", ""),
+        "host": socket.gethostname(),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    return json.dumps(said)

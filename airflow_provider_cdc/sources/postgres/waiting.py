@@ -1,0 +1,133 @@
+"""Waiting for transactions: those that hold up a slot's point, and those that the log has before they can be seen."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+
+from airflow_provider_cdc.core.lsn import Lsn
+from airflow_provider_cdc.errors import CdcError, LockNotGranted
+from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.postgres.session import Connection, mapped_errors, query, session
+
+NAME_SECONDS = 10.0
+"""How often the log names what is waited for."""
+
+_POLL_SECONDS = 0.02
+
+_log = logging.getLogger(__name__)
+
+
+def consistent_point(settings: ConnectionSettings, connection: Connection, sql: str, seconds: float) -> Lsn:
+    """Run a CREATE_REPLICATION_SLOT on a replication connection, for no longer than ``seconds``.
+
+    :raises LockNotGranted: it had to wait for longer.
+    """
+    # A statement_timeout does not count for commands of the replication protocol, and a lock_timeout for each of the
+    # transactions that it waits for.
+    query(connection, "SET lock_timeout = 0")
+    done = threading.Event()
+    watching = threading.Thread(target=_watch, args=(settings, connection, seconds, done), daemon=True)
+    watching.start()
+    try:
+        ((_, point, _, _),) = query(connection, sql)
+        return Lsn.parse(point)
+    except psycopg.errors.QueryCanceled:
+        raise _held_up(settings, "the slot's starting point", seconds) from None
+    finally:
+        done.set()
+
+
+def settle(settings: ConnectionSettings, connection: Connection, seconds: float) -> None:
+    """Wait until every transaction whose commit the log may already hold can be seen.
+
+    A transaction that commits is in the log first and becomes visible afterwards: at once as a rule, but not before its
+    standbys answer where the server waits for them. One that lies before the slot's point, and that a read did not see,
+    would be in neither. So all that is in progress right after the point was fixed has to end; not what is idle in a
+    transaction then or later, because its commit has not begun, and so comes after the point.
+
+    :raises LockNotGranted: some did not end within ``seconds``; the message lists them.
+    """
+    # A snapshot lists what runs only up to the last transaction that has ended. This one ends, and is the latest.
+    query(connection, "SELECT pg_current_xact_id()")
+    ((began, committing, waiting),) = query(connection, _BEGAN)
+    deadline = time.monotonic() + seconds
+    while waiting:
+        arguments = {"waiting": waiting, "committing": committing}
+        waiting = [xid for (xid,) in query(connection, _UNSETTLED, arguments)]
+        if waiting and time.monotonic() > deadline:
+            raise _held_up(settings, f"the copy's view of the commits under way ({began})", seconds)
+        time.sleep(_POLL_SECONDS if waiting else 0)
+
+
+# A prepared transaction has no session of its own. Its COMMIT PREPARED has begun only if some session runs one; what
+# a session runs may be hidden from this user, cut off, or not be text.
+_BEGAN = """
+SELECT pg_current_snapshot()::text, ARRAY(
+    SELECT concat(pid, ' ', query_start) FROM pg_stat_activity
+    WHERE pid <> pg_backend_pid() AND (state IS NULL OR state NOT LIKE 'idle%')
+        AND (query ~* 'prepared|insufficient privilege' OR backend_type LIKE 'logical replication%worker'
+            OR state = 'disabled'
+            OR octet_length(query) >= pg_size_bytes(current_setting('track_activity_query_size')) - 8)),
+    ARRAY(SELECT x::text FROM pg_snapshot_xip(pg_current_snapshot()) x)
+"""
+
+_UNSETTLED = """
+SELECT x FROM unnest(%(waiting)s::text[]) x
+LEFT JOIN pg_stat_activity a ON a.backend_xid = x::xid8::xid
+LEFT JOIN pg_prepared_xacts p ON p.transaction = x::xid8::xid
+WHERE NOT pg_visible_in_snapshot(x::xid8, pg_current_snapshot())
+    AND (a.state IS NULL OR a.state NOT LIKE 'idle in transaction%%')
+    AND (p.transaction IS NULL OR EXISTS (
+        SELECT FROM pg_stat_activity w WHERE concat(w.pid, ' ', w.query_start) = ANY(%(committing)s)
+            AND (w.state IS NULL OR w.state NOT LIKE 'idle%%')))
+"""
+
+
+def _held_up(settings: ConnectionSettings, what: str, seconds: float) -> LockNotGranted:
+    with session(settings) as connection:
+        blockers = _blockers(connection)
+    return LockNotGranted(
+        f"transactions held up {what} for {seconds:.0f} s: {'; '.join(blockers) or 'they have ended by now'}",
+        where=settings.address,
+        hint="let them end, or end them (pg_terminate_backend, ROLLBACK PREPARED); the task can be retried",
+    )
+
+
+def _blockers(connection: Connection) -> list[str]:
+    running: list[tuple[Any, ...]] = query(
+        connection,
+        "SELECT pid, usename, COALESCE(state, 'state not shown: GRANT pg_read_all_stats'), wait_event, "
+        "date_trunc('second', now() - xact_start)::text FROM pg_stat_activity "
+        "WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid() ORDER BY xact_start LIMIT 20",
+    )
+    prepared: list[tuple[Any, ...]] = query(
+        connection,
+        "SELECT gid, owner, date_trunc('second', now() - prepared)::text FROM pg_prepared_xacts "
+        "ORDER BY prepared LIMIT 20",
+    )
+    return [
+        f"session {pid} of {user}, {what}{f', waiting for {event}' if event else ''}, for {age}"
+        for pid, user, what, event, age in running
+    ] + [f"prepared transaction {gid!r} of {owner}, for {age}" for gid, owner, age in prepared]
+
+
+def _watch(settings: ConnectionSettings, waiting: Connection, seconds: float, done: threading.Event) -> None:
+    """Name now and then what a command waits for, and cancel it after ``seconds``, unless it is done before."""
+    deadline = time.monotonic() + seconds
+    while not done.wait(max(0.0, min(NAME_SECONDS, deadline - time.monotonic()))):
+        if time.monotonic() >= deadline:
+            with suppress(psycopg.Error), mapped_errors("cancel"):
+                waiting.cancel_safe(timeout=5)
+            return
+        with suppress(CdcError), session(settings) as connection:
+            _log.info(
+                "Waiting for transactions that write to end, up to %.0f s more (nobody waits for this): %s",
+                deadline - time.monotonic(),
+                "; ".join(_blockers(connection)) or "they have ended by now",
+            )
