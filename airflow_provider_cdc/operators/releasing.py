@@ -48,7 +48,8 @@ class ReleasingOperator(BaseOperator):
         try:
             # Without a manifest, too, the position may have been fixed: by a task that was killed before it said so.
             manifest = Manifest.load(run) if Manifest.exists(run) else None
-            if manifest and "consolidate" in manifest.steps and manifest.options.keep_slot:
+            # Once it is decided what is published, it will be, even if the step that was doing so has failed for good.
+            if manifest and manifest.committed and manifest.options.keep_slot:
                 return
             release_run(open_source(settings), run.uri.rstrip("/").rpartition("/")[2])
         except Exception as error:

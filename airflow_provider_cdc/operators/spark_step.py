@@ -154,13 +154,17 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
     def on_kill(self) -> None:
         # Without a hook nothing was started, and the parent class would make one.
         if self._hook is not None:
-            if (guarding := self._hook._submit_sp) is not None:
+            guarding = self._hook._submit_sp
+            if guarding is not None:
                 # It kills all that it guards, and cleans up; killed itself, as the hook would do, it could not.
                 guarding.terminate()
+        # Before any waiting: Airflow kills this process 5 s after it asked it to end, and the guardian does without it.
+        self.release_when_killed()
+        if self._hook is not None:
+            if guarding is not None:
                 with suppress(subprocess.TimeoutExpired):
                     guarding.wait(END_SECONDS)
             super().on_kill()
-        self.release_when_killed()
 
 
 def spark_app(name: str) -> Path:

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import logging
+import signal
+import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException, AirflowTaskTimeout
 from airflow.sdk.execution_time import task_runner
 
-from airflow_provider_cdc.core.manifest import Manifest, RunTable
+from airflow_provider_cdc.core.manifest import Commit, Manifest, RunTable
 from airflow_provider_cdc.core.options import LockPolicy, StepOptions
 from airflow_provider_cdc.core.records import encode
 from airflow_provider_cdc.core.storage import Storage
@@ -130,6 +133,28 @@ def test_a_killed_step_releases_the_slot_and_one_that_timed_out_does_not(
     assert kept(postgres) == 0
 
 
+def test_a_killed_step_releases_the_slot_before_it_waits_for_spark(
+    postgres: PostgresServer, source: PostgresSource, run: Storage, context: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Airflow kills the task at once if it takes longer than some seconds to end."""
+    seen: list[int] = []
+
+    class Guarding(subprocess.Popen[bytes]):
+        def wait(self, timeout: float | None = None) -> int:
+            seen.append(kept(postgres))
+            return super().wait(timeout)
+
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK", json.dumps({"conn_type": "spark", "host": "local"}))
+    operator = SnapshotOperator(task_id="snapshot", source_conn_id="shop", run_uri=run.uri)
+    operator.will_release(run, source.settings, context)
+    operator._hook = SparkSubmitHook(conn_id="spark")
+    with Guarding(["sleep", "600"]) as guarding:
+        operator._hook._submit_sp = guarding
+        operator.on_kill()
+        assert guarding.returncode == -signal.SIGTERM
+    assert seen[0] == 0
+
+
 @pytest.mark.parametrize(
     ("state", "left"),
     [
@@ -220,8 +245,9 @@ def test_a_dag_that_is_tested_has_only_the_callbacks_that_its_author_gave_it() -
 
 
 @pytest.mark.usefixtures("in_dag_processor")
-def test_a_slot_that_is_to_be_kept_stays_when_the_dag_run_fails_after_the_tables_are_published(
-    postgres: PostgresServer, source: PostgresSource, context: Any, tmp_path: Any
+@pytest.mark.parametrize(("reached", "left"), [("record", 1), ("commit", 1), ("abandoned", 0), ("", 0)])
+def test_a_slot_that_is_to_be_kept_stays_when_the_dag_run_fails_after_it_was_decided_what_is_published(
+    postgres: PostgresServer, source: PostgresSource, context: Any, tmp_path: Any, reached: str, left: int
 ) -> None:
     with DAG("d", schedule=None) as dag:
         group = SnapshotTaskGroup(source_conn_id="shop", tables=["public.*"], target=tmp_path.as_uri(), keep_slot=True)
@@ -229,9 +255,12 @@ def test_a_slot_that_is_to_be_kept_stays_when_the_dag_run_fails_after_the_tables
     run_id = run_id_for(context["dag_run"], group.lock_and_record.task_id, tmp_path.as_uri())
     run = begin_run(source, run_id, tmp_path, keep_slot=True)
     manifest = Manifest.load(run)
-    manifest.finish_step(run, "consolidate", {})
+    if reached == "record":
+        manifest.finish_step(run, "consolidate", {})
+    if reached:
+        manifest.decide(run, Commit("try", manifest.rests_on, abandoned=reached == "abandoned"))
     release(context)
-    assert kept(postgres) == 1
+    assert kept(postgres) == left
     source.discard(manifest.identity)
 
 
