@@ -18,6 +18,7 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from functools import cache
 from typing import Any, TypeVar, get_type_hints
 
+from airflow_provider_cdc.core import as_of
 from airflow_provider_cdc.errors import PreflightError, Problem
 
 Options = TypeVar("Options")
@@ -37,6 +38,8 @@ class Accepted:
     what: str
     holds: Callable[[Any], bool]
     schema: Mapping[str, Any]
+    plain: Callable[[Any], Any] = lambda value: value
+    """Makes an accepted value one of the option's type."""
 
 
 @dataclass(frozen=True)
@@ -155,6 +158,9 @@ PROPERTIES = Accepted("an object of Spark properties", _are_properties, {"type":
 COUNT = Accepted("a whole number above 0", _is_count, {"type": "integer", "minimum": 1})
 WHOLE_SECONDS = Accepted("a whole number of seconds above 0", _is_count, {"type": "integer", "minimum": 1})
 SECONDS = Accepted("a number of seconds", _is_time, {"type": "number", "minimum": 0})
+AS_OF = Accepted(
+    "a time with its zone, a GTID set or an LSN, or empty", as_of.is_as_of, {"type": "string"}, as_of.text_of
+)
 FLAG = Accepted("true or false", _is_flag, {"type": "boolean"})
 
 
@@ -248,6 +254,23 @@ class StepOptions:
         accepts=SECONDS,
         help="Seconds that a reader rests after each chunk, to spare the source; below 900.",
         example="a number such as 0 or 0.5",
+    )
+    as_of: str = option(
+        "",
+        accepts=AS_OF,
+        only="mysql",
+        title="As of",
+        help="The point at which the copy is exact: a time with its zone (`2026-01-31T00:00:00Z`) or a GTID set, as "
+        "far back as the log reaches; empty: now. A time means all that was committed up to it.",
+        example="a time such as 2026-01-31T00:00:00Z",
+    )
+    as_of_wait_seconds: int = option(
+        600,
+        accepts=WHOLE_SECONDS,
+        only="mysql",
+        help="Seconds to wait for the first commit after the time in `as_of`: before it, what is committed next may "
+        "still belong to that time.",
+        example="a number such as 600",
     )
     lock: LockPolicy = field(default_factory=LockPolicy)
     keep_slot: bool = option(
@@ -352,7 +375,7 @@ def checked(values: Mapping[str, Any]) -> RunOptions:
     problems = [problem for one in declared() if (problem := one.check(values[one.argument])) is not None]
     if problems:
         raise PreflightError(problems)
-    made: RunOptions = _made(RunOptions, {one.name: values[one.argument] for one in declared()})
+    made: RunOptions = _made(RunOptions, {one.name: one.accepts.plain(values[one.argument]) for one in declared()})
     return made
 
 

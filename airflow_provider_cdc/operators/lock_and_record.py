@@ -18,7 +18,7 @@ from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.operators.base import TargetOperator, airflow_errors, lake_of, run_folder, run_id_of
 from airflow_provider_cdc.operators.parameters import Allowed
 from airflow_provider_cdc.operators.releasing import ReleasingOperator
-from airflow_provider_cdc.sources.capabilities import KeepsForRun, Source
+from airflow_provider_cdc.sources.capabilities import KeepsForRun, Source, record_point
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -114,7 +114,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
     def _record(self, run: Storage, run_id: str, source: Source, plans: Sequence[TablePlan]) -> Manifest:
         options = records.decode(StepOptions, self.options, "XCom options of preflight")
         try:
-            initial = source.record_initial(plans, options.lock, run_id)
+            initial = record_point(source, options, plans, run_id)
         except CdcError as error:
             # A concurrent attempt may already have committed, and then discards what this one was making.
             current = _current(run)

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_cdc.core import as_of
 from airflow_provider_cdc.core.head import source_of
 from airflow_provider_cdc.core.options import checked, declared
 from airflow_provider_cdc.core.plan import TablePlan
@@ -18,7 +19,7 @@ from airflow_provider_cdc.operators.base import TargetOperator, airflow_errors, 
 from airflow_provider_cdc.operators.lake_checks import check_names, tell_leftovers
 from airflow_provider_cdc.operators.parameters import Allowed, check_conf, take_options, taking_options
 from airflow_provider_cdc.operators.spark_step import check_spark
-from airflow_provider_cdc.sources.capabilities import Source
+from airflow_provider_cdc.sources.capabilities import Source, going_back
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -81,6 +82,8 @@ class PreflightOperator(TargetOperator):
             with _collected(problems, "parameter source_conn_id"):
                 source = open_hook(options.source_conn_id).get_conn()
                 plans = source.preflight(options.tables, options.table.consistency, options.table.unrepresentable)
+                if (point := as_of.parse(options.steps.as_of)) is not None:
+                    going_back(source).check_past(point, plans)
             if lake is not None and plans:
                 with _collected(problems, "parameter target"):
                     _check_lake(lake, source, options.source_conn_id, [plan.table for plan in plans])

@@ -15,10 +15,13 @@ from typing import ClassVar, Protocol, runtime_checkable
 
 import pyarrow as pa
 
+from airflow_provider_cdc.core import as_of
+from airflow_provider_cdc.core.as_of import AsOf
 from airflow_provider_cdc.core.chunk import Chunk
-from airflow_provider_cdc.core.options import LockPolicy
+from airflow_provider_cdc.core.options import LockPolicy, StepOptions
 from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.sources.odd_values import OddValue
 from airflow_provider_cdc.sources.window import LogSegment, SegmentSummary, TrackedTable, UpperBound
 
@@ -242,12 +245,58 @@ class KeepsForRun(Protocol):
         """
 
 
+@runtime_checkable
+class GoesBack(Protocol):
+    """A source of which a copy can be exact at a position in the past, as far back as its log reaches."""
+
+    def check_past(self, as_of: AsOf, plans: Sequence[TablePlan]) -> None:
+        """Make sure that a copy of these tables can be exact at ``as_of``: that nothing of what it rests on changed
+        since then.
+
+        :raises PreflightError: with every problem found, and the earliest time that is possible.
+        :raises SourceUnavailable: the server cannot be reached.
+        """
+
+    def record_past(self, as_of: AsOf, plans: Sequence[TablePlan], wait_seconds: float) -> InitialPoint:
+        """As `HasPositions.record_initial`, at the position that ``as_of`` means.
+
+        :param wait_seconds: how long the first commit after a time may be waited for.
+        :raises PreflightError: a copy of these tables cannot be exact there.
+        :raises SourceUnavailable: nothing was committed after the time yet.
+        """
+
+
 def shared_reads(source: Source, consistencies: Collection[str], lock: LockPolicy) -> AbstractContextManager[Source]:
     """The source to read tables of these consistencies with, while the context is open: `SharesReads`, if one is
     ``exported``."""
     if "exported" in consistencies and isinstance(source, SharesReads):
         return source.share_reads(lock)
     return nullcontext(source)
+
+
+def record_point(source: Source, options: StepOptions, plans: Sequence[TablePlan], run_id: str) -> InitialPoint:
+    """The initial position of a run: now, or the one that ``options.as_of`` means.
+
+    :raises ConfigurationError: the source cannot go back.
+    """
+    wanted = as_of.parse(options.as_of)
+    if wanted is None:
+        return source.record_initial(plans, options.lock, run_id)
+    return going_back(source).record_past(wanted, plans, options.as_of_wait_seconds)
+
+
+def going_back(source: Source) -> GoesBack:
+    """The source, as one that can go back.
+
+    :raises ConfigurationError: it cannot.
+    """
+    if not isinstance(source, GoesBack):
+        raise ConfigurationError(
+            f"a copy of a {source.kind} source is exact at a position of its own run only",
+            where="parameter as_of",
+            hint="leave as_of empty",
+        )
+    return source
 
 
 def release_run(source: Source, run_id: str) -> None:

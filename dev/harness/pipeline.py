@@ -10,13 +10,14 @@ from typing import Any
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
+from airflow_provider_cdc.core import as_of as points
 from airflow_provider_cdc.core.manifest import Manifest, RunTable
 from airflow_provider_cdc.core.options import LockPolicy, StepOptions
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.jobs.consolidate import consolidate
 from airflow_provider_cdc.jobs.extract_delta import extract_delta
 from airflow_provider_cdc.jobs.snapshot import snapshot
-from airflow_provider_cdc.sources.capabilities import release_run
+from airflow_provider_cdc.sources.capabilities import going_back, record_point, release_run
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.registry import open_source
 from harness.mysql_server import MysqlServer
@@ -39,6 +40,7 @@ class Pipeline:
         chunk_rows: int = 100_000,
         chunk_pause: float = 0.0,
         lock: LockPolicy | None = None,
+        as_of: str = "",
     ) -> None:
         self.target = Storage(target)
         self.run = self.target.folder("_runs", run_id)
@@ -50,13 +52,15 @@ class Pipeline:
         self._consistency = consistency
         self._unrepresentable = unrepresentable
         self._lock = lock or LockPolicy()
-        self._options = StepOptions(chunk_rows, chunk_pause, self._lock)
+        self._options = StepOptions(chunk_rows, chunk_pause, as_of, lock=self._lock)
         self._run_id = run_id
 
     def record(self) -> str:
         """Preflight and lock_and_record; returns the initial position."""
         plans = self.source.preflight(self._tables, self._consistency, self._unrepresentable)
-        initial = self.source.record_initial(plans, self._lock, self._run_id)
+        if (point := points.parse(self._options.as_of)) is not None:
+            going_back(self.source).check_past(point, plans)
+        initial = record_point(self.source, self._options, plans, self._run_id)
         tables = [
             RunTable(table, plan.consistency, plan.reason) for table, plan in zip(initial.tables, plans, strict=True)
         ]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -20,6 +21,8 @@ RIGHT: dict[str, Any] = {
     "conf": None,
     "chunk_rows": 1,
     "chunk_pause": 0,
+    "as_of": "",
+    "as_of_wait_seconds": 600,
     "lock_wait_seconds": 1,
     "lock_tries": 1,
     "lock_pause_seconds": 0.5,
@@ -38,6 +41,17 @@ WRONG: dict[str, list[Any]] = {
     "conf": ["spark.x=1", [("spark.x", 1)], {1: 2}],
     "chunk_rows": [0, -1, 1.5, "1", True, None, float("nan")],
     "chunk_pause": [-1, "1", None, True, float("nan"), float("inf")],
+    "as_of": [
+        None,
+        5,
+        "yesterday",
+        "2026-01-31",
+        "2026-01-31T00:00:00",
+        datetime(2026, 1, 31),
+        "e2a1b8a8-c1f1-11ee-9c5a-0242ac120002:5-",
+        "0/",
+    ],
+    "as_of_wait_seconds": [0, -1, 1.5, "5", True],
     "lock_wait_seconds": [0, -1, 1.5, "5", True],
     "lock_tries": [0, "1", None],
     "lock_pause_seconds": [-0.1, "1", None],
@@ -56,7 +70,7 @@ def test_each_value_arrives_where_it_is_used() -> None:
     given = {**RIGHT, "consistency": "lock", "lock_tries": 3, "slot_wait_seconds": 7, "keep_slot": True}
     found = checked({**given, "conf": {"spark.x": "1"}})
     assert found.table == TableOptions("lock", "error")
-    assert found.steps == StepOptions(1, 0, LockPolicy(1, 3, 0.5, False, 7), True)
+    assert found.steps == StepOptions(1, 0, lock=LockPolicy(1, 3, 0.5, False, 7), keep_slot=True)
     assert found.spark_conf == {"spark.x": "1"}
 
 
@@ -85,3 +99,19 @@ def test_all_wrong_values_are_told_at_once() -> None:
     with pytest.raises(PreflightError) as refused:
         checked({name: values[0] for name, values in WRONG.items()})
     assert len(refused.value.problems) == len(WRONG)
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ("", ""),
+        ("2026-01-31T00:00:00Z", "2026-01-31T00:00:00Z"),
+        ("2026-01-31 02:00:00+02:00", "2026-01-31 02:00:00+02:00"),
+        # What a template such as {{ data_interval_end }} becomes.
+        (datetime(2026, 1, 31, tzinfo=UTC), "2026-01-31T00:00:00+00:00"),
+        ("e2a1b8a8-c1f1-11ee-9c5a-0242ac120002:1-5:night:7", "e2a1b8a8-c1f1-11ee-9c5a-0242ac120002:1-5:night:7"),
+        ("16/B374D848", "16/B374D848"),
+    ],
+)
+def test_a_point_is_a_time_with_its_zone_or_a_position(given: Any, text: str) -> None:
+    assert checked({**RIGHT, "as_of": given}).steps.as_of == text

@@ -56,6 +56,7 @@ def test_a_plain_install_runs_the_shipped_dag(end: str, folder: Path, mysql: Mys
         "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
         "AIRFLOW_CONN_CDC_MYSQL": json.dumps(source),
         "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(spark),
+        "AIRFLOW__CDC__TARGETS": folder.as_uri(),
         "PATH": f"{python.parent}:{os.environ['PATH']}",
         "SPARK_LOCAL_IP": "127.0.0.1",
     }

@@ -103,7 +103,7 @@ def log_files(connection: Connection) -> dict[str, int]:
 def end_of_log(settings: ConnectionSettings, connection: Connection) -> LogPlace:
     """Where the log ends now."""
     file, position, *_ = log_status(connection)
-    return LogPlace(file, int(position), _stamp(settings, file))
+    return LogPlace(file, int(position), stamp_of(settings, file))
 
 
 def settled_end_of_log(settings: ConnectionSettings, connection: Connection) -> LogPlace:
@@ -114,7 +114,7 @@ def settled_end_of_log(settings: ConnectionSettings, connection: Connection) -> 
     place = end_of_log(settings, connection)
     while int(value(connection, "UNIX_TIMESTAMP()")) == int(place.stamp or 0):
         time.sleep(0.1)
-    if _stamp(settings, place.file) != place.stamp or not place.stamp:
+    if stamp_of(settings, place.file) != place.stamp or not place.stamp:
         raise SourceUnavailable(
             f"the log file {place.file} went away just now", where=settings.address, hint="the task can be retried"
         )
@@ -135,7 +135,7 @@ def check_place(settings: ConnectionSettings, files: Mapping[str, int], place: L
             where=settings.address,
             hint=f"{_BEGIN_ANEW}; let the server keep its logs for longer (binlog_expire_logs_seconds)",
         )
-    if place.stamp and _stamp(settings, place.file) != place.stamp:
+    if place.stamp and stamp_of(settings, place.file) != place.stamp:
         raise _other_log(settings, f"the log file {place.file} is not the one that the run knows")
     if files[place.file] < place.position:
         raise LogGone(
@@ -182,7 +182,7 @@ def _number(file: str) -> int:
     return int(file.rpartition(".")[2])
 
 
-def _stamp(settings: ConnectionSettings, file: str) -> str:
+def stamp_of(settings: ConnectionSettings, file: str) -> str:
     """When a file was made; empty if there is no such file."""
     with closing(_events(settings, file, _FIRST)) as events:
         return next((str(event.when) for event in events if event.kind == _FORMAT_DESCRIPTION), "")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import UTC, datetime
 
 import pymysql
 
@@ -82,7 +83,7 @@ _ON_A_REPLICA = (
 _FIXED = ("innodb_native_foreign_keys", "log_replica_updates", "lower_case_table_names", "version")
 _FIXED_PREFIX = "fixed."
 # The log does not show what these were; when they were set last shows that they were not touched during a run.
-_WATCHED = ("binlog_error_action", "binlog_order_commits", "replica_preserve_commit_order")
+WATCHED = ("binlog_error_action", "binlog_order_commits", "replica_preserve_commit_order")
 _DURABLE = ("sync_binlog", "innodb_flush_log_at_trx_commit")
 _LAST_SET = "last_set."
 STARTED, LOG_PLACE = "started", "log_place"
@@ -232,12 +233,21 @@ def is_replica(connection: Connection) -> bool | None:
         raise
 
 
+def last_set(connection: Connection) -> dict[str, datetime | None]:
+    """When the settings that the log does not show were last set by hand; None: not since the server's start. What the
+    server does not tell is left out."""
+    return {
+        name: datetime.fromisoformat(when).replace(tzinfo=UTC) if when else None
+        for name, when in _last_set(connection).items()
+    }
+
+
 def _last_set(connection: Connection) -> dict[str, str]:
-    marks = ", ".join(["%s"] * len(_WATCHED))
+    marks = ", ".join(["%s"] * len(WATCHED))
     rows = query(
         connection,
         "SELECT VARIABLE_NAME, COALESCE(CAST(SET_TIME AS CHAR), '') FROM performance_schema.variables_info "
         f"WHERE VARIABLE_NAME IN ({marks})",
-        _WATCHED,
+        WATCHED,
     )
     return dict(rows)

@@ -50,7 +50,7 @@ from airflow_provider_cdc.sources.odd_values import OddValue
 from airflow_provider_cdc.sources.policy import with_policy
 from airflow_provider_cdc.sources.window import UpperBound
 
-_NO_POSITION = Problem(
+NO_POSITION = Problem(
     "gtid_executed",
     "is empty: no transaction was committed yet, so nothing tells this history from another",
     "commit any transaction, for example CREATE DATABASE",
@@ -87,11 +87,21 @@ def record_initial(settings: ConnectionSettings, plans: Sequence[TablePlan], loc
         else:
             position, lock_seconds = executed(connection), 0.0
         if not position:
-            raise PreflightError([_NO_POSITION])
-        tables = read_tables(connection, [plan.table for plan in plans])
-        tables = tuple(with_policy(table, plan.unrepresentable) for plan, table in zip(plans, tables, strict=True))
+            raise PreflightError([NO_POSITION])
+        tables = tables_of(connection, plans)
         # What preflight found may have changed since. What changes from now on is in the window.
         problems = exactness_problems(connection, tables)
+    if problems:
+        raise PreflightError(problems)
+    return InitialPoint(str(position), found, tables, lock_seconds)
+
+
+def tables_of(connection: Connection, plans: Sequence[TablePlan]) -> tuple[Table, ...]:
+    """The tables of the plans, as they are now.
+
+    :raises SchemaChanged: a table is gone, or lost the key that its plan relies on.
+    """
+    tables = read_tables(connection, [plan.table for plan in plans])
     for plan, table in zip(plans, tables, strict=True):
         if table.keyless and plan.consistency == "watermark":
             raise SchemaChanged(
@@ -99,9 +109,7 @@ def record_initial(settings: ConnectionSettings, plans: Sequence[TablePlan], loc
                 where=str(table.name),
                 hint="clear preflight and the tasks after it",
             )
-    if problems:
-        raise PreflightError(problems)
-    return InitialPoint(str(position), found, tables, lock_seconds)
+    return tuple(with_policy(table, plan.unrepresentable) for plan, table in zip(plans, tables, strict=True))
 
 
 @contextmanager

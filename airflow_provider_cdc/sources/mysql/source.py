@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
+from airflow_provider_cdc.core.as_of import AsOf
 from airflow_provider_cdc.core.chunk import Chunk
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.core.options import LockPolicy
@@ -16,6 +17,7 @@ from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.sources.capabilities import (
     ChunkReader,
+    GoesBack,
     OrdersChunks,
     PreparesBeforeWindow,
     SegmentReader,
@@ -59,6 +61,16 @@ class MysqlSource:
 
     def record_initial(self, plans: Sequence[TablePlan], lock: LockPolicy, run_id: str = "") -> InitialPoint:
         return snapshot.record_initial(self.settings, plans, lock)
+
+    def check_past(self, as_of: AsOf, plans: Sequence[TablePlan]) -> None:
+        from airflow_provider_cdc.sources.mysql import past
+
+        past.check_past(self.settings, as_of, plans)
+
+    def record_past(self, as_of: AsOf, plans: Sequence[TablePlan], wait_seconds: float) -> InitialPoint:
+        from airflow_provider_cdc.sources.mysql import past
+
+        return past.record_past(self.settings, as_of, plans, wait_seconds)
 
     def of_run(self, identity: Mapping[str, str], position: str) -> MysqlSource:
         return MysqlSource(RunSettings.of(self.settings, identity, position), identity)
@@ -125,5 +137,5 @@ class MysqlSource:
 
 if TYPE_CHECKING:
 
-    def _is_source(source: MysqlSource) -> tuple[Source, OrdersChunks, PreparesBeforeWindow]:
-        return source, source, source
+    def _is_source(source: MysqlSource) -> tuple[Source, OrdersChunks, PreparesBeforeWindow, GoesBack]:
+        return source, source, source, source

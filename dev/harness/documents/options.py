@@ -21,6 +21,6 @@ _FIXED = " No template."
 def _default(one: Option) -> str:
     if one.required:
         return "required"
-    if one.default is None:
+    if one.default in (None, ""):
         return ""
     return f"`{str(one.default).lower() if isinstance(one.default, bool) else one.default}`"

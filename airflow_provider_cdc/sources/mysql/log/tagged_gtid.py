@@ -72,3 +72,28 @@ def tagged_gtid(data: Bytes, at: int, end: int, tsid: Bytes) -> int:
             if field == 2:
                 number = value >> 1 if not value & 1 else -1
     return number if at >= 0 else -1
+
+
+@inner
+def tagged_commit_time(data: Bytes, at: int, end: int) -> int:
+    """The commit time in the body of a tagged GTID event, in microseconds since 1970, or -1.
+
+    It is field 6; those between it and the tag are integers (signed: times two), and may be left out.
+    """
+    for _ in range(3):
+        _, at = _variable(data, at, end) if at >= 0 else (0, -1)
+    while at >= 0:
+        field, at = _variable(data, at, end)
+        if at < 0 or field > 6:
+            return -1
+        count = 16 if field == 1 else 1
+        value = 0
+        for _ in range(count):
+            value, at = _variable(data, at, end) if at >= 0 else (0, -1)
+        if at < 0:
+            return -1
+        if field == 3:
+            at += value
+        if field == 6:
+            return value
+    return -1

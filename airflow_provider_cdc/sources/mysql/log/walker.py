@@ -15,6 +15,7 @@ import zstandard
 
 from airflow_provider_cdc.core.gtid import Gtid, GtidSet
 from airflow_provider_cdc.core.kernel import Bytes, Int64s
+from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import CdcError, DecodeError, ImageNotWhole, SchemaChanged, UnknownEvent
 from airflow_provider_cdc.sources.mysql.log import events, walk_state
 from airflow_provider_cdc.sources.mysql.log.crc32 import TABLES
@@ -58,6 +59,7 @@ class LogWalker:
     :param stop: where to end; None: at the end of the file.
     :param initial: transactions in it do not count.
     :param summary: told of the XA transactions that are decided.
+    :param watched: tables whose definitions must not change, other than those of ``tracked``.
 
     ``state`` is that of ``walk.walk``. When ``run`` has come to the end, ``change`` and ``xa`` hold the result.
     """
@@ -70,10 +72,11 @@ class LogWalker:
         initial: GtidSet,
         tracked: Sequence[TrackedTable],
         summary: SegmentSummary,
+        watched: Sequence[Table] = (),
     ) -> None:
         self._file = file
         self._summary = summary
-        tables = [one.table for one in tracked]
+        tables = [*(one.table for one in tracked), *watched]
         self._names = TrackedNames(
             [table.name for table in tables],
             {table.name: table.key_index for table in tables},
@@ -96,10 +99,15 @@ class LogWalker:
         self.state[walk_state.XA] = self.state[walk_state.SOURCE] = -1
 
     @property
+    def position(self) -> int:
+        """Where the event at hand, or the compressed transaction that it is in, begins in the file."""
+        position = int(self.state[walk_state.POSITION])
+        return position if position >= 0 else self._payload_position
+
+    @property
     def where(self) -> str:
         """The event at hand, for messages."""
-        position = int(self.state[walk_state.POSITION])
-        place = f"{self._file}:{position if position >= 0 else self._payload_position}"
+        place = f"{self._file}:{self.position}"
         if self.state[walk_state.PHASE] == walk_state.BETWEEN:
             return place
         uuid, tag = tsid_parts(self._tsid.tobytes())

@@ -1,0 +1,60 @@
+"""What a run may be asked to be exact at: a time, or a position of its source."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+from typing import Any
+
+from airflow_provider_cdc.core.gtid import GtidSet
+from airflow_provider_cdc.core.lsn import Lsn
+from airflow_provider_cdc.errors import PositionError
+
+AsOf = datetime | GtidSet | Lsn
+
+
+def parse(text: str) -> AsOf | None:
+    """Read an ISO 8601 timestamp with a zone, a GTID set, or an LSN; None: the text is empty, which means now.
+
+    :raises PositionError: it is none of these.
+    """
+    if not text.strip():
+        return None
+    try:
+        when = datetime.fromisoformat(text.strip())
+    except ValueError:
+        return _position(text)
+    if when.tzinfo is None:
+        raise PositionError(
+            f"{text!r} has no zone, so it is no point in time",
+            hint=f"write it with one, such as {when.isoformat()}Z or {when.isoformat()}+02:00",
+        )
+    return when.astimezone(UTC)
+
+
+def text_of(value: Any) -> Any:
+    """The option's value as text: a template may have made a time of it."""
+    return value.isoformat() if isinstance(value, datetime) else value
+
+
+def is_as_of(value: Any) -> bool:
+    """Whether `parse` reads the value's text."""
+    text = text_of(value)
+    if not isinstance(text, str):
+        return False
+    try:
+        parse(text)
+    except PositionError:
+        return False
+    return True
+
+
+def _position(text: str) -> GtidSet | Lsn:
+    for kind in (Lsn, GtidSet):
+        try:
+            return kind.parse(text)
+        except PositionError:
+            continue
+    raise PositionError(
+        f"{text[:200]!r} is no time, GTID set or LSN",
+        hint="write a time as 2026-01-31T00:00:00Z, a GTID set as the server prints it, an LSN as 16/B374D848",
+    )

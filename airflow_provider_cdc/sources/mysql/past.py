@@ -1,0 +1,248 @@
+"""A position in the past, and whether a copy can be exact there.
+
+The rows are read now and rewound to the past position, so what has to hold during a run has to have held since then:
+the settings that the log does not show, the definitions of the copied tables, one history of the server without a
+crash. What the log shows is read from the log; a setting counts by the time at which it was last set, and by the
+server's start, before which nothing is known of it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+
+from airflow_provider_cdc.core.as_of import AsOf
+from airflow_provider_cdc.core.gtid import GtidSet
+from airflow_provider_cdc.core.lsn import Lsn
+from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
+from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.errors import (
+    CdcError,
+    ExactnessError,
+    LogGone,
+    PreflightError,
+    Problem,
+    SourceUnavailable,
+)
+from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.mysql.history import (
+    LogPlace,
+    check_continuity,
+    end_of_log,
+    log_files,
+)
+from airflow_provider_cdc.sources.mysql.log import events, walk_state
+from airflow_provider_cdc.sources.mysql.log.dump import Dump
+from airflow_provider_cdc.sources.mysql.log.prefixes import Prefix, latest_commit, prefix_at, prefix_of
+from airflow_provider_cdc.sources.mysql.log.walker import LogWalker
+from airflow_provider_cdc.sources.mysql.preflight import exactness_problems
+from airflow_provider_cdc.sources.mysql.server import (
+    LOG_PLACE,
+    WATCHED,
+    identity,
+    last_set,
+    setting_problems,
+    started,
+)
+from airflow_provider_cdc.sources.mysql.session import Connection, session, value
+from airflow_provider_cdc.sources.mysql.snapshot import NO_POSITION, tables_of
+from airflow_provider_cdc.sources.window import LogSegment, SegmentSummary
+
+_POLL_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Past:
+    """A position in the past. ``moment`` is the time since which what the log does not show must not have changed:
+    whatever the run rewinds was committed after it."""
+
+    prefix: Prefix
+    moment: datetime
+
+
+def check_past(settings: ConnectionSettings, as_of: AsOf, plans: Sequence[TablePlan]) -> None:
+    """`GoesBack.check_past`."""
+    with session(settings) as connection:
+        _check_time(connection, as_of)
+        past = resolve(settings, as_of)
+        tables = tables_of(connection, plans)
+        if problems := problems_since(settings, connection, past, tables):
+            raise PreflightError(problems)
+
+
+def record_past(
+    settings: ConnectionSettings, as_of: AsOf, plans: Sequence[TablePlan], wait_seconds: float
+) -> InitialPoint:
+    """`GoesBack.record_past`."""
+    with session(settings) as connection:
+        # First: what is set from now on shows up as a difference.
+        found = identity(settings, connection)
+        if problems := setting_problems(connection):
+            raise PreflightError(problems)
+        _check_time(connection, as_of)
+        past = resolve(settings, as_of, wait_seconds, final=True)
+        if not past.prefix.position:
+            raise PreflightError([NO_POSITION])
+        wait_until_visible(connection, past.prefix.position, wait_seconds)
+        tables = tables_of(connection, plans)
+        problems = [
+            *exactness_problems(connection, tables),
+            *problems_since(settings, connection, past, tables),
+        ]
+        if problems:
+            raise PreflightError(problems)
+    return InitialPoint(str(past.prefix.position), found | {LOG_PLACE: str(past.prefix.place)}, tables, 0.0)
+
+
+def _check_time(connection: Connection, as_of: AsOf) -> None:
+    if isinstance(as_of, Lsn):
+        raise PreflightError(
+            [Problem("parameter as_of", f"{as_of} is an LSN, and the source is MySQL", "give a time or a GTID set")]
+        )
+    if isinstance(as_of, datetime):
+        now = datetime.fromtimestamp(float(value(connection, "UNIX_TIMESTAMP(SYSDATE(6))")), UTC)
+        if as_of > now:
+            raise PreflightError(
+                [
+                    Problem(
+                        "parameter as_of",
+                        f"{as_of:%Y-%m-%d %H:%M:%S} UTC is in the future: by the server's clock it is "
+                        f"{now:%Y-%m-%d %H:%M:%S} UTC",
+                        "let the run begin after that time",
+                    )
+                ]
+            )
+
+
+def resolve(settings: ConnectionSettings, as_of: AsOf, wait_seconds: float = 0, *, final: bool = False) -> Past:
+    """The position that ``as_of``, which is no LSN, means.
+
+    :param final: a time is final once something was committed after it; it is waited for, up to ``wait_seconds``.
+    :raises SourceUnavailable: nothing was.
+    :raises LogGone: the log no longer reaches back to there.
+    :raises SourceReplaced: the set is no state that the server went through.
+    """
+    if isinstance(as_of, GtidSet):
+        prefix = prefix_of(settings, as_of)
+        return Past(prefix, prefix.latest or datetime.fromtimestamp(int(prefix.place.stamp), UTC))
+    assert isinstance(as_of, datetime)
+    until = time.monotonic() + wait_seconds
+    while (prefix := prefix_at(settings, as_of)).following is None and final:
+        if time.monotonic() > until:
+            raise SourceUnavailable(
+                f"nothing was committed after {as_of:%Y-%m-%d %H:%M:%S %Z} yet, and what is committed next may still "
+                "belong to that time",
+                where=settings.address,
+                hint="commit anything on the server, ask for an earlier time, or wait for longer "
+                "(as_of_wait_seconds); the task can be retried",
+            )
+        time.sleep(_POLL_SECONDS)
+    return Past(prefix, as_of)
+
+
+def problems_since(
+    settings: ConnectionSettings, connection: Connection, past: Past, tables: Sequence[Table]
+) -> list[Problem]:
+    """Why a copy cannot be exact at ``past``: each with the earliest time at which it could be, as far as this problem
+    goes.
+
+    :raises LogGone: the log was purged meanwhile.
+    :raises SourceUnavailable: the server cannot be reached.
+    """
+    known = last_set(connection)
+    problems = [
+        Problem(
+            name,
+            f"was set at {when:%Y-%m-%d %H:%M:%S} UTC, after the time that is asked for, and what it was before is not "
+            "known",
+            _later(when),
+        )
+        for name, when in known.items()
+        if when is not None and when >= past.moment
+    ]
+    if untold := [name for name in WATCHED if name not in known]:
+        problems.append(
+            Problem(
+                ", ".join(untold),
+                "the server does not tell when it was last set",
+                "start it with performance_schema=ON, and ask for a time since then",
+            )
+        )
+    start = datetime.fromtimestamp(int(started(connection)), UTC)
+    if start >= past.moment:
+        problems.append(
+            Problem(
+                "server",
+                f"was started at {start:%Y-%m-%d %H:%M:%S} UTC, after the time that is asked for, and with which "
+                "options it ran before is not known",
+                _later(start),
+            )
+        )
+    files = log_files(connection)
+    try:
+        check_continuity(settings, files, past.prefix.place)
+    except (ExactnessError, LogGone) as error:
+        problems.append(Problem("log", error.message, "ask for a time since the server was last started"))
+        return problems
+    found = _last_break(settings, past.prefix, end_of_log(settings, connection), list(files), tables)
+    if found is not None:
+        broken, when = found
+        problems.append(Problem(broken.where, broken.message, _later(when)))
+    return problems
+
+
+def wait_until_visible(connection: Connection, position: GtidSet, seconds: float) -> None:
+    """Wait until the server shows all of ``position`` to readers: it is in the log a moment earlier.
+
+    :raises SourceUnavailable: it does not.
+    """
+    until = time.monotonic() + seconds
+    while not position <= GtidSet.parse(value(connection, "@@global.gtid_executed")):
+        if time.monotonic() > until:
+            raise SourceUnavailable(
+                "transactions of the position are in the log and not visible yet", hint="the task can be retried"
+            )
+        time.sleep(0.05)
+
+
+def _later(when: datetime) -> str:
+    # The server tells these times in whole seconds.
+    return f"ask for {when.astimezone(UTC) + timedelta(seconds=1):%Y-%m-%dT%H:%M:%SZ} or later"
+
+
+def _last_break(
+    settings: ConnectionSettings, prefix: Prefix, end: LogPlace, files: Sequence[str], tables: Sequence[Table]
+) -> tuple[CdcError, datetime] | None:
+    """The last statement since ``prefix`` that a copy cannot go back beyond, and when it was committed."""
+    last = None
+    while (found := _first_break(settings, prefix, end, files, tables)) is not None:
+        error, place = found
+        when = latest_commit(settings, place)
+        last = error, when
+        prefix = prefix_at(settings, when)
+    return last
+
+
+def _first_break(
+    settings: ConnectionSettings, prefix: Prefix, end: LogPlace, files: Sequence[str], tables: Sequence[Table]
+) -> tuple[CdcError, LogPlace] | None:
+    first, last = files.index(prefix.place.file), files.index(end.file)
+    for number, file in enumerate(files[first : last + 1]):
+        start = prefix.place.position if number == 0 else events.FIRST_POSITION
+        stop = end.position if file == end.file else None
+        summary = SegmentSummary(LogSegment(number, file, start, stop))
+        walker = LogWalker(file, start, stop, prefix.position, (), summary, watched=tables)
+        dump = Dump(settings, file, start)
+        try:
+            while not walker.run(dump.data, dump.end):
+                dump.at = int(walker.state[walk_state.AT])
+                if not dump.fill():
+                    break
+                walker.state[walk_state.AT] = 0
+        except ExactnessError as error:
+            return error, LogPlace(file, walker.position)
+        finally:
+            dump.close()
+    return None

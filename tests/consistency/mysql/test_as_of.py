@@ -1,0 +1,107 @@
+"""A copy as of a past time or GTID set is what the tables were then, row for row, whatever was written since.
+
+The oracle is MySQL itself: its own tools replay exactly the transactions of that position on a second server. That a
+time means the right position is held against mysqlbinlog in ``sources/mysql/log/test_prefixes.py``.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections import Counter
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from harness import oracle
+from harness.mysql_server import MysqlServer
+from harness.pipeline import Pipeline, published, settings_of
+from tests.consistency.mysql import history
+from tests.consistency.writing import Writing
+
+HISTORIES = int(os.environ.get("CDC_HISTORIES", "8"))
+
+
+@pytest.mark.parametrize("seed", range(HISTORIES))
+def test_no_row_differs_from_the_past(
+    seed: int, mysql: MysqlServer, mysql_oracle: MysqlServer, spark: SparkSession, schema: str, tmp_path: Path
+) -> None:
+    chance = random.Random(seed)
+    mysql.query("FLUSH BINARY LOGS")
+    first_log = mysql.query("SHOW BINARY LOG STATUS")[0][0]
+    before_history = mysql.query("SELECT @@global.gtid_executed")[0][0]
+    mysql_oracle.query(f"DROP DATABASE IF EXISTS `{schema}`")
+    mysql_oracle.query(f"CREATE DATABASE `{schema}`")
+    with mysql.connect() as connection:
+        history.create(connection, schema, seed, rows=chance.choice([20, 200, 600]))
+    # Server times are told in whole seconds where definitions are concerned.
+    time.sleep(1.1)
+    points: list[str] = []
+    with Writing(history.write(mysql.connect, schema), seed, chance.choice([4, 5, 6])):
+        for _ in range(3):
+            time.sleep(chance.random())
+            points.append(datetime.now(UTC).isoformat())
+            points.append(str(mysql.query("SELECT @@global.gtid_executed")[0][0]).replace("\n", ""))
+            if chance.random() < 0.3:
+                mysql.query("FLUSH BINARY LOGS")
+        time.sleep(chance.choice([0.2, 1]))
+        # As a rule it goes back beyond some files, and further writes come while it is read.
+        run = Pipeline(
+            spark,
+            settings_of(mysql),
+            tmp_path.as_uri(),
+            [f"{schema}.*"],
+            consistency=chance.choice(["auto", "auto", "lock"]),
+            chunk_rows=chance.choice([15, 60, 1000]),
+            chunk_pause=chance.choice([0, 0.01]),
+            as_of=chance.choice(points),
+        )
+        initial = run.record()
+        run.snapshot()
+    run.extract_delta()
+    tables = run.consolidate()["published"]
+
+    (wanted,) = mysql.query("SELECT GTID_SUBTRACT(%s, %s)", (initial, before_history))[0]
+    oracle.replay(mysql, mysql_oracle, wanted.replace("\n", ""), first_log)
+    for subject in history.SUBJECTS:
+        name = f"{schema}.{subject.name}"
+        columns, rows = published(tables[name])
+        truth = oracle.rows_at(mysql_oracle, name, columns)
+        copied = Counter(tuple(map(oracle.plain, row)) for row in rows)
+        assert not truth - copied, f"seed {seed}, {name} at {initial}: rows are missing"
+        assert not copied - truth, f"seed {seed}, {name} at {initial}: rows are there that were not"
+    assert run.found["extract_delta"]["transactions"] > 0, f"seed {seed}: nothing was written since"
+
+
+def test_one_time_is_one_copy_whenever_it_is_made(
+    mysql: MysqlServer, spark: SparkSession, schema: str, tmp_path: Path
+) -> None:
+    with mysql.connect(database=schema) as connection, connection.cursor() as cursor:
+        cursor.execute("CREATE TABLE a (id INT PRIMARY KEY, v INT)")
+        cursor.execute("CREATE TABLE b (v INT)")
+        cursor.execute("INSERT INTO a SELECT n, n FROM (SELECT 1 n UNION SELECT 2 UNION SELECT 3) s")
+        cursor.execute("INSERT INTO b VALUES (1), (1), (2)")
+        time.sleep(1.1)
+        midnight = datetime.now(UTC).isoformat()
+        copies = []
+        for number in range(3):
+            if number == 0:
+                # Nothing later is committed yet: it waits until something is.
+                threading.Timer(2, lambda: mysql.query(f"UPDATE {schema}.a SET v = 100")).start()
+            run = Pipeline(
+                spark, settings_of(mysql), (tmp_path / str(number)).as_uri(), [f"{schema}.*"], as_of=midnight
+            )
+            initial = run.record()
+            found = run.finish()["published"]
+            copies.append(
+                (initial, sorted(published(found[f"{schema}.a"])[1]), sorted(published(found[f"{schema}.b"])[1]))
+            )
+            cursor.execute("DELETE FROM a WHERE id = %s", (number,))
+            cursor.execute("INSERT INTO b VALUES (2), (3)")
+            cursor.execute("FLUSH BINARY LOGS")
+        assert copies[0][1:] == ([(1, 1), (2, 2), (3, 3)], [(1,), (1,), (2,)])
+        assert copies[1:] == [copies[0], copies[0]]

@@ -1,0 +1,156 @@
+"""A time, or a GTID set, means one prefix of the log. The oracle is mysqlbinlog, which prints each commit's time."""
+
+from __future__ import annotations
+
+import random
+import re
+import subprocess
+import time
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from airflow_provider_cdc.core.gtid import GtidSet
+from airflow_provider_cdc.errors import LogGone, SourceReplaced
+from airflow_provider_cdc.sources.mysql.log.prefixes import prefix_at, prefix_of
+from harness.mysql_server import MysqlServer
+from tests.conftest import MysqlFactory
+from tests.sources.mysql.log.reading import executed, settings
+
+_COMMIT = re.compile(r"immediate_commit_timestamp=(\d+).*?SET @@SESSION\.GTID_NEXT= '([^']+)'", re.DOTALL)
+FOREIGN = "11111111-2222-3333-4444-555555555555"
+
+Commit = tuple[str, int]
+
+
+def commits_of(server: MysqlServer) -> list[Commit]:
+    """All commits in log order: GTID, and microseconds since 1970."""
+    names = [str(row[0]) for row in server.query("SHOW BINARY LOGS")]
+    files = [str(server.directory / "data" / name) for name in names]
+    printed = subprocess.run(
+        [*server.tool("mysqlbinlog"), "--no-defaults", *files], check=True, capture_output=True, text=True
+    )
+    return [(gtid, int(when)) for when, gtid in _COMMIT.findall(printed.stdout)]
+
+
+def at(microseconds: int) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
+
+
+def until(commits: list[Commit], when: int) -> GtidSet:
+    """The longest prefix without a later commit."""
+    first = next((index for index, commit in enumerate(commits) if commit[1] > when), len(commits))
+    return GtidSet.parse(",".join(gtid for gtid, _ in commits[:first]))
+
+
+@pytest.fixture(scope="module")
+def busy() -> Iterator[MysqlServer]:
+    """A server with a history: several files, tags, compression, transactions of another server, DDL, and an XA one."""
+    from tests.conftest import _throw_away_mysql
+
+    with _throw_away_mysql() as server:
+        dice = random.Random(20)
+        with server.connect() as connection, connection.cursor() as cursor:
+            cursor.execute("CREATE DATABASE d")
+            cursor.execute("CREATE TABLE d.t (id INT AUTO_INCREMENT PRIMARY KEY, v LONGBLOB)")
+            for number in range(300):
+                choice = dice.random()
+                cursor.execute(f"SET binlog_transaction_compression = {'ON' if choice < 0.2 else 'OFF'}")
+                if choice < 0.15:
+                    cursor.execute("SET gtid_next = 'AUTOMATIC:night'")
+                elif choice < 0.3:
+                    cursor.execute(f"SET gtid_next = '{FOREIGN}:{number + 1}'")
+                elif choice < 0.35:
+                    cursor.execute(f"SET gtid_next = '{FOREIGN}:tag_{number % 3}:{number + 1}'")
+                if 0.35 <= choice < 0.4:
+                    cursor.execute("FLUSH BINARY LOGS")
+                if 0.4 <= choice < 0.43:
+                    cursor.execute(f"CREATE TABLE d.other_{number} (id INT PRIMARY KEY)")
+                elif 0.43 <= choice < 0.46:
+                    for statement in ("START", "", "END", "PREPARE", "COMMIT"):
+                        cursor.execute(
+                            f"XA {statement} 'x{number}'" if statement else "INSERT INTO d.t (v) VALUES ('xa')"
+                        )
+                else:
+                    size = 3_000_000 if choice > 0.99 else dice.randrange(20_000)
+                    cursor.execute("INSERT INTO d.t (v) VALUES (%s)", (b"v" * size,))
+                cursor.execute("SET gtid_next = 'AUTOMATIC'")
+                if choice > 0.97:
+                    time.sleep(0.3)
+        yield server
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_any_time_means_the_commits_before_the_first_later_one(busy: MysqlServer, seed: int) -> None:
+    commits = commits_of(busy)
+    assert len(commits) > 300
+    dice = random.Random(seed)
+    for _ in range(6):
+        index = dice.randrange(3, len(commits) - 1)
+        when = commits[index][1] + dice.choice([0, 0, -1, 1, dice.randrange(-5000, 5000)])
+        found = prefix_at(settings(busy), at(when))
+        assert found.position == until(commits, when)
+        # Final, and the place is where the first later one begins.
+        later = next(commit for commit in commits if commit[1] > when)
+        assert found.following == at(later[1])
+        events = busy.query(f"SHOW BINLOG EVENTS IN '{found.place.file}' FROM {found.place.position} LIMIT 1")
+        assert later[0].replace(" ", "") in str(events[0][5]).replace(" ", "")
+
+
+def test_a_time_that_the_log_has_not_passed_yet_is_not_final(busy: MysqlServer) -> None:
+    found = prefix_at(settings(busy), datetime.now(UTC) + timedelta(hours=1))
+    assert found.following is None
+    assert str(found.position) == str(GtidSet.parse(executed(busy)))
+
+
+def test_a_time_before_the_log_is_refused_and_the_earliest_is_named(busy: MysqlServer) -> None:
+    commits = commits_of(busy)
+    with pytest.raises(LogGone, match="the log begins at") as caught:
+        prefix_at(settings(busy), at(commits[0][1]) - timedelta(days=1))
+    earliest = re.search(r"ask for (\S+) or later", caught.value.hint)
+    assert earliest is not None
+    found = prefix_at(settings(busy), datetime.fromisoformat(earliest[1]))
+    assert found.position == until(commits, round(datetime.fromisoformat(earliest[1]).timestamp() * 1_000_000))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_set_is_a_position_only_if_it_is_a_prefix(busy: MysqlServer, seed: int) -> None:
+    commits = commits_of(busy)
+    dice = random.Random(seed)
+    for _ in range(3):
+        length = dice.randrange(2, len(commits) - 1)
+        prefix = GtidSet.parse(",".join(gtid for gtid, _ in commits[:length]))
+        found = prefix_of(settings(busy), prefix)
+        assert found.position == prefix
+        assert found.following == at(commits[length][1])
+        hole = GtidSet.parse(commits[dice.randrange(length - 1)][0])
+        with pytest.raises(SourceReplaced, match="no place before which there are just these"):
+            prefix_of(settings(busy), prefix - hole)
+        with pytest.raises(SourceReplaced, match="in no log of this server"):
+            prefix_of(settings(busy), prefix | GtidSet.parse("99999999-2222-3333-4444-555555555555:1"))
+
+
+def test_all_that_was_executed_is_a_prefix(busy: MysqlServer) -> None:
+    found = prefix_of(settings(busy), GtidSet.parse(executed(busy)))
+    assert found.following is None
+    assert str(found.place).partition("@")[0] == ":".join(map(str, busy.query("SHOW BINARY LOG STATUS")[0][:2]))
+
+
+def test_what_was_purged_is_part_of_every_prefix_and_asked_for_no_more(mysql_factory: MysqlFactory) -> None:
+    server = mysql_factory({"binlog_checksum": "NONE"})
+    server.query("CREATE DATABASE d")
+    server.query("CREATE TABLE d.t (id INT PRIMARY KEY)")
+    early = executed(server)
+    for number in range(30):
+        server.query(f"INSERT INTO d.t VALUES ({number})")
+        if number % 10 == 9:
+            server.query("FLUSH BINARY LOGS")
+            time.sleep(1.1)
+    commits = commits_of(server)
+    files = [str(row[0]) for row in server.query("SHOW BINARY LOGS")]
+    server.query(f"PURGE BINARY LOGS TO '{files[2]}'")
+    when = commits[-3][1]
+    assert prefix_at(settings(server), at(when)).position == until(commits, when)
+    with pytest.raises(LogGone, match="begins after the position"):
+        prefix_of(settings(server), GtidSet.parse(early))

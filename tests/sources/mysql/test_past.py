@@ -1,0 +1,123 @@
+"""A copy at a past position needs that nothing that it rests on changed since; what did is named, with the earliest
+time that is possible."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from datetime import UTC, datetime
+
+import pytest
+
+from airflow_provider_cdc.core.gtid import GtidSet
+from airflow_provider_cdc.core.table import TableName
+from airflow_provider_cdc.errors import Problem, SourceUnavailable
+from airflow_provider_cdc.sources.mysql.past import Past, problems_since, resolve, wait_until_visible
+from airflow_provider_cdc.sources.mysql.schema import read_tables
+from airflow_provider_cdc.sources.mysql.session import session
+from harness.mysql_server import MysqlServer
+from tests.conftest import MysqlFactory
+from tests.sources.mysql.log.reading import executed, settings
+
+
+@pytest.fixture
+def server(mysql_factory: MysqlFactory) -> MysqlServer:
+    server = mysql_factory({})
+    server.query("CREATE DATABASE d")
+    server.query("CREATE TABLE d.t (id INT PRIMARY KEY, v INT)")
+    server.query("CREATE TABLE d.other (id INT PRIMARY KEY, v INT)")
+    server.query("INSERT INTO d.t VALUES (1, 1)")
+    return server
+
+
+def problems(server: MysqlServer, past: Past) -> list[Problem]:
+    with session(settings(server)) as connection:
+        tables = read_tables(connection, [TableName("d", "t")])
+        return problems_since(settings(server), connection, past, tables)
+
+
+def now(server: MysqlServer) -> datetime:
+    time.sleep(1.1)
+    moment = datetime.now(UTC)
+    time.sleep(0.1)
+    server.query("REPLACE INTO d.other VALUES (1, 1)")
+    return moment
+
+
+def test_nothing_is_wrong_with_a_quiet_past(server: MysqlServer) -> None:
+    moment = now(server)
+    for number in range(5):
+        server.query(f"INSERT INTO d.t VALUES ({number + 10}, 1)")
+        server.query("FLUSH BINARY LOGS")
+        server.query(f"ALTER TABLE d.other ADD COLUMN c{number} INT")
+    assert problems(server, resolve(settings(server), moment)) == []
+
+
+@pytest.mark.parametrize(
+    ("statements", "what"),
+    [
+        (["ALTER TABLE d.t ADD COLUMN w INT"], "ALTER TABLE"),
+        (["TRUNCATE d.t"], "TRUNCATE"),
+        (["RENAME TABLE d.t TO d.x", "RENAME TABLE d.x TO d.t"], "RENAME"),
+        (["DROP TABLE d.t", "CREATE TABLE d.t (id INT PRIMARY KEY, v INT)"], "CREATE TABLE"),
+        (["ALTER TABLE d.t ADD COLUMN w INT", "FLUSH BINARY LOGS", "ALTER TABLE d.t DROP COLUMN w"], "ALTER TABLE"),
+        (["SET GLOBAL binlog_order_commits = OFF", "SET GLOBAL binlog_order_commits = ON"], "was set at"),
+        (["SET SESSION binlog_format = STATEMENT", "INSERT INTO d.t VALUES (7, 7)"], "logged as a statement"),
+    ],
+)
+def test_what_changed_since_is_named_with_the_earliest_time_that_works(
+    server: MysqlServer, statements: list[str], what: str
+) -> None:
+    moment = now(server)
+    time.sleep(1.1)
+    with server.connect() as connection, connection.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
+    past = resolve(settings(server), moment, wait_seconds=5)
+    (problem,) = problems(server, past)
+    assert what in problem.what
+    earliest = re.search(r"ask for (\S+) or later", problem.hint)
+    assert earliest is not None
+    # What it says works.
+    time.sleep(2.2)
+    server.query("REPLACE INTO d.other VALUES (2, 2)")
+    assert problems(server, resolve(settings(server), datetime.fromisoformat(earliest[1]))) == []
+
+
+def test_a_set_is_held_to_the_same(server: MysqlServer) -> None:
+    before = GtidSet.parse(executed(server))
+    server.query("INSERT INTO d.t VALUES (2, 2)")
+    server.query("ALTER TABLE d.t ADD COLUMN w INT")
+    (problem,) = problems(server, resolve(settings(server), before))
+    assert "ALTER TABLE" in problem.what
+
+
+def test_before_the_servers_start_nothing_is_known(server: MysqlServer) -> None:
+    moment = now(server)
+    time.sleep(2)
+    server.restart()
+    time.sleep(1)
+    server.query("REPLACE INTO d.other VALUES (3, 3)")
+    found = problems(server, resolve(settings(server), moment))
+    assert any("was started at" in problem.what for problem in found)
+
+
+def test_a_time_that_nothing_was_committed_after_waits_for_the_first_commit(server: MysqlServer) -> None:
+    moment = datetime.now(UTC)
+    with pytest.raises(SourceUnavailable, match="nothing was committed after"):
+        resolve(settings(server), moment, wait_seconds=1)
+    threading.Timer(1.5, lambda: server.query("REPLACE INTO d.other VALUES (4, 4)")).start()
+    before = executed(server)
+    past = resolve(settings(server), moment, wait_seconds=30)
+    assert str(past.prefix.position) == str(GtidSet.parse(before))
+    assert past.prefix.following is not None
+    assert past.prefix.following > moment
+
+
+def test_the_past_is_visible_before_it_is_read(server: MysqlServer) -> None:
+    position = GtidSet.parse(executed(server))
+    with session(settings(server)) as connection:
+        wait_until_visible(connection, position, 1)
+        with pytest.raises(SourceUnavailable, match="not visible yet"):
+            wait_until_visible(connection, position | GtidSet.parse("11111111-2222-3333-4444-555555555555:1"), 0.3)
