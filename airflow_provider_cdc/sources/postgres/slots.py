@@ -15,8 +15,8 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 
 import psycopg
@@ -81,8 +81,10 @@ def names_of_run(connection: Connection, run_id: str) -> list[str]:
     return [name for (name,) in rows]
 
 
-def create_slot(settings: ConnectionSettings, name: str, seconds: float) -> Lsn:
-    """Create the run's slot, and return its consistent point.
+@contextmanager
+def new_slot(settings: ConnectionSettings, name: str, seconds: float) -> Iterator[tuple[Lsn, str]]:
+    """Create a run's slot, and give its consistent point, and the name of a snapshot that shows what held there: other
+    sessions can take it over as long as the context is open. The slot stays.
 
     The server waits for every transaction that has written and still runs, the prepared ones included.
 
@@ -92,7 +94,13 @@ def create_slot(settings: ConnectionSettings, name: str, seconds: float) -> Lsn:
         # With SNAPSHOT 'nothing', servers before 15.8 and 16.4 may take over what another slot left of its own
         # beginning, and then lack what transactions wrote that were open: `warn_of_version`.
         sql = f"CREATE_REPLICATION_SLOT {quote(name)} LOGICAL {PLUGIN} (SNAPSHOT 'export')"
-        return consistent_point(settings, connection, sql, seconds)
+        yield consistent_point(settings, connection, sql, seconds)
+
+
+def create_slot(settings: ConnectionSettings, name: str, seconds: float) -> Lsn:
+    """`new_slot`'s point alone."""
+    with new_slot(settings, name, seconds) as (point, _):
+        return point
 
 
 def state(connection: Connection, name: str) -> SlotState | None:

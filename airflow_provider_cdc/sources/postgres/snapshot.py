@@ -39,6 +39,7 @@ from airflow_provider_cdc.sources.kept import Kept
 from airflow_provider_cdc.sources.odd_values import OddValue
 from airflow_provider_cdc.sources.policy import with_policy
 from airflow_provider_cdc.sources.postgres import durable, prepared, publishing, slots, waiting
+from airflow_provider_cdc.sources.postgres.at_point import changed_around, read_at
 from airflow_provider_cdc.sources.postgres.chunks import place
 from airflow_provider_cdc.sources.postgres.in_place import check_in_place
 from airflow_provider_cdc.sources.postgres.inheritance import check_whole
@@ -83,7 +84,8 @@ def record_initial(
 ) -> InitialPoint:
     """Create the publication and the slot, whose point is the initial position, and read the schemas there.
 
-    DDL is not in the log. So the schemas are read before the point and after it, and both have to agree.
+    DDL is not in the log. So the schemas are read before the point and after it, and both have to agree with what held
+    at the point itself (`at_point`).
 
     :param publication: one that exists already, to be used instead; empty: one is created.
     :raises LockNotGranted: transactions held up the slot, or the publication's locks, for longer than the policy has.
@@ -107,7 +109,9 @@ def record_initial(
                 found = identity(connection)
                 state = publishing.publication_state(connection, mine)
                 started = {prepared.STARTED: value(connection, prepared.START)}
-                position = slots.create_slot(prepared.of_run(settings, found | started), name, seconds)
+                here = prepared.of_run(settings, found | started)
+                with slots.new_slot(here, name, seconds) as (position, view):
+                    seen = read_at(connection, view, [plan.table for plan in plans])
                 _check_made(connection, name, position)
                 waiting.settle(settings, connection, seconds)
                 found |= slots.identity_of_try(name, publication)
@@ -118,7 +122,9 @@ def record_initial(
                 # No crash may take back a schema that the run goes by. The point itself was decoded from the disk.
                 durable.wait(partial(query, connection), settings.address)
             changes = [
-                f"{old.name}: {what}" for old, new in zip(before, tables, strict=True) if (what := difference(old, new))
+                f"{old.name}: {what}"
+                for old, new in zip(before, tables, strict=True)
+                if (what := difference(old, new) or changed_around(seen.get(new.name), new))
             ]
             if not changes:
                 _check_plans(plans, tables)
@@ -211,7 +217,7 @@ def share_view(settings: ConnectionSettings, lock: LockPolicy) -> Iterator[Share
     with session(settings, replication=True) as leader:
         query(leader, "BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
         sql = f"CREATE_REPLICATION_SLOT {slot} TEMPORARY LOGICAL {slots.PLUGIN} (SNAPSHOT 'use')"
-        upper = waiting.consistent_point(settings, leader, sql, seconds)
+        upper, _ = waiting.consistent_point(settings, leader, sql, seconds)
         with session(settings) as connection:
             waiting.settle(settings, connection, seconds)
         yield SharedView(str(value(leader, "pg_export_snapshot()")), str(upper))

@@ -23,8 +23,9 @@ _POLL_SECONDS = 0.02
 _log = logging.getLogger(__name__)
 
 
-def consistent_point(settings: ConnectionSettings, connection: Connection, sql: str, seconds: float) -> Lsn:
-    """Run a CREATE_REPLICATION_SLOT on a replication connection, for no longer than ``seconds``.
+def consistent_point(settings: ConnectionSettings, connection: Connection, sql: str, seconds: float) -> tuple[Lsn, str]:
+    """Run a CREATE_REPLICATION_SLOT on a replication connection, for no longer than ``seconds``; return the slot's
+    consistent point, and the name of the snapshot that it exported, if it did.
 
     :raises LockNotGranted: it had to wait for longer.
     """
@@ -35,8 +36,8 @@ def consistent_point(settings: ConnectionSettings, connection: Connection, sql: 
     watching = threading.Thread(target=_watch, args=(settings, connection, seconds, done), daemon=True)
     watching.start()
     try:
-        ((_, point, _, _),) = query(connection, sql)
-        return Lsn.parse(point)
+        ((_, point, snapshot, _),) = query(connection, sql)
+        return Lsn.parse(point), snapshot or ""
     except psycopg.errors.QueryCanceled:
         raise _held_up(settings, "the slot's starting point", seconds) from None
     finally:

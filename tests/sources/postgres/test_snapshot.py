@@ -6,6 +6,7 @@ import random
 import time
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -312,17 +313,18 @@ def test_ddl_while_the_position_is_fixed_is_not_overlooked(
 ) -> None:
     """A column that comes after the point and before the schemas are read would be published as if it were there."""
     plans = plain.preflight(["public.stock"], "auto")
-    create = slots.create_slot
+    create = slots.new_slot
     altered: list[Lsn] = []
 
-    def alter_then_create(*arguments: Any) -> Lsn:
-        point = create(*arguments)
-        if len(altered) < limit:
-            altered.append(point)
-            postgres.query(f"ALTER TABLE stock ADD extra{len(altered)} int", database=plain.settings.database)
-        return point
+    @contextmanager
+    def create_then_alter(*arguments: Any) -> Iterator[tuple[Lsn, str]]:
+        with create(*arguments) as (point, view):
+            if len(altered) < limit:
+                altered.append(point)
+                postgres.query(f"ALTER TABLE stock ADD extra{len(altered)} int", database=plain.settings.database)
+            yield point, view
 
-    monkeypatch.setattr(slots, "create_slot", alter_then_create)
+    monkeypatch.setattr(slots, "new_slot", create_then_alter)
     limit = 1
     initial = plain.record_initial(plans, LockPolicy(), RUN_ID)
     assert initial.tables[0].columns[-1].name == "extra1"
@@ -333,6 +335,71 @@ def test_ddl_while_the_position_is_fixed_is_not_overlooked(
         plain.record_initial(plans, LockPolicy(), RUN_ID)
     assert postgres.query("SELECT 1 FROM pg_replication_slots") == []
     assert postgres.query("SELECT 1 FROM pg_publication", database=plain.settings.database) == []
+
+
+FOR_A_WHILE = {
+    "a partition": (
+        "CREATE TABLE part PARTITION OF shelf FOR VALUES IN (2); INSERT INTO shelf VALUES (2)",
+        "DROP TABLE part",
+        "other partitions",
+    ),
+    "a partition of a partition": (
+        "CREATE TABLE part PARTITION OF deep FOR VALUES IN (2); INSERT INTO shelf VALUES (2)",
+        "ALTER TABLE deep DETACH PARTITION part; DROP TABLE part",
+        "other partitions",
+    ),
+    "a column": ("ALTER TABLE stock ADD extra int", "ALTER TABLE stock DROP extra", "other columns"),
+    "the name": (
+        "ALTER TABLE shelf RENAME TO away; CREATE TABLE shelf (id int PRIMARY KEY)",
+        "DROP TABLE shelf; ALTER TABLE away RENAME TO shelf",
+        "another table had its name",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", FOR_A_WHILE)
+def test_what_held_at_the_position_and_neither_before_nor_after_it_is_not_overlooked(
+    postgres: PostgresServer, plain: PostgresSource, monkeypatch: pytest.MonkeyPatch, what: str
+) -> None:
+    """Rows of a partition that was there at the position would be missing in the copy."""
+    do, undo, why = FOR_A_WHILE[what]
+    database = plain.settings.database
+    if what == "a partition of a partition":
+        own = "CREATE TABLE deep PARTITION OF shelf FOR VALUES IN (1, 2) PARTITION BY LIST (id);"
+        own += "CREATE TABLE first PARTITION OF deep FOR VALUES IN (1);"
+    else:
+        own = "CREATE TABLE first PARTITION OF shelf FOR VALUES IN (1);"
+    postgres.query(
+        f"CREATE TABLE shelf (id int PRIMARY KEY) PARTITION BY LIST (id); {own}"
+        "ALTER TABLE shelf REPLICA IDENTITY FULL; ALTER TABLE first REPLICA IDENTITY FULL",
+        database=database,
+    )
+    if what == "a partition of a partition":
+        postgres.query("ALTER TABLE deep REPLICA IDENTITY FULL", database=database)
+    create = slots.new_slot
+    points: list[Lsn] = []
+
+    @contextmanager
+    def create_in_between(*arguments: Any) -> Iterator[tuple[Lsn, str]]:
+        disturbed = len(points) < limit
+        if disturbed:
+            postgres.query(do, database=database)
+        with create(*arguments) as (point, view):
+            points.append(point)
+            if disturbed:
+                postgres.query(undo, database=database)
+            yield point, view
+
+    monkeypatch.setattr(slots, "new_slot", create_in_between)
+    plans = plain.preflight(["public.shelf", "public.stock"], "auto")
+    limit = 1
+    initial = plain.record_initial(plans, LockPolicy(), RUN_ID)
+    assert Lsn.parse(initial.position) == points[1]
+    plain.discard(initial.identity)
+    limit = 100
+    with pytest.raises(SchemaChanged, match=why):
+        plain.record_initial(plans, LockPolicy(), RUN_ID)
+    assert postgres.query("SELECT 1 FROM pg_replication_slots") == []
 
 
 def test_a_table_that_lost_what_its_plan_needs_leaves_no_slot(postgres: PostgresServer, plain: PostgresSource) -> None:
