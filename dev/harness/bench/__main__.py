@@ -13,6 +13,7 @@ from harness.errors import HarnessError
 BENCHES = {
     "snapshot": "a table to Parquet, beside the peers",
     "postgres": "PostgreSQL: a table to Parquet, and a slot to net changes, beside the peers",
+    "tls": "PostgreSQL: one session, plain and over TLS",
     "many-tables": "hundreds of small tables to Parquet, on both databases, beside a loop over them",
     "delta": "the log to net changes, beside mysql-replication",
     "consolidate": "rewind and publish, against the number of touched keys",

@@ -17,7 +17,7 @@ from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, DecodeError, SchemaChanged, SourceUnavailable
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.decode.rows import CopyReader
-from airflow_provider_cdc.sources.postgres.decode.stream import CopyStream
+from airflow_provider_cdc.sources.postgres.decode.stream import CopyStream, socket_of
 from airflow_provider_cdc.sources.postgres.session import (
     literal,
     mapped_errors,
@@ -246,7 +246,7 @@ def test_rows_that_are_none(lie: str, tmp_path: Path, monkeypatch: pytest.Monkey
     row = message(b"D", b"\0\1\0\0\0\1x")
     script = _answering(DESCRIPTION, row) if lie == "rows for ever" else _answering(ANSWERS.get(lie, b""))
     with lying_server(script, tmp_path) as liar, Bounded(15, 200), session(settings_for(liar.port)) as connection:
-        stream = CopyStream(connection, "here")
+        stream = CopyStream(socket_of(connection), "here")
         with pytest.raises((DecodeError, SourceUnavailable)):
             _ask(stream)
         stream.close()
@@ -283,7 +283,7 @@ def test_a_copy_that_is_none(lie: str, data: bytes, tmp_path: Path, monkeypatch:
         Bounded(60, 400),
         session(settings_for(liar.port)) as control,
     ):
-        stream = CopyStream(control, "here")
+        stream = CopyStream(socket_of(control), "here")
         reader = CopyReader(stream, TABLE)
         with pytest.raises((DecodeError, SourceUnavailable, SchemaChanged)), mapped_errors("here"):
             list(reader.read("public.t"))

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
+import ssl
+import subprocess
+import time
+import traceback
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,8 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_cdc.core.kernel import Bytes, Int64s
-from airflow_provider_cdc.errors import DecodeError, SourceUnavailable
+from airflow_provider_cdc.errors import ConfigurationError, DecodeError, SourceUnavailable
 from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.postgres import verified_tls
 from airflow_provider_cdc.sources.postgres.decode import packets, stream
 from airflow_provider_cdc.sources.postgres.decode.rows import AdbcReader, CopyReader, open_rows
 from airflow_provider_cdc.sources.postgres.session import connect, mapped_errors, session
@@ -61,7 +67,7 @@ def test_a_statement_that_fails_half_way_gives_its_error_and_the_next_one_works(
 ) -> None:
     described = describe(postgres, DATABASE, table)
     with session(settings(postgres, DATABASE)) as connection:
-        one = stream.CopyStream(connection, "copied")
+        one = stream.CopyStream(stream.socket_of(connection), "copied")
         reader = CopyReader(one, described)
         with pytest.raises(psycopg.errors.DivisionByZero):
             list(reader.read("public.copied WHERE 1 / (2999 - id) < 5"))
@@ -80,7 +86,7 @@ def test_a_session_that_is_ended_half_way(postgres: PostgresServer, table: str) 
     postgres.query("INSERT INTO copied (id, name) SELECT n, repeat('x', 1000) FROM generate_series(10000, 40000) n")
     described = describe(postgres, DATABASE, table)
     with mapped_errors("copied"), session(settings(postgres, DATABASE)) as connection:
-        reader = CopyReader(stream.CopyStream(connection, "copied"), described)
+        reader = CopyReader(stream.CopyStream(stream.socket_of(connection), "copied"), described)
         batches = reader.read("public.copied")
         next(batches)
         postgres.query("SELECT pg_terminate_backend(%s)", (connection.info.backend_pid,))
@@ -99,23 +105,92 @@ def test_notices_between_the_rows(postgres: PostgresServer, table: str) -> None:
     postgres.query("DROP FUNCTION loud")
 
 
-def test_an_encrypted_session_is_read_by_adbc(postgres_factory: PostgresFactory, tmp_path: Path) -> None:
+@pytest.fixture
+def encrypted(postgres_factory: PostgresFactory, tmp_path: Path) -> PostgresServer:
+    """A server with TLS, and a user who needs both it and a password."""
     server = postgres_factory()
     switch_tls_on(server, tmp_path / "ca.pem")
-    server.query("CREATE TABLE t (id int PRIMARY KEY, name text)")
+    server.query("SET password_encryption = 'scram-sha-256'; CREATE ROLE reader LOGIN PASSWORD 's3cret'")
+    hba = server.data / "pg_hba.conf"
+    hba.write_text("hostssl all reader all scram-sha-256\nhostnossl all reader all reject\n" + hba.read_text())
+    server.query("SELECT pg_reload_conf()")
+    server.query("CREATE TABLE t (id int PRIMARY KEY, name text); GRANT SELECT ON t TO reader")
     server.query("INSERT INTO t SELECT n, 'name ' || n FROM generate_series(1, 1000) n")
-    described = describe(server, DATABASE, "t")
-    rows = {}
-    for mode, kind in (("required", AdbcReader), ("disabled", CopyReader)):
-        one = ConnectionSettings("postgres", server.host, server.port, SUPERUSER, "", DATABASE, {"mode": mode})
-        with open_rows(one, described) as reader:
-            assert isinstance(reader, kind)
-            rows[mode] = one_batch(described, list(reader.read("public.t")))
-            asked = "SELECT name, CASE WHEN id > 1 THEN 'ü' END AS other FROM public.t WHERE id < 3 ORDER BY id"
-            assert reader.ask(asked) == [("name 1", None), ("name 2", "ü")]
-            assert reader.ask("SELECT name FROM public.t WHERE false") == []
-            assert sum(batch.num_rows for batch in reader.read("public.t")) == 1000
-    assert_same(rows["required"], rows["disabled"])
+    return server
+
+
+@pytest.mark.parametrize(
+    ("tls", "kind"),
+    [
+        ({"mode": "required"}, AdbcReader),
+        ({"mode": "verify_ca", "ca": "{ca}"}, CopyReader),
+        ({"ca": "{ca}", "channel_binding": "disable"}, CopyReader),
+        ({"ca": "{ca}", "channel_binding": "require"}, AdbcReader),
+        ({"mode": "disabled"}, CopyReader),
+    ],
+)
+def test_an_encrypted_session_gives_the_same_rows(
+    encrypted: PostgresServer, tmp_path: Path, tls: dict[str, str], kind: type
+) -> None:
+    described = describe(encrypted, DATABASE, "t")
+    tls = {name: value.format(ca=tmp_path / "ca.pem") for name, value in tls.items()}
+    login = ("reader", "s3cret") if tls.get("mode") != "disabled" else (SUPERUSER, "")
+    one = ConnectionSettings("postgres", encrypted.host, encrypted.port, *login, DATABASE, tls)
+    with open_rows(one, described) as reader:
+        assert isinstance(reader, kind)
+        assert encrypted.query(
+            "SELECT DISTINCT ssl FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) "
+            "WHERE application_name LIKE 'airflow%'"
+        ) == [(tls.get("mode") != "disabled",)]
+        rows = one_batch(described, list(reader.read("public.t")))
+        assert rows.to_pydict() == {"id": [*range(1, 1001)], "name": [f"name {n}" for n in range(1, 1001)]}
+        asked = "SELECT name, CASE WHEN id > 1 THEN 'ü' END AS other FROM public.t WHERE id < 3 ORDER BY id"
+        assert reader.ask(asked) == [("name 1", None), ("name 2", "ü")]
+        assert reader.ask("SELECT name FROM public.t WHERE false") == []
+        assert sum(batch.num_rows for batch in reader.read("public.t")) == 1000
+    deadline = time.monotonic() + 10
+    while encrypted.query("SELECT 1 FROM pg_stat_activity WHERE application_name LIKE 'airflow%'"):
+        assert time.monotonic() < deadline, "the session was left open"
+
+
+def test_a_server_that_does_not_prove_itself_is_told_nothing(encrypted: PostgresServer, tmp_path: Path) -> None:
+    """Its certificate is another authority's, or is for another host: libpq says so, and neither logs in."""
+    described = describe(encrypted, DATABASE, "t")
+    other = tmp_path / "other.pem"
+    request = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=other -keyout /dev/null -out"
+    subprocess.run([*request.split(), str(other)], check=True, capture_output=True)
+    given = ConnectionSettings("postgres", encrypted.host, encrypted.port, "reader", "s3cret", DATABASE)
+    for tls in ({"ca": str(other)}, {"mode": "verify_identity", "ca": str(tmp_path / "ca.pem")}):
+        one = dataclasses.replace(given, tls=tls)
+        assert verified_tls.applies(one)
+        with pytest.raises(ssl.SSLCertVerificationError), verified_tls.open_session(one):
+            pass
+        with pytest.raises(ConfigurationError, match="TLS"), open_rows(one, described):
+            pass
+
+
+def test_a_wrong_password_over_verified_tls_is_told_as_that(encrypted: PostgresServer, tmp_path: Path) -> None:
+    tls = {"ca": str(tmp_path / "ca.pem")}
+    one = ConnectionSettings("postgres", encrypted.host, encrypted.port, "reader", "wr0ng", DATABASE, tls)
+    described = describe(encrypted, DATABASE, "t")
+    with pytest.raises(ConfigurationError, match="refuses this user or password") as refused, open_rows(one, described):
+        pass
+    assert "wr0ng" not in "".join(traceback.format_exception(refused.value))
+
+
+def test_a_session_over_verified_tls_that_breaks_half_way_is_worth_another_try(
+    encrypted: PostgresServer, tmp_path: Path
+) -> None:
+    tls = {"ca": str(tmp_path / "ca.pem")}
+    one = ConnectionSettings("postgres", encrypted.host, encrypted.port, SUPERUSER, "", DATABASE, tls)
+    described = describe(encrypted, DATABASE, "t")
+    with open_rows(one, described) as reader:
+        assert isinstance(reader, CopyReader)
+        batches = reader.read("public.t, generate_series(1, 10000)")
+        next(batches)
+        encrypted.query("SELECT pg_terminate_backend(pid) FROM pg_stat_ssl WHERE ssl AND pid <> pg_backend_pid()")
+        with pytest.raises(SourceUnavailable), mapped_errors("t"):
+            list(batches)
 
 
 @pytest.fixture(scope="module")
@@ -163,7 +238,7 @@ def test_messages_that_lie(messages: bytes, data: st.DataObject) -> None:
 def test_rows_that_end_without_saying_so(postgres: PostgresServer, table: str, monkeypatch: pytest.MonkeyPatch) -> None:
     described = describe(postgres, DATABASE, table)
     with session(settings(postgres, DATABASE)) as connection:
-        one = stream.CopyStream(connection, "copied")
+        one = stream.CopyStream(stream.socket_of(connection), "copied")
         at_other = one.at_other
 
         def forgetful() -> bool:

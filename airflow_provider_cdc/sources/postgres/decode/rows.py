@@ -1,17 +1,19 @@
 """Rows of a table by COPY, from the socket into Arrow buffers.
 
-psycopg opens the session. From there on its bytes are received into one buffer, in which kernels find the values and
-decode them, column by column; no value becomes a Python object. Where the session is encrypted its bytes are libpq's
-alone: then ADBC reads, which gives the same arrays in more time.
+libpq opens the session. From there on its bytes are received into one buffer, in which kernels find the values and
+decode them, column by column; no value becomes a Python object. Where the session is encrypted and its bytes are
+libpq's alone (`verified_tls` says when), ADBC reads, which gives the same arrays in more time.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Protocol
 
 import numpy as np
+import psycopg
 import pyarrow as pa
 
 from airflow_provider_cdc.core.kernel import Int32s, Int64s
@@ -21,17 +23,20 @@ from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.kept import Kept, session_of
 from airflow_provider_cdc.sources.located import Located
 from airflow_provider_cdc.sources.odd_values import OddValue
-from airflow_provider_cdc.sources.postgres import session, types
+from airflow_provider_cdc.sources.postgres import prepared, session, types, verified_tls
 from airflow_provider_cdc.sources.postgres.decode import packets
 from airflow_provider_cdc.sources.postgres.decode.columns import finish_batch
 from airflow_provider_cdc.sources.postgres.decode.row_cells import row_array, width
-from airflow_provider_cdc.sources.postgres.decode.stream import CopyStream, is_plain
+from airflow_provider_cdc.sources.postgres.decode.stream import CopyStream, is_plain, socket_of
+from airflow_provider_cdc.sources.trust import without_frames
 
 _BATCH_ROWS = 65_560
 """No multiple of a power of two, which would keep a row's places in one set of the processor's cache."""
 _BATCH_CELLS = 1_000_000
 """Bounds the places that are kept of the rows of a wide table, at 8 bytes a cell."""
 _JSONB = 3802
+
+_log = logging.getLogger(__name__)
 
 
 class RowReader(Protocol):
@@ -75,9 +80,13 @@ def open_rows(settings: ConnectionSettings, table: Table, kept: Kept | None = No
 
 @contextmanager
 def _reading(settings: ConnectionSettings) -> Iterator[CopyStream | session.ReadingConnection]:
+    if verified_tls.applies(settings):
+        with suppress(_NotOpened), _verified(settings) as stream:
+            yield stream
+            return
     with session.session(settings) as connection:
         if is_plain(connection):
-            stream = CopyStream(connection, settings.address)
+            stream = CopyStream(socket_of(connection), settings.address)
             try:
                 yield stream
             finally:
@@ -85,6 +94,26 @@ def _reading(settings: ConnectionSettings) -> Iterator[CopyStream | session.Read
             return
     with session.reading_session(settings) as reading:
         yield reading
+
+
+class _NotOpened(Exception):
+    """A session over verified TLS could not be opened: libpq's own says why, or does better."""
+
+
+@contextmanager
+def _verified(settings: ConnectionSettings) -> Iterator[CopyStream]:
+    with ExitStack() as stack:
+        try:
+            opened = stack.enter_context(verified_tls.open_session(settings))
+        except (OSError, psycopg.Error) as error:
+            _log.info("%s: ADBC reads, since a session of our own cannot be opened: %s", settings.address, error)
+            raise _NotOpened from without_frames(error)
+        with session.mapped_errors(settings.address):
+            stream = CopyStream(opened.socket, settings.address, opened.received)
+            (row,) = stream.ask(prepared.statement(settings))
+            prepared.check(settings, row)
+            yield stream
+            stream.end()
 
 
 class AdbcReader:

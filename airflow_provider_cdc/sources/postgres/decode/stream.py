@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 import struct
 from collections.abc import Iterator
+from contextlib import suppress
 
 import numpy as np
 import psycopg
@@ -27,6 +29,7 @@ _SLACK = 32
 """Bytes behind the received ones that a kernel may read, so that it can copy short values in words."""
 
 # Messages of the server: https://www.postgresql.org/docs/current/protocol-message-formats.html
+_TERMINATE = b"X\0\0\0\4"
 _COPY_OUT, _COPY_DONE, _READY, _ERROR, _ROW = b"H", b"c", b"Z", b"E", b"D"
 _OF_NO_CONCERN = frozenset({b"N", b"S", b"A", b"C", b"I", b"T", _ROW})
 """Notices, parameters, notifications, the tags of commands, and the rows of statements that nobody asks for rows."""
@@ -40,29 +43,39 @@ def is_plain(connection: Connection) -> bool:
     return not (connection.pgconn.ssl_in_use or encrypted)
 
 
-class CopyStream:
-    """Statements and COPYs of one session, spoken over its socket.
+def socket_of(connection: Connection) -> socket.socket:
+    """The socket of a session that `is_plain`, under a descriptor of its own.
 
     libpq hands out a COPY row by row, each in a piece of memory of its own. Between two statements it holds nothing
     (the server speaks only when asked), so from there on the socket itself can be read. From then on libpq must not be
     used any more, but to close the session.
+    """
+    return socket.socket(fileno=os.dup(connection.fileno()))
+
+
+class CopyStream:
+    """Statements and COPYs of one session, spoken over its socket.
 
     ``buffer`` and ``state`` are for the kernel of ``packets``.
 
-    :param connection: one that `is_plain`.
+    :param own: the session's socket, plain or encrypted; the session must stay open meanwhile.
+    :param received: what was received of it already, of messages to come.
     """
 
-    def __init__(self, connection: Connection, where: str) -> None:
-        # It keeps the session open; the descriptor is another one of the same socket.
-        self._connection = connection
-        self._socket = socket.socket(fileno=os.dup(connection.fileno()))
-        self._socket.settimeout(None)
-        # The kernel's own timeout costs nothing, where Python's costs a call for each piece that is received.
-        self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", SILENT_SECONDS, 0))
+    def __init__(self, own: socket.socket, where: str, received: bytes = b"") -> None:
+        self._socket = own
+        if isinstance(own, ssl.SSLSocket):
+            own.settimeout(SILENT_SECONDS)
+        else:
+            own.settimeout(None)
+            # The kernel's own timeout costs nothing, where Python's costs a call for each piece that is received.
+            own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", SILENT_SECONDS, 0))
         self.where = where
-        self._size = _BUFFER
+        self._size = max(_BUFFER, len(received))
         self._allocate()
         self.state: Int64s = np.zeros(packets.STATE_SIZE, np.int64)
+        self._view[: len(received)] = received
+        self.state[packets.STATE_FILLED] = len(received)
 
     def _allocate(self) -> None:
         self.buffer: Bytes = np.empty(self._size + _SLACK, np.uint8)
@@ -152,7 +165,7 @@ class CopyStream:
             return False
         try:
             count = self._socket.recv_into(self._view[filled:])
-        except BlockingIOError as error:
+        except (BlockingIOError, TimeoutError) as error:
             raise psycopg.OperationalError(f"the server said nothing for {SILENT_SECONDS} s") from error
         except OSError as error:
             raise psycopg.OperationalError(f"the connection broke: {error}") from error
@@ -173,6 +186,11 @@ class CopyStream:
         old = self.buffer
         self._allocate()
         self.buffer[:filled] = old[:filled]
+
+    def end(self) -> None:
+        """Tell the server that the session ends, where libpq does not."""
+        with suppress(OSError):
+            self._socket.sendall(_TERMINATE)
 
     def close(self) -> None:
         self._socket.close()
