@@ -191,6 +191,10 @@ class TableOptions:
     )
 
 
+AS_DECLARED = TableOptions()
+"""What holds for tables of which nothing else was asked."""
+
+
 @dataclass(frozen=True)
 class LockPolicy:
     """How the short lock is taken: each try waits at most ``wait_seconds``, after which everybody else goes first.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from airflow_provider_cdc.core.options import TableOptions
 from airflow_provider_cdc.core.table import Table, TableName
 
 
@@ -18,6 +19,11 @@ class TablePlan:
     rows: int = 0
     bytes: int = 0
     unrepresentable: str = "error"
+
+    @property
+    def options(self) -> TableOptions:
+        """What the table is read and published by."""
+        return TableOptions(self.consistency, self.unrepresentable)
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from functools import total_ordering
 from typing import Any
 
+from airflow_provider_cdc.core.options import AS_DECLARED, TableOptions
 from airflow_provider_cdc.errors import ConfigurationError
 
 
@@ -76,7 +77,7 @@ class Table:
     ``key`` names the columns of the primary key, else of a unique key without NULLs, in key order; it is empty for a
     keyless table. ``key_index`` is the name of the index behind it. ``rows`` and ``bytes`` are the source's own
     estimates: they steer the plan and the progress display and never the result. ``details`` is what else the source
-    needs to find the table's rows, and to know it again: JSON.
+    needs to find the table's rows, and to know it again: JSON. ``options`` are how it is read and published.
     """
 
     name: TableName
@@ -86,6 +87,7 @@ class Table:
     rows: int = 0
     bytes: int = 0
     details: Mapping[str, Any] = field(default_factory=dict)
+    options: TableOptions = AS_DECLARED
 
     @property
     def keyless(self) -> bool:

@@ -81,7 +81,7 @@ class PreflightOperator(TargetOperator):
                 check_spark(options.spark_conn_id, options.spark_conf or {})
             with _collected(problems, "parameter source_conn_id"):
                 source = open_hook(options.source_conn_id).get_conn()
-                plans = source.preflight(options.tables, options.table.consistency, options.table.unrepresentable)
+                plans = source.preflight(options.tables, options.table)
                 if (point := as_of.parse(options.steps.as_of)) is not None:
                     going_back(source).check_past(point, plans)
             if lake is not None and plans:

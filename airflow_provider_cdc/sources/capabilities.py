@@ -18,7 +18,7 @@ import pyarrow as pa
 from airflow_provider_cdc.core import as_of
 from airflow_provider_cdc.core.as_of import AsOf
 from airflow_provider_cdc.core.chunk import Chunk
-from airflow_provider_cdc.core.options import LockPolicy, StepOptions
+from airflow_provider_cdc.core.options import AS_DECLARED, LockPolicy, StepOptions, TableOptions
 from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import ConfigurationError
@@ -80,12 +80,11 @@ class SegmentReader(Protocol):
 class PlansRuns(Protocol):
     """A database that says whether a run can work, and how."""
 
-    def preflight(self, patterns: Sequence[str], consistency: str, unrepresentable: str = "error") -> list[TablePlan]:
+    def preflight(self, patterns: Sequence[str], options: TableOptions = AS_DECLARED) -> list[TablePlan]:
         """Check everything that a run needs, and decide how each table is read.
 
         :param patterns: ``schema.table``; ``*`` matches any run of characters in either part, and a pattern
             that begins with ``!`` leaves out what those before it named (``!shop._*_gho``).
-        :param unrepresentable: one of ``core.options.UNREPRESENTABLE``.
         :raises PreflightError: with every problem found.
         :raises SourceUnavailable: the server cannot be reached.
         """

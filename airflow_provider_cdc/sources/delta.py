@@ -95,7 +95,7 @@ def delta_batches(
 def key_table(table: Table) -> Table:
     """The table whose only columns are ``table``'s key, in key order: the key's bytes in a net change are an image of
     it."""
-    return Table(table.name, tuple(table.column(name) for name in table.key), table.key)
+    return Table(table.name, tuple(table.column(name) for name in table.key), table.key, options=table.options)
 
 
 def _batch(

@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core import as_of as points
 from airflow_provider_cdc.core.manifest import Manifest, RunTable
-from airflow_provider_cdc.core.options import LockPolicy, StepOptions
+from airflow_provider_cdc.core.options import LockPolicy, StepOptions, TableOptions
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.jobs.consolidate import consolidate
 from airflow_provider_cdc.jobs.extract_delta import extract_delta
@@ -49,15 +49,14 @@ class Pipeline:
         self._spark = spark
         self._settings = settings
         self._tables = tables
-        self._consistency = consistency
-        self._unrepresentable = unrepresentable
+        self._table_options = TableOptions(consistency, unrepresentable)
         self._lock = lock or LockPolicy()
         self._options = StepOptions(chunk_rows, chunk_pause, as_of, lock=self._lock)
         self._run_id = run_id
 
     def record(self) -> str:
         """Preflight and lock_and_record; returns the initial position."""
-        plans = self.source.preflight(self._tables, self._consistency, self._unrepresentable)
+        plans = self.source.preflight(self._tables, self._table_options)
         if (point := points.parse(self._options.as_of)) is not None:
             going_back(self.source).check_past(point, plans)
         initial = record_point(self.source, self._options, plans, self._run_id)

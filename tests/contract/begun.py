@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from airflow_provider_cdc.core import row_bytes
 from airflow_provider_cdc.core.chunk import Chunk
-from airflow_provider_cdc.core.options import LockPolicy
+from airflow_provider_cdc.core.options import LockPolicy, TableOptions
 from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.records import decode, encode
 from airflow_provider_cdc.core.table import Table
@@ -71,7 +71,7 @@ class Begun:
     ) -> None:
         self.source: Source = open_source(database.settings)
         patterns = [str(database.name(table)) for table in tables]
-        plans = self.source.preflight(patterns, consistency, unrepresentable)
+        plans = self.source.preflight(patterns, TableOptions(consistency, unrepresentable))
         self.plans = {plan.table.name: decode(TablePlan, written(encode(plan)), "") for plan in plans}
         point = self.source.record_initial(list(self.plans.values()), LOCK, run_id)
         if isinstance(self.source, KeepsForRun):

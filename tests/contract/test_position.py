@@ -34,7 +34,7 @@ def keys(*numbers: int) -> set[bytes]:
 def test_the_point_is_plain_data_that_a_manifest_can_hold(stock: Database) -> None:
     source = open_source(stock.settings)
     patterns = [str(stock.name("visits")), str(stock.name("stock"))]
-    plans = source.preflight(patterns, "auto")[::-1]
+    plans = source.preflight(patterns)[::-1]
     point = source.record_initial(plans, LOCK, RUN_ID)
     try:
         # Jobs pair plans and tables by their place.
@@ -107,7 +107,7 @@ def test_nothing_of_a_run_is_left_once_it_is_released_however_often(stock: Datab
 @pytest.mark.parametrize("change", ["DROP TABLE stock", "ALTER TABLE stock DROP COLUMN id"])
 def test_a_table_that_is_not_what_was_planned_is_refused_and_leaves_nothing(stock: Database, change: str) -> None:
     source = open_source(stock.settings)
-    plans = source.preflight([str(stock.name("stock"))], "auto")
+    plans = source.preflight([str(stock.name("stock"))])
     stock.execute(change)
     with pytest.raises(SchemaChanged) as refused:
         source.record_initial(plans, LOCK, RUN_ID)

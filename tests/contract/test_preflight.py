@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_cdc.core.options import TableOptions
 from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.records import decode, encode
 from airflow_provider_cdc.errors import (
@@ -34,7 +35,7 @@ def shop(db: Database) -> Database:
 
 def problems(source: Source, patterns: list[str], consistency: str = "auto", policy: str = "error") -> list[Problem]:
     with pytest.raises(PreflightError) as refused:
-        source.preflight(patterns, consistency, policy)
+        source.preflight(patterns, TableOptions(consistency, policy))
     assert isinstance(refused.value, TerminalError)
     assert PASSWORD not in str(refused.value)
     for problem in refused.value.problems:
@@ -49,10 +50,10 @@ def test_a_source_holds_settings_and_no_session_and_shows_no_password(shop: Data
     source = open_source(shop.settings)
     assert (source.kind, source.position_key) == (shop.kind, shop.position_key)
     assert shop.sessions() == []
-    plans = source.preflight([f"{shop.schema}.*"], "auto")
+    plans = source.preflight([f"{shop.schema}.*"])
     shop.wait_for_no_session()
     there = sent(source)
-    assert there.preflight([f"{shop.schema}.*"], "auto") == plans
+    assert there.preflight([f"{shop.schema}.*"]) == plans
     for shown in (repr(source), repr(there), str(source), repr(vars(source))):
         assert PASSWORD not in shown
     assert shop.settings.address in repr(there)
@@ -63,7 +64,7 @@ def test_patterns_name_each_table_once_in_order_and_no_other(shop: Database) -> 
     source = open_source(shop.settings)
 
     def named(*patterns: str) -> list[str]:
-        return [str(plan.table).removeprefix(f"{shop.schema}.") for plan in source.preflight(patterns, "auto")]
+        return [str(plan.table).removeprefix(f"{shop.schema}.") for plan in source.preflight(patterns)]
 
     schema = shop.schema
     assert named(f"{schema}.order*") == ["order_lines", "orders"]
@@ -75,7 +76,9 @@ def test_patterns_name_each_table_once_in_order_and_no_other(shop: Database) -> 
 
 def test_a_plan_says_how_each_table_is_read_and_why(shop: Database) -> None:
     source = open_source(shop.settings)
-    plans = {plan.table.name: plan for plan in source.preflight([f"{shop.schema}.*"], "auto", "null")}
+    plans = {
+        plan.table.name: plan for plan in source.preflight([f"{shop.schema}.*"], TableOptions(unrepresentable="null"))
+    }
     assert {name: plan.consistency for name, plan in plans.items()} == {
         "orders": "watermark",
         "order_lines": "watermark",
@@ -86,7 +89,7 @@ def test_a_plan_says_how_each_table_is_read_and_why(shop: Database) -> None:
     for plan in plans.values():
         assert plan.unrepresentable == "null"
         assert decode(TablePlan, written(encode(plan)), "") == plan
-    asked = source.preflight([f"{shop.schema}.*"], shop.at_one_position)
+    asked = source.preflight([f"{shop.schema}.*"], TableOptions(shop.at_one_position))
     assert {plan.consistency for plan in asked} == {shop.at_one_position}
     assert all(f"{shop.at_one_position} was asked for" in plan.reason for plan in asked)
 
@@ -114,7 +117,7 @@ def test_no_table_at_all_is_a_problem(shop: Database) -> None:
 
 
 CALLS: dict[str, Callable[[Source, Any], object]] = {
-    "preflight": lambda source, run: source.preflight(["a.b"], "auto"),
+    "preflight": lambda source, run: source.preflight(["a.b"]),
     "record_initial": lambda source, run: source.record_initial(list(run.plans.values()), LOCK, RUN_ID),
     "check_identity": lambda source, run: source.check_identity(run.identity, run.position),
     "plan_chunks": lambda source, run: source.plan_chunks(run.tables["orders"], 10),
@@ -141,7 +144,7 @@ def test_credentials_that_are_refused_are_not_tried_again(shop: Database) -> Non
         dataclasses.replace(shop.settings, user="nobody"),
     ):
         with pytest.raises(ConfigurationError) as refused:
-            open_source(settings).preflight([f"{shop.schema}.*"], "auto")
+            open_source(settings).preflight([f"{shop.schema}.*"])
         assert isinstance(refused.value, TerminalError)
         assert refused.value.hint
         assert PASSWORD not in str(refused.value)

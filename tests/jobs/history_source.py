@@ -20,7 +20,7 @@ import pyarrow as pa
 from airflow_provider_cdc.core import row_bytes
 from airflow_provider_cdc.core.chunk import Chunk, partition
 from airflow_provider_cdc.core.manifest import Manifest, RunTable
-from airflow_provider_cdc.core.options import LockPolicy, StepOptions
+from airflow_provider_cdc.core.options import AS_DECLARED, LockPolicy, StepOptions, TableOptions
 from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Column, Table, TableName
@@ -194,7 +194,7 @@ class HistorySource:
         self.end = len(history.entries)
         self.late = False
 
-    def preflight(self, patterns: Sequence[str], consistency: str, unrepresentable: str = "error") -> list[TablePlan]:
+    def preflight(self, patterns: Sequence[str], options: TableOptions = AS_DECLARED) -> list[TablePlan]:
         raise NotImplementedError
 
     def record_initial(self, plans: Sequence[TablePlan], lock: LockPolicy, run_id: str = "") -> InitialPoint:

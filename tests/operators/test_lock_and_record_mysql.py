@@ -45,7 +45,7 @@ def operator(server: MysqlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         task_id="lock_and_record",
         source_conn_id="shop",
         target=tmp_path.as_uri(),
-        plan=encode(source.preflight(["d.*"], "auto")),
+        plan=encode(source.preflight(["d.*"])),
         options={"lock": asdict(LockPolicy())},
     )
 

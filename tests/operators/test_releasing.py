@@ -65,7 +65,7 @@ def run(source: PostgresSource, context: Any, tmp_path: Any) -> Iterator[Storage
 
 
 def begin_run(source: PostgresSource, run_id: str, target: Any, **options: Any) -> Storage:
-    initial = source.record_initial(source.preflight(["public.stock"], "auto"), LockPolicy(), run_id)
+    initial = source.record_initial(source.preflight(["public.stock"]), LockPolicy(), run_id)
     run = Storage(target.as_uri()).folder("_runs", run_id)
     tables = [RunTable(table, "watermark", "") for table in initial.tables]
     identity, position = dict(initial.identity), initial.position
@@ -231,7 +231,7 @@ def test_a_run_whose_manifest_was_never_written_leaves_nothing(
         group = SnapshotTaskGroup(source_conn_id="shop", tables=["public.*"], target=tmp_path.as_uri())
     (release,) = dag.on_failure_callback
     run_id = run_id_for(context["dag_run"], group.lock_and_record.task_id, tmp_path.as_uri())
-    source.record_initial(source.preflight(["public.stock"], "auto"), LockPolicy(), run_id)
+    source.record_initial(source.preflight(["public.stock"]), LockPolicy(), run_id)
     assert kept(postgres) == 1
     release(context)
     assert kept(postgres) == 0
@@ -275,7 +275,7 @@ def test_a_source_that_cannot_be_reached_does_not_hide_why_the_task_failed(
 
 
 def recording(source: PostgresSource, target: Any) -> LockAndRecordOperator:
-    plan = encode(source.preflight(["public.stock"], "auto"))
+    plan = encode(source.preflight(["public.stock"]))
     return LockAndRecordOperator(
         task_id="lock_and_record", source_conn_id="shop", target=target.as_uri(), plan=plan, options=OPTIONS
     )

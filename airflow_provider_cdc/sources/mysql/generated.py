@@ -56,11 +56,12 @@ _CAST = "cast ( {} as date )"
 _Token = tuple[str, str]
 
 
-def dependent(column: Column, expression: str, columns: Mapping[str, Column]) -> str | None:
+def dependent(column: Column, expression: str, columns: Mapping[str, Column], policy: str = "error") -> str | None:
     """Why the value of a virtual column may differ between sessions; None: it does not.
 
     :param expression: as the information schema has it.
     :param columns: the table's, by name.
+    :param policy: what becomes of values that no Arrow type holds.
     """
     tokens = _tokens(expression)
     if tokens is None or any(kind == "column" and text not in columns for kind, text in tokens):
@@ -75,11 +76,11 @@ def dependent(column: Column, expression: str, columns: Mapping[str, Column]) ->
         if _kind(one) == "char":
             return f"{one.name} is a CHAR, whose length depends on sql_mode (PAD_CHAR_TO_FULL_LENGTH)"
     if _kind(column) in _MOMENTS or any(_kind(one) in _MOMENTS for one in used):
-        return _of_moments(column, tokens, used)
+        return _of_moments(column, tokens, used, policy)
     return _of_values(tokens, used)
 
 
-def _of_moments(column: Column, tokens: Sequence[_Token], used: Sequence[Column]) -> str | None:
+def _of_moments(column: Column, tokens: Sequence[_Token], used: Sequence[Column], policy: str) -> str | None:
     """The same, where dates and times are used other than for one of their parts, or come out."""
     same = {one.type for one in used} == {column.type}
     plain = {text for kind, text in tokens if kind == "word"} <= _CHOICES
@@ -87,7 +88,7 @@ def _of_moments(column: Column, tokens: Sequence[_Token], used: Sequence[Column]
         return None
     spelled = [text if kind != "column" else _kind(used[0]) for kind, text in tokens]
     if column.type == "date" and spelled in (_CAST.format(kind).split() for kind in ("date", "datetime")):
-        if column.details.get("unrepresentable", "error") == "error":
+        if policy == "error":
             return None
         return "what a date that no calendar has is cast to depends on sql_mode"
     return "how dates and times are converted depends on sql_mode and time_zone"
@@ -210,7 +211,7 @@ def generated_problems(table: Table, expressions: Mapping[str, str]) -> Iterable
     for column in table.columns:
         if column.details.get("generated") != "virtual":
             continue
-        reason = dependent(column, expressions.get(column.name, ""), columns)
+        reason = dependent(column, expressions.get(column.name, ""), columns, table.options.unrepresentable)
         if reason is not None:
             yield Problem(
                 f"{table.name}.{column.name}",

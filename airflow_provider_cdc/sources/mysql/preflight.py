@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import pymysql
 
-from airflow_provider_cdc.core.options import CONSISTENCIES, UNREPRESENTABLE
+from airflow_provider_cdc.core.options import TableOptions
 from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import LogGone, PreflightError, Problem
@@ -25,7 +26,7 @@ from airflow_provider_cdc.sources.mysql.types import (
     unsupported,
     unsupported_key,
 )
-from airflow_provider_cdc.sources.policy import with_policy
+from airflow_provider_cdc.sources.request import request_problems
 
 _log = logging.getLogger(__name__)
 
@@ -40,15 +41,12 @@ _LEAST_SECONDS = 600
 _BEYOND_THE_CATALOG = frozenset({"gb18030", "utf16", "utf16le", "utf32", "utf8mb4"})
 
 
-def preflight(
-    settings: ConnectionSettings, patterns: Sequence[str], consistency: str, unrepresentable: str = "error"
-) -> list[TablePlan]:
+def preflight(settings: ConnectionSettings, patterns: Sequence[str], options: TableOptions) -> list[TablePlan]:
     """Check everything that a run needs, and decide how each table is read.
 
     :param patterns: ``schema.table``; ``*`` matches any run of characters in either part, and a pattern
         that begins with ``!`` leaves out what those before it named (``!shop._*_gho``).
-    :param consistency: ``auto`` reads tables with a key by ``watermark``, and the others with ``lock``.
-    :param unrepresentable: one of ``core.options.UNREPRESENTABLE``.
+    :param options: consistency ``auto`` reads tables with a key by ``watermark``, and the others with ``lock``.
     :raises PreflightError: with every problem found.
     :raises SourceUnavailable: the server cannot be reached.
     :raises ConfigurationError: the connection cannot work, or the server is too old.
@@ -56,14 +54,14 @@ def preflight(
     with session(settings) as connection:
         privileges = Privileges(connection)
         names, unresolved = resolve(connection, patterns)
-        problems = [*_request_problems(patterns, consistency, unrepresentable), *unresolved]
+        problems = [*request_problems(patterns, options, lacks="exported"), *unresolved]
         problems += [*setting_problems(connection), *privileges.server_problems()]
         unreadable = {name: problem for name in names if (problem := privileges.select_problem(name))}
         problems += unreadable.values()
         tables = read_tables(connection, [name for name in names if name not in unreadable])
-        tables = tuple(with_policy(table, unrepresentable) for table in tables)
-        plans = [_plan(table, consistency, unrepresentable) for table in tables]
-        problems += _table_problems(connection, tables, consistency)
+        tables = tuple(replace(table, options=options) for table in tables)
+        plans = [_plan(table, options) for table in tables]
+        problems += _table_problems(connection, tables, options.consistency)
         problems += privileges.lock_problems([plan.table for plan in plans if plan.consistency == "lock"])
         problems += _filter_problems(connection, tables)
         problems += _retention_problems(connection, tables)
@@ -85,48 +83,32 @@ def exactness_problems(connection: Connection, tables: Sequence[Table]) -> list[
     return [*unreadable, *_table_problems(connection, tables, ""), *_filter_problems(connection, tables)]
 
 
-def _request_problems(patterns: Sequence[str], consistency: str, unrepresentable: str) -> list[Problem]:
-    problems = []
-    if not patterns:
-        problems.append(Problem("tables", "names no table", "list tables as schema.table, for example shop.*"))
-    if consistency == "exported":
-        problems.append(Problem("consistency", "exported works on PostgreSQL only", "use auto, watermark or lock"))
-    elif consistency not in CONSISTENCIES:
-        problems.append(
-            Problem("consistency", f"{consistency!r} is none", f"use one of {', '.join(CONSISTENCIES[:-1])}")
-        )
-    if unrepresentable not in UNREPRESENTABLE:
-        problems.append(
-            Problem("unrepresentable", f"{unrepresentable!r} is none", f"use one of {', '.join(UNREPRESENTABLE)}")
-        )
-    return problems
-
-
-def _plan(table: Table, consistency: str, unrepresentable: str) -> TablePlan:
+def _plan(table: Table, options: TableOptions) -> TablePlan:
     key = f"{table.key_index} ({', '.join(table.key)})"
-    if consistency == "lock":
+    if options.consistency == "lock":
         chosen, reason = "lock", "lock was asked for: read at one position, fixed under a short lock"
-    elif table.keyless and consistency != "watermark":
+    elif table.keyless and options.consistency != "watermark":
         chosen = "lock"
         reason = "no key tells its rows apart, so it is read at one position, fixed under a short lock"
     else:
         chosen = "watermark"
         reason = f"its key {key} tells what changed while it was read, so it needs no lock"
-    reason += _policy_reason(table, unrepresentable)
-    return TablePlan(table.name, chosen, reason, table.rows, table.bytes, unrepresentable)
+    reason += _policy_reason(table)
+    return TablePlan(table.name, chosen, reason, table.rows, table.bytes, options.unrepresentable)
 
 
-def _policy_reason(table: Table, unrepresentable: str) -> str:
+def _policy_reason(table: Table) -> str:
     """Which columns the policy changes: as text, or with nulls that the table does not have."""
+    policy = table.options.unrepresentable
     changed = [
         column.name
         for column in table.columns
-        if unsupported(column, table.identifies(column.name)) is None
-        and ColumnType.of(column, table.identifies(column.name)).policy != "error"
+        if unsupported(column, apart := table.identifies(column.name), policy) is None
+        and ColumnType.of(column, apart, policy).policy != "error"
     ]
     if not changed:
         return ""
-    becomes = "published as text" if unrepresentable == "string" else "null where no Arrow type holds the value"
+    becomes = "published as text" if policy == "string" else "null where no Arrow type holds the value"
     return f"; {becomes}: {', '.join(changed)}"
 
 
@@ -137,7 +119,7 @@ def _table_problems(connection: Connection, tables: Sequence[Table], consistency
         for schema, name, engine in select_of_tables(connection, names, "ENGINE", "TABLES")
     }
     for table in tables:
-        where, engine = str(table.name), engines.get(table.name)
+        where, engine, policy = str(table.name), engines.get(table.name), table.options.unrepresentable
         if engine != _ENGINE:
             yield Problem(
                 where,
@@ -152,12 +134,12 @@ def _table_problems(connection: Connection, tables: Sequence[Table], consistency
             )
         for column in table.columns:
             apart = table.identifies(column.name)
-            reason = unsupported(column, apart)
+            reason = unsupported(column, apart, policy)
             hint = "change the column's type, or leave the table out"
             if reason is not None and is_wide_decimal(column):
                 hint = f"set unrepresentable to string{'' if apart else ' or null'}, or leave the table out"
             if reason is None and column.name in table.key:
-                reason = unsupported_key(column)
+                reason = unsupported_key(column, policy)
             if reason is None and _has_hidden_labels(column.type, str(column.details.get("charset"))):
                 reason = "a member of its type has a '?', which is also what the server shows for rarer characters"
             if reason is not None:

@@ -129,8 +129,7 @@ def table_sql(name: TableName) -> str:
 
 
 def _shape(column: Column) -> tuple[Any, ...]:
-    details = {name: value for name, value in column.details.items() if name != "unrepresentable"}
-    return column.name, column.type, column.nullable, tuple(sorted(details.items()))
+    return column.name, column.type, column.nullable, tuple(sorted(column.details.items()))
 
 
 def _matches_nothing(connection: Connection, pattern: str, wanted: TableName, others: list[TableName]) -> Problem:

@@ -13,6 +13,7 @@ import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 
 import pyarrow as pa
 import pymysql
@@ -47,7 +48,6 @@ from airflow_provider_cdc.sources.mysql.session import (
     variables,
 )
 from airflow_provider_cdc.sources.odd_values import OddValue
-from airflow_provider_cdc.sources.policy import with_policy
 from airflow_provider_cdc.sources.window import UpperBound
 
 NO_POSITION = Problem(
@@ -109,7 +109,7 @@ def tables_of(connection: Connection, plans: Sequence[TablePlan]) -> tuple[Table
                 where=str(table.name),
                 hint="clear preflight and the tasks after it",
             )
-    return tuple(with_policy(table, plan.unrepresentable) for plan, table in zip(plans, tables, strict=True))
+    return tuple(replace(table, options=plan.options) for plan, table in zip(plans, tables, strict=True))
 
 
 @contextmanager

@@ -26,11 +26,10 @@ geometry, point, …            binary                  as SELECT gives it: the 
 vector(n)                     list<float32>           up to n numbers; the stored bits
 ============================  ======================  ==========================================================
 
-"The policy" is one of ``core.options.UNREPRESENTABLE``, in ``Column.details["unrepresentable"]``; where that is
-missing, ``error``: ValueNotRepresentable, and a decimal of more than 38 digits is not copied at all. With ``string``
-the column is utf8 and holds the text that SELECT prints (TIMESTAMP: in UTC) of every value. ``null`` never applies to
-a column that tells rows apart (a key column, every column of a keyless table): two rows might become one. There it is
-as ``error``.
+"The policy" is `TableOptions.unrepresentable`. With ``error`` such values are a ValueNotRepresentable, and a decimal of
+more than 38 digits is not copied at all. With ``string`` the column is utf8 and holds the text that SELECT prints
+(TIMESTAMP: in UTC) of every value. ``null`` never applies to a column that tells rows apart (a key column, every column
+of a keyless table): two rows might become one. There it is as ``error``.
 
 Source of the formats: MySQL's documentation of "Binary Protocol Value" and of ``Table_map_event``, and the server
 itself, which the tests compare each entry with.
@@ -134,17 +133,18 @@ class ColumnType:
         return self.unsigned or self.family in (Family.ENUM, Family.SET, Family.BITS, Family.YEAR)
 
     @classmethod
-    def of(cls, column: Column, identifies: bool = False) -> ColumnType:
+    def of(cls, column: Column, identifies: bool = False, policy: str = "error") -> ColumnType:
         """The entry for ``column``.
 
         :param identifies: whether the column is part of what tells the table's rows apart.
+        :param policy: what becomes of values that no Arrow type holds.
         :raises ConfigurationError: the type is not in the table; ``unsupported`` gives the reason beforehand.
         """
-        reason = unsupported(column, identifies)
+        reason = unsupported(column, identifies, policy)
         if reason is not None:
             raise ConfigurationError(reason, where=column.name, hint="leave the table out")
         charset = str(column.details.get("charset", ""))
-        return _column_type(column.name, column.type, column.nullable, charset, _policy(column, identifies))
+        return _column_type(column.name, column.type, column.nullable, charset, _policy(identifies, policy))
 
 
 _INTEGERS = {
@@ -167,7 +167,7 @@ _DIGIT_BYTES = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
 _STRING = 254
 
 
-def unsupported(column: Column, identifies: bool = False) -> str | None:
+def unsupported(column: Column, identifies: bool = False, policy: str = "error") -> str | None:
     """Why ``column`` cannot be copied; None if it can.
 
     :param identifies: whether the column is part of what tells the table's rows apart.
@@ -176,8 +176,8 @@ def unsupported(column: Column, identifies: bool = False) -> str | None:
     charset = str(column.details.get("charset", ""))
     if declared is None or declared.name not in _SUPPORTED:
         return f"its type {column.type} is not supported"
-    if is_wide_decimal(column) and _policy(column, identifies) == "error":
-        also = ", and with nulls it would no longer tell rows apart" if _policy(column, False) == "null" else ""
+    if is_wide_decimal(column) and _policy(identifies, policy) == "error":
+        also = ", and with nulls it would no longer tell rows apart" if policy == "null" else ""
         return f"its type {column.type} has more than the 38 digits that fit an Arrow decimal{also}"
     if declared.name in ("enum", "set") and charset == "binary":
         return f"the members of {declared.name} columns of character set binary are not text"
@@ -199,12 +199,12 @@ def is_wide_decimal(column: Column) -> bool:
     return declared is not None and declared.name == "decimal" and declared.number(0, 10) > 38
 
 
-def unsupported_key(column: Column) -> str | None:
+def unsupported_key(column: Column, policy: str = "error") -> str | None:
     """Why ``column`` cannot be a key column; None if it can. Its type is a supported one.
 
     Keys are compared by their decoded values, so no two values that the server stores may be decoded alike.
     """
-    kind = ColumnType.of(column, True)
+    kind = ColumnType.of(column, True, policy)
     if kind.family is Family.TEXT and is_ambiguous(kind.charset):
         return f"two codes of its character set {kind.charset} stand for one character, which does not tell keys apart"
     if len(set(kind.labels)) < len(kind.labels):
@@ -219,7 +219,8 @@ def column_types(table: Table) -> tuple[ColumnType, ...]:
 
     :raises ConfigurationError: a column's type is not in the table of types.
     """
-    return tuple(ColumnType.of(column, table.identifies(column.name)) for column in table.columns)
+    policy = table.options.unrepresentable
+    return tuple(ColumnType.of(column, table.identifies(column.name), policy) for column in table.columns)
 
 
 def arrow_schema(table: Table) -> pa.Schema:
@@ -238,8 +239,7 @@ def decimal_groups(precision: int, scale: int) -> list[tuple[int, int]]:
     return [(_DIGIT_BYTES[count], count) for count in digits if count]
 
 
-def _policy(column: Column, identifies: bool) -> str:
-    policy = str(column.details.get("unrepresentable", "error"))
+def _policy(identifies: bool, policy: str) -> str:
     return "error" if identifies and policy == "null" else policy
 
 

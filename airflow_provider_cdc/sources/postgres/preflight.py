@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from airflow_provider_cdc.core.options import CONSISTENCIES, UNREPRESENTABLE
+from airflow_provider_cdc.core.options import TableOptions
 from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import PreflightError, Problem
 from airflow_provider_cdc.sources.connection import ConnectionSettings
-from airflow_provider_cdc.sources.policy import with_policy
 from airflow_provider_cdc.sources.postgres.advice import advise
 from airflow_provider_cdc.sources.postgres.inheritance import inheritance_problems
 from airflow_provider_cdc.sources.postgres.platform import change_setting, platform
@@ -21,17 +21,15 @@ from airflow_provider_cdc.sources.postgres.server import setting_problems
 from airflow_provider_cdc.sources.postgres.session import Connection, query, quote, session
 from airflow_provider_cdc.sources.postgres.snapshot import identity_problem
 from airflow_provider_cdc.sources.postgres.types import unmapped
+from airflow_provider_cdc.sources.request import request_problems
 
 
-def preflight(
-    settings: ConnectionSettings, patterns: Sequence[str], consistency: str, unrepresentable: str = "error"
-) -> list[TablePlan]:
+def preflight(settings: ConnectionSettings, patterns: Sequence[str], options: TableOptions) -> list[TablePlan]:
     """Check everything that a run needs, and decide how each table is read.
 
     :param patterns: ``schema.table``; ``*`` matches any run of characters in either part, and a pattern
         that begins with ``!`` leaves out what those before it named (``!shop._*_gho``).
-    :param consistency: ``auto`` reads tables with a key by ``watermark``, and the others with ``exported``.
-    :param unrepresentable: one of ``UNREPRESENTABLE``.
+    :param options: consistency ``auto`` reads tables with a key by ``watermark``, and the others with ``exported``.
     :raises PreflightError: with every problem found.
     :raises SourceUnavailable: the server cannot be reached.
     :raises ConfigurationError: the connection cannot work, or the server is too old.
@@ -40,10 +38,10 @@ def preflight(
     with session(settings) as connection:
         privileges = Privileges(connection)
         names, unresolved = resolve(connection, patterns)
-        problems = [*_request_problems(patterns, consistency, unrepresentable), *unresolved]
+        problems = [*request_problems(patterns, options, lacks="lock"), *unresolved]
         problems += [*setting_problems(connection), *privileges.server_problems(settings, publishing=not publication)]
-        tables = read_tables(connection, names)
-        plans = [_plan(table, consistency, unrepresentable) for table in tables]
+        tables = [replace(table, options=options) for table in read_tables(connection, names)]
+        plans = [_plan(table, options) for table in tables]
         problems += privileges.table_problems(tables, publishing=not publication)
         problems += inheritance_problems(connection, tables)
         problems += _table_problems(connection, tables, plans)
@@ -59,28 +57,17 @@ def preflight(
     return plans
 
 
-def _request_problems(patterns: Sequence[str], consistency: str, unrepresentable: str) -> Iterable[Problem]:
-    if not patterns:
-        yield Problem("tables", "names no table", "list tables as schema.table, for example shop.*")
-    if consistency == "lock":
-        yield Problem("consistency", "lock works on MySQL only", "use auto, watermark or exported")
-    elif consistency not in CONSISTENCIES:
-        yield Problem("consistency", f"{consistency!r} is none", "use one of auto, watermark, exported")
-    if unrepresentable not in UNREPRESENTABLE:
-        yield Problem("unrepresentable", f"{unrepresentable!r} is none", f"use one of {', '.join(UNREPRESENTABLE)}")
-
-
-def _plan(table: Table, consistency: str, unrepresentable: str) -> TablePlan:
-    if consistency == "exported":
+def _plan(table: Table, options: TableOptions) -> TablePlan:
+    if options.consistency == "exported":
         chosen, reason = "exported", "exported was asked for: all of it is read in one snapshot, at one position"
-    elif table.keyless and consistency != "watermark":
+    elif table.keyless and options.consistency != "watermark":
         chosen = "exported"
         reason = "no key tells its rows apart, so it is read in one snapshot, at one position"
     else:
         chosen = "watermark"
         key = f"{table.key_index} ({', '.join(table.key)})"
         reason = f"its key {key} tells what changed while it was read, so it needs no long transaction"
-    return TablePlan(table.name, chosen, reason, table.rows, table.bytes, unrepresentable)
+    return TablePlan(table.name, chosen, reason, table.rows, table.bytes, options.unrepresentable)
 
 
 def _table_problems(connection: Connection, tables: Sequence[Table], plans: Sequence[TablePlan]) -> Iterable[Problem]:
@@ -100,7 +87,7 @@ def _table_problems(connection: Connection, tables: Sequence[Table], plans: Sequ
             )
         if (problem := identity_problem(table)) is not None:
             yield problem
-        for column in with_policy(table, plan.unrepresentable).columns:
+        for column in table.columns:
             if (reason := unmapped(column)) is not None:
                 yield Problem(f"{where}.{column.name}", reason, "change the column's type, or leave the table out")
             generated = column.details.get("generated")

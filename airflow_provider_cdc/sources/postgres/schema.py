@@ -219,7 +219,7 @@ def check_unchanged(connection: Connection, tables: Iterable[Table]) -> None:
 
 
 def _shape(column: Column, versions: bool) -> tuple[Any, ...]:
-    left_out = {"unrepresentable"} | (set() if versions else {"version"})
+    left_out = set() if versions else {"version"}
     details = {name: value for name, value in column.details.items() if name not in left_out}
     return column.name, column.type, column.nullable, tuple(sorted(details.items()))
 

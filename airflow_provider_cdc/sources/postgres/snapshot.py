@@ -13,7 +13,7 @@ import logging
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -37,7 +37,6 @@ from airflow_provider_cdc.sources.capabilities import ChunkReader
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.kept import Kept
 from airflow_provider_cdc.sources.odd_values import OddValue
-from airflow_provider_cdc.sources.policy import with_policy
 from airflow_provider_cdc.sources.postgres import durable, prepared, publishing, slots, waiting
 from airflow_provider_cdc.sources.postgres.at_point import changed_around, read_at
 from airflow_provider_cdc.sources.postgres.chunks import place
@@ -131,7 +130,7 @@ def record_initial(
                 return InitialPoint(
                     str(position),
                     found,
-                    tuple(with_policy(table, plan.unrepresentable) for plan, table in zip(plans, tables, strict=True)),
+                    tuple(replace(table, options=plan.options) for plan, table in zip(plans, tables, strict=True)),
                     0.0,
                     tuple(slots.identity_of_try(other) for other in earlier),
                 )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar
 import pyarrow as pa
 
 from airflow_provider_cdc.core.chunk import Chunk
-from airflow_provider_cdc.core.options import LockPolicy
+from airflow_provider_cdc.core.options import AS_DECLARED, LockPolicy, TableOptions
 from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.sources.capabilities import ChunkReader, KeepsForRun, SegmentReader, SharesReads, Source
@@ -41,8 +41,8 @@ class PostgresSource:
     def __repr__(self) -> str:
         return f"PostgresSource({self.settings.address})"
 
-    def preflight(self, patterns: Sequence[str], consistency: str, unrepresentable: str = "error") -> list[TablePlan]:
-        return preflight.preflight(self.settings, patterns, consistency, unrepresentable)
+    def preflight(self, patterns: Sequence[str], options: TableOptions = AS_DECLARED) -> list[TablePlan]:
+        return preflight.preflight(self.settings, patterns, options)
 
     def here(self) -> tuple[Mapping[str, str], str]:
         with session(self.settings) as connection:

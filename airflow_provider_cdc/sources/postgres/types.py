@@ -21,7 +21,7 @@ all others                             utf8                 what the type's outp
                                                             ``SESSION_SETTINGS``
 =====================================  ===================  =====================================================
 
-A domain is what its base type is. "The policy" is one of ``core.options.UNREPRESENTABLE``; with ``string`` the column
+A domain is what its base type is. "The policy" is `TableOptions.unrepresentable`; with ``string`` the column
 is utf8 like all others. ``null`` never applies to a column that identifies rows (a key column, every column of a
 keyless table): two rows might become one. There it stops the run, as ``error`` does.
 
@@ -36,8 +36,6 @@ What is needed of a column beyond its name: ``Column.nullable``, and of ``Column
     read as text.)
 ``names_objects``
     true if a part of the type (a field of a composite, say) is one of ``NAMES_OF_OBJECTS``.
-``unrepresentable``
-    the policy; missing: ``error``.
 ``relation``
     of every column, the OID of the table (of the root, if it is partitioned): the log must speak of the same one.
 
@@ -172,7 +170,7 @@ def _column_type(table: Table, column: Column) -> ColumnType:
     if reason is not None:
         raise ConfigurationError(reason, where=f"{table.name}.{column.name}", hint="leave the table out")
     oid, typmod = base_type(column)
-    policy = str(column.details.get("unrepresentable", "error"))
+    policy = table.options.unrepresentable
     family, arrow = _native(oid, typmod)
     if family in _UNREPRESENTABLE and policy == "string":
         family = Family.OUTPUT

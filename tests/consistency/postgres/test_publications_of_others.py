@@ -136,7 +136,7 @@ def test_a_publication_that_tells_less_since_preflight_stops_the_run(
     shop = _made(postgres, database, what)
     with shop.account():
         source = open_source(shop.settings)
-        plans = source.preflight(["public.orders", "public.parts"], "auto")
+        plans = source.preflight(["public.orders", "public.parts"])
         shop.execute(statement)
         with pytest.raises(PreflightError, match=r"publication Shop's; all, of it|not in the log"):
             source.record_initial(plans, LOCK, RUN_ID)
@@ -153,7 +153,7 @@ def test_a_publication_that_is_altered_while_the_slot_waits_stops_the_run(
     shop.settings = replace(shop.settings, options={"publication": publication} if publication else {})
     with shop.account(), shop.connect() as writer, ThreadPoolExecutor(1) as pool:
         source = open_source(shop.settings)
-        plans = source.preflight(["public.orders", "public.parts"], "auto")
+        plans = source.preflight(["public.orders", "public.parts"])
         writer.execute("BEGIN; CREATE TABLE holds_up_the_slot ()")
         recording = pool.submit(source.record_initial, plans, LOCK, RUN_ID)
         while not shop.query("SELECT 1 FROM pg_replication_slots"):

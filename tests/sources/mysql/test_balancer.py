@@ -176,7 +176,7 @@ def test_a_proxy_that_may_share_sessions_is_refused(first: MysqlServer) -> None:
     with Proxy(first.port, own_greeting) as proxy:
         source = MysqlSource(settings(proxy))
         with pytest.raises(PreflightError, match="a proxy answers"):
-            source.preflight([str(NAME)], "auto")
+            source.preflight([str(NAME)])
         for use in (begin, lambda source: source.of_run(point.identity, point.position).bound_reads()):
             with pytest.raises(SourceReplaced, match="a proxy answers"):
                 use(source)

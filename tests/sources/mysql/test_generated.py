@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_cdc.core.options import TableOptions
 from airflow_provider_cdc.errors import PreflightError
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource
@@ -104,7 +105,7 @@ NAMES = "id, n, u, f, m, c, s, d, dt, ts, t, y, e, st, j, b"
 def test_what_every_session_sees_alike(source: MysqlSource, mysql: MysqlServer, schema: str) -> None:
     """Read and logged by sessions that differ in everything."""
     names = create(mysql, schema, list(cases(SAME)))
-    source.preflight([f"{schema}.t"], "auto")
+    source.preflight([f"{schema}.t"])
     mysql.query(f"INSERT INTO {schema}.t ({NAMES}) VALUES {', '.join(ROWS)}")
     shown = ", ".join(f"HEX({name})" for name in names)
     seen: list[list[tuple[Any, ...]]] = []
@@ -136,13 +137,13 @@ def test_what_sessions_see_differently(source: MysqlSource, mysql: MysqlServer, 
     virtual = list(cases(DIFFERENT))
     names = create(mysql, schema, virtual)
     with pytest.raises(PreflightError) as raised:
-        source.preflight([f"{schema}.t"], "auto")
+        source.preflight([f"{schema}.t"])
     found = {problem.where for problem in raised.value.problems}
     assert [case for case, name in zip(virtual, names, strict=True) if f"{schema}.t.{name}" not in found] == []
     assert all("STORED" in problem.hint for problem in raised.value.problems)
     mysql.query(f"DROP TABLE {schema}.t")
     create(mysql, schema, virtual, "STORED")
-    source.preflight([f"{schema}.t"], "auto")
+    source.preflight([f"{schema}.t"])
 
 
 def test_dates_that_no_calendar_has_are_cast_as_the_session_likes(
@@ -150,10 +151,10 @@ def test_dates_that_no_calendar_has_are_cast_as_the_session_likes(
 ) -> None:
     """With the policy `error` such a row stops the run; with the others it is copied."""
     create(mysql, schema, [("DATE", "date(dt)")])
-    source.preflight([f"{schema}.t"], "auto", "error")
+    source.preflight([f"{schema}.t"], TableOptions(unrepresentable="error"))
     for policy in ("string", "null"):
         with pytest.raises(PreflightError, match="v0"):
-            source.preflight([f"{schema}.t"], "auto", policy)
+            source.preflight([f"{schema}.t"], TableOptions(unrepresentable=policy))
 
 
 def test_bytes_that_are_no_text_and_fractions_are_cast_as_the_session_likes(mysql: MysqlServer, schema: str) -> None:

@@ -10,12 +10,12 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 from airflow_provider_cdc.core.chunk import Chunk
-from airflow_provider_cdc.core.options import LockPolicy
+from airflow_provider_cdc.core.options import LockPolicy, TableOptions
 from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.jobs.key_order import KeyExtents, check_key_order
 from airflow_provider_cdc.sources.connection import ConnectionSettings
@@ -23,7 +23,6 @@ from airflow_provider_cdc.sources.mysql import MysqlSource, chunks
 from airflow_provider_cdc.sources.mysql.decode.prepared import PreparedStatement
 from airflow_provider_cdc.sources.mysql.schema import read_tables, table_sql
 from airflow_provider_cdc.sources.mysql.session import query, session
-from airflow_provider_cdc.sources.policy import with_policy
 from harness.mysql_server import MysqlServer
 
 Dice = random.Random
@@ -239,7 +238,9 @@ def holds_each_row_once(
         fill(extremes)
     with session(source.settings) as connection:
         query(connection, f"ANALYZE NO_WRITE_TO_BINLOG TABLE {schema}.t")
-        table = with_policy(read_tables(connection, [TableName(schema, "t")])[0], "string")
+        table = replace(
+            read_tables(connection, [TableName(schema, "t")])[0], options=TableOptions(unrepresentable="string")
+        )
     plans = [source.plan_chunks(table, size) for size in sizes]
     if later:
         fill(extremes)

@@ -52,7 +52,7 @@ def test_cascades_are_refused_where_they_are_not_logged(older: OlderServer, mysq
         f"CREATE TABLE {schema}.c (id INT PRIMARY KEY, p INT, FOREIGN KEY (p) REFERENCES p (id) ON DELETE CASCADE)"
     )
     with pytest.raises(PreflightError, match=r"MySQL logs them only since 9\.6"):
-        MysqlSource(settings(older)).preflight([f"{schema}.*"], "auto")
+        MysqlSource(settings(older)).preflight([f"{schema}.*"])
 
 
 AMAZON = {
@@ -73,15 +73,15 @@ def test_how_long_amazon_keeps_the_log(
 ) -> None:
     mysql.query(f"CREATE TABLE {schema}.t (id INT PRIMARY KEY)")
     source = MysqlSource(settings(amazon))
-    assert source.preflight([f"{schema}.t"], "auto"), "what is not known is no problem"
+    assert source.preflight([f"{schema}.t"]), "what is not known is no problem"
     mysql.query("CREATE TABLE mysql.rds_configuration (name VARCHAR(99), value VARCHAR(99), description TEXT)")
     try:
         mysql.query(f"INSERT INTO mysql.rds_configuration VALUES ('binlog retention hours', {hours}, '')")
         if enough:
-            assert source.preflight([f"{schema}.t"], "auto")
+            assert source.preflight([f"{schema}.t"])
             return
         with pytest.raises(PreflightError) as refused:
-            source.preflight([f"{schema}.t"], "auto")
+            source.preflight([f"{schema}.t"])
         (problem,) = refused.value.problems
         assert problem.hint == "CALL mysql.rds_set_configuration('binlog retention hours', 24)"
     finally:
@@ -93,7 +93,7 @@ def test_settings_of_amazon_are_in_parameter_groups(amazon: OlderServer, mysql: 
     mysql.query("SET GLOBAL binlog_row_image = MINIMAL")
     try:
         with pytest.raises(PreflightError) as refused:
-            MysqlSource(settings(amazon)).preflight([f"{schema}.t"], "auto")
+            MysqlSource(settings(amazon)).preflight([f"{schema}.t"])
     finally:
         mysql.query("SET GLOBAL binlog_row_image = FULL")
     (problem,) = refused.value.problems
@@ -111,7 +111,7 @@ def test_what_a_power_failure_costs_is_said(
     if durable:
         mysql.query("SET GLOBAL sync_binlog = 1, innodb_flush_log_at_trx_commit = 1")
     try:
-        source.preflight([f"{schema}.t"], "auto")
+        source.preflight([f"{schema}.t"])
     finally:
         mysql.query("SET GLOBAL sync_binlog = %s, innodb_flush_log_at_trx_commit = %s", before)
     warned = [record.message.partition(" ")[0] for record in caplog.records if "machine fails" in record.message]

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from airflow_provider_cdc.core.options import TableOptions
 from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.records import decode, encode
 from airflow_provider_cdc.errors import PreflightError, Problem
@@ -55,7 +56,7 @@ def source(server: MysqlServer, user: str = "root") -> MysqlSource:
 def problems(server: MysqlServer, *patterns: str, consistency: str = "auto", user: str = "root") -> list[Problem]:
     found: list[Problem] = []
     try:
-        source(server, user).preflight(patterns, consistency)
+        source(server, user).preflight(patterns, TableOptions(consistency))
     except PreflightError as error:
         found += error.problems
     assert all(problem.where and problem.what and problem.hint for problem in found)
@@ -73,7 +74,7 @@ def having(server: MysqlServer, statements: str, undo: str) -> Iterator[None]:
 
 class TestPlan:
     def test_auto_picks_per_table_and_says_why(self, server: MysqlServer) -> None:
-        plans = {str(plan.table): plan for plan in source(server).preflight(["shop.*", "other.t"], "auto")}
+        plans = {str(plan.table): plan for plan in source(server).preflight(["shop.*", "other.t"])}
         assert {name: plan.consistency for name, plan in plans.items()} == {
             "shop.lines": "watermark",
             "shop.orders": "watermark",
@@ -86,7 +87,7 @@ class TestPlan:
             assert decode(TablePlan, encode(plan), "") == plan
 
     def test_lock_is_for_every_table(self, server: MysqlServer) -> None:
-        plans = source(server).preflight(["shop.*"], "lock")
+        plans = source(server).preflight(["shop.*"], TableOptions("lock"))
         assert {plan.consistency for plan in plans} == {"lock"}
 
     def test_watermark_needs_keys(self, server: MysqlServer) -> None:
@@ -247,7 +248,7 @@ class TestTables:
 
     def test_odd_names(self, server: MysqlServer) -> None:
         with having(server, "CREATE TABLE shop.`a.%s?``` (`i%s?``` INT PRIMARY KEY)", "DROP TABLE shop.`a.%s?```"):
-            (plan,) = source(server).preflight(["shop.a.%s?`"], "auto")
+            (plan,) = source(server).preflight(["shop.a.%s?`"])
         assert plan.table.name == "a.%s?`"
 
 

@@ -44,7 +44,7 @@ def planned(server: MysqlServer) -> tuple[MysqlSource, list[TablePlan]]:
     ):
         server.query(statement)
     source = MysqlSource(settings_of(server))
-    return source, source.preflight(["d.*"], "auto")
+    return source, source.preflight(["d.*"])
 
 
 Planned = tuple[MysqlSource, Sequence[TablePlan]]
@@ -131,4 +131,4 @@ def test_a_cascade_to_a_parent_that_does_not_exist_yet(planned: Planned, server:
         cursor.execute("DROP TABLE d.parent")
         cursor.execute(CASCADE)
     with pytest.raises(PreflightError, match="makes changes by itself"):
-        source.preflight(["d.child"], "auto")
+        source.preflight(["d.child"])

@@ -267,7 +267,7 @@ class TestLock:
             mysql.query(f"GRANT SELECT ON {table.name.schema}.* TO unlocking")
             mysql.query("GRANT REPLICATION CLIENT, REPLICATION SLAVE ON *.* TO unlocking")
             plain = MysqlSource(ConnectionSettings("mysql", mysql.host, mysql.port, "unlocking"))
-            plans = plain.preflight([str(table.name)], "auto")
+            plans = plain.preflight([str(table.name)])
             point = plain.record_initial(plans, LockPolicy())
             plain.check_identity(point.identity, point.position)
             plain.plan_chunks(table, 10)

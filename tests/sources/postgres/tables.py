@@ -10,6 +10,7 @@ import adbc_driver_postgresql.dbapi as adbc
 import pyarrow as pa
 
 from airflow_provider_cdc.core import row_bytes
+from airflow_provider_cdc.core.options import TableOptions
 from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.decode.columns import finish_batch
@@ -42,8 +43,8 @@ _KEY = """
 """
 
 
-def describe(server: PostgresServer, database: str, name: str, schema: str = "public", policy: str = "") -> Table:
-    """A table as the catalog has it. ``policy``: one of ``UNREPRESENTABLE``, or nothing."""
+def describe(server: PostgresServer, database: str, name: str, schema: str = "public", policy: str = "error") -> Table:
+    """A table as the catalog has it. ``policy``: one of ``UNREPRESENTABLE``."""
     columns = []
     where = f"{quote(schema)}.{quote(name)}"
     with server.connect(database=database) as connection:
@@ -52,11 +53,9 @@ def describe(server: PostgresServer, database: str, name: str, schema: str = "pu
             assert base is not None
             details: dict[str, str | int | bool] = {"oid": oid, "typmod": typmod, "kind": kind, "relation": relation}
             details |= {"base_oid": base[0], "base_typmod": base[1]}
-            columns.append(
-                Column(column, declared, nullable, details | ({"unrepresentable": policy} if policy else {}))
-            )
+            columns.append(Column(column, declared, nullable, details))
         key = tuple(row[0] for row in connection.execute(_KEY, (where,)))
-    return Table(TableName(schema, name), tuple(columns), key)
+    return Table(TableName(schema, name), tuple(columns), key, options=TableOptions(unrepresentable=policy))
 
 
 def settings(server: PostgresServer, database: str) -> ConnectionSettings:

@@ -34,7 +34,7 @@ def test_settings_that_make_a_crash_costly_are_told(
     server = postgres_factory(safe | {setting: "off"})
     server.query("CREATE TABLE stock (id int PRIMARY KEY); ALTER TABLE stock REPLICA IDENTITY FULL")
     with caplog.at_level(logging.WARNING):
-        PostgresSource(settings_of(server, "postgres")).preflight(["public.stock"], "auto")
+        PostgresSource(settings_of(server, "postgres")).preflight(["public.stock"])
     assert [line.split()[:3] for line in caplog.messages] == [[setting, "is", "off:"]]
 
 
@@ -63,13 +63,13 @@ def test_who_may_replicate_without_the_attribute_is_not_refused(
         return parameters | ({"user": "postgres"} if "replication" in parameters else {})
 
     with pytest.raises(PreflightError) as refused:
-        clerk.preflight(["public.stock"], "auto")
+        clerk.preflight(["public.stock"])
     assert [(problem.where, problem.hint) for problem in refused.value.problems] == [
         ("REPLICATION", 'ALTER ROLE "clerk" REPLICATION')
     ]
     with Proxy(postgres.port, changed_start_up(as_superuser)) as server:
         behind = PostgresSource(dataclasses.replace(clerk.settings, port=server.port))
-        assert len(behind.preflight(["public.stock"], "auto")) == 1
+        assert len(behind.preflight(["public.stock"])) == 1
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_hints_for_managed_servers_name_what_exists_there(
     server.query(f"CREATE ROLE {role}; CREATE ROLE clerk LOGIN PASSWORD 'p'")
     settings = dataclasses.replace(settings_of(server, "postgres"), user="clerk", password="p")
     with pytest.raises(PreflightError) as refused:
-        PostgresSource(settings).preflight(["public.*"], "auto")
+        PostgresSource(settings).preflight(["public.*"])
     hints = {problem.where: problem.hint for problem in refused.value.problems}
     assert wal_level in hints["wal_level"]
     assert replication in hints["REPLICATION"]

@@ -79,7 +79,7 @@ def other(primary: PostgresServer, request: pytest.FixtureRequest) -> Iterator[t
 def begun(primary: PostgresServer, port: int) -> Iterator[tuple[PostgresSource, InitialPoint]]:
     """A run that began on the primary itself, and its source, which connects to ``port``."""
     direct = PostgresSource(settings_of(primary, "postgres"))
-    initial = direct.record_initial(direct.preflight(["public.stock"], "auto"), LockPolicy(), RUN_ID)
+    initial = direct.record_initial(direct.preflight(["public.stock"]), LockPolicy(), RUN_ID)
     behind = PostgresSource(dataclasses.replace(direct.settings, port=port))
     try:
         yield behind.of_run(initial.identity, initial.position), initial
@@ -145,7 +145,7 @@ def test_every_kind_of_session_asks_what_server_it_reached(
 def test_a_position_is_not_fixed_across_two_servers(primary: PostgresServer, other: tuple[PostgresServer, str]) -> None:
     server, _ = other
     direct = PostgresSource(settings_of(primary, "postgres"))
-    plans = direct.preflight(["public.stock"], "auto")
+    plans = direct.preflight(["public.stock"])
     with Proxy(primary.port) as balancer:
         behind = PostgresSource(dataclasses.replace(direct.settings, port=balancer.port))
         for wrong in (0, 1):

@@ -74,7 +74,7 @@ def test_a_part_that_settled_is_there_after_a_crash_and_no_other_part_settles(
 ) -> None:
     monkeypatch.setattr(rows, "is_plain", lambda connection: not encrypted)
     source = PostgresSource(settings_of(lazy, "postgres"))
-    initial = source.record_initial(source.preflight(["public.stock"], "auto"), LockPolicy(), RUN_ID)
+    initial = source.record_initial(source.preflight(["public.stock"]), LockPolicy(), RUN_ID)
     (table,) = initial.tables
     run = source.of_run(initial.identity, initial.position)
     policy = LockPolicy()
@@ -107,7 +107,7 @@ def test_a_part_that_settled_is_there_after_a_crash_and_no_other_part_settles(
 
 def test_the_initial_position_and_the_bound_outlive_a_crash(lazy: PostgresServer) -> None:
     source = PostgresSource(settings_of(lazy, "postgres"))
-    plans = source.preflight(["public.stock"], "auto")
+    plans = source.preflight(["public.stock"])
     lazy.query("INSERT INTO stock VALUES (1, 1)")
     initial = source.record_initial(plans, LockPolicy(), RUN_ID)
     lazy.crash()

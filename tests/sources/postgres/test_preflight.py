@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.core.options import LockPolicy
+from airflow_provider_cdc.core.options import LockPolicy, TableOptions
 from airflow_provider_cdc.errors import ConfigurationError, PreflightError, Problem, SchemaChanged
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres import PostgresSource
@@ -37,7 +37,7 @@ def make(server: PostgresServer, source: PostgresSource, name: str, columns: str
 
 def problems_of(source: PostgresSource, *patterns: str, **arguments: Any) -> list[Problem]:
     with pytest.raises(PreflightError) as refused:
-        source.preflight(patterns or ["public.*"], **{"consistency": "auto", **arguments})
+        source.preflight(patterns or ["public.*"], TableOptions(**arguments))
     return list(refused.value.problems)
 
 
@@ -48,13 +48,13 @@ def options(source: PostgresSource, **given: str) -> PostgresSource:
 def test_each_table_gets_the_consistency_that_fits_it(postgres: PostgresServer, source: PostgresSource) -> None:
     make(postgres, source, "keyed")
     make(postgres, source, "keyless", "id int")
-    plans = source.preflight(["public.*"], "auto", "null")
+    plans = source.preflight(["public.*"], TableOptions(unrepresentable="null"))
     assert [(plan.table.name, plan.consistency, plan.unrepresentable) for plan in plans] == [
         ("keyed", "watermark", "null"),
         ("keyless", "exported", "null"),
     ]
-    assert {plan.consistency for plan in source.preflight(["public.*"], "exported")} == {"exported"}
-    assert [plan.consistency for plan in source.preflight(["public.keyed"], "watermark")] == ["watermark"]
+    assert {plan.consistency for plan in source.preflight(["public.*"], TableOptions("exported"))} == {"exported"}
+    assert [plan.consistency for plan in source.preflight(["public.keyed"], TableOptions("watermark"))] == ["watermark"]
     (problem,) = problems_of(source, consistency="watermark")
     assert "watermark needs a primary key" in problem.what
 
@@ -73,7 +73,7 @@ def test_hints_for_the_replica_identity_fix_it(postgres: PostgresServer, source:
     assert [problem.where for problem in found] == ["public.Tree", "public.plain"]
     assert "full_leaf" not in found[0].hint
     run(postgres, source, *[problem.hint for problem in found])
-    source.preflight(["public.*"], "auto")
+    source.preflight(["public.*"])
 
 
 def test_tables_whose_rows_the_log_lacks_are_refused(postgres: PostgresServer, source: PostgresSource) -> None:
@@ -137,7 +137,7 @@ def test_the_grants_that_are_named_suffice(
     assert '"shop"."leaf"' in found[3].hint
     run(postgres, source, found[0].hint, found[1].hint.split(",")[0], found[2].hint, found[3].hint)
     run(postgres, source, "GRANT owner_of_shop TO reader")
-    assert len(reader.preflight(["shop.*"], "auto")) == 1
+    assert len(reader.preflight(["shop.*"])) == 1
 
 
 def test_a_publication_that_exists_needs_no_owner_but_all_rows_columns_and_changes(
@@ -148,7 +148,7 @@ def test_a_publication_that_exists_needs_no_owner_but_all_rows_columns_and_chang
     mine = options(reader, publication="lake")
     (problem,) = problems_of(mine, "shop.*")
     run(postgres, source, problem.hint)
-    assert len(mine.preflight(["shop.*"], "auto")) == 1
+    assert len(mine.preflight(["shop.*"])) == 1
     for change, why in {
         "ALTER PUBLICATION lake SET (publish = 'insert, update')": "delete, truncate",
         "ALTER PUBLICATION lake SET TABLE shop.leaf (id)": "some columns of shop.tree",
@@ -165,7 +165,7 @@ def test_a_publication_that_exists_needs_no_owner_but_all_rows_columns_and_chang
             run(postgres, source, made)
             caplog.clear()
             with caplog.at_level(logging.WARNING):
-                assert len(mine.preflight(["shop.*"], "auto")) == 1
+                assert len(mine.preflight(["shop.*"])) == 1
             assert ("takes in every new partition of shop.tree" in caplog.text) == (rest != "FOR TABLE shop.leaf")
             run(postgres, source, "DROP PUBLICATION lake")
 
@@ -197,7 +197,7 @@ def test_limits_at_which_the_server_gives_a_slot_up_are_told(
     make(server, source, "large", "id int PRIMARY KEY, filling text")
     server.query("INSERT INTO large SELECT i, repeat(md5(i::text), 30) FROM generate_series(1, 20000) i")
     with caplog.at_level(logging.WARNING):
-        source.preflight(["public.*"], "auto")
+        source.preflight(["public.*"])
     assert all(name in caplog.text for name in limits)
 
 
@@ -207,7 +207,7 @@ def test_connections_that_name_no_database_or_user_say_so(postgres: PostgresServ
         ConnectionSettings("postgres", postgres.host, postgres.port, "", database="postgres"),
     ):
         with pytest.raises(ConfigurationError, match="names no"):
-            PostgresSource(settings).preflight(["public.*"], "auto")
+            PostgresSource(settings).preflight(["public.*"])
 
 
 def test_a_table_whose_rows_lie_in_tables_that_inherit_from_it_is_refused(
@@ -221,9 +221,9 @@ def test_a_table_whose_rows_lie_in_tables_that_inherit_from_it_is_refused(
     assert problem.where == "public.parent"
     assert "other tables inherit from it (public.child)" in problem.what
     # The child by itself is a table like any other.
-    (plan,) = source.preflight(["public.child"], "auto")
+    (plan,) = source.preflight(["public.child"])
     run(postgres, source, "ALTER TABLE child NO INHERIT parent")
-    plans = source.preflight(["public.*"], "auto")
+    plans = source.preflight(["public.*"])
     run(postgres, source, "ALTER TABLE child INHERIT parent")
     with pytest.raises(SchemaChanged, match="other tables inherit"):
         source.record_initial(plans, LockPolicy(), "inheriting")
@@ -250,7 +250,7 @@ def test_tables_that_extensions_spread_are_refused_by_what_they_are(
 ) -> None:
     make(postgres, source, "spread")
     make(postgres, source, "whole")
-    plans = source.preflight(["public.*"], "auto")
+    plans = source.preflight(["public.*"])
     with postgres.connect(database=source.settings.database) as connection:
         for statement in catalog.split("; "):
             connection.execute(statement.encode())
@@ -271,7 +271,7 @@ def test_a_table_without_columns_is_refused(postgres: PostgresServer, source: Po
 def test_what_stores_a_table_counts_and_not_what_it_is_called(postgres: PostgresServer, source: PostgresSource) -> None:
     run(postgres, source, "CREATE ACCESS METHOD alike TYPE TABLE HANDLER heap_tableam_handler")
     run(postgres, source, "CREATE TABLE stored (id int PRIMARY KEY) USING alike", FULL.format("stored"))
-    assert len(source.preflight(["public.*"], "auto")) == 1
+    assert len(source.preflight(["public.*"])) == 1
 
 
 def test_more_partitions_than_a_publication_could_be_dropped_with_are_refused(
@@ -289,6 +289,6 @@ def test_more_partitions_than_a_publication_could_be_dropped_with_are_refused(
     (problem,) = problems_of(source, "public.large")
     assert problem.where == "max_locks_per_transaction"
     assert "max_locks_per_transaction = 11," in problem.hint
-    point = source.record_initial(source.preflight(["public.fits"], "auto"), LockPolicy(), "fits")
+    point = source.record_initial(source.preflight(["public.fits"]), LockPolicy(), "fits")
     source.discard(point.identity)
     assert server.query("SELECT pubname FROM pg_publication") == []

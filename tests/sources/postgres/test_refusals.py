@@ -151,7 +151,7 @@ def test_a_currency_is_the_database_s_own_and_stays_the_same_during_a_run(german
     ((shown,),) = german.query("SELECT price::text FROM prices")
     assert "€" in shown
     source = PostgresSource(settings_of(german, "postgres"))
-    initial = source.record_initial(source.preflight(["public.prices"], "auto"), LockPolicy(), "money")
+    initial = source.record_initial(source.preflight(["public.prices"]), LockPolicy(), "money")
     run = source.of_run(initial.identity, initial.position)
     with run.reader(initial.tables[0], "watermark", LockPolicy()) as reader:
         (chunk,) = run.plan_chunks(initial.tables[0], 100)

@@ -23,7 +23,7 @@ RUN_ID = "20260101T000000Z-00000000"
 def begin(server: PostgresServer, database: str) -> tuple[PostgresSource, InitialPoint]:
     server.query("CREATE TABLE stock (id int PRIMARY KEY); ALTER TABLE stock REPLICA IDENTITY FULL", database=database)
     source = PostgresSource(settings_of(server, database))
-    return source, source.record_initial(source.preflight(["public.stock"], "auto"), LockPolicy(), RUN_ID)
+    return source, source.record_initial(source.preflight(["public.stock"]), LockPolicy(), RUN_ID)
 
 
 @pytest.fixture
@@ -48,7 +48,7 @@ def test_a_standby_is_refused_and_a_promoted_one_is_not_the_server_that_the_run_
     with server.standby(tmp_path) as standby:
         there = PostgresSource(settings_of(standby, "postgres"))
         with pytest.raises(PreflightError, match="is a standby"):
-            there.preflight(["public.*"], "auto")
+            there.preflight(["public.*"])
         with pytest.raises(SourceReplaced, match="a standby answers"):
             there.check_identity(initial.identity, initial.position)
         standby.query("SELECT pg_promote()")

@@ -199,7 +199,7 @@ def test_a_prepared_transaction_whose_commit_waits_for_a_standby_is_waited_for(o
 def test_what_holds_up_the_position_is_named_and_nothing_is_left(
     postgres: PostgresServer, database: str, source: PostgresSource, blocker: str
 ) -> None:
-    plans = source.preflight(["public.stock"], "auto")
+    plans = source.preflight(["public.stock"])
     with postgres.connect(database=database, autocommit=False) as writing:
         writing.execute("INSERT INTO stock VALUES (99, 9)")
         if blocker == "prepared":
@@ -224,7 +224,7 @@ def test_what_the_slot_waits_for_is_named_while_it_waits(
 ) -> None:
     """Its patience is its own: a lock would not have been waited for that long."""
     monkeypatch.setattr(waiting, "NAME_SECONDS", 0.3)
-    plans = source.preflight(["public.stock"], "auto")
+    plans = source.preflight(["public.stock"])
     policy = LockPolicy(wait_seconds=1, tries=1, pause_seconds=0.0, slot_wait_seconds=30)
     with (
         ThreadPoolExecutor(1) as pool,
@@ -254,7 +254,7 @@ def test_what_an_earlier_try_left_is_discarded_once_a_later_one_counts(
     postgres: PostgresServer, source: PostgresSource
 ) -> None:
     database = source.settings.database
-    plans = source.preflight(["public.stock"], "auto")
+    plans = source.preflight(["public.stock"])
     first = source.record_initial(plans, LockPolicy(), RUN_ID)
     second = source.record_initial(plans, LockPolicy(), RUN_ID)
     assert first.position != second.position
@@ -274,7 +274,7 @@ def test_an_older_try_that_ends_late_leaves_what_the_newer_one_made(
     postgres: PostgresServer, source: PostgresSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What it cleans up after itself would be what the run rests on, were it called the same."""
-    plans = source.preflight(["public.stock"], "auto")
+    plans = source.preflight(["public.stock"])
     newer: list[InitialPoint] = []
 
     def be_overtaken_and_fail(*arguments: object) -> None:
@@ -309,7 +309,7 @@ def test_what_an_older_version_made_is_released_and_nothing_of_another_run(
 def test_release_ends_who_reads_from_the_slot_and_can_be_repeated(
     postgres: PostgresServer, source: PostgresSource
 ) -> None:
-    initial = source.record_initial(source.preflight(["public.stock"], "auto"), LockPolicy(), RUN_ID)
+    initial = source.record_initial(source.preflight(["public.stock"]), LockPolicy(), RUN_ID)
     slot = initial.identity["slot"]
     with closing(postgres.connect(database=source.settings.database, replication="database")) as reader:
         reader.pgconn.send_query(
@@ -325,7 +325,7 @@ def test_release_leaves_a_publication_that_was_there_before(postgres: PostgresSe
     database = source.settings.database
     postgres.query("CREATE PUBLICATION lake FOR TABLE stock", database=database)
     mine = PostgresSource(ConnectionSettings(**{**vars(source.settings), "options": {"publication": "lake"}}))
-    initial = mine.record_initial(mine.preflight(["public.stock"], "auto"), LockPolicy(), RUN_ID)
+    initial = mine.record_initial(mine.preflight(["public.stock"]), LockPolicy(), RUN_ID)
     assert postgres.query("SELECT pubname FROM pg_publication", database=database) == [("lake",)]
     mine.check_identity(initial.identity, initial.position)
     mine.discard(initial.identity)
@@ -337,14 +337,14 @@ def test_preflight_tells_whose_a_slot_is_and_how_to_drop_it_only_where_no_run_ca
 ) -> None:
     monkeypatch.setenv("AIRFLOW_CTX_DAG_ID", "nightly")
     monkeypatch.setenv("AIRFLOW_CTX_DAG_RUN_ID", "scheduled__2026")
-    plans = source.preflight(["public.stock"], "auto")
+    plans = source.preflight(["public.stock"])
     initial = source.record_initial(plans, LockPolicy(), RUN_ID)
     slot = initial.identity["slot"]
 
     def told() -> str:
         caplog.clear()
         with caplog.at_level(logging.WARNING):
-            source.preflight(["public.stock"], "auto")
+            source.preflight(["public.stock"])
         return "\n".join(line for line in caplog.messages if slot in line)
 
     # The run may be in progress.
@@ -364,19 +364,19 @@ def test_a_slot_that_lost_its_log_may_be_dropped(
     own = postgres_factory({"max_slot_wal_keep_size": "1MB", "min_wal_size": "32MB", "max_wal_size": "32MB"})
     own.query("CREATE TABLE stock (id int PRIMARY KEY); ALTER TABLE stock REPLICA IDENTITY FULL")
     source = PostgresSource(settings_of(own, "postgres"))
-    slot = source.record_initial(source.preflight(["public.stock"], "auto"), LockPolicy(), RUN_ID).identity["slot"]
+    slot = source.record_initial(source.preflight(["public.stock"]), LockPolicy(), RUN_ID).identity["slot"]
     for _ in range(4):
         own.query("SELECT pg_logical_emit_message(false, 'fill', repeat('x', 1000000)) FROM generate_series(1, 16)")
         own.query("SELECT pg_switch_wal()")
         own.query("CHECKPOINT")
     with caplog.at_level(logging.WARNING):
-        source.preflight(["public.stock"], "auto")
+        source.preflight(["public.stock"])
     assert f"has lost its log, and no run can use it any more: SELECT pg_drop_replication_slot('{slot}')" in caplog.text
 
 
 def test_what_a_run_left_is_found_by_its_id_alone(postgres: PostgresServer, source: PostgresSource) -> None:
     """Its manifest was never written, so nobody knows its identity."""
-    initial = source.record_initial(source.preflight(["public.stock"], "auto"), LockPolicy(), RUN_ID)
+    initial = source.record_initial(source.preflight(["public.stock"]), LockPolicy(), RUN_ID)
     source.release(RUN_ID[:-1] + "e")
     assert postgres.query("SELECT slot_name FROM pg_replication_slots") == [(initial.identity["slot"],)]
     source.release(RUN_ID)
@@ -391,7 +391,7 @@ def test_preflight_wants_room_for_the_slots(postgres_factory: PostgresFactory) -
     lacking = {"keyed": ["max_replication_slots"], "keyless": ["max_replication_slots", "max_wal_senders"]}
     for name, settings in lacking.items():
         with pytest.raises(PreflightError) as refused:
-            PostgresSource(settings_of(server, "postgres")).preflight([f"public.{name}"], "auto")
+            PostgresSource(settings_of(server, "postgres")).preflight([f"public.{name}"])
         assert [problem.where for problem in refused.value.problems] == settings
 
 

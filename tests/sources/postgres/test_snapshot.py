@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_cdc.core.chunk import Chunk
 from airflow_provider_cdc.core.lsn import Lsn
-from airflow_provider_cdc.core.options import LockPolicy
+from airflow_provider_cdc.core.options import LockPolicy, TableOptions
 from airflow_provider_cdc.core.records import decode, encode
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import CopyMismatch, PreflightError, SchemaChanged, SourceUnavailable
@@ -312,7 +312,7 @@ def test_ddl_while_the_position_is_fixed_is_not_overlooked(
     postgres: PostgresServer, plain: PostgresSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A column that comes after the point and before the schemas are read would be published as if it were there."""
-    plans = plain.preflight(["public.stock"], "auto")
+    plans = plain.preflight(["public.stock"])
     create = slots.new_slot
     altered: list[Lsn] = []
 
@@ -391,7 +391,7 @@ def test_what_held_at_the_position_and_neither_before_nor_after_it_is_not_overlo
             yield point, view
 
     monkeypatch.setattr(slots, "new_slot", create_in_between)
-    plans = plain.preflight(["public.shelf", "public.stock"], "auto")
+    plans = plain.preflight(["public.shelf", "public.stock"])
     limit = 1
     initial = plain.record_initial(plans, LockPolicy(), RUN_ID)
     assert Lsn.parse(initial.position) == points[1]
@@ -403,7 +403,7 @@ def test_what_held_at_the_position_and_neither_before_nor_after_it_is_not_overlo
 
 
 def test_a_table_that_lost_what_its_plan_needs_leaves_no_slot(postgres: PostgresServer, plain: PostgresSource) -> None:
-    plans = plain.preflight(["public.stock"], "auto")
+    plans = plain.preflight(["public.stock"])
     postgres.query("ALTER TABLE stock REPLICA IDENTITY DEFAULT", database=plain.settings.database)
     with pytest.raises(SchemaChanged, match=r'ALTER TABLE "public"\."stock" REPLICA'):
         plain.record_initial(plans, LockPolicy(), RUN_ID)
@@ -413,7 +413,7 @@ def test_a_table_that_lost_what_its_plan_needs_leaves_no_slot(postgres: Postgres
         plain.record_initial(plans, LockPolicy(), RUN_ID)
     assert postgres.query("SELECT 1 FROM pg_replication_slots") == []
     with pytest.raises(PreflightError):
-        plain.preflight(["public.stock"], "watermark")
+        plain.preflight(["public.stock"], TableOptions("watermark"))
 
 
 @pytest.mark.parametrize("kind", ["int", "pair"])

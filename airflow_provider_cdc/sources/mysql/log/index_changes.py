@@ -26,7 +26,7 @@ def is_recomputed(table: Table) -> bool:
     return any(
         column.details.get("generated") == "stored"
         # Otherwise a date that no calendar has is published as no value at all, whichever it is.
-        or (column.details.get("unrepresentable") == "string" and getattr(parse(column.type), "name", "") in _DATES)
+        or (table.options.unrepresentable == "string" and getattr(parse(column.type), "name", "") in _DATES)
         for column in table.columns
     )
 

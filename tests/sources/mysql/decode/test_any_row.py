@@ -9,6 +9,7 @@ import re
 import struct
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as given_settings
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.sources.policy import with_policy
+from airflow_provider_cdc.core.options import TableOptions
 from harness.mysql_server import MysqlServer
 from tests.sources.mysql.decode import other_reader
 from tests.sources.mysql.decode.policies import decode, holds, select
@@ -271,7 +272,7 @@ def test_where_the_other_reader_is_wrong_the_server_is_with_us(
     server.query(f"CREATE TABLE any_row.t (id int PRIMARY KEY, c0 {declaration})")
     server.query("FLUSH BINARY LOGS")
     log = str(server.query("SHOW BINARY LOG STATUS")[0][0])
-    table = with_policy(describe(server, "any_row", "t"), policy)
+    table = replace(describe(server, "any_row", "t"), options=TableOptions(unrepresentable=policy))
     (event,) = logged(server, "any_row", [f"INSERT INTO t VALUES (1, {value})"])
     ours, _ = select(server, table)
     ((text,),) = judged(server, policy, [declaration], ours)
@@ -300,7 +301,7 @@ def test_any_row_is_the_same_by_select_and_in_the_log(
     server.query(f"CREATE TABLE any_row.t (id int PRIMARY KEY, {columns}) CHARACTER SET utf8mb4")
     server.query("FLUSH BINARY LOGS")
     log = str(server.query("SHOW BINARY LOG STATUS")[0][0])
-    table = with_policy(describe(server, "any_row", "t"), policy)
+    table = replace(describe(server, "any_row", "t"), options=TableOptions(unrepresentable=policy))
     assert len(table.columns) == len(declarations) + 1
     following = [*rows[1:], rows[0]]
 

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 import pytest
 
 from airflow_provider_cdc.core.kernel import bytes_of
+from airflow_provider_cdc.core.options import TableOptions
 from airflow_provider_cdc.errors import DecodeError, ValueNotRepresentable
 from airflow_provider_cdc.sources.mysql.decode.images import (
     TRUNCATED,
@@ -18,7 +20,6 @@ from airflow_provider_cdc.sources.mysql.decode.images import (
     image_layout,
     skip_image,
 )
-from airflow_provider_cdc.sources.policy import with_policy
 from harness.mysql_server import MysqlServer
 from tests.sources.guarded import guarded
 from tests.sources.mysql.decode.reading import decode, same, select, split
@@ -199,7 +200,7 @@ def test_a_damaged_image_is_refused_and_nothing_behind_it_is_read(
     mysql: MysqlServer, schema: str, cases: Sequence[Case], policy: str
 ) -> None:
     mysql.query(create_table(f"{schema}.t", cases))
-    table = with_policy(describe(mysql, schema, "t"), policy)
+    table = replace(describe(mysql, schema, "t"), options=TableOptions(unrepresentable=policy))
     rows = rows_of(cases)[1:4]
     statements = [f"INSERT INTO t VALUES ({number}, {', '.join(row)})" for number, row in enumerate(rows)]
     images = [event.body for event in logged(mysql, schema, statements)]

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import cast
 
 import numpy as np
@@ -15,6 +16,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_cdc.core.kernel import bytes_of
+from airflow_provider_cdc.core.options import TableOptions
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import (
     CdcError,
@@ -34,7 +36,6 @@ from airflow_provider_cdc.sources.mysql.decode.rows import StatementReader
 from airflow_provider_cdc.sources.mysql.schema import read_tables
 from airflow_provider_cdc.sources.mysql.session import Connection, session, value
 from airflow_provider_cdc.sources.mysql.types import column_types
-from airflow_provider_cdc.sources.policy import with_policy
 from harness.mysql_server import MysqlServer
 from tests.sources.guarded import guarded
 from tests.sources.mysql.decode.row_images import describe, settings
@@ -305,7 +306,7 @@ def test_a_damaged_row_is_refused_and_nothing_behind_it_is_read(
     with mysql.connect() as connection, connection.cursor() as cursor:
         cursor.execute("SET sql_mode = 'ALLOW_INVALID_DATES'")
         cursor.execute(f"INSERT INTO {schema}.t VALUES {values}")
-    table = with_policy(describe(mysql, schema, "t"), policy)
+    table = replace(describe(mysql, schema, "t"), options=TableOptions(unrepresentable=policy))
     columns = column_types(table)
     with reading(mysql, table) as (_, reader):
         (batch,) = reader.read("", ())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import decimal
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,8 +16,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from airflow_provider_cdc.core.kernel import bytes_of
+from airflow_provider_cdc.core.options import TableOptions
 from airflow_provider_cdc.core.row_bytes import encode
-from airflow_provider_cdc.core.table import Column, Table, TableName
+from airflow_provider_cdc.core.table import Column, Table
 from airflow_provider_cdc.errors import ConfigurationError, DecodeError, PreflightError, ValueNotRepresentable
 from airflow_provider_cdc.sources.located import Located
 from airflow_provider_cdc.sources.mysql import MysqlSource
@@ -24,7 +26,6 @@ from airflow_provider_cdc.sources.mysql.decode.columns import finish
 from airflow_provider_cdc.sources.mysql.decode.images import expected_table_map
 from airflow_provider_cdc.sources.mysql.decode.row_cells import row_cells
 from airflow_provider_cdc.sources.mysql.types import ColumnType, arrow_schema
-from airflow_provider_cdc.sources.policy import with_policy
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published
 from tests.sources.guarded import guarded
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 
 
 def policed(server: MysqlServer, schema: str, policy: str) -> Table:
-    return with_policy(describe(server, schema, "t"), policy)
+    return replace(describe(server, schema, "t"), options=TableOptions(unrepresentable=policy))
 
 
 def fill(server: MysqlServer, schema: str) -> list[bytes]:
@@ -50,7 +51,11 @@ def fill(server: MysqlServer, schema: str) -> list[bytes]:
         server, schema, [f"INSERT INTO t VALUES ({number}, {', '.join(row)})" for number, row in enumerate(rows)]
     )
     table = describe(server, schema, "t")
-    assert all((event.types, event.metadata) == expected_table_map(with_policy(table, "string")) for event in events)
+    assert all(
+        (event.types, event.metadata)
+        == expected_table_map(replace(table, options=TableOptions(unrepresentable="string")))
+        for event in events
+    )
     return [event.body for event in events]
 
 
@@ -186,7 +191,7 @@ def test_text_keeps_keys_apart(mysql: MysqlServer, schema: str, key: str) -> Non
 class TestPreflight:
     def problems(self, server: MysqlServer, schema: str, policy: str) -> dict[str, tuple[str, str]]:
         try:
-            plans = MysqlSource(settings(server)).preflight([f"{schema}.*"], "auto", policy)
+            plans = MysqlSource(settings(server)).preflight([f"{schema}.*"], TableOptions(unrepresentable=policy))
             assert {plan.unrepresentable for plan in plans} == {policy}
         except PreflightError as error:
             return {problem.where.partition(".")[2]: (problem.what, problem.hint) for problem in error.problems}
@@ -213,29 +218,28 @@ class TestPreflight:
             ("string", "; published as text: d, e, n"),
             ("null", "; null where no Arrow type holds the value: e, n"),
         ):
-            plans = MysqlSource(settings(mysql)).preflight([f"{schema}.*"], "auto", policy)
+            plans = MysqlSource(settings(mysql)).preflight([f"{schema}.*"], TableOptions(unrepresentable=policy))
             assert [plan.reason.partition("needs no lock")[2] for plan in plans] == [said, ""]
 
     def test_an_unknown_policy_is_named(self, mysql: MysqlServer, schema: str) -> None:
         mysql.query(f"CREATE TABLE {schema}.a (id int PRIMARY KEY)")
         with pytest.raises(PreflightError, match="'ignore' is none"):
-            MysqlSource(settings(mysql)).preflight([f"{schema}.*"], "auto", "ignore")
+            MysqlSource(settings(mysql)).preflight([f"{schema}.*"], TableOptions(unrepresentable="ignore"))
 
 
 def test_a_policy_concerns_no_other_type() -> None:
     kinds = ("decimal(38,2)", "time(3)", "year", "int", "varchar(9)", "json", "double")
     for kind in kinds:
         column = Column("c", kind, False, {"charset": "utf8mb4"})
-        (other,) = with_policy(Table(TableName("s", "t"), (column,)), "string").columns
-        assert ColumnType.of(other) == ColumnType.of(column)
+        assert ColumnType.of(column, policy="string") == ColumnType.of(column)
 
 
 def test_a_wide_decimal_without_a_policy_is_refused() -> None:
-    column = Column("c", "decimal(39,2)", True, {"unrepresentable": "null"})
-    assert ColumnType.of(column).arrow == pa.decimal128(38, 2)
-    for identifies, refused in ((False, Column("c", "decimal(39,2)", True)), (True, column)):
+    column = Column("c", "decimal(39,2)", True)
+    assert ColumnType.of(column, policy="null").arrow == pa.decimal128(38, 2)
+    for identifies, policy in ((False, "error"), (True, "null")):
         with pytest.raises(ConfigurationError, match="38 digits"):
-            ColumnType.of(refused, identifies)
+            ColumnType.of(column, identifies, policy)
 
 
 def test_damaged_groups_of_digits_are_refused(mysql: MysqlServer, schema: str) -> None:
@@ -258,7 +262,7 @@ _NEARLY = st.from_regex(r"-?0{0,3}[0-9]{0,42}\.[0-9]{5}", fullmatch=True)
 @example(text=b".", policy="null")
 @example(text=b"-000000000000000000000000000000000000000001.00000", policy="null")
 def test_a_text_is_read_as_the_number_that_it_is_or_refused(text: bytes, policy: str) -> None:
-    column = ColumnType.of(Column("n", "decimal(45,5)", False, {"unrepresentable": policy}))
+    column = ColumnType.of(Column("n", "decimal(45,5)", False), policy=policy)
     with guarded(text) as buffer:
         located = Located(
             bytes_of(buffer),

@@ -5,15 +5,16 @@ from __future__ import annotations
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pymysql
 import pytest
 
+from airflow_provider_cdc.core.options import TableOptions
 from airflow_provider_cdc.errors import CdcError, ImageNotWhole, SchemaChanged, UnknownEvent
 from airflow_provider_cdc.sources.mysql.log.names import alike
-from airflow_provider_cdc.sources.policy import with_policy
 from harness.mysql_binaries import find_mysql
 from harness.mysql_server import MysqlServer
 from tests.sources.mysql.log.reading import LogReading, executed, key
@@ -214,7 +215,7 @@ def test_a_copy_of_the_table_that_changes_dates(mysql: MysqlServer, schema: str,
         "INSERT INTO c VALUES (1, '2024-02-31')",
     )
     text, error = (LogReading(mysql, schema, "c") for _ in range(2))
-    text.tables = tuple(with_policy(table, "string") for table in text.tables)
+    text.tables = tuple(replace(table, options=TableOptions(unrepresentable="string")) for table in text.tables)
     run(db, "SET sql_mode = ''", "ALTER TABLE c ADD INDEX i (d), ALGORITHM=COPY")
     assert mysql.query(f"SELECT CAST(d AS CHAR) FROM {schema}.c") == [("0000-00-00",)]
     error.read()

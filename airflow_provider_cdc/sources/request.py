@@ -1,0 +1,28 @@
+"""What is wrong with what is asked of a source, whatever the server holds: the same rules for every kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from airflow_provider_cdc.core.options import CONSISTENCIES, UNREPRESENTABLE, TableOptions
+from airflow_provider_cdc.errors import Problem
+
+_ONLY = {"lock": "MySQL", "exported": "PostgreSQL"}
+
+
+def request_problems(patterns: Sequence[str], options: TableOptions, lacks: str) -> Iterator[Problem]:
+    """The problems of a request.
+
+    :param lacks: the consistency that this kind of source has not.
+    """
+    if not patterns:
+        yield Problem("tables", "names no table", "list tables as schema.table, for example shop.*")
+    offered = ", ".join(name for name in CONSISTENCIES if name != lacks)
+    if options.consistency == lacks:
+        yield Problem("consistency", f"{lacks} works on {_ONLY[lacks]} only", f"use one of {offered}")
+    elif options.consistency not in CONSISTENCIES:
+        yield Problem("consistency", f"{options.consistency!r} is none", f"use one of {offered}")
+    if options.unrepresentable not in UNREPRESENTABLE:
+        yield Problem(
+            "unrepresentable", f"{options.unrepresentable!r} is none", f"use one of {', '.join(UNREPRESENTABLE)}"
+        )
