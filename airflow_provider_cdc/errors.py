@@ -89,12 +89,14 @@ class StorageRefused(ConfigurationError, OSError):
 class Problem:
     """One reason why a source cannot give an exact copy.
 
-    ``where`` names a setting or a table, ``what`` says what is wrong with it, ``hint`` how to put it right.
+    ``where`` names a setting or a table, ``what`` says what is wrong with it, ``hint`` how to put it right. ``table``
+    is the table that the others could be copied without; empty if that would not help.
     """
 
     where: str
     what: str
     hint: str
+    table: str = ""
 
     def __str__(self) -> str:
         return f"{self.where}: {self.what}\n      Hint: {self.hint}"

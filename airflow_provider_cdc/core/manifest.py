@@ -68,7 +68,8 @@ class Manifest:
     """The record of one run.
 
     ``steps`` maps a finished step's task_id to what it found; JSON only. ``identity`` is the source's, as
-    ``Source.record_initial`` gave it; ``source_conn_id`` names the connection to it. It holds no secret.
+    ``Source.record_initial`` gave it; ``source_conn_id`` names the connection to it. ``skipped`` says why each
+    table that was named is no part of the run, by its name. It holds no secret.
     """
 
     run_id: str
@@ -79,6 +80,7 @@ class Manifest:
     created_at: str
     tables: list[RunTable]
     options: StepOptions = field(default_factory=StepOptions)
+    skipped: dict[str, str] = field(default_factory=dict)
     steps: dict[str, dict[str, Any]] = field(default_factory=dict)
     source_conn_id: str = ""
     generation: int = 1
@@ -124,6 +126,7 @@ class Manifest:
             "created_at": self.created_at,
             "tables": records.encode(self.tables),
             "options": records.encode(self.options),
+            "skipped": self.skipped,
         }
         self.digest = records.digest_of(data)
         run.create_json(FILE if self.generation == 1 else f"manifest-{self.generation}.json", data)
@@ -194,6 +197,7 @@ class Manifest:
             core.created_at,
             list(core.tables),
             core.options,
+            core.skipped,
             source_conn_id=core.source_conn_id,
             generation=generation,
             digest=digest,
@@ -253,6 +257,7 @@ class _Core:
     tables: tuple[RunTable, ...]
     options: StepOptions
     source_conn_id: str = ""
+    skipped: dict[str, str] = field(default_factory=dict)
 
 
 def _target(run: Storage) -> str:

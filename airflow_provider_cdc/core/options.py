@@ -286,6 +286,15 @@ class StepOptions:
         "Whoever asks for it has to drop them.",
         example="true or false",
     )
+    on_table_error: str = option(
+        "fail",
+        accepts=one_of(ON_TABLE_ERROR),
+        title="Tables that cannot be copied",
+        help="What becomes of tables that cannot be copied (no transactions, no key where one is needed, no `REPLICA "
+        "IDENTITY FULL`, a type or a value without an Arrow type): `fail` stops the run, `skip` leaves them out, says "
+        "so in the logs, and lists them with the reasons in the XCom `skipped`.",
+        example="fail or skip",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

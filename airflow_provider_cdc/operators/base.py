@@ -6,7 +6,7 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from datetime import UTC
 from typing import TYPE_CHECKING, Any
@@ -79,6 +79,12 @@ def supervisor_channel() -> Any:
     runner = sys.modules.get("airflow.sdk.execution_time.task_runner")
     channel = getattr(runner, "SUPERVISOR_COMMS", None)
     return None if type(channel).__name__.startswith("InProcess") else channel
+
+
+def say_skipped(log: Any, skipped: Mapping[str, str]) -> None:
+    """Say loudly which tables a run leaves out, and why: nobody is to take its copy for complete."""
+    for table, reason in sorted(skipped.items()):
+        log.warning("SKIPPED, not copied: %s (%s)", table, reason)
 
 
 class TargetOperator(BaseOperator):

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_cdc.core.manifest import Manifest
 from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.operators.base import airflow_errors
+from airflow_provider_cdc.operators.base import airflow_errors, say_skipped
 from airflow_provider_cdc.operators.spark_step import SparkStepOperator
 
 if TYPE_CHECKING:
@@ -19,7 +20,8 @@ class ConsolidateOperator(SparkStepOperator):
     """Rewind every touched key to the initial position, and publish all tables at once.
 
     XComs: ``published``, the URI of each table's new files by the table's name; ``latest``, by the table's name,
-    whether this run's copy is the one that ``_latest.json`` names (a newer one stays); and ``counts``.
+    whether this run's copy is the one that ``_latest.json`` names (a newer one stays); ``skipped``, why each table that
+    was named is not published, by its name; and ``counts``.
     """
 
     step = "consolidate"
@@ -28,7 +30,9 @@ class ConsolidateOperator(SparkStepOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         found = super().execute(context)
         with airflow_errors():
-            latest: dict[str, bool] = Storage(self.run_uri).read_json(IS_LATEST)
+            run = Storage(self.run_uri)
+            latest: dict[str, bool] = run.read_json(IS_LATEST)
+            skipped = Manifest.load(run).skipped
         for table in (name for name, is_latest in latest.items() if not is_latest):
             self.log.warning(
                 "%s is published at %s, but a newer copy stays the latest: one of a later position (or, where "
@@ -37,4 +41,5 @@ class ConsolidateOperator(SparkStepOperator):
                 table,
                 found["published"][table],
             )
-        return {**found, "latest": latest}
+        say_skipped(self.log, skipped)
+        return {**found, "latest": latest, "skipped": skipped}

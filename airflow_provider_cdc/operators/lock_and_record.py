@@ -37,11 +37,12 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
     :param target: URI of the folder to publish in; ``{source}`` in it stands for ``source_conn_id``.
     :param plan: XCom ``plan`` of preflight.
     :param options: XCom ``options`` of preflight.
+    :param skipped: XCom ``skipped`` of preflight.
     :param source_conn_ids: the connections that may be named, as for preflight.
     :param targets: the folders that may be published in, as for preflight.
     """
 
-    template_fields: Sequence[str] = ("source_conn_id", "target", "plan", "options")
+    template_fields: Sequence[str] = ("source_conn_id", "target", "plan", "options", "skipped")
 
     def __init__(
         self,
@@ -50,6 +51,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
         target: str,
         plan: Any,
         options: Any,
+        skipped: Any = None,
         source_conn_ids: Sequence[str] | None = None,
         targets: Sequence[str] | None = None,
         **kwargs: Any,
@@ -59,6 +61,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
         self.target = target
         self.plan = plan
         self.options = options
+        self.skipped = skipped
         self.allowed = Allowed(source_conn_ids, targets)
         self._recording = False
 
@@ -135,6 +138,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
                 RunTable(table, by_name[table.name].consistency, by_name[table.name].reason) for table in initial.tables
             ],
             options=options,
+            skipped=dict(self.skipped or {}),
         )
         # A concurrent attempt may already have committed, and chunks may have been read since: rows read before a
         # position must never be rewound to it.

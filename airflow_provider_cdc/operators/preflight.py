@@ -15,11 +15,12 @@ from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.errors import PreflightError, Problem, TerminalError, TransientError
 from airflow_provider_cdc.hooks import open_hook
-from airflow_provider_cdc.operators.base import TargetOperator, airflow_errors, lake_of
+from airflow_provider_cdc.operators.base import TargetOperator, airflow_errors, lake_of, say_skipped
 from airflow_provider_cdc.operators.lake_checks import check_names, tell_leftovers
 from airflow_provider_cdc.operators.parameters import Allowed, check_conf, take_options, taking_options
 from airflow_provider_cdc.operators.spark_step import check_spark
 from airflow_provider_cdc.sources.capabilities import Source, going_back
+from airflow_provider_cdc.sources.survey import survey
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -29,7 +30,8 @@ class PreflightOperator(TargetOperator):
     """Check the parameters, the target, Spark and the source, and decide how each table is read.
 
     XComs: ``plan``, a list with one object per table (``table``, ``consistency``, ``reason``, estimated ``rows`` and
-    ``bytes``), and ``options``, the checked settings that ``lock_and_record`` writes into the manifest.
+    ``bytes``); ``skipped``, why each table that was named is not copied, by its name; and ``options``, the checked
+    settings that ``lock_and_record`` writes into the manifest.
 
     It takes every option of a run (`core.options`), each of which may be a template, and what a DAG's author allows.
 
@@ -61,6 +63,7 @@ class PreflightOperator(TargetOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         plans: list[TablePlan] = []
+        skipped: dict[str, str] = {}
         problems: list[Problem] = []
         lake: Storage | None = None
         with airflow_errors():
@@ -81,7 +84,8 @@ class PreflightOperator(TargetOperator):
                 check_spark(options.spark_conn_id, options.spark_conf or {})
             with _collected(problems, "parameter source_conn_id"):
                 source = open_hook(options.source_conn_id).get_conn()
-                plans = source.preflight(options.tables, options.table)
+                found = survey(source, options.tables, options.table, options.steps.on_table_error)
+                plans, skipped = found.plans, found.skipped
                 if (point := as_of.parse(options.steps.as_of)) is not None:
                     going_back(source).check_past(point, plans)
             if lake is not None and plans:
@@ -91,8 +95,9 @@ class PreflightOperator(TargetOperator):
                 raise PreflightError(problems)
         if lake is not None:
             tell_leftovers(lake)
+        say_skipped(self.log, skipped)
         self.log.info("%d tables will be copied:\n%s", len(plans), _readable(plans))
-        return {"plan": encode(plans), "options": encode(options.steps)}
+        return {"plan": encode(plans), "options": encode(options.steps), "skipped": skipped}
 
 
 def _check_lake(lake: Storage, source: Source, conn_id: str, tables: Sequence[TableName]) -> None:

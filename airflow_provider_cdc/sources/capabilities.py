@@ -21,7 +21,7 @@ from airflow_provider_cdc.core.chunk import Chunk
 from airflow_provider_cdc.core.options import AS_DECLARED, LockPolicy, StepOptions, TableOptions
 from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.table import Table
-from airflow_provider_cdc.errors import ConfigurationError
+from airflow_provider_cdc.errors import ConfigurationError, Problem
 from airflow_provider_cdc.sources.odd_values import OddValue
 from airflow_provider_cdc.sources.window import LogSegment, SegmentSummary, TrackedTable, UpperBound
 
@@ -87,6 +87,11 @@ class PlansRuns(Protocol):
             that begins with ``!`` leaves out what those before it named (``!shop._*_gho``).
         :raises PreflightError: with every problem found.
         :raises SourceUnavailable: the server cannot be reached.
+        """
+
+    def sample(self, plans: Sequence[TablePlan]) -> list[Problem]:
+        """Look at some rows of each table, a bounded number in a bounded time, for values that would stop the run
+        because no Arrow type holds them; return a problem for each column that has such.
         """
 
 

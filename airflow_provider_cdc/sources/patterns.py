@@ -18,6 +18,8 @@ from airflow_provider_cdc.errors import ConfigurationError, Problem
 Unmatched = Callable[[str, TableName, list[TableName]], Problem]
 """Makes the problem of a pattern (its text, its two parts) that names no table but, perhaps, these other relations."""
 
+NOTHING_LEFT = Problem("tables", "the patterns with ! leave out every table", "leave out fewer")
+
 _NOT = "!"
 _QUOTED = re.compile(r'"((?:[^"]|"")+)"(?=\.|\Z)', re.DOTALL)
 
@@ -105,7 +107,7 @@ def resolve(
             problems[unmatched(text, pattern.text, matches)] = None
     if not found and any(text.startswith(_NOT) for text in patterns):
         if named:
-            problems[Problem("tables", "the patterns with ! leave out every table", "leave out fewer")] = None
+            problems[NOTHING_LEFT] = None
         elif not problems:
             what = "every pattern leaves tables out, and none names any"
             problems[Problem("tables", what, "begin with those to copy, for example shop.*")] = None

@@ -65,6 +65,9 @@ class SnapshotTaskGroup(TaskGroup):
         for it.
     :param keep_slot: PostgreSQL: Leave the publication and the slot there when the run is published, to stream on
         from ``initial_lsn``. Whoever asks for it has to drop them.
+    :param on_table_error: What becomes of tables that cannot be copied (no transactions, no key where one is
+        needed, no ``REPLICA IDENTITY FULL``, a type or a value without an Arrow type): ``fail`` stops the run,
+        ``skip`` leaves them out, says so in the logs, and lists them with the reasons in the XCom ``skipped``.
     :param source_conn_ids: The connections that ``source_conn_id`` may name, ``*`` for any run of characters; None:
         any. Whoever may trigger a DAG fills its params, but the tasks have Airflow's rights: give this and
         ``targets`` where ``source_conn_id`` or ``target`` is a template.
@@ -98,6 +101,7 @@ class SnapshotTaskGroup(TaskGroup):
         lock_through_read: bool | str = False,
         slot_wait_seconds: int | str = 600,
         keep_slot: bool | str = False,
+        on_table_error: str = "fail",
         source_conn_ids: Sequence[str] | None = None,
         targets: Sequence[str] | None = None,
         strict_conf: bool = False,
@@ -125,6 +129,7 @@ class SnapshotTaskGroup(TaskGroup):
                 target=target,
                 plan=self.preflight.output["plan"],
                 options=self.preflight.output["options"],
+                skipped=self.preflight.output["skipped"],
                 **allowed,
             )
             on_spark: dict[str, Any] = {

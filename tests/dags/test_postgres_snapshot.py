@@ -122,11 +122,11 @@ def test_every_task_succeeds_at_once(copied: Copied) -> None:
 def test_xcoms_are_those_of_the_contract(copied: Copied) -> None:
     xcoms = {task: set(values) - {"return_value"} for task, values in copied.first.xcoms.items()}
     assert xcoms == {
-        "preflight": {"plan", "options"},
+        "preflight": {"plan", "options", "skipped"},
         "lock_and_record": {"run_uri", "initial_lsn"},
         "snapshot": {"snapshot_upper", "counts"},
         "extract_delta": {"counts"},
-        "consolidate": {"published", "latest", "counts"},
+        "consolidate": {"published", "latest", "skipped", "counts"},
     }
     plans = {plan["table"]: plan["consistency"] for plan in copied.first.xcoms["preflight"]["plan"]}
     assert plans == dict(zip(TABLES, ["watermark", "watermark", "exported"], strict=True))

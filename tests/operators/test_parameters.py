@@ -29,6 +29,7 @@ RIGHT: dict[str, Any] = {
     "lock_through_read": False,
     "slot_wait_seconds": 600,
     "keep_slot": False,
+    "on_table_error": "fail",
 }
 
 WRONG: dict[str, list[Any]] = {
@@ -58,6 +59,7 @@ WRONG: dict[str, list[Any]] = {
     "lock_through_read": ["false", 0, 1, None],
     "slot_wait_seconds": [0, -1, 1.5, "5", True],
     "keep_slot": ["false", 0, None],
+    "on_table_error": ["Skip", "", None, False],
 }
 
 

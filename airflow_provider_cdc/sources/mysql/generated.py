@@ -217,4 +217,5 @@ def generated_problems(table: Table, expressions: Mapping[str, str]) -> Iterable
                 f"{table.name}.{column.name}",
                 f"its value is VIRTUAL and may be another one in every session: {reason}",
                 "make the column STORED, drop it, or leave the table out",
+                str(table.name),
             )

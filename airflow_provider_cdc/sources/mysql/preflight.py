@@ -125,12 +125,14 @@ def _table_problems(connection: Connection, tables: Sequence[Table], consistency
                 where,
                 f"its engine {engine} has no transactions and no read views, so it is at no position",
                 f"ALTER TABLE {table_sql(table.name)} ENGINE={_ENGINE}, or leave the table out",
+                where,
             )
         if table.keyless and consistency == "watermark":
             yield Problem(
                 where,
                 "watermark needs a primary key or a unique index of whole NOT NULL columns, and there is none",
                 f"ALTER TABLE {table_sql(table.name)} ADD PRIMARY KEY (…), or choose auto or lock",
+                where,
             )
         for column in table.columns:
             apart = table.identifies(column.name)
@@ -143,7 +145,7 @@ def _table_problems(connection: Connection, tables: Sequence[Table], consistency
             if reason is None and _has_hidden_labels(column.type, str(column.details.get("charset"))):
                 reason = "a member of its type has a '?', which is also what the server shows for rarer characters"
             if reason is not None:
-                yield Problem(f"{where}.{column.name}", reason, hint)
+                yield Problem(f"{where}.{column.name}", reason, hint, where)
     yield from _virtual_problems(connection, tables)
     yield from _cascade_problems(connection, names)
 
@@ -189,6 +191,7 @@ def _cascade_problems(connection: Connection, names: Sequence[TableName]) -> Ite
                 f"{schema}.{table}",
                 f"its foreign key {constraint} to {parent} makes changes by itself ({', '.join(rules)}), and {why}",
                 hint,
+                f"{schema}.{table}",
             )
 
 

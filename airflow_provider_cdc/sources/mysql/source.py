@@ -15,6 +15,7 @@ from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.core.options import AS_DECLARED, LockPolicy, TableOptions
 from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.capabilities import (
     ChunkReader,
     GoesBack,
@@ -25,7 +26,7 @@ from airflow_provider_cdc.sources.capabilities import (
 )
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.kept import Kept, keeping, session_of
-from airflow_provider_cdc.sources.mysql import axes, chunks, preflight, schema, server, snapshot, types
+from airflow_provider_cdc.sources.mysql import axes, chunks, preflight, sample, schema, server, snapshot, types
 from airflow_provider_cdc.sources.mysql.session import RunSettings, session, value
 from airflow_provider_cdc.sources.window import LogSegment, TrackedTable, UpperBound
 
@@ -53,6 +54,9 @@ class MysqlSource:
 
     def preflight(self, patterns: Sequence[str], options: TableOptions = AS_DECLARED) -> list[TablePlan]:
         return preflight.preflight(self.settings, patterns, options)
+
+    def sample(self, plans: Sequence[TablePlan]) -> list[Problem]:
+        return sample.sample(self.settings, plans)
 
     def here(self) -> tuple[Mapping[str, str], str]:
         with session(self.settings) as connection:

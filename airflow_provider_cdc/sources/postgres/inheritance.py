@@ -31,15 +31,16 @@ def inheritance_problems(connection: Connection, tables: Sequence[Table]) -> Ite
         where, children = str(table.name), list(table.details["children"])
         out = f"leave it out: add the pattern !{exactly(table.name)}"
         if table.details["oid"] in hypertables:
-            yield Problem(where, "is a hypertable of TimescaleDB: its rows lie in other tables, its chunks", out)
+            yield Problem(where, "is a hypertable of TimescaleDB: its rows lie in other tables, its chunks", out, where)
         elif table.details["oid"] in distributed:
-            yield Problem(where, "is distributed by Citus: its rows lie in other tables, its shards", out)
+            yield Problem(where, "is distributed by Citus: its rows lie in other tables, its shards", out, where)
         elif children:
             more = f" and {len(children) - _SHOWN} more" if len(children) > _SHOWN else ""
             yield Problem(
                 where,
                 f"other tables inherit from it ({', '.join(children[:_SHOWN])}{more}): a SELECT shows their rows, too",
                 f"{out}; each of the others can be copied by itself, or ALTER TABLE … NO INHERIT",
+                where,
             )
 
 

@@ -75,7 +75,9 @@ def _table_problems(connection: Connection, tables: Sequence[Table], plans: Sequ
     for table, plan in zip(tables, plans, strict=True):
         where = str(table.name)
         if not table.columns:
-            yield Problem(where, "has no columns: there is nothing to copy but how many rows it has", "leave it out")
+            yield Problem(
+                where, "has no columns: there is nothing to copy but how many rows it has", "leave it out", where
+            )
             continue
         if table.keyless and plan.consistency == "watermark":
             yield Problem(
@@ -84,17 +86,23 @@ def _table_problems(connection: Connection, tables: Sequence[Table], plans: Sequ
                 "and there is none",
                 f"ALTER TABLE {quote(table.name.schema, table.name.name)} ADD PRIMARY KEY (…), "
                 "or choose auto or exported",
+                where,
             )
         if (problem := identity_problem(table)) is not None:
             yield problem
         for column in table.columns:
             if (reason := unmapped(column)) is not None:
-                yield Problem(f"{where}.{column.name}", reason, "change the column's type, or leave the table out")
+                yield Problem(
+                    f"{where}.{column.name}", reason, "change the column's type, or leave the table out", where
+                )
             generated = column.details.get("generated")
             if generated == "virtual" or (generated and not since_18):
                 why = "virtual ones are in no log" if since_18 else "the log has them only since PostgreSQL 18"
                 yield Problem(
-                    f"{where}.{column.name}", f"is a generated column, and {why}", "drop it, or leave the table out"
+                    f"{where}.{column.name}",
+                    f"is a generated column, and {why}",
+                    "drop it, or leave the table out",
+                    where,
                 )
         yield from relation_problems(connection, table)
 

@@ -23,7 +23,7 @@ def relation_problems(connection: Connection, table: Table) -> Iterable[Problem]
         where = str(table.name)
         if kind == "f":
             yield Problem(
-                where, f"its partition {name} is a foreign table, which has no log here", "leave the table out"
+                where, f"its partition {name} is a foreign table, which has no log here", "leave the table out", where
             )
             continue
         if persistence != "p":
@@ -31,11 +31,15 @@ def relation_problems(connection: Connection, table: Table) -> Iterable[Problem]
                 where,
                 f"{name} is {'unlogged' if persistence == 'u' else 'temporary'}: its changes are not in the log",
                 f"ALTER TABLE {name} SET LOGGED, or leave the table out",
+                where,
             )
         # Whatever it is called: the handler is what stores.
         if not heap:
             yield Problem(
-                where, f"{name} is stored by {access}, whose rows may have no fixed places", "leave the table out"
+                where,
+                f"{name} is stored by {access}, whose rows may have no fixed places",
+                "leave the table out",
+                where,
             )
         if secured:
             yield Problem(

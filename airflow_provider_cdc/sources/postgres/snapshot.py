@@ -190,6 +190,7 @@ def identity_problem(table: Table) -> Problem | None:
         str(table.name),
         "the log does not tell what a changed row was before: its replica identity is not FULL",
         "; ".join(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for name in names),
+        str(table.name),
     )
 
 

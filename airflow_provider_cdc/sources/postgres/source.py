@@ -13,10 +13,21 @@ from airflow_provider_cdc.core.chunk import Chunk
 from airflow_provider_cdc.core.options import AS_DECLARED, LockPolicy, TableOptions
 from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.capabilities import ChunkReader, KeepsForRun, SegmentReader, SharesReads, Source
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.kept import Kept, keeping, session_of
-from airflow_provider_cdc.sources.postgres import chunks, preflight, prepared, schema, server, slots, snapshot, types
+from airflow_provider_cdc.sources.postgres import (
+    chunks,
+    preflight,
+    prepared,
+    sample,
+    schema,
+    server,
+    slots,
+    snapshot,
+    types,
+)
 from airflow_provider_cdc.sources.postgres.session import session, value
 from airflow_provider_cdc.sources.window import LogSegment, TrackedTable, UpperBound
 
@@ -43,6 +54,9 @@ class PostgresSource:
 
     def preflight(self, patterns: Sequence[str], options: TableOptions = AS_DECLARED) -> list[TablePlan]:
         return preflight.preflight(self.settings, patterns, options)
+
+    def sample(self, plans: Sequence[TablePlan]) -> list[Problem]:
+        return sample.sample(self.settings, plans)
 
     def here(self) -> tuple[Mapping[str, str], str]:
         with session(self.settings) as connection:

@@ -1,0 +1,70 @@
+"""What can be copied of what was asked for, and what becomes of the rest.
+
+A source's preflight knows all or nothing: every table that is named can be copied exactly, or there are problems. Some
+of these are a table's own (`Problem.table`): nothing of what makes the others exact rests on that table. So whatever
+may be skipped is left out by a pattern of its own, and the rest is checked again from the beginning, as if nobody had
+ever named the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from airflow_provider_cdc.core.options import TableOptions
+from airflow_provider_cdc.core.plan import TablePlan
+from airflow_provider_cdc.core.table import TableName
+from airflow_provider_cdc.errors import PreflightError, Problem
+from airflow_provider_cdc.sources.capabilities import PlansRuns
+from airflow_provider_cdc.sources.patterns import NOTHING_LEFT, exactly
+
+
+@dataclass(frozen=True)
+class Survey:
+    """How each table is read, and why each of the others is skipped, by its name."""
+
+    plans: list[TablePlan]
+    skipped: dict[str, str]
+
+
+def survey(source: PlansRuns, patterns: Sequence[str], options: TableOptions, on_table_error: str) -> Survey:
+    """Find out how each table is read.
+
+    :param on_table_error: ``fail``: a table that cannot be copied is a problem. ``skip``: it is left out.
+    :raises PreflightError: with every problem found that counts; also if every table would be skipped.
+    :raises SourceUnavailable: the server cannot be reached.
+    """
+    own: dict[str, list[Problem]] = {}
+    sampled: set[TableName] = set()
+    while True:
+        left_out = ["!" + exactly(TableName.parse(table)) for table in own]
+        try:
+            plans = source.preflight([*patterns, *left_out], options)
+        except PreflightError as error:
+            plans, found = [], list(error.problems)
+        else:
+            found = source.sample([plan for plan in plans if plan.table not in sampled])
+            sampled |= {plan.table for plan in plans}
+        if own and NOTHING_LEFT in found:
+            return _refused(own, on_table_error)
+        if others := [problem for problem in found if not problem.table]:
+            told = found + [problem for problems in own.values() for problem in problems]
+            raise PreflightError(others if on_table_error == "skip" else told)
+        if not found:
+            break
+        for problem in found:
+            own.setdefault(problem.table, []).append(problem)
+    if own and on_table_error != "skip":
+        return _refused(own, on_table_error)
+    return Survey(plans, {table: _reason(problems) for table, problems in own.items()})
+
+
+def _refused(own: dict[str, list[Problem]], on_table_error: str) -> Survey:
+    problems = [problem for problems in own.values() for problem in problems]
+    if on_table_error == "skip":
+        problems.insert(0, Problem("tables", "none of them can be copied, so skipping leaves none", "see below"))
+    raise PreflightError(problems)
+
+
+def _reason(problems: Sequence[Problem]) -> str:
+    return "; ".join(f"{problem.where}: {problem.what}" for problem in problems)
