@@ -53,7 +53,7 @@ _LONGEST = {"snapshot": 3.0, "extract_delta": 1.5, "consolidate": 1.0}
 """Seconds that a step takes on a disk, about: faults come within them."""
 _LONGER_ON_STORES = 4.0
 """How many times as long it takes on a store, where tries wait for one another."""
-_MOST_CHANGES = {"snapshot": 40, "extract_delta": 12, "consolidate": 30}
+_MOST_CHANGES = {"snapshot": 24, "extract_delta": 9, "consolidate": 20}
 """New files that a step makes, about: other faults come right after one of them."""
 
 

@@ -138,6 +138,7 @@ class Chaos:
         while True:
             self._fleet.wake()
             if (outcome := driver.outcome(0.003 if fault.changes else 0.02)) is not None:
+                self._tell(f"it ended before that, after {changes} changes")
                 return outcome
             if fault.seconds is not None and time.monotonic() - began >= fault.seconds:
                 return None

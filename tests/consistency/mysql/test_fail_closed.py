@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -20,6 +18,7 @@ from airflow_provider_cdc.errors import (
 )
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, settings_of
+from tests.consistency.acting import WHEN, run_through
 
 
 @dataclass(frozen=True)
@@ -154,27 +153,7 @@ def _provoke(server: MysqlServer, hazard: Hazard) -> None:
             cursor.fetchall()
 
 
-def _snapshot_while(run: Pipeline, act: Callable[[], None]) -> None:
-    """Run ``snapshot`` and, once it reads chunks, ``act``; raises what the step raises."""
-    with ThreadPoolExecutor(1) as pool:
-        step = pool.submit(run.snapshot)
-        while not run.run.exists("chunks/plan.json") and not step.done():
-            time.sleep(0.01)
-        time.sleep(0.2)
-        act()
-        step.result()
-
-
-def _run_through(run: Pipeline, when: str, act: Callable[[], None]) -> None:
-    if when == "before the read":
-        act()
-        run.snapshot()
-    else:
-        _snapshot_while(run, act)
-    run.extract_delta()
-
-
-@pytest.mark.parametrize("when", ["before the read", "while chunks are read"])
+@pytest.mark.parametrize("when", WHEN)
 @pytest.mark.parametrize("hazard", HAZARDS, ids=[hazard.name for hazard in HAZARDS])
 def test_a_hazard_inside_the_run_stops_it(
     hazard: Hazard, when: str, own_server: MysqlServer, spark: SparkSession, tmp_path: Path
@@ -184,7 +163,7 @@ def test_a_hazard_inside_the_run_stops_it(
     run.record()
 
     with pytest.raises(hazard.error) as caught:
-        _run_through(run, when, lambda: _provoke(own_server, hazard))
+        run_through(run, when, lambda: _provoke(own_server, hazard))
 
     assert hazard.names.lower() in str(caught.value).lower()
     assert "Hint:" in str(caught.value)

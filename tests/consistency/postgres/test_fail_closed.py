@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from airflow_provider_cdc.errors import CdcError, ExactnessError, LogGone, SchemaChanged
 from harness.pipeline import Pipeline, published, settings_of
 from harness.postgres_server import PostgresServer
+from tests.consistency.acting import WHEN, run_through
 
 
 @dataclass(frozen=True)
@@ -159,27 +160,7 @@ def _provoke(server: PostgresServer, hazard: Hazard) -> None:
             connection.execute(statement.format(publication=publication))
 
 
-def _snapshot_while(run: Pipeline, act: Callable[[], None]) -> None:
-    """Run ``snapshot`` and, once it reads chunks, ``act``; raises what the step raises."""
-    with ThreadPoolExecutor(1) as pool:
-        step = pool.submit(run.snapshot)
-        while not run.run.exists("chunks/plan.json") and not step.done():
-            time.sleep(0.01)
-        time.sleep(0.3)
-        act()
-        step.result()
-
-
-def _run_through(run: Pipeline, when: str, act: Callable[[], None]) -> None:
-    if when == "before the read":
-        act()
-        run.snapshot()
-    else:
-        _snapshot_while(run, act)
-    run.extract_delta()
-
-
-@pytest.mark.parametrize("when", ["before the read", "while chunks are read"])
+@pytest.mark.parametrize("when", WHEN)
 @pytest.mark.parametrize("hazard", HAZARDS, ids=[hazard.name for hazard in HAZARDS])
 def test_a_hazard_inside_the_run_stops_it(
     hazard: Hazard, when: str, own_server: PostgresServer, spark: SparkSession, tmp_path: Path
@@ -190,7 +171,7 @@ def test_a_hazard_inside_the_run_stops_it(
     run.record()
     try:
         with pytest.raises(hazard.error) as caught:
-            _run_through(run, when, lambda: _provoke(own_server, hazard))
+            run_through(run, when, lambda: _provoke(own_server, hazard))
     finally:
         run.release()
     assert hazard.names in str(caught.value).lower()
