@@ -1,7 +1,7 @@
 """A process that does steps of a run on a Spark of its own, one request after the other, until it is killed.
 
-It is the head of a process group: with it the JVM and the Python workers. Its parent may kill or stop
-the whole group, or single processes of it, at any moment, as a failing or stalling machine would.
+It is the head of a session: with it the JVM and the Python workers, which have a process group of their own. Its parent
+may kill or stop all of them, or single ones, at any moment, as a failing or stalling machine would.
 """
 
 from __future__ import annotations
@@ -74,30 +74,30 @@ class Driver:
                 return Outcome("killed", self._tail())
         return None
 
-    def group(self) -> list[int]:
-        """The pids of all processes of the group."""
-        return [pid for pid, group, _ in _processes() if group == self._process.pid]
+    def processes(self) -> dict[int, str]:
+        """The name of each of its processes, itself included, by pid; the oldest first."""
+        return {pid: name for pid, session, name in _processes() if session == self._process.pid}
 
     def kill(self, which: str) -> bool:
-        """Kill the ``driver``, the ``jvm``, one ``worker``, or the whole ``group``; whether there was one."""
+        """Kill the ``driver``, the ``jvm``, one ``worker``, or ``all`` of them; whether there was one."""
         self.damaged = True
-        members = [(pid, name) for pid, group, name in _processes() if group == self._process.pid]
+        members = self.processes()
         chosen = {
             "driver": [self._process.pid],
-            "jvm": [pid for pid, name in members if name == "java"],
-            # The daemon that forks the workers is the oldest of them.
-            "worker": sorted(pid for pid, name in members if pid != self._process.pid and "python" in name)[1:][-1:],
-            "group": [pid for pid, _ in members],
+            "jvm": [pid for pid, name in members.items() if name == "java"],
+            # Older than they are this process and the daemon that forks them.
+            "worker": [pid for pid, name in members.items() if name.startswith("python")][2:][-1:],
+            "all": list(members),
         }[which]
         _send(chosen, signal.SIGKILL)
         return bool(chosen)
 
     def stop(self) -> None:
         """Have all its processes stand still, until `go_on`."""
-        _send(self.group(), signal.SIGSTOP)
+        _send(self.processes(), signal.SIGSTOP)
 
     def go_on(self) -> None:
-        _send(self.group(), signal.SIGCONT)
+        _send(self.processes(), signal.SIGCONT)
 
     def limit(self, what: int, most: int) -> None:
         """From now on its processes are refused more than ``most`` of one of `resource`'s ``RLIMIT_``s.
@@ -105,8 +105,8 @@ class Driver:
         The JVM is left alone: that Spark may hang for want of a socket is not ours to test.
         """
         self.damaged = True
-        for pid, group, name in _processes():
-            if group == self._process.pid and name != "java":
+        for pid, name in self.processes().items():
+            if name != "java":
                 with contextlib.suppress(ProcessLookupError):
                     _, hard = resource.prlimit(pid, what)
                     resource.prlimit(pid, what, (min(most, hard) if hard >= 0 else most, hard))
@@ -120,10 +120,10 @@ class Driver:
 
     def end(self) -> None:
         """End all of it."""
-        self.kill("group")
+        self.kill("all")
         self._process.wait()
         deadline = time.monotonic() + 10
-        while self.group() and time.monotonic() < deadline:
+        while self.processes() and time.monotonic() < deadline:
             time.sleep(0.02)
         for stream in (self._process.stdin, self._process.stdout):
             if stream is not None:
@@ -142,7 +142,7 @@ def _send(pids: Iterable[int], number: signal.Signals) -> None:
 
 
 def _processes() -> list[tuple[int, int, str]]:
-    """Pid, process group and name of every process; those that have ended and only wait to be reaped are left out."""
+    """Pid, session and name of every process, the oldest first, without those that have ended and wait to be reaped."""
     found = []
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
@@ -150,8 +150,8 @@ def _processes() -> list[tuple[int, int, str]]:
                 name, _, rest = (folder / "stat").read_text().partition("(")[2].rpartition(")")
                 fields = rest.split()
                 if fields[0] not in "ZX":
-                    found.append((int(folder.name), int(fields[2]), name))
-    return found
+                    found.append((int(fields[19]), int(folder.name), int(fields[3]), name))
+    return [(pid, session, name) for _, pid, session, name in sorted(found)]
 
 
 def main() -> None:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 STEPS = ("snapshot", "extract_delta", "consolidate")
 
 EVERYWHERE = {
-    "kill_group": 3,
+    "kill_all": 3,
     "kill_driver": 2,
     "kill_jvm": 1,
     "kill_worker": 2,
@@ -19,9 +19,9 @@ EVERYWHERE = {
 """Each kind of fault and its weight.
 
 ``kill_…``
-    SIGKILL for the whole process group of the try, its Python driver, its JVM, or one Python worker.
+    SIGKILL for all processes of the try, its Python driver, its JVM, or one Python worker.
 ``freeze``
-    SIGSTOP for the whole group. It is taken for dead and the step is tried again; later it wakes up and goes on where
+    SIGSTOP for all its processes. It is taken for dead and the step is tried again; later it wakes up and goes on where
     it was, perhaps while the run is in another step.
 ``twice``
     Two tries of the step at the same time, from the start.
