@@ -16,6 +16,7 @@ from airflow_provider_cdc.core import records
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import CdcError, TerminalError, TransientError
 from airflow_provider_cdc.jobs.lifeline import end_with_parent
+from airflow_provider_cdc.jobs.patience import may_pass
 from airflow_provider_cdc.jobs.progress import duration, say
 from airflow_provider_cdc.jobs.session import TRY_VARIABLE, error_file, open_session, settings_from_environment
 from airflow_provider_cdc.sources.connection import ConnectionSettings
@@ -58,9 +59,7 @@ def _unforeseen(task_id: str, error: Exception) -> CdcError:
     """An error that is none of ours as one, which names the step and what was being worked on (`step.naming`)."""
     where = ", ".join([task_id, *reversed(getattr(error, "__notes__", []))])
     what = f"{type(error).__name__}: {error}"
-    # A module that is imported late cannot be read when files cannot be opened.
-    machine = isinstance(error, OSError | MemoryError)
-    if machine or (isinstance(error, ImportError) and isinstance(error.__cause__, OSError)):
+    if may_pass(error):
         return TransientError(what, where=where, hint="the storage or this machine failed; the task can be retried")
     if type(error).__module__.startswith(("py4j.", "pyspark.")):
         return TransientError(what.split("\n")[0], where=where, hint="Spark failed: look at its logs, and retry")

@@ -67,3 +67,18 @@ def persist(what: str, call: Callable[[], Result]) -> Result:
             return call()
         except TransientError as error:
             patience.wait(error)
+
+
+def may_pass(error: BaseException) -> bool:
+    """Whether an error that is not ours is one of storage, network or memory, or came up while one was handled.
+
+    Where no file can be opened any more, a late import raises ImportError, and PySpark UnboundLocalError.
+    """
+    found = isinstance(error, OSError | MemoryError)
+    earlier = error.__cause__ or error.__context__
+    while earlier is not None and not found:
+        # These two are also answers, which say nothing about what went wrong after them.
+        answer = isinstance(earlier, FileNotFoundError | FileExistsError)
+        found = isinstance(earlier, OSError | MemoryError) and not answer
+        earlier = earlier.__cause__ or earlier.__context__
+    return found

@@ -31,7 +31,7 @@ from pyspark.sql import SparkSession
 from pyspark.util import InheritableThread
 
 from airflow_provider_cdc.errors import CdcError, TerminalError, TransientError
-from airflow_provider_cdc.jobs.patience import Patience
+from airflow_provider_cdc.jobs.patience import Patience, may_pass
 
 Order = TypeVar("Order")
 Result = TypeVar("Result")
@@ -43,6 +43,8 @@ _POLL_SECONDS = 0.2
 _STREAK = 4
 """So many failures in a row for each slot are one and the same: see `run_tasks`, ``brief``."""
 _TRACE = "Traceback (most recent call last)"
+_MACHINE = ("MemoryError", "Too many open files", "No space left on device")
+"""In a trace: the machine failed, and not the program."""
 
 _spared_modules = 0
 """How many modules this process had when `_spare_modules` last did something."""
@@ -168,7 +170,7 @@ class _Job:
         if not isinstance(failure, Py4JError | PySparkException | OSError):
             return failure
         text = str(failure)
-        if _TRACE in text and "MemoryError" not in text:
+        if _TRACE in text and not any(sign in text for sign in _MACHINE):
             # Orders return their errors: this is about what comes before and after them.
             *_, last = re.findall(r"^\w[\w.]*(?:Error|Exception)\b.*", text.partition(_TRACE)[2], re.MULTILINE) or [
                 text
@@ -263,20 +265,19 @@ def _outcome(title: str, work: Callable[[Any], Any], order: Any) -> Any:
         outcome: CdcError = error
     except CdcError as error:
         return error
-    except (OSError, MemoryError) as error:
+    except Exception as error:
         traceback.print_exc(file=sys.stderr)
+        if not may_pass(error):
+            return TerminalError(
+                f"{type(error).__name__}: {error}",
+                where=f"{title}: {_described(work, order)}",
+                hint="this was not foreseen, and no retry helps: report it with the trace, which stands in the "
+                "executor's log",
+            )
         outcome = TransientError(
             f"{type(error).__name__}: {error}",
             where=f"{title}: {_described(work, order)}",
             hint="the whole trace stands in the executor's log; the task can be retried as it is",
-        )
-    except Exception as error:
-        traceback.print_exc(file=sys.stderr)
-        return TerminalError(
-            f"{type(error).__name__}: {error}",
-            where=f"{title}: {_described(work, order)}",
-            hint="this was not foreseen, and no retry helps: report it with the trace, which stands in the "
-            "executor's log",
         )
     time.sleep(BREATH_SECONDS * random.uniform(0.5, 1.5))
     return outcome

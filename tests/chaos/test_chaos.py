@@ -92,13 +92,19 @@ class Chaos:
     def step(self, step: str) -> Outcome:
         """Try a step as often as Airflow would."""
         for attempt in range(TRIES):
-            outcome = self._try(step, fault := self._faults.get((step, attempt)))
+            outcome = self._try(step, self._faults.get((step, attempt)))
             self._tell(f"{step}, try {attempt}: {outcome.how} {outcome.said[:300]}")
-            # Whoever took rights away gives them back, and clears the task.
-            cleared = fault is not None and fault.kind.endswith("_denied") and "StorageRefused" in outcome.said
-            if outcome.how == "done" or (outcome.how == "terminal" and not cleared):
+            if outcome.how == "done" or (outcome.how == "terminal" and not self._is_denied(step, attempt, outcome)):
                 return outcome
+            # A denial lasts until someone gives the rights back, and clears the task.
+            time.sleep(1.0 if outcome.how == "terminal" else 0.0)
         return Outcome("transient", "no try left")
+
+    def _is_denied(self, step: str, attempt: int, outcome: Outcome) -> bool:
+        """Whether a try failed for good because of a fault, which may have begun in an earlier one."""
+        faults = (self._faults.get((step, earlier)) for earlier in range(attempt + 1))
+        denied = any(fault is not None and fault.kind.endswith("_denied") for fault in faults)
+        return denied and "StorageRefused" in outcome.said
 
     def _tell(self, what: str) -> None:
         self.story.append(f"{time.monotonic() - self._began:.1f} s: {what}")

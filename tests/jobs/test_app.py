@@ -64,11 +64,17 @@ def test_an_error_is_printed_recorded_and_told_by_the_exit_code(
     assert stopped
 
 
-def _unreadable(message: str) -> ImportError:
-    """What a late import raises where no file can be opened any more."""
-    error = ImportError(message)
-    error.__cause__ = OSError(24, "Too many open files")
+def _caused(error: Exception, by: Exception) -> Exception:
+    error.__cause__ = by
     return error
+
+
+def _while_handling(other: Exception, error: Exception) -> Exception:
+    error.__context__ = other
+    return error
+
+
+NO_FILES = OSError(24, "Too many open files")
 
 
 @pytest.mark.parametrize(
@@ -81,7 +87,9 @@ def _unreadable(message: str) -> ImportError:
         (ConnectionResetError("reset"), 1),
         (MemoryError(), 1),
         (ImportError("no module named x"), 2),
-        (_unreadable("source not available through get_data()"), 1),
+        (_caused(ImportError("source not available through get_data()"), NO_FILES), 1),
+        (_while_handling(_while_handling(NO_FILES, RuntimeError()), UnboundLocalError("sockfile")), 1),
+        (_while_handling(FileNotFoundError("no such record"), KeyError("x")), 2),
         (PySparkRuntimeError("Answer from Java side is empty"), 1),
     ],
 )

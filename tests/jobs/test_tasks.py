@@ -59,13 +59,26 @@ def test_a_terminal_error_stops_the_job_and_keeps_its_words(spark: Any, tmp_path
     assert len(list(tmp_path.iterdir())) < 30
 
 
-@pytest.mark.parametrize("error", [LockNotGranted("busy"), OSError("storage"), MemoryError()])
-def test_what_may_pass_is_tried_again_and_only_that(spark: Any, tmp_path: Path, error: Exception) -> None:
+NO_FILES = OSError(24, "Too many open files")
+
+
+@pytest.mark.parametrize(
+    ("error", "cause"),
+    [
+        (LockNotGranted("busy"), None),
+        (OSError("storage"), None),
+        (MemoryError(), None),
+        (ImportError("source not available through get_data()"), NO_FILES),
+    ],
+)
+def test_what_may_pass_is_tried_again_and_only_that(
+    spark: Any, tmp_path: Path, error: Exception, cause: Exception | None
+) -> None:
     def work(number: int) -> int:
         with (tmp_path / str(number)).open("a") as file:
             file.write("x")
         if number == 2 and (tmp_path / "2").stat().st_size < 3:
-            raise error
+            raise error from cause
         return number
 
     assert run_tasks(spark, "again", list(range(4)), work) == [0, 1, 2, 3]
@@ -130,6 +143,22 @@ def test_what_a_worker_cannot_unpack_is_no_matter_of_time(spark: Any) -> None:
 
     with pytest.raises(TerminalError, match="ModuleNotFoundError: No module named 'nowhere_to_be_found'"):
         run_tasks(spark, "unpack", [Missing()], lambda order: order)
+
+
+def test_what_a_worker_cannot_unpack_for_want_of_a_file_is_tried_again(spark: Any, tmp_path: Path) -> None:
+    class Late:
+        def __reduce__(self) -> Any:
+            return _unpack, (str(tmp_path / "tried"),)
+
+    orders: list[Any] = [Late()]
+    assert run_tasks(spark, "unpack later", orders, lambda order: order) == [1]
+
+
+def _unpack(path: str) -> int:
+    if Path(path).exists():
+        return 1
+    Path(path).touch()
+    raise NO_FILES
 
 
 def test_the_budget_is_time_without_any_success(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
