@@ -96,15 +96,15 @@ def test_each_command_holds_its_environment_as_long_as_it_runs(cache: Path, tmp_
     assert "venv-gone" in removed(cache)
 
 
-def test_only_kernels_that_were_used_lately_stay(cache: Path) -> None:
+@pytest.mark.parametrize(("used_today", "kept"), [(10, leftovers.KERNELS_KEPT), (18, 18)])
+def test_only_kernels_that_were_used_lately_stay(used_today: int, kept: int, cache: Path) -> None:
     for age in range(leftovers.KERNELS_KEPT + 4):
         folder = cache / "numba" / f"{age:02}"
         folder.mkdir(parents=True)
-        # The first eighteen were used within a day.
-        seconds = time.time() - (age * 3600 if age < 18 else age * DAY)
+        seconds = time.time() - (age * 3600 if age < used_today else age * DAY)
         os.utime(folder, (seconds, seconds))
-    assert "2 sets" in removed(cache)
-    assert sorted(path.name for path in (cache / "numba").iterdir()) == [f"{age:02}" for age in range(18)]
+    assert f"{leftovers.KERNELS_KEPT + 4 - kept} sets" in removed(cache)
+    assert sorted(path.name for path in (cache / "numba").iterdir()) == [f"{age:02}" for age in range(kept)]
 
 
 def test_modules_of_folders_that_are_gone_are_removed(cache: Path, tmp_path: Path) -> None:
