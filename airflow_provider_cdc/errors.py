@@ -23,7 +23,8 @@
         ├── SourceUnavailable      the server cannot be reached, or ended the session
         ├── StorageUnavailable     the lake's store cannot be reached, is full, or failed
         ├── LockNotGranted         the lock was not granted within its bounded wait
-        └── PublishIncomplete      publishing stopped half-way; running the task again completes it
+        ├── PublishIncomplete      publishing stopped half-way; running the task again completes it
+        └── CommitUnknown          whether something was published is not known; running the task again finds out
 
 A message says what is wrong, ``where`` names the object and the position, ``hint`` says what to do.
 The errors survive pickling, because Spark carries them from executors to the driver.
@@ -31,7 +32,8 @@ The errors survive pickling, because Spark carries them from executors to the dr
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -174,3 +176,19 @@ class LockNotGranted(TransientError):
 
 class PublishIncomplete(TransientError):
     """Publishing stopped half-way. Running the task again completes it."""
+
+
+class CommitUnknown(TransientError):
+    """Whether something was published is not known. Running the task again finds out."""
+
+
+@contextmanager
+def naming(what: str) -> Iterator[None]:
+    """Have errors that nobody expected say what was being worked on: a table, a part."""
+    try:
+        yield
+    except CdcError:
+        raise
+    except Exception as error:
+        error.add_note(what)
+        raise

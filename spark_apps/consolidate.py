@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+from airflow_provider_cdc.core.results import CONSOLIDATE
 from airflow_provider_cdc.jobs.app import main
-from airflow_provider_cdc.jobs.consolidate import TASK_ID, consolidate
+from airflow_provider_cdc.jobs.consolidate import consolidate
 
 if __name__ == "__main__":
-    main(TASK_ID, consolidate)
+    main(CONSOLIDATE, consolidate)

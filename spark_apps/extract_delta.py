@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+from airflow_provider_cdc.core.results import EXTRACT_DELTA
 from airflow_provider_cdc.jobs.app import main
-from airflow_provider_cdc.jobs.extract_delta import TASK_ID, extract_delta
+from airflow_provider_cdc.jobs.extract_delta import extract_delta
 
 if __name__ == "__main__":
-    main(TASK_ID, extract_delta)
+    main(EXTRACT_DELTA, extract_delta)

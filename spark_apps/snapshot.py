@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+from airflow_provider_cdc.core.results import SNAPSHOT
 from airflow_provider_cdc.jobs.app import main
-from airflow_provider_cdc.jobs.snapshot import TASK_ID, snapshot
+from airflow_provider_cdc.jobs.snapshot import snapshot
 
 if __name__ == "__main__":
-    main(TASK_ID, snapshot)
+    main(SNAPSHOT, snapshot)

@@ -8,11 +8,12 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core import records
+from airflow_provider_cdc.core.results import StepResult
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import CdcError, TerminalError, TransientError
 from airflow_provider_cdc.jobs.lifeline import end_with_parent
@@ -24,7 +25,7 @@ from airflow_provider_cdc.sources.connection import ConnectionSettings
 TRANSIENT, TERMINAL = 1, 2
 """Exit codes: whether a retry may help."""
 
-Job = Callable[[SparkSession, Storage, ConnectionSettings], dict[str, Any]]
+Job = Callable[[SparkSession, Storage, ConnectionSettings], StepResult]
 
 
 def main(task_id: str, job: Job, arguments: Sequence[str] | None = None) -> None:
@@ -51,8 +52,8 @@ def main(task_id: str, job: Job, arguments: Sequence[str] | None = None) -> None
     except Exception as error:
         traceback.print_exc(file=sys.stderr)
         _fail(task_id, run_uri, _unforeseen(task_id, error))
-    say(f"{task_id}: done in {duration(found['seconds'])}")
-    say(json.dumps(found))
+    say(f"{task_id}: done in {duration(found.seconds)}")
+    say(json.dumps(records.encode(found)))
 
 
 def _unforeseen(task_id: str, error: Exception) -> CdcError:

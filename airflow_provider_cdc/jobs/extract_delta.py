@@ -19,23 +19,22 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core import records
+from airflow_provider_cdc.core.results import EXTRACT_DELTA, DeltaResult, SnapshotResult
+from airflow_provider_cdc.core.run import Run
+from airflow_provider_cdc.core.staging import StagedFile, Staging
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import ExactnessError
 from airflow_provider_cdc.jobs import net
 from airflow_provider_cdc.jobs.patience import persist
 from airflow_provider_cdc.jobs.progress import Progress, say
-from airflow_provider_cdc.jobs.snapshot import TASK_ID as SNAPSHOT
 from airflow_provider_cdc.jobs.snapshot import read_table_files
 from airflow_provider_cdc.jobs.step import Step, run_step
 from airflow_provider_cdc.jobs.tasks import run_tasks
 from airflow_provider_cdc.jobs.verify import without_damaged
-from airflow_provider_cdc.sinks.base import Sink, StagedFile, gone_is_damaged
-from airflow_provider_cdc.sinks.parquet import token
 from airflow_provider_cdc.sources.capabilities import PreparesBeforeWindow, Source
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.window import DELTA_SCHEMA, LogSegment, SegmentSummary, TrackedTable
 
-TASK_ID = "extract_delta"
 PLAN = "delta/plan.json"
 DONE = "delta/done"
 
@@ -77,10 +76,9 @@ class NetChange:
 class ReadSegment:
     """What a task that reads a segment needs to know. It is sent to executors."""
 
-    run: Storage
+    staging: Staging
     plan: str
     source: Source
-    sink: Sink
     initial: str
     tables: tuple[TrackedTable, ...]
 
@@ -91,7 +89,7 @@ class ReadSegment:
         counts: list[net.Counts] = []
         pending = 0
         with (
-            self.sink.writer(self.run, f"{name}-{token()}", net.NET_SCHEMA) as writer,
+            self.staging.writer(name, net.NET_SCHEMA) as writer,
             self.source.read_segment(segment, self.initial, self.tables) as reader,
         ):
             for rows in _gathered(reader):
@@ -102,7 +100,7 @@ class ReadSegment:
             summary = reader.summary
         total = net.add_counts(counts)
         record = SegmentRecord(self.plan, segment.number, tuple(writer.files), total, pending, summary)
-        records.write(self.run, _record_name(segment), record)
+        records.write(self.staging.folder, _record_name(segment), record)
         return record
 
 
@@ -124,49 +122,46 @@ def _gathered(reader: Any) -> Any:
 class ComposeBuckets:
     """What a task that composes segments needs to know. It is sent to executors."""
 
-    run: Storage
-    sink: Sink
+    staging: Staging
     segments: tuple[tuple[int, tuple[StagedFile, ...]], ...]
     decisions: net.Decisions
     keyless: tuple[int, ...]
 
     def __call__(self, buckets: tuple[int, int]) -> NetChange:
         """Compose the changes of all segments in some buckets."""
-        with gone_is_damaged(self.run):
+        with self.staging.reading():
             return self._composed(buckets)
 
     def _composed(self, buckets: tuple[int, int]) -> NetChange:
         columns = net.NET_SCHEMA.names
         settled = [
             net.settle(
-                pa.Table.from_batches(net.read(self.run, files, columns, buckets=buckets), net.NET_SCHEMA),
+                pa.Table.from_batches(net.read(self.staging.folder, files, columns, buckets=buckets), net.NET_SCHEMA),
                 number,
                 self.decisions,
             )
             for number, files in self.segments
         ]
         composed = net.compose(pa.concat_tables(settled), self.keyless)
-        name = f"delta/net-{buckets[0]:02}-{token()}"
-        with self.sink.writer(self.run, name, net.NET_SCHEMA) as writer:
+        with self.staging.writer(f"delta/net-{buckets[0]:02}", net.NET_SCHEMA) as writer:
             writer.write(composed.sort_by([("table", "ascending"), ("bucket", "ascending")]))
         return NetChange(tuple(writer.files), net.count_by_table(composed))
 
 
-def extract_delta(spark: SparkSession, run: Storage, settings: ConnectionSettings) -> dict[str, Any]:
-    """Read the window's log, and leave its net change in the run's folder.
+def extract_delta(spark: SparkSession, folder: Storage, settings: ConnectionSettings) -> DeltaResult:
+    """Read the window's log, and leave its net change in ``folder``, the run's.
 
-    Returns what the manifest records: ``transactions``, ``row_images``, ``keys`` (touched, by table), ``segments``,
-    ``record``, which `read_net_change` takes; ``seconds``.
+    Returns what the run records. `read_net_change` has the files.
 
     :raises ExactnessError: something in the window broke what the proof rests on.
     """
-    return run_step(TASK_ID, spark, run, settings, _extract_delta)
+    return run_step(EXTRACT_DELTA, spark, folder, settings, _extract_delta)
 
 
-def _extract_delta(step: Step) -> dict[str, Any]:
-    run, source = step.manifest, step.source
-    log_end = step.found(SNAPSHOT)["log_end"]
-    read = _read(step, PLAN, lambda: source.log_segments(run.initial_position, log_end, run.identity))
+def _extract_delta(step: Step) -> DeltaResult:
+    manifest, source = step.manifest, step.source
+    log_end = step.run.found(SnapshotResult).log_end
+    read = _read(step, PLAN, lambda: source.log_segments(manifest.initial_position, log_end, manifest.identity))
     decisions, unmatched_commits = net.decide([record.summary for record in read])
     while unmatched_commits:
         first = read[0].summary.segment
@@ -181,17 +176,17 @@ def _extract_delta(step: Step) -> dict[str, Any]:
     summaries = [record.summary for record in read]
 
     change = _compose(step, read, decisions)
-    record = records.write_named(step.run, "delta/net", change)
+    record = records.write_named(step.folder, "delta/net", change)
     keys = {str(entry.table.name): change.keys(index) for index, entry in enumerate(step.tables)}
-    found = {
-        "transactions": sum(summary.transactions for summary in summaries),
-        "row_images": sum(summary.row_images for summary in summaries),
-        "keys": keys,
-        "segments": len(read),
-        "record": record,
-    }
+    found = DeltaResult(
+        transactions=sum(summary.transactions for summary in summaries),
+        row_images=sum(summary.row_images for summary in summaries),
+        keys=keys,
+        segments=len(read),
+        record=record,
+    )
     say(
-        f"extract_delta: {found['transactions']:,} transactions, {found['row_images']:,} row images, "
+        f"extract_delta: {found.transactions:,} transactions, {found.row_images:,} row images, "
         f"{sum(keys.values()):,} keys touched"
     )
     return found
@@ -216,7 +211,7 @@ def _read(step: Step, name: str, segments: Callable[[], list[LogSegment]]) -> li
         step.spark,
         "read the log",
         missing,
-        ReadSegment(step.run, plan.id, step.source, step.sink, step.manifest.initial_position, _tracked(step)),
+        ReadSegment(step.staging, plan.id, step.source, step.manifest.initial_position, _tracked(step)),
         lambda record: progress.add(1, record.summary.row_images, 1),
     )
     done.update((record.segment, record) for record in read)
@@ -233,7 +228,7 @@ def _prepared_nowhere(unmatched_commits: Mapping[str, str]) -> ExactnessError:
 
 
 def _tracked(step: Step) -> tuple[TrackedTable, ...]:
-    read = read_table_files(step.run, step.found(SNAPSHOT)["record"])
+    read = read_table_files(step.run)
     return tuple(
         TrackedTable(index, entry.table, read[str(entry.table.name)].upper) for index, entry in enumerate(step.tables)
     )
@@ -256,12 +251,15 @@ def _compose(step: Step, read: Sequence[SegmentRecord], decisions: net.Decisions
             step.spark,
             "compose the net change",
             net.bucket_ranges(tasks),
-            ComposeBuckets(step.run, step.sink, tuple(segments), decisions, keyless),
+            ComposeBuckets(step.staging, tuple(segments), decisions, keyless),
         )
     files = tuple(file for one in composed for file in one.files)
     return NetChange(files, net.add_counts(one.counts for one in composed))
 
 
-def read_net_change(run: Storage, record: str) -> NetChange:
-    """What the extract_delta step left."""
-    return records.read_named(NetChange, run, record)
+def read_net_change(run: Run) -> NetChange:
+    """What the extract_delta step left.
+
+    :raises ManifestError: it is not done.
+    """
+    return records.read_named(NetChange, run.folder, run.found(DeltaResult).record)

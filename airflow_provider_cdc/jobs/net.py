@@ -16,8 +16,8 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from airflow_provider_cdc.core import row_bytes
+from airflow_provider_cdc.core.staging import StagedFile
 from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.sinks.base import StagedFile
 from airflow_provider_cdc.sources.window import DELTA_SCHEMA, SegmentSummary
 
 BUCKETS = 64

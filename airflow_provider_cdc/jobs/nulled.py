@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from airflow_provider_cdc.core.results import Nulled
 from airflow_provider_cdc.jobs.progress import say
-
-Nulled = dict[str, dict[str, int]]
-"""How many values, by table and column; what is not in it has none."""
 
 
 def add_nulled(counts: Iterable[tuple[str, Mapping[str, int]]]) -> Nulled:

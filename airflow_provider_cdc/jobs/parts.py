@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 from airflow_provider_cdc.core.chunk import Chunk
 from airflow_provider_cdc.core.manifest import RunTable
+from airflow_provider_cdc.core.parquet_writer import FILE_BYTES
+from airflow_provider_cdc.errors import naming
 from airflow_provider_cdc.jobs.patience import persist
 from airflow_provider_cdc.jobs.progress import say
-from airflow_provider_cdc.jobs.step import naming
-from airflow_provider_cdc.sinks.parquet import FILE_BYTES
 from airflow_provider_cdc.sources.capabilities import Source
 
 PARTS_PER_SLOT = 4

@@ -10,13 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_cdc.core.manifest import RunTable
-from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.core.names import folder_name
+from airflow_provider_cdc.core.staging import StagedFile, Staging
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.jobs import net
 from airflow_provider_cdc.jobs.extract_delta import NetChange
 from airflow_provider_cdc.jobs.touched import MarkedFile, TouchedKeys, mark
-from airflow_provider_cdc.sinks.base import Sink, StagedFile, folder_name, gone_is_damaged
-from airflow_provider_cdc.sinks.parquet import token
 from airflow_provider_cdc.sources.capabilities import Source
 
 TOUCHED_ROWS = 1_000_000
@@ -57,14 +56,13 @@ class Outcome:
 class RewindTask:
     """What a task of consolidate needs to know. It is sent to executors."""
 
-    run: Storage
+    staging: Staging
     source: Source
-    sink: Sink
     tables: tuple[RunTable, ...]
     change: NetChange
 
     def __call__(self, order: Rewind | Restore) -> Outcome:
-        with gone_is_damaged(self.run):
+        with self.staging.reading():
             return self._done(order)
 
     def _done(self, order: Rewind | Restore) -> Outcome:
@@ -81,13 +79,13 @@ class RewindTask:
         return self.tables[index].table
 
     def _staged(self, table: Table, part: str) -> str:
-        return f"staged/{folder_name(table.name)}/{part}-{token()}"
+        return f"staged/{folder_name(table.name)}/{part}"
 
     def _take_out(self, order: Rewind) -> Outcome:
         table = self._table(order.table)
         schema = self.source.arrow_schema(table)
         key = schema.names if table.keyless else list(table.key)
-        files = [MarkedFile(self.run, file) for file in order.files]
+        files = [MarkedFile(self.staging.folder, file) for file in order.files]
         for touched in self._touched(order.table, schema.field(key[0]).type):
             mark(files, key, touched)
             touched.check_all_found(table)
@@ -95,7 +93,7 @@ class RewindTask:
         for file in files:
             if file.marks:
                 part = "-".join(file.staged.base_name.split("-")[:2])
-                with self.sink.writer(self.run, self._staged(table, part), schema) as writer:
+                with self.staging.writer(self._staged(table, part), schema) as writer:
                     for rows in file.unmarked():
                         writer.write(rows)
                 written += writer.files
@@ -110,7 +108,7 @@ class RewindTask:
         keyless = self._table(index).keyless
         batches: list[pa.RecordBatch] = []
         rows = 0
-        for batch in net.read(self.run, self.change.files, ["key", "count"], table=index):
+        for batch in net.read(self.staging.folder, self.change.files, ["key", "count"], table=index):
             if keyless:
                 batch = batch.filter(pc.greater(batch["count"], 0))
             batches.append(batch)
@@ -125,8 +123,10 @@ class RewindTask:
         table = self._table(index)
         nulled: dict[str, int] = {}
         schema = self.source.arrow_schema(table)
-        with self.sink.writer(self.run, self._staged(table, "part-restored"), schema) as writer:
-            for batch in net.read(self.run, self.change.files, ["before", "count"], table=index, buckets=buckets):
+        with self.staging.writer(self._staged(table, "part-restored"), schema) as writer:
+            for batch in net.read(
+                self.staging.folder, self.change.files, ["before", "count"], table=index, buckets=buckets
+            ):
                 restored = pc.less(batch["count"], 0) if table.keyless else batch["before"].is_valid()
                 batch = batch.filter(restored)
                 for start in range(0, batch.num_rows, DECODED_ROWS):

@@ -12,13 +12,16 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
 
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core import records
 from airflow_provider_cdc.core.manifest import RunTable
+from airflow_provider_cdc.core.names import folder_name
 from airflow_provider_cdc.core.options import LockPolicy
+from airflow_provider_cdc.core.results import SNAPSHOT, SnapshotResult, TableRead
+from airflow_provider_cdc.core.run import Run
+from airflow_provider_cdc.core.staging import StagedFile, Staging
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import SourceUnavailable, TransientError
 from airflow_provider_cdc.jobs.key_order import Extent, KeyExtents, check_key_order
@@ -31,12 +34,9 @@ from airflow_provider_cdc.jobs.survivors import OddRow, check_count, noted
 from airflow_provider_cdc.jobs.tasks import run_tasks
 from airflow_provider_cdc.jobs.verify import without_damaged
 from airflow_provider_cdc.jobs.watch import Watch
-from airflow_provider_cdc.sinks.base import Sink, StagedFile, folder_name
-from airflow_provider_cdc.sinks.parquet import token
 from airflow_provider_cdc.sources.capabilities import OrdersChunks, Source, shared_reads
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 
-TASK_ID = "snapshot"
 PLAN = "chunks/plan.json"
 DONE = "chunks/done"
 READS = 5
@@ -87,10 +87,9 @@ class PartRecord:
 class ReadPart:
     """What a task that reads parts needs to know. It is sent to executors."""
 
-    run: Storage
+    staging: Staging
     plan: str
     source: Source
-    sink: Sink
     tables: tuple[RunTable, ...]
     lock: LockPolicy
     pause: float
@@ -109,9 +108,9 @@ class ReadPart:
         ordered = self.source.key_order(entry.table) if isinstance(self.source, OrdersChunks) else None
         extents = KeyExtents(ordered)
         odd: list[OddRow] = []
-        name = f"chunks/{folder_name(entry.table.name)}/{part.name}-{token()}"
+        name = f"chunks/{folder_name(entry.table.name)}/{part.name}"
         with (
-            self.sink.writer(self.run, name, schema) as writer,
+            self.staging.writer(name, schema) as writer,
             self.source.reader(entry.table, entry.consistency, self.lock) as reader,
         ):
             for at, chunk in enumerate(part.chunks):
@@ -141,23 +140,19 @@ class ReadPart:
             chunks=len(part.chunks),
             seconds=round(time.monotonic() - started, 3),
         )
-        records.write(self.run, f"{DONE}/{part.name}.json", record)
+        records.write(self.staging.folder, f"{DONE}/{part.name}.json", record)
         return record
 
 
-def snapshot(spark: SparkSession, run: Storage, settings: ConnectionSettings) -> dict[str, Any]:
-    """Read all tables of the run.
+def snapshot(spark: SparkSession, folder: Storage, settings: ConnectionSettings) -> SnapshotResult:
+    """Read all tables of the run in ``folder``.
 
-    Returns what the manifest records: ``snapshot_upper``, ``log_end``, ``rows``, per table in ``tables`` the ``rows``,
-    ``chunks``, ``files`` and ``bytes``; ``nulled``, by table and column, the values that were read as null because no
-    Arrow type holds them; ``lock_seconds``, the longest time that a lock was held; ``record``, which `read_table_files`
-    takes; ``seconds``.
+    Returns what the run records. `read_table_files` has the files.
     """
-    return run_step(TASK_ID, spark, run, settings, _snapshot)
+    return run_step(SNAPSHOT, spark, folder, settings, _snapshot)
 
 
-def _snapshot(step: Step) -> dict[str, Any]:
-    run = step.run
+def _snapshot(step: Step) -> SnapshotResult:
     # What is over already needs no read of hours to be found out.
     persist("snapshot: check the tables", lambda: step.source.check_tables([entry.table for entry in step.tables]))
     chunk_rows = step.manifest.options.chunk_rows
@@ -191,28 +186,20 @@ def _snapshot(step: Step) -> dict[str, Any]:
         check_key_order(entry.table, extents[index])
 
     files = _by_table(step, parts, done)
-    record = records.write_named(run, "chunks/files", files)
+    record = records.write_named(step.folder, "chunks/files", files)
     chunks: Counter[str] = Counter()
     for part in parts:
         chunks[_name(step, part)] += len(part.chunks)
-    found = {
-        "snapshot_upper": bound.position,
-        "log_end": bound.log_end,
-        "rows": sum(own.rows for own in files.values()),
-        "tables": {
-            name: {
-                "rows": own.rows,
-                "chunks": chunks[name],
-                "files": len(own.files),
-                "bytes": own.bytes,
-            }
-            for name, own in files.items()
-        },
-        "nulled": add_nulled((_name(step, part), done[part.number].nulled) for part in parts),
-        "lock_seconds": max((one.lock_seconds for one in done.values()), default=0.0),
-        "record": record,
-    }
-    _summarize(step, found)
+    found = SnapshotResult(
+        snapshot_upper=bound.position,
+        log_end=bound.log_end,
+        rows=sum(own.rows for own in files.values()),
+        tables={name: TableRead(own.rows, chunks[name], len(own.files), own.bytes) for name, own in files.items()},
+        nulled=add_nulled((_name(step, part), done[part.number].nulled) for part in parts),
+        lock_seconds=max((one.lock_seconds for one in done.values()), default=0.0),
+        record=record,
+    )
+    _summarize(found)
     return found
 
 
@@ -261,7 +248,7 @@ def _read_missing(
             step.spark,
             "read chunks",
             missing,
-            ReadPart(step.run, plan, source, step.sink, tuple(step.tables), lock, pause),
+            ReadPart(step.staging, plan, source, tuple(step.tables), lock, pause),
             finished,
             meanwhile=watch.look,
             bundle=lambda parts: bundle(parts, step.tables, step.slots),
@@ -297,15 +284,16 @@ def _by_table(step: Step, parts: Sequence[Part], done: Mapping[int, PartRecord])
     return {name: TableFiles(tuple(own), uppers[name], tuple(odd[name])) for name, own in files.items()}
 
 
-def read_table_files(run: Storage, record: str) -> dict[str, TableFiles]:
-    """What the snapshot step read, by table."""
-    return records.read_named(dict[str, TableFiles], run, record)
+def read_table_files(run: Run) -> dict[str, TableFiles]:
+    """What the snapshot step read, by table.
+
+    :raises ManifestError: it is not done.
+    """
+    return records.read_named(dict[str, TableFiles], run.folder, run.found(SnapshotResult).record)
 
 
-def _summarize(step: Step, found: Mapping[str, Any]) -> None:
-    rows = [
-        (name, own["rows"], own["chunks"], own["files"], own["bytes"] / 2**20) for name, own in found["tables"].items()
-    ]
+def _summarize(found: SnapshotResult) -> None:
+    rows = [(name, own.rows, own.chunks, own.files, own.bytes / 2**20) for name, own in found.tables.items()]
     say(table(("table", "rows", "chunks", "files", "MiB"), rows))
-    say_nulled("snapshot: read as null", found["nulled"])
-    say(f"snapshot: lock held for {found['lock_seconds'] * 1000:.0f} ms; snapshot_upper {found['snapshot_upper']}")
+    say_nulled("snapshot: read as null", found.nulled)
+    say(f"snapshot: lock held for {found.lock_seconds * 1000:.0f} ms; snapshot_upper {found.snapshot_upper}")

@@ -9,30 +9,30 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from typing import Any, Generic, Protocol, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Generic, Protocol, TypeVar, cast
 
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core import records
 from airflow_provider_cdc.core.manifest import Manifest, RunTable
+from airflow_provider_cdc.core.results import CONSOLIDATE, StepResult
+from airflow_provider_cdc.core.run import Run, is_published
+from airflow_provider_cdc.core.staging import Staging
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, ManifestError
 from airflow_provider_cdc.jobs.patience import persist
 from airflow_provider_cdc.jobs.progress import say
-from airflow_provider_cdc.sinks.parquet import ParquetSink
+from airflow_provider_cdc.sinks.base import Sink
+from airflow_provider_cdc.sinks.registry import open_sink
 from airflow_provider_cdc.sources.capabilities import Source
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.registry import open_source
 
-WORK_FOLDERS = ("chunks", "delta", "staged")
-"""What only a run in progress needs."""
-LAST = "consolidate"
-
 Order = TypeVar("Order")
 DoneOrder = TypeVar("DoneOrder", bound="Done")
+Result = TypeVar("Result", bound=StepResult)
 
 
 @dataclass(frozen=True)
@@ -57,23 +57,34 @@ class Done(Protocol):
 class Step:
     """A step in progress.
 
-    ``run`` is the run's folder; the lake folder it publishes to lies two levels above (``<target>/_runs/<run_id>``).
     ``token`` is this try's own.
     """
 
     spark: SparkSession
-    run: Storage
-    manifest: Manifest
+    run: Run
     source: Source
     token: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     @property
-    def tables(self) -> list[RunTable]:
+    def manifest(self) -> Manifest:
+        return self.run.manifest
+
+    @property
+    def tables(self) -> tuple[RunTable, ...]:
         return self.manifest.tables
 
     @property
-    def sink(self) -> ParquetSink:
-        return ParquetSink(self.run.parent().parent())
+    def folder(self) -> Storage:
+        """The run's."""
+        return self.run.folder
+
+    @property
+    def staging(self) -> Staging:
+        return Staging(self.folder)
+
+    @property
+    def sink(self) -> Sink:
+        return sink_of(self.manifest)
 
     @property
     def slots(self) -> int:
@@ -87,7 +98,7 @@ class Step:
         Rows that were read for another initial position would make the rewind wrong, and so would changes read up to
         another bound than the one of the files.
         """
-        return records.digest_of(self.manifest.rests_on)
+        return records.digest_of(self.run.rests_on)
 
     def plan(self, name: str, kind: type[Order], make: Callable[[], Sequence[Order]]) -> Plan[Order]:
         """The orders of this step, made once: a step that is taken up again must not cut its work elsewhere.
@@ -97,14 +108,14 @@ class Step:
         """
         # The run may have begun anew, and tries that were thought dead may still follow the plan that it had.
         for own in (name, f"{name.removesuffix('.json')}-{self.stamp}.json"):
-            if not self.run.exists(own):
+            if not self.folder.exists(own):
                 # If two tries make it at the same time, one of them does some work in vain, and nothing worse.
                 made = Plan(self.stamp, uuid.uuid4().hex, tuple(make()))
-                self.run.create_json(own, records.encode(made), settle=0)
-            plan: Plan[Order] = records.read(Plan[kind], self.run, own)  # type: ignore[valid-type]
+                self.folder.create_json(own, records.encode(made), settle=0)
+            plan: Plan[Order] = records.read(Plan[kind], self.folder, own)  # type: ignore[valid-type]
             if plan.stamp == self.stamp:
                 return plan
-        raise ManifestError("the plan is that of other work", where=self.run.uri_of(name), hint=records.HINT)
+        raise ManifestError("the plan is that of other work", where=self.folder.uri_of(name), hint=records.HINT)
 
     def finished(self, plan: Plan[Any], kind: type[DoneOrder], names: Mapping[int, str]) -> dict[int, DoneOrder]:
         """The records of orders that earlier tries finished, by the number of the order.
@@ -113,102 +124,82 @@ class Step:
         :param names: the name of each order's record.
         """
         folders = {name.rpartition("/")[0] for name in names.values()}
-        present = {file for folder in folders for file in self.run.files(folder)}
-        done = {number: records.read(kind, self.run, name) for number, name in names.items() if name in present}
+        present = {file for folder in folders for file in self.folder.files(folder)}
+        done = {number: records.read(kind, self.folder, name) for number, name in names.items() if name in present}
         return {number: record for number, record in done.items() if record.plan == plan.id}
 
-    def found(self, task_id: str) -> dict[str, Any]:
-        """What an earlier step found. Its ``record`` names the file with what is too much for the manifest.
 
-        :raises ManifestError: it is not done.
-        """
-        if task_id not in self.manifest.steps:
-            raise ManifestError(
-                f"the step {task_id} of this run is not finished",
-                where=self.run.uri,
-                hint=f"run {task_id} first (clear it and the tasks after it)",
-            )
-        return self.manifest.steps[task_id]
+def sink_of(manifest: Manifest) -> Sink:
+    """The sink that a run publishes with."""
+    return open_sink(manifest.lake_format, Storage(manifest.lake))
 
 
 def run_step(
     task_id: str,
     spark: SparkSession,
-    run: Storage,
+    folder: Storage,
     settings: ConnectionSettings,
-    work: Callable[[Step], dict[str, Any]],
-) -> dict[str, Any]:
-    """Do ``work`` unless the manifest says that it is done, record what it found, and return it.
+    work: Callable[[Step], Result],
+) -> Result:
+    """Do ``work`` unless the run has a record that it is done, record what it found, and return it.
 
+    :param folder: the run's.
     :raises SourceReplaced, LogGone, ExactnessError: the source is no longer what the run began on.
     """
     started = time.monotonic()
-    manifest = Manifest.load(run)
-    if task_id in manifest.steps:
+    run = Run.load(folder)
+    manifest = run.manifest
+    if task_id in run.steps:
         say(f"{task_id}: already done in this run; nothing to do")
-        return manifest.steps[task_id]
-    if manifest.abandoned:
+        return cast(Result, run.steps[task_id])
+    if run.abandoned:
         raise ManifestError(
             "the run began anew, but has no new manifest yet",
-            where=run.uri,
+            where=folder.uri,
             hint="clear lock_and_record and the tasks after it",
         )
     source = open_source(settings).of_run(manifest.identity, manifest.initial_position)
     if source.kind != manifest.kind:
         raise ConfigurationError(
             f"the run began on a {manifest.kind} source, and this is a {source.kind} one",
-            where=run.uri,
+            where=folder.uri,
             hint="correct the connection, or trigger a new run",
         )
-    if not manifest.committed:
+    if not run.committed:
         persist(
             f"{task_id}: check the source",
             lambda: source.check_identity(manifest.identity, manifest.initial_position),
         )
-    step = Step(spark, run, manifest, source)
+    step = Step(spark, run, source)
     try:
-        found = work(step)
-        found["seconds"] = round(time.monotonic() - started, 3)
-        counts = manifest.finish_step(run, task_id, found, step.token)
+        found = replace(work(step), seconds=round(time.monotonic() - started, 3))
+        counts = run.finish_step(task_id, found, step.token)
     except Exception as error:
-        # Whatever came in the way of this try: another one that is done has left nothing to do.
-        if (theirs := _found_by_another(run, manifest, task_id)) is None:
+        # Whatever came in the way of this try: a concurrent one that is done has left nothing to do.
+        if (theirs := _found_by_another(run, task_id)) is None:
             raise
-        say(f"{task_id}: gave up after another try had been quicker ({type(error).__name__}: {error})")
-        counts = theirs
+        say(f"{task_id}: a concurrent attempt is done, and this one gives up ({type(error).__name__}: {error})")
+        counts = cast(Result, theirs)
     else:
-        if records.digest_of(counts) != records.digest_of(found):
-            say(f"{task_id}: another try was quicker; what that one found counts")
-    if LAST in manifest.steps and task_id != LAST:
+        if counts != found:
+            say(f"{task_id}: a concurrent attempt was done before; what that one found counts")
+    if is_published(run) and task_id != CONSOLIDATE:
         clean(run)
     return counts
 
 
-def _found_by_another(run: Storage, manifest: Manifest, task_id: str) -> dict[str, Any] | None:
+def _found_by_another(run: Run, task_id: str) -> StepResult | None:
     try:
-        manifest.refresh(run)
+        run.refresh()
     except (CdcError, OSError):
         # What came in the way of the work is what counts.
         return None
-    return manifest.steps.get(task_id)
+    return run.steps.get(task_id)
 
 
-@contextmanager
-def naming(what: str) -> Iterator[None]:
-    """Have errors that nobody expected say what was being worked on: a table, a part."""
-    try:
-        yield
-    except CdcError:
-        raise
-    except Exception as error:
-        error.add_note(what)
-        raise
-
-
-def clean(run: Storage) -> None:
+def clean(run: Run) -> None:
     """Remove what only a run in progress needs. The run is published: not being able to is no failure."""
     try:
-        for folder in WORK_FOLDERS:
-            run.delete_folder(folder)
+        run.clean()
     except (CdcError, OSError) as error:
-        say(f"consolidate: work files are left in {run.uri}: {error}")
+        say(f"consolidate: work files are left in {run.folder.uri}: {error}")

@@ -14,11 +14,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from airflow_provider_cdc.core import row_bytes
+from airflow_provider_cdc.core.staging import StagedFile
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import ValueNotRepresentable
 from airflow_provider_cdc.jobs import net
-from airflow_provider_cdc.sinks.base import StagedFile
 from airflow_provider_cdc.sources.odd_values import MOST, OddValue
 
 _SHOWN = 5

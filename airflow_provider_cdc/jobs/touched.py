@@ -18,10 +18,10 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from airflow_provider_cdc.core import row_bytes
+from airflow_provider_cdc.core.staging import StagedFile
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import CopyMismatch
-from airflow_provider_cdc.sinks.base import StagedFile
 
 BLOCK_ROWS = 1_000_000
 BLOCK_BYTES = 128 * 2**20

@@ -9,12 +9,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.core.staging import StagedFile, Staging
+from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.errors import FileDamaged
 from airflow_provider_cdc.jobs.progress import say
 from airflow_provider_cdc.jobs.step import Step
 from airflow_provider_cdc.jobs.tasks import run_tasks
-from airflow_provider_cdc.sinks.base import Sink, StagedFile
+from airflow_provider_cdc.sinks.base import Sink
 
 CHECK_BYTES = 64 * 2**20
 """Bytes of files below which another task costs more than it saves."""
@@ -25,29 +26,30 @@ HINT = "the storage lost or altered it after it was written: trigger a new run"
 
 @dataclass(frozen=True)
 class Checked:
-    """A file to check, what it is of (for people), and the place that it may be moved to meanwhile."""
+    """A file to check, what it is of (for people), and the table whose copy a concurrent attempt may make it part of
+    meanwhile; None: it is of no copy."""
 
     file: StagedFile
     what: str
-    place: str = ""
+    table: TableName | None = None
 
 
 @dataclass(frozen=True)
 class CheckFiles:
     """What a task that checks files needs to know. It is sent to executors."""
 
-    run: Storage
-    target: Storage
+    staging: Staging
     sink: Sink
+    run_id: str
 
     def __call__(self, files: tuple[Checked, ...]) -> list[tuple[Checked, str]]:
         """The files that are not what their records say, and how each of them differs."""
         differing = []
         for one in files:
-            folders = [(self.run, one.file.name)]
-            if one.place:
-                folders.append((self.target, one.place))
-            if what := self.sink.check(folders, one.file):
+            what = self.staging.difference(one.file)
+            if what and one.table is not None:
+                what = self.sink.difference(self.run_id, one.table, one.file)
+            if what:
                 differing.append((one, what))
         return differing
 
@@ -60,7 +62,7 @@ def damaged(step: Step, files: Sequence[Checked]) -> list[tuple[Checked, str]]:
     tasks = min(len(files), step.slots * TASKS_PER_SLOT, 1 + size // CHECK_BYTES)
     largest_first = sorted(files, key=lambda one: -one.file.bytes)
     orders = [tuple(largest_first[task::tasks]) for task in range(tasks)]
-    work = CheckFiles(step.run, step.sink.target, step.sink)
+    work = CheckFiles(step.staging, step.sink, step.run.run_id)
     outcomes = run_tasks(step.spark, "check files", orders, work)
     return [one for outcome in outcomes for one in outcome]
 
@@ -71,7 +73,7 @@ def require_whole(step: Step, files: Sequence[Checked]) -> None:
     :raises FileDamaged: one is not what its record says.
     """
     for one, what in sorted(damaged(step, files), key=lambda found: found[0].file.name)[:1]:
-        raise FileDamaged(f"{one.what}: {what}", where=step.run.uri_of(one.file.name), hint=HINT)
+        raise FileDamaged(f"{one.what}: {what}", where=step.folder.uri_of(one.file.name), hint=HINT)
 
 
 def without_damaged(step: Step, files: Mapping[int, Sequence[StagedFile]], what: str) -> set[int]:

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException, BaseOperator
 
 from airflow_provider_cdc.core.lake_uri import LakeUri, redacted
+from airflow_provider_cdc.core.names import safe_name
+from airflow_provider_cdc.core.run import scratch_of
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, TerminalError
-from airflow_provider_cdc.sinks.base import safe_name
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -70,7 +71,7 @@ def run_folder(lake: str, run_id: str) -> Storage:
 
     :raises StorageUnavailable: the store does not answer.
     """
-    return Storage(lake).folder("_runs", run_id)
+    return Storage(scratch_of(lake)).folder(run_id)
 
 
 def supervisor_channel() -> Any:

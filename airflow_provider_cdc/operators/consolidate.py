@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_cdc.core.manifest import Manifest
+from airflow_provider_cdc.core.run import Run, read_latest
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.operators.base import airflow_errors, say_skipped
 from airflow_provider_cdc.operators.spark_step import SparkStepOperator
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
-
-IS_LATEST = "latest.json"
-"""``jobs.consolidate.IS_LATEST``, whose module imports PySpark."""
 
 
 class ConsolidateOperator(SparkStepOperator):
@@ -31,8 +28,8 @@ class ConsolidateOperator(SparkStepOperator):
         found = super().execute(context)
         with airflow_errors():
             run = Storage(self.run_uri)
-            latest: dict[str, bool] = run.read_json(IS_LATEST)
-            skipped = Manifest.load(run).skipped
+            latest = read_latest(run)
+            skipped = Run.load(run).manifest.skipped
         for table in (name for name, is_latest in latest.items() if not is_latest):
             self.log.warning(
                 "%s is published at %s, but a newer copy stays the latest: one of a later position (or, where "

@@ -8,14 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from airflow_provider_cdc.core.manifest import Manifest
+from airflow_provider_cdc.core.names import folder_name
+from airflow_provider_cdc.core.run import SCRATCH, WORK_FOLDERS, Run, is_published
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.errors import CdcError, ManifestError, PreflightError, Problem
-from airflow_provider_cdc.sinks.base import folder_name
-
-WORK_FOLDERS = ("chunks", "delta", "staged")
-"""``jobs.step.WORK_FOLDERS``, whose module imports PySpark: a run that was published has none of them."""
+from airflow_provider_cdc.sinks.registry import open_sink
 
 OLD = timedelta(days=7)
 """A run that began earlier and is not published is taken to be over."""
@@ -67,7 +65,7 @@ def check_names(target: Storage, tables: Sequence[TableName]) -> None:
 
 @dataclass(frozen=True)
 class Leftover:
-    """A run that began long ago and was not published. ``folders`` hold what nobody reads."""
+    """A run that began long ago and was not published. ``folders`` (URIs) hold what nobody reads."""
 
     run_id: str
     began: str
@@ -77,7 +75,7 @@ class Leftover:
 def find_leftovers(target: Storage, now: datetime | None = None) -> list[Leftover]:
     """Runs that are over and left files: of those named in ``_runs``, the latest ones that are old enough."""
     horizon = (now or datetime.now(UTC)) - OLD
-    names = [name for name in target.folders("_runs") if name.rpartition("/")[2] < f"{horizon:%Y%m%dT%H%M%SZ}"]
+    names = [name for name in target.folders(SCRATCH) if name.rpartition("/")[2] < f"{horizon:%Y%m%dT%H%M%SZ}"]
     with ThreadPoolExecutor(_READERS) as readers:
         found = list(readers.map(lambda name: _leftover(target, name, horizon), names[-LOOKED_AT:]))
     return [leftover for leftover in found if leftover is not None]
@@ -99,28 +97,30 @@ def tell_leftovers(target: Storage) -> None:
         len(found),
         OLD.days,
         f" (the first {SHOWN} runs)" if len(found) > SHOWN else "",
-        "\n".join(f"  {target.uri_of(folder)}" for folder in folders),
+        "\n".join(f"  {folder}" for folder in folders),
     )
 
 
 def _leftover(target: Storage, name: str, horizon: datetime) -> Leftover | None:
     left = {folder.rpartition("/")[2] for folder in target.folders(name)}
-    run = target.folder(*name.split("/"))
+    folder = target.folder(*name.split("/"))
     if not left.intersection(WORK_FOLDERS):
         return None
     try:
-        manifest = Manifest.load(run)
-        began = datetime.fromisoformat(manifest.created_at)
+        run = Run.load(folder)
+        began = datetime.fromisoformat(run.manifest.created_at)
     except (ManifestError, ValueError):
         # Whose it is, and since when, is not known.
         return None
     # The run's name says when it was scheduled: a backfill of last year may have begun just now.
-    if "consolidate" in manifest.steps or began.astimezone(UTC) > horizon:
+    if is_published(run) or began.astimezone(UTC) > horizon:
         return None
-    places = [f"{folder_name(entry.table.name)}/snapshot={manifest.run_id}" for entry in manifest.tables]
-    # What is to be placed is decided before the first file is.
-    placed = filter(target.exists, places) if manifest.committed else ()
-    return Leftover(manifest.run_id, manifest.created_at, (name, *placed))
+    placed: list[str] = []
+    if run.committed:
+        # What is to be published is decided before the first file of it is.
+        sink = open_sink(run.manifest.lake_format, target)
+        placed = sink.unread(run.run_id, [entry.table.name for entry in run.manifest.tables])
+    return Leftover(run.run_id, run.manifest.created_at, (folder.uri, *placed))
 
 
 def _listed(tables: Iterable[TableName]) -> str:

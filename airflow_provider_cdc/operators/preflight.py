@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.core import as_of
 from airflow_provider_cdc.core.head import source_of
+from airflow_provider_cdc.core.manifest import LAKE_FORMAT
 from airflow_provider_cdc.core.options import checked, declared
 from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.records import encode
@@ -19,6 +20,7 @@ from airflow_provider_cdc.operators.base import TargetOperator, airflow_errors, 
 from airflow_provider_cdc.operators.lake_checks import check_names, tell_leftovers
 from airflow_provider_cdc.operators.parameters import Allowed, check_conf, take_options, taking_options
 from airflow_provider_cdc.operators.spark_step import check_spark
+from airflow_provider_cdc.sinks.registry import open_sink
 from airflow_provider_cdc.sources.capabilities import Source, going_back
 from airflow_provider_cdc.sources.survey import survey
 
@@ -101,12 +103,9 @@ class PreflightOperator(TargetOperator):
 
 
 def _check_lake(lake: Storage, source: Source, conn_id: str, tables: Sequence[TableName]) -> None:
-    # Writes Parquet too, which takes a while to import, and a DAG's file is parsed again and again.
-    from airflow_provider_cdc.sinks.parquet import ParquetSink
-
     check_names(lake, tables)
     identity, position = source.here()
-    ParquetSink(lake).check_source(tables, source_of(source.kind, identity, conn_id), position)
+    open_sink(LAKE_FORMAT, lake).check_source(tables, source_of(source.kind, identity, conn_id), position)
 
 
 @contextmanager

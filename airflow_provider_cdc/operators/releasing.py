@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowTaskTimeout, BaseOperator
 
-from airflow_provider_cdc.core.manifest import Manifest
+from airflow_provider_cdc.core.run import release as release_what_is_kept
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.operators.base import lake_of, run_folder, run_id_for, run_id_of, supervisor_channel
@@ -46,12 +46,8 @@ class ReleasingOperator(BaseOperator):
     def release(self, run: Storage, settings: ConnectionSettings) -> None:
         """Release what the source keeps for the run. A failure is logged: it must not hide why the task failed."""
         try:
-            # Without a manifest, too, the position may have been fixed: by a task that was killed before it said so.
-            manifest = Manifest.load(run) if Manifest.exists(run) else None
-            # Once it is decided what is published, it will be, even if the step that was doing so has failed for good.
-            if manifest and manifest.committed and manifest.options.keep_slot:
-                return
-            release_run(open_source(settings), run.uri.rstrip("/").rpartition("/")[2])
+            source = open_source(settings)
+            release_what_is_kept(run, lambda run_id: release_run(source, run_id))
         except Exception as error:
             _log.warning("The source may still keep what it kept for %s: %s", run.uri, error)
 

@@ -23,7 +23,7 @@ from airflow.providers.common.compat.sdk import (
 
 import airflow_provider_cdc
 from airflow_provider_cdc.core import records
-from airflow_provider_cdc.core.manifest import Manifest
+from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import ConfigurationError, ManifestError
 from airflow_provider_cdc.hooks import open_hook
@@ -95,18 +95,17 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
             settings = open_hook(self.source_conn_id).settings()
             self.will_release(run, settings, context)
             self._submit(context, run, properties, driver_environment(settings, master))
-            found = Manifest.load(run).steps.get(self.step)
+            found = Run.load(run).steps.get(self.step)
             if found is None:
                 raise ManifestError(
                     f"the Spark app ended well but {self.step} is not recorded as done",
                     where=run.uri,
                     hint="look at its output above; the driver must write where this task reads",
                 )
+        shown = records.encode(found)
+        outputs = {name: shown.pop(name) for name in self.outputs}
         # What remains as text is for the next step: names of records, a place in the log.
-        counts = {
-            name: value for name, value in found.items() if name not in self.outputs and not isinstance(value, str)
-        }
-        return {**{name: found[name] for name in self.outputs}, "counts": counts}
+        return {**outputs, "counts": {name: value for name, value in shown.items() if not isinstance(value, str)}}
 
     def _submit(
         self, context: Context, run: Storage, properties: Mapping[str, Any], variables: Mapping[str, str]

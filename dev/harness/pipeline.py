@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core import as_of as points
-from airflow_provider_cdc.core.manifest import Manifest, RunTable
+from airflow_provider_cdc.core.beginning import begin
 from airflow_provider_cdc.core.options import LockPolicy, StepOptions, TableOptions
+from airflow_provider_cdc.core.records import encode
+from airflow_provider_cdc.core.run import release, scratch_of
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.jobs.consolidate import consolidate
 from airflow_provider_cdc.jobs.extract_delta import extract_delta
@@ -43,7 +45,7 @@ class Pipeline:
         as_of: str = "",
     ) -> None:
         self.target = Storage(target)
-        self.run = self.target.folder("_runs", run_id)
+        self.run = Storage(scratch_of(target)).folder(run_id)
         self.source = open_source(settings)
         self.found: dict[str, dict[str, Any]] = {}
         self._spark = spark
@@ -59,39 +61,31 @@ class Pipeline:
         plans = self.source.preflight(self._tables, self._table_options)
         if (point := points.parse(self._options.as_of)) is not None:
             going_back(self.source).check_past(point, plans)
-        initial = record_point(self.source, self._options, plans, self._run_id)
-        tables = [
-            RunTable(table, plan.consistency, plan.reason) for table, plan in zip(initial.tables, plans, strict=True)
-        ]
-        manifest = Manifest(
+        run = begin(
+            self.source,
+            plans,
+            self._options,
+            partial(record_point, self.source, self._options, plans, self._run_id),
             run_id=self._run_id,
-            kind=self.source.kind,
-            position_key=self.source.position_key,
-            initial_position=initial.position,
-            identity=dict(initial.identity),
-            created_at=datetime.now(UTC).isoformat(),
-            tables=tables,
-            options=self._options,
+            lake=self.target.uri,
         )
-        manifest.save(self.run)
-        return initial.position
+        return run.manifest.initial_position
 
     def snapshot(self) -> dict[str, Any]:
-        self.found["snapshot"] = snapshot(self._spark, self.run, self._settings)
+        self.found["snapshot"] = encode(snapshot(self._spark, self.run, self._settings))
         return self.found["snapshot"]
 
     def extract_delta(self) -> dict[str, Any]:
-        self.found["extract_delta"] = extract_delta(self._spark, self.run, self._settings)
+        self.found["extract_delta"] = encode(extract_delta(self._spark, self.run, self._settings))
         return self.found["extract_delta"]
 
     def consolidate(self) -> dict[str, Any]:
-        self.found["consolidate"] = consolidate(self._spark, self.run, self._settings)
+        self.found["consolidate"] = encode(consolidate(self._spark, self.run, self._settings))
         return self.found["consolidate"]
 
     def release(self) -> None:
         """What Airflow does when a run fails for good: nothing of it stays on the server."""
-        if Manifest.exists(self.run):
-            release_run(self.source, self._run_id)
+        release(self.run, lambda run_id: release_run(self.source, run_id))
 
     def finish(self) -> dict[str, Any]:
         """The steps after ``record``."""

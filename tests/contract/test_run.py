@@ -16,7 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core.manifest import Manifest
+from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.errors import FileDamaged, TransientError, ValueNotRepresentable
 from airflow_provider_cdc.jobs import patience
 from harness.pipeline import Pipeline, published_counts
@@ -146,11 +146,11 @@ def test_a_snapshot_that_failed_goes_on_from_the_same_position(
     write(bank, 1)
     with losing_sessions(bank, run), pytest.raises(TransientError):
         run.snapshot()
-    assert Manifest.load(run.run).initial_position == position
-    assert "snapshot" not in Manifest.load(run.run).steps
+    assert Run.load(run.run).manifest.initial_position == position
+    assert "snapshot" not in Run.load(run.run).steps
     write(bank, 2)
     run.finish()
-    assert Manifest.load(run.run).initial_position == position
+    assert Run.load(run.run).manifest.initial_position == position
     assert published_of(bank, run) == expected
 
 

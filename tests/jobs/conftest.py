@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from airflow_provider_cdc.core import parquet_writer
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.jobs import consolidate, extract_delta, rewind, snapshot, step, touched, verify
-from airflow_provider_cdc.sinks import parquet
 from tests.jobs import history_source
 from tests.jobs.history_source import NAMES, SETTINGS, HistorySource, Row, begin_run
 
@@ -32,11 +32,11 @@ class Runner:
     source: HistorySource
     run: Storage
 
-    def steps(self) -> list[Callable[[], dict[str, Any]]]:
+    def steps(self) -> list[Callable[[], Any]]:
         jobs = snapshot.snapshot, extract_delta.extract_delta, consolidate.consolidate
         return [partial(job, self.spark, self.run, SETTINGS) for job in jobs]
 
-    def all(self) -> dict[str, Any]:
+    def all(self) -> Any:
         for one in self.steps():
             found = one()
         return found
@@ -86,8 +86,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRunner:
 
     for module in (snapshot, extract_delta, consolidate, verify):
         monkeypatch.setattr(module, "run_tasks", run_here)
-    monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 3)
-    monkeypatch.setattr(parquet.ParquetWriter.__init__, "__defaults__", (300,))
+    monkeypatch.setattr(parquet_writer, "ROW_GROUP_ROWS", 3)
+    monkeypatch.setattr(parquet_writer.ParquetWriter.__init__, "__defaults__", (300,))
     monkeypatch.setattr(rewind, "TOUCHED_ROWS", 2)
     monkeypatch.setattr(rewind, "DECODED_ROWS", 2)
     monkeypatch.setattr(touched, "BLOCK_ROWS", 7)

@@ -19,14 +19,16 @@ import pyarrow as pa
 
 from airflow_provider_cdc.core import row_bytes
 from airflow_provider_cdc.core.chunk import Chunk, partition
-from airflow_provider_cdc.core.manifest import Manifest, RunTable
+from airflow_provider_cdc.core.manifest import RunTable
 from airflow_provider_cdc.core.options import AS_DECLARED, LockPolicy, StepOptions, TableOptions
 from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
+from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.odd_values import OddValue
 from airflow_provider_cdc.sources.window import DELTA_SCHEMA, LogSegment, SegmentSummary, TrackedTable, UpperBound
+from tests.runs import manifest_of, run_folder
 
 Row = tuple[Any, ...]
 ChangeOf = tuple[int, Row | None, Row | None]
@@ -364,18 +366,16 @@ def begin_run(
 ) -> Storage:
     """Write the manifest that lock_and_record would."""
     source.initial = initial
-    run = target.folder("_runs", run_id)
-    manifest = Manifest(
-        run_id=run_id,
-        kind="mysql",
-        position_key="initial_gtid_set",
+    run = run_folder(target, run_id)
+    manifest = manifest_of(
+        target,
+        run_id,
         initial_position=str(initial),
         identity={"server": "history"},
-        created_at="2026-01-01T00:00:00+00:00",
-        tables=[RunTable(table, "lock" if table.keyless else "watermark", "") for table in tables()],
+        tables=tuple(RunTable(table, "lock" if table.keyless else "watermark", "") for table in tables()),
         options=StepOptions(chunk_rows=10),
     )
-    manifest.save(run, instead_of=Manifest.load(run) if Manifest.exists(run) else None)
+    Run.create(manifest, instead_of=Run.load(run) if Run.exists(run) else None)
     return run
 
 

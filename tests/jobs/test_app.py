@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 from pyspark.errors import PySparkRuntimeError
 
-from airflow_provider_cdc.errors import ConfigurationError, SchemaChanged, SourceUnavailable
+from airflow_provider_cdc.core.results import SnapshotResult
+from airflow_provider_cdc.errors import ConfigurationError, SchemaChanged, SourceUnavailable, naming
 from airflow_provider_cdc.jobs import app
 from airflow_provider_cdc.jobs.session import check_pyspark, settings_from_environment, to_environment
-from airflow_provider_cdc.jobs.step import naming
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from tests.jobs.conftest import MakeRunner
 from tests.jobs.history_source import HistorySource, random_history
+from tests.runs import snapshot_result
 
 SETTINGS = ConnectionSettings("mysql", "db.example", 3306, "reader", "s3cret", tls={"mode": "required"})
 
@@ -35,12 +36,13 @@ def stopped(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_what_a_step_found_is_the_last_line(
     stopped: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def job(spark: Any, run: Any, settings: ConnectionSettings) -> dict[str, Any]:
+    def job(spark: Any, run: Any, settings: ConnectionSettings) -> SnapshotResult:
         assert settings == SETTINGS
-        return {"rows": 5, "seconds": 1.5}
+        return snapshot_result(5, seconds=1.5)
 
     app.main("snapshot", job, ["--run-uri", tmp_path.as_uri()])
-    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == {"rows": 5, "seconds": 1.5}
+    told = json.loads(capsys.readouterr().out.splitlines()[-1])
+    assert (told["rows"], told["seconds"]) == (5, 1.5)
     assert stopped == ["cdc snapshot"]
 
 
@@ -50,7 +52,7 @@ def test_what_a_step_found_is_the_last_line(
 def test_an_error_is_printed_recorded_and_told_by_the_exit_code(
     error: Exception, code: int, stopped: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def job(spark: Any, run: Any, settings: ConnectionSettings) -> dict[str, Any]:
+    def job(spark: Any, run: Any, settings: ConnectionSettings) -> SnapshotResult:
         raise error
 
     with pytest.raises(SystemExit) as ended:
@@ -96,7 +98,7 @@ NO_FILES = OSError(24, "Too many open files")
 def test_an_error_that_nobody_foresaw_names_the_step_and_the_table_and_is_retried_only_if_it_may_pass(
     error: Exception, code: int, stopped: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def job(spark: Any, run: Any, settings: ConnectionSettings) -> dict[str, Any]:
+    def job(spark: Any, run: Any, settings: ConnectionSettings) -> SnapshotResult:
         with naming("shop.orders"), naming("part 3"):
             raise error
 
@@ -136,7 +138,7 @@ def test_without_settings_nothing_begins_and_no_secret_shows(
     if text is not None:
         monkeypatch.setenv("CDC_SOURCE", text)
     with pytest.raises(SystemExit) as ended:
-        app.main("snapshot", lambda *arguments: {}, ["--run-uri", tmp_path.as_uri()])
+        app.main("snapshot", lambda *arguments: snapshot_result(), ["--run-uri", tmp_path.as_uri()])
     assert ended.value.code == 2
     printed = capsys.readouterr().out
     assert "CDC_SOURCE" in printed
@@ -146,7 +148,7 @@ def test_without_settings_nothing_begins_and_no_secret_shows(
 
 def test_a_folder_that_is_none_is_one_clear_error(stopped: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        app.main("snapshot", lambda *arguments: {}, ["--run-uri", "nowhere"])
+        app.main("snapshot", lambda *arguments: snapshot_result(), ["--run-uri", "nowhere"])
     assert ended.value.code == 2
     assert "'nowhere' is no place to write to" in capsys.readouterr().out
 

@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.core.manifest import Manifest
+from airflow_provider_cdc.core.records import encode
+from airflow_provider_cdc.core.results import ConsolidateResult
+from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.jobs.session import to_environment
 from airflow_provider_cdc.jobs.shipping import package_zip
@@ -82,14 +84,14 @@ def test_a_run_on_a_cluster_publishes_the_initial_position(
             more=to_environment(settings),
         )
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-        assert last_json(done.stdout) == Manifest.load(run.run).steps[step]
+        assert last_json(done.stdout) == encode(Run.load(run.run).steps[step])
         if step == "snapshot":
             # Rows that no chunk returned, rows to be taken out, a row to be put back as it was.
             mysql.query(f"DELETE FROM {schema}.orders WHERE id < 50")
             mysql.query(f"UPDATE {schema}.orders SET note = 'changed' WHERE id = 77")
             mysql.query(f"INSERT INTO {schema}.orders VALUES (1000, 'new')")
             extend_the_window(run, settings)
-    tables = Manifest.load(run.run).steps["consolidate"]["published"]
+    tables = Run.load(run.run).found(ConsolidateResult).published
     for name, own in expected.items():
         assert sorted(published(tables[f"{schema}.{name}"])[1]) == own
 

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from airflow_provider_cdc.core.manifest import Manifest
+from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.errors import ConfigurationError, FileDamaged, ManifestError
 from airflow_provider_cdc.sinks.parquet import ParquetSink
 from tests.jobs.conftest import MakeRunner, Runner
@@ -85,7 +85,7 @@ def test_a_damaged_file_of_untouched_tables_is_not_published(
     runner = here(source, LENGTH)
     snapshot, extract, publish = runner.steps()
     snapshot()
-    assert sum(extract()["keys"].values()) == 0
+    assert sum(extract().keys.values()) == 0
     damage(files_of(runner, "chunks/*/*.parquet")[-1])
     with pytest.raises(FileDamaged):
         publish()
@@ -96,7 +96,7 @@ def test_a_damaged_file_of_untouched_tables_is_not_published(
 def test_a_damaged_file_of_changes_ends_the_run(damage: Callable[[Path], None], runner: Runner) -> None:
     snapshot, extract, publish = runner.steps()
     snapshot()
-    named = runner.run.read_json(extract()["record"])["files"]
+    named = runner.run.read_json(extract().record)["files"]
     damage(Path(runner.run.path(named[-1]["name"])))
     with pytest.raises(FileDamaged, match="net change of the window"):
         publish()
@@ -113,7 +113,7 @@ def interrupted(step: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, before
     def stop(*arguments: Any) -> None:
         raise Interrupted
 
-    owner = {Manifest.finish_step: Manifest, ParquetSink.place: ParquetSink}[before]
+    owner = Run if before == Run.finish_step else ParquetSink
     with monkeypatch.context() as patch:
         patch.setattr(owner, before.__name__, stop)
         with pytest.raises(Interrupted):
@@ -131,7 +131,7 @@ def test_what_an_interrupted_try_left_damaged_is_read_again(
 ) -> None:
     for earlier in runner.steps()[:which]:
         earlier()
-    interrupted(runner.steps()[which], monkeypatch, Manifest.finish_step)
+    interrupted(runner.steps()[which], monkeypatch, Run.finish_step)
     damage(files_of(runner, ["chunks/*/*.parquet", "delta/segment-*.parquet"][which])[-1])
     runner.all()
     assert "is done again" in capsys.readouterr().out
@@ -146,7 +146,7 @@ def test_files_of_a_commit_are_checked_by_the_try_that_completes_it(
     *before, publish = runner.steps()
     for earlier in before:
         earlier()
-    interrupted(publish, monkeypatch, Manifest.finish_step if placed else ParquetSink.place)
+    interrupted(publish, monkeypatch, ParquetSink._announce if placed else ParquetSink.publish)
     pattern = "../../shop.orders/snapshot=*/*.parquet" if placed else "staged/*/*.parquet"
     damage(files_of(runner, pattern)[-1])
     for _ in range(2):
@@ -185,7 +185,7 @@ def test_a_damaged_record_of_an_interrupted_try_is_named(
 ) -> None:
     for earlier in runner.steps()[:which]:
         earlier()
-    interrupted(runner.steps()[which], monkeypatch, Manifest.finish_step)
+    interrupted(runner.steps()[which], monkeypatch, Run.finish_step)
     path = sorted(Path(runner.run.path()).glob(f"{record}.json"))[0]
     path.write_text(text)
     with pytest.raises(ManifestError, match=path.name.replace(".", r"\.")):
@@ -210,11 +210,13 @@ def test_the_manifest_of_another_run_is_refused(runner: Runner, tmp_path: Path) 
     other = runner.run.parent().folder("20260101T000000Z-11111111")
     shutil.copytree(runner.run.path(), other.path())
     with pytest.raises(ManifestError, match="that of the run 20260101T000000Z-00000000, and not of 2026"):
-        Manifest.load(other)
+        Run.load(other)
     shutil.copytree(tmp_path / "lake", tmp_path / "elsewhere")
     moved = runner.target.parent().folder("elsewhere", "_runs", "20260101T000000Z-00000000")
-    with pytest.raises(ManifestError, match=r"that of the target file://.*/lake, and not of file://.*/elsewhere"):
-        Manifest.load(moved)
+    with pytest.raises(
+        ManifestError, match=r"that of the folder file://.*/lake/_runs, and not of file://.*/elsewhere/_runs"
+    ):
+        Run.load(moved)
 
 
 def test_a_run_that_began_on_another_kind_of_source_is_refused(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:

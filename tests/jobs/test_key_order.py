@@ -11,13 +11,13 @@ import pytest
 from airflow_provider_cdc.core.chunk import Chunk
 from airflow_provider_cdc.core.manifest import RunTable
 from airflow_provider_cdc.core.options import LockPolicy
+from airflow_provider_cdc.core.staging import Staging
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.errors import CopyMismatch
 from airflow_provider_cdc.jobs.key_order import Extent, check_key_order
 from airflow_provider_cdc.jobs.parts import Part
 from airflow_provider_cdc.jobs.snapshot import ReadPart
-from airflow_provider_cdc.sinks.parquet import ParquetSink
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource, axes, chunks
 from airflow_provider_cdc.sources.mysql.schema import read_tables
@@ -82,7 +82,7 @@ def test_bounds_that_mean_something_else_where_they_are_read(
     assert len(plan) > 5
     entry = RunTable(table, "watermark", "")
     run = Storage(tmp_path.as_uri())
-    read = ReadPart(run, "plan", source, ParquetSink(run), (entry,), LockPolicy(), 0.0)
+    read = ReadPart(Staging(run), "plan", source, (entry,), LockPolicy(), 0.0)
     with pytest.raises(CopyMismatch, match="overlap"):
         read(Part(0, 0, tuple(plan), 1))
     # Nor does it pass unseen if each chunk is read by another task.

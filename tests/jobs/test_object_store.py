@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core.manifest import Manifest
+from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import ConfigurationError, StorageRefused
 from harness.mysql_server import MysqlServer
@@ -53,7 +53,7 @@ def test_a_run_is_exact_on_s3_and_its_head_goes_forward(spark: SparkSession, mys
     lake = Storage(target)
     latest = lake.read_json(f"{schema}.t/_latest.json")
     assert latest["run_id"] == "20260102T020000Z-00000000"
-    assert latest["position"] == latest["initial_gtid_set"] == Manifest.load(late.run).initial_position
+    assert latest["position"] == latest["initial_gtid_set"] == Run.load(late.run).manifest.initial_position
     assert latest["source"] == {"kind": "mysql", "server": mysql.query("SELECT @@server_uuid")[0][0]}
     assert late.run.read_json("latest.json") == {f"{schema}.t": True, f"{schema}.none": True}
     assert early.run.read_json("latest.json") == {f"{schema}.t": False, f"{schema}.none": False}

@@ -7,9 +7,9 @@ from hypothesis import strategies as st
 
 from airflow_provider_cdc.core.chunk import Chunk, partition
 from airflow_provider_cdc.core.manifest import RunTable
+from airflow_provider_cdc.core.parquet_writer import FILE_BYTES
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.jobs.parts import SMALLEST_PART_BYTES, bundle, plan_parts
-from airflow_provider_cdc.sinks.parquet import FILE_BYTES
 
 MIB = 2**20
 

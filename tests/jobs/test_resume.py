@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.core.chunk import Chunk
-from airflow_provider_cdc.core.manifest import Manifest
+from airflow_provider_cdc.core.results import SnapshotResult
+from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import ManifestError, SourceUnavailable
 from airflow_provider_cdc.jobs import consolidate, snapshot
@@ -82,10 +83,10 @@ def test_publishing_that_is_interrupted_anywhere_is_completed(
             except Interrupted:
                 pass
         announced = [name for name in NAMES if runner.target.exists(f"{name}/_latest.json")]
-        assert "consolidate" in Manifest.load(runner.run).steps or not announced
+        assert Run.load(runner.run).committed or not announced
         found = publish()
         assert runner.published() == runner.expected(), f"interrupted at change {number}"
-        assert found == Manifest.load(runner.run).steps["consolidate"]
+        assert found == Run.load(runner.run).steps["consolidate"]
     assert number > 20
 
 
@@ -129,7 +130,7 @@ def test_parts_of_another_plan_do_not_count(here: MakeRunner, source: HistorySou
     runner = here(source, INITIAL)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("airflow_provider_cdc.jobs.parts.SMALLEST_PART_BYTES", 1)
-        patch.setattr(Manifest, "finish_step", lambda *arguments: {})
+        patch.setattr(Run, "finish_step", lambda *arguments: arguments[2])
         runner.steps()[0]()
     runner.run.delete_file("chunks/plan.json")
     source.seed += 1
@@ -150,24 +151,22 @@ def test_a_finished_run_holds_its_manifest_and_what_it_published(here: MakeRunne
     found = runner.all()
     names = set(tree(runner.target))
     kept = {name.removeprefix(f"_runs/{runner.run.uri[-25:]}/") for name in names if name.startswith("_runs/")}
-    digest = Manifest.load(runner.run).digest[:16]
+    digest = Run.load(runner.run).digest[:16]
     steps = {f"steps/{digest}/{name}.json" for name in ("snapshot", "extract_delta", "commit", "consolidate")}
     (files,) = kept - steps - {"manifest.json", "latest.json"}
     assert kept == {"manifest.json", "latest.json", files} | steps
     assert files.startswith("commit/files-")
-    assert found["published"] == {
-        name: f"{runner.target.uri}/{name}/snapshot=20260101T000000Z-00000000" for name in NAMES
-    }
+    assert found.published == {name: f"{runner.target.uri}/{name}/snapshot=20260101T000000Z-00000000" for name in NAMES}
     latest = json.loads(Path(runner.target.path("shop.empty/_latest.json")).read_text())
     assert latest == {
         "run_id": "20260101T000000Z-00000000",
-        "path": found["published"]["shop.empty"],
+        "path": found.published["shop.empty"],
         "initial_gtid_set": str(INITIAL),
         "position": str(INITIAL),
         "recorded_at": "2026-01-01T00:00:00+00:00",
         "source": {"kind": "mysql"},
         "rows": 0,
-        "published_at": found["published_at"],
+        "published_at": found.published_at,
     }
 
 
@@ -207,7 +206,7 @@ def test_a_slow_try_of_a_step_does_not_replace_what_a_quick_one_found(
         self.seed += 1
         return original(self)
 
-    quick: list[dict[str, Any]] = []
+    quick: list[SnapshotResult] = []
     monkeypatch.setattr(HistorySource, "bound_reads", slow)
     assert first() == quick[0]
     for step in rest:
@@ -239,16 +238,16 @@ def test_the_source_is_not_needed_once_the_run_is_published(
 
     monkeypatch.setattr(HistorySource, "check_identity", gone)
     assert consolidate.consolidate(runner.spark, runner.run, SETTINGS) == found
-    assert snapshot.snapshot(runner.spark, runner.run, SETTINGS)["rows"] > 0
+    assert snapshot.snapshot(runner.spark, runner.run, SETTINGS).rows > 0
 
 
 def test_a_throttled_snapshot_pauses_between_chunks(
     here: MakeRunner, source: HistorySource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     runner: Runner = here(source, INITIAL)
-    manifest = Manifest.load(runner.run)
-    manifest.options = replace(manifest.options, chunk_pause=0.173)
-    manifest.save(runner.run, instead_of=Manifest.load(runner.run))
+    begun = Run.load(runner.run)
+    options = replace(begun.manifest.options, chunk_pause=0.173)
+    Run.create(replace(begun.manifest, options=options), instead_of=begun)
     pauses: list[float] = []
     sleep = time.sleep
 

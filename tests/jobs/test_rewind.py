@@ -18,18 +18,16 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.core import row_bytes
+from airflow_provider_cdc.core import parquet_writer, row_bytes
 from airflow_provider_cdc.core.manifest import RunTable
 from airflow_provider_cdc.core.net_change import rewind_counts
+from airflow_provider_cdc.core.staging import StagedFile, Staging
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.errors import CopyMismatch
 from airflow_provider_cdc.jobs import net, rewind, touched
 from airflow_provider_cdc.jobs.extract_delta import NetChange
 from airflow_provider_cdc.jobs.touched import MarkedFile
-from airflow_provider_cdc.sinks import parquet
-from airflow_provider_cdc.sinks.base import StagedFile
-from airflow_provider_cdc.sinks.parquet import ParquetSink
 from airflow_provider_cdc.sources.window import DELTA_SCHEMA
 
 EPOCH = dt.datetime(1970, 1, 1)
@@ -70,8 +68,8 @@ def take_out(
 ) -> tuple[pa.Table, rewind.Outcome]:
     """The rows that stay, and the outcome."""
     run = Storage(str(folder))
-    sink = ParquetSink(run)
-    with sink.writer(run, "chunks/t/part-000000-x", schema) as writer:
+    staging = Staging(run)
+    with staging.writer("chunks/t/part-000000", schema) as writer:
         writer.write(rows)
     encoded = row_bytes.encode(touched, list(key) or schema.names)
     size = len(encoded)
@@ -81,11 +79,11 @@ def take_out(
         [[0] * size, encoded, [1] * size, [0] * size, before, counts, pa.nulls(size, pa.string())],
         schema=DELTA_SCHEMA,
     )
-    with sink.writer(run, "delta/net", net.NET_SCHEMA) as delta:
+    with staging.writer("delta/net", net.NET_SCHEMA) as delta:
         delta.write(net.in_buckets(changes))
     table = Table(TableName("s", "t"), tuple(Column(name, "", True) for name in schema.names), key)
     change = NetChange(tuple(delta.files), {0: net.Count(size, 0)})
-    task = rewind.RewindTask(run, StubSource(schema), sink, (RunTable(table, "", ""),), change)  # type: ignore[arg-type]
+    task = rewind.RewindTask(staging, StubSource(schema), (RunTable(table, "", ""),), change)  # type: ignore[arg-type]
     outcome = task(rewind.Rewind(0, tuple(writer.files)))
     left = [*outcome.adopted, *outcome.written]
     return pa.concat_tables([schema.empty_table(), *(pq.read_table(run.path(file.name)) for file in left)]), outcome
@@ -97,8 +95,8 @@ def take_out(
 def test_touched_keys_are_taken_out(
     name: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 2)
-    monkeypatch.setattr(parquet.ParquetWriter.__init__, "__defaults__", (600,))
+    monkeypatch.setattr(parquet_writer, "ROW_GROUP_ROWS", 2)
+    monkeypatch.setattr(parquet_writer.ParquetWriter.__init__, "__defaults__", (600,))
     kind, values = KEYS[name]
     present = data.draw(st.lists(st.sampled_from(values), unique_by=repr, min_size=1))
     gone = data.draw(st.lists(st.sampled_from(values), unique_by=repr))
@@ -143,7 +141,7 @@ def test_of_a_keyless_table_as_many_copies_are_taken_out_as_were_added_and_put_b
     tmp_path_factory: pytest.TempPathFactory,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 3)
+    monkeypatch.setattr(parquet_writer, "ROW_GROUP_ROWS", 3)
     monkeypatch.setattr(touched, "BLOCK_ROWS", data.draw(st.sampled_from([1, 5, 1000])))
     schema = pa.schema([("a", pa.int32()), ("b", pa.string())])
     copies = Counter(present)
@@ -165,7 +163,7 @@ def test_a_row_that_the_log_adds_and_the_copy_lacks_stops_the_run(tmp_path: Path
 def test_files_of_a_row_group_that_cannot_hold_the_key_are_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 2)
+    monkeypatch.setattr(parquet_writer, "ROW_GROUP_ROWS", 2)
     schema = pa.schema([("k", pa.uint64())])
     rows = pa.table([pa.array([1, 2, 2**63, 2**64 - 1], pa.uint64())], schema=schema)
     read: list[int] = []

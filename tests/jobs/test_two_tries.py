@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
 
-from airflow_provider_cdc.core.manifest import Manifest, RunTable
+from airflow_provider_cdc.core.manifest import RunTable
+from airflow_provider_cdc.core.results import ConsolidateResult
+from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.sinks import parquet
 from tests.jobs.conftest import MakeRunner, Runner
@@ -66,11 +69,11 @@ class _Inline:
 def check(runner: Runner) -> None:
     """The copy is exact, in every folder that readers see, and holds what it is said to hold."""
     assert runner.published() == runner.expected()
-    found = Manifest.load(runner.run).steps["consolidate"]
+    found = Run.load(runner.run).found(ConsolidateResult)
     for name in NAMES:
         visible = list(Path(runner.target.path(name)).rglob("*.parquet"))
         assert {path.parent.name for path in visible} == {"snapshot=20260101T000000Z-00000000"}
-        assert sum(pq.read_metadata(path).num_rows for path in visible) == found["rows"][name]
+        assert sum(pq.read_metadata(path).num_rows for path in visible) == found.rows[name]
     assert not list(Path(runner.target.path()).rglob("*.tmp"))
 
 
@@ -81,7 +84,7 @@ def test_two_tries_of_a_step(
 ) -> None:
     runner = begin(here, source, step)
     first, second = race(runner, monkeypatch, seed, [step, step], pause)
-    assert first == second == Manifest.load(runner.run).steps[["snapshot", "extract_delta", "consolidate"][step]]
+    assert first == second == Run.load(runner.run).steps[["snapshot", "extract_delta", "consolidate"][step]]
     for later in runner.steps()[step + 1 :]:
         later()
     check(runner)
@@ -115,28 +118,24 @@ def test_a_try_of_a_beginning_that_was_given_up_never_publishes(
 ) -> None:
     """lock_and_record begins anew while consolidate still works for the first beginning: one of them counts."""
     runner = begin(here, source, 2)
-    first = Manifest.load(runner.run)
-    anew = Manifest(
-        run_id=first.run_id,
-        kind="mysql",
-        position_key="initial_gtid_set",
+    first = Run.load(runner.run)
+    anew = replace(
+        first.manifest,
         initial_position=str(INITIAL + 3),
-        identity=first.identity,
         created_at="2026-01-01T00:00:07+00:00",
-        tables=[RunTable(table, "lock" if table.keyless else "watermark", "") for table in tables()],
-        options=first.options,
+        tables=tuple(RunTable(table, "lock" if table.keyless else "watermark", "") for table in tables()),
     )
     turns = Turns(seed, 0.1)
     with monkeypatch.context() as patch:
         turns.patch(patch)
         patch.setattr(parquet, "ThreadPoolExecutor", _Inline)
-        published, counts = turns.run([runner.steps()[PUBLISH], lambda: anew.save(runner.run, instead_of=first)])
-    assert isinstance(counts, Manifest)
-    if counts.digest == anew.digest:
+        published, counts = turns.run([runner.steps()[PUBLISH], lambda: Run.create(anew, instead_of=first)])
+    assert isinstance(counts, Run)
+    if counts.manifest == anew:
         assert isinstance(published, CdcError)
         assert not list(Path(runner.target.path()).rglob("snapshot=*/*"))
         source.initial = INITIAL + 3
         runner.all()
     else:
-        assert published == Manifest.load(runner.run).steps["consolidate"]
+        assert published == Run.load(runner.run).steps["consolidate"]
     check(runner)

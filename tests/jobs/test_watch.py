@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.core.manifest import Manifest
+from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import LogGone, SchemaChanged, SourceUnavailable
 from airflow_provider_cdc.jobs import snapshot, watch
@@ -150,4 +150,4 @@ def test_mysql_ddl_that_changes_no_row_is_none_of_the_watch_s_business(
     mysql.query(f"ALTER TABLE {schema}.orders ADD INDEX (note), COMMENT 'new'")
     mysql.query(f"INSERT INTO {schema}.orders VALUES (1, 'x')")
     mysql.query(f"ANALYZE TABLE {schema}.orders")
-    run.source.check_tables([entry.table for entry in Manifest.load(run.run).tables])
+    run.source.check_tables([entry.table for entry in Run.load(run.run).manifest.tables])

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.sinks import latest
 
 TOUCHES = (
     "write_json",
@@ -91,6 +94,9 @@ class Turns:
         for name in TOUCHES:
             if hasattr(Storage, name):
                 self._patch(monkeypatch, name)
+        # Whoever waits for the lock of a head lets the one go on who holds it.
+        clock = SimpleNamespace(sleep=lambda seconds: self.touch(), monotonic=time.monotonic)
+        monkeypatch.setattr(latest, "time", clock)
 
     def _patch(self, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
         original = getattr(Storage, name)

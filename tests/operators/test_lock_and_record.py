@@ -15,10 +15,10 @@ import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from airflow_provider_cdc.core.manifest import Commit, Manifest
 from airflow_provider_cdc.core.options import LockPolicy, StepOptions
 from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.records import encode
+from airflow_provider_cdc.core.run import Commit, Run
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.errors import ConfigurationError, LockNotGranted, LogGone
@@ -88,7 +88,7 @@ def operator(target: Path, plan: Sequence[Mapping[str, Any]] = tuple(PLAN)) -> L
 def test_manifest_holds_what_later_steps_need(source: FakeSource, tmp_path: Path) -> None:
     pushed = operator(tmp_path).execute(context())
     run = Storage(pushed["run_uri"])
-    manifest = Manifest.load(run)
+    manifest = Run.load(run).manifest
     assert pushed == {"run_uri": run.uri, "initial_gtid_set": "server:1-1"}
     assert run.uri == f"{tmp_path.as_uri()}/_runs/{manifest.run_id}"
     assert manifest.initial_position == "server:1-1"
@@ -113,14 +113,14 @@ def test_cleared_task_begins_anew_when_the_source_no_longer_reaches_back(source:
     source.gone = True
     pushed = operator(tmp_path).execute(context())
     assert pushed["initial_gtid_set"] == "server:1-2"
-    assert Manifest.load(Storage(pushed["run_uri"])).initial_position == "server:1-2"
+    assert Run.load(Storage(pushed["run_uri"])).manifest.initial_position == "server:1-2"
 
 
 def test_published_run_is_kept_whatever_became_of_its_source(source: FakeSource, tmp_path: Path) -> None:
     first = operator(tmp_path).execute(context())
     run = Storage(first["run_uri"])
-    manifest = Manifest.load(run)
-    manifest.decide(run, Commit("t", manifest.rests_on, "commit/files-0.json"))
+    begun = Run.load(run)
+    begun.decide(Commit("t", begun.rests_on, "commit/files-0.json"))
     source.gone = True
     assert operator(tmp_path).execute(context()) == first
     assert len(source.calls) == 1
@@ -134,7 +134,7 @@ def test_slow_try_gives_way_to_the_one_that_was_quicker(source: FakeSource, tmp_
     source.meanwhile = another_try
     pushed = operator(tmp_path).execute(context())
     assert len(source.calls) == 2
-    assert Manifest.load(Storage(pushed["run_uri"])).initial_position == pushed["initial_gtid_set"] == "server:1-2"
+    assert Run.load(Storage(pushed["run_uri"])).manifest.initial_position == pushed["initial_gtid_set"] == "server:1-2"
 
 
 def test_run_never_continues_on_another_kind_of_source(source: FakeSource, tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_lock_that_is_not_granted_is_worth_another_try(source: FakeSource, tmp_p
     with pytest.raises(AirflowException, match="not granted") as failed:
         operator(tmp_path).execute(context())
     assert not isinstance(failed.value, AirflowFailException)
-    assert not Manifest.exists(Storage(tmp_path.as_uri()).folder("_runs", run_id_of(context(), tmp_path.as_uri())))
+    assert not Run.exists(Storage(tmp_path.as_uri()).folder("_runs", run_id_of(context(), tmp_path.as_uri())))
 
 
 LAKE = "s3://lake/raw"
@@ -222,7 +222,7 @@ def test_of_two_tries_at_the_same_time_both_tell_the_position_that_counts(source
     with ThreadPoolExecutor(2) as tries:
         first, second = tries.map(lambda _: operator(tmp_path).execute(context()), range(2))
     assert first == second
-    assert Manifest.load(Storage(first["run_uri"])).initial_position == first["initial_gtid_set"]
+    assert Run.load(Storage(first["run_uri"])).manifest.initial_position == first["initial_gtid_set"]
 
 
 def test_a_try_that_was_too_slow_releases_what_it_made_and_nothing_else(source: FakeSource, tmp_path: Path) -> None:
@@ -230,6 +230,6 @@ def test_a_try_that_was_too_slow_releases_what_it_made_and_nothing_else(source: 
     source.keeps = True
     with ThreadPoolExecutor(2) as tries:
         first, _ = tries.map(lambda _: operator(tmp_path).execute(context()), range(2))
-    counts = Manifest.load(Storage(first["run_uri"])).identity
+    counts = Run.load(Storage(first["run_uri"])).manifest.identity
     assert len(source.released) == 1
     assert counts["slot"] not in source.released

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_provider_cdc.core.manifest import Manifest
 from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.records import encode
+from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.operators import lock_and_record
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
@@ -65,9 +65,9 @@ def test_after_a_crash_the_run_begins_anew(operator: LockAndRecordOperator, serv
     again = operator.execute(context())
     assert again["run_uri"] == first["run_uri"]
     assert again["initial_gtid_set"] != first["initial_gtid_set"]
-    identity = Manifest.load(Storage(again["run_uri"])).identity
+    identity = Run.load(Storage(again["run_uri"])).manifest.identity
     assert operator.execute(context()) == again
-    assert Manifest.load(Storage(again["run_uri"])).identity == identity
+    assert Run.load(Storage(again["run_uri"])).manifest.identity == identity
 
 
 def test_a_new_position_is_not_taken_from_what_can_no_longer_be_copied(

@@ -14,15 +14,17 @@ import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_provider_cdc.core.manifest import Commit, Manifest, RunTable
+from airflow_provider_cdc.core.manifest import RunTable
+from airflow_provider_cdc.core.names import NAME_BYTES, folder_name
+from airflow_provider_cdc.core.run import Commit, Run
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import PreflightError
 from airflow_provider_cdc.operators.lake_checks import check_names, find_leftovers, tell_leftovers
 from airflow_provider_cdc.operators.preflight import PreflightOperator
-from airflow_provider_cdc.sinks.base import NAME_BYTES, folder_name
 from harness.mysql_server import MysqlServer
 from harness.postgres_server import PostgresServer
+from tests.runs import consolidate_result, manifest_of
 
 
 def preflight(target: str, conf: Mapping[str, Any] | None = None, **arguments: Any) -> dict[str, Any]:
@@ -158,11 +160,11 @@ def test_names_in_any_alphabet_fit_every_file_system(tmp_path: Path) -> None:
 RUN = "20250101T000000Z-00000000"
 
 
-def begin(lake: Storage, run_id: str, began: datetime) -> Manifest:
-    run = lake.folder("_runs", run_id)
+def begin(lake: Storage, run_id: str, began: datetime) -> Run:
     table = RunTable(Table(TableName("shop", "orders"), ()), "watermark", "")
-    run.make_folder("chunks")
-    return Manifest(run_id, "mysql", "initial_gtid_set", "", {}, began.isoformat(), [table]).save(run)
+    run = Run.create(manifest_of(lake, run_id, created_at=began.isoformat(), tables=(table,)))
+    run.folder.make_folder("chunks")
+    return run
 
 
 def test_what_failed_runs_left_is_named_once_they_are_old(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -176,14 +178,17 @@ def test_what_failed_runs_left_is_named_once_they_are_old(tmp_path: Path, caplog
     # A backfill of last year that goes on right now.
     begin(lake, "20250102T000000Z-00000000", now)
     published = begin(lake, "20250103T000000Z-00000000", long_ago)
-    published.finish_step(lake.folder("_runs", "20250103T000000Z-00000000"), "consolidate", {})
+    published.finish_step("consolidate", consolidate_result())
     lake.folder("_runs", "20250104T000000Z-00000000").make_folder("chunks")
     assert find_leftovers(lake) == []
     begun = begin(lake, RUN, long_ago)
-    assert [found.folders for found in find_leftovers(lake)] == [(f"_runs/{RUN}",)]
-    begun.decide(lake.folder("_runs", RUN), Commit("a", begun.rests_on, "commit/files-0.json"))
+    assert [found.folders for found in find_leftovers(lake)] == [(f"{lake.uri}/_runs/{RUN}",)]
+    begun.decide(Commit("a", begun.rests_on, "commit/files-0.json"))
     lake.make_folder(f"shop.orders/snapshot={RUN}")
     with caplog.at_level(logging.WARNING):
         tell_leftovers(lake)
     assert f"{lake.uri}/_runs/{RUN}\n" in caplog.text
     assert f"{lake.uri}/shop.orders/snapshot={RUN}" in caplog.text
+    # The try that published it was killed before it could say so: readers are led to that copy.
+    lake.write_json("shop.orders/_latest.json", {"run_id": RUN})
+    assert [found.folders for found in find_leftovers(lake)] == [(f"{lake.uri}/_runs/{RUN}",)]

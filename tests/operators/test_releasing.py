@@ -17,9 +17,10 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException, AirflowTaskTimeout
 from airflow.sdk.execution_time import task_runner
 
-from airflow_provider_cdc.core.manifest import Commit, Manifest, RunTable
+from airflow_provider_cdc.core.manifest import RunTable
 from airflow_provider_cdc.core.options import LockPolicy, StepOptions
 from airflow_provider_cdc.core.records import encode
+from airflow_provider_cdc.core.run import Commit, Run
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.operators.base import run_id_for, run_id_of
 from airflow_provider_cdc.operators.extract_delta import ExtractDeltaOperator
@@ -28,6 +29,7 @@ from airflow_provider_cdc.operators.snapshot import SnapshotOperator
 from airflow_provider_cdc.sources.postgres import PostgresSource, waiting
 from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
 from harness.postgres_server import PostgresServer
+from tests.runs import consolidate_result, manifest_of
 from tests.sources.postgres.log_reading import settings as settings_of
 
 OPTIONS = {"chunk_rows": 7, "chunk_pause": 0.0, "lock": {}, "keep_slot": False}
@@ -61,18 +63,23 @@ def run(source: PostgresSource, context: Any, tmp_path: Any) -> Iterator[Storage
     """A run that has begun: the server keeps a slot for it."""
     run = begin_run(source, run_id_of(context, tmp_path.as_uri()), tmp_path)
     yield run
-    source.discard(Manifest.load(run).identity)
+    source.discard(Run.load(run).manifest.identity)
 
 
 def begin_run(source: PostgresSource, run_id: str, target: Any, **options: Any) -> Storage:
     initial = source.record_initial(source.preflight(["public.stock"]), LockPolicy(), run_id)
-    run = Storage(target.as_uri()).folder("_runs", run_id)
     tables = [RunTable(table, "watermark", "") for table in initial.tables]
-    identity, position = dict(initial.identity), initial.position
-    Manifest(
-        run_id, "postgres", "initial_lsn", position, identity, "", tables, StepOptions(**{**OPTIONS, **options})
-    ).save(run)
-    return run
+    manifest = manifest_of(
+        Storage(target.as_uri()),
+        run_id,
+        kind="postgres",
+        position_key="initial_lsn",
+        initial_position=initial.position,
+        identity=dict(initial.identity),
+        tables=tuple(tables),
+        options=StepOptions(**{**OPTIONS, **options}),
+    )
+    return Run.create(manifest).folder
 
 
 def kept(server: PostgresServer) -> int:
@@ -254,14 +261,14 @@ def test_a_slot_that_is_to_be_kept_stays_when_the_dag_run_fails_after_it_was_dec
     (release,) = dag.on_failure_callback
     run_id = run_id_for(context["dag_run"], group.lock_and_record.task_id, tmp_path.as_uri())
     run = begin_run(source, run_id, tmp_path, keep_slot=True)
-    manifest = Manifest.load(run)
+    begun = Run.load(run)
     if reached == "record":
-        manifest.finish_step(run, "consolidate", {})
+        begun.finish_step("consolidate", consolidate_result())
     if reached:
-        manifest.decide(run, Commit("try", manifest.rests_on, abandoned=reached == "abandoned"))
+        begun.decide(Commit("try", begun.rests_on, abandoned=reached == "abandoned"))
     release(context)
     assert kept(postgres) == left
-    source.discard(manifest.identity)
+    source.discard(begun.manifest.identity)
 
 
 def test_a_source_that_cannot_be_reached_does_not_hide_why_the_task_failed(
@@ -281,7 +288,7 @@ def recording(source: PostgresSource, target: Any) -> LockAndRecordOperator:
     )
 
 
-@pytest.mark.parametrize(("module", "name"), [(waiting, "settle"), (Manifest, "save")])
+@pytest.mark.parametrize(("module", "name"), [(waiting, "settle"), (Run, "create")])
 def test_of_two_tries_one_slot_is_left_and_both_tell_its_position(
     postgres: PostgresServer, source: PostgresSource, context: Any, tmp_path: Any, module: Any, name: str
 ) -> None:
@@ -300,7 +307,7 @@ def test_of_two_tries_one_slot_is_left_and_both_tell_its_position(
         patch.setattr(module, name, be_overtaken)
         told.append(first.execute(context))
     assert told[0] == told[1]
-    manifest = Manifest.load(Storage(told[0]["run_uri"]))
+    manifest = Run.load(Storage(told[0]["run_uri"])).manifest
     assert postgres.query("SELECT slot_name FROM pg_replication_slots") == [(manifest.identity["slot"],)]
     source.check_identity(manifest.identity, manifest.initial_position)
     source.release(manifest.run_id)
@@ -324,4 +331,4 @@ def test_a_kill_while_the_position_is_recorded_leaves_no_slot(
         operator.execute(context)
     assert seen == [1]
     assert kept(postgres) == 0
-    assert not Manifest.exists(Storage(tmp_path.as_uri()).folder("_runs", run_id_of(context, tmp_path.as_uri())))
+    assert not Run.exists(Storage(tmp_path.as_uri()).folder("_runs", run_id_of(context, tmp_path.as_uri())))

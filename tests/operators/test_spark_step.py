@@ -19,27 +19,30 @@ import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 import airflow_provider_cdc
-from airflow_provider_cdc.core.manifest import Manifest
+from airflow_provider_cdc.core.results import TableRead
+from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.operators import spark_step
 from airflow_provider_cdc.operators.consolidate import ConsolidateOperator
 from airflow_provider_cdc.operators.snapshot import SnapshotOperator
+from tests.runs import consolidate_result, manifest_of, snapshot_result
 
 PASSWORD = "corr3ct-horse"
-FOUND = {
-    "snapshot_upper": "3e11fa47-71ca-11e1-9e33-c80aa9429562:1-9",
-    "log_end": "binlog.000001:4",
-    "rows": 3,
-    "tables": {"shop.orders": {"rows": 3}},
-}
-PUBLISHED = {"published": {"shop.orders": "file:///x"}, "rows": {"shop.orders": 3}}
+FOUND = snapshot_result(
+    rows=3,
+    snapshot_upper="3e11fa47-71ca-11e1-9e33-c80aa9429562:1-9",
+    log_end="binlog.000001:4",
+    tables={"shop.orders": TableRead(3, 1, 1, 400)},
+)
+PUBLISHED = consolidate_result(published={"shop.orders": "file:///x"}, rows={"shop.orders": 3})
 LATEST = {"shop.orders": False, "shop.lines": True}
 
 SUBMIT = f"""#!{sys.executable}
 import json, os, sys
 sys.path.insert(0, {str(Path(airflow_provider_cdc.__file__).parents[1])!r})
-from airflow_provider_cdc.core.manifest import Manifest
+from airflow_provider_cdc.core.results import ConsolidateResult, SnapshotResult, TableRead
+from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.jobs.session import TRY_VARIABLE, error_file
 run = Storage(sys.argv[sys.argv.index("--run-uri") + 1])
@@ -57,18 +60,16 @@ if failure:
     run.write_json(error_file("snapshot", os.environ[TRY_VARIABLE]), json.loads(failure))
     sys.exit(1)
 if "TEST_FORGETS" not in os.environ:
-    manifest = Manifest.load(run)
-    manifest.finish_step(run, "snapshot", {FOUND!r})
-    manifest.finish_step(run, "consolidate", {PUBLISHED!r})
+    begun = Run.load(run)
+    begun.finish_step("snapshot", {FOUND!r})
+    begun.finish_step("consolidate", {PUBLISHED!r})
     run.write_json("latest.json", {LATEST!r})
 """
 
 
 @pytest.fixture
 def run(tmp_path: Path) -> Storage:
-    run = Storage(tmp_path.as_uri()).folder("_runs", "20260101T000000Z-00000000")
-    Manifest("20260101T000000Z-00000000", "mysql", "initial_gtid_set", "", {}, "", []).save(run)
-    return run
+    return Run.create(manifest_of(Storage(tmp_path.as_uri()))).folder
 
 
 @pytest.fixture(autouse=True)
@@ -104,13 +105,26 @@ def test_step_pushes_its_outputs_and_counts_and_nothing_for_other_steps(
     run: Storage, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert operator(run).execute(CONTEXT) == {
-        "snapshot_upper": FOUND["snapshot_upper"],
-        "counts": {"rows": 3, "tables": {"shop.orders": {"rows": 3}}},
+        "snapshot_upper": FOUND.snapshot_upper,
+        "counts": {
+            "rows": 3,
+            "tables": {"shop.orders": {"rows": 3, "chunks": 1, "files": 1, "bytes": 400}},
+            "nulled": {},
+            "lock_seconds": 0.0,
+            "seconds": 0.0,
+        },
     }
     assert operator(run, ConsolidateOperator).execute(CONTEXT) == {
         "published": {"shop.orders": "file:///x"},
         "latest": LATEST,
-        "counts": {"rows": {"shop.orders": 3}},
+        "counts": {
+            "rows": {"shop.orders": 3},
+            "rewound": {},
+            "nulled": {},
+            "files_rewritten": 0,
+            "files_adopted": 0,
+            "seconds": 0.0,
+        },
     }
     # The run is green, yet readers see another copy: the log must say so plainly.
     (told,) = (line for line in capfd.readouterr().out.splitlines() if "newer copy stays" in line)

@@ -19,7 +19,7 @@ from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.errors import ConfigurationError, ManifestError, PublishIncomplete
 from airflow_provider_cdc.sinks import latest
 from airflow_provider_cdc.sinks.latest import check_source, replace_latest
-from airflow_provider_cdc.sinks.parquet import ParquetSink
+from airflow_provider_cdc.sinks.registry import open_sink
 from harness.s3_server import s3_environment
 
 FOLDER = "shop.orders"
@@ -150,7 +150,7 @@ def test_another_source_s_copies_are_left_alone(target: Storage) -> None:
     other = {"run_id": "20270101T000000Z-00000000", "initial_lsn": "0/9", "position": "0/9", "source": POSTGRES}
     for refused in (
         lambda: check_source(target, FOLDER, POSTGRES, "0/9"),
-        lambda: ParquetSink(target).check_source([TableName("shop", "orders")], POSTGRES, "0/9"),
+        lambda: open_sink("parquet", target).check_source([TableName("shop", "orders")], POSTGRES, "0/9"),
         lambda: replace_latest(target, FOLDER, other),
     ):
         with pytest.raises(ConfigurationError, match=r"another source: .*mysql.*shop.*this run's is .*postgres") as why:
@@ -177,3 +177,14 @@ def test_a_damaged_head_is_named(tmp_path: Path, damaged: Any) -> None:
     target.write_json(f"{FOLDER}/_latest.json", damaged)
     with pytest.raises(ManifestError, match=r"_latest\.json"):
         replace_latest(target, FOLDER, copy(1))
+
+
+def test_copies_of_which_only_the_run_is_known_go_by_the_order_of_the_runs(tmp_path: Path) -> None:
+    target = Storage(tmp_path.as_uri())
+    assert replace_latest(target, FOLDER, {"run_id": "20260102T000000Z-aaaaaaaa", "rows": 2})
+    assert not replace_latest(target, FOLDER, {"run_id": "20260101T000000Z-ffffffff", "rows": 1})
+    assert head(target)["rows"] == 2
+    assert replace_latest(target, FOLDER, {"run_id": "20260102T000000Z-aaaaaaaa", "rows": 2})
+    assert head(target)["rows"] == 2
+    assert replace_latest(target, FOLDER, {"run_id": "20260103T000000Z-00000000", "rows": 3})
+    assert head(target)["rows"] == 3

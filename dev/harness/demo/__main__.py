@@ -17,7 +17,8 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow.parquet as pq
 
-from airflow_provider_cdc.core.manifest import Manifest
+from airflow_provider_cdc.core.results import ConsolidateResult, SnapshotResult
+from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.storage import Storage
 from harness.airflow_home import AirflowHome
 from harness.cache import cache_directory
@@ -89,15 +90,15 @@ def _demo(folder: Path, stage: Stage, rows: int, writes: float) -> bool:
     with _step(f"run the DAG {dag} through Airflow, Spark local[2], while 4 writers write"), writers, plain:
         airflow.run("dags", "test", dag, "--conf", json.dumps(conf), log=log)
     print(f"      the writers committed {writers.committed:,} transactions meanwhile")
-    manifest = _manifest(lake)
-    position = manifest.initial_position
+    run = _run(lake)
+    position = run.manifest.initial_position
     with _step("rebuild the shop at the initial position, without this package"):
         rebuilt = stage.rebuild(position)
     print(f"      {rebuilt}; {stage.proof}")
     with _step("compare every row"):
-        results = [_compare(lake, table, manifest, stage, plain.rows[table]) for table in KEYS]
+        results = [_compare(lake, table, run, stage, plain.rows[table]) for table in KEYS]
         money, plain_money = _money(stage.truth("accounts")), _money(plain.rows["accounts"])
-    _report(results, manifest, money, plain_money)
+    _report(results, run, money, plain_money)
     _show_reading(lake)
     print(f"\nThe Airflow log: {log}", end="\n\n")
     return any(result.differences for result in results)
@@ -115,20 +116,20 @@ def _step(what: str) -> Iterator[None]:
     print(f" {time.monotonic() - started:.1f} s", flush=True)
 
 
-def _manifest(lake: Path) -> Manifest:
+def _run(lake: Path) -> Run:
     (path,) = lake.glob("_runs/*/manifest.json")
-    return Manifest.load(Storage(lake.as_uri()).folder("_runs", path.parent.name))
+    return Run.load(Storage(lake.as_uri()).folder("_runs", path.parent.name))
 
 
-def _compare(lake: Path, table: str, manifest: Manifest, stage: Stage, plainly_read: Counter[Row]) -> TableResult:
+def _compare(lake: Path, table: str, run: Run, stage: Stage, plainly_read: Counter[Row]) -> TableResult:
     name, width = f"{SCHEMA}.{table}", KEYS[table]
     truth = stage.truth(table)
     copied = Counter(_published(lake, name, stage, stage.columns[table]))
     return TableResult(
         name,
         copied.total(),
-        manifest.steps["snapshot"]["tables"][name]["chunks"],
-        manifest.steps["consolidate"]["rewound"][name],
+        run.found(SnapshotResult).tables[name].chunks,
+        run.found(ConsolidateResult).rewound[name],
         _unlike(plainly_read, truth, width),
         _unlike(copied, truth, width),
     )
@@ -156,8 +157,8 @@ def _unlike(rows: Counter[Row], truth: Counter[Row], width: int) -> int:
     return len({row[:width] for row in difference}) if width else difference.total()
 
 
-def _report(results: list[TableResult], manifest: Manifest, money: Decimal, plain_money: Decimal) -> None:
-    print(f"\nEvery row against the proof, at {manifest.position_key} = {manifest.initial_position}\n")
+def _report(results: list[TableResult], run: Run, money: Decimal, plain_money: Decimal) -> None:
+    print(f"\nEvery row against the proof, at {run.manifest.position_key} = {run.manifest.initial_position}\n")
     print(f"{'table':<16}{'rows':>10}{'chunks':>8}{'keys rewound':>14}{'wrong in a plain read':>23}{'differences':>13}")
     for result in results:
         print(
@@ -169,10 +170,9 @@ def _report(results: list[TableResult], manifest: Manifest, money: Decimal, plai
     print(f"{sum(r.differences for r in results):>13,}")
     print(f"\nmoney in all accounts {money:,.2f}; a plain chunked read counts {plain_money:,.2f}: ", end="")
     print(f"{abs(plain_money - money):,.2f} {'too much' if plain_money > money else 'too little'}")
-    steps = manifest.steps
-    locked = steps["snapshot"]["lock_seconds"]
+    locked = run.found(SnapshotResult).lock_seconds
     print(f"longest lock {locked * 1000:.1f} ms")
-    seconds = [f"{name} {found['seconds']:.1f} s" for name, found in steps.items() if "seconds" in found]
+    seconds = [f"{name} {found.seconds:.1f} s" for name, found in run.steps.items()]
     print(f"seconds per step: {', '.join(seconds)}")
 
 

@@ -1,0 +1,163 @@
+"""How a run begins: at an initial position that is fixed once, whoever tries to, and kept as long as it can be."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Protocol, runtime_checkable
+
+from airflow_provider_cdc.core import records
+from airflow_provider_cdc.core.manifest import Manifest, RunTable
+from airflow_provider_cdc.core.options import StepOptions
+from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
+from airflow_provider_cdc.core.run import Run, scratch_of
+from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.errors import CdcError, ConfigurationError, LogGone
+
+_log = logging.getLogger(__name__)
+
+
+class RunSource(Protocol):
+    """What a run needs of its source to begin; ``sources.capabilities`` says more."""
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def position_key(self) -> str: ...
+
+    def check_identity(self, identity: Mapping[str, str], position: str) -> None: ...
+
+
+@runtime_checkable
+class Discards(Protocol):
+    """A source that made something on its server for the initial position, and can drop it again."""
+
+    def discard(self, identity: Mapping[str, str]) -> None: ...
+
+
+def begin(
+    source: RunSource,
+    plans: Sequence[TablePlan],
+    options: StepOptions,
+    record: Callable[[], InitialPoint],
+    *,
+    run_id: str,
+    lake: str,
+    scratch: str = "",
+    source_conn_id: str = "",
+    skipped: Mapping[str, str] | None = None,
+) -> Run:
+    """Begin a run, or go on with the one that began: what was read so far belongs to its initial position.
+
+    Unless the source no longer has what it kept for that position: then nothing more can be read for it, and the run
+    begins anew.
+
+    :param record: fixes the initial position; called only if the run does not go on.
+    :param lake: URI of the folder to publish in.
+    :param scratch: URI of the folder in which the run's own folder lies; empty: a folder in the lake.
+    :param source_conn_id: the connection to the source.
+    :param skipped: why each table that was named is no part of the run, by its name.
+    :raises LockNotGranted: a table needs the lock and it was not granted.
+    :raises ConfigurationError: the run began on a source of another kind.
+    """
+    lake, scratch = Storage(lake).uri, Storage(scratch or scratch_of(lake)).uri
+    folder = Storage(scratch).folder(run_id)
+    current = _current(folder)
+    if current is not None and _goes_on(current, source, plans):
+        return current
+    try:
+        initial = record()
+    except CdcError as error:
+        # A concurrent attempt may already have begun the run, and then discards what this one was making.
+        current = _current(folder)
+        if current is None or not _goes_on(current, source, plans):
+            raise
+        _log.info("A concurrent attempt has fixed the position; this one ended with: %s", error)
+        return current
+    manifest = Manifest(
+        run_id=run_id,
+        lake=lake,
+        scratch=scratch,
+        kind=source.kind,
+        position_key=source.position_key,
+        initial_position=initial.position,
+        identity=dict(initial.identity),
+        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        tables=_run_tables(plans, initial),
+        options=options,
+        source_conn_id=source_conn_id,
+        skipped=dict(skipped or {}),
+    )
+    # A concurrent attempt may already have begun the run, and chunks may have been read since: rows read before a
+    # position must never be rewound to it.
+    run: Run | None = None
+    while run is None or run.digest != records.digest_of(manifest):
+        current = _current(folder)
+        if current is not None and _goes_on(current, source, plans):
+            _discard(source, initial.identity)
+            return current
+        run = Run.create(manifest, instead_of=current)
+    for identity in initial.superseded:
+        _discard(source, identity)
+    _log.info(
+        "%s is %s (%d tables, lock held for %.0f ms)",
+        source.position_key,
+        initial.position,
+        len(initial.tables),
+        initial.lock_seconds * 1000,
+    )
+    return run
+
+
+def _current(folder: Storage) -> Run | None:
+    return Run.load(folder) if Run.exists(folder) else None
+
+
+def _goes_on(run: Run, source: RunSource, plans: Sequence[TablePlan]) -> bool:
+    """Whether the run goes on with the manifest that it has."""
+    manifest = run.manifest
+    if manifest.kind != source.kind:
+        raise ConfigurationError(
+            f"the run began on a {manifest.kind} source, and this is a {source.kind} one",
+            where=run.folder.uri,
+            hint="correct the connection, or trigger a new run",
+        )
+    if run.abandoned:
+        return False
+    if not run.committed:
+        try:
+            source.check_identity(manifest.identity, manifest.initial_position)
+        except LogGone as error:
+            _log.warning("The run begins anew: %s", error)
+            return False
+    _log.info(
+        "The run began at %s: keeping %s %s", manifest.created_at, manifest.position_key, manifest.initial_position
+    )
+    tables = {str(entry.table.name) for entry in manifest.tables}
+    if tables != (wanted := {str(plan.table) for plan in plans}):
+        _log.warning(
+            "The run keeps the tables that it began with, although the plan is another now (only in the run: %s; "
+            "only in the plan: %s). Trigger a new run to copy what the plan says.",
+            ", ".join(sorted(tables - wanted)) or "none",
+            ", ".join(sorted(wanted - tables)) or "none",
+        )
+    return True
+
+
+def _discard(source: RunSource, identity: Mapping[str, str]) -> None:
+    """Have the source drop what it keeps for a position that does not count. It goes with the run at the latest."""
+    try:
+        if isinstance(source, Discards):
+            source.discard(identity)
+    except CdcError as error:
+        _log.warning("The source keeps what it made for another attempt until the run ends: %s", error)
+
+
+def _run_tables(plans: Sequence[TablePlan], initial: InitialPoint) -> tuple[RunTable, ...]:
+    """The tables of a run, each as it was planned to be read."""
+    by_name = {plan.table: plan for plan in plans}
+    return tuple(
+        RunTable(table, by_name[table.name].consistency, by_name[table.name].reason) for table in initial.tables
+    )

@@ -1,0 +1,81 @@
+"""What each finished step found: records, which later steps rest on and XComs are made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SNAPSHOT, EXTRACT_DELTA, CONSOLIDATE = "snapshot", "extract_delta", "consolidate"
+
+Nulled = dict[str, dict[str, int]]
+"""How many values became null because no Arrow type holds them, by table and column; what is not in it has none."""
+
+
+@dataclass(frozen=True)
+class TableRead:
+    """What was read of one table. ``bytes`` is the size of the files."""
+
+    rows: int
+    chunks: int
+    files: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class SnapshotResult:
+    """What the snapshot step read.
+
+    ``log_end`` is the bound of the reads, in the source's own notation. ``tables`` is by the table's name.
+    ``lock_seconds`` is the longest time that a lock was held. ``record`` names the record of the files that count.
+    """
+
+    snapshot_upper: str
+    log_end: str
+    rows: int
+    tables: dict[str, TableRead]
+    nulled: Nulled
+    lock_seconds: float
+    record: str
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class DeltaResult:
+    """What the extract_delta step read of the log. ``keys`` has how many the window touches, by the table's name.
+
+    ``record`` names the record of the files with the net change.
+    """
+
+    transactions: int
+    row_images: int
+    keys: dict[str, int]
+    segments: int
+    record: str
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class ConsolidateResult:
+    """What the consolidate step published, by the table's name: the URI of the copy, its ``rows``, how many keys were
+    ``rewound``.
+
+    ``nulled`` has the values that were put back as null (the snapshot step has those that were read).
+    """
+
+    published: dict[str, str]
+    rows: dict[str, int]
+    rewound: dict[str, int]
+    nulled: Nulled
+    files_rewritten: int
+    files_adopted: int
+    published_at: str
+    seconds: float = 0.0
+
+
+StepResult = SnapshotResult | DeltaResult | ConsolidateResult
+
+RESULTS: dict[str, type[SnapshotResult] | type[DeltaResult] | type[ConsolidateResult]] = {
+    SNAPSHOT: SnapshotResult,
+    EXTRACT_DELTA: DeltaResult,
+    CONSOLIDATE: ConsolidateResult,
+}
+"""By the step's task_id, in the order of the steps."""

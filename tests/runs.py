@@ -1,0 +1,46 @@
+"""Runs as tests need them: manifests and results in which only what matters is spelt out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from airflow_provider_cdc.core.manifest import Manifest
+from airflow_provider_cdc.core.results import ConsolidateResult, DeltaResult, SnapshotResult
+from airflow_provider_cdc.core.run import scratch_of
+from airflow_provider_cdc.core.storage import Storage
+
+RUN_ID = "20260101T000000Z-00000000"
+
+
+def manifest_of(lake: Storage, run_id: str = RUN_ID, **more: Any) -> Manifest:
+    """A manifest of a MySQL run that publishes in ``lake``."""
+    usual: dict[str, Any] = {
+        "run_id": run_id,
+        "lake": lake.uri,
+        "scratch": scratch_of(lake.uri),
+        "kind": "mysql",
+        "position_key": "initial_gtid_set",
+        "initial_position": "",
+        "identity": {},
+        "created_at": "2026-01-01T00:00:00+00:00",
+        "tables": (),
+    }
+    return Manifest(**usual | more)
+
+
+def run_folder(lake: Storage, run_id: str = RUN_ID) -> Storage:
+    return Storage(scratch_of(lake.uri)).folder(run_id)
+
+
+def snapshot_result(rows: int = 0, **more: Any) -> SnapshotResult:
+    usual: dict[str, Any] = {"snapshot_upper": "", "log_end": "", "rows": rows, "tables": {}, "nulled": {}}
+    return SnapshotResult(**usual | {"lock_seconds": 0.0, "record": ""} | more)
+
+
+def delta_result(transactions: int = 0) -> DeltaResult:
+    return DeltaResult(transactions, 0, {}, 0, "")
+
+
+def consolidate_result(**more: Any) -> ConsolidateResult:
+    usual: dict[str, Any] = {"published": {}, "rows": {}, "rewound": {}, "nulled": {}, "published_at": ""}
+    return ConsolidateResult(**usual | {"files_rewritten": 0, "files_adopted": 0} | more)

@@ -1,0 +1,320 @@
+"""What every sink promises, whatever its format, on a disk and on an object store.
+
+A format that is registered is run through all of this; it only has to say how its copies are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from airflow_provider_cdc.core import durable
+from airflow_provider_cdc.core.head import source_of
+from airflow_provider_cdc.core.names import folder_name
+from airflow_provider_cdc.core.run import SCRATCH
+from airflow_provider_cdc.core.staging import Staging
+from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.core.table import TableName
+from airflow_provider_cdc.errors import (
+    CommitUnknown,
+    ConfigurationError,
+    FileDamaged,
+    PublishIncomplete,
+    StorageUnavailable,
+)
+from airflow_provider_cdc.sinks.base import Publication, Sink, TableChange
+from airflow_provider_cdc.sinks.registry import SINKS, open_sink
+from harness.s3_server import s3_environment
+
+ORDERS, LINES = TableName("shop", "orders"), TableName("shop", "lines")
+TABLES = (ORDERS, LINES)
+SCHEMA = pa.schema([("id", pa.int64())])
+SERVER = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
+MYSQL = source_of("mysql", {"server_uuid": SERVER}, "shop")
+POSTGRES = source_of("postgres", {"system_identifier": "7", "database": "shop", "timeline": "1"}, "pg")
+
+
+def read_parquet(lake: Storage, table: TableName) -> list[int] | None:
+    try:
+        latest = lake.read_json(f"{folder_name(table)}/_latest.json")
+    except FileNotFoundError:
+        return None
+    copy = Storage(latest["path"])
+    found = [pq.read_table(copy.path(name), filesystem=copy.filesystem, partitioning=None) for name in copy.files()]
+    rows = pa.concat_tables(found)["id"].to_pylist()
+    assert len(rows) == latest["rows"]
+    assert latest["position"] == latest["initial_gtid_set"]
+    return sorted(rows)
+
+
+READERS: dict[str, Callable[[Storage, TableName], list[int] | None]] = {"parquet": read_parquet}
+"""By format: the ids in the copy that readers of a table see; None: they see none."""
+
+
+class Interrupted(BaseException):
+    """Not an Exception: nothing may catch it on its way, as nothing catches a kill."""
+
+
+class Lake:
+    """A lake, and runs that publish in it."""
+
+    def __init__(self, format: str, storage: Storage) -> None:
+        self.storage = storage
+        self.format = format
+
+    @property
+    def sink(self) -> Sink:
+        return open_sink(self.format, self.storage)
+
+    def stage(self, number: int, count: int = 3, run_id: str = "") -> Publication:
+        """A run at position ``number``, whose copies hold that number ``count`` times, in a file each."""
+        # The order of the runs is the reverse of that of their positions.
+        run_id = run_id or f"202601{99 - number:02}T000000Z-00000000"
+        staging = Staging(self.storage.folder(SCRATCH, run_id))
+        changes = []
+        for table in TABLES:
+            files = []
+            for at in range(count):
+                with staging.writer(f"chunks/{folder_name(table)}/part-{at:06}", SCHEMA) as writer:
+                    writer.write(pa.table({"id": [number]}))
+                files += writer.files
+            changes.append(TableChange(table, tuple(files)))
+        position = f"{SERVER}:1-{number}"
+        when = "2026-01-01T00:00:00+00:00"
+        return Publication(run_id, staging, tuple(changes), "initial_gtid_set", position, when, when, MYSQL)
+
+    def seen(self) -> list[list[int] | None]:
+        return [READERS[self.format](self.storage, table) for table in TABLES]
+
+
+@pytest.fixture(params=["disk", "s3"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
+    if request.param == "disk":
+        return Storage(tmp_path.as_uri())
+    for name, value in s3_environment(request.getfixturevalue("s3")).items():
+        monkeypatch.setenv(name, value)
+    return Storage(f"s3://lake/{tmp_path.name}")
+
+
+@pytest.fixture(params=sorted(SINKS))
+def lake(request: pytest.FixtureRequest, storage: Storage) -> Lake:
+    return Lake(request.param, storage)
+
+
+def interrupt_at(patch: pytest.MonkeyPatch, number: int) -> None:
+    """Stop before the change to the lake with this number."""
+    count = 0
+
+    def counted(name: str) -> None:
+        original = getattr(Storage, name)
+
+        def replacement(*arguments: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count == number:
+                raise Interrupted
+            return original(*arguments)
+
+        patch.setattr(Storage, name, replacement)
+
+    for name in ("write_json", "create_json", "delete_file", "make_folder", "move_to"):
+        counted(name)
+
+
+def heads_fail(patch: pytest.MonkeyPatch, write: Callable[..., None]) -> None:
+    """Have ``write`` do in place of whatever a sink shows a copy to readers by."""
+    patch.setattr(durable, "write", write)
+
+
+def test_a_format_that_does_not_exist_is_refused(storage: Storage) -> None:
+    with pytest.raises(ConfigurationError, match="no format 'orc'") as refusal:
+        open_sink("orc", storage)
+    assert "parquet" in refusal.value.hint
+
+
+def test_all_tables_are_published_by_one_call_and_may_be_published_again(lake: Lake) -> None:
+    assert lake.seen() == [None, None]
+    publication = lake.stage(5)
+    copies = lake.sink.publish(publication)
+    assert lake.seen() == [[5, 5, 5], [5, 5, 5]]
+    assert list(copies) == list(TABLES)
+    assert all(copy.is_latest and copy.uri.startswith(lake.storage.uri) for copy in copies.values())
+    assert lake.sink.publish(publication) == copies
+    assert lake.seen() == [[5, 5, 5], [5, 5, 5]]
+
+
+def test_an_older_position_is_published_and_does_not_become_the_latest(lake: Lake) -> None:
+    lake.sink.publish(lake.stage(5))
+    assert not any(copy.is_latest for copy in lake.sink.publish(lake.stage(3)).values())
+    assert lake.seen() == [[5, 5, 5], [5, 5, 5]]
+    assert all(copy.is_latest for copy in lake.sink.publish(lake.stage(7)).values())
+    assert lake.seen() == [[7, 7, 7], [7, 7, 7]]
+
+
+def test_what_is_published_is_never_touched_by_later_runs(lake: Lake) -> None:
+    first = lake.stage(5)
+    lake.sink.publish(first)
+    lake.sink.publish(lake.stage(7))
+    for change in first.tables:
+        assert [lake.sink.difference(first.run_id, change.table, file) for file in change.added] == [""] * 3
+
+
+def test_publishing_that_is_interrupted_anywhere_is_completed_by_the_next_call(lake: Lake) -> None:
+    lake.sink.publish(lake.stage(1))
+    number = 0
+    interrupted = True
+    while interrupted:
+        number += 1
+        publication = lake.stage(1 + number, 1)
+        with pytest.MonkeyPatch.context() as patch:
+            interrupt_at(patch, number)
+            try:
+                lake.sink.publish(publication)
+                interrupted = False
+            except Interrupted:
+                pass
+        # Of each table, readers see all of the one copy or all of the other.
+        old = [number] if number > 1 else [1, 1, 1]
+        assert all(seen in (old, [1 + number]) for seen in lake.seen())
+        lake.sink.publish(publication)
+        assert lake.seen() == [[1 + number], [1 + number]], f"interrupted at change {number}"
+        assert lake.sink.unread(publication.run_id, TABLES) == []
+    assert number > 4
+
+
+def test_what_was_interrupted_before_readers_were_led_to_it_is_named(lake: Lake) -> None:
+    publication = lake.stage(5)
+    with pytest.MonkeyPatch.context() as patch:
+        heads_fail(patch, lambda *arguments: (_ for _ in ()).throw(Interrupted))
+        with pytest.raises(Interrupted):
+            lake.sink.publish(publication)
+    assert lake.seen() == [None, None]
+    left = lake.sink.unread(publication.run_id, TABLES)
+    assert len(left) == len(TABLES)
+    assert all(uri.startswith(lake.storage.uri) for uri in left)
+
+
+def test_several_tries_may_publish_the_same_at_the_same_time(lake: Lake) -> None:
+    publication = lake.stage(5, 12)
+    with ThreadPoolExecutor(4) as tries:
+        outcomes = list(tries.map(lambda _: lake.sink.publish(publication), range(4)))
+    assert all(outcome == outcomes[0] for outcome in outcomes)
+    assert lake.seen() == [[5] * 12, [5] * 12]
+
+
+def test_runs_that_publish_at_the_same_time_leave_the_newest(lake: Lake) -> None:
+    publications = [lake.stage(number) for number in (4, 9, 2, 7)]
+    with ThreadPoolExecutor(4) as runs:
+        list(runs.map(lake.sink.publish, publications))
+    assert lake.seen() == [[9, 9, 9], [9, 9, 9]]
+
+
+@pytest.mark.parametrize("arrived", [True, False])
+def test_what_the_store_does_not_confirm_once_is_looked_for_and_completed(lake: Lake, arrived: bool) -> None:
+    write = durable.write
+    unconfirmed: list[str] = []
+
+    def once(filesystem: Any, path: str, data: bytes) -> None:
+        first = not unconfirmed
+        unconfirmed.append(path)
+        if arrived or not first:
+            write(filesystem, path, data)
+        if first:
+            raise StorageUnavailable("timed out")
+
+    with pytest.MonkeyPatch.context() as patch:
+        heads_fail(patch, once)
+        copies = lake.sink.publish(lake.stage(5))
+    assert len(unconfirmed) > 2
+    assert all(copy.is_latest for copy in copies.values())
+    assert lake.seen() == [[5, 5, 5], [5, 5, 5]]
+
+
+@pytest.mark.parametrize("arrived", [True, False])
+def test_what_the_store_does_not_confirm_is_unknown_and_completed_by_the_next_call(lake: Lake, arrived: bool) -> None:
+    lake.sink.publish(lake.stage(3))
+    publication = lake.stage(5)
+    write = durable.write
+
+    def unconfirmed(filesystem: Any, path: str, data: bytes) -> None:
+        if arrived:
+            write(filesystem, path, data)
+        raise StorageUnavailable("timed out")
+
+    with pytest.MonkeyPatch.context() as patch:
+        heads_fail(patch, unconfirmed)
+        with pytest.raises(CommitUnknown, match="timed out"):
+            lake.sink.publish(publication)
+    assert all(seen in ([3, 3, 3], [5, 5, 5]) for seen in lake.seen())
+    lake.sink.publish(publication)
+    assert lake.seen() == [[5, 5, 5], [5, 5, 5]]
+
+
+@pytest.mark.parametrize("what", ["gone", "cut"])
+def test_a_file_that_is_not_what_its_record_says_is_published_by_no_call(lake: Lake, what: str) -> None:
+    lake.sink.publish(lake.stage(3))
+    publication = lake.stage(5)
+    staged = publication.tables[1].added[0]
+    folder = publication.staging.folder
+    with folder.filesystem.open_input_stream(folder.path(staged.name)) as stream:
+        data = stream.read()
+    folder.delete_file(staged.name)
+    if what == "cut":
+        with folder.filesystem.open_output_stream(folder.path(staged.name)) as stream:
+            stream.write(data[:100])
+    for _ in range(2):
+        with pytest.raises(FileDamaged, match="is gone" if what == "gone" else "has 100 bytes"):
+            lake.sink.publish(publication)
+        assert lake.seen() == [[3, 3, 3], [3, 3, 3]]
+
+
+def test_another_source_s_copies_are_left_alone(lake: Lake) -> None:
+    lake.sink.publish(lake.stage(3))
+    other = replace(lake.stage(5), position_key="initial_lsn", position="0/9", source=POSTGRES)
+    with pytest.raises(ConfigurationError, match="another source"):
+        lake.sink.check_source(TABLES, POSTGRES, "0/9")
+    with pytest.raises(ConfigurationError, match="another source"):
+        lake.sink.publish(other)
+    assert lake.seen() == [[3, 3, 3], [3, 3, 3]]
+    lake.sink.check_source(TABLES, MYSQL, f"{SERVER}:1-5")
+
+
+def test_a_file_is_told_apart_from_its_record_where_it_was_published(lake: Lake) -> None:
+    publication = lake.stage(5)
+    change = publication.tables[0]
+    lake.sink.publish(publication)
+    assert lake.sink.difference(publication.run_id, change.table, change.added[0]) == ""
+    other = replace(change.added[0], rows=7)
+    assert "1 rows, not 7" in lake.sink.difference(publication.run_id, change.table, other)
+    missing = replace(change.added[0], name="chunks/x/part-none.parquet")
+    assert lake.sink.difference(publication.run_id, change.table, missing) == "it is gone"
+
+
+def test_a_lake_that_cannot_be_written_to_is_a_publication_to_be_completed(tmp_path: Path) -> None:
+    lake = Lake("parquet", Storage(tmp_path.as_uri()))
+    publication = lake.stage(5)
+    in_the_way = Path(lake.storage.path(folder_name(ORDERS)))
+    in_the_way.write_text("a file where the folder should be")
+    with pytest.raises(PublishIncomplete):
+        lake.sink.publish(publication)
+    in_the_way.unlink()
+    lake.sink.publish(publication)
+    assert lake.seen() == [[5, 5, 5], [5, 5, 5]]
+
+
+def test_every_file_is_as_its_writer_left_it(tmp_path: Path) -> None:
+    """Publishing changes no byte of what was checked before the commit."""
+    lake = Lake("parquet", Storage(tmp_path.as_uri()))
+    publication = lake.stage(5)
+    staged = publication.staging.folder
+    before = [Path(staged.path(file.name)).read_bytes() for file in publication.tables[0].added]
+    copy = Storage(lake.sink.publish(publication)[ORDERS].uri)
+    after = [Path(copy.path(file.base_name)).read_bytes() for file in publication.tables[0].added]
+    assert after == before
