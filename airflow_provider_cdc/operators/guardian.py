@@ -1,12 +1,12 @@
-"""A process between a task and its ``spark-submit``: when the task dies, of whatever, so does all that it started.
+"""A process between a task and its ``spark-submit``: however the task dies, everything that it started dies, too.
 
-Nothing else could do it: a task that is killed at once runs no code any more, and Spark's processes live on without
-whoever started them. They would go on reading the source and writing to the lake beside the task's next try.
+Nothing else can do that: a task that gets SIGKILL runs no more code, and Spark's processes outlive whoever started
+them. They would go on reading the source and writing to the lake beside the task's next try.
 
 It is run as a script (``python -I -S guardian.py FOLDER TASK SUPERVISOR COMMAND…``) and imports nothing but the
-standard library, so that it starts in no time. Twice a second it looks whether the task is still its parent, and
-whether the supervisor is still the task's. If not, if it is told to (SIGTERM), or when ``COMMAND`` has ended, it kills
-all processes that descend from the command, wherever they have moved to, and removes the scratch folder. Should the
+standard library, so that it starts at once. Twice a second it checks that the task is still its parent, and that
+the supervisor is still the task's. If not, on SIGTERM, or when ``COMMAND`` has ended, it kills all processes that
+descend from the command, even those that left its process group, and removes the scratch folder. Should the
 guardian itself be killed at once, the kernel kills ``spark-submit`` (``PR_SET_PDEATHSIG``), the driver notices
 (``jobs.lifeline``), and the folder is removed by the task or by a later one (``scratch``).
 """
@@ -27,7 +27,7 @@ from contextlib import suppress
 from pathlib import Path
 
 LOCK = ".lock"
-"""The file in a scratch folder that whoever needs the folder holds locked."""
+"""The file in a scratch folder that is locked by whoever still needs the folder."""
 
 _LOOK_SECONDS = 0.5
 _END_SECONDS = 10.0
@@ -47,10 +47,10 @@ def main(folder: str, task: int, supervisor: int, guarded: Sequence[str]) -> int
     """Run a command to its end or the task's, and return its exit status; negative for a signal."""
     libc = ctypes.CDLL(None, use_errno=True)
     guardian = os.getpid()
-    # Signals that are meant for the task's group are the task's to handle.
+    # The task handles the signals to its process group; they must not reach this process.
     os.setsid()
     signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
-    # Who loses its parent becomes a child of this process, and so is found.
+    # Processes that lose their parent become children of this one, so they are found.
     libc.prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     lock = (Path(folder) / LOCK).open("rb")
     fcntl.flock(lock, fcntl.LOCK_SH)
@@ -123,7 +123,7 @@ def _end_descendants() -> None:
 if __name__ == "__main__":
     code = main(sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4:])
     if code < 0:
-        # End as the command did, for whoever looks.
+        # End the same way as the command did: by the same signal.
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         os.kill(os.getpid(), -code)
     sys.exit(code)

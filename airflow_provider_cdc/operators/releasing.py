@@ -1,4 +1,4 @@
-"""What the source keeps for a run is released when the run fails for good: nobody else would ever do it."""
+"""Releases what the source keeps for a run that fails for good: nothing else ever would."""
 
 from __future__ import annotations
 
@@ -52,10 +52,10 @@ class ReleasingOperator(BaseOperator):
             _log.warning("The source may still keep what it kept for %s: %s", run.uri, error)
 
     def release_when_killed(self) -> None:
-        """To be called by `on_kill`. A timeout is none: the task may have another try, and its last one fails.
+        """To be called by `on_kill`. A timeout does not count: either another try follows, or the task fails.
 
-        Airflow also kills a task that was cleared while it ran, and one that its server was not heard of by, or did not
-        hear from, for too long. Their next try needs what the source keeps.
+        Airflow also kills tasks that were cleared while they ran, and tasks that lost touch with its server for too
+        long. Their next try needs what the source keeps.
         """
         if self._releasing is None or isinstance(sys.exc_info()[1], AirflowTaskTimeout):
             return
@@ -70,8 +70,8 @@ class ReleasingOperator(BaseOperator):
 class ReleaseOfRun:
     """``on_failure_callback`` of a DAG: releases what the source keeps for the run of one `SnapshotTaskGroup`.
 
-    A task whose process is gone at once (killed by SIGKILL, out of memory, with its machine) calls nothing any more;
-    its DAG run fails all the same, and Airflow says so to the DAG, in another process.
+    A task whose process dies at once (SIGKILL, out of memory, its machine) can call nothing any more. Its DAG run still
+    fails, and Airflow then calls the DAG's callback in another process.
 
     :param recording: the task that records the initial position.
     """
@@ -82,9 +82,9 @@ class ReleaseOfRun:
     def __call__(self, context: Context) -> None:
         task: Any = self._recording
         try:
-            # Nobody has rendered the templates of a task that does not run in this process.
+            # The task does not run in this process, so nobody has rendered its templates.
             target, source_conn_id = task.render_template([task.target, task.source_conn_id], context)
-            # A run that was refused began nothing, and what it named is not touched.
+            # A run that was refused began nothing, so what it named must not be touched.
             task.allowed.check(source_conn_id, target)
             lake = lake_of(target, source_conn_id)
             run = run_folder(lake, run_id_for(context["dag_run"], task.task_id, lake))
@@ -94,9 +94,9 @@ class ReleaseOfRun:
 
 
 def _is_over(context: Context) -> bool:
-    """Whether a task that was killed is not run again by itself.
+    """Whether Airflow will not run a killed task again by itself.
 
-    If Airflow does not say so, it may be; if it then is not, the DAG run fails, and `ReleaseOfRun` is told.
+    If Airflow does not answer, it may; if it then does not, the DAG run fails, and `ReleaseOfRun` is called.
     """
     if supervisor_channel() is None:
         return True
@@ -106,7 +106,7 @@ def _is_over(context: Context) -> bool:
         answer = task_instance.get_task_states(
             dag_id=task_instance.dag_id, task_ids=[task_instance.task_id], run_ids=[context["dag_run"].run_id]
         )
-        # Nothing is told of a run that was deleted.
+        # A run that was deleted has no states.
         states = answer.get(context["dag_run"].run_id, {})
         mapped = index is not None and index >= 0
         name = f"{task_instance.task_id}_{index}" if mapped else task_instance.task_id
@@ -120,7 +120,7 @@ def release_of_task(context: Context) -> None:
     """``on_failure_callback`` of a `ReleasingOperator`: Airflow calls it when no try is left."""
     task: Any = context["ti"].task
     if task._killed_for_another_try:
-        # A last try counts as failed in its own process, even if it was killed because the task was cleared.
+        # To its own process a last try counts as failed even if it was killed because the task was cleared.
         return
     try:
         uri = getattr(task, "run_uri", None)

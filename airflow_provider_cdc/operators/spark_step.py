@@ -231,7 +231,7 @@ def scratch_environment(folder: Path, variables: Mapping[str, str]) -> dict[str,
     """The variables by which all that the driver's processes write on this machine lies in ``folder``."""
     from airflow_provider_cdc.jobs.session import JVM_VARIABLE
 
-    # An option that comes later wins: whoever set the variable keeps the last word.
+    # A later option wins, so user-set values do.
     jvm = f'"-Djava.io.tmpdir={folder}" -XX:-UsePerfData {variables.get(JVM_VARIABLE, "")}'.strip()
     return {"TMPDIR": str(folder), "SPARK_LOCAL_DIRS": str(folder), JVM_VARIABLE: jvm}
 

@@ -18,9 +18,9 @@ class Kept:
 
     @contextmanager
     def use(self, kind: str, opened: Callable[[], AbstractContextManager[Session]]) -> Iterator[Session]:
-        """The session of this kind. If the block fails, so does the session: the next one opens another.
+        """The session of this kind. If the block fails, the session is closed, and the next call opens another.
 
-        What ``opened`` makes of errors it makes of those of the block, too.
+        Errors in the block pass through the context manager that ``opened`` returned, too.
         """
         if kind not in self._open:
             stack = ExitStack()

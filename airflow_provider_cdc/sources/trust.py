@@ -1,9 +1,9 @@
 """Who may be shown a password: the same rules for every kind of database.
 
-Whoever sits between us and the server can pose as it. He must not learn the password, so what reveals it (the password
-itself, or the password encrypted for a key that the other side has just sent) is only for a server that is known to be
-the right one. That is one whose certificate was verified, one on this machine, or one behind a network of which the
-connection says that nobody else is in it.
+Whoever sits between us and the server can pose as it, and must not learn the password. So whatever reveals it (the
+password itself, or the password encrypted for a key that the other side has just sent) goes only to a server that is
+known to be the right one: its certificate was verified, or it is on this machine, or it is in a network that the
+connection calls trusted.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ _YES, _NO = ("true", "yes", "on", "1"), ("false", "no", "off", "0")
 
 @dataclass(frozen=True)
 class Trust:
-    """What the settings come to.
+    """What the settings amount to.
 
-    ``mode`` is never empty. ``may_reveal``: the server may be shown the password, once the mode is complied with.
+    ``mode`` is never empty. ``may_reveal``: the password may be shown to the server, once TLS is as the mode demands.
     """
 
     mode: str
@@ -47,10 +47,10 @@ def trust_in(settings: ConnectionSettings, more: Collection[str] = ()) -> Trust:
     """What TLS has to be like for this connection, and what the server may be shown.
 
     Without a mode: ``verify_ca`` if there is an authority, else ``required``, or ``preferred`` where nobody is in
-    between. An authority is there to be checked against, whatever the mode.
+    between. A given authority is always checked, whatever the mode.
 
     :param more: further fields that ``ConnectionSettings.tls`` may have for this kind of database.
-    :raises ConfigurationError: the settings cannot have what they have.
+    :raises ConfigurationError: the settings contradict each other, or have unknown fields or values.
     """
     tls = settings.tls
     fields = (*_FIELDS, *more)

@@ -195,7 +195,7 @@ def test_a_run_that_fails_for_good_leaves_no_slot_either(
     assert failed.states["lock_and_record"] == "success", failed.log[-8000:]
     assert failed.states["snapshot"] == "failed", failed.log[-8000:]
     assert failed.tries["snapshot"] == 1, "an error that no retry can fix was retried"
-    assert "bank.visits: its columns are others now (later)" in failed.log
+    assert "bank.visits: its columns have changed (later)" in failed.log
     assert len(seen) == 2
     assert left_over(postgres) == []
     assert not list(tmp_path.glob("bank.*"))

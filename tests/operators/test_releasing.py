@@ -30,7 +30,7 @@ from airflow_provider_cdc.sources.postgres import PostgresSource, waiting
 from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
 from harness.postgres_server import PostgresServer
 from tests.runs import consolidate_result, manifest_of
-from tests.sources.postgres.log_reading import settings as settings_of
+from tests.sources.postgres.log.reading import settings as settings_of
 
 OPTIONS = {"chunk_rows": 7, "chunk_pause": 0.0, "lock": {}, "keep_slot": False}
 

@@ -77,8 +77,8 @@ def difference(recorded: Table, now: Table) -> str:
     before, after = ([_shape(column) for column in table.columns] for table in (recorded, now))
     if before != after:
         names = {shape[0] for shape in set(before) ^ set(after)} or {"their order"}
-        return f"its columns are others now ({', '.join(sorted(map(str, names)))})"
-    return "" if recorded.key == now.key else "its key is another now"
+        return f"its columns have changed ({', '.join(sorted(map(str, names)))})"
+    return "" if recorded.key == now.key else "its key has changed"
 
 
 def check_unchanged(connection: Connection, tables: Sequence[Table]) -> None:

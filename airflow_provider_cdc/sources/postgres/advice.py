@@ -1,4 +1,4 @@
-"""What preflight says without refusing: settings that make a run costly, versions with defects, what others left."""
+"""What preflight warns of: settings that make a run costly, versions with defects, and slots left behind."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _log = logging.getLogger(__name__)
 
 
 def advise(connection: Connection, tables: Sequence[Table]) -> None:
-    """Log all of it."""
+    """Log every warning."""
     _warn_of_version(connection.info.server_version)
     _warn_of_crashes(connection)
     _warn_of_limits(connection, tables)
@@ -42,7 +42,7 @@ def _warn_of_version(version: int) -> None:
     if minor < _RIGHT_SINCE.get(major, 0):
         _log.warning(
             "PostgreSQL %d.%d makes replication slots that may miss open transactions while other slots are read. This "
-            "provider makes its own in a way that is right there, too; others may not: upgrade to %d.%d or later",
+            "provider makes its own in a way that avoids it; others may not: upgrade to %d.%d or later",
             major,
             minor,
             major,
@@ -93,8 +93,8 @@ def _warn_of_limits(connection: Connection, tables: Sequence[Table]) -> None:
 
 
 def _warn_of_left(connection: Connection) -> None:
-    """Slots and publications of ours. They may be those of runs in progress: only for what no run can use any more is
-    there a command to drop it."""
+    """Warn of slots and publications of ours. Runs in progress have some, too, so the command to drop one is given only
+    where no run can use it any more."""
     for name, kept, status in slots.left_slots(connection):
         drop = f"SELECT pg_drop_replication_slot('{name}'); DROP PUBLICATION IF EXISTS {quote(name)};"
         if status == "lost":

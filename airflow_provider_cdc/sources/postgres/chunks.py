@@ -1,9 +1,9 @@
 """Chunks of a table: ranges of blocks, read in the order in which they lie on disk.
 
-A key is not needed to cut a table, nor an order of keys. While a relation keeps its file, a row that nobody touches
-keeps its place in it, so it is read exactly once whenever the chunks are read. A row that moves was updated: then the
-log has its key, and the rewind restores it however often it was read, or not at all. That the relation did keep its
-file is checked with every chunk (``snapshot``).
+Cutting a table needs no key. While a relation keeps its file, a row that nobody touches keeps its place in it, so it is
+read exactly once, whenever the chunks are read. A row that moves was updated: then the log has its key, and the rewind
+restores it, whether it was read once, twice or not at all. Every read checks that the relation kept its file
+(``snapshot``).
 
 A bound is ``(OID of the leaf, block)``. The leaves of a partitioned table follow each other; the last chunk of each one
 has no upper bound, so what is appended meanwhile is in it.
@@ -37,7 +37,7 @@ def plan_chunks(connection: Connection, table: Table, chunk_rows: int) -> list[C
     step = max(1, math.ceil(chunk_rows / density))
     chunks: list[Chunk] = []
     for leaf in own:
-        # A last chunk of less than half the size is no chunk of its own.
+        # A remainder of less than half a chunk joins the last one.
         size = blocks.get(leaf.oid) or 0
         starts = list(range(0, max(1, size - step // 2), step))
         for start, end in zip(starts, [*starts[1:], None], strict=True):

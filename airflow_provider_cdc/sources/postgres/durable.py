@@ -1,8 +1,8 @@
-"""What no crash of the server takes back: the log that is on disk.
+"""Waiting until no crash of the server can take back what was read: until the log is on disk.
 
-With ``synchronous_commit=off`` a transaction can be seen before it is. What a session read is safe once the log is on
-disk up to its end after the last read, as seen in that very session: a crash ends every session, also one in which the
-server's main process lives on, so that nothing was taken back in between.
+With ``synchronous_commit=off`` a transaction is visible before its log is on disk. What a session read is safe once the
+log is on disk up to its end after the last read, as seen in that very session: a crash ends every session, even if the
+server's main process survives it, so nothing was taken back in between.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether what was read by a name is what the run began with."""
+"""Whether a name that was read still stands for the relation that the run began with."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def check_in_place(
     # The catalog's tables would be read as of the session's snapshot, which may be older than what a SELECT goes by. An
     # expansion of the row type is what a SELECT goes by.
     types = ", ".join(f"pg_typeof(r.{quote(column.name)})::oid" for column in table.columns)
-    # Nobody locks the name of a schema: while it was read, the name may have stood for another relation. So what the
-    # transaction has locked is looked at.
-    # And r alone would be a column of that name, if there is one.
+    # A schema's name cannot be locked: during the read the name may have stood for another relation. So look at what
+    # the transaction has locked.
+    # r.* and not r, which would be a column of that name if there is one.
     read = f"SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'relation' AND relation = {leaf.oid}"
     ((oid, filenode, names, found, was_read),) = ask(
         f"SELECT {relation}::oid::text, pg_relation_filenode({relation})::text, row_to_json(r.*)::text, "

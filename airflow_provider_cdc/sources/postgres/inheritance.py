@@ -1,7 +1,7 @@
-"""Tables whose rows lie, all or in part, in other tables: a SELECT shows them, and a copy of the table would not.
+"""Tables some or all of whose rows lie in other tables: a SELECT shows those rows, and a copy would miss them.
 
-Partitions are the one kind that is copied with its root. Of tables that inherit in the old way (``INHERITS``) nothing
-keeps a key of the parent unique, and they may have columns of their own. TimescaleDB makes such children, and Citus
+Only partitions are copied with their root. Where tables inherit in the old way (``INHERITS``), nothing keeps a key of
+the parent unique, and children may have columns of their own. TimescaleDB makes such children, and Citus
 keeps rows on other servers.
 """
 

@@ -1,8 +1,8 @@
-"""What makes a publication tell of a table or not, although nobody alters the publication.
+"""What makes a publication include or omit a table although nobody alters the publication.
 
-One of whole schemas tells of what lies in them when it changes. One that tells of partitions as of their root tells of
-a table under another's name while that table is a partition. Either may last for a moment in the midst of a
-transaction, and leaves no trace but the versions of rows of the catalog.
+One of whole schemas includes whatever lies in them at the time of the change. One that reports partitions as their root
+reports a table under another's name while it is a partition. Either may last for a moment within a transaction, and
+leaves no trace but new versions of catalog rows.
 """
 
 from __future__ import annotations

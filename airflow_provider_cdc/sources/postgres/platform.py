@@ -1,4 +1,4 @@
-"""Who runs the server: what a hint can tell its user to do differs between one's own server and a managed one."""
+"""Who runs the server: on a managed one, settings and privileges are changed in other ways than on one's own."""
 
 from __future__ import annotations
 

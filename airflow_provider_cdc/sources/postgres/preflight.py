@@ -1,4 +1,4 @@
-"""Everything that a run needs, checked before it: all problems at once, each with its hint."""
+"""Checks everything that a run needs before it begins: all problems at once, each with its hint."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """What every session sets and checks in the one round trip that prepares it.
 
-Settings are given as start-up options, and read back: a pooler may drop them, or give a session that somebody else has
-used. A session of a run also makes sure what server it reached, for behind one address there may be several.
+Settings are given as start-up options, and read back: a pooler may drop them, or hand out a session that somebody else
+has used. A session of a run also makes sure what server it reached, for behind one address there may be several.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from airflow_provider_cdc.sources.postgres import types
 
 SETTINGS: Mapping[str, str] = {
     **types.SESSION_SETTINGS,
-    # Limits meant for careless users would cut our reads short.
+    # Limits that guard against careless users would cut our reads short.
     "statement_timeout": "0",
     "idle_in_transaction_session_timeout": "0",
     "idle_session_timeout": "0",
-    # Behind a DDL that itself waits, everybody waits: not for ever.
+    # Behind DDL that itself waits for a lock, everybody waits: do not wait for ever.
     "lock_timeout": "1min",
     "default_transaction_isolation": "read committed",
     "default_transaction_read_only": "off",

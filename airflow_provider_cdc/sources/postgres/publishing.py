@@ -29,9 +29,9 @@ def create_publication(
 ) -> None:
     """Publish every change of ``tables``: of what holds their rows now, each relation by itself.
 
-    A partition that is made later is not in it. Were it, as a part of its root, then the server would refuse UPDATE and
-    DELETE there for as long as it has no replica identity: in the application. All that are in it have their whole old
-    rows logged (FULL), which is looked at while nobody can alter them; so nothing is ever refused because of it.
+    Partitions that are made later do not join it. If they did (as parts of their root), the server would refuse the
+    application's UPDATE and DELETE in them until they get a replica identity. Everything in it logs whole old rows
+    (FULL), which is checked while nobody can alter it; so the publication never makes the server refuse anything.
 
     A comment on the publication says which run it was made for.
 
@@ -72,7 +72,7 @@ def _publish(connection: Connection, name: str, relations: Sequence[tuple[TableN
     with connection.transaction():
         listed = ", ".join(f"ONLY {leaf.sql}" for _, leaf in relations)
         query(connection, f"ALTER PUBLICATION {quote(name)} ADD TABLE {listed}")
-        # The locks are held: from here on until they are published they are as they are seen now.
+        # The locks are held, so nothing changes between this look and the moment they are published.
         full = {
             oid
             for (oid,) in query(
@@ -91,7 +91,7 @@ def _publish(connection: Connection, name: str, relations: Sequence[tuple[TableN
 
 
 def publication_state(connection: Connection, name: str) -> str:
-    """A digest of the publication that any change to it changes, also one that was taken back; empty if there is none.
+    """A digest of the publication, which any change to it changes, even one that was undone; empty if there is none.
 
     The catalog's rows are new versions after each.
     """
@@ -122,7 +122,7 @@ def about(connection: Connection, name: str) -> dict[str, Any]:
 
 
 def _comment(run_id: str) -> str:
-    """For whoever finds it: whose it is."""
+    """Tells whoever finds the publication whose it is."""
     said = {
         "made_by": APPLICATION,
         "run_id": run_id,

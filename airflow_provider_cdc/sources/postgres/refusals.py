@@ -1,7 +1,7 @@
-"""Why a connection could not be made, told by the server's SQLSTATE: its words are in the language that it was set to.
+"""Why a connection could not be made, by SQLSTATE: the server's words are in whatever language it is set to.
 
-libpq tells what the server refused as text alone. How much of it that text holds can be chosen, though no driver passes
-the choice on; so a refused connection is tried once more, by hand.
+libpq reports a refusal as text only, and leaves out the SQLSTATE unless it is told to be verbose. No driver passes that
+option on, so a refused connection is tried once more, by hand.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres import types
 
 NO_CLEARTEXT = "!password"
-"""``require_auth`` for a server that may be another than the one that is meant."""
+"""``require_auth`` for a server that has not proved to be the one that is meant."""
 
 _SECONDS = 15
 # PQERRORS_VERBOSE, of libpq-fe.h: it adds the SQLSTATE, in any language.
@@ -52,7 +52,7 @@ def connect_error(settings: ConnectionSettings, arguments: Mapping[str, str], te
         )
     if re.search("certificate|SSL error|sslmode|does not support SSL|root.crt", text):
         return _tls_refused(where, said)
-    # Whoever said nothing at all has no SQLSTATE to tell, and would be waited for once more.
+    # A server that did not answer gives no SQLSTATE either, and asking again would only wait once more.
     match "" if "timeout expired" in text else state_of_refusal(arguments):
         case "28P01":
             return ConfigurationError(

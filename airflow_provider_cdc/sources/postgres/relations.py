@@ -1,4 +1,4 @@
-"""What of the relations that hold a table's rows keeps them from being copied: how they store, log and show rows."""
+"""Why relations cannot be copied: how they store, log and show their rows."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from airflow_provider_cdc.sources.postgres.session import Connection, query
 
 
 def relation_problems(connection: Connection, table: Table) -> Iterable[Problem]:
-    """What is wrong with them now."""
+    """What is wrong with the relations that hold a table's rows."""
     oids = [leaf.oid for leaf in leaves(table)]
     for name, kind, persistence, access, heap, secured in query(
         connection,
@@ -33,7 +33,7 @@ def relation_problems(connection: Connection, table: Table) -> Iterable[Problem]
                 f"ALTER TABLE {name} SET LOGGED, or leave the table out",
                 where,
             )
-        # Whatever it is called: the handler is what stores.
+        # The handler does the storing, whatever name the access method has.
         if not heap:
             yield Problem(
                 where,

@@ -106,8 +106,9 @@ def read_tables(connection: Connection, names: Sequence[TableName], publication:
     of its own; ``version`` and ``placed`` of `placing`; ``key``, the OID of the constraint, or else of the index, that
     keeps the key unique; and ``keys``, the columns of every key that it has, by such an OID.
 
-    The key is the primary key, else the first unique index of whole NOT NULL columns. A deferrable one is none: within
-    a transaction two rows may share a key, so the first change of a key would not tell which row had it before.
+    The key is the primary key, else the first unique index of whole NOT NULL columns. Deferrable keys do not
+    count: within a transaction two rows may share one, and then its first change would not tell which row had it
+    before.
 
     :raises SchemaChanged: a table does not exist, or no longer.
     """
@@ -154,9 +155,9 @@ def read_tables(connection: Connection, names: Sequence[TableName], publication:
 def difference(recorded: Table, now: Table, *, versions: bool = True) -> str:
     """What changed of a table since it was recorded, in words; empty if nothing did that a copy could show.
 
-    With ``versions``, nothing at all may have happened to the tree and to the columns' rows of the catalog: that is for
-    the moment in which the position is fixed, of which nothing else is known. During the reads it would stop runs for
-    no reason. What is not compared by version then cannot make a wrong row, also if it was changed and changed back:
+    With ``versions``, no catalog row of the partition tree or of the columns may have changed at all: that is for the
+    moment in which the position is fixed, about which nothing else is known. During the reads it would stop runs for no
+    reason. What is not compared by version then cannot make a wrong row, even if it was changed and changed back:
 
     - columns (renamed, of another type, NOT NULL): a column that was dropped and made anew has another number. What
       each column was called and was of, `in_place` looks at with every read, and the log says with the changes.
@@ -173,13 +174,13 @@ def difference(recorded: Table, now: Table, *, versions: bool = True) -> str:
     before, after = ([_shape(column, versions) for column in table.columns] for table in (recorded, now))
     if before != after:
         names = {shape[0] for shape in set(before) ^ set(after)} or {"their order"}
-        return f"its columns are others now ({', '.join(sorted(map(str, names)))})"
+        return f"its columns have changed ({', '.join(sorted(map(str, names)))})"
     if recorded.key and now.details["keys"].get(str(recorded.details["key"])) != list(recorded.key):
-        return "its key is another now"
+        return "its key has changed"
     if versions and recorded.key != now.key:
-        return "its key is another now"
+        return "its key has changed"
     if recorded.details["identity"] != now.details["identity"]:
-        return "its replica identity is another now"
+        return "its replica identity has changed"
     if now.details["children"] != recorded.details["children"]:
         return "other tables inherit from it now"
     if what := placing.moved(recorded.details, now.details):
@@ -196,7 +197,7 @@ def difference(recorded: Table, now: Table, *, versions: bool = True) -> str:
         if old.filenode != new.filenode:
             return f"{old.sql} {REWRITTEN}"
         if old.identity != new.identity:
-            return f"the replica identity of {old.sql} is another now"
+            return f"the replica identity of {old.sql} has changed"
         if (old.sql, old.order) != (new.sql, new.order) or (whole and old.state != new.state):
             return f"{old.sql} was altered"
     return ""

@@ -159,7 +159,7 @@ def read(connection: ReadingConnection, sql: str, batch_bytes: int = BATCH_BYTES
         statement.set_options(**{"adbc.postgresql.batch_size_hint_bytes": str(batch_bytes)})
         statement.set_sql_query(sql)
         stream, _ = statement.execute_query()
-        # The reader that the cursor would hand out raises what goes wrong on the way as an OSError without SQLSTATE.
+        # The cursor's own reader raises later errors as OSError, without their SQLSTATE.
         yield from _reader.AdbcRecordBatchReader._import_from_c(stream.address)
 
 
@@ -190,7 +190,7 @@ def parameters(settings: ConnectionSettings) -> dict[str, str]:
     :raises ConfigurationError: the settings cannot work.
     """
     if not settings.user:
-        # libpq would take the name of the user that this process runs as.
+        # libpq would use the name of the operating system's user.
         raise ConfigurationError("the connection names no user", where=settings.address, hint="set its login")
     if not settings.database:
         raise ConfigurationError(
@@ -258,7 +258,7 @@ def mapped_errors(where: str) -> Iterator[None]:
 
 @contextmanager
 def shared_view_errors(where: str) -> Iterator[None]:
-    """Around the statement that takes over a shared snapshot: what of it may be gone.
+    """Around the statement that takes over a shared snapshot, which may be gone.
 
     :raises SourceUnavailable: the session that shared it has ended.
     """
@@ -276,9 +276,9 @@ def shared_view_errors(where: str) -> Iterator[None]:
 
 @contextmanager
 def slot_errors(where: str) -> Iterator[None]:
-    """Around statements that read from a slot: what of it may be gone.
+    """Around statements that read from a slot, which may be gone.
 
-    :raises LogGone: it, its log or its publication is.
+    :raises LogGone: the slot, its log or its publication is.
     """
     try:
         yield
@@ -308,7 +308,7 @@ def _statement_error(where: str, state: str, said: str) -> CdcError:
         return TransientError(said, where=where, hint="the task can be retried as it is")
     if state.startswith(_BUSY):
         return SourceUnavailable(said, where=where, hint="let fewer Spark tasks run at once, or raise the limit")
-    # A driver that lost its connection has no state to tell.
+    # A driver that lost its connection has no SQLSTATE.
     if not state or state.startswith(_LOST):
         return SourceUnavailable(said, where=where, hint="the task can be retried once the server answers again")
     return TerminalError(said, where=where, hint="look the error up in the server's manual and its error log")

@@ -1,7 +1,7 @@
 """What the server keeps for a run: a slot, which keeps the log, and the publication of the same name.
 
 The slot's consistent point is the initial position: the log gives exactly the transactions whose commit record begins
-at or after it. Nothing is ever taken from the slot, only looked at, so that it stands there until the run releases it.
+at or after it. The slot is only peeked at, never advanced, so it stays at that point until the run releases it.
 
 Several tries may fix a run's position at once, and one of them ends up in the manifest. So each makes a slot and a
 publication of its own and drops no other's, unless its own position is the one that counts. All of them are found by
@@ -119,7 +119,7 @@ def state(connection: Connection, name: str) -> SlotState | None:
 
 
 def warn_if_short(slot: SlotState) -> None:
-    """Say so if the server is about to throw away the log that the slot keeps."""
+    """Warn if the server is about to throw away the log that the slot keeps."""
     if slot.wal_status == "unreserved" or (slot.safe_bytes is not None and slot.safe_bytes < (slot.kept_bytes or 0)):
         _log.warning(
             "The slot %s keeps %s bytes of log and may keep %s more before the server throws it away (wal_status %s): "

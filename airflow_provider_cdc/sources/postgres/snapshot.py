@@ -141,7 +141,7 @@ def record_initial(
             hint="let the DDL end, and trigger a new run",
         )
     except BaseException:
-        # Nobody will know of the slot, so it must not stay. The first error is the one to tell.
+        # Nobody would ever find the slot, so it must not stay. The first error is the one to raise.
         try:
             slots.drop(settings, name, name)
         except CdcError as also:
@@ -164,7 +164,7 @@ def _check_publication(connection: Connection, name: str, state: str, tables: Se
 
     :param state: the publication's, before the slot was made.
     """
-    # Servers since 18 tell nothing of a publication that is not there, and raise no error.
+    # Since 18, servers send nothing for a publication that does not exist, and raise no error.
     if publishing.publication_state(connection, name) != state or (own and not state):
         raise SourceUnavailable(
             "the publication was altered or dropped while the position was fixed",
@@ -173,7 +173,7 @@ def _check_publication(connection: Connection, name: str, state: str, tables: Se
             if own
             else "leave it alone; the task can be retried as it is",
         )
-    # Neither it nor the tables need be what preflight saw.
+    # The publication and the tables may have changed since preflight.
     problems = [problem for table in tables for problem in relation_problems(connection, table)]
     if problems := [*problems, *publication_problems(connection, name, tables)]:
         raise PreflightError(problems)
@@ -269,7 +269,7 @@ def bound_reads(settings: ConnectionSettings) -> UpperBound:
 
 
 class _Reader:
-    """Chunks of one table through one session, which sees to it that the table is still what it was."""
+    """Reads chunks of one table on one session, and checks that the table is still what it was."""
 
     lock_seconds = 0.0
 
@@ -310,12 +310,12 @@ class _Reader:
             try:
                 yield from self._rows.read(f"ONLY {leaf.sql} WHERE {condition}")
             except DecodeError:
-                # Most likely they are bytes of another type, and then that is what to say. This session is still in
-                # the midst of its answer.
+                # Most likely the bytes are of another type, and then the error should say so. This session is still
+                # in the middle of an answer, so another one asks.
                 with session(self._settings) as other:
                     check_in_place(partial(query, other), self._table, leaf, locked=False)
                 raise
-            # The transaction's lock is still held: whatever the name stands for now is what was read.
+            # The transaction still holds its lock, so the name stands for the relation that was read.
             check_in_place(self._rows.ask, self._table, leaf)
-            # Either gives back the lock, for by it the next check tells what was read.
+            # Either one releases the lock, by which the next check tells what was read.
             self._rows.run("ROLLBACK TO SAVEPOINT chunk" if self.upper else "COMMIT")

@@ -47,14 +47,14 @@ def consistent_point(settings: ConnectionSettings, connection: Connection, sql: 
 def settle(settings: ConnectionSettings, connection: Connection, seconds: float) -> None:
     """Wait until every transaction whose commit the log may already hold can be seen.
 
-    A transaction that commits is in the log first and becomes visible afterwards: at once as a rule, but not before its
-    standbys answer where the server waits for them. One that lies before the slot's point, and that a read did not see,
-    would be in neither. So all that is in progress right after the point was fixed has to end; not what is idle in a
-    transaction then or later, because its commit has not begun, and so comes after the point.
+    A commit is in the log first and visible afterwards: at once as a rule, but only once its standbys have answered
+    where the server waits for them. A transaction before the slot's point that a read did not see would be in neither.
+    So everything in progress right after the point was fixed has to end, except sessions that are idle in a
+    transaction: their commit has not begun, so it comes after the point.
 
     :raises LockNotGranted: some did not end within ``seconds``; the message lists them.
     """
-    # A snapshot lists what runs only up to the last transaction that has ended. This one ends, and is the latest.
+    # A snapshot lists running transactions only up to the last one that has ended: so end one that is the latest.
     query(connection, "SELECT pg_current_xact_id()")
     ((began, committing, waiting),) = query(connection, _BEGAN)
     deadline = time.monotonic() + seconds
@@ -119,7 +119,7 @@ def _blockers(connection: Connection) -> list[str]:
 
 
 def _watch(settings: ConnectionSettings, waiting: Connection, seconds: float, done: threading.Event) -> None:
-    """Name now and then what a command waits for, and cancel it after ``seconds``, unless it is done before."""
+    """Log from time to time what a command waits for, and cancel it after ``seconds`` unless it is done by then."""
     deadline = time.monotonic() + seconds
     while not done.wait(max(0.0, min(NAME_SECONDS, deadline - time.monotonic()))):
         if time.monotonic() >= deadline:

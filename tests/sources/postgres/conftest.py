@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from harness.postgres_server import PostgresServer
-from tests.sources.postgres.log_reading import Follow, LogReading, Run
+from tests.sources.postgres.log.reading import Follow, LogReading, Run
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from airflow_provider_cdc.sources.postgres import PostgresSource, advice
 from harness.postgres_server import PostgresServer
 from harness.proxy import Proxy, changed_start_up
 from tests.conftest import PostgresFactory
-from tests.sources.postgres.log_reading import settings as settings_of
+from tests.sources.postgres.log.reading import settings as settings_of
 
 
 @pytest.mark.parametrize(

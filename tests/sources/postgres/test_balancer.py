@@ -24,7 +24,7 @@ from airflow_provider_cdc.sources.postgres.session import reading_session, sessi
 from airflow_provider_cdc.sources.window import TrackedTable
 from harness.postgres_server import PostgresServer
 from harness.proxy import Proxy, changed_start_up
-from tests.sources.postgres.log_reading import settings as settings_of
+from tests.sources.postgres.log.reading import settings as settings_of
 
 RUN_ID = "20260101T000000Z-00000000"
 OTHERS = ("standby", "promoted standby", "clone on the same timeline", "unrelated server")

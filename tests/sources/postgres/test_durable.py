@@ -18,7 +18,7 @@ from airflow_provider_cdc.sources.postgres import PostgresSource, durable
 from airflow_provider_cdc.sources.postgres.decode import rows
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
-from tests.sources.postgres.log_reading import settings as settings_of
+from tests.sources.postgres.log.reading import settings as settings_of
 
 # Commits can be seen long before anything writes them to disk.
 LAZY = {

@@ -29,7 +29,7 @@ from airflow_provider_cdc.sources.postgres.session import (
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
 from tests.sources.lying_server import Bounded, Peer, certificate, lying_server
-from tests.sources.postgres.log_reading import settings as settings_of
+from tests.sources.postgres.log.reading import settings as settings_of
 from tests.sources.postgres.lying_postgres import READY, PostgresPeer, message
 
 PASSWORD = "pässword/:@ %&?#='\\\\☂"

@@ -26,7 +26,7 @@ from airflow_provider_cdc.sources.postgres.schema import read_tables
 from airflow_provider_cdc.sources.postgres.session import query, reading_session, session, slot_errors
 from harness.postgres_server import PostgresServer
 from harness.proxy import Proxy, changed_start_up
-from tests.sources.postgres.log_reading import settings as settings_of
+from tests.sources.postgres.log.reading import settings as settings_of
 
 Way = Callable[[ConnectionSettings], AbstractContextManager[Any]]
 

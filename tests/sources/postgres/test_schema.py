@@ -22,7 +22,7 @@ from airflow_provider_cdc.sources.postgres.session import Connection, query, ses
 from airflow_provider_cdc.sources.postgres.types import unmapped
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
-from tests.sources.postgres.log_reading import settings as settings_of
+from tests.sources.postgres.log.reading import settings as settings_of
 
 SHOP = """
 CREATE SCHEMA shop;
@@ -175,25 +175,25 @@ def test_what_changes_no_row_and_no_image_does_not_stop_a_run(shop: Connection, 
 
 
 HARMFUL = {
-    "ALTER TABLE shop.orders ADD more int": "columns are others now (more)",
-    "ALTER TABLE shop.orders RENAME at TO moment": "columns are others now (at, moment)",
-    "ALTER TABLE shop.orders DROP span, ADD span int4range": "columns are others now (span)",
-    "ALTER TABLE shop.orders ALTER at DROP NOT NULL": "columns are others now (at)",
-    "ALTER TYPE shop.mood RENAME VALUE 'sad' TO 'blue'": "columns are others now (feeling, moods)",
+    "ALTER TABLE shop.orders ADD more int": "columns have changed (more)",
+    "ALTER TABLE shop.orders RENAME at TO moment": "columns have changed (at, moment)",
+    "ALTER TABLE shop.orders DROP span, ADD span int4range": "columns have changed (span)",
+    "ALTER TABLE shop.orders ALTER at DROP NOT NULL": "columns have changed (at)",
+    "ALTER TYPE shop.mood RENAME VALUE 'sad' TO 'blue'": "columns have changed (feeling, moods)",
     "ALTER TYPE shop.mood RENAME VALUE 'sad' TO 'x'; ALTER TYPE shop.mood RENAME VALUE 'x' TO 'sad'": (
-        "columns are others now (feeling, moods)"
+        "columns have changed (feeling, moods)"
     ),
-    "ALTER TYPE shop.feeling RENAME ATTRIBUTE since TO began": "columns are others now (feeling)",
-    "ALTER TABLE shop.orders DROP CONSTRAINT orders_pkey": "its columns are others now|its key is another now",
-    "ALTER TABLE shop.orders DROP CONSTRAINT orders_pkey, ADD PRIMARY KEY (id)": "is another now|are others now",
+    "ALTER TYPE shop.feeling RENAME ATTRIBUTE since TO began": "columns have changed (feeling)",
+    "ALTER TABLE shop.orders DROP CONSTRAINT orders_pkey": "its columns have changed|its key has changed",
+    "ALTER TABLE shop.orders DROP CONSTRAINT orders_pkey, ADD PRIMARY KEY (id)": "has changed|have changed",
     "VACUUM FULL shop.orders": "was rewritten or truncated",
     "TRUNCATE shop.parts": "was rewritten or truncated",
-    "ALTER TABLE shop.visits REPLICA IDENTITY FULL": "its replica identity is another now",
+    "ALTER TABLE shop.visits REPLICA IDENTITY FULL": "its replica identity has changed",
     "CREATE TABLE shop.later_visits () INHERITS (shop.visits)": "other tables inherit from it now",
     "ALTER TABLE shop.parts RENAME id TO i; ALTER TABLE shop.parts RENAME code TO id;"
-    "ALTER TABLE shop.parts RENAME i TO code": "columns are others now",
+    "ALTER TABLE shop.parts RENAME i TO code": "columns have changed",
     "ALTER TABLE shop.parts_low RENAME TO parts_lower": "was altered",
-    "ALTER TABLE shop.parts_one REPLICA IDENTITY FULL": "the replica identity of shop.parts_one is another now",
+    "ALTER TABLE shop.parts_one REPLICA IDENTITY FULL": "the replica identity of shop.parts_one has changed",
     "ALTER TABLE shop.parts DETACH PARTITION shop.parts_low": "partitions were attached or detached",
     "ALTER TABLE shop.parts DETACH PARTITION shop.parts_low;"
     "ALTER TABLE shop.parts ATTACH PARTITION shop.parts_low FOR VALUES FROM (0) TO (10)": "attached or detached",
@@ -231,7 +231,7 @@ def test_names_of_objects_inside_of_other_types(shop: Connection) -> None:
 
 
 AT_THE_POSITION = {
-    "ALTER TABLE shop.orders RENAME at TO a; ALTER TABLE shop.orders RENAME a TO at": "columns are others now (at)",
+    "ALTER TABLE shop.orders RENAME at TO a; ALTER TABLE shop.orders RENAME a TO at": "columns have changed (at)",
     "ALTER TABLE shop.parts_one REPLICA IDENTITY FULL; ALTER TABLE shop.parts_one REPLICA IDENTITY DEFAULT": (
         "shop.parts_one was altered"
     ),

@@ -22,7 +22,7 @@ from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.session import literal, query, quote, read, reading_session, session, value
 from harness.postgres_server import SUPERUSER, PostgresServer
 from tests.conftest import PostgresFactory
-from tests.sources.postgres.log_reading import settings as settings_of
+from tests.sources.postgres.log.reading import settings as settings_of
 from tests.sources.postgres.tls import switch_tls_on
 
 PASSWORD = "p/:@ %&?#='\\ü"

@@ -20,7 +20,7 @@ from airflow_provider_cdc.sources.postgres.schema import read_tables
 from airflow_provider_cdc.sources.postgres.session import session
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
-from tests.sources.postgres.log_reading import settings as settings_of
+from tests.sources.postgres.log.reading import settings as settings_of
 
 RUN_ID = "20260101T000000Z-0a1b2c3d"
 SLOT = "cdc_20260101t000000z_0a1b2c3d"

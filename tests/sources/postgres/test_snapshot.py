@@ -27,7 +27,7 @@ from airflow_provider_cdc.sources.postgres.schema import read_tables
 from airflow_provider_cdc.sources.postgres.session import mapped_errors, session
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
-from tests.sources.postgres.log_reading import settings as settings_of
+from tests.sources.postgres.log.reading import settings as settings_of
 
 RUN_ID = "20260101T000000Z-00000000"
 ROWS = 5_000

@@ -20,10 +20,10 @@ from airflow_provider_cdc.sources.postgres.schema import read_tables
 from airflow_provider_cdc.sources.postgres.session import session
 from airflow_provider_cdc.sources.postgres.types import SESSION_SETTINGS, arrow_schema, column_types, unmapped
 from harness.postgres_server import PostgresServer
-from tests.sources.postgres.log_reading import settings
-from tests.sources.postgres.messages import changes, peek
-from tests.sources.postgres.tables import assert_same, describe, select
-from tests.sources.postgres.test_images import create
+from tests.sources.postgres.decode.reading import assert_same, describe, select
+from tests.sources.postgres.decode.test_images import create
+from tests.sources.postgres.log.messages import changes, peek
+from tests.sources.postgres.log.reading import settings
 from tests.sources.postgres.values import CASES, SETUP
 
 

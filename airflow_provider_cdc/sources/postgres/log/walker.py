@@ -206,7 +206,7 @@ class LogWalker:
             change = f"it is called {found.name} now"
         elif list(found.columns) != expected:
             names = {column[0] for column in set(found.columns) ^ set(expected)} or {"their order"}
-            change = f"its columns are others now ({', '.join(sorted(names))})"
+            change = f"its columns have changed ({', '.join(sorted(names))})"
         else:
             self._check_identity(found, what)
             return

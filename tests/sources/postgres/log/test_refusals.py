@@ -8,7 +8,7 @@ import pytest
 
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, ImageNotWhole, SchemaChanged
 from harness.postgres_server import PostgresServer
-from tests.sources.postgres.log_reading import LogReading, key
+from tests.sources.postgres.log.reading import LogReading, key
 
 TABLES = [
     "CREATE TYPE mood AS ENUM ('a', 'b')",
@@ -27,7 +27,7 @@ TABLES = [
 CHANGE = "UPDATE a SET id = 2"
 CHANGE_PARTITION = "UPDATE p SET v = 'x' WHERE id = 1"
 
-OTHERS = "columns are others now"
+OTHERS = "columns have changed"
 REFUSED: dict[str, tuple[list[str], type[CdcError], str]] = {
     "a column was added": (["ALTER TABLE a ADD w int", CHANGE], SchemaChanged, rf"public\.a at .*{OTHERS} \(w\)"),
     "a column was added and dropped": (

@@ -20,8 +20,8 @@ from airflow_provider_cdc.sources.postgres.decode.images import decode_images
 from airflow_provider_cdc.sources.postgres.types import arrow_schema
 from harness.postgres_server import PostgresServer
 from tests.sources.guarded import guarded
-from tests.sources.postgres.messages import changes, peek, tuple_data
-from tests.sources.postgres.tables import assert_same, describe, raw, reading, select
+from tests.sources.postgres.decode.reading import assert_same, describe, raw, reading, select
+from tests.sources.postgres.log.messages import changes, peek, tuple_data
 from tests.sources.postgres.values import CASES, OPTIONAL, SETUP, UNREPRESENTABLE
 
 

@@ -30,7 +30,7 @@ from airflow_provider_cdc.sources.postgres.log import pgoutput, walk_state
 from airflow_provider_cdc.sources.postgres.log.walker import LogWalker
 from airflow_provider_cdc.sources.window import DELTA_SCHEMA, TrackedTable
 from tests.sources.guarded import guarded
-from tests.sources.postgres.messages import begin, change, commit, relation, truncate, tuple_data
+from tests.sources.postgres.log.messages import begin, change, commit, relation, truncate, tuple_data
 
 INT4, TEXT = 23, 25
 COLUMNS = [("id", INT4, -1), ("v", TEXT, -1)]

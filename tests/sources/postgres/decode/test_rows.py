@@ -25,7 +25,7 @@ from airflow_provider_cdc.sources.postgres.decode.rows import AdbcReader, CopyRe
 from airflow_provider_cdc.sources.postgres.session import connect, mapped_errors, session
 from harness.postgres_server import SUPERUSER, PostgresServer
 from tests.conftest import PostgresFactory
-from tests.sources.postgres.tables import assert_same, describe, one_batch, select, settings
+from tests.sources.postgres.decode.reading import assert_same, describe, one_batch, select, settings
 from tests.sources.postgres.tls import switch_tls_on
 
 DATABASE = "postgres"
