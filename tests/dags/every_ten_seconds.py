@@ -1,0 +1,31 @@
+"""A copy of each interval as it was at its end, whenever it is made. For a test: the intervals begin at a time in the
+environment."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime, timedelta
+
+from airflow.sdk import DAG
+
+from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
+
+BEGIN = datetime.fromisoformat(os.environ["TEST_BEGIN"])
+INTERVAL = timedelta(seconds=10)
+
+with DAG(
+    "every_ten_seconds",
+    schedule=INTERVAL,
+    start_date=BEGIN,
+    # The scheduler makes no runs of its own: it is over.
+    end_date=BEGIN + 5 * INTERVAL,
+    catchup=False,
+    max_active_runs=1,
+    is_paused_upon_creation=False,
+):
+    SnapshotTaskGroup(
+        source_conn_id="cdc_mysql",
+        tables=[os.environ["TEST_SCHEMA"] + ".*"],
+        target=os.environ["TEST_TARGET"],
+        as_of="{{ data_interval_end }}",
+    )
