@@ -296,6 +296,11 @@ class StepOptions:
         example="fail or skip",
     )
 
+    @property
+    def skips(self) -> bool:
+        """Whether a table that cannot be copied is left out, and does not stop the run."""
+        return self.on_table_error == "skip"
+
 
 @dataclass(frozen=True, kw_only=True)
 class RunOptions:

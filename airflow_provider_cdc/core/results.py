@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 SNAPSHOT, EXTRACT_DELTA, CONSOLIDATE = "snapshot", "extract_delta", "consolidate"
 
 Nulled = dict[str, dict[str, int]]
 """How many values became null because no Arrow type holds them, by table and column; what is not in it has none."""
+
+Skipped = dict[str, str]
+"""Why tables are left out of the copy, by the table's name."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,7 @@ class SnapshotResult:
 
     ``log_end`` is the bound of the reads, in the source's own notation. ``tables`` is by the table's name.
     ``lock_seconds`` is the longest time that a lock was held. ``record`` names the record of the files that count.
+    ``skipped`` are tables that the read found to be impossible to copy.
     """
 
     snapshot_upper: str
@@ -35,6 +39,7 @@ class SnapshotResult:
     nulled: Nulled
     lock_seconds: float
     record: str
+    skipped: Skipped = field(default_factory=dict)
     seconds: float = 0.0
 
 
@@ -42,7 +47,8 @@ class SnapshotResult:
 class DeltaResult:
     """What the extract_delta step read of the log. ``keys`` has how many the window touches, by the table's name.
 
-    ``record`` names the record of the files with the net change.
+    ``record`` names the record of the files with the net change. ``skipped`` are tables of which the log holds what
+    cannot be copied.
     """
 
     transactions: int
@@ -50,6 +56,7 @@ class DeltaResult:
     keys: dict[str, int]
     segments: int
     record: str
+    skipped: Skipped = field(default_factory=dict)
     seconds: float = 0.0
 
 
@@ -58,7 +65,8 @@ class ConsolidateResult:
     """What the consolidate step published, by the table's name: the URI of the copy, its ``rows``, how many keys were
     ``rewound``.
 
-    ``nulled`` has the values that were put back as null (the snapshot step has those that were read).
+    ``nulled`` has the values that were put back as null (the snapshot step has those that were read). ``skipped`` has
+    every table that was named and is not published, whichever step found out.
     """
 
     published: dict[str, str]
@@ -68,6 +76,7 @@ class ConsolidateResult:
     files_rewritten: int
     files_adopted: int
     published_at: str
+    skipped: Skipped = field(default_factory=dict)
     seconds: float = 0.0
 
 

@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core import records
 from airflow_provider_cdc.core.names import folder_name
-from airflow_provider_cdc.core.results import CONSOLIDATE, ConsolidateResult, DeltaResult, Nulled
+from airflow_provider_cdc.core.results import CONSOLIDATE, ConsolidateResult, DeltaResult, Nulled, Skipped
 from airflow_provider_cdc.core.run import Commit, Run, release
 from airflow_provider_cdc.core.staging import StagedFile, Staging
 from airflow_provider_cdc.core.storage import Storage
@@ -34,9 +34,10 @@ from airflow_provider_cdc.jobs.nulled import add_nulled, say_nulled
 from airflow_provider_cdc.jobs.patience import persist
 from airflow_provider_cdc.jobs.progress import Progress, say, table
 from airflow_provider_cdc.jobs.rewind import Outcome, Restore, Rewind, RewindTask
+from airflow_provider_cdc.jobs.skipped import check_some_left, say_skipped
 from airflow_provider_cdc.jobs.snapshot import read_table_files
 from airflow_provider_cdc.jobs.step import Step, clean, run_step, sink_of
-from airflow_provider_cdc.jobs.survivors import check_survivors
+from airflow_provider_cdc.jobs.survivors import check_survivors, surviving
 from airflow_provider_cdc.jobs.tasks import run_tasks
 from airflow_provider_cdc.jobs.verify import Checked, require_whole
 from airflow_provider_cdc.sinks.base import Publication, PublishedCopy, TableChange
@@ -54,7 +55,8 @@ RESTORE_ROWS = 250_000
 
 @dataclass(frozen=True)
 class Decision:
-    """What the commit fixes: the files of each table, by its name, and what is told of them."""
+    """What the commit fixes: the files of each table, by its name, and what is told of them. ``skipped``: why the
+    others have none."""
 
     files: dict[str, tuple[StagedFile, ...]]
     rewound: dict[str, int]
@@ -62,6 +64,7 @@ class Decision:
     files_rewritten: int
     files_adopted: int
     published_at: str
+    skipped: Skipped = field(default_factory=dict)
 
 
 def consolidate(spark: SparkSession, folder: Storage, settings: ConnectionSettings) -> ConsolidateResult:
@@ -109,8 +112,10 @@ def _consolidate(step: Step) -> ConsolidateResult:
         files_rewritten=decision.files_rewritten,
         files_adopted=decision.files_adopted,
         published_at=decision.published_at,
+        skipped={**run.manifest.skipped, **decision.skipped},
     )
     rows = [(name, found.rows[name], found.rewound[name], len(own)) for name, own in decision.files.items()]
+    say_skipped(found.skipped)
     say(table(("table", "rows", "keys rewound", "files"), rows))
     say_nulled("consolidate: put back as null", found.nulled)
     say(f"consolidate: {found.files_rewritten} files rewritten, {found.files_adopted} adopted as they were")
@@ -143,7 +148,8 @@ def _decision(run: Run) -> Decision:
     """
     assert run.commit is not None
     decision = records.read_named(Decision, run.folder, run.commit.record)
-    if decision.files.keys() != {str(entry.table.name) for entry in run.manifest.tables}:
+    names = [*decision.files, *decision.skipped]
+    if sorted(names) != sorted(str(entry.table.name) for entry in run.manifest.tables):
         raise ManifestError(
             "the commit is not of the tables of this run",
             where=run.folder.uri_of(run.commit.record),
@@ -167,7 +173,11 @@ def _publish(run: Run, decision: Decision) -> dict[TableName, PublishedCopy]:
     publication = Publication(
         run_id=run.run_id,
         staging=Staging(run.folder),
-        tables=tuple(TableChange(entry.table.name, decision.files[str(entry.table.name)]) for entry in manifest.tables),
+        tables=tuple(
+            TableChange(entry.table.name, decision.files[name])
+            for entry in manifest.tables
+            if (name := str(entry.table.name)) in decision.files
+        ),
         position_key=manifest.position_key,
         position=manifest.initial_position,
         recorded_at=manifest.created_at,
@@ -175,9 +185,9 @@ def _publish(run: Run, decision: Decision) -> dict[TableName, PublishedCopy]:
         source=manifest.source,
     )
     copies = sink_of(manifest).publish(publication)
-    for name, copy in copies.items():
+    for table_name, copy in copies.items():
         if not copy.is_latest:
-            say(f"consolidate: WARNING: {name} is published, but a newer copy than this run's stays the latest one")
+            say(f"consolidate: WARNING: {table_name} is published, but a newer copy than it stays the latest one")
     run.note_latest({str(name): copy.is_latest for name, copy in copies.items()})
     return copies
 
@@ -186,15 +196,22 @@ def _stage(step: Step) -> Decision:
     """Rewind, and say which files count."""
     change = read_net_change(step.run)
     read = read_table_files(step.run)
-    files = [read[str(entry.table.name)].files for entry in step.tables]
+    names = [str(entry.table.name) for entry in step.tables]
+    skipped = dict(step.run.found(DeltaResult).skipped)
+    files = [() if name in skipped else read[name].files for name in names]
     checked = [Checked(file, "the net change of the window") for file in change.files]
-    for entry, own in zip(step.tables, files, strict=True):
-        checked += [Checked(file, str(entry.table.name)) for file in own]
+    for name, own in zip(names, files, strict=True):
+        checked += [Checked(file, name) for file in own]
     require_whole(step, checked)
-    odd = {index: read[str(entry.table.name)].odd for index, entry in enumerate(step.tables)}
-    check_survivors(step.folder, change.files, {index: values for index, values in odd.items() if values})
-    orders = _orders(step, change, files)
-    touched = sum(change.keys(index) for index in range(len(step.tables)))
+    odd = {index: read[name].odd for index, name in enumerate(names) if read[name].odd and name not in skipped}
+    if step.manifest.options.skips:
+        skipped |= {names[index]: why for index, why in surviving(step.folder, change.files, odd).items()}
+    else:
+        check_survivors(step.folder, change.files, odd)
+    copied = [index for index, name in enumerate(names) if name not in skipped]
+    check_some_left([names[index] for index in copied], skipped)
+    orders = _orders(step, change, files, copied)
+    touched = sum(change.keys(index) for index in copied)
     searched = sum(len(order.files) for order in orders if isinstance(order, Rewind))
     say(f"consolidate: {touched:,} keys touched; looking for them in {searched} files")
     progress = Progress("consolidate", "tasks", len(orders), len(orders))
@@ -202,24 +219,33 @@ def _stage(step: Step) -> Decision:
         step.spark,
         "rewind",
         orders,
-        RewindTask(step.staging, step.source, step.tables, change),
+        RewindTask(step.staging, step.source, step.tables, change, step.manifest.options.skips),
         lambda outcome: progress.add(1, sum(file.rows for file in outcome.written), 1),
     )
-    final = _final_files(step, files, outcomes)
+    skipped |= {names[outcome.table]: outcome.refused for outcome in outcomes if outcome.refused}
+    copied = [index for index in copied if names[index] not in skipped]
+    check_some_left([names[index] for index in copied], skipped)
+    outcomes = [outcome for outcome in outcomes if outcome.table in copied]
+    final = _final_files(step, files, outcomes, copied)
+    replaced = sum(outcome.replaced for outcome in outcomes)
     return Decision(
-        files={str(entry.table.name): tuple(own) for entry, own in zip(step.tables, final, strict=True)},
-        rewound={str(entry.table.name): change.keys(index) for index, entry in enumerate(step.tables)},
-        nulled=add_nulled((str(step.tables[outcome.table].table.name), outcome.nulled) for outcome in outcomes),
-        files_rewritten=sum(outcome.replaced for outcome in outcomes),
-        files_adopted=sum(len(own) for own in files) - sum(outcome.replaced for outcome in outcomes),
+        files={names[index]: tuple(final[index]) for index in copied},
+        rewound={names[index]: change.keys(index) for index in copied},
+        nulled=add_nulled((names[outcome.table], outcome.nulled) for outcome in outcomes),
+        files_rewritten=replaced,
+        files_adopted=sum(len(files[index]) for index in copied) - replaced,
         published_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        skipped=skipped,
     )
 
 
-def _orders(step: Step, change: NetChange, files: Sequence[Sequence[StagedFile]]) -> list[Rewind | Restore]:
+def _orders(
+    step: Step, change: NetChange, files: Sequence[Sequence[StagedFile]], copied: Sequence[int]
+) -> list[Rewind | Restore]:
     """The orders for tables with touched keys, the heaviest first."""
     orders: list[Rewind | Restore] = []
-    for index, entry in enumerate(step.tables):
+    for index in copied:
+        entry = step.tables[index]
         if not change.keys(index):
             continue
         if entry.table.keyless:
@@ -241,13 +267,14 @@ def _weight(order: Rewind | Restore) -> float:
 
 
 def _final_files(
-    step: Step, files: Sequence[Sequence[StagedFile]], outcomes: Sequence[Outcome]
-) -> list[list[StagedFile]]:
-    final: list[list[StagedFile]] = [[] for _ in step.tables]
+    step: Step, files: Sequence[Sequence[StagedFile]], outcomes: Sequence[Outcome], copied: Sequence[int]
+) -> dict[int, list[StagedFile]]:
+    final: dict[int, list[StagedFile]] = {index: [] for index in copied}
     rewound = {outcome.table for outcome in outcomes}
     for outcome in outcomes:
         final[outcome.table] += [*outcome.adopted, *outcome.written]
-    for index, entry in enumerate(step.tables):
+    for index in copied:
+        entry = step.tables[index]
         if index not in rewound:
             final[index] += files[index]
         if not final[index]:

@@ -11,7 +11,7 @@ the JVM, and a small window costs no more than one small job.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -23,10 +23,11 @@ from airflow_provider_cdc.core.results import EXTRACT_DELTA, DeltaResult, Snapsh
 from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.staging import StagedFile, Staging
 from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.errors import ExactnessError
+from airflow_provider_cdc.errors import ExactnessError, ValueNotRepresentable
 from airflow_provider_cdc.jobs import net
 from airflow_provider_cdc.jobs.patience import persist
 from airflow_provider_cdc.jobs.progress import Progress, say
+from airflow_provider_cdc.jobs.skipped import reason, say_skipped, table_of
 from airflow_provider_cdc.jobs.snapshot import read_table_files
 from airflow_provider_cdc.jobs.step import Step, run_step
 from airflow_provider_cdc.jobs.tasks import run_tasks
@@ -46,7 +47,8 @@ COMPOSE_BYTES = 256 * 2**20
 
 @dataclass(frozen=True)
 class SegmentRecord:
-    """A segment that was read: into which files, for which plan. ``counts`` is what `net.count_by_table` gives."""
+    """A segment that was read: into which files, for which plan. ``counts`` is what `net.count_by_table` gives.
+    ``refused``: why tables cannot be copied, by their names; of these the files may lack changes."""
 
     plan: str
     segment: int
@@ -54,6 +56,7 @@ class SegmentRecord:
     counts: net.Counts
     pending: int
     summary: SegmentSummary
+    refused: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -74,23 +77,42 @@ class NetChange:
 
 @dataclass(frozen=True)
 class ReadSegment:
-    """What a task that reads a segment needs to know. It is sent to executors."""
+    """What a task that reads a segment needs to know. It is sent to executors.
+
+    ``skips``: a table that cannot be copied is left out, and does not stop the step.
+    """
 
     staging: Staging
     plan: str
     source: Source
     initial: str
     tables: tuple[TrackedTable, ...]
+    skips: bool = False
 
     def __call__(self, segment: LogSegment) -> SegmentRecord:
         """Write the net change of one segment, and the record that says so."""
+        tables, refused = self.tables, dict[str, str]()
+        while True:
+            try:
+                record = replace(self._read(segment, tables), refused=refused)
+            except ValueNotRepresentable as error:
+                own = table_of(error, (str(tracked.table.name) for tracked in tables)) if self.skips else None
+                if own is None or len(tables) == 1:
+                    raise
+                refused[own] = reason(error)
+                tables = tuple(tracked for tracked in tables if str(tracked.table.name) != own)
+            else:
+                records.write(self.staging.folder, _record_name(segment), record)
+                return record
+
+    def _read(self, segment: LogSegment, tables: tuple[TrackedTable, ...]) -> SegmentRecord:
         name = f"delta/segment-{segment.number:06}"
-        keyless = [tracked.index for tracked in self.tables if tracked.table.keyless]
+        keyless = [tracked.index for tracked in tables if tracked.table.keyless]
         counts: list[net.Counts] = []
         pending = 0
         with (
             self.staging.writer(name, net.NET_SCHEMA) as writer,
-            self.source.read_segment(segment, self.initial, self.tables) as reader,
+            self.source.read_segment(segment, self.initial, tables) as reader,
         ):
             for rows in _gathered(reader):
                 rows = net.without_effect_dropped(rows, keyless)
@@ -99,9 +121,7 @@ class ReadSegment:
                 pending += rows.num_rows - rows["pending"].null_count
             summary = reader.summary
         total = net.add_counts(counts)
-        record = SegmentRecord(self.plan, segment.number, tuple(writer.files), total, pending, summary)
-        records.write(self.staging.folder, _record_name(segment), record)
-        return record
+        return SegmentRecord(self.plan, segment.number, tuple(writer.files), total, pending, summary)
 
 
 def _gathered(reader: Any) -> Any:
@@ -174,17 +194,23 @@ def _extract_delta(step: Step) -> DeltaResult:
         read = earlier + read
         decisions, unmatched_commits = net.decide([record.summary for record in read])
     summaries = [record.summary for record in read]
+    skipped = dict(step.run.found(SnapshotResult).skipped)
+    for one in read:
+        skipped |= one.refused
 
     change = _compose(step, read, decisions)
     record = records.write_named(step.folder, "delta/net", change)
-    keys = {str(entry.table.name): change.keys(index) for index, entry in enumerate(step.tables)}
+    names = [str(entry.table.name) for entry in step.tables]
+    keys = {name: change.keys(index) for index, name in enumerate(names) if name not in skipped}
     found = DeltaResult(
         transactions=sum(summary.transactions for summary in summaries),
         row_images=sum(summary.row_images for summary in summaries),
         keys=keys,
         segments=len(read),
         record=record,
+        skipped=skipped,
     )
+    say_skipped(skipped)
     say(
         f"extract_delta: {found.transactions:,} transactions, {found.row_images:,} row images, "
         f"{sum(keys.values()):,} keys touched"
@@ -207,11 +233,12 @@ def _read(step: Step, name: str, segments: Callable[[], list[LogSegment]]) -> li
     what = "log segments" if name == PLAN else "earlier log segments, for what was prepared there"
     say(f"extract_delta: {len(planned)} {what}" + (f", {len(done)} kept" if done else ""))
     progress = Progress("extract_delta", "segments", len(missing), len(missing))
+    initial, options = step.manifest.initial_position, step.manifest.options
     read = run_tasks(
         step.spark,
         "read the log",
         missing,
-        ReadSegment(step.staging, plan.id, step.source, step.manifest.initial_position, _tracked(step)),
+        ReadSegment(step.staging, plan.id, step.source, initial, _tracked(step), options.skips),
         lambda record: progress.add(1, record.summary.row_images, 1),
     )
     done.update((record.segment, record) for record in read)
@@ -229,8 +256,11 @@ def _prepared_nowhere(unmatched_commits: Mapping[str, str]) -> ExactnessError:
 
 def _tracked(step: Step) -> tuple[TrackedTable, ...]:
     read = read_table_files(step.run)
+    skipped = step.run.found(SnapshotResult).skipped
     return tuple(
-        TrackedTable(index, entry.table, read[str(entry.table.name)].upper) for index, entry in enumerate(step.tables)
+        TrackedTable(index, entry.table, read[str(entry.table.name)].upper)
+        for index, entry in enumerate(step.tables)
+        if str(entry.table.name) not in skipped
     )
 
 

@@ -13,8 +13,10 @@ from airflow_provider_cdc.core.manifest import RunTable
 from airflow_provider_cdc.core.names import folder_name
 from airflow_provider_cdc.core.staging import StagedFile, Staging
 from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.errors import ValueNotRepresentable
 from airflow_provider_cdc.jobs import net
 from airflow_provider_cdc.jobs.extract_delta import NetChange
+from airflow_provider_cdc.jobs.skipped import reason
 from airflow_provider_cdc.jobs.touched import MarkedFile, TouchedKeys, mark
 from airflow_provider_cdc.sources.capabilities import Source
 
@@ -43,27 +45,38 @@ class Restore:
 @dataclass(frozen=True)
 class Outcome:
     """What an order led to: files ``adopted`` as they are, files ``written``, how many were ``replaced`` by these; and
-    how many values of each column were put back as null because no Arrow type holds them (``nulled``)."""
+    how many values of each column were put back as null because no Arrow type holds them (``nulled``). ``refused``: why
+    the table cannot be copied."""
 
     table: int
     adopted: tuple[StagedFile, ...] = ()
     written: tuple[StagedFile, ...] = ()
     replaced: int = 0
     nulled: Mapping[str, int] = field(default_factory=dict)
+    refused: str = ""
 
 
 @dataclass(frozen=True)
 class RewindTask:
-    """What a task of consolidate needs to know. It is sent to executors."""
+    """What a task of consolidate needs to know. It is sent to executors.
+
+    ``skips``: that a table cannot be copied is its outcome, and does not stop the step.
+    """
 
     staging: Staging
     source: Source
     tables: tuple[RunTable, ...]
     change: NetChange
+    skips: bool = False
 
     def __call__(self, order: Rewind | Restore) -> Outcome:
         with self.staging.reading():
-            return self._done(order)
+            try:
+                return self._done(order)
+            except ValueNotRepresentable as error:
+                if not self.skips:
+                    raise
+                return Outcome(order.table, refused=reason(error))
 
     def _done(self, order: Rewind | Restore) -> Outcome:
         if isinstance(order, Restore):

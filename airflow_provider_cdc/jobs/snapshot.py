@@ -23,12 +23,13 @@ from airflow_provider_cdc.core.results import SNAPSHOT, SnapshotResult, TableRea
 from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.staging import StagedFile, Staging
 from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.errors import SourceUnavailable, TransientError
+from airflow_provider_cdc.errors import SourceUnavailable, TransientError, ValueNotRepresentable
 from airflow_provider_cdc.jobs.key_order import Extent, KeyExtents, check_key_order
 from airflow_provider_cdc.jobs.nulled import add_nulled, say_nulled
 from airflow_provider_cdc.jobs.parts import Part, bundle, cut
 from airflow_provider_cdc.jobs.patience import Patience, persist
 from airflow_provider_cdc.jobs.progress import Progress, say, table
+from airflow_provider_cdc.jobs.skipped import check_some_left, reason, say_skipped
 from airflow_provider_cdc.jobs.step import Plan, Step, run_step
 from airflow_provider_cdc.jobs.survivors import OddRow, check_count, noted
 from airflow_provider_cdc.jobs.tasks import run_tasks
@@ -65,7 +66,8 @@ class TableFiles:
 class PartRecord:
     """A part that was read: into which files, for which plan, by a server of which incarnation.
 
-    ``odd``: what `survivors.noted` returned. ``extents``: those of its chunks (`key_order`).
+    ``odd``: what `survivors.noted` returned. ``extents``: those of its chunks (`key_order`). ``refused``: why its table
+    cannot be copied; then the part has no files.
     """
 
     plan: str
@@ -81,11 +83,15 @@ class PartRecord:
     extents: tuple[Extent, ...]
     chunks: int
     seconds: float
+    refused: str = ""
 
 
 @dataclass(frozen=True)
 class ReadPart:
-    """What a task that reads parts needs to know. It is sent to executors."""
+    """What a task that reads parts needs to know. It is sent to executors.
+
+    ``skips``: a part of a table that cannot be copied is recorded as that, and does not stop the step.
+    """
 
     staging: Staging
     plan: str
@@ -93,6 +99,7 @@ class ReadPart:
     tables: tuple[RunTable, ...]
     lock: LockPolicy
     pause: float
+    skips: bool = False
 
     @contextmanager
     def session(self) -> Iterator[ReadPart]:
@@ -103,6 +110,31 @@ class ReadPart:
     def __call__(self, part: Part) -> PartRecord:
         """Read one part to files, and write the record that says so."""
         started = time.monotonic()
+        try:
+            record = self._read(part, started)
+        except ValueNotRepresentable as error:
+            if not self.skips:
+                raise
+            record = PartRecord(
+                plan=self.plan,
+                part=part.number,
+                files=(),
+                rows=0,
+                bytes=0,
+                upper="",
+                incarnation="",
+                lock_seconds=0.0,
+                nulled={},
+                odd=(),
+                extents=(),
+                chunks=len(part.chunks),
+                seconds=round(time.monotonic() - started, 3),
+                refused=reason(error),
+            )
+        records.write(self.staging.folder, f"{DONE}/{part.name}.json", record)
+        return record
+
+    def _read(self, part: Part, started: float) -> PartRecord:
         entry = self.tables[part.table]
         schema = self.source.arrow_schema(entry.table)
         ordered = self.source.key_order(entry.table) if isinstance(self.source, OrdersChunks) else None
@@ -125,7 +157,7 @@ class ReadPart:
             incarnation = reader.settle()
             upper, lock_seconds, nulled = reader.upper, reader.lock_seconds, dict(reader.nulled)
         check_key_order(entry.table, extents.found)
-        record = PartRecord(
+        return PartRecord(
             plan=self.plan,
             part=part.number,
             files=tuple(writer.files),
@@ -140,8 +172,6 @@ class ReadPart:
             chunks=len(part.chunks),
             seconds=round(time.monotonic() - started, 3),
         )
-        records.write(self.staging.folder, f"{DONE}/{part.name}.json", record)
-        return record
 
 
 def snapshot(spark: SparkSession, folder: Storage, settings: ConnectionSettings) -> SnapshotResult:
@@ -165,7 +195,9 @@ def _snapshot(step: Step) -> SnapshotResult:
         _read(step, plan, done)
         bound = persist("snapshot: bound the reads", step.source.bound_reads)
         # What a server took back when it crashed is in no log, so nothing could rewind it.
-        stale = [number for number, record in done.items() if record.incarnation != bound.incarnation]
+        stale = [
+            number for number, record in done.items() if record.incarnation != bound.incarnation and not record.refused
+        ]
         if not stale:
             break
         say(f"snapshot: the server restarted meanwhile; {len(stale)} parts are read again")
@@ -186,6 +218,9 @@ def _snapshot(step: Step) -> SnapshotResult:
         check_key_order(entry.table, extents[index])
 
     files = _by_table(step, parts, done)
+    skipped = {_name(step, part): done[part.number].refused for part in parts if done[part.number].refused}
+    copied = {name: own for name, own in files.items() if name not in skipped}
+    check_some_left(copied, skipped)
     record = records.write_named(step.folder, "chunks/files", files)
     chunks: Counter[str] = Counter()
     for part in parts:
@@ -193,12 +228,14 @@ def _snapshot(step: Step) -> SnapshotResult:
     found = SnapshotResult(
         snapshot_upper=bound.position,
         log_end=bound.log_end,
-        rows=sum(own.rows for own in files.values()),
-        tables={name: TableRead(own.rows, chunks[name], len(own.files), own.bytes) for name, own in files.items()},
+        rows=sum(own.rows for own in copied.values()),
+        tables={name: TableRead(own.rows, chunks[name], len(own.files), own.bytes) for name, own in copied.items()},
         nulled=add_nulled((_name(step, part), done[part.number].nulled) for part in parts),
         lock_seconds=max((one.lock_seconds for one in done.values()), default=0.0),
         record=record,
+        skipped=skipped,
     )
+    say_skipped(skipped)
     _summarize(found)
     return found
 
@@ -248,7 +285,7 @@ def _read_missing(
             step.spark,
             "read chunks",
             missing,
-            ReadPart(step.staging, plan, source, tuple(step.tables), lock, pause),
+            ReadPart(step.staging, plan, source, tuple(step.tables), lock, pause, options.skips),
             finished,
             meanwhile=watch.look,
             bundle=lambda parts: bundle(parts, step.tables, step.slots),

@@ -19,6 +19,7 @@ from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import ValueNotRepresentable
 from airflow_provider_cdc.jobs import net
+from airflow_provider_cdc.jobs.skipped import reason
 from airflow_provider_cdc.sources.odd_values import MOST, OddValue
 
 _SHOWN = 5
@@ -66,6 +67,12 @@ def check_survivors(run: Storage, change: Sequence[StagedFile], odd: Mapping[int
     left = [value for index, values in odd.items() for value in _untouched(run, change, index, values)]
     if left:
         raise _error(left)
+
+
+def surviving(run: Storage, change: Sequence[StagedFile], odd: Mapping[int, Sequence[OddRow]]) -> dict[int, str]:
+    """Why each table with such a row cannot be copied, by its index; the arguments are those of `check_survivors`."""
+    left = {index: list(_untouched(run, change, index, values)) for index, values in odd.items()}
+    return {index: reason(_error(values)) for index, values in left.items() if values}
 
 
 def _untouched(run: Storage, change: Sequence[StagedFile], index: int, values: Sequence[OddRow]) -> Iterable[OddRow]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_cdc.core.run import Run, read_latest
+from airflow_provider_cdc.core.run import read_latest
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.operators.base import airflow_errors, say_skipped
 from airflow_provider_cdc.operators.spark_step import SparkStepOperator
@@ -22,14 +22,12 @@ class ConsolidateOperator(SparkStepOperator):
     """
 
     step = "consolidate"
-    outputs = ("published",)
+    outputs = ("published", "skipped")
 
     def execute(self, context: Context) -> dict[str, Any]:
         found = super().execute(context)
         with airflow_errors():
-            run = Storage(self.run_uri)
-            latest = read_latest(run)
-            skipped = Run.load(run).manifest.skipped
+            latest = read_latest(Storage(self.run_uri))
         for table in (name for name, is_latest in latest.items() if not is_latest):
             self.log.warning(
                 "%s is published at %s, but a newer copy stays the latest: one of a later position (or, where "
@@ -38,5 +36,5 @@ class ConsolidateOperator(SparkStepOperator):
                 table,
                 found["published"][table],
             )
-        say_skipped(self.log, skipped)
-        return {**found, "latest": latest, "skipped": skipped}
+        say_skipped(self.log, found["skipped"])
+        return {**found, "latest": latest}

@@ -43,6 +43,7 @@ class Pipeline:
         chunk_pause: float = 0.0,
         lock: LockPolicy | None = None,
         as_of: str = "",
+        on_table_error: str = "fail",
     ) -> None:
         self.target = Storage(target)
         self.run = Storage(scratch_of(target)).folder(run_id)
@@ -53,7 +54,7 @@ class Pipeline:
         self._tables = tables
         self._table_options = TableOptions(consistency, unrepresentable)
         self._lock = lock or LockPolicy()
-        self._options = StepOptions(chunk_rows, chunk_pause, as_of, lock=self._lock)
+        self._options = StepOptions(chunk_rows, chunk_pause, as_of, lock=self._lock, on_table_error=on_table_error)
         self._run_id = run_id
 
     def record(self) -> str:

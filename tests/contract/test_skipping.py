@@ -1,0 +1,103 @@
+"""A table that turns out in mid-run to be impossible to copy is left out, and the others are exact."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from airflow_provider_cdc.errors import ValueNotRepresentable
+from harness.pipeline import Pipeline, published_counts
+from tests.contract.databases import Database
+
+Hazard = Callable[[Database, str], None]
+
+
+def survivor(db: Database, odd: str) -> None:
+    """A row that nobody touches has the value."""
+
+
+def key_of_a_read(db: Database, odd: str) -> None:
+    """The value lies in a key when it is read, and cannot be noted there."""
+    db.execute(f"INSERT INTO keyed VALUES ({odd})")
+
+
+def key_in_the_log(db: Database, odd: str) -> None:
+    """The value lies in a key that was gone again before the read: only the log has it."""
+    db.execute(f"INSERT INTO keyed VALUES ({odd})", f"DELETE FROM keyed WHERE day = {odd}")
+
+
+def restored(db: Database, odd: str) -> None:
+    """The value is gone when the row is read, and the rewind puts it back."""
+    db.execute("UPDATE days SET day = NULL WHERE id = 1")
+
+
+HAZARDS: dict[str, tuple[Hazard, str]] = {
+    "survivor": (survivor, "days"),
+    "key of a read": (key_of_a_read, "keyed"),
+    "key in the log": (key_in_the_log, "keyed"),
+    "restored": (restored, "days"),
+}
+
+
+def prepare(db: Database, table: str) -> None:
+    odd, _ = db.impossible_date
+    if table == "days":
+        db.create("days", "id INT PRIMARY KEY, day DATE")
+        db.execute(f"INSERT INTO days VALUES (1, {odd}), (2, '2024-02-29')")
+    else:
+        db.create("keyed", "day DATE PRIMARY KEY")
+        db.execute("INSERT INTO keyed VALUES ('2024-02-29')")
+
+
+@pytest.mark.parametrize("hazard", HAZARDS)
+def test_it_is_left_out_with_its_reason_and_the_others_are_exact(
+    db: Database, spark: SparkSession, tmp_path: Path, hazard: str
+) -> None:
+    happen, table = HAZARDS[hazard]
+    odd, _ = db.impossible_date
+    prepare(db, table)
+    db.create("orders", "id INT PRIMARY KEY, day DATE")
+    db.execute("INSERT INTO orders VALUES (1, '2024-02-29'), (2, NULL), (3, '2024-03-01')")
+    name, other = str(db.name(table)), str(db.name("orders"))
+    run = Pipeline(spark, db.settings, tmp_path.as_uri(), [str(db.name("*"))], on_table_error="skip")
+    try:
+        run.record()
+        happen(db, odd)
+        db.execute("UPDATE orders SET day = NULL WHERE id = 1", "DELETE FROM orders WHERE id = 3")
+        found = run.finish()
+        again = run.consolidate()
+    finally:
+        run.release()
+    assert set(found["published"]) == set(found["rows"]) == {other}
+    assert set(found["skipped"]) == {name}
+    assert f"{name}.day" in found["skipped"][name]
+    assert again["published"] == found["published"]
+    assert again["skipped"] == found["skipped"]
+    _, rows = published_counts(found["published"][other])
+    wanted: Counter[tuple[Any, ...]] = Counter([(1, "2024-02-29"), (2, "None"), (3, "2024-03-01")])
+    assert Counter((number, str(day)) for number, day in rows.elements()) == wanted
+    assert (tmp_path / other / "_latest.json").is_file()
+    assert not list((tmp_path / name).glob("**/*"))
+
+
+@pytest.mark.parametrize("hazard", HAZARDS)
+def test_a_run_of_which_nothing_would_be_left_stops(
+    db: Database, spark: SparkSession, tmp_path: Path, hazard: str
+) -> None:
+    happen, table = HAZARDS[hazard]
+    odd, _ = db.impossible_date
+    prepare(db, table)
+    run = Pipeline(spark, db.settings, tmp_path.as_uri(), [str(db.name("*"))], on_table_error="skip")
+    try:
+        run.record()
+        happen(db, odd)
+        with pytest.raises(ValueNotRepresentable, match=r"\.day"):
+            run.finish()
+    finally:
+        run.release()
+    assert not list(tmp_path.glob("*/_latest.json"))
