@@ -34,6 +34,7 @@ def run(arguments: argparse.Namespace, directory: Path) -> Report:
     tables, each = arguments.tables, arguments.rows // arguments.tables
     report = Report("many-tables", tables * each)
     lines = []
+    directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="work-", dir=directory) as work:
         for kind, start in (("mysql", bench_server), ("postgres", postgres_bench_server)):
             with start(directory) as server:
