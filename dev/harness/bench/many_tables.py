@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(arguments: argparse.Namespace, directory: Path) -> Report:
     tables, each = arguments.tables, arguments.rows // arguments.tables
     report = Report("many-tables", tables * each)
-    lines = []
+    lines, steps = [], []
     directory.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="work-", dir=directory) as work:
         for kind, start in (("mysql", bench_server), ("postgres", postgres_bench_server)):
@@ -45,10 +45,11 @@ def run(arguments: argparse.Namespace, directory: Path) -> Report:
                 report.results.append(Result(f"{kind}_{name}", order.rows, found["seconds"], found["peak_rss_mb"]))
                 lines.append([f"{kind}: {CONTENDERS[name]}", f"{found['seconds']:.2f}", str(found["sessions"])])
             report.ratios[f"vs_connectorx_each_{kind}"] = best["connectorx_each"]["seconds"] / best["ours"]["seconds"]
-            steps = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in best["ours"]["steps"].items())
-            lines.append([f"{kind}: ours, step by step: {steps}", "", ""])
+            each_step = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in best["ours"]["steps"].items())
+            steps.append(f"{kind}: ours, step by step: {each_step}")
     print(f"\nbench: {tables} tables of {each:,} rows; the quickest of {arguments.rounds} copies\n")
     print_table(["", "seconds", "sessions"], lines)
+    print("", *steps, sep="\n")
     print_ratios(report.ratios)
     return report
 
