@@ -1,23 +1,64 @@
 """The head of a table: which of its copies is the latest, and whose copies they are.
 
-A copy is told of as a record (``_latest.json``): its ``run_id``, what it is exact at (``position``, and under the
-source's own name ``initial_gtid_set`` or ``initial_lsn``), when that was recorded (``recorded_at``), its ``source``.
-Records of earlier versions have only the run's id and the initial position.
+A copy is told of as a record, ``_latest.json``, which anybody may read and any version may have written.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
 from datetime import datetime
 from typing import Any
 
+from airflow_provider_cdc.core import records
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.errors import PositionError
 
 _KINDS = {"initial_gtid_set": "mysql", "initial_lsn": "postgres"}
 
-Record = Mapping[str, Any]
+
+@dataclass(frozen=True)
+class Copy:
+    """What is told of one table's copy.
+
+    It is exact at ``position``, which stands under the source's own name for it, too: one of ``initial_gtid_set`` and
+    ``initial_lsn`` is not None. ``source`` is what `source_of` gave. ``path`` is a URI. Times are ISO 8601. Records of
+    earlier versions have only the run's id and the initial position. ``more`` has what a later version added: whoever
+    writes the record again keeps it.
+    """
+
+    run_id: str
+    path: str = ""
+    initial_gtid_set: str | None = None
+    initial_lsn: str | None = None
+    position: str = ""
+    recorded_at: str = ""
+    source: dict[str, str] = field(default_factory=dict)
+    rows: int = 0
+    published_at: str = ""
+    more: dict[str, Any] = field(default_factory=dict)
+
+
+def decode_copy(data: Any, where: str) -> Copy:
+    """Make a `Copy` from JSON data.
+
+    :param where: what the record is called in an error.
+    :raises ManifestError: the data is no such record.
+    """
+    if not isinstance(data, dict):
+        return records.decode(Copy, data, where)
+    names = {one.name for one in fields(Copy)} - {"more"}
+    known = {name: value for name, value in data.items() if name in names}
+    return records.decode(Copy, {**known, "more": {name: data[name] for name in data.keys() - names}}, where)
+
+
+def encode_copy(copy: Copy) -> dict[str, Any]:
+    """JSON data of ``copy``, without what it does not have."""
+    data: dict[str, Any] = records.encode(copy)
+    more = data.pop("more")
+    found = {name: value for name, value in data.items() if value not in (None, "", {})}
+    return {**found, **more}
 
 
 def source_of(kind: str, identity: Mapping[str, str], conn_id: str) -> dict[str, str]:
@@ -32,12 +73,12 @@ def source_of(kind: str, identity: Mapping[str, str], conn_id: str) -> dict[str,
     return {name: value for name, value in found.items() if value}
 
 
-def is_of_another_source(copy: Record, source: Mapping[str, str], position: str) -> bool:
+def is_of_another_source(copy: Copy, source: Mapping[str, str], position: str) -> bool:
     """Whether ``copy`` is not of ``source``, which has all of ``position``. What is not known is not held against it.
 
     A MySQL server that has every transaction of the copy took over from the copy's own, if the connection is the same.
     """
-    theirs = _source(copy)
+    theirs = known_source(copy)
     if _differ(theirs, source, "kind") or _differ(theirs, source, "database"):
         return True
     if not _differ(theirs, source, "server"):
@@ -51,57 +92,54 @@ def is_of_another_source(copy: Record, source: Mapping[str, str], position: str)
     return not (copied and copied <= reached)
 
 
-def is_newer(copy: Record, than: Record) -> bool:
+def is_newer(copy: Copy, than: Copy) -> bool:
     """Whether ``copy`` is exact at a later position of the one source of both.
 
     Where the positions do not tell, the time at which they were recorded does, then the order of the runs.
     """
     if order := _order(copy, than):
         return order > 0
-    times = [_time(record) for record in (copy, than)]
+    times = [_time(one) for one in (copy, than)]
     if times[0] and times[1] and times[0] != times[1]:
         return times[0] > times[1]
-    return str(copy["run_id"]) > str(than["run_id"])
+    return copy.run_id > than.run_id
 
 
-def describe(copy: Record) -> str:
-    """The source of ``copy``, in words."""
-    return ", ".join(f"{name} {value}" for name, value in _source(copy).items()) or "an unknown source"
+def describe(source: Mapping[str, str]) -> str:
+    """A source in words."""
+    return ", ".join(f"{name} {value}" for name, value in source.items()) or "an unknown source"
 
 
-def _order(copy: Record, than: Record) -> int:
+def _order(copy: Copy, than: Copy) -> int:
     """1: later, -1: earlier, 0: the positions are the same, or do not tell."""
-    kinds = {_source(record).get("kind") for record in (copy, than)}
+    kinds = {known_source(one).get("kind") for one in (copy, than)}
     try:
         if kinds == {"mysql"}:
-            ours, theirs = (GtidSet.parse(_position(record)) for record in (copy, than))
+            ours, theirs = (GtidSet.parse(_position(one)) for one in (copy, than))
             return int(theirs <= ours) - int(ours <= theirs)
         # What one timeline has at an LSN says nothing of what another one has there.
-        if kinds == {"postgres"} and not _differ(_source(copy), _source(than), "timeline"):
-            mine, other = (Lsn.parse(_position(record)) for record in (copy, than))
+        if kinds == {"postgres"} and not _differ(copy.source, than.source, "timeline"):
+            mine, other = (Lsn.parse(_position(one)) for one in (copy, than))
             return int(mine > other) - int(mine < other)
     except PositionError:
         pass
     return 0
 
 
-def _source(copy: Record) -> dict[str, str]:
-    source = dict(copy.get("source") or {})
-    for key, kind in _KINDS.items():
-        if key in copy:
-            source.setdefault("kind", kind)
-    return source
+def known_source(copy: Copy) -> dict[str, str]:
+    """What is known of the source of ``copy``."""
+    kinds = [kind for key, kind in _KINDS.items() if getattr(copy, key) is not None]
+    return {**({"kind": kinds[0]} if kinds else {}), **copy.source}
 
 
-def _position(copy: Record) -> str:
-    known = [copy[key] for key in ("position", *_KINDS) if key in copy]
-    return str(known[0]) if known else ""
+def _position(copy: Copy) -> str:
+    return copy.position or copy.initial_gtid_set or copy.initial_lsn or ""
 
 
-def _time(copy: Record) -> datetime | None:
+def _time(copy: Copy) -> datetime | None:
     try:
-        return datetime.fromisoformat(copy["recorded_at"])
-    except (KeyError, TypeError, ValueError):
+        return datetime.fromisoformat(copy.recorded_at)
+    except ValueError:
         return None
 
 

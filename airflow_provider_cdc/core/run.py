@@ -141,7 +141,7 @@ class Run:
         self._load()
 
     def note_latest(self, is_latest: Mapping[str, bool]) -> None:
-        """Leave, by the table's name, whether this run's copy is its table's latest one now; see `read_latest`."""
+        """Leave, by the table's name, whether this run's copy is its table's latest one now; see `read_is_latest`."""
         self.folder.write_json(_IS_LATEST, dict(is_latest))
 
     def clean(self) -> None:
@@ -272,7 +272,7 @@ def run_id_in(folder: Storage) -> str:
     return folder.uri.rpartition("/")[2]
 
 
-def read_latest(folder: Storage) -> dict[str, bool]:
+def read_is_latest(folder: Storage) -> dict[str, bool]:
     """By the table's name, whether the copy of the run in ``folder`` was its table's latest one when it was published.
 
     :raises ManifestError: it was not published, or the record is damaged.

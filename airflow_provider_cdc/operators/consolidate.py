@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_cdc.core.run import read_latest
+from airflow_provider_cdc.core.run import read_is_latest
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.operators.base import airflow_errors, say_skipped
 from airflow_provider_cdc.operators.spark_step import SparkStepOperator
@@ -27,7 +27,7 @@ class ConsolidateOperator(SparkStepOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         found = super().execute(context)
         with airflow_errors():
-            latest = read_latest(Storage(self.run_uri))
+            latest = read_is_latest(Storage(self.run_uri))
         for table in (name for name, is_latest in latest.items() if not is_latest):
             self.log.warning(
                 "%s is published at %s, but a newer copy stays the latest: one of a later position (or, where "

@@ -13,12 +13,21 @@ import os
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import Any
 
 from pyarrow import fs
 
-from airflow_provider_cdc.core.head import describe, is_newer, is_of_another_source, source_of
+from airflow_provider_cdc.core.head import (
+    Copy,
+    decode_copy,
+    describe,
+    encode_copy,
+    is_newer,
+    is_of_another_source,
+    known_source,
+    source_of,
+)
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import ConfigurationError, ManifestError, PublishIncomplete
 
@@ -31,7 +40,7 @@ _LOCK_SECONDS = 60.0
 _ROUNDS = 20
 
 
-def read_latest(target: Storage, folder: str) -> dict[str, Any] | None:
+def read_latest(target: Storage, folder: str) -> Copy | None:
     """The record of a table's latest copy; None: it has none.
 
     :raises ManifestError: the file is there and holds something else.
@@ -51,12 +60,12 @@ def check_source(target: Storage, folder: str, source: Mapping[str, str], positi
     current = read_latest(target, folder)
     if current is None:
         return
-    if "source" not in current:
-        current = {**current, **_recorded_source(target, current["run_id"])}
+    if not current.source:
+        current = replace(current, source=_recorded_source(target, current.run_id))
     _check(target, folder, current, source, position)
 
 
-def replace_latest(target: Storage, folder: str, latest: Mapping[str, Any]) -> bool:
+def replace_latest(target: Storage, folder: str, latest: Copy) -> bool:
     """Make ``latest`` the table's latest copy unless there is a newer one; say whether it is now.
 
     :raises ConfigurationError: the copy that is there is another source's.
@@ -65,25 +74,25 @@ def replace_latest(target: Storage, folder: str, latest: Mapping[str, Any]) -> b
     with _locked(target, folder) as alone:
         if alone:
             current = _checked(target, folder, latest)
-            if current is None or current["run_id"] == latest["run_id"] or is_newer(latest, current):
-                target.write_json(f"{folder}/{LATEST}", dict(latest))
+            if current is None or current.run_id == latest.run_id or is_newer(latest, current):
+                target.write_json(f"{folder}/{LATEST}", encode_copy(latest))
                 return True
             return False
         return _replace_by_claim(target, folder, latest)
 
 
-def _replace_by_claim(target: Storage, folder: str, latest: Mapping[str, Any]) -> bool:
-    target.write_json(f"{folder}/{CLAIMS}/{latest['run_id']}.json", dict(latest))
+def _replace_by_claim(target: Storage, folder: str, latest: Copy) -> bool:
+    target.write_json(f"{folder}/{CLAIMS}/{latest.run_id}.json", encode_copy(latest))
     for _ in range(_ROUNDS):
         current = _checked(target, folder, latest)
-        best = dict(latest)
+        best = latest
         for claim in (*_claims(target, folder), *([current] if current else [])):
-            if claim["run_id"] != best["run_id"] and is_newer(claim, best):
-                best = dict(claim)
+            if claim.run_id != best.run_id and is_newer(claim, best):
+                best = claim
         # Only what was read after the last write says that nobody was overwritten.
-        if current is not None and current["run_id"] == best["run_id"]:
-            return bool(best["run_id"] == latest["run_id"])
-        target.write_json(f"{folder}/{LATEST}", best)
+        if current is not None and current.run_id == best.run_id:
+            return best.run_id == latest.run_id
+        target.write_json(f"{folder}/{LATEST}", encode_copy(best))
     raise PublishIncomplete(
         "others keep on replacing the latest copy",
         where=target.uri_of(f"{folder}/{LATEST}"),
@@ -91,7 +100,7 @@ def _replace_by_claim(target: Storage, folder: str, latest: Mapping[str, Any]) -
     )
 
 
-def _claims(target: Storage, folder: str) -> Iterator[dict[str, Any]]:
+def _claims(target: Storage, folder: str) -> Iterator[Copy]:
     """The claims of runs that publish now or did lately. Older ones are removed."""
     horizon = (datetime.now(UTC) - CLAIM_LIFE).isoformat()
     for name in target.files(f"{folder}/{CLAIMS}"):
@@ -99,42 +108,42 @@ def _claims(target: Storage, folder: str) -> Iterator[dict[str, Any]]:
             claim = _read(target, name)
         except FileNotFoundError:
             continue
-        if str(claim.get("published_at", "")) < horizon:
+        if claim.published_at < horizon:
             target.delete_file(name)
         else:
             yield claim
 
 
-def _checked(target: Storage, folder: str, latest: Mapping[str, Any]) -> dict[str, Any] | None:
+def _checked(target: Storage, folder: str, latest: Copy) -> Copy | None:
     current = read_latest(target, folder)
-    if current is not None and "source" in latest and current["run_id"] != latest["run_id"]:
-        _check(target, folder, current, latest["source"], str(latest.get("position", "")), latest)
+    if current is not None and latest.source and current.run_id != latest.run_id:
+        _check(target, folder, current, latest.source, latest.position, latest)
     return current
 
 
 def _check(
     target: Storage,
     folder: str,
-    current: Mapping[str, Any],
+    current: Copy,
     source: Mapping[str, str],
     position: str,
-    latest: Mapping[str, Any] | None = None,
+    latest: Copy | None = None,
 ) -> None:
     another = is_of_another_source(current, source, position)
     # A run that began before another server took over may end after one that began later.
-    if another and latest is not None and "source" in current:
-        another = is_of_another_source(latest, current["source"], str(current.get("position", "")))
+    if another and latest is not None and current.source:
+        another = is_of_another_source(latest, current.source, current.position)
     if not another:
         return
     raise ConfigurationError(
-        f"the copies here are of another source: {describe(current)}; this run's is {describe({'source': source})}",
+        f"the copies here are of another source: {describe(known_source(current))}; this run's is {describe(source)}",
         where=target.uri_of(folder),
         hint="give each source a folder of its own: {source} in the target stands for the id of the connection, as in "
         f"s3://bucket/lake/{{source}}; if both are the same database, moved to another server, remove {LATEST} there",
     )
 
 
-def _recorded_source(target: Storage, run_id: str) -> dict[str, Any]:
+def _recorded_source(target: Storage, run_id: str) -> dict[str, str]:
     """What the manifest of a run says of its source, for copies that do not say it themselves."""
     try:
         data = target.read_json(f"_runs/{run_id}/manifest.json")
@@ -142,18 +151,19 @@ def _recorded_source(target: Storage, run_id: str) -> dict[str, Any]:
         return {}
     if not isinstance(data, dict) or "kind" not in data:
         return {}
-    return {"source": source_of(data["kind"], data.get("identity") or {}, data.get("source_conn_id", ""))}
+    return source_of(data["kind"], data.get("identity") or {}, data.get("source_conn_id", ""))
 
 
-def _read(target: Storage, name: str) -> dict[str, Any]:
-    record = target.read_json(name)
-    if not isinstance(record, dict) or not isinstance(record.get("run_id"), str):
+def _read(target: Storage, name: str) -> Copy:
+    data = target.read_json(name)
+    try:
+        return decode_copy(data, target.uri_of(name))
+    except ManifestError as error:
         raise ManifestError(
-            "it does not say which run's copy is the latest",
+            f"it does not say which run's copy is the latest: {error.message}",
             where=target.uri_of(name),
             hint="restore the file; or remove it: the next run that is published writes it anew",
-        )
-    return record
+        ) from None
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from airflow_provider_cdc.core.head import Copy
 from airflow_provider_cdc.core.names import folder_name
 from airflow_provider_cdc.core.staging import StagedFile, Staging, difference
 from airflow_provider_cdc.core.storage import Storage
@@ -67,7 +68,7 @@ class ParquetSink:
         left = []
         for table in tables:
             place, head = place_of(table, run_id), read_latest(self._lake, folder_name(table))
-            if self._lake.exists(place) and (head is None or head["run_id"] != run_id):
+            if self._lake.exists(place) and (head is None or head.run_id != run_id):
                 left.append(self._lake.uri_of(place))
         return left
 
@@ -124,7 +125,7 @@ class ParquetSink:
                 hint="find out who wrote them, remove them, and clear the task",
             )
 
-    def _announce(self, table: TableName, latest: Mapping[str, Any]) -> bool:
+    def _announce(self, table: TableName, latest: Copy) -> bool:
         """Make ``latest`` the table's latest copy, unless one at a newer position is; say whether it is now."""
         folder = folder_name(table)
         where = self._lake.uri_of(f"{folder}/{LATEST}")
@@ -151,14 +152,15 @@ def place_of(table: TableName, run_id: str) -> str:
     return f"{folder_name(table)}/snapshot={run_id}"
 
 
-def _latest(publication: Publication, change: TableChange, uri: str) -> dict[str, Any]:
-    return {
-        "run_id": publication.run_id,
-        "path": uri,
-        publication.position_key: publication.position,
-        "position": publication.position,
-        "recorded_at": publication.recorded_at,
-        "source": dict(publication.source),
-        "rows": change.rows,
-        "published_at": publication.published_at,
-    }
+def _latest(publication: Publication, change: TableChange, uri: str) -> Copy:
+    under_its_own_name: dict[str, Any] = {publication.position_key: publication.position}
+    return Copy(
+        run_id=publication.run_id,
+        path=uri,
+        position=publication.position,
+        recorded_at=publication.recorded_at,
+        source=dict(publication.source),
+        rows=change.rows,
+        published_at=publication.published_at,
+        **under_its_own_name,
+    )

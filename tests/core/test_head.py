@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.core.head import is_newer, is_of_another_source, source_of
+from airflow_provider_cdc.core.head import decode_copy, encode_copy, is_newer, is_of_another_source, source_of
+from airflow_provider_cdc.errors import ManifestError
 
 A, B = "3e11fa47-71ca-11e1-9e33-c80aa9429562", "4f22fa47-71ca-11e1-9e33-c80aa9429562"
 SOURCES = {
@@ -20,7 +21,7 @@ def copy(position: str, recorded_at: str = "", run_id: str = "20260101T000000Z-0
     found: dict[str, Any] = {"run_id": run_id, key: position}
     if recorded_at:
         found |= {"position": position, "recorded_at": recorded_at, "source": SOURCES[key] | source}
-    return found
+    return decode_copy(found, "")
 
 
 def old(position: str, run_id: str) -> Any:
@@ -90,3 +91,17 @@ def test_another_source_is_told_by_kind_server_database_and_history(
     found: Any, source: dict[str, str], position: str, other: bool
 ) -> None:
     assert is_of_another_source(found, source, position) is other
+
+
+def test_what_a_later_version_added_is_kept_and_nothing_is_added_to_what_an_earlier_one_wrote() -> None:
+    for data in (
+        {"run_id": "r", "initial_lsn": "0/5"},
+        {"run_id": "r", "position": "0/5", "rows": 3, "files": ["a"], "lineage": {"of": "r0"}},
+    ):
+        assert encode_copy(decode_copy(data, "")) == data | {"rows": data.get("rows", 0)}
+
+
+@pytest.mark.parametrize("data", [None, [], {}, {"run_id": 5}, {"run_id": "r", "rows": "3"}])
+def test_what_does_not_tell_of_a_copy_is_named(data: Any) -> None:
+    with pytest.raises(ManifestError, match="a copy: the record is damaged"):
+        decode_copy(data, "a copy")
