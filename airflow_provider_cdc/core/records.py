@@ -12,7 +12,8 @@ import hashlib
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
 from typing import Any, TypeVar
 
 import msgspec
@@ -56,6 +57,7 @@ def decode(kind: type[Record], data: Any, where: str) -> Record:
         record = msgspec.convert(data, kind, strict=True, str_keys=True, dec_hook=_parsed)
     except msgspec.ValidationError as error:
         raise _damaged(_told(str(error)), where) from None
+    _complete(record)
     if unknown := _unknown(data, encode(record), ""):
         raise _damaged(f"{unknown} is not known", where)
     return record
@@ -107,6 +109,29 @@ def read_named(kind: type[Record], run: Storage, name: str) -> Record:
     if not name.endswith(f"-{digest_of(data)}.json"):
         raise ManifestError("the record is not the one that was written", where=run.uri_of(name), hint=HINT)
     return decode(kind, data, run.uri_of(name))
+
+
+@cache
+def _names(kind: type[Any]) -> tuple[str, ...]:
+    return tuple(one.name for one in fields(kind))
+
+
+def _complete(value: Any) -> None:
+    """Give records that were decoded the defaults of what was left out: msgspec leaves these to the class, and then
+    does not encode them. Equal records must have equal digests."""
+    if is_dataclass(value):
+        own = vars(value)
+        for name in _names(type(value)):
+            if name in own:
+                _complete(own[name])
+            else:
+                object.__setattr__(value, name, getattr(value, name))
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            _complete(one)
+    elif isinstance(value, dict):
+        for one in value.values():
+            _complete(one)
 
 
 def _text(value: Any) -> str:

@@ -61,6 +61,14 @@ def test_what_has_a_default_may_be_left_out() -> None:
     assert records.decode(Outer, {"id": "a", "files": [], "counts": {}, "seconds": 2}, "") == Outer("a", (), {}, 2.0)
 
 
+def test_equal_records_have_equal_digests_whatever_was_left_out() -> None:
+    made = Outer("a", (Inner("x", 1),), {}, 2.0)
+    left_out = {"id": "a", "files": [{"name": "x", "size": 1}], "counts": {}, "seconds": 2.0}
+    decoded = [records.decode(Outer, data, "") for data in (left_out, records.encode(made))]
+    assert decoded == [made, made]
+    assert {records.digest_of(one) for one in decoded} == {records.digest_of(made)}
+
+
 @pytest.mark.parametrize(
     ("change", "says"),
     [
