@@ -112,7 +112,7 @@ def read_named(kind: type[Record], run: Storage, name: str) -> Record:
 
 
 @cache
-def _names(kind: type[Any]) -> tuple[str, ...]:
+def _names(kind: Any) -> tuple[str, ...]:
     return tuple(one.name for one in fields(kind))
 
 
@@ -121,7 +121,7 @@ def _complete(value: Any) -> None:
     does not encode them. Equal records must have equal digests."""
     if is_dataclass(value):
         own = vars(value)
-        for name in _names(type(value)):
+        for name in _names(value.__class__):
             if name in own:
                 _complete(own[name])
             else:

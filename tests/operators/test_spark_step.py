@@ -111,12 +111,14 @@ def test_step_pushes_its_outputs_and_counts_and_nothing_for_other_steps(
             "tables": {"shop.orders": {"rows": 3, "chunks": 1, "files": 1, "bytes": 400}},
             "nulled": {},
             "lock_seconds": 0.0,
+            "skipped": {},
             "seconds": 0.0,
         },
     }
     assert operator(run, ConsolidateOperator).execute(CONTEXT) == {
         "published": {"shop.orders": "file:///x"},
         "latest": LATEST,
+        "skipped": {},
         "counts": {
             "rows": {"shop.orders": 3},
             "rewound": {},
