@@ -225,3 +225,25 @@ def test_values_without_an_arrow_type_become_what_the_form_says_and_are_counted(
     assert result.xcoms["snapshot"]["counts"]["nulled"] == {"odd.t": {"d": 2, "n": 1}}
     assert result.xcoms["consolidate"]["counts"]["nulled"] == {}
     assert "values of odd.t: d 2, n 1" in result.log
+
+
+def test_tables_that_cannot_be_copied_are_skipped_if_the_form_says_so_and_named_loudly(
+    dag_runner: DagRunner, mysql: MysqlServer, tmp_path: Path
+) -> None:
+    mysql.query("CREATE DATABASE mixed")
+    mysql.query("CREATE TABLE mixed.good (id INT PRIMARY KEY)")
+    mysql.query("INSERT INTO mixed.good VALUES (1), (2)")
+    mysql.query("CREATE TABLE mixed.stray (id INT PRIMARY KEY) ENGINE=MyISAM")
+    address = {"conn_type": "mysql", "host": mysql.host, "port": mysql.port, "login": "root"}
+    conf = {"tables": ["mixed.*"], "target": tmp_path.as_uri(), "on_table_error": "skip"}
+    result = dag_runner.run(
+        "mysql_snapshot", conf, at=datetime(2026, 1, 6, tzinfo=UTC), connections={"cdc_mysql": address}
+    )
+    assert result.states == dict.fromkeys(STEPS, "success"), result.log[-8000:]
+    assert rows_of(result.xcoms, "mixed.good") == [(1,), (2,)]
+    for step in ("preflight", "consolidate"):
+        (reason,) = result.xcoms[step]["skipped"].values()
+        assert "MyISAM" in reason
+        assert result.xcoms[step]["skipped"].keys() == {"mixed.stray"}
+    assert set(result.xcoms["consolidate"]["published"]) == {"mixed.good"}
+    assert "SKIPPED, not copied: mixed.stray" in result.log
