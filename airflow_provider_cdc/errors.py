@@ -154,6 +154,10 @@ class ImageNotWhole(ExactnessError):
     """A row image lacks columns, or a change was logged as a statement."""
 
 
+class CascadeNotLogged(ExactnessError):
+    """A foreign key may have changed rows of a copied table, and the log does not hold such changes."""
+
+
 class UnknownEvent(ExactnessError):
     """A log event that this reader does not know."""
 

@@ -152,6 +152,21 @@ def copy_bytes(typing_context: Any, target: Any, at: Any, source: Any, position:
 
 
 @inner
+def same_bytes(data: Bytes, position: int, other: Bytes, other_position: int, count: int) -> bool:
+    """Whether ``count`` bytes of ``data`` are those of ``other``."""
+    index = 0
+    while index + 8 <= count:
+        if load64(data, position + index) != load64(other, other_position + index):
+            return False
+        index += 8
+    while index < count:
+        if load8(data, position + index) != load8(other, other_position + index):
+            return False
+        index += 1
+    return True
+
+
+@inner
 def load_le(data: Bytes, position: int, width: int) -> int:
     """The little-endian unsigned integer of ``width`` (0 to 8) bytes at ``position``."""
     value = 0

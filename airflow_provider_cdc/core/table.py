@@ -78,6 +78,8 @@ class Table:
     keyless table. ``key_index`` is the name of the index behind it. ``rows`` and ``bytes`` are the source's own
     estimates: they steer the plan and the progress display and never the result. ``details`` is what else the source
     needs to find the table's rows, and to know it again: JSON. ``options`` are how it is read and published.
+    ``cascades_from`` are other tables (or this one) whose changes reach its rows without being logged; ``key`` of these
+    are the columns that foreign keys refer to.
     """
 
     name: TableName
@@ -88,10 +90,17 @@ class Table:
     bytes: int = 0
     details: Mapping[str, Any] = field(default_factory=dict)
     options: TableOptions = AS_DECLARED
+    cascades_from: tuple[Table, ...] = ()
 
     @property
     def keyless(self) -> bool:
         return not self.key
+
+    @property
+    def needs_one_position(self) -> bool:
+        """Whether its rows can be rewound only if all of them were read at one exact position: it has no key, or the
+        log lacks changes."""
+        return self.keyless or bool(self.cascades_from)
 
     def column(self, name: str) -> Column:
         for column in self.columns:

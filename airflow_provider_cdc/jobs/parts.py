@@ -93,8 +93,8 @@ def bundle(parts: Sequence[Part], tables: Sequence[RunTable], slots: int) -> lis
 def plan_parts(tables: Sequence[RunTable], chunks: Sequence[Sequence[Chunk]], slots: int) -> list[Part]:
     """Group each table's chunks into parts, the heaviest first, so that no core idles behind one late large part.
 
-    A keyless table is one part, because its rows mean something only at one exact position, and that takes one session;
-    unless many sessions share one view of the data (``exported``).
+    A table that must be read at one exact position (it has no key, or the log lacks changes) is one part, for one
+    session, unless many sessions share one view of the data (``exported``).
 
     :param chunks: the chunks of each table, in key order.
     :param slots: how many tasks run at the same time.
@@ -104,7 +104,7 @@ def plan_parts(tables: Sequence[RunTable], chunks: Sequence[Sequence[Chunk]], sl
     limit = min(FILE_BYTES, max(SMALLEST_PART_BYTES, total // (slots * PARTS_PER_SLOT)))
     groups: list[tuple[int, int, tuple[Chunk, ...]]] = []
     for index, entry in enumerate(tables):
-        if entry.table.keyless and entry.consistency != "exported":
+        if entry.table.needs_one_position and entry.consistency != "exported":
             groups.append((sum(weights[index]), index, tuple(chunks[index])))
             continue
         together: list[Chunk] = []
@@ -116,7 +116,8 @@ def plan_parts(tables: Sequence[RunTable], chunks: Sequence[Sequence[Chunk]], sl
             together.append(chunk)
             weight += own
         groups.append((weight, index, tuple(together)))
-    groups.sort(key=lambda group: -group[0])
+    # The sooner a table with unlogged cascades is read, the fewer changes of its parents can be in the way.
+    groups.sort(key=lambda group: (not tables[group[1]].table.cascades_from, -group[0]))
     return [Part(number, index, own, weight) for number, (weight, index, own) in enumerate(groups)]
 
 

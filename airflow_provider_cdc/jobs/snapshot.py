@@ -46,7 +46,7 @@ READS = 5
 
 @dataclass(frozen=True)
 class TableFiles:
-    """What was read of one table. ``upper`` is the exact position of the read; empty unless the table is keyless.
+    """What was read of one table. ``upper`` is the exact position of the read; empty unless the table needs one.
     ``odd`` are values that no Arrow type holds (`survivors`)."""
 
     files: tuple[StagedFile, ...]
@@ -294,13 +294,12 @@ def _read_missing(
 
 
 def _drop_half_read(step: Step, parts: Sequence[Part], done: dict[int, PartRecord]) -> None:
-    """Drop the records of keyless tables that were not read whole: all of their rows count at one exact position, which
-    the next try does not have again."""
+    """Drop the records of tables that need one exact position and were not read whole: the next try has another."""
     uppers: dict[int, set[str | None]] = defaultdict(set)
     for part in parts:
         uppers[part.table].add(done[part.number].upper if part.number in done else None)
     for part in parts:
-        if step.tables[part.table].table.keyless and len(uppers[part.table]) > 1:
+        if step.tables[part.table].table.needs_one_position and len(uppers[part.table]) > 1:
             done.pop(part.number, None)
 
 
@@ -315,7 +314,7 @@ def _by_table(step: Step, parts: Sequence[Part], done: Mapping[int, PartRecord])
     for part in sorted(parts, key=lambda part: (part.table, part.chunks[0].number)):
         record = done[part.number]
         files[_name(step, part)] += record.files
-        if step.tables[part.table].table.keyless:
+        if step.tables[part.table].table.needs_one_position:
             uppers[_name(step, part)] = record.upper
         odd[_name(step, part)] += record.odd
     return {name: TableFiles(tuple(own), uppers[name], tuple(odd[name])) for name, own in files.items()}

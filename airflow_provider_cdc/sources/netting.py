@@ -23,11 +23,11 @@ The memory is that of the touched keys: records without effect are dropped when 
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from airflow_provider_cdc.core.kernel import Bytes, Int64s, copy_bytes, inner, kernel, load8, load64
+from airflow_provider_cdc.core.kernel import Bytes, Int64s, copy_bytes, inner, kernel, load8, load64, same_bytes
 
 HEADER = 4
 GROUP, LENGTHS, ORDER, COUNT = 0, 1, 2, 3
@@ -44,6 +44,15 @@ _FIRST_WORDS = 1 << 16
 _FIRST_SLOTS = 1 << 12
 
 
+class Net(NamedTuple):
+    """A net change as kernels take it: the arrays of `NetChange`."""
+
+    arena: Int64s
+    bytes: Bytes
+    slots: Int64s
+    state: Int64s
+
+
 @inner
 def record_words(key_bytes: int, row_bytes: int) -> int:
     """Words that a record takes."""
@@ -51,9 +60,15 @@ def record_words(key_bytes: int, row_bytes: int) -> int:
 
 
 @inner
-def has_room(arena: Int64s, slots: Int64s, state: Int64s, records: int, words: int) -> bool:
+def has_room(net: Net, records: int, words: int) -> bool:
     """Whether ``records`` more records of ``words`` words in all fit."""
-    return bool(state[USED] + words <= len(arena) and 2 * (state[FILLED] + records) <= len(slots))
+    return bool(net.state[USED] + words <= len(net.arena) and 2 * (net.state[FILLED] + records) <= len(net.slots))
+
+
+@inner
+def key_place(net: Net) -> int:
+    """Where in ``net.bytes`` the key of the next record has to stand ready."""
+    return int(net.state[USED] + HEADER) << 3
 
 
 @inner
@@ -75,99 +90,89 @@ def _hash(data: Bytes, at: int, size: int, group: int) -> int:
 
 
 @inner
-def _find(arena: Int64s, bytes_: Bytes, slots: Int64s, group: int, key_at: int, key_bytes: int) -> tuple[int, int, int]:
-    """The record with the key at ``bytes_[key_at]``, or -1; the slot it is in, or that it can take; and the key's
+def _find(net: Net, group: int, key_at: int, key_bytes: int) -> tuple[int, int, int]:
+    """The record with the key at ``net.bytes[key_at]``, or -1; the slot it is in, or that it can take; and the key's
     hash."""
-    hashed = _hash(bytes_, key_at, key_bytes, group)
-    mask = len(slots) - 1
+    hashed = _hash(net.bytes, key_at, key_bytes, group)
+    mask = len(net.slots) - 1
     slot = hashed & mask
     tag = hashed & ~_WORD_MASK
-    while slots[slot] != 0:
-        entry = slots[slot]
+    while net.slots[slot] != 0:
+        entry = net.slots[slot]
         if (entry & ~_WORD_MASK) == tag:
             record = (entry & _WORD_MASK) - 1
-            if arena[record] == group and (arena[record + LENGTHS] >> 32) == key_bytes:
-                at = (record + HEADER) << 3
-                same = True
-                index = 0
-                while index + 8 <= key_bytes and same:
-                    same = load64(bytes_, at + index) == load64(bytes_, key_at + index)
-                    index += 8
-                while index < key_bytes and same:
-                    same = load8(bytes_, at + index) == load8(bytes_, key_at + index)
-                    index += 1
-                if same:
-                    return record, slot, hashed
+            if (
+                net.arena[record] == group
+                and (net.arena[record + LENGTHS] >> 32) == key_bytes
+                and same_bytes(net.bytes, (record + HEADER) << 3, net.bytes, key_at, key_bytes)
+            ):
+                return record, slot, hashed
         slot = (slot + 1) & mask
     return -1, slot, hashed
 
 
 @inner
-def _enter(slots: Int64s, state: Int64s, slot: int, record: int, hashed: int) -> None:
-    slots[slot] = (hashed & ~_WORD_MASK) | (record + 1)
-    state[FILLED] += 1
+def _enter(net: Net, slot: int, record: int, hashed: int) -> None:
+    net.slots[slot] = (hashed & ~_WORD_MASK) | (record + 1)
+    net.state[FILLED] += 1
 
 
 @inner
-def touch(
-    arena: Int64s,
-    bytes_: Bytes,
-    slots: Int64s,
-    state: Int64s,
-    group: int,
-    key_bytes: int,
-    data: Bytes,
-    row_at: int,
-    row_bytes: int,
-    order: int,
-) -> None:
-    """Note that a key was changed, unless it has been before.
+def touch(net: Net, group: int, key_bytes: int, data: Bytes, row_at: int, row_bytes: int, order: int) -> int:
+    """Note that a key was changed, unless it has been before; returns its record.
 
-    The key's bytes stand ready where a new record's would: from byte ``8 * (state[USED] + HEADER)`` of the arena. The
-    row before is ``data[row_at:]``, ``row_bytes`` long, or none if that is -1. The caller has asked ``has_room``.
+    The key stands ready at ``key_place``. The row before is ``data[row_at:]``, ``row_bytes`` long, or none if that is
+    -1. The caller has asked ``has_room``.
     """
-    record = state[USED]
-    key_at = (record + HEADER) << 3
-    found, slot, hashed = _find(arena, bytes_, slots, group, key_at, key_bytes)
+    record = int(net.state[USED])
+    found, slot, hashed = _find(net, group, key_place(net), key_bytes)
     if found >= 0:
-        return
-    arena[record] = group
-    arena[record + LENGTHS] = key_bytes << 32 | (row_bytes + 1)
-    arena[record + ORDER] = order
-    arena[record + SUBORDER] = 0
+        return found
+    net.arena[record] = group
+    net.arena[record + LENGTHS] = key_bytes << 32 | (row_bytes + 1)
+    net.arena[record + ORDER] = order
+    net.arena[record + SUBORDER] = 0
     if row_bytes > 0:
-        copy_bytes(bytes_, (record + HEADER + ((key_bytes + 7) >> 3)) << 3, data, row_at, row_bytes)
-    _enter(slots, state, slot, record, hashed)
-    state[USED] = record + record_words(key_bytes, row_bytes)
+        copy_bytes(net.bytes, (record + HEADER + ((key_bytes + 7) >> 3)) << 3, data, row_at, row_bytes)
+    _enter(net, slot, record, hashed)
+    net.state[USED] = record + record_words(key_bytes, row_bytes)
+    return record
 
 
 @inner
-def count(
-    arena: Int64s,
-    bytes_: Bytes,
-    slots: Int64s,
-    state: Int64s,
-    group: int,
-    row_bytes: int,
-    change: int,
-    order: int,
-) -> None:
+def touch_new(net: Net, group: int, old: int, key_bytes: int, data: Bytes, order: int) -> None:
+    """Note the key that a row has after its change: where it had another one or none before, nothing was there.
+
+    The key stands ready at ``key_place``.
+
+    :param old: the record of the key before, as ``touch`` returned it; -1: there was no row.
+    """
+    if (
+        old >= 0
+        and (net.arena[old + LENGTHS] >> 32) == key_bytes
+        and same_bytes(net.bytes, (old + HEADER) << 3, net.bytes, key_place(net), key_bytes)
+    ):
+        return
+    touch(net, group, key_bytes, data, 0, -1, order)
+
+
+@inner
+def count(net: Net, group: int, row_bytes: int, change: int, order: int) -> None:
     """Note that a row of a keyless table came (``change`` 1) or went (-1).
 
-    The row's bytes stand ready as those of a key do for ``touch``. The caller has asked ``has_room``.
+    The row stands ready at ``key_place``, as a key does for ``touch``. The caller has asked ``has_room``.
     """
-    record = state[USED]
-    key_at = (record + HEADER) << 3
-    found, slot, hashed = _find(arena, bytes_, slots, group, key_at, row_bytes)
+    record = net.state[USED]
+    found, slot, hashed = _find(net, group, key_place(net), row_bytes)
     if found >= 0:
-        arena[found + COUNT] += change
+        net.arena[found + COUNT] += change
         return
-    arena[record] = group
-    arena[record + LENGTHS] = row_bytes << 32
-    arena[record + ORDER] = order
-    arena[record + COUNT] = change
-    _enter(slots, state, slot, record, hashed)
-    state[USED] = record + record_words(row_bytes, 0)
+    net.arena[record] = group
+    net.arena[record + LENGTHS] = row_bytes << 32
+    net.arena[record + ORDER] = order
+    net.arena[record + COUNT] = change
+    _enter(net, slot, record, hashed)
+    net.state[USED] = record + record_words(row_bytes, 0)
 
 
 @inner
@@ -177,18 +182,7 @@ def _next(arena: Int64s, record: int) -> int:
 
 
 @kernel
-def decide(
-    arena: Int64s,
-    bytes_: Bytes,
-    slots: Int64s,
-    state: Int64s,
-    start: int,
-    stop: int,
-    transaction: int,
-    counts: Bytes,
-    keyless: Bytes,
-    order: int,
-) -> None:
+def decide(net: Net, start: int, stop: int, transaction: int, counts: Bytes, keyless: Bytes, order: int) -> None:
     """Make what a prepared transaction did part of its tables' net change: its records among ``arena[start:stop]``.
 
     :param counts: by table, whether the transaction counts for it; where it does not, the records die.
@@ -196,6 +190,7 @@ def decide(
 
     The caller has asked ``has_room`` for as many records (of no words).
     """
+    arena = net.arena
     tables = len(counts)
     record = start
     while record < stop:
@@ -203,19 +198,18 @@ def decide(
         table = arena[record] - tables * (transaction + 1)
         if 0 <= table < tables:
             key_bytes = arena[record + LENGTHS] >> 32
-            key_at = (record + HEADER) << 3
-            found, slot, hashed = _find(arena, bytes_, slots, table, key_at, key_bytes)
+            found, slot, hashed = _find(net, table, (record + HEADER) << 3, key_bytes)
             if counts[table] and found < 0:
                 arena[record] = table
                 if not keyless[table]:
                     arena[record + SUBORDER] = arena[record + ORDER]
                 arena[record + ORDER] = order
-                _enter(slots, state, slot, record, hashed)
+                _enter(net, slot, record, hashed)
             else:
                 if counts[table] and keyless[table]:
                     arena[found + COUNT] += arena[record + COUNT]
                 arena[record] = DEAD
-                state[WASTED] += following - record
+                net.state[WASTED] += following - record
         record = following
 
 
@@ -245,20 +239,20 @@ def _compact(arena: Int64s, state: Int64s, keyless: Bytes, marks: Int64s) -> Non
 
 
 @kernel
-def _rehash(arena: Int64s, bytes_: Bytes, slots: Int64s, state: Int64s) -> None:
-    slots[:] = 0
-    state[FILLED] = 0
+def _rehash(net: Net) -> None:
+    net.slots[:] = 0
+    net.state[FILLED] = 0
     record = 0
-    while record < state[USED]:
-        if arena[record] != DEAD:
+    while record < net.state[USED]:
+        if net.arena[record] != DEAD:
             key_at = (record + HEADER) << 3
-            key_bytes = arena[record + LENGTHS] >> 32
-            hashed = _hash(bytes_, key_at, key_bytes, arena[record])
-            slot = hashed & (len(slots) - 1)
-            while slots[slot] != 0:
-                slot = (slot + 1) & (len(slots) - 1)
-            _enter(slots, state, slot, record, hashed)
-        record = _next(arena, record)
+            key_bytes = net.arena[record + LENGTHS] >> 32
+            hashed = _hash(net.bytes, key_at, key_bytes, net.arena[record])
+            slot = hashed & (len(net.slots) - 1)
+            while net.slots[slot] != 0:
+                slot = (slot + 1) & (len(net.slots) - 1)
+            _enter(net, slot, record, hashed)
+        record = _next(net.arena, record)
 
 
 @kernel
@@ -291,6 +285,11 @@ class NetChange:
         self.state: Int64s = np.zeros(4, np.int64)
 
     @property
+    def arrays(self) -> Net:
+        """As kernels take them; after `reserve` they are others."""
+        return Net(self.arena, self.bytes, self.slots, self.state)
+
+    @property
     def used_bytes(self) -> int:
         """Of the keys and rows that it holds."""
         return 8 * int(self.state[USED])
@@ -315,12 +314,12 @@ class NetChange:
             arena[: self.state[USED]] = self.arena[: self.state[USED]]
             self.arena = arena
             self.bytes = arena.view(np.uint8)
-        _rehash(self.arena, self.bytes, self.slots, self.state)
+        _rehash(self.arrays)
         while 4 * (int(self.state[FILLED]) + records) > len(self.slots):
             self.slots = np.zeros(2 * len(self.slots), np.int64)
             self.state[FILLED] = 0
         if self.state[FILLED] == 0:
-            _rehash(self.arena, self.bytes, self.slots, self.state)
+            _rehash(self.arrays)
 
     def records(self) -> tuple[Int64s, Int64s]:
         """The records that have an effect, ordered by group, and their groups."""

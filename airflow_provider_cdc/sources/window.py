@@ -66,13 +66,18 @@ class LogSegment:
 class TrackedTable:
     """A table as the log reader follows it.
 
-    ``index`` is what ``DELTA_SCHEMA.table`` says. ``upper`` is the exact position at which a keyless table was read;
-    the changes after it do not count. Empty for keyed tables, whose changes count up to the end of the window.
+    ``index`` is what ``DELTA_SCHEMA.table`` says. ``upper`` is the exact position at which a table was read that
+    needs one; the changes after it do not count. Empty for other tables, whose changes count up to the window's end.
     """
 
     index: int
     table: Table
     upper: str = ""
+
+    @property
+    def bounded(self) -> bool:
+        """Whether only the changes up to ``upper`` count."""
+        return bool(self.upper) or self.table.keyless
 
 
 @dataclass

@@ -24,6 +24,7 @@ import pymysql
 
 from airflow_provider_cdc.errors import LogGone, PositionError, SourceReplaced, SourceUnavailable
 from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.mysql.log import codes
 from airflow_provider_cdc.sources.mysql.log.request import CANNOT_READ_LOG, request_log
 from airflow_provider_cdc.sources.mysql.session import (
     Connection,
@@ -34,12 +35,10 @@ from airflow_provider_cdc.sources.mysql.session import (
     value,
 )
 
-_STOP, _ROTATE, _FORMAT_DESCRIPTION = 3, 4, 15
 _HEADER = struct.Struct("<IBIIIH")
-_CREATED = slice(1 + 19 + 52, 1 + 19 + 56)
+assert _HEADER.size == codes.HEADER_BYTES
+_CREATED = slice(1 + codes.HEADER_BYTES + 52, 1 + codes.HEADER_BYTES + 56)
 """In a packet with a FORMAT_DESCRIPTION."""
-_FIRST = 4
-_CHECKSUM_BYTES = 4
 _ENCRYPTION_BYTES = 512
 """What an encrypted file is longer by than what it holds."""
 
@@ -184,22 +183,22 @@ def _number(file: str) -> int:
 
 def stamp_of(settings: ConnectionSettings, file: str) -> str:
     """When a file was made; empty if there is no such file."""
-    with closing(_events(settings, file, _FIRST)) as events:
-        return next((str(event.when) for event in events if event.kind == _FORMAT_DESCRIPTION), "")
+    with closing(_events(settings, file, codes.FIRST_POSITION)) as events:
+        return next((str(event.when) for event in events if event.kind == codes.FORMAT_DESCRIPTION), "")
 
 
 def _created_after(settings: ConnectionSettings, file: str, size: int, following: str) -> int | None:
     """What the head of the file after ``file`` says of its making; None: ``file`` does not end as the server ends
     files."""
     rotate = _HEADER.size + 8 + len(following.encode())
-    lengths = (rotate + _CHECKSUM_BYTES, _HEADER.size + _CHECKSUM_BYTES, rotate, _HEADER.size)
+    lengths = (rotate + codes.CHECKSUM_BYTES, _HEADER.size + codes.CHECKSUM_BYTES, rotate, _HEADER.size)
     for end, last in product((size, size - _ENCRYPTION_BYTES), lengths):
-        if end - last < _FIRST:
+        if end - last < codes.FIRST_POSITION:
             continue
         with closing(_events(settings, file, end - last)) as events:
             found = [event for _, event in zip(range(6), events, strict=False) if event.end]
-        if found and found[0].kind in (_STOP, _ROTATE) and (found[0].bytes, found[0].end) == (last, end):
-            return next((event.created for event in found[1:] if event.kind == _FORMAT_DESCRIPTION), None)
+        if found and found[0].kind in (codes.STOP, codes.ROTATE) and (found[0].bytes, found[0].end) == (last, end):
+            return next((event.created for event in found[1:] if event.kind == codes.FORMAT_DESCRIPTION), None)
     return None
 
 
@@ -218,7 +217,7 @@ def _received(connection: Any, file: str, start: int) -> Iterator[_Event]:
         request_log(connection, file, start)
         while len(data := connection._read_packet().get_all_data()) > _HEADER.size:
             when, kind, _, size, end, _ = _HEADER.unpack_from(data, 1)
-            made = data[_CREATED] if kind == _FORMAT_DESCRIPTION else b""
+            made = data[_CREATED] if kind == codes.FORMAT_DESCRIPTION else b""
             yield _Event(kind, size, end, when, int.from_bytes(made, "little"))
     except pymysql.OperationalError as error:
         if error.args[0] != CANNOT_READ_LOG:

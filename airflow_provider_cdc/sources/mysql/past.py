@@ -33,11 +33,11 @@ from airflow_provider_cdc.sources.mysql.history import (
     end_of_log,
     log_files,
 )
-from airflow_provider_cdc.sources.mysql.log import events, walk_state
+from airflow_provider_cdc.sources.mysql.log import codes, walk_state
 from airflow_provider_cdc.sources.mysql.log.dump import Dump
 from airflow_provider_cdc.sources.mysql.log.prefixes import Prefix, latest_commit, prefix_at, prefix_of
 from airflow_provider_cdc.sources.mysql.log.walker import LogWalker
-from airflow_provider_cdc.sources.mysql.preflight import exactness_problems
+from airflow_provider_cdc.sources.mysql.preflight import recheck
 from airflow_provider_cdc.sources.mysql.server import (
     LOG_PLACE,
     WATCHED,
@@ -67,8 +67,8 @@ def check_past(settings: ConnectionSettings, as_of: AsOf, plans: Sequence[TableP
     with session(settings) as connection:
         _check_time(connection, as_of)
         past = resolve(settings, as_of)
-        tables = tables_of(connection, plans)
-        if problems := problems_since(settings, connection, past, tables):
+        tables, problems = recheck(connection, tables_of(connection, plans), plans)
+        if problems := [*problems, *problems_since(settings, connection, past, tables)]:
             raise PreflightError(problems)
 
 
@@ -86,11 +86,8 @@ def record_past(
         if not past.prefix.position:
             raise PreflightError([NO_POSITION])
         wait_until_visible(connection, past.prefix.position, wait_seconds)
-        tables = tables_of(connection, plans)
-        problems = [
-            *exactness_problems(connection, tables),
-            *problems_since(settings, connection, past, tables),
-        ]
+        tables, problems = recheck(connection, tables_of(connection, plans), plans)
+        problems += problems_since(settings, connection, past, tables)
         if problems:
             raise PreflightError(problems)
     return InitialPoint(str(past.prefix.position), found | {LOG_PLACE: str(past.prefix.place)}, tables, 0.0)
@@ -230,7 +227,7 @@ def _first_break(
 ) -> tuple[CdcError, LogPlace] | None:
     first, last = files.index(prefix.place.file), files.index(end.file)
     for number, file in enumerate(files[first : last + 1]):
-        start = prefix.place.position if number == 0 else events.FIRST_POSITION
+        start = prefix.place.position if number == 0 else codes.FIRST_POSITION
         stop = end.position if file == end.file else None
         summary = SegmentSummary(LogSegment(number, file, start, stop))
         walker = LogWalker(file, start, stop, prefix.position, (), summary, watched=tables)

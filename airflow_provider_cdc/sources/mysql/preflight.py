@@ -13,12 +13,13 @@ from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import LogGone, PreflightError, Problem
 from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.mysql.cascades import locked_with, parents_of, watermark_problems, with_parents
 from airflow_provider_cdc.sources.mysql.generated import generated_problems
 from airflow_provider_cdc.sources.mysql.history import log_status
 from airflow_provider_cdc.sources.mysql.managed import is_amazon, retention_problem
 from airflow_provider_cdc.sources.mysql.privileges import Privileges
 from airflow_provider_cdc.sources.mysql.schema import read_tables, resolve, select_of_tables, table_sql
-from airflow_provider_cdc.sources.mysql.server import durability_warnings, is_replica, setting_problems
+from airflow_provider_cdc.sources.mysql.server import durability_warnings, setting_problems
 from airflow_provider_cdc.sources.mysql.session import Connection, session, variables
 from airflow_provider_cdc.sources.mysql.types import (
     ColumnType,
@@ -60,9 +61,16 @@ def preflight(settings: ConnectionSettings, patterns: Sequence[str], options: Ta
         problems += unreadable.values()
         tables = read_tables(connection, [name for name in names if name not in unreadable])
         tables = tuple(replace(table, options=options) for table in tables)
+        tables, hidden = with_parents(connection, privileges, tables)
+        problems += hidden
         plans = [_plan(table, options) for table in tables]
         problems += _table_problems(connection, tables, options.consistency)
-        problems += privileges.lock_problems([plan.table for plan in plans if plan.consistency == "lock"])
+        if options.consistency == "watermark":
+            problems += watermark_problems(connection, tables)
+        locked = {plan.table for plan in plans if plan.consistency == "lock"}
+        problems += privileges.lock_problems(
+            [name for table in tables if table.name in locked for name in locked_with(table)]
+        )
         problems += _filter_problems(connection, tables)
         problems += _retention_problems(connection, tables)
         warnings = durability_warnings(connection)
@@ -73,14 +81,21 @@ def preflight(settings: ConnectionSettings, patterns: Sequence[str], options: Ta
     return plans
 
 
-def exactness_problems(connection: Connection, tables: Sequence[Table]) -> list[Problem]:
-    """Of all that is checked of tables, what a run that reads them would publish wrongly.
+def recheck(
+    connection: Connection, tables: Sequence[Table], plans: Sequence[TablePlan]
+) -> tuple[tuple[Table, ...], list[Problem]]:
+    """Of all that is checked of tables, what a run that reads them would publish wrongly; and the tables with what a
+    run needs to know of their parents (`cascades.with_parents`).
 
-    It is asked again once the initial position is fixed, for tables as they are there.
+    It is asked once the initial position is fixed, for tables as they are there.
     """
     privileges = Privileges(connection)
-    unreadable = [problem for table in tables if (problem := privileges.select_problem(table.name))]
-    return [*unreadable, *_table_problems(connection, tables, ""), *_filter_problems(connection, tables)]
+    problems = [problem for table in tables if (problem := privileges.select_problem(table.name))]
+    tables, hidden = with_parents(connection, privileges, tables)
+    unlocked = [table for table, plan in zip(tables, plans, strict=True) if plan.consistency == "watermark"]
+    problems += [*hidden, *watermark_problems(connection, unlocked)]
+    problems += [*_table_problems(connection, tables, ""), *_filter_problems(connection, tables)]
+    return tables, problems
 
 
 def _plan(table: Table, options: TableOptions) -> TablePlan:
@@ -90,9 +105,14 @@ def _plan(table: Table, options: TableOptions) -> TablePlan:
     elif table.keyless and options.consistency != "watermark":
         chosen = "lock"
         reason = "no key tells its rows apart, so it is read at one position, fixed under a short lock"
+    elif table.cascades_from and options.consistency != "watermark":
+        chosen = "lock"
+        reason = "the log lacks what its foreign keys change, so it is read at one position, fixed under a short lock"
     else:
         chosen = "watermark"
         reason = f"its key {key} tells what changed while it was read, so it needs no lock"
+    if table.cascades_from:
+        reason += f"; deleting rows of {parents_of(table)}, or changing their keys, before it is read stops the run"
     reason += _policy_reason(table)
     return TablePlan(table.name, chosen, reason, table.rows, table.bytes, options.unrepresentable)
 
@@ -147,7 +167,6 @@ def _table_problems(connection: Connection, tables: Sequence[Table], consistency
             if reason is not None:
                 yield Problem(f"{where}.{column.name}", reason, hint, where)
     yield from _virtual_problems(connection, tables)
-    yield from _cascade_problems(connection, names)
 
 
 def _virtual_problems(connection: Connection, tables: Sequence[Table]) -> Iterable[Problem]:
@@ -165,40 +184,6 @@ def _has_hidden_labels(column_type: str, charset: str) -> bool:
     return column_type.startswith(("enum", "set")) and "?" in column_type and charset in _BEYOND_THE_CATALOG
 
 
-def _cascade_problems(connection: Connection, names: Sequence[TableName]) -> Iterable[Problem]:
-    """Rows that InnoDB changes by itself, when those that they refer to change, are not in the log."""
-    native = variables(connection, ["innodb_native_foreign_keys"]).get("innodb_native_foreign_keys")
-    if native == "OFF" and not is_replica(connection):
-        return
-    if native == "OFF":
-        why = "this replica may have a source that does not log them"
-        hint = "copy from that source, or drop the cascade"
-    elif native is None:
-        why, hint = "MySQL logs them only since 9.6", "upgrade the server, or drop the cascade"
-    else:
-        why = "they are not logged with innodb_native_foreign_keys=ON"
-        hint = "start the server with innodb_native_foreign_keys=OFF, or drop the cascade"
-    for schema, table, constraint, parent, update, delete in select_of_tables(
-        connection,
-        names,
-        "CONSTRAINT_NAME, REFERENCED_TABLE_NAME, UPDATE_RULE, DELETE_RULE",
-        "REFERENTIAL_CONSTRAINTS",
-        schema_column="CONSTRAINT_SCHEMA",
-    ):
-        rules = [f"ON {what} {rule}" for what, rule in (("UPDATE", update), ("DELETE", delete)) if _cascades(rule)]
-        if rules:
-            yield Problem(
-                f"{schema}.{table}",
-                f"its foreign key {constraint} to {parent} makes changes by itself ({', '.join(rules)}), and {why}",
-                hint,
-                f"{schema}.{table}",
-            )
-
-
-def _cascades(rule: str) -> bool:
-    return rule in ("CASCADE", "SET NULL", "SET DEFAULT")
-
-
 def _filter_problems(connection: Connection, tables: Sequence[Table]) -> Iterable[Problem]:
     """A log that leaves out schemas."""
     try:
@@ -207,7 +192,7 @@ def _filter_problems(connection: Connection, tables: Sequence[Table]) -> Iterabl
         # There is no log, or no privilege: both are problems of their own.
         return
     included, excluded = (set(filter(None, names.split(","))) for names in status[2:4])
-    for schema in dict.fromkeys(table.name.schema for table in tables):
+    for schema in dict.fromkeys(name.schema for table in tables for name in locked_with(table)):
         if (included and schema not in included) or schema in excluded:
             yield Problem(
                 f"schema {schema}",

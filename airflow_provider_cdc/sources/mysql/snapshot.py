@@ -33,13 +33,15 @@ from airflow_provider_cdc.errors import (
 from airflow_provider_cdc.sources.capabilities import ChunkReader
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.kept import Kept, session_of
+from airflow_provider_cdc.sources.mysql.cascades import locked_with
 from airflow_provider_cdc.sources.mysql.chunks import where
 from airflow_provider_cdc.sources.mysql.history import end_of_log
-from airflow_provider_cdc.sources.mysql.preflight import exactness_problems
+from airflow_provider_cdc.sources.mysql.preflight import recheck
 from airflow_provider_cdc.sources.mysql.schema import read_tables, table_sql
 from airflow_provider_cdc.sources.mysql.server import identity, setting_problems, started
 from airflow_provider_cdc.sources.mysql.session import (
     Connection,
+    RunSettings,
     mapped_errors,
     query,
     session,
@@ -90,7 +92,7 @@ def record_initial(settings: ConnectionSettings, plans: Sequence[TablePlan], loc
             raise PreflightError([NO_POSITION])
         tables = tables_of(connection, plans)
         # What preflight found may have changed since. What changes from now on is in the window.
-        problems = exactness_problems(connection, tables)
+        tables, problems = recheck(connection, tables, plans)
     if problems:
         raise PreflightError(problems)
     return InitialPoint(str(position), found, tables, lock_seconds)
@@ -129,12 +131,16 @@ def open_reader(
         return
     with session(settings, reading=True) as reading:
         _wait_for_nobody(reading)
-        with session(settings) as control, _table_lock(control, [table.name], lock) as held:
+        with session(settings) as control, _table_lock(control, locked_with(table), lock) as held:
             query(reading, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
             upper = str(executed(control))
             if lock.through_read:
                 yield _Reader(reading, table, upper, held, control)
                 return
+        if table.cascades_from and isinstance(settings, RunSettings):
+            from airflow_provider_cdc.sources.mysql.log.segments import check_parents
+
+            check_parents(settings, table, upper)
         yield _Reader(reading, table, upper, held)
 
 

@@ -46,13 +46,15 @@ def test_a_whole_run(older: OlderServer, mysql: MysqlServer, schema: str, spark:
     assert older.refused == []
 
 
-def test_cascades_are_refused_where_they_are_not_logged(older: OlderServer, mysql: MysqlServer, schema: str) -> None:
+def test_cascades_are_not_logged(older: OlderServer, mysql: MysqlServer, schema: str) -> None:
     mysql.query(f"CREATE TABLE {schema}.p (id INT PRIMARY KEY)")
     mysql.query(
         f"CREATE TABLE {schema}.c (id INT PRIMARY KEY, p INT, FOREIGN KEY (p) REFERENCES p (id) ON DELETE CASCADE)"
     )
-    with pytest.raises(PreflightError, match=r"MySQL logs them only since 9\.6"):
-        MysqlSource(settings(older)).preflight([f"{schema}.*"])
+    child, parent = MysqlSource(settings(older)).preflight([f"{schema}.*"])
+    assert (child.consistency, parent.consistency) == ("lock", "watermark")
+    with pytest.raises(PreflightError, match=r"MySQL logs cascades only since 9\.6"):
+        MysqlSource(settings(older)).preflight([f"{schema}.*"], TableOptions("watermark"))
 
 
 AMAZON = {

@@ -163,15 +163,15 @@ class TestSettings:
         run(server, "CREATE DATABASE shop; CREATE DATABASE dull; CREATE TABLE dull.t (id INT PRIMARY KEY)")
         run(server, CASCADES)
         run(server, "CHANGE REPLICATION SOURCE TO SOURCE_HOST = '127.0.0.1', SOURCE_PORT = 1, SOURCE_USER = 'r'")
-        found = problems(server, "shop.*", "dull.t")
+        found = problems(server, "shop.*", "dull.t", consistency="watermark")
         assert [problem.where for problem in found] == [
             "log_replica_updates",
             "shop.child",
             "shop.orphan",
             "schema dull",
         ]
-        assert "fk_child to parent makes changes by itself (ON DELETE CASCADE)" in found[1].what
-        assert "(ON UPDATE SET NULL)" in found[2].what
+        assert "changes of shop.parent change its rows through foreign keys" in found[1].what
+        assert "innodb_native_foreign_keys=ON" in found[1].what
 
     def test_of_how_long_the_log_is_kept(self, server: MysqlServer) -> None:
         with having(
@@ -204,10 +204,13 @@ class TestTables:
         with having(server, CASCADES, NO_CASCADES):
             assert problems(server, "shop.*") == []
 
-    def test_cascades_on_a_replica_are_not(self, server: MysqlServer) -> None:
+    def test_cascades_on_a_replica_may_not_be_logged(self, server: MysqlServer) -> None:
         replica = "; CHANGE REPLICATION SOURCE TO SOURCE_HOST = '127.0.0.1', SOURCE_PORT = 1, SOURCE_USER = 'r'"
         with having(server, CASCADES + replica, NO_CASCADES + "; RESET REPLICA ALL"):
-            assert [problem.where for problem in problems(server, "shop.*")] == ["shop.child", "shop.orphan"]
+            found = problems(server, "shop.child", "shop.orphan", "shop.strict", consistency="watermark")
+            assert [problem.where for problem in found] == ["shop.child", "shop.orphan"]
+            plans = source(server).preflight(["shop.child", "shop.strict"], "auto")
+            assert [plan.consistency for plan in plans] == ["lock", "watermark"]
 
     @pytest.mark.parametrize("consistency", ["auto", "lock"])
     def test_engines_without_transactions(self, consistency: str, server: MysqlServer) -> None:

@@ -7,23 +7,27 @@ commit in microseconds since 1970.
 from __future__ import annotations
 
 from airflow_provider_cdc.core.kernel import Bytes, Int64s, inner, kernel, load8, load16, load32, load64
-from airflow_provider_cdc.sources.mysql.log.crc32 import crc32
-from airflow_provider_cdc.sources.mysql.log.events import (
+from airflow_provider_cdc.sources.mysql.log.codes import (
     ANONYMOUS_GTID,
     ARTIFICIAL,
     CHECKSUM_BYTES,
+    END_AT,
     FIRST_POSITION,
+    FLAGS_AT,
     FORMAT_DESCRIPTION,
     GTID,
     HEADER_BYTES,
     HEARTBEAT,
     HEARTBEAT_V2,
+    KIND_AT,
+    LENGTH_AT,
     MAX_EVENT_BYTES,
     ROTATE,
     STOP,
     TAGGED_GTID,
 )
-from airflow_provider_cdc.sources.mysql.log.membership import TSID_BYTES, contains, find_tsid, set_untagged
+from airflow_provider_cdc.sources.mysql.log.crc32 import crc32
+from airflow_provider_cdc.sources.mysql.log.membership import TSID_BYTES, SetArrays, contains, find_tsid, set_untagged
 from airflow_provider_cdc.sources.mysql.log.tagged_gtid import tagged_commit_time, tagged_gtid
 
 # What `read_commits` returns.
@@ -90,16 +94,14 @@ def read_commits(
     tsid: Bytes,
     runs: Int64s,
     crc_tables: Bytes,
-    tsids: Bytes,
-    ranges: Int64s,
-    bounds: Int64s,
+    sets: SetArrays,
 ) -> int:
     """Pass over the events of ``data[state[AT]:end]``, and stop before the first transaction that committed after
     ``state[LIMIT]``, or (if that is -1) that is not in the set.
 
     :param tsid: ``uint8[TSID_BYTES]`` to work in.
     :param runs: gets the transactions that were passed over.
-    :param tsids, ranges, bounds: the set, from ``membership.set_arrays``.
+    :param sets: the set is number 0.
     :returns: one of the codes above.
     """
     while True:
@@ -112,11 +114,11 @@ def read_commits(
         at = state[AT]
         if end - at < HEADER_BYTES:
             return MORE
-        length = load32(data, at + 9)
+        length = load32(data, at + LENGTH_AT)
         if length < HEADER_BYTES or length > MAX_EVENT_BYTES:
             return DAMAGED
-        kind = load8(data, at + 4)
-        artificial = load16(data, at + 17) & ARTIFICIAL
+        kind = load8(data, at + KIND_AT)
+        artificial = load16(data, at + FLAGS_AT) & ARTIFICIAL
         body, body_end = at + HEADER_BYTES, at + length - state[CHECKSUM]
         if kind in (HEARTBEAT, HEARTBEAT_V2) or (kind == ROTATE and artificial):
             state[SKIP] = length
@@ -138,7 +140,7 @@ def read_commits(
             continue
         if state[END] >= 0 and state[POSITION] >= state[END]:
             return ENDED
-        if not state[STARTED] or load32(data, at + 13) != (state[POSITION] + length) & 0xFFFFFFFF:
+        if not state[STARTED] or load32(data, at + END_AT) != (state[POSITION] + length) & 0xFFFFFFFF:
             return DAMAGED
         if kind in (ROTATE, STOP):
             return ENDED
@@ -163,7 +165,7 @@ def read_commits(
             if state[LIMIT] >= 0:
                 if when > state[LIMIT]:
                     return FOUND
-            elif not contains(ranges, bounds, len(tsids) // TSID_BYTES, 0, find_tsid(tsids, tsid, -1), number):
+            elif not contains(sets, 0, find_tsid(sets.tsids, tsid, -1), number):
                 return FOUND
             if not _extend(runs, state, tsid, number):
                 return NO_ROOM

@@ -17,7 +17,7 @@ from pymysql.protocol import MysqlPacket
 from airflow_provider_cdc.core.kernel import Bytes, Int64s, copy_bytes, kernel, load8, load32
 from airflow_provider_cdc.errors import DecodeError, LogGone, SourceUnavailable
 from airflow_provider_cdc.sources.connection import ConnectionSettings
-from airflow_provider_cdc.sources.mysql.log.events import MAX_EVENT_BYTES
+from airflow_provider_cdc.sources.mysql.log.codes import MAX_EVENT_BYTES
 from airflow_provider_cdc.sources.mysql.log.request import CANNOT_READ_LOG, request_log
 from airflow_provider_cdc.sources.mysql.session import connect, mapped_errors
 

@@ -1,6 +1,6 @@
 """The formats of binary log events, read one at a time: what is too rare or too odd for the kernel in ``walk.py``.
 
-A *body* here is an event without its 19 bytes of header and without its checksum. Formats:
+A *body* here is an event without its header and without its checksum. Formats:
 https://dev.mysql.com/doc/dev/mysql-server/latest/page_protocol_replication_binlog_event.html, and, for what that
 leaves out, what a server writes (the tests hold both against each other).
 """
@@ -17,55 +17,24 @@ from pymysql.charset import charset_by_id
 from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.errors import DecodeError, UnknownEvent
 from airflow_provider_cdc.sources.mysql.charsets import CHARSETS
+from airflow_provider_cdc.sources.mysql.log import codes
 from airflow_provider_cdc.sources.mysql.log.grammar import Statement
 
-HEADER_BYTES = 19
-CHECKSUM_BYTES = 4
-FIRST_POSITION = 4
-"""Of the first event in a file, after four bytes of magic."""
-MAX_EVENT_BYTES = 2**30 + 2**20
-"""The server writes no event above 1 GiB; a length above is damage, and is not to be allocated."""
-
-QUERY = 2
-STOP = 3
-ROTATE = 4
-INTVAR = 5
-RAND = 13
-USER_VAR = 14
-FORMAT_DESCRIPTION = 15
-XID = 16
-TABLE_MAP = 19
-WRITE_ROWS_V1 = 23
-UPDATE_ROWS_V1 = 24
-DELETE_ROWS_V1 = 25
-INCIDENT = 26
-HEARTBEAT = 27
-IGNORABLE = 28
-ROWS_QUERY = 29
-WRITE_ROWS = 30
-UPDATE_ROWS = 31
-DELETE_ROWS = 32
-GTID = 33
-ANONYMOUS_GTID = 34
-PREVIOUS_GTIDS = 35
-TRANSACTION_CONTEXT = 36
-VIEW_CHANGE = 37
-XA_PREPARE = 38
-PARTIAL_UPDATE_ROWS = 39
-TRANSACTION_PAYLOAD = 40
-HEARTBEAT_V2 = 41
-TAGGED_GTID = 42
-
-ARTIFICIAL = 0x20
-"""Header flag: the server made the event up for its reader; it is not in the file."""
-
 # Fixed parts that the kernel and this module rely on: event type -> bytes of its post-header.
-_POST_HEADERS = {QUERY: 13, ROTATE: 8, XID: 0, TABLE_MAP: 8, WRITE_ROWS: 10, UPDATE_ROWS: 10, DELETE_ROWS: 10}
+_POST_HEADERS = {
+    codes.QUERY: codes.QUERY_POST_HEADER_BYTES,
+    codes.ROTATE: 8,
+    codes.XID: 0,
+    codes.TABLE_MAP: 8,
+    codes.WRITE_ROWS: codes.ROWS_POST_HEADER_BYTES,
+    codes.UPDATE_ROWS: codes.ROWS_POST_HEADER_BYTES,
+    codes.DELETE_ROWS: codes.ROWS_POST_HEADER_BYTES,
+}
 _OPTIONAL_POST_HEADERS = {
-    WRITE_ROWS_V1: 8,
-    UPDATE_ROWS_V1: 8,
-    DELETE_ROWS_V1: 8,
-    PARTIAL_UPDATE_ROWS: 10,
+    codes.WRITE_ROWS_V1: codes.ROWS_POST_HEADER_BYTES_V1,
+    codes.UPDATE_ROWS_V1: codes.ROWS_POST_HEADER_BYTES_V1,
+    codes.DELETE_ROWS_V1: codes.ROWS_POST_HEADER_BYTES_V1,
+    codes.PARTIAL_UPDATE_ROWS: codes.ROWS_POST_HEADER_BYTES,
 }
 """Of types that a server may not have: then the length is 0 or missing."""
 
@@ -94,7 +63,7 @@ def format_description(body: bytes) -> FormatDescription:
         if lengths[kind - 1 : kind] not in (b"", b"\0", bytes([length]))
     ]
     server_version = server.rstrip(b"\0").decode("utf-8", "replace")
-    if version != 4 or header != HEADER_BYTES or odd or checksum not in (0, 1):
+    if version != 4 or header != codes.HEADER_BYTES or odd or checksum not in (0, 1):
         raise UnknownEvent(
             f"the log of server {server_version} has format {version}, headers of {header} bytes, checksum algorithm "
             f"{checksum} and unknown lengths for events {odd}"
@@ -159,7 +128,7 @@ def query(body: bytes) -> Statement:
     """
     try:
         _, _, schema_bytes, _, status_bytes = struct.unpack_from("<IIBHH", body)
-        status, at = _slice(body, 13, status_bytes)
+        status, at = _slice(body, codes.QUERY_POST_HEADER_BYTES, status_bytes)
         schema, at = _slice(body, at, schema_bytes)
         text = body[at + 1 :]
         variables = _status_variables(status)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
@@ -16,8 +16,7 @@ TSID_BYTES = 56
 _TAG_AT = 17
 
 
-@dataclass(frozen=True)
-class SetArrays:
+class SetArrays(NamedTuple):
     """GTID sets, numbered in the order given.
 
     ``tsids``
@@ -80,16 +79,17 @@ def find_tsid(tsids: Bytes, tsid: Bytes, hint: int) -> int:
 
 
 @inner
-def contains(ranges: Int64s, bounds: Int64s, sources: int, which: int, source: int, number: int) -> bool:
+def contains(sets: SetArrays, which: int, source: int, number: int) -> bool:
     """Whether set ``which`` holds transaction ``number`` of ``source``, which is -1 if no set knows it."""
     if source < 0:
         return False
-    start = low = ranges[2 * (sources * which + source)]
-    high = ranges[2 * (sources * which + source) + 1]
+    entry = 2 * (len(sets.tsids) // TSID_BYTES * which + source)
+    start = low = sets.ranges[entry]
+    high = sets.ranges[entry + 1]
     # How many bounds are at or below the number: inside an interval it is odd.
     while low < high:
         middle = (low + high) >> 1
-        if bounds[middle] <= number:
+        if sets.bounds[middle] <= number:
             low = middle + 1
         else:
             high = middle
@@ -107,6 +107,6 @@ def set_untagged(tsid: Bytes, data: Bytes, uuid_at: int) -> None:
 
 
 @kernel
-def in_set(ranges: Int64s, bounds: Int64s, sources: int, which: int, source: int, number: int) -> bool:
+def in_set(sets: SetArrays, which: int, source: int, number: int) -> bool:
     """``contains``, for Python."""
-    return contains(ranges, bounds, sources, which, source, number)
+    return contains(sets, which, source, number)

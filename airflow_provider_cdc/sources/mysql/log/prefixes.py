@@ -22,7 +22,7 @@ from airflow_provider_cdc.core.kernel import Bytes, Int64s
 from airflow_provider_cdc.errors import DecodeError, LogGone, SourceReplaced, UnknownEvent
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.history import LogPlace, log_files, stamp_of
-from airflow_provider_cdc.sources.mysql.log import commits, events
+from airflow_provider_cdc.sources.mysql.log import codes, commits
 from airflow_provider_cdc.sources.mysql.log.crc32 import TABLES
 from airflow_provider_cdc.sources.mysql.log.dump import Dump
 from airflow_provider_cdc.sources.mysql.log.membership import TSID_BYTES, set_arrays, tsid_parts
@@ -168,14 +168,14 @@ class _Scan:
         self._tsid: Bytes = np.zeros(TSID_BYTES, np.uint8)
         self._runs: Int64s = np.zeros(_RUNS * commits.RUN_WORDS, np.int64)
         self.state: Int64s = np.zeros(commits.STATE_WORDS, np.int64)
-        self.state[commits.POSITION] = events.FIRST_POSITION
+        self.state[commits.POSITION] = codes.FIRST_POSITION
         self.state[commits.LIMIT] = limit
         self.state[commits.END] = end
         self.passed = GtidSet()
 
     def run(self) -> bool:
         """Whether it stopped before a transaction; else the file, or what there is of it, is at its end."""
-        dump = Dump(self._settings, self._file, events.FIRST_POSITION)
+        dump = Dump(self._settings, self._file, codes.FIRST_POSITION)
         try:
             while True:
                 code = self._step(dump)
@@ -200,12 +200,7 @@ class _Scan:
         return code == commits.FOUND
 
     def _step(self, dump: Dump) -> int:
-        sets = self._sets
-        return int(
-            commits.read_commits(
-                dump.data, dump.end, self.state, self._tsid, self._runs, TABLES, sets.tsids, sets.ranges, sets.bounds
-            )
-        )
+        return int(commits.read_commits(dump.data, dump.end, self.state, self._tsid, self._runs, TABLES, self._sets))
 
     def _drain(self) -> None:
         """Move the runs into ``passed``."""

@@ -2,22 +2,35 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from airflow_provider_cdc.core.kernel import (
     Bytes,
-    Int32s,
     Int64s,
     copy_bytes,
     inner,
     kernel,
     load8,
     load16,
-    load64,
+    same_bytes,
     store8,
 )
 from airflow_provider_cdc.sources.mysql.decode.images import skip_image
+from airflow_provider_cdc.sources.mysql.log.codes import (
+    DELETE_ROWS,
+    DELETE_ROWS_V1,
+    HEADER_BYTES,
+    PARTIAL_UPDATE_ROWS,
+    ROWS_POST_HEADER_BYTES_V1,
+    TWO_BYTES_FOLLOW,
+    WRITE_ROWS,
+    WRITE_ROWS_V1,
+)
+from airflow_provider_cdc.sources.mysql.log.layouts import TableArrays
 from airflow_provider_cdc.sources.mysql.log.walk_state import (
     AT,
     BAD_ROWS,
+    CASCADES,
     COLUMNS,
     COLUMNS_AT,
     IMAGES,
@@ -35,24 +48,37 @@ from airflow_provider_cdc.sources.mysql.log.walk_state import (
     WANTED,
     XA,
 )
-from airflow_provider_cdc.sources.netting import HEADER, USED, count, has_room, touch
+from airflow_provider_cdc.sources.netting import HEADER, Net, count, has_room, key_place, touch, touch_new
 
-_HEADER_BYTES = 19
 _ROW_SLACK = 2 * HEADER + 8
 
 
+class KeyRanges(NamedTuple):
+    """Where the values of key columns lie, as `skip_image` fills it: ``int64[2 * keys]`` each, to work in, for the most
+    key columns that a table has."""
+
+    before: Int64s
+    after: Int64s
+
+
 @inner
-def equal(data: Bytes, at: int, other: Bytes, other_at: int, size: int) -> bool:
-    index = 0
-    while index + 8 <= size:
-        if load64(data, at + index) != load64(other, other_at + index):
-            return False
-        index += 8
-    while index < size:
-        if load8(data, at + index) != load8(other, other_at + index):
-            return False
-        index += 1
-    return True
+def is_rows(kind: int) -> bool:
+    """Whether events of a type hold rows."""
+    return (
+        (kind >= WRITE_ROWS_V1 and kind <= DELETE_ROWS_V1)
+        or (kind >= WRITE_ROWS and kind <= DELETE_ROWS)
+        or kind == PARTIAL_UPDATE_ROWS
+    )
+
+
+@inner
+def _writes(kind: int) -> bool:
+    return kind in (WRITE_ROWS, WRITE_ROWS_V1)
+
+
+@inner
+def _deletes(kind: int) -> bool:
+    return kind in (DELETE_ROWS, DELETE_ROWS_V1)
 
 
 @inner
@@ -66,165 +92,195 @@ def _full(data: Bytes, at: int, columns: int) -> bool:
 
 
 @inner
-def _put_key(
-    bytes_: Bytes, target: int, data: Bytes, ranges: Int64s, key_prefixes: Int32s, keys_at: int, keys: int
-) -> int:
-    """Write a key as an image of its own (bitmap, fields in key order) at ``bytes_[target]``; its size, or -1: a
-    NULL."""
-    at = target
+def _put_key(net: Net, data: Bytes, ranges: Int64s, tables: TableArrays, table: int) -> int:
+    """Make a key ready for ``net`` as an image of its own (bitmap, fields in key order); its size, or -1: a NULL."""
+    keys_at = tables.words[table * TABLE_WORDS + KEYS_AT]
+    keys = tables.words[table * TABLE_WORDS + KEYS]
+    target = at = key_place(net)
     for _ in range((keys + 7) >> 3):
-        store8(bytes_, at, 0)
+        store8(net.bytes, at, 0)
         at += 1
     for key in range(keys):
         start = ranges[2 * key]
         if start < 0:
             return -1
-        start -= key_prefixes[keys_at + key]
+        start -= tables.key_prefixes[keys_at + key]
         size = ranges[2 * key + 1] - start
-        copy_bytes(bytes_, at, data, start, size)
+        copy_bytes(net.bytes, at, data, start, size)
         at += size
     return at - target
 
 
 @inner
-def _same_key(data: Bytes, ranges: Int64s, other: Int64s, keys: int) -> bool:
-    for key in range(keys):
-        size = ranges[2 * key + 1] - ranges[2 * key]
-        if other[2 * key + 1] - other[2 * key] != size:
+def _same_key(data: Bytes, ranges: KeyRanges, keys: int) -> bool:
+    for key in range(0, 2 * keys, 2):
+        start, other = ranges.before[key], ranges.after[key]
+        size = ranges.before[key + 1] - start
+        if (start < 0) != (other < 0) or ranges.after[key + 1] - other != size:
             return False
-        if not equal(data, ranges[2 * key], data, other[2 * key], size):
+        if not same_bytes(data, start, data, other, size):
             return False
     return True
 
 
+@inner
+def _first_row(data: Bytes, kind: int, event: int, body_end: int, columns: int) -> int:
+    """Where the first row of the row event at ``event`` begins, if its images have all ``columns``; else minus a
+    code."""
+    at = event + HEADER_BYTES + ROWS_POST_HEADER_BYTES_V1
+    if kind > DELETE_ROWS_V1:
+        if at + 2 > body_end:
+            return -BAD_ROWS
+        extra = load16(data, at)
+        if extra < 2:
+            return -BAD_ROWS
+        at += extra
+    if at + 3 > body_end:
+        return -BAD_ROWS
+    width = load8(data, at)
+    at += 1
+    if width == TWO_BYTES_FOLLOW:
+        width = load16(data, at)
+        at += 2
+    elif width > TWO_BYTES_FOLLOW:
+        return -BAD_ROWS
+    if width != columns:
+        return -SHAPE
+    bitmap = (columns + 7) >> 3
+    bitmaps = bitmap if _writes(kind) or _deletes(kind) else 2 * bitmap
+    if at + bitmaps > body_end:
+        return -BAD_ROWS
+    if not _full(data, at, columns) or not _full(data, at + bitmaps - bitmap, columns):
+        return -NOT_WHOLE
+    return at + bitmaps
+
+
+@inner
+def _take_options(data: Bytes, at: int, body_end: int, json_columns: int) -> tuple[int, bool]:
+    """Take what a partial update has between two images: where the second one begins, or minus a code; and whether it
+    has differences in place of values."""
+    if at >= body_end:
+        return -BAD_ROWS, False
+    options = load8(data, at)
+    at += 1
+    if options > 1:
+        return -NOT_WHOLE, False
+    diffs = False
+    if options:
+        marks = (json_columns + 7) >> 3
+        if at + marks > body_end:
+            return -BAD_ROWS, False
+        for byte in range(marks):
+            if load8(data, at + byte):
+                diffs = True
+        at += marks
+    return at, diffs
+
+
+@kernel
+def keeps_keys(
+    data: Bytes, kind: int, body_end: int, state: Int64s, parent: int, parents: TableArrays, ranges: KeyRanges
+) -> int:
+    """Whether the event at ``state[AT]``, which is of a parent, leaves every row's referenced columns alone: MORE if
+    so, CASCADES if not."""
+    info = parent * TABLE_WORDS
+    columns, first, keys = parents.words[info + COLUMNS], parents.words[info + COLUMNS_AT], parents.words[info + KEYS]
+    at = _first_row(data, kind, state[AT], body_end, columns)
+    if at < 0:
+        return -at
+    if _writes(kind):
+        return MORE
+    if _deletes(kind):
+        return CASCADES
+    prefixes = parents.prefixes[first : first + columns]
+    widths = parents.widths[first : first + columns]
+    slots = parents.slots[first : first + columns]
+    while at < body_end:
+        at = skip_image(data, at, body_end, prefixes, widths, slots, ranges.before)
+        if at < 0:
+            return BAD_ROWS
+        if kind == PARTIAL_UPDATE_ROWS:
+            at, _ = _take_options(data, at, body_end, parents.words[info + JSON_COLUMNS])
+            if at < 0:
+                return -at
+        at = skip_image(data, at, body_end, prefixes, widths, slots, ranges.after)
+        if at < 0:
+            return BAD_ROWS
+        if not _same_key(data, ranges, keys):
+            return CASCADES
+    return MORE
+
+
 @kernel
 def net_rows(
-    data: Bytes,
-    kind: int,
-    body_end: int,
-    state: Int64s,
-    table: int,
-    tables: Int64s,
-    prefixes: Int32s,
-    widths: Int32s,
-    slots: Int32s,
-    key_prefixes: Int32s,
-    ranges: Int64s,
-    after_ranges: Int64s,
-    arena: Int64s,
-    bytes_: Bytes,
-    hash_slots: Int64s,
-    net_state: Int64s,
+    data: Bytes, kind: int, body_end: int, state: Int64s, table: int, tables: TableArrays, ranges: KeyRanges, net: Net
 ) -> int:
     """Net the rows of the event at ``state[AT]``, which are of ``table``; MORE stands for success."""
     event = state[AT]
     info = table * TABLE_WORDS
-    columns = tables[info + COLUMNS]
-    first = tables[info + COLUMNS_AT]
-    keys_at = tables[info + KEYS_AT]
-    keys = tables[info + KEYS]
-    writes = kind == 23 or kind == 30
-    deletes = kind == 25 or kind == 32
-    partial = kind == 39
+    columns, first, keys = tables.words[info + COLUMNS], tables.words[info + COLUMNS_AT], tables.words[info + KEYS]
+    writes = _writes(kind)
+    deletes = _deletes(kind)
 
-    at = event + _HEADER_BYTES + 8
-    if kind >= 30:
-        if at + 2 > body_end:
-            return BAD_ROWS
-        extra = load16(data, at)
-        if extra < 2:
-            return BAD_ROWS
-        at += extra
-    if at + 3 > body_end:
-        return BAD_ROWS
-    width = load8(data, at)
-    at += 1
-    if width == 252:
-        width = load16(data, at)
-        at += 2
-    elif width > 252:
-        return BAD_ROWS
-    if width != columns:
-        return SHAPE
-    bitmap = (columns + 7) >> 3
-    bitmaps = bitmap if writes or deletes else 2 * bitmap
-    if at + bitmaps > body_end:
-        return BAD_ROWS
-    if not _full(data, at, columns) or not _full(data, at + bitmaps - bitmap, columns):
-        return NOT_WHOLE
-    at += bitmaps
+    at = _first_row(data, kind, event, body_end, columns)
+    if at < 0:
+        return -at
     if state[ROW]:
         at = event + state[ROW]
 
     group = table
     if state[XA] >= 0:
-        group += len(tables) // TABLE_WORDS * (state[XA] + 1)
-    prefixes = prefixes[first : first + columns]
-    widths = widths[first : first + columns]
-    slots = slots[first : first + columns]
+        group += len(tables.words) // TABLE_WORDS * (state[XA] + 1)
+    prefixes = tables.prefixes[first : first + columns]
+    widths = tables.widths[first : first + columns]
+    slots = tables.slots[first : first + columns]
     while at < body_end:
         row = at
         before = before_end = after = after_end = -1
         diffs = False
         if not writes:
             before = at
-            at = skip_image(data, at, body_end, prefixes, widths, slots, ranges)
+            at = skip_image(data, at, body_end, prefixes, widths, slots, ranges.before)
             if at < 0:
                 return BAD_ROWS
             before_end = at
-        if partial:
-            if at >= body_end:
-                return BAD_ROWS
-            options = load8(data, at)
-            at += 1
-            if options > 1:
-                return NOT_WHOLE
-            if options:
-                marks = (tables[info + JSON_COLUMNS] + 7) >> 3
-                if at + marks > body_end:
-                    return BAD_ROWS
-                for byte in range(marks):
-                    if load8(data, at + byte):
-                        diffs = True
-                at += marks
+        if kind == PARTIAL_UPDATE_ROWS:
+            at, diffs = _take_options(data, at, body_end, tables.words[info + JSON_COLUMNS])
+            if at < 0:
+                return -at
         if not deletes:
             after = at
-            at = skip_image(data, at, body_end, prefixes, widths, slots, after_ranges)
+            at = skip_image(data, at, body_end, prefixes, widths, slots, ranges.after)
             if at < 0:
                 return BAD_ROWS
             after_end = at
         words = _ROW_SLACK + ((at - row) >> 2)
-        if not has_room(arena, hash_slots, net_state, 2, words):
+        if not has_room(net, 2, words):
             state[ROW] = row - event
             state[WANTED] = words
             return NO_ROOM
         state[ORDER] += 1
         if keys == 0:
             if before >= 0:
-                size = before_end - before
-                copy_bytes(bytes_, (net_state[USED] + HEADER) << 3, data, before, size)
-                count(arena, bytes_, hash_slots, net_state, group, size, -1, state[ORDER])
+                copy_bytes(net.bytes, key_place(net), data, before, before_end - before)
+                count(net, group, before_end - before, -1, state[ORDER])
             if after >= 0:
                 if diffs:
                     return NOT_WHOLE
-                size = after_end - after
-                copy_bytes(bytes_, (net_state[USED] + HEADER) << 3, data, after, size)
-                count(arena, bytes_, hash_slots, net_state, group, size, 1, state[ORDER])
+                copy_bytes(net.bytes, key_place(net), data, after, after_end - after)
+                count(net, group, after_end - after, 1, state[ORDER])
         else:
+            record = -1
             if before >= 0:
-                target = (net_state[USED] + HEADER) << 3
-                size = _put_key(bytes_, target, data, ranges, key_prefixes, keys_at, keys)
+                size = _put_key(net, data, ranges.before, tables, table)
                 if size < 0:
                     return SHAPE
-                touch(
-                    arena, bytes_, hash_slots, net_state, group, size, data, before, before_end - before, state[ORDER]
-                )
-            if after >= 0 and (before < 0 or not _same_key(data, ranges, after_ranges, keys)):
-                target = (net_state[USED] + HEADER) << 3
-                size = _put_key(bytes_, target, data, after_ranges, key_prefixes, keys_at, keys)
+                record = touch(net, group, size, data, before, before_end - before, state[ORDER])
+            if after >= 0:
+                size = _put_key(net, data, ranges.after, tables, table)
                 if size < 0:
                     return SHAPE
-                touch(arena, bytes_, hash_slots, net_state, group, size, data, 0, -1, state[ORDER])
+                touch_new(net, group, record, size, data, state[ORDER])
         state[TRACKED] += 1
         state[IMAGES] += 1 if before < 0 or after < 0 else 2
     state[ROW] = 0

@@ -9,15 +9,16 @@ from contextlib import contextmanager
 import pyarrow as pa
 
 from airflow_provider_cdc.core.gtid import GtidSet
+from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import LogGone, SourceUnavailable
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.delta import NET_BYTES, delta_batches
 from airflow_provider_cdc.sources.mysql.decode.images import decode_images
-from airflow_provider_cdc.sources.mysql.history import LogPlace, check_continuity, check_place, log_files
-from airflow_provider_cdc.sources.mysql.log import events, walk_state
+from airflow_provider_cdc.sources.mysql.history import LogPlace, check_continuity, check_place, end_of_log, log_files
+from airflow_provider_cdc.sources.mysql.log import codes, walk_state
 from airflow_provider_cdc.sources.mysql.log.dump import Dump
 from airflow_provider_cdc.sources.mysql.log.walker import LogWalker
-from airflow_provider_cdc.sources.mysql.session import Connection, query, session, value
+from airflow_provider_cdc.sources.mysql.session import Connection, RunSettings, query, session, value
 from airflow_provider_cdc.sources.window import LogSegment, SegmentSummary, TrackedTable
 
 _KEEP_LOGS = "trigger a new run, and let the server keep its logs for longer (binlog_expire_logs_seconds)"
@@ -62,7 +63,7 @@ def log_segments(settings: ConnectionSettings, initial: str, log_end: str, begun
                 )
             first -= 1
     return [
-        LogSegment(number, name, events.FIRST_POSITION, end.position if name == end.file else None)
+        LogSegment(number, name, codes.FIRST_POSITION, end.position if name == end.file else None)
         for number, name in enumerate(names[first : last + 1])
     ]
 
@@ -79,7 +80,7 @@ def segments_before(settings: ConnectionSettings, segment: LogSegment, count: in
         raise LogGone(f"the log file {segment.name} is purged", where=settings.address, hint=_KEEP_LOGS)
     last = names.index(segment.name)
     return [
-        LogSegment(segment.number - before, names[last - before], events.FIRST_POSITION, None)
+        LogSegment(segment.number - before, names[last - before], codes.FIRST_POSITION, None)
         for before in range(min(count, last), 0, -1)
     ]
 
@@ -138,6 +139,21 @@ class MysqlSegmentReader:
         summary.bytes = dump.bytes
         summary.prepared = walker.xa.close()
         summary.seconds = time.perf_counter() - started
+
+
+def check_parents(settings: RunSettings, table: Table, upper: str) -> None:
+    """Make sure that no unlogged cascade reached ``table`` between the run's initial position and ``upper``.
+
+    ``extract_delta`` finds it, too, but only when all tables have been read.
+
+    :raises CascadeNotLogged: one may have.
+    """
+    with session(settings) as connection:
+        end = str(end_of_log(settings, connection))
+    for segment in log_segments(settings, settings.position, end):
+        with open_segment(settings, segment, settings.position, [TrackedTable(0, table, upper)]) as reader:
+            for _ in reader:
+                pass
 
 
 @contextmanager

@@ -7,14 +7,16 @@ from collections.abc import Sequence
 import numpy as np
 
 from airflow_provider_cdc.core.kernel import Bytes, Int64s, kernel
-from airflow_provider_cdc.core.table import TableName
+from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.sources.mysql.decode.images import expected_table_map
 from airflow_provider_cdc.sources.mysql.log.events import TableMap
-from airflow_provider_cdc.sources.mysql.log.walk import find_map
+from airflow_provider_cdc.sources.mysql.log.layouts import parents_of
+from airflow_provider_cdc.sources.mysql.log.walk import Maps, find_map
 from airflow_provider_cdc.sources.mysql.log.walk_state import (
     MAP_AT,
     MAP_BYTES,
     MAP_NUMBER,
+    MAP_PARENT,
     MAP_SERIAL,
     MAP_TABLE,
     MAP_WORDS,
@@ -29,23 +31,39 @@ def _entry(maps: Int64s, number: int) -> int:
     return find_map(maps, number)
 
 
+class _Shapes:
+    """The shapes that the log must show of some tables."""
+
+    def __init__(self, tables: Sequence[Table]) -> None:
+        self._indexes = {table.name: index for index, table in enumerate(tables)}
+        self._expected = [expected_table_map(table) for table in tables]
+
+    def find(self, table_map: TableMap) -> int:
+        """The index of the table that ``table_map`` is of, ``UNTRACKED``, or ``OTHER_SHAPE``."""
+        index = self._indexes.get(table_map.name, UNTRACKED)
+        if index >= 0 and (table_map.types, table_map.metadata) != self._expected[index]:
+            return OTHER_SHAPE
+        return index
+
+
 class TableMaps:
-    """``entries`` and ``bodies`` are ``maps`` and ``map_bytes`` of ``walk.walk``; both are replaced when they
-    grow."""
+    """``entries`` and ``bodies`` are those of ``walk.Maps``; both are replaced when they grow."""
 
     def __init__(self, tracked: Sequence[TrackedTable]) -> None:
-        self._indexes = {one.table.name: index for index, one in enumerate(tracked)}
-        self._expected = [expected_table_map(one.table) for one in tracked]
+        self._tables = _Shapes([one.table for one in tracked])
+        self._parents = _Shapes(parents_of(tracked))
         self._names: dict[int, TableName] = {}
         self._used = 0
         self.entries: Int64s = np.zeros(256 * MAP_WORDS, np.int64)
         self.bodies: Bytes = np.empty(1 << 16, np.uint8)
 
+    @property
+    def arrays(self) -> Maps:
+        """As ``walk.walk`` takes them; after `register` they may be others."""
+        return Maps(self.entries, self.bodies)
+
     def register(self, table_map: TableMap, body: bytes, serial: int) -> None:
         """Keep a table map, seen in transaction ``serial``; it replaces one of the same number."""
-        index = self._indexes.get(table_map.name, UNTRACKED)
-        if index >= 0 and (table_map.types, table_map.metadata) != self._expected[index]:
-            index = OTHER_SHAPE
         known = table_map.number in self._names
         self._names[table_map.number] = table_map.name
         if not known and 2 * len(self._names) > len(self.entries) // MAP_WORDS:
@@ -56,7 +74,8 @@ class TableMaps:
             at = self._room_for(len(body))
         self.bodies[at : at + len(body)] = np.frombuffer(body, np.uint8)
         self.entries[entry + MAP_NUMBER] = table_map.number + 1
-        self.entries[entry + MAP_TABLE] = index
+        self.entries[entry + MAP_TABLE] = self._tables.find(table_map)
+        self.entries[entry + MAP_PARENT] = self._parents.find(table_map)
         self.entries[entry + MAP_AT] = at
         self.entries[entry + MAP_BYTES] = len(body)
         self.entries[entry + MAP_SERIAL] = serial

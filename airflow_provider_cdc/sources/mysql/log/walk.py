@@ -9,10 +9,37 @@ Formats: https://dev.mysql.com/doc/dev/mysql-server/latest/page_protocol_replica
 
 from __future__ import annotations
 
-from airflow_provider_cdc.core.kernel import Bytes, Int32s, Int64s, inner, kernel, load8, load16, load32, load64
+from typing import NamedTuple
+
+from airflow_provider_cdc.core.kernel import Bytes, Int64s, inner, kernel, load8, load16, load32, load64, same_bytes
+from airflow_provider_cdc.sources.mysql.log.codes import (
+    ARTIFICIAL,
+    END_AT,
+    FLAGS_AT,
+    GTID,
+    HEADER_BYTES,
+    HEARTBEAT,
+    HEARTBEAT_V2,
+    IGNORABLE,
+    INTVAR,
+    KIND_AT,
+    LENGTH_AT,
+    MAX_EVENT_BYTES,
+    QUERY,
+    QUERY_POST_HEADER_BYTES,
+    RAND,
+    ROWS_QUERY,
+    TABLE_MAP,
+    TAGGED_GTID,
+    TRANSACTION_CONTEXT,
+    USER_VAR,
+    VIEW_CHANGE,
+    XID,
+)
 from airflow_provider_cdc.sources.mysql.log.crc32 import crc32
-from airflow_provider_cdc.sources.mysql.log.membership import TSID_BYTES, contains, find_tsid, set_untagged
-from airflow_provider_cdc.sources.mysql.log.row_events import equal, net_rows
+from airflow_provider_cdc.sources.mysql.log.layouts import TableArrays
+from airflow_provider_cdc.sources.mysql.log.membership import SetArrays, contains, find_tsid, set_untagged
+from airflow_provider_cdc.sources.mysql.log.row_events import KeyRanges, is_rows, keeps_keys, net_rows
 from airflow_provider_cdc.sources.mysql.log.tagged_gtid import tagged_gtid
 from airflow_provider_cdc.sources.mysql.log.walk_state import (
     AT,
@@ -27,6 +54,7 @@ from airflow_provider_cdc.sources.mysql.log.walk_state import (
     IGNORED,
     MAP_AT,
     MAP_BYTES,
+    MAP_PARENT,
     MAP_SERIAL,
     MAP_TABLE,
     MAP_WORDS,
@@ -50,11 +78,20 @@ from airflow_provider_cdc.sources.mysql.log.walk_state import (
     UPPER,
     XA,
 )
+from airflow_provider_cdc.sources.netting import Net
 
-_HEADER_BYTES = 19
-_MAX_EVENT_BYTES = 2**30 + 2**20
-_ARTIFICIAL = 0x20
 _LOW_HALF = (1 << 32) - 1
+_GTID_BYTES = 25
+"""Of a GTID event's fields up to the transaction's number: flags, UUID, number."""
+
+
+def _word(text: bytes) -> int:
+    return int.from_bytes(text, "little")
+
+
+_BEGI, _N = _word(b"BEGI"), _word(b"N")
+_COMM, _IT = _word(b"COMM"), _word(b"IT")
+_SAVEPOIN, _T_AND_SPACE = _word(b"SAVEPOIN"), _word(b"T ")
 
 
 @inner
@@ -62,6 +99,13 @@ def _advance(state: Int64s, length: int) -> None:
     state[AT] += length
     if state[POSITION] >= 0:
         state[POSITION] += length
+
+
+class Maps(NamedTuple):
+    """The TABLE_MAP events seen: ``entries`` (``walk_state``) and the bodies that they point to."""
+
+    entries: Int64s
+    bodies: Bytes
 
 
 @inner
@@ -74,69 +118,79 @@ def find_map(maps: Int64s, number: int) -> int:
     return entry * MAP_WORDS
 
 
+@inner
+def _says_nothing(kind: int) -> bool:
+    """Whether events of a type are values for a statement that follows, comments, or the bookkeeping of group
+    replication."""
+    return kind in (INTVAR, RAND, USER_VAR, IGNORABLE, ROWS_QUERY, TRANSACTION_CONTEXT, VIEW_CHANGE)
+
+
+@inner
+def _is_begin(data: Bytes, text: int, size: int) -> bool:
+    return size == 5 and load32(data, text) == _BEGI and load8(data, text + 4) == _N
+
+
+@inner
+def _is_commit(data: Bytes, text: int, size: int) -> bool:
+    return size == 6 and load32(data, text) == _COMM and load16(data, text + 4) == _IT
+
+
+@inner
+def _is_savepoint(data: Bytes, text: int, size: int) -> bool:
+    return size > 10 and load64(data, text) == _SAVEPOIN and load16(data, text + 8) == _T_AND_SPACE
+
+
 @kernel
 def walk(
     data: Bytes,
     end: int,
     state: Int64s,
     tsid: Bytes,
-    tsids: Bytes,
-    set_ranges: Int64s,
-    set_bounds: Int64s,
+    sets: SetArrays,
     crc_tables: Bytes,
-    maps: Int64s,
-    map_bytes: Bytes,
-    tables: Int64s,
-    prefixes: Int32s,
-    widths: Int32s,
-    slots: Int32s,
-    key_prefixes: Int32s,
-    ranges: Int64s,
-    after_ranges: Int64s,
-    arena: Int64s,
-    bytes_: Bytes,
-    hash_slots: Int64s,
-    net_state: Int64s,
+    maps: Maps,
+    tables: TableArrays,
+    parents: TableArrays,
+    ranges: KeyRanges,
+    net: Net,
 ) -> int:
     """Walk the events of ``data[state[AT]:end]`` as far as they are whole and ordinary.
 
     :param tsid: ``uint8[TSID_BYTES]``, the current transaction's source.
-    :param tsids, set_ranges, set_bounds: from ``membership.set_arrays``; set 0 is the initial position.
-    :param ranges, after_ranges: ``int64[2 * keys]`` to work in, for the most key columns that a table has.
-    :param arena, bytes_, hash_slots, net_state: of ``netting.NetChange``.
-    :returns: one of the codes above.
+    :param sets: set 0 is the initial position.
+    :param parents: tables whose rows' keys must not change, as long as their bounds say.
+    :returns: one of the codes of ``walk_state``.
     """
-    sources = len(tsids) // TSID_BYTES
     checksum = state[CHECKSUM]
     while True:
         if state[STOP] >= 0 and state[POSITION] >= state[STOP]:
             return DONE if state[POSITION] == state[STOP] else BAD_POSITION
         at = state[AT]
-        if end - at < _HEADER_BYTES:
+        if end - at < HEADER_BYTES:
             return MORE
-        length = load32(data, at + 9)
-        if length < _HEADER_BYTES + checksum or length > _MAX_EVENT_BYTES:
+        length = load32(data, at + LENGTH_AT)
+        if length < HEADER_BYTES + checksum or length > MAX_EVENT_BYTES:
             return BAD_LENGTH
         if length > end - at:
             return MORE
-        body = at + _HEADER_BYTES
+        body = at + HEADER_BYTES
         body_end = at + length - checksum
-        kind = load8(data, at + 4)
+        kind = load8(data, at + KIND_AT)
         if checksum and state[ROW] == 0 and load32(data, body_end) != crc32(crc_tables, data, at, body_end):
             return BAD_CHECKSUM
-        if kind == 27 or kind == 41:  # heartbeats are not in the file
+        if kind in (HEARTBEAT, HEARTBEAT_V2):  # they are not in the file
             state[AT] += length
             continue
-        in_file = state[POSITION] >= 0 and not load16(data, at + 17) & _ARTIFICIAL
-        if in_file and load32(data, at + 13) != (state[POSITION] + length) & _LOW_HALF:
+        in_file = state[POSITION] >= 0 and not load16(data, at + FLAGS_AT) & ARTIFICIAL
+        if in_file and load32(data, at + END_AT) != (state[POSITION] + length) & _LOW_HALF:
             return BAD_POSITION
 
         phase = state[PHASE]
-        if kind == 33 or kind == 42:
+        if kind in (GTID, TAGGED_GTID):
             if phase != BETWEEN or state[POSITION] < 0:
                 return OUT_OF_PLACE
-            if kind == 33:
-                if body + 25 > body_end:
+            if kind == GTID:
+                if body + _GTID_BYTES > body_end:
                     return BAD_GTID
                 set_untagged(tsid, data, body + 1)
                 number = load64(data, body + 17)
@@ -144,8 +198,8 @@ def walk(
                 number = tagged_gtid(data, body, body_end, tsid)
             if number < 1:
                 return BAD_GTID
-            source = find_tsid(tsids, tsid, state[SOURCE])
-            ignored = contains(set_ranges, set_bounds, sources, 0, source, number)
+            source = find_tsid(sets.tsids, tsid, state[SOURCE])
+            ignored = contains(sets, 0, source, number)
             state[SOURCE] = source
             state[NUMBER] = number
             state[IGNORED] = 1 if ignored else 0
@@ -154,65 +208,64 @@ def walk(
             state[TRACKED] = 0
             state[XA] = -1
             state[PHASE] = BEGUN
-        elif kind == 2:
-            if body + 13 > body_end:
+        elif kind == QUERY:
+            if body + QUERY_POST_HEADER_BYTES > body_end:
                 return BAD_LENGTH
-            text = body + 14 + load8(data, body + 8) + load16(data, body + 11)
+            text = body + QUERY_POST_HEADER_BYTES + 1 + load8(data, body + 8) + load16(data, body + 11)
             size = body_end - text
             if size < 0:
                 return BAD_LENGTH
-            if size == 5 and load32(data, text) == 0x49474542 and load8(data, text + 4) == 0x4E:  # BEGIN
+            if _is_begin(data, text, size):
                 if phase != BEGUN:
                     return OUT_OF_PLACE
                 state[PHASE] = OPEN
-            elif size == 6 and load32(data, text) == 0x4D4D4F43 and load16(data, text + 4) == 0x5449:  # COMMIT
+            elif _is_commit(data, text, size):
                 if phase != OPEN:
                     return OUT_OF_PLACE
                 state[PHASE] = BETWEEN
-            elif not (
-                phase >= OPEN
-                and size > 10
-                and load64(data, text) == 0x4E494F5045564153
-                and load16(data, text + 8) == 0x2054
-            ):  # SAVEPOINT and a space
+            elif phase < OPEN or not _is_savepoint(data, text, size):
                 return ODD
-        elif kind == 16:
+        elif kind == XID:
             if phase != OPEN:
                 return OUT_OF_PLACE
             state[PHASE] = BETWEEN
-        elif kind == 19 or 23 <= kind <= 25 or 30 <= kind <= 32 or kind == 39:
+        elif kind == TABLE_MAP or is_rows(kind):
             if phase < OPEN:
                 return OUT_OF_PLACE
             if not state[IGNORED] or state[XA] >= 0:
                 if body + 8 > body_end:
                     return BAD_LENGTH
-                entry = find_map(maps, load32(data, body) | load16(data, body + 4) << 32)
-                if kind == 19:
+                entry = find_map(maps.entries, load32(data, body) | load16(data, body + 4) << 32)
+                if kind == TABLE_MAP:
                     if (
-                        maps[entry] == 0
-                        or maps[entry + MAP_BYTES] != body_end - body
-                        or not equal(data, body, map_bytes, maps[entry + MAP_AT], body_end - body)
+                        maps.entries[entry] == 0
+                        or maps.entries[entry + MAP_BYTES] != body_end - body
+                        or not same_bytes(data, body, maps.bodies, maps.entries[entry + MAP_AT], body_end - body)
                     ):
                         return ODD
-                    maps[entry + MAP_SERIAL] = state[SERIAL]
+                    maps.entries[entry + MAP_SERIAL] = state[SERIAL]
                 else:
-                    table = maps[entry + MAP_TABLE]
-                    if maps[entry] == 0 or maps[entry + MAP_SERIAL] != state[SERIAL]:
+                    table = maps.entries[entry + MAP_TABLE]
+                    if maps.entries[entry] == 0 or maps.entries[entry + MAP_SERIAL] != state[SERIAL]:
                         return OUT_OF_PLACE
-                    if table == OTHER_SHAPE:
+                    parent = maps.entries[entry + MAP_PARENT]
+                    if table == OTHER_SHAPE or parent == OTHER_SHAPE:
                         return SHAPE
+                    if parent >= 0 and state[ROW] == 0:
+                        upper = parents.words[parent * TABLE_WORDS + UPPER]
+                        # Whether a prepared transaction counts is not known yet.
+                        if state[XA] >= 0 or upper == 0 or contains(sets, upper, state[SOURCE], state[NUMBER]):
+                            code = keeps_keys(data, kind, body_end, state, parent, parents, ranges)
+                            if code != MORE:
+                                return code
                     if table >= 0 and state[XA] < 0:
-                        upper = tables[table * TABLE_WORDS + UPPER]
-                        if upper and not contains(set_ranges, set_bounds, sources, upper, state[SOURCE], state[NUMBER]):
+                        upper = tables.words[table * TABLE_WORDS + UPPER]
+                        if upper and not contains(sets, upper, state[SOURCE], state[NUMBER]):
                             table = UNTRACKED
                     if table >= 0:
-                        code = net_rows(
-                            data, kind, body_end, state, table, tables, prefixes, widths, slots, key_prefixes, ranges,
-                            after_ranges, arena, bytes_, hash_slots, net_state,
-                        )  # fmt: skip
+                        code = net_rows(data, kind, body_end, state, table, tables, ranges, net)
                         if code != MORE:
                             return code
-        elif not (kind == 5 or kind == 13 or kind == 14 or kind == 28 or kind == 29 or kind == 36 or kind == 37):
-            # Those are values for a statement that follows, comments, and the bookkeeping of group replication.
+        elif not _says_nothing(kind):
             return ODD
         _advance(state, length)

@@ -6,8 +6,9 @@ from __future__ import annotations
 MORE, DONE, ODD, NO_ROOM = 0, 1, 2, 3
 """More bytes are needed; the end that was asked for is reached; an event for the caller; ``state[WANTED]`` words are
 needed."""
-SHAPE, NOT_WHOLE = 4, 5
-"""Rows that count have another shape than the table's; or they have images without all columns."""
+SHAPE, NOT_WHOLE, CASCADES = 4, 5, 6
+"""Rows that count have another shape than the table's; or they have images without all columns; or a row of a parent
+was deleted or got another key."""
 BAD_CHECKSUM, BAD_LENGTH, BAD_POSITION, BAD_GTID, BAD_ROWS, OUT_OF_PLACE = 11, 12, 13, 14, 15, 16
 """Damage: of one event, or in the order of several."""
 
@@ -47,13 +48,13 @@ BETWEEN, BEGUN, OPEN, XA_OPEN = 0, 1, 2, 3
 
 # `maps`: an open-addressing table of the TABLE_MAP events seen, `MAP_WORDS` words each.
 MAP_WORDS = 8
-MAP_NUMBER, MAP_TABLE, MAP_AT, MAP_BYTES, MAP_SERIAL = 0, 1, 2, 3, 4
+MAP_NUMBER, MAP_TABLE, MAP_AT, MAP_BYTES, MAP_SERIAL, MAP_PARENT = 0, 1, 2, 3, 4, 5
 """Table number plus one (0: free); index of the tracked table, or a constant below; the body in ``map_bytes``; last
-use."""
+use; index of the parent (``cascades``), or a constant below."""
 UNTRACKED, OTHER_SHAPE = -1, -2
 
-# `tables`: `TABLE_WORDS` words for each tracked table.
+# `tables`: `TABLE_WORDS` words for each tracked table, or for each parent: the key of that is what is referenced.
 TABLE_WORDS = 8
 COLUMNS_AT, COLUMNS, KEYS_AT, KEYS, UPPER, JSON_COLUMNS = 0, 1, 2, 3, 4, 5
 """First column in ``prefixes``, ``widths``, ``slots``; their number; first key column in ``key_prefixes``; their
-number; number of the set that a transaction must be in to count, or 0 (keyed tables); columns of type JSON."""
+number; number of the set that a transaction must be in to count, or 0 (all count); columns of type JSON."""

@@ -16,14 +16,22 @@ import zstandard
 from airflow_provider_cdc.core.gtid import Gtid, GtidSet
 from airflow_provider_cdc.core.kernel import Bytes, Int64s
 from airflow_provider_cdc.core.table import Table
-from airflow_provider_cdc.errors import CdcError, DecodeError, ImageNotWhole, SchemaChanged, UnknownEvent
-from airflow_provider_cdc.sources.mysql.log import events, walk_state
+from airflow_provider_cdc.errors import (
+    CascadeNotLogged,
+    CdcError,
+    DecodeError,
+    ImageNotWhole,
+    SchemaChanged,
+    UnknownEvent,
+)
+from airflow_provider_cdc.sources.mysql.log import codes, events, walk_state
 from airflow_provider_cdc.sources.mysql.log.crc32 import TABLES
 from airflow_provider_cdc.sources.mysql.log.grammar import Statement
 from airflow_provider_cdc.sources.mysql.log.index_changes import is_recomputed
-from airflow_provider_cdc.sources.mysql.log.layouts import layouts
+from airflow_provider_cdc.sources.mysql.log.layouts import layouts, parents_of
 from airflow_provider_cdc.sources.mysql.log.membership import TSID_BYTES, in_set, tsid_parts
 from airflow_provider_cdc.sources.mysql.log.names import TrackedNames
+from airflow_provider_cdc.sources.mysql.log.row_events import KeyRanges
 from airflow_provider_cdc.sources.mysql.log.statements import Effect, meaning
 from airflow_provider_cdc.sources.mysql.log.table_maps import TableMaps
 from airflow_provider_cdc.sources.mysql.log.walk import walk
@@ -46,7 +54,7 @@ _DAMAGE = {
     walk_state.BAD_GTID: "a GTID event is malformed",
     walk_state.BAD_ROWS: "a row event is malformed",
 }
-_KNOWN_BETWEEN_TRANSACTIONS = (events.PREVIOUS_GTIDS, events.STOP)
+_KNOWN_BETWEEN_TRANSACTIONS = (codes.PREVIOUS_GTIDS, codes.STOP)
 _MAX_FORMAT_BYTES = 1 << 16
 _INNER_BYTES = 1 << 18
 
@@ -77,8 +85,9 @@ class LogWalker:
         self._file = file
         self._summary = summary
         tables = [*(one.table for one in tracked), *watched]
+        self._parents = {parent.name for parent in parents_of(tracked)}
         self._names = TrackedNames(
-            [table.name for table in tables],
+            [*(table.name for table in tables), *sorted(self._parents - {table.name for table in tables})],
             {table.name: table.key_index for table in tables},
             [table.name for table in tables if is_recomputed(table)],
         )
@@ -88,8 +97,7 @@ class LogWalker:
         self.xa = XaLedger(self.change, tracked)
         self._started = False
         self._tsid: Bytes = np.zeros(TSID_BYTES, np.uint8)
-        self._ranges: Int64s = np.zeros(2 * self._layouts.most_keys, np.int64)
-        self._after_ranges: Int64s = np.zeros(2 * self._layouts.most_keys, np.int64)
+        self._ranges = KeyRanges(*np.zeros((2, 2 * self._layouts.most_keys), np.int64))
         self._inner: Bytes = np.empty(_INNER_BYTES, np.uint8)
         self._zstd = zstandard.ZstdDecompressor()
         self._payload_position = -1
@@ -134,40 +142,34 @@ class LogWalker:
         return True
 
     def _walk(self, data: Bytes, end: int) -> int:
-        arrays, change = self._layouts, self.change
-        return int(
-            walk(
-                data, end, self.state, self._tsid, arrays.sets.tsids, arrays.sets.ranges, arrays.sets.bounds, TABLES,
-                self._maps.entries, self._maps.bodies, arrays.tables, arrays.prefixes, arrays.widths, arrays.slots,
-                arrays.key_prefixes, self._ranges, self._after_ranges, change.arena, change.bytes, change.slots,
-                change.state,
-            )
-        )  # fmt: skip
+        layouts, maps, net = self._layouts, self._maps.arrays, self.change.arrays
+        tables, parents, sets = layouts.tables, layouts.parents, layouts.sets
+        return int(walk(data, end, self.state, self._tsid, sets, TABLES, maps, tables, parents, self._ranges, net))
 
     def _prologue(self, data: Bytes, end: int) -> bool:
         """Take what comes first: a made-up ROTATE, and the FORMAT_DESCRIPTION, which tells whether there are
         checksums."""
         at = int(self.state[walk_state.AT])
-        if end - at < events.HEADER_BYTES:
+        if end - at < codes.HEADER_BYTES:
             return False
-        kind = int(data[at + 4])
-        length = int.from_bytes(data[at + 9 : at + 13].tobytes(), "little")
-        if not events.HEADER_BYTES + events.CHECKSUM_BYTES <= length <= _MAX_FORMAT_BYTES:
+        kind = int(data[at + codes.KIND_AT])
+        length = int.from_bytes(data[at + codes.LENGTH_AT :][:4].tobytes(), "little")
+        if not codes.HEADER_BYTES + codes.CHECKSUM_BYTES <= length <= _MAX_FORMAT_BYTES:
             raise self._damaged("the log does not begin with a FORMAT_DESCRIPTION event")
         if length > end - at:
             return False
         event = data[at : at + length].tobytes()
-        body = event[events.HEADER_BYTES : -events.CHECKSUM_BYTES]
-        if kind == events.ROTATE:
-            if not self._of_this_file(self._read(events.rotate, event[events.HEADER_BYTES :])):
+        body = event[codes.HEADER_BYTES : -codes.CHECKSUM_BYTES]
+        if kind == codes.ROTATE:
+            if not self._of_this_file(self._read(events.rotate, event[codes.HEADER_BYTES :])):
                 raise self._damaged("the server sends another file than it was asked for")
-        elif kind == events.FORMAT_DESCRIPTION:
-            if zlib.crc32(event[: -events.CHECKSUM_BYTES]) != int.from_bytes(event[-events.CHECKSUM_BYTES :], "little"):
+        elif kind == codes.FORMAT_DESCRIPTION:
+            if zlib.crc32(event[: -codes.CHECKSUM_BYTES]) != int.from_bytes(event[-codes.CHECKSUM_BYTES :], "little"):
                 raise self._damaged(_DAMAGE[walk_state.BAD_CHECKSUM])
             described = self._read(events.format_description, body)
-            self.state[walk_state.CHECKSUM] = events.CHECKSUM_BYTES if described.checksums else 0
+            self.state[walk_state.CHECKSUM] = codes.CHECKSUM_BYTES if described.checksums else 0
             # From anywhere else than the beginning of the file, the server makes this event up.
-            if self.state[walk_state.POSITION] == events.FIRST_POSITION:
+            if self.state[walk_state.POSITION] == codes.FIRST_POSITION:
                 self.state[walk_state.POSITION] += length
             self._started = True
         else:
@@ -177,7 +179,7 @@ class LogWalker:
 
     def _of_this_file(self, name: bytes) -> bool:
         # A checksum may follow the name.
-        return name in (self._file.encode(), self._file.encode() + name[-events.CHECKSUM_BYTES :])
+        return name in (self._file.encode(), self._file.encode() + name[-codes.CHECKSUM_BYTES :])
 
     def _handle(self, code: int, data: Bytes) -> bool:
         """Deal with what the kernel stopped for; True: the file ends here."""
@@ -188,14 +190,14 @@ class LogWalker:
         if code in _DAMAGE:
             raise self._damaged(_DAMAGE[code])
         at = int(state[walk_state.AT])
-        kind = int(data[at + 4])
+        kind = int(data[at + codes.KIND_AT])
         if code == walk_state.OUT_OF_PLACE:
             raise self._out_of_place(kind)
-        length = int.from_bytes(data[at + 9 : at + 13].tobytes(), "little")
-        body = data[at + events.HEADER_BYTES : at + length - int(state[walk_state.CHECKSUM])].tobytes()
+        length = int.from_bytes(data[at + codes.LENGTH_AT :][:4].tobytes(), "little")
+        body = data[at + codes.HEADER_BYTES : at + length - int(state[walk_state.CHECKSUM])].tobytes()
         ended = False
         if code == walk_state.ODD:
-            ended = self._odd(kind, bool(data[at + 17] & events.ARTIFICIAL), body)
+            ended = self._odd(kind, bool(data[at + codes.FLAGS_AT] & codes.ARTIFICIAL), body)
         else:
             self._breaks(self._bad_images(code, int.from_bytes(body[:6], "little")))
         state[walk_state.ROW] = 0
@@ -207,15 +209,15 @@ class LogWalker:
     def _odd(self, kind: int, artificial: bool, body: bytes) -> bool:
         """Deal with an event that the kernel leaves alone; True: the file ends here."""
         phase = self.state[walk_state.PHASE]
-        if kind == events.QUERY:
+        if kind == codes.QUERY:
             self._query(self._read(events.query, body))
-        elif kind == events.TABLE_MAP:
+        elif kind == codes.TABLE_MAP:
             self._maps.register(self._read(events.table_map, body), body, int(self.state[walk_state.SERIAL]))
-        elif kind == events.TRANSACTION_PAYLOAD and phase == walk_state.BEGUN and self._payload_position < 0:
+        elif kind == codes.TRANSACTION_PAYLOAD and phase == walk_state.BEGUN and self._payload_position < 0:
             self._payload(body)
-        elif kind == events.XA_PREPARE and phase == walk_state.XA_OPEN:
+        elif kind == codes.XA_PREPARE and phase == walk_state.XA_OPEN:
             self._xa_prepare(self._read(events.xa_prepare, body))
-        elif kind == events.ROTATE and phase == walk_state.BETWEEN and self._payload_position < 0:
+        elif kind == codes.ROTATE and phase == walk_state.BETWEEN and self._payload_position < 0:
             return not artificial or not self._of_this_file(self._read(events.rotate, body))
         elif kind not in _KNOWN_BETWEEN_TRANSACTIONS:
             raise self._unknown(kind)
@@ -230,7 +232,7 @@ class LogWalker:
         if xa is not None:
             self._xa_statement(xa)
         elif phase == walk_state.BETWEEN:
-            raise self._out_of_place(events.QUERY)
+            raise self._out_of_place(codes.QUERY)
         elif phase == walk_state.OPEN and statement.text.startswith("ROLLBACK"):
             # The log holds a transaction that was rolled back only if a part of it could not be. We cannot tell which
             # part.
@@ -250,7 +252,8 @@ class LogWalker:
         if found.effect is Effect.TOUCHES:
             self._breaks(
                 SchemaChanged(
-                    f"{found.statement} on a table that is being copied",
+                    f"{found.statement} on a table that is being copied"
+                    + (", or whose foreign keys reach one" if found.table in self._parents else ""),
                     where=f"{found.table} at {self.where}",
                     hint=f"leave the definitions of copied tables alone while a run lasts; {_NEW_RUN}",
                 )
@@ -277,11 +280,11 @@ class LogWalker:
             self._decide(xa.xid, xa.verb == "COMMIT")
             state[walk_state.PHASE] = walk_state.BETWEEN
         elif xa.verb != "END" or self.xa.open is None or self.xa.open.xid != xa.xid:
-            raise self._out_of_place(events.QUERY)
+            raise self._out_of_place(codes.QUERY)
 
     def _xa_prepare(self, xa: events.XaStatement) -> None:
         if self.xa.open is None or self.xa.open.xid != xa.xid or xa.xid in self.xa.undecided:
-            raise self._out_of_place(events.XA_PREPARE)
+            raise self._out_of_place(codes.XA_PREPARE)
         self.xa.prepare()
         if xa.one_phase:
             self._decide(xa.xid, True)
@@ -292,11 +295,11 @@ class LogWalker:
         """The transaction at hand commits or rolls back a prepared one: by its GTID it shows whether the changes
         count."""
         state, sets = self.state, self._layouts.sets
-        sources, source, number = len(sets.tsids) // TSID_BYTES, state[walk_state.SOURCE], state[walk_state.NUMBER]
+        source, number = int(state[walk_state.SOURCE]), int(state[walk_state.NUMBER])
         ignored = not commit or bool(state[walk_state.IGNORED])
         counts: Bytes = np.zeros(len(self._layouts.keyless), np.uint8)
-        for index, upper in enumerate(self._layouts.tables[walk_state.UPPER :: walk_state.TABLE_WORDS].tolist()):
-            within = not upper or in_set(sets.ranges, sets.bounds, sources, upper, int(source), int(number))
+        for index, upper in enumerate(self._layouts.tables.words[walk_state.UPPER :: walk_state.TABLE_WORDS].tolist()):
+            within = not upper or in_set(sets, upper, source, number)
             counts[index] = within and not ignored
         state[walk_state.ORDER] += 1
         if xid in self.xa.undecided:
@@ -318,7 +321,7 @@ class LogWalker:
         # A transaction that does not count is done with once it is known to be no XA transaction.
         while not (state[walk_state.PHASE] == walk_state.OPEN and state[walk_state.IGNORED]):
             if 2 * rest > len(self._inner):
-                if rest > events.MAX_EVENT_BYTES:
+                if rest > codes.MAX_EVENT_BYTES:
                     raise self._damaged(_DAMAGE[walk_state.BAD_LENGTH])
                 inner: Bytes = np.empty(2 * len(self._inner), np.uint8)
                 inner[:rest] = self._inner[:rest]
@@ -351,6 +354,14 @@ class LogWalker:
 
     def _bad_images(self, code: int, table_number: int) -> CdcError:
         table = self._maps.name(table_number)
+        if code == walk_state.CASCADES:
+            return CascadeNotLogged(
+                "a row was deleted or got another key, and the server does not log what foreign keys then did to rows "
+                "of tables that are being copied and had not been read yet",
+                where=f"{table} at {self.where}",
+                hint=f"{_NEW_RUN}, when rows of this table stay as they are for a minute; MySQL 9.6 and later log it "
+                "with innodb_native_foreign_keys=OFF",
+            )
         if code == walk_state.NOT_WHOLE:
             return ImageNotWhole(
                 "the row images lack columns",
@@ -365,8 +376,8 @@ class LogWalker:
 
     def _unknown(self, kind: int) -> CdcError:
         message, hint = {
-            events.ANONYMOUS_GTID: ("a transaction has no GTID", f"set gtid_mode=ON, then {_NEW_RUN}"),
-            events.INCIDENT: (
+            codes.ANONYMOUS_GTID: ("a transaction has no GTID", f"set gtid_mode=ON, then {_NEW_RUN}"),
+            codes.INCIDENT: (
                 "the server notes that events may be missing here",
                 f"see the server's error log, then {_NEW_RUN}",
             ),

@@ -1,9 +1,8 @@
 """XA transactions in a log segment: logged when they are prepared, effective only when, and if, they are committed.
 
 A transaction that is prepared and decided in the same segment becomes part of the net change at its decision. For the
-others the segment tells what it knows, under the transaction's *ids*: its XID, and for each keyless table the XID and
-the table's index, because a commit may lie behind the position at which one keyless table was read and before that of
-another.
+others the segment tells what it knows, under the transaction's *ids*: its XID, and for each table that was read at one
+position the XID and the table's index, because a commit may lie behind the position of one and before that of another.
 """
 
 from __future__ import annotations
@@ -74,10 +73,7 @@ class XaLedger:
         if not change.has_slots(most):
             self.reserve(most, 0)
         del self.undecided[xid]
-        decide(
-            change.arena, change.bytes, change.slots, change.state, prepared.start, prepared.stop, prepared.number,
-            counts, change.keyless, order,
-        )  # fmt: skip
+        decide(change.arrays, prepared.start, prepared.stop, prepared.number, counts, change.keyless, order)
 
     def reserve(self, records: int, words: int) -> None:
         """Make room in the net change; it moves the records."""
@@ -92,13 +88,12 @@ class XaLedger:
     def decided_elsewhere(self, xid: str, counts: Bytes, ignored: bool, order: int, summary: SegmentSummary) -> None:
         """Note the outcome of a transaction that was prepared in an earlier segment.
 
-        :param ignored: whether it has no effect on keyed tables: rolled back, or committed in the initial position.
+        :param ignored: whether it was rolled back, or committed in the initial position: then it has no effect on
+            tables that have no bound.
         """
         outcomes = [(xid, not ignored)]
         outcomes += [
-            (self._table_id(xid, one), bool(counts[index]))
-            for index, one in enumerate(self._tracked)
-            if one.table.keyless
+            (self._table_id(xid, one), bool(counts[index])) for index, one in enumerate(self._tracked) if one.bounded
         ]
         for name, counted in outcomes:
             if counted:
@@ -119,10 +114,10 @@ class XaLedger:
     def pending(self, number: int, one: TrackedTable) -> str:
         """The id under which the changes of an undecided transaction to a table wait."""
         xid = self.transactions[number].xid
-        return self._table_id(xid, one) if one.table.keyless else xid
+        return self._table_id(xid, one) if one.bounded else xid
 
     def _ids(self, xid: str) -> list[str]:
-        return [xid, *(self._table_id(xid, one) for one in self._tracked if one.table.keyless)]
+        return [xid, *(self._table_id(xid, one) for one in self._tracked if one.bounded)]
 
     @staticmethod
     def _table_id(xid: str, one: TrackedTable) -> str:

@@ -23,11 +23,10 @@ from airflow_provider_cdc.core.kernel import (
     load8,
     load16be,
     load32be,
-    load64,
     load64be,
     store8,
 )
-from airflow_provider_cdc.sources.netting import HEADER, USED, count, has_room, touch
+from airflow_provider_cdc.sources.netting import HEADER, Net, count, has_room, key_place, touch, touch_new
 from airflow_provider_cdc.sources.postgres.decode.images import NULL_VALUE, TEXT_VALUE, UNCHANGED_VALUE
 from airflow_provider_cdc.sources.postgres.log.walk_state import (
     AT,
@@ -126,13 +125,14 @@ def _fill_in(data: Bytes, columns: int, places: Int64s, others: Int64s) -> None:
 
 
 @inner
-def _put_row(bytes_: Bytes, target: int, data: Bytes, columns: int, places: Int64s) -> int:
-    """Write all fields as an image at ``bytes_[target]``; its size."""
-    store8(bytes_, target, columns >> 8)
-    store8(bytes_, target + 1, columns)
+def _put_row(net: Net, data: Bytes, columns: int, places: Int64s) -> int:
+    """Make a row ready for ``net``: all fields as an image; its size."""
+    target = key_place(net)
+    store8(net.bytes, target, columns >> 8)
+    store8(net.bytes, target + 1, columns)
     at = target + 2
     for column in range(columns):
-        copy_bytes(bytes_, at, data, places[2 * column], places[2 * column + 1])
+        copy_bytes(net.bytes, at, data, places[2 * column], places[2 * column + 1])
         at += places[2 * column + 1]
     return at - target
 
@@ -159,40 +159,20 @@ def _reorder(
 
 
 @inner
-def _put_key(
-    bytes_: Bytes, target: int, data: Bytes, places: Int64s, key_columns: Int32s, keys_at: int, keys: int
-) -> int:
-    """Write the key columns' fields as an image of their own at ``bytes_[target]``; its size, or -1: a NULL."""
-    store8(bytes_, target, keys >> 8)
-    store8(bytes_, target + 1, keys)
+def _put_key(net: Net, data: Bytes, places: Int64s, key_columns: Int32s, keys_at: int, keys: int) -> int:
+    """Make a key ready for ``net``: its columns' fields as an image of their own; its size, or -1: a NULL."""
+    target = key_place(net)
+    store8(net.bytes, target, keys >> 8)
+    store8(net.bytes, target + 1, keys)
     at = target + 2
     for key in range(keys):
         column = key_columns[keys_at + key]
         start, size = places[2 * column], places[2 * column + 1]
         if load8(data, start) != TEXT_VALUE:
             return -1
-        copy_bytes(bytes_, at, data, start, size)
+        copy_bytes(net.bytes, at, data, start, size)
         at += size
     return at - target
-
-
-@inner
-def _same_key(data: Bytes, places: Int64s, others: Int64s, key_columns: Int32s, keys_at: int, keys: int) -> bool:
-    for key in range(keys):
-        column = key_columns[keys_at + key]
-        at, other, size = places[2 * column], others[2 * column], places[2 * column + 1]
-        if others[2 * column + 1] != size:
-            return False
-        index = 0
-        while index + 8 <= size:
-            if load64(data, at + index) != load64(data, other + index):
-                return False
-            index += 8
-        while index < size:
-            if load8(data, at + index) != load8(data, other + index):
-                return False
-            index += 1
-    return True
 
 
 @inner
@@ -207,10 +187,7 @@ def _net_change(
     key_columns: Int32s,
     places: Int64s,
     new_places: Int64s,
-    arena: Int64s,
-    bytes_: Bytes,
-    hash_slots: Int64s,
-    net_state: Int64s,
+    net: Net,
 ) -> int:
     """Net the change in ``data[at:end]``, what follows the OID of the relation; MORE stands for success."""
     info = table * TABLE_WORDS
@@ -247,31 +224,29 @@ def _net_change(
 
     # At most the old row as a row, as a key, and as what the new key or row takes over from it; and the new row.
     words = _ROW_SLACK + ((3 * (end - (old if old >= 0 else new))) >> 3)
-    if not has_room(arena, hash_slots, net_state, 2, words):
+    if not has_room(net, 2, words):
         state[WANTED] = words
         return NO_ROOM
     state[ORDER] += 1
     if keys == 0:
         if old >= 0:
-            size = old_end - old
-            copy_bytes(bytes_, (net_state[USED] + HEADER) << 3, data, old, size)
-            count(arena, bytes_, hash_slots, net_state, table, size, -1, state[ORDER])
+            copy_bytes(net.bytes, key_place(net), data, old, old_end - old)
+            count(net, table, old_end - old, -1, state[ORDER])
         if new >= 0:
-            size = _put_row(bytes_, (net_state[USED] + HEADER) << 3, data, columns, new_places)
-            count(arena, bytes_, hash_slots, net_state, table, size, 1, state[ORDER])
+            size = _put_row(net, data, columns, new_places)
+            count(net, table, size, 1, state[ORDER])
     else:
+        record = -1
         if old >= 0:
-            target = (net_state[USED] + HEADER) << 3
-            size = _put_key(bytes_, target, data, places, key_columns, keys_at, keys)
+            size = _put_key(net, data, places, key_columns, keys_at, keys)
             if size < 0:
                 return SHAPE
-            touch(arena, bytes_, hash_slots, net_state, table, size, data, old, old_end - old, state[ORDER])
-        if new >= 0 and (old < 0 or not _same_key(data, places, new_places, key_columns, keys_at, keys)):
-            target = (net_state[USED] + HEADER) << 3
-            size = _put_key(bytes_, target, data, new_places, key_columns, keys_at, keys)
+            record = touch(net, table, size, data, old, old_end - old, state[ORDER])
+        if new >= 0:
+            size = _put_key(net, data, new_places, key_columns, keys_at, keys)
             if size < 0:
                 return SHAPE
-            touch(arena, bytes_, hash_slots, net_state, table, size, data, 0, -1, state[ORDER])
+            touch_new(net, table, record, size, data, state[ORDER])
     state[IMAGES] += 1 if old < 0 or new < 0 else 2
     return MORE
 
@@ -288,10 +263,7 @@ def walk(
     key_columns: Int32s,
     places: Int64s,
     new_places: Int64s,
-    arena: Int64s,
-    bytes_: Bytes,
-    hash_slots: Int64s,
-    net_state: Int64s,
+    net: Net,
 ) -> int:
     """Walk the messages from number ``state[AT]`` on as far as they are ordinary.
 
@@ -299,7 +271,6 @@ def walk(
     :param row: where a row is put together whose columns come in another order; if there are any such, it is as long as
         the longest message.
     :param places, new_places: ``int64[2 * columns]`` to work in, for the most columns that a table has.
-    :param arena, bytes_, hash_slots, net_state: of ``netting.NetChange``.
     :returns: one of the codes of ``walk_state``.
     """
     while state[AT] < len(ends) - 1:
@@ -350,9 +321,8 @@ def walk(
                         return -stop
                     change, start = row, 0
                 code = _net_change(
-                    change, kind, start, stop, state, table, tables, key_columns, places, new_places, arena, bytes_,
-                    hash_slots, net_state,
-                )  # fmt: skip
+                    change, kind, start, stop, state, table, tables, key_columns, places, new_places, net
+                )
                 if code != MORE:
                     return code
         elif kind in (_ORIGIN, _TYPE):

@@ -128,11 +128,10 @@ class LogWalker:
             raise self._damaged("the log ends within a transaction")
 
     def _walk(self, data: Bytes, ends: Int32s) -> int:
-        change = self.change
         return int(
             walk(
                 data, ends, self.state, self._relations, self._orders, self._row, self._words, self._key_columns,
-                self._places, self._new_places, change.arena, change.bytes, change.slots, change.state,
+                self._places, self._new_places, self.change.arrays,
             )
         )  # fmt: skip
 

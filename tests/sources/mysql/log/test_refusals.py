@@ -13,7 +13,7 @@ import pytest
 
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.errors import CdcError, DecodeError, ImageNotWhole, SchemaChanged, UnknownEvent
-from airflow_provider_cdc.sources.mysql.log import events
+from airflow_provider_cdc.sources.mysql.log import codes
 from airflow_provider_cdc.sources.mysql.log.walker import LogWalker
 from airflow_provider_cdc.sources.window import LogSegment, SegmentSummary
 from harness.mysql_server import MysqlServer
@@ -298,7 +298,7 @@ def test_an_event_that_is_missing(recorded: Recorded, missing: int) -> None:
     reading, parts, file = recorded
     kind = parts[missing][4]
     log = joined(parts[:missing] + parts[missing + 1 :])
-    if kind in (events.WRITE_ROWS, events.UPDATE_ROWS):
+    if kind in (codes.WRITE_ROWS, codes.UPDATE_ROWS):
         assert len(walk(reading, log, file).change.records()[0]) == 1
     else:
         with pytest.raises((UnknownEvent, DecodeError)):
@@ -306,7 +306,7 @@ def test_an_event_that_is_missing(recorded: Recorded, missing: int) -> None:
 
 
 def query(text: bytes, schema: bytes = b"") -> bytes:
-    return made(events.QUERY, struct.pack("<IIBHH", 1, 0, len(schema), 0, 0) + schema + b"\0" + text)
+    return made(codes.QUERY, struct.pack("<IIBHH", 1, 0, len(schema), 0, 0) + schema + b"\0" + text)
 
 
 @pytest.mark.parametrize("text", [b"ROLLBACK", b"ROLLBACK TO `s`"])
@@ -330,7 +330,7 @@ def test_a_statement_that_is_not_understood(recorded: Recorded) -> None:
 
 def test_a_server_of_another_log_format(recorded: Recorded) -> None:
     reading, parts, file = recorded
-    for at in (19, 19 + 56, 19 + 57 + events.TABLE_MAP - 1, 19 + 57 + events.WRITE_ROWS - 1):
+    for at in (19, 19 + 56, 19 + 57 + codes.TABLE_MAP - 1, 19 + 57 + codes.WRITE_ROWS - 1):
         first = bytearray(parts[0])
         first[at] ^= 0x08
         with pytest.raises(UnknownEvent):

@@ -1,0 +1,52 @@
+"""The numbers of the binary log: types of events, and where the fields of their common header lie."""
+
+from __future__ import annotations
+
+HEADER_BYTES = 19
+KIND_AT, LENGTH_AT, END_AT, FLAGS_AT = 4, 9, 13, 17
+"""In an event's header: its type, its bytes in all, where it ends in the file (its low 32 bits), its flags."""
+CHECKSUM_BYTES = 4
+FIRST_POSITION = 4
+"""Of the first event in a file, after four bytes of magic."""
+MAX_EVENT_BYTES = 2**30 + 2**20
+"""The server writes no event above 1 GiB; a length above is damage, and is not to be allocated."""
+
+ARTIFICIAL = 0x20
+"""Header flag: the server made the event up for its reader; it is not in the file."""
+
+QUERY = 2
+STOP = 3
+ROTATE = 4
+INTVAR = 5
+RAND = 13
+USER_VAR = 14
+FORMAT_DESCRIPTION = 15
+XID = 16
+TABLE_MAP = 19
+WRITE_ROWS_V1 = 23
+UPDATE_ROWS_V1 = 24
+DELETE_ROWS_V1 = 25
+INCIDENT = 26
+HEARTBEAT = 27
+IGNORABLE = 28
+ROWS_QUERY = 29
+WRITE_ROWS = 30
+UPDATE_ROWS = 31
+DELETE_ROWS = 32
+GTID = 33
+ANONYMOUS_GTID = 34
+PREVIOUS_GTIDS = 35
+TRANSACTION_CONTEXT = 36
+VIEW_CHANGE = 37
+XA_PREPARE = 38
+PARTIAL_UPDATE_ROWS = 39
+TRANSACTION_PAYLOAD = 40
+HEARTBEAT_V2 = 41
+TAGGED_GTID = 42
+
+QUERY_POST_HEADER_BYTES = 13
+ROWS_POST_HEADER_BYTES_V1 = 8
+"""Table number and flags; later versions have the length of extra data behind them."""
+ROWS_POST_HEADER_BYTES = 10
+TWO_BYTES_FOLLOW = 252
+"""First byte of a length-encoded integer; smaller ones are the integer itself, greater ones begin longer ones."""
