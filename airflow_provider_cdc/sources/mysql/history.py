@@ -18,22 +18,15 @@ from collections.abc import Generator, Iterator, Mapping
 from contextlib import closing
 from dataclasses import dataclass
 from itertools import pairwise, product
-from typing import Any
 
 import pymysql
 
 from airflow_provider_cdc.errors import LogGone, PositionError, SourceReplaced, SourceUnavailable
 from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.mysql.driver_errors import mapped_errors
 from airflow_provider_cdc.sources.mysql.log import codes
 from airflow_provider_cdc.sources.mysql.log.request import CANNOT_READ_LOG, request_log
-from airflow_provider_cdc.sources.mysql.session import (
-    Connection,
-    connect,
-    mapped_errors,
-    query,
-    server_version,
-    value,
-)
+from airflow_provider_cdc.sources.mysql.session import Connection, connect, query, server_version, value
 
 _HEADER = struct.Struct("<IBIIIH")
 assert _HEADER.size == codes.HEADER_BYTES
@@ -204,18 +197,18 @@ def _created_after(settings: ConnectionSettings, file: str, size: int, following
 
 def _events(settings: ConnectionSettings, file: str, start: int) -> Generator[_Event]:
     """Events of the log from ``start`` in ``file`` on, also those of later files; none where no event begins."""
-    connection: Any = connect(settings)
+    connection = connect(settings)
     try:
         with mapped_errors(f"{settings.address}, log file {file}"):
             yield from _received(connection, file, start)
     finally:
-        connection._force_close()
+        connection.drop()
 
 
-def _received(connection: Any, file: str, start: int) -> Iterator[_Event]:
+def _received(connection: Connection, file: str, start: int) -> Iterator[_Event]:
     try:
         request_log(connection, file, start)
-        while len(data := connection._read_packet().get_all_data()) > _HEADER.size:
+        while len(data := connection.packet().get_all_data()) > _HEADER.size:
             when, kind, _, size, end, _ = _HEADER.unpack_from(data, 1)
             made = data[_CREATED] if kind == codes.FORMAT_DESCRIPTION else b""
             yield _Event(kind, size, end, when, int.from_bytes(made, "little"))

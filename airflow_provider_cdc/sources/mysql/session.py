@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import socket
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,17 +14,14 @@ import pymysql
 from airflow_provider_cdc.errors import (
     CdcError,
     ConfigurationError,
-    SchemaChanged,
     SourceReplaced,
-    SourceUnavailable,
-    TerminalError,
-    TransientError,
 )
 from airflow_provider_cdc.sources.connection import ConnectionSettings
-from airflow_provider_cdc.sources.mysql.login import SERVER_KEY, GuardedConnection
+from airflow_provider_cdc.sources.mysql.driver import SERVER_KEY, GuardedConnection
+from airflow_provider_cdc.sources.mysql.driver_errors import connect_error, mapped_errors, statement_error
 from airflow_provider_cdc.sources.trust import DISABLED, VERIFY_CA, VERIFY_IDENTITY, Trust, trust_in, without_frames
 
-Connection: TypeAlias = "pymysql.Connection[Any]"
+Connection: TypeAlias = GuardedConnection
 
 SERVER_UUID, HOSTNAME = "server_uuid", "hostname"
 """What `RunSettings` take from the identity of a run."""
@@ -34,7 +30,6 @@ OLDEST_VERSION = (8, 0, 26)
 CONNECT_SECONDS = 15
 READ_SECONDS = 900
 """No statement of ours leaves the server silent for so long: a session that does is lost."""
-
 
 IDLE_SECONDS = "900"
 """The server ends a session that has been left alone for so long."""
@@ -72,32 +67,6 @@ _SETTINGS: dict[str, str] = {
     "information_schema_stats_expiry": "0",
 }
 
-# Codes: https://dev.mysql.com/doc/mysql-errors/9.7/en/server-error-reference.html
-_DENIED = {1044, 1045, 1142, 1143, 1227, 1370, 1410, 1524, 1698, 1820, 1862, 3118, 3159, 3955}
-_LOST = {
-    0,
-    1053,
-    1077,
-    1152,
-    1158,
-    1159,
-    1160,
-    1161,
-    1184,
-    2002,
-    2003,
-    2006,
-    2013,
-    2014,
-    2027,
-    2055,
-    3169,
-    4031,
-}
-_BUSY = {1040, 1041, 1203, 1226}
-_TRY_AGAIN = {1205, 1213, 1317, 1412, 3024, 3058}
-_CHANGED = {1049, 1051, 1054, 1146, 1176}
-
 
 @dataclass(frozen=True)
 class RunSettings(ConnectionSettings):
@@ -133,7 +102,7 @@ def connect(settings: ConnectionSettings, *, reading: bool = False, **overrides:
     try:
         with mapped_errors(settings.address):
             _check_version(settings, connection)
-            _keep_alive(connection)
+            connection.keep_alive()
             # In one go: each statement more is another trip to the server.
             pinned = {
                 name: setting
@@ -174,7 +143,7 @@ def _log_in(settings: ConnectionSettings, overrides: Mapping[str, Any]) -> Guard
     except CdcError as error:
         raise without_frames(error) from error.__cause__
     except pymysql.MySQLError as error:
-        raise _connect_error(settings, error) from without_frames(error)
+        raise connect_error(settings, error) from without_frames(error)
     return connection
 
 
@@ -186,7 +155,7 @@ def session(settings: ConnectionSettings, *, reading: bool = False, **overrides:
         yield connection
     except pymysql.MySQLError as error:
         # Only these: an OSError may be of whatever else the block does.
-        raise _statement_error(settings.address, error) from error
+        raise statement_error(settings.address, error) from error
     finally:
         end(connection)
 
@@ -202,7 +171,7 @@ def set_session(connection: Connection, variables: Mapping[str, str]) -> None:
     query(connection, "SET " + ", ".join(f"SESSION {name} = {value}" for name, value in variables.items()))
 
 
-def query(connection: Connection, sql: str, args: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+def query(connection: pymysql.Connection[Any], sql: str, args: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
     """Run one statement and return its rows. ``%s`` marks an argument if there are any."""
     with connection.cursor() as cursor:
         cursor.execute(sql, args or None)
@@ -232,103 +201,6 @@ def quote(*names: str) -> str:
     return ".".join("`" + name.replace("`", "``") + "`" for name in names)
 
 
-@contextmanager
-def mapped_errors(where: str) -> Iterator[None]:
-    """Raise the driver's errors as errors of this package.
-
-    :param where: the object at work, for the message.
-    :raises SourceUnavailable: the session broke or the server has no room.
-    :raises ConfigurationError: a privilege is missing.
-    :raises SchemaChanged: a table, column or index that was there is gone.
-    """
-    try:
-        yield
-    except CdcError:
-        raise
-    except pymysql.MySQLError as error:
-        raise _statement_error(where, error) from error
-    except OSError as error:
-        # Who reads the socket beside the driver gets the bare error.
-        raise SourceUnavailable(
-            f"the connection broke: {error}", where=where, hint="the task can be retried as it is"
-        ) from error
-
-
-def _statement_error(where: str, error: pymysql.MySQLError) -> CdcError:
-    code, text = _code_and_text(error)
-    said = f"{text} (MySQL error {code})"
-    if code in _DENIED:
-        return ConfigurationError(
-            said,
-            where=where,
-            hint="grant what is missing to the user of this connection; preflight names the GRANT",
-        )
-    if code in _CHANGED:
-        return SchemaChanged(said, where=where, hint="the table changed since the run began: trigger a new run")
-    if code in _TRY_AGAIN:
-        return TransientError(said, where=where, hint="the task can be retried as it is")
-    if code in _BUSY:
-        return SourceUnavailable(said, where=where, hint="let fewer Spark tasks run at once, or raise the limit")
-    if code in _LOST:
-        said = said if text else "the session is closed"
-        return SourceUnavailable(said, where=where, hint="the task can be retried once the server answers again")
-    return TerminalError(said, where=where, hint="look the error up in the server's manual and its error log")
-
-
-def _connect_error(settings: ConnectionSettings, error: pymysql.MySQLError) -> CdcError:
-    code, text = _code_and_text(error)
-    where = settings.address
-    cause = getattr(error, "original_exception", None)
-    if isinstance(cause, socket.gaierror) and cause.errno != socket.EAI_AGAIN:
-        return ConfigurationError(f"no host is called {settings.host!r}", where=where, hint="correct the host")
-    if isinstance(cause, ssl.SSLCertVerificationError):
-        return ConfigurationError(
-            f"the server's certificate is not to be trusted: {cause.verify_message}",
-            where=where,
-            hint="name the authority that signed it in tls_ca, or the host as the certificate does",
-        )
-    if isinstance(cause, ssl.SSLError) or code == 2026:
-        return ConfigurationError(
-            f"no encrypted connection could be made: {cause or text}",
-            where=where,
-            hint="enable TLS on the server, or choose another tls_mode",
-        )
-    if code == 1045:
-        return ConfigurationError(
-            "the server refuses this user or password",
-            where=where,
-            hint="correct the connection's login and password",
-        )
-    if code == 3159:
-        return ConfigurationError(
-            "the server accepts encrypted connections only", where=where, hint="set tls_mode to required"
-        )
-    if code == 1049:
-        return ConfigurationError(
-            f"there is no database {settings.database!r}",
-            where=where,
-            hint="correct the connection's schema, or clear it",
-        )
-    if code in (1129, 1130):
-        return ConfigurationError(
-            f"{text} (MySQL error {code})",
-            where=where,
-            hint="let the server accept this machine (the user's host part)",
-        )
-    if code in _LOST and code != 0:
-        return SourceUnavailable(
-            f"the server does not answer: {cause or text}",
-            where=where,
-            hint="start the server, or correct host and port",
-        )
-    return _statement_error(where, error)
-
-
-def _code_and_text(error: pymysql.MySQLError) -> tuple[int, str]:
-    code, text = (*error.args, 0, "")[:2] if len(error.args) != 1 else (0, error.args[0])
-    return (code, str(text)) if isinstance(code, int) else (0, str(code))
-
-
 def is_server_itself(connection: Connection) -> bool:
     """Whether the server answers, and nobody in between for it, who might ask several of them.
 
@@ -339,9 +211,7 @@ def is_server_itself(connection: Connection) -> bool:
 
 
 def _is_own_number(connection: Connection, number: int) -> bool:
-    driver: Any = connection
-    # The greeting has room for 32 bits of it.
-    return (number - int(driver.thread_id())) % (1 << 32) == 0
+    return (number - connection.number) % (1 << 32) == 0
 
 
 def _check_server(settings: RunSettings, connection: Connection) -> None:
@@ -374,14 +244,12 @@ def _check_server(settings: RunSettings, connection: Connection) -> None:
 
 def server_version(connection: Connection) -> tuple[int, int, int]:
     """The server's version, as its greeting told it."""
-    driver: Any = connection
-    found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", str(driver.server_version))
+    found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", connection.greeted_version)
     return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else (0, 0, 0)
 
 
 def _check_version(settings: ConnectionSettings, connection: Connection) -> None:
-    driver: Any = connection
-    version = str(driver.server_version)
+    version = connection.greeted_version
     if "mariadb" in version.lower() or server_version(connection) < OLDEST_VERSION:
         oldest = ".".join(map(str, OLDEST_VERSION))
         raise ConfigurationError(
@@ -389,15 +257,6 @@ def _check_version(settings: ConnectionSettings, connection: Connection) -> None
             where=settings.address,
             hint="upgrade the server, or copy from a replica of a supported version",
         )
-
-
-def _keep_alive(connection: Connection) -> None:
-    """Notice within minutes that the other machine is gone; the kernel's default is two hours."""
-    driver: Any = connection
-    sock = driver._sock
-    for option, seconds in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4)):
-        if sock is not None and sock.family != getattr(socket, "AF_UNIX", None) and hasattr(socket, option):
-            sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)
 
 
 def _tls_arguments(settings: ConnectionSettings, trust: Trust) -> dict[str, Any]:

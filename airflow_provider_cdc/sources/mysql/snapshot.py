@@ -35,6 +35,7 @@ from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.kept import Kept, session_of
 from airflow_provider_cdc.sources.mysql.cascades import locked_with
 from airflow_provider_cdc.sources.mysql.chunks import where
+from airflow_provider_cdc.sources.mysql.driver_errors import mapped_errors
 from airflow_provider_cdc.sources.mysql.history import end_of_log
 from airflow_provider_cdc.sources.mysql.preflight import recheck
 from airflow_provider_cdc.sources.mysql.schema import read_tables, table_sql
@@ -42,7 +43,6 @@ from airflow_provider_cdc.sources.mysql.server import identity, setting_problems
 from airflow_provider_cdc.sources.mysql.session import (
     Connection,
     RunSettings,
-    mapped_errors,
     query,
     session,
     set_session,

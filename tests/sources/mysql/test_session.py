@@ -20,7 +20,8 @@ from airflow_provider_cdc.errors import (
     TransientError,
 )
 from airflow_provider_cdc.sources.connection import ConnectionSettings
-from airflow_provider_cdc.sources.mysql.session import connect, mapped_errors, query, quote, session, value
+from airflow_provider_cdc.sources.mysql.driver_errors import mapped_errors
+from airflow_provider_cdc.sources.mysql.session import connect, query, quote, session, value
 from harness.mysql_server import MysqlServer
 
 SECRET = "s3cret-ünd-☂"

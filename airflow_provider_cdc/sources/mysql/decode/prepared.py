@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any
 
 from airflow_provider_cdc.core.chunk import KeyValue
 from airflow_provider_cdc.errors import DecodeError
@@ -27,9 +26,8 @@ class PreparedStatement:
     """
 
     def __init__(self, connection: Connection, sql: str) -> None:
-        driver: Any = connection
-        driver._execute_command(_PREPARE, sql)
-        head = driver._read_packet().get_all_data()
+        connection.send(_PREPARE, sql)
+        head = connection.packet().get_all_data()
         if len(head) < _HEAD_BYTES or head[0] != 0:
             raise DecodeError(
                 f"the server did not prepare the statement: x'{head[:16].hex()}'", hint="look for a proxy in between"
@@ -38,8 +36,8 @@ class PreparedStatement:
         for definitions in (self._parameters, columns):
             if definitions:
                 for _ in range(definitions + 1):  # and the EOF packet after them
-                    driver._read_packet()
-        self._driver = driver
+                    connection.packet()
+        self._connection = connection
 
     def execute(self, params: Sequence[KeyValue]) -> None:
         """Send the statement off with its parameters; the result is the caller's to receive.
@@ -55,25 +53,25 @@ class PreparedStatement:
             bound = [_bind(value) for value in params]
             types = b"".join(kind for kind, _ in bound)
             message += nulls + b"\x01" + types + b"".join(value for _, value in bound)
-        self._driver._execute_command(_EXECUTE, message)
+        self._connection.send(_EXECUTE, message)
 
     def value(self, params: Sequence[KeyValue]) -> bytes:
         """Execute a statement whose result is one text or one binary string, not NULL, and return it."""
         self.execute(params)
-        (columns,) = self._driver._read_packet().get_all_data()
+        (columns,) = self._connection.packet().get_all_data()
         for _ in range(columns + 1):  # and the EOF packet after them
-            self._driver._read_packet()
-        row = self._driver._read_packet()
+            self._connection.packet()
+        row = self._connection.packet()
         row.advance(2)  # the packet's header and the bits of one NULL
         found = row.read_length_coded_string()
-        self._driver._read_packet()
+        self._connection.packet()
         if found is None:
             raise ValueError("the value is NULL")
         return bytes(found)
 
     def close(self) -> None:
         """Let the server forget it. There is no answer."""
-        self._driver._execute_command(_CLOSE, struct.pack("<I", self._id))
+        self._connection.send(_CLOSE, struct.pack("<I", self._id))
 
 
 def _bind(value: KeyValue) -> tuple[bytes, bytes]:

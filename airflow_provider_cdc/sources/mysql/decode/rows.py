@@ -23,8 +23,9 @@ from airflow_provider_cdc.sources.mysql.decode.columns import finish
 from airflow_provider_cdc.sources.mysql.decode.prepared import PreparedStatement
 from airflow_provider_cdc.sources.mysql.decode.row_cells import row_cells
 from airflow_provider_cdc.sources.mysql.decode.stream import ResultStream
+from airflow_provider_cdc.sources.mysql.driver_errors import mapped_errors
 from airflow_provider_cdc.sources.mysql.schema import table_sql
-from airflow_provider_cdc.sources.mysql.session import Connection, end, mapped_errors, query
+from airflow_provider_cdc.sources.mysql.session import Connection, end, query
 from airflow_provider_cdc.sources.mysql.types import arrow_schema, column_types
 from airflow_provider_cdc.sources.odd_values import OddValue
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Sequence
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import pymysql
@@ -30,15 +30,12 @@ _SMALL = 1 << 20
 class ResultStream:
     """The packets of one result after another, from a session's socket.
 
-    PyMySQL reads its socket through a buffered file. Between a statement's sending and its result that file holds
-    nothing (the server speaks only when asked), so from there on the socket itself can be read, up to the result's
-    last packet.
-
     ``buffer`` and ``state`` are for the kernels of ``packets``. ``ended``: the server has nothing more to say.
     """
 
     def __init__(self, connection: Connection, where: str) -> None:
-        self._connection: Any = connection
+        self._connection = connection
+        self._socket = connection.bare_socket()
         self._where = where
         self._size = _BUFFER
         self._allocate()
@@ -56,9 +53,7 @@ class ResultStream:
         :raises SchemaChanged: the result has other columns.
         :raises DecodeError: the answer is no result.
         """
-        connection = self._connection
-        connection._sock.settimeout(connection._read_timeout)
-        connection._current_timeout = connection._read_timeout
+        self._socket = self._connection.bare_socket()
         self.state[:] = 0
         self.state[packets.STATE_SEQUENCE] = 1
         self.ended = False
@@ -95,7 +90,7 @@ class ResultStream:
         filled = int(self.state[packets.STATE_FILLED])
         if filled == self._size:
             return False
-        count = self._connection._sock.recv_into(self._view[filled:])
+        count = self._socket.recv_into(self._view[filled:])
         if not count:
             raise err.OperationalError(CR.CR_SERVER_LOST, "Lost connection to MySQL server during query")
         self.state[packets.STATE_FILLED] = filled + count

@@ -17,9 +17,10 @@ from pymysql.protocol import MysqlPacket
 from airflow_provider_cdc.core.kernel import Bytes, Int64s, copy_bytes, kernel, load8, load32
 from airflow_provider_cdc.errors import DecodeError, LogGone, SourceUnavailable
 from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.mysql.driver_errors import mapped_errors
 from airflow_provider_cdc.sources.mysql.log.codes import MAX_EVENT_BYTES
 from airflow_provider_cdc.sources.mysql.log.request import CANNOT_READ_LOG, request_log
-from airflow_provider_cdc.sources.mysql.session import connect, mapped_errors
+from airflow_provider_cdc.sources.mysql.session import connect
 
 RAW_BYTES = 1 << 18
 DATA_BYTES = 1 << 21
@@ -100,7 +101,7 @@ class Dump:
         self._raw: Bytes = np.empty(RAW_BYTES, np.uint8)
         self._state: Int64s = np.zeros(8, np.int64)
         self._state[SEQUENCE] = 1
-        self._connection: Any = connect(settings)
+        self._connection = connect(settings)
         try:
             with mapped_errors(self._where):
                 self._request(name, start)
@@ -110,12 +111,11 @@ class Dump:
 
     def _request(self, name: str, start: int) -> None:
         request_log(self._connection, name, start)
-        self._socket = self._connection._sock
-        self._socket.settimeout(SILENT_SECONDS)
+        self._socket = self._connection.bare_socket(SILENT_SECONDS)
 
     def close(self) -> None:
         """End the session. The server may be in the midst of sending: no word of farewell would reach it."""
-        self._connection._force_close()
+        self._connection.drop()
 
     def fill(self) -> bool:
         """Receive more, at least one byte unless the server has no more: then the answer is False.
@@ -170,7 +170,7 @@ class Dump:
         rest = int(state[RAW_END] - state[RAW_AT])
         self._raw[:rest] = self._raw[int(state[RAW_AT]) : int(state[RAW_END])]
         with mapped_errors(self._where):
-            size = self._socket.recv_into(self._raw[rest:])
+            size = self._socket.recv_into(memoryview(self._raw.data)[rest:])
         if size == 0:
             raise SourceUnavailable(
                 "the server closed the connection", where=self._where, hint="the task can be retried as it is"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import struct
 import uuid
-from typing import Any
 
 from airflow_provider_cdc.sources.mysql.session import Connection, query
 
@@ -25,6 +24,5 @@ def request_log(connection: Connection, name: str, start: int) -> None:
         "@source_binlog_checksum = 'CRC32', @master_binlog_checksum = 'CRC32'",
         (unique, unique),
     )
-    driver: Any = connection
     server_id = random.randrange(1 << 31, 1 << 32)
-    driver._execute_command(COM_BINLOG_DUMP, struct.pack("<IHI", start, NON_BLOCK, server_id) + name.encode())
+    connection.send(COM_BINLOG_DUMP, struct.pack("<IHI", start, NON_BLOCK, server_id) + name.encode())

@@ -5,11 +5,14 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
+
+from pymysql import Connection
 
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.schema import read_tables
-from airflow_provider_cdc.sources.mysql.session import Connection, session
+from airflow_provider_cdc.sources.mysql.session import session
 from harness.mysql_server import MysqlServer
 
 TABLE_MAP, WRITE_ROWS, UPDATE_ROWS, DELETE_ROWS = 19, 30, 31, 32
@@ -38,7 +41,7 @@ def describe(server: MysqlServer, schema: str, name: str) -> Table:
 def logged(server: MysqlServer, schema: str, statements: Sequence[str]) -> list[RowsEvent]:
     """The rows events of ``statements``, each run by itself."""
 
-    def run(connection: Connection) -> None:
+    def run(connection: Connection[Any]) -> None:
         with connection.cursor() as cursor:
             for statement in statements:
                 cursor.execute(statement)
@@ -46,7 +49,7 @@ def logged(server: MysqlServer, schema: str, statements: Sequence[str]) -> list[
     return logged_by(server, schema, run)
 
 
-def logged_by(server: MysqlServer, schema: str, work: Callable[[Connection], None]) -> list[RowsEvent]:
+def logged_by(server: MysqlServer, schema: str, work: Callable[[Connection[Any]], None]) -> list[RowsEvent]:
     """The rows events of what ``work`` does on a session that may store anything."""
     with server.connect(database=schema) as connection:
         with connection.cursor() as cursor:

@@ -1,16 +1,19 @@
-"""The driver, made to hold against a server that lies: it may not be the one that the connection means.
+"""PyMySQL, made to hold against a server that lies: it may not be the one that the connection means.
 
 PyMySQL answers every method of authentication that a server asks for, some with the password itself, some with the
 password encrypted for a key that the server has just sent. So the driver is not told the password: its first answer is
 empty, whereupon every server names the account's method, which is then answered here, by the rules of
-``sources.trust``. Nor does the driver bound what it receives: here a login has a deadline, and an answer a size. All
-that is overridden of the driver is in this module.
+``sources.trust``. Nor does the driver bound what it receives: here a login has a deadline, and an answer a size.
+
+Whatever PyMySQL keeps to itself is used in this module and in no other: those who read a socket beside it, or say what
+it has no method for, ask `GuardedConnection`.
 
 Source: MySQL's "Client/Server Protocol", pages "Connection Phase" and "Caching_sha2_password information".
 """
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -96,6 +99,56 @@ class GuardedConnection(_Driver):
         driver._read_timeout = driver._current_timeout = read_timeout
         driver._sock.settimeout(read_timeout)
 
+    @property
+    def number(self) -> int:
+        """The connection's number, as the server's greeting gave it: the low 32 bits of it."""
+        driver: Any = self
+        return int(driver.thread_id())
+
+    @property
+    def greeted_version(self) -> str:
+        """The server's version, as its greeting gave it."""
+        driver: Any = self
+        return str(driver.server_version)
+
+    def send(self, command: int, data: str | bytes) -> None:
+        """Send a command; the answer is the caller's to receive."""
+        self._execute_command(command, data)
+
+    def packet(self) -> Any:
+        """The next packet of an answer, a ``pymysql.protocol.MysqlPacket``.
+
+        :raises pymysql.MySQLError: it says that the command failed, or the session broke.
+        """
+        return self._read_packet()
+
+    def bare_socket(self, timeout: float | None = None) -> socket.socket:
+        """The socket, for who reads the answer to a command from it, up to the answer's last packet.
+
+        PyMySQL reads its socket through a buffered file. Between a command's sending and its answer that file holds
+        nothing: the server speaks only when asked.
+
+        :param timeout: seconds of silence after which a read fails; None: as for the driver's own reads.
+        """
+        driver: Any = self
+        sock: socket.socket = driver._sock
+        sock.settimeout(driver._read_timeout if timeout is None else timeout)
+        driver._current_timeout = driver._read_timeout if timeout is None else timeout
+        return sock
+
+    def drop(self) -> None:
+        """End the session without a word: the server may be in the middle of an answer."""
+        driver: Any = self
+        driver._force_close()
+
+    def keep_alive(self) -> None:
+        """Notice within minutes that the other machine is gone; the kernel's default is two hours."""
+        driver: Any = self
+        sock = driver._sock
+        for option, seconds in (("TCP_KEEPIDLE", 60), ("TCP_KEEPINTVL", 15), ("TCP_KEEPCNT", 4)):
+            if sock is not None and sock.family != getattr(socket, "AF_UNIX", None) and hasattr(socket, option):
+                sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, option), seconds)
+
     def _get_server_information(self) -> None:
         driver: Any = self
         super()._get_server_information()  # type: ignore[misc]
@@ -120,7 +173,7 @@ class GuardedConnection(_Driver):
     def _read_bytes(self, num_bytes: int) -> bytes:
         self._bytes_left -= num_bytes + _PER_READ
         if self._bytes_left < 0:
-            self._force_close()  # type: ignore[attr-defined]
+            self.drop()
             raise DecodeError(
                 f"the server's answer has more than {ANSWER_BYTES:,} bytes",
                 where=self._where,
@@ -165,7 +218,7 @@ class GuardedConnection(_Driver):
             raise
         except Exception as error:
             # The driver takes the server's word for everything. A request for a local file is a RuntimeError.
-            self._force_close()  # type: ignore[attr-defined]
+            self.drop()
             raise DecodeError(
                 f"the server's answer is none: {error}", where=self._where, hint="look for a proxy in between"
             ) from error
