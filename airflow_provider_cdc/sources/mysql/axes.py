@@ -2,8 +2,8 @@
 
 An axis knows how its values travel: ``read`` is the SQL that gives a stored value as int, text or bytes, ``bound`` the
 SQL that makes such a value, as a parameter, compare with the column in the column's own type and order, by the index.
-And it proposes *cuts* between two values. A proposal steers evenness only: the server has the last word on order, and
-on whether it takes a bound for the value that is meant (``bounds``).
+And it proposes *cuts* between two values. A proposal steers evenness only: the server decides the order, and
+whether it takes a bound for the value that is meant (``bounds``).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ class Charset:
     """``size``: the most bytes of a character, by which MySQL declares lengths. ``codec``: Python's name for it.
 
     ``unit``: bytes of a code unit of the fixed-width Unicode encodings; 1 for all others.
-    ``ascii``: bytes below 0x80 are ASCII; of the sets whose unit is 1, one does without.
+    ``ascii``: bytes below 0x80 are ASCII; of the sets whose unit is 1, all but one.
     ``corrections``: code → code point where the server differs from the codec; None: the server has no character there.
     ``ambiguous``: two codes stand for one character, so text does not tell keys apart.
     """

@@ -1,4 +1,4 @@
-"""PyMySQL, made to hold against a server that lies: it may not be the one that the connection means.
+"""PyMySQL, hardened against a server that lies: it may not be the one that the connection means.
 
 PyMySQL answers every method of authentication that a server asks for, some with the password itself, some with the
 password encrypted for a key that the server has just sent. So the driver is not told the password: its first answer is
@@ -81,7 +81,7 @@ class GuardedConnection(_Driver):
         """Log in.
 
         :raises pymysql.MySQLError: the server refuses, or the session broke.
-        :raises ConfigurationError: the server wants what it must not get, or is none.
+        :raises ConfigurationError: the server wants what it must not get, or is not a MySQL server.
         """
         self._deadline = time.monotonic() + self._login_seconds
         try:
@@ -220,7 +220,7 @@ class GuardedConnection(_Driver):
             # The driver takes the server's word for everything. A request for a local file is a RuntimeError.
             self.drop()
             raise DecodeError(
-                f"the server's answer is none: {error}", where=self._where, hint="look for a proxy in between"
+                f"the server's answer is malformed: {error}", where=self._where, hint="look for a proxy in between"
             ) from error
 
     def may_show_password(self, method: bytes) -> None:
@@ -310,7 +310,9 @@ class _Method:
             encrypted = _auth.sha2_rsa_encrypt(self._secret, self._nonce, key)
         except ValueError as error:
             raise ConfigurationError(
-                "the server's public key is none", where=self._where, hint="correct tls_server_key, or use TLS"
+                "the server's public key is not a valid key",
+                where=self._where,
+                hint="correct tls_server_key, or use TLS",
             ) from error
         return self._say(encrypted)
 

@@ -99,7 +99,7 @@ def connect_error(settings: ConnectionSettings, error: pymysql.MySQLError) -> Cd
         return ConfigurationError(f"no host is called {settings.host!r}", where=where, hint="correct the host")
     if isinstance(cause, ssl.SSLCertVerificationError):
         return ConfigurationError(
-            f"the server's certificate is not to be trusted: {cause.verify_message}",
+            f"the server's certificate cannot be trusted: {cause.verify_message}",
             where=where,
             hint="name the authority that signed it in tls_ca, or the host as the certificate does",
         )

@@ -215,7 +215,7 @@ def generated_problems(table: Table, expressions: Mapping[str, str]) -> Iterable
         if reason is not None:
             yield Problem(
                 f"{table.name}.{column.name}",
-                f"its value is VIRTUAL and may be another one in every session: {reason}",
+                f"its value is VIRTUAL and may differ between sessions: {reason}",
                 "make the column STORED, drop it, or leave the table out",
                 str(table.name),
             )

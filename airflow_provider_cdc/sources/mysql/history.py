@@ -108,7 +108,7 @@ def settled_end_of_log(settings: ConnectionSettings, connection: Connection) -> 
         time.sleep(0.1)
     if stamp_of(settings, place.file) != place.stamp or not place.stamp:
         raise SourceUnavailable(
-            f"the log file {place.file} went away just now", where=settings.address, hint="the task can be retried"
+            f"the log file {place.file} was just removed", where=settings.address, hint="the task can be retried"
         )
     return place
 
@@ -150,8 +150,8 @@ def check_continuity(settings: ConnectionSettings, files: Mapping[str, int], beg
         created = _created_after(settings, file, files[file], following)
         if created is None:
             raise LogGone(
-                f"the log file {file} ends without a word of farewell: the server crashed, or its data was put back, "
-                "after the run began; what it took back was perhaps read",
+                f"the log file {file} does not end as the server ends its files: after the run began the server "
+                "crashed, or its data was put back, and what it took back may have been read",
                 where=settings.address,
                 hint=_BEGIN_ANEW,
             )

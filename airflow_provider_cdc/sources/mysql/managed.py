@@ -1,4 +1,4 @@
-"""Amazon RDS and Aurora: what is asked for otherwise there than of a server of one's own."""
+"""Amazon RDS and Aurora: what differs there from a server of one's own."""
 
 from __future__ import annotations
 

@@ -88,7 +88,7 @@ def check_unchanged(connection: Connection, tables: Sequence[Table]) -> None:
 
     :raises SchemaChanged: one has not.
     """
-    # A new unique index would otherwise be the better key, and harms nobody.
+    # A new unique index could otherwise become the key; it makes no difference to the run.
     key_indexes = {table.name: table.key_index for table in tables}
     for table, now in zip(tables, read_tables(connection, list(key_indexes), key_indexes), strict=True):
         if what := difference(table, now):
@@ -136,7 +136,7 @@ def _matches_nothing(connection: Connection, pattern: str, wanted: TableName, ot
     if others:
         return Problem(pattern, "is a view, not a table", "name the tables that it reads")
     if wanted.schema.lower() in SYSTEM_SCHEMAS:
-        return Problem(pattern, "lies in a schema of the server's own", "leave it out: it has no log of its own")
+        return Problem(pattern, "belongs to the server itself", "leave it out: it has no log of its own")
     if "*" in pattern:
         return Problem(
             pattern,

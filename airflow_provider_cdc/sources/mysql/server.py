@@ -78,8 +78,8 @@ _ON_A_REPLICA = (
         "the server is a replica and commits in another order than its source",
     ),
 )
-# What the log does not show either, and only a restart changes: two looks that agree leave no room for more than that
-# one restart.
+# The log does not show these either, and only a restart changes them: the same before and after a single restart, they
+# were the same all along.
 _FIXED = ("innodb_native_foreign_keys", "log_replica_updates", "lower_case_table_names", "version")
 _FIXED_PREFIX = "fixed."
 # The log does not show what these were; when they were set last shows that they were not touched during a run.
@@ -100,7 +100,7 @@ def setting_problems(connection: Connection) -> list[Problem]:
     values = variables(connection, [rule.variable for rule in rules])
     proxy = Problem(
         "connection",
-        "a proxy answers in place of the server, and may pass what it is asked on to several",
+        "a proxy answers in place of the server, and may pass statements on to several servers",
         "connect to the server itself, or let the proxy pass connections on as they are",
     )
     wrong = [rule for rule in rules if values.get(rule.variable) not in rule.allowed]
@@ -224,7 +224,7 @@ def check_log(connection: Connection, initial: GtidSet) -> None:
 
 
 def is_replica(connection: Connection) -> bool | None:
-    """Whether the server replicates from another; None if this user is not told, which is a problem of its own."""
+    """Whether the server replicates from another; None if this user may not know, which is a problem of its own."""
     try:
         return bool(query(connection, "SHOW REPLICA STATUS"))
     except pymysql.OperationalError as error:

@@ -223,7 +223,7 @@ def _check_server(settings: RunSettings, connection: Connection) -> None:
     hint = "let the connection name one server, not a balancer before several, or trigger a new run"
     if not _is_own_number(connection, int(number)):
         raise SourceReplaced(
-            "a proxy answers in place of the server, and may pass what it is asked on to another one",
+            "a proxy answers in place of the server, and may pass statements on to another one",
             where=settings.address,
             hint="connect to the server itself, or let the proxy pass connections on as they are",
         )

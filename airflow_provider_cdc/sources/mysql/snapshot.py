@@ -130,7 +130,7 @@ def open_reader(
             reader.close()
         return
     with session(settings, reading=True) as reading:
-        _wait_for_nobody(reading)
+        _do_not_wait_for_the_group(reading)
         with session(settings) as control, _table_lock(control, locked_with(table), lock) as held:
             query(reading, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
             upper = str(executed(control))
@@ -244,7 +244,7 @@ class _Reader:
             self._last_sign = time.monotonic()
 
 
-def _wait_for_nobody(connection: Connection) -> None:
+def _do_not_wait_for_the_group(connection: Connection) -> None:
     """In a group of servers, a transaction may have to wait until this one has applied what the others sent. Under our
     lock it would wait for what the lock holds up."""
     if variables(connection, [_GROUP_CONSISTENCY]):
@@ -256,7 +256,7 @@ def _table_lock(connection: Connection, names: Sequence[TableName], policy: Lock
     """Hold read locks on all tables; nothing can be committed to them meanwhile."""
     held = _Held()
     set_session(connection, {"lock_wait_timeout": str(policy.wait_seconds)})
-    _wait_for_nobody(connection)
+    _do_not_wait_for_the_group(connection)
     _take_lock(connection, names, policy)
     held.take()
     try:
@@ -287,5 +287,5 @@ def _take_lock(connection: Connection, names: Sequence[TableName], policy: LockP
         f"no read lock in {policy.tries} tries of {policy.wait_seconds} s",
         where=", ".join(map(str, names)),
         hint="end the transactions that hold the tables (performance_schema.metadata_locks shows them; "
-        "a prepared XA transaction counts, XA RECOVER), or let more tries pass",
+        "a prepared XA transaction counts, XA RECOVER), or allow more tries (lock_tries)",
     )

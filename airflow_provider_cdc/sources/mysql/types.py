@@ -349,7 +349,7 @@ def _string(name: str, declared: Declared, nullable: bool, quoted: str, charset:
             name, family, arrow, nullable, quoted, 253, LENGTH_ENCODED, 15, length.to_bytes(2, "little"),
             prefix=prefix, charset=charset,
         )  # fmt: skip
-    # Two bits of the length hide, inverted, in the type's byte: a later thought of the format.
+    # Two bits of the length hide, inverted, in the type's byte: they were added to the format later.
     metadata = bytes([_STRING ^ ((length & 0x300) >> 4), length & 0xFF])
     return ColumnType(
         name, family, arrow, nullable, quoted, _STRING, LENGTH_ENCODED, _STRING, metadata,

@@ -139,7 +139,7 @@ class TestWhoGetsThePassword:
             MysqlPeer(peer).greet(tls=True)
             peer.wait_for_end()
 
-        with lying_server(script, tmp_path) as liar, pytest.raises(ConfigurationError, match="not to be trusted"):
+        with lying_server(script, tmp_path) as liar, pytest.raises(ConfigurationError, match="cannot be trusted"):
             connect(settings_for(liar.port, tls=tls))
 
     def test_disabled_tls_and_an_authority_contradict_each_other(self, mysql: MysqlServer) -> None:

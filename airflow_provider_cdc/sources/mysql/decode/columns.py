@@ -124,7 +124,7 @@ def _counted(column: ColumnType, cells: Cells) -> tuple[pa.Buffer, int]:
 
 def _no_date(where: str, column: ColumnType, value: str) -> ValueNotRepresentable:
     return ValueNotRepresentable(
-        f"the {column.family.value} {value} is no date of the calendar, so no {column.arrow} can hold it",
+        f"the {column.family.value} {value} is not a calendar date, so no {column.arrow} can hold it",
         where=where,
         hint=f"set unrepresentable to string (or null, unless the column is part of a key, or its table has none), "
         f"correct the rows of which {column.select} is {value!r}, or leave the table out",
@@ -163,7 +163,7 @@ def _vectors(where: str, column: ColumnType, cells: Cells) -> pa.Array:
     assert cells.offsets is not None
     ends = np.frombuffer(cells.offsets, np.int32, cells.rows + 1)
     if (ends & 3).any():
-        raise DecodeError("a vector whose bytes are no whole number of floats", where=where)
+        raise DecodeError("a vector whose bytes are not a whole number of floats", where=where)
     numbers = pa.Array.from_buffers(pa.float32(), int(ends[-1]) // 4, [None, cells.values])
     offsets = pa.py_buffer(ends >> 2)
     return pa.Array.from_buffers(column.arrow, cells.rows, [cells.validity, offsets], cells.nulls, children=[numbers])

@@ -79,7 +79,7 @@ def decode_images(table: Table, images: pa.BinaryArray, nulled: dict[str, int] |
 
     :param images: one image a row, no nulls.
     :param nulled: told how many values of each column became null by the policy ``null``; added to what is there.
-    :raises DecodeError: bytes that are no image of ``table``.
+    :raises DecodeError: bytes that are not an image of ``table``.
     :raises ValueNotRepresentable: a value fits no Arrow type.
     """
     name, columns, layout = str(table.name), column_types(table), image_layout(table)
@@ -93,7 +93,7 @@ def decode_images(table: Table, images: pa.BinaryArray, nulled: dict[str, int] |
     data = bytes_of(values)
     bad = _locate_images(data, ends.copy(), layout.prefixes, layout.widths, starts, lengths, nulls, totals)
     if bad >= 0:
-        raise DecodeError(f"image {bad} of {rows} is no row of the table", where=name)
+        raise DecodeError(f"image {bad} of {rows} is not a row of the table", where=name)
     located = Located(data, starts, lengths, nulls, totals, rows)
     arrays = [finish(name, column, image_cells(located, index, column), nulled) for index, column in enumerate(columns)]
     return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(table))

@@ -22,7 +22,7 @@ class PreparedStatement:
     """``sql`` as the server keeps it, with ``?`` where parameters go.
 
     :raises pymysql.MySQLError: the server refuses it, or the session broke.
-    :raises DecodeError: the server's answer is none.
+    :raises DecodeError: the server's answer is malformed.
     """
 
     def __init__(self, connection: Connection, sql: str) -> None:

@@ -81,7 +81,7 @@ class StatementReader:
         :raises SourceUnavailable: the session broke.
         :raises SchemaChanged: the table no longer has these columns.
         :raises ValueNotRepresentable: a value fits no Arrow type.
-        :raises DecodeError: the server sent what is no row of the table.
+        :raises DecodeError: the server sent what is not a row of the table.
         """
         with mapped_errors(self._name):
             statement = self._statements.get(where)
@@ -142,7 +142,7 @@ class StatementReader:
                 stream.finish()
                 more = False
             elif code < 0:
-                raise DecodeError("a packet that is no row of the table", where=self._name)
+                raise DecodeError("a packet that is not a row of the table", where=self._name)
             return Located(stream.buffer, starts, lengths, nulls, totals, rows), more
 
     def _decode(self, located: Located) -> pa.RecordBatch:

@@ -51,7 +51,7 @@ class ResultStream:
 
         :raises pymysql.MySQLError: the server answered with an error, or the session broke.
         :raises SchemaChanged: the result has other columns.
-        :raises DecodeError: the answer is no result.
+        :raises DecodeError: the answer is not a result.
         """
         self._socket = self._connection.bare_socket()
         self.state[:] = 0
@@ -64,7 +64,7 @@ class ResultStream:
             definitions = [_definition(self._payload(_SMALL)) for _ in range(_count(head))]
         except (ValueError, IndexError, struct.error) as error:
             raise DecodeError(
-                f"no result of a statement: {error}", where=self._where, hint="look for a proxy in between"
+                f"not the result of a statement: {error}", where=self._where, hint="look for a proxy in between"
             ) from error
         self._payload(_SMALL)  # EOF: the driver did not ask the server to leave it out
         if definitions != [_expected(column) for column in columns]:
@@ -113,7 +113,7 @@ class ResultStream:
         """Take the packet that the kernel stopped at as the result's last.
 
         :raises pymysql.MySQLError: it says that the statement failed half-way.
-        :raises DecodeError: it is no last packet.
+        :raises DecodeError: it is not a last packet.
         """
         last = self._payload(_SMALL)
         if last[:1] == b"\xff":
@@ -130,7 +130,9 @@ class ResultStream:
         try:
             err.raise_mysql_exception(payload)
         except struct.error as error:
-            raise DecodeError(f"the server's error is none: x'{payload[:16].hex()}'", where=self._where) from error
+            raise DecodeError(
+                f"the server's error packet is malformed: x'{payload[:16].hex()}'", where=self._where
+            ) from error
         except pymysql.MySQLError:
             self.ended = True
             raise
@@ -149,7 +151,7 @@ class ResultStream:
             if code != packets.NEEDS_BYTES:
                 raise DecodeError("a packet is out of sequence", where=self._where)
             if filled - position > largest:
-                raise DecodeError(f"a packet of more than {largest:,} bytes that is no row", where=self._where)
+                raise DecodeError(f"a packet of more than {largest:,} bytes that is not a row", where=self._where)
             if not self.receive():
                 self.make_room()
 

@@ -87,7 +87,7 @@ def unpack(raw: Bytes, data: Bytes, state: Int64s) -> int:
 class Dump:
     """Reads file ``name`` from byte ``start``: events in ``data[at:end]``, the last of them perhaps in part.
 
-    Who has used up events sets ``at`` behind them and calls ``fill`` for more.
+    A caller that has used up events sets ``at`` behind them and calls ``fill`` for more.
 
     :raises SourceUnavailable: the server cannot be reached.
     :raises ConfigurationError: the privilege REPLICATION SLAVE is missing.
@@ -114,7 +114,7 @@ class Dump:
         self._socket = self._connection.bare_socket(SILENT_SECONDS)
 
     def close(self) -> None:
-        """End the session. The server may be in the midst of sending: no word of farewell would reach it."""
+        """End the session. The server may be in the middle of sending, and would not hear a goodbye."""
         self._connection.drop()
 
     def fill(self) -> bool:
@@ -202,5 +202,5 @@ class Dump:
                 raise
         except struct.error as error:
             raise DecodeError(
-                "the server's error is none", where=self._where, hint="look for a proxy in between"
+                "the server's error packet is malformed", where=self._where, hint="look for a proxy in between"
             ) from error

@@ -300,7 +300,7 @@ def _packed(data: bytes, at: int) -> tuple[int, int]:
         return first, at + 1
     width = {252: 2, 253: 3, 254: 8}.get(first)
     if width is None:
-        raise IndexError(f"no number begins with {first}")
+        raise IndexError(f"{first} does not begin a number")
     value, end = _slice(data, at + 1, width)
     return int.from_bytes(value, "little"), end
 

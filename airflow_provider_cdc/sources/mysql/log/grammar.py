@@ -1,6 +1,6 @@
 """Statements as tokens, and a reader that takes them one after the other.
 
-Whatever the server reads otherwise than this does could hide a table, so in doubt the text is unreadable.
+Whatever the server reads otherwise than this does could hide a table, so a doubtful text counts as unreadable.
 """
 
 from __future__ import annotations

@@ -199,7 +199,7 @@ def _create(parser: _Parser) -> Meaning:
         return Meaning(Effect.HARMLESS, "CREATE TEMPORARY TABLE")
     with_rows = parser.tokens[-2:] == [Token("START", "START"), Token("TRANSACTION", "TRANSACTION")]
     if parser.if_exists() and not parser.statement.atomic and not with_rows:
-        # Applications say this whenever they start. The table was there, and nothing happened to it.
+        # Applications run this at each start. The table exists already, so nothing happens.
         return Meaning(Effect.HARMLESS, "CREATE TABLE IF NOT EXISTS")
     return parser.touches("CREATE TABLE", parser.table())
 

@@ -16,15 +16,8 @@ import zstandard
 from airflow_provider_cdc.core.gtid import Gtid, GtidSet
 from airflow_provider_cdc.core.kernel import Bytes, Int64s
 from airflow_provider_cdc.core.table import Table
-from airflow_provider_cdc.errors import (
-    CascadeNotLogged,
-    CdcError,
-    DecodeError,
-    ImageNotWhole,
-    SchemaChanged,
-    UnknownEvent,
-)
-from airflow_provider_cdc.sources.mysql.log import codes, events, walk_state
+from airflow_provider_cdc.errors import CdcError
+from airflow_provider_cdc.sources.mysql.log import codes, events, refusals, walk_state
 from airflow_provider_cdc.sources.mysql.log.crc32 import TABLES
 from airflow_provider_cdc.sources.mysql.log.grammar import Statement
 from airflow_provider_cdc.sources.mysql.log.index_changes import is_recomputed
@@ -41,19 +34,6 @@ from airflow_provider_cdc.sources.window import SegmentSummary, TrackedTable
 
 _Read = TypeVar("_Read")
 
-_NEW_RUN = "trigger a new run"
-_REPORT = (
-    "let mysqlbinlog --verify-binlog-checksum tell whether the file is damaged; if it is not, report this with the "
-    "server's version"
-)
-
-_DAMAGE = {
-    walk_state.BAD_CHECKSUM: "an event does not match its checksum",
-    walk_state.BAD_LENGTH: "an event has an impossible length",
-    walk_state.BAD_POSITION: "an event says that it ends elsewhere in the file, or beyond where the segment does",
-    walk_state.BAD_GTID: "a GTID event is malformed",
-    walk_state.BAD_ROWS: "a row event is malformed",
-}
 _KNOWN_BETWEEN_TRANSACTIONS = (codes.PREVIOUS_GTIDS, codes.STOP)
 _MAX_FORMAT_BYTES = 1 << 16
 _INNER_BYTES = 1 << 18
@@ -138,7 +118,7 @@ class LogWalker:
             if code == walk_state.DONE or self._handle(code, data):
                 break
         if self.state[walk_state.PHASE] != walk_state.BETWEEN or self.xa.open is not None:
-            raise self._damaged("the segment ends within a transaction")
+            raise refusals.damaged("the segment ends within a transaction", self.where)
         return True
 
     def _walk(self, data: Bytes, end: int) -> int:
@@ -155,17 +135,17 @@ class LogWalker:
         kind = int(data[at + codes.KIND_AT])
         length = int.from_bytes(data[at + codes.LENGTH_AT :][:4].tobytes(), "little")
         if not codes.HEADER_BYTES + codes.CHECKSUM_BYTES <= length <= _MAX_FORMAT_BYTES:
-            raise self._damaged("the log does not begin with a FORMAT_DESCRIPTION event")
+            raise refusals.damaged("the log does not begin with a FORMAT_DESCRIPTION event", self.where)
         if length > end - at:
             return False
         event = data[at : at + length].tobytes()
         body = event[codes.HEADER_BYTES : -codes.CHECKSUM_BYTES]
         if kind == codes.ROTATE:
             if not self._of_this_file(self._read(events.rotate, event[codes.HEADER_BYTES :])):
-                raise self._damaged("the server sends another file than it was asked for")
+                raise refusals.damaged("the server sends another file than it was asked for", self.where)
         elif kind == codes.FORMAT_DESCRIPTION:
             if zlib.crc32(event[: -codes.CHECKSUM_BYTES]) != int.from_bytes(event[-codes.CHECKSUM_BYTES :], "little"):
-                raise self._damaged(_DAMAGE[walk_state.BAD_CHECKSUM])
+                raise refusals.damaged(refusals.DAMAGE[walk_state.BAD_CHECKSUM], self.where)
             described = self._read(events.format_description, body)
             self.state[walk_state.CHECKSUM] = codes.CHECKSUM_BYTES if described.checksums else 0
             # From anywhere else than the beginning of the file, the server makes this event up.
@@ -173,7 +153,7 @@ class LogWalker:
                 self.state[walk_state.POSITION] += length
             self._started = True
         else:
-            raise self._damaged("the log does not begin with a FORMAT_DESCRIPTION event")
+            raise refusals.damaged("the log does not begin with a FORMAT_DESCRIPTION event", self.where)
         self.state[walk_state.AT] += length
         return True
 
@@ -187,19 +167,19 @@ class LogWalker:
         if code == walk_state.NO_ROOM:
             self.xa.reserve(2, int(state[walk_state.WANTED]))
             return False
-        if code in _DAMAGE:
-            raise self._damaged(_DAMAGE[code])
+        if code in refusals.DAMAGE:
+            raise refusals.damaged(refusals.DAMAGE[code], self.where)
         at = int(state[walk_state.AT])
         kind = int(data[at + codes.KIND_AT])
         if code == walk_state.OUT_OF_PLACE:
-            raise self._out_of_place(kind)
+            raise refusals.out_of_place(kind, self.where)
         length = int.from_bytes(data[at + codes.LENGTH_AT :][:4].tobytes(), "little")
         body = data[at + codes.HEADER_BYTES : at + length - int(state[walk_state.CHECKSUM])].tobytes()
         ended = False
         if code == walk_state.ODD:
             ended = self._odd(kind, bool(data[at + codes.FLAGS_AT] & codes.ARTIFICIAL), body)
         else:
-            self._breaks(self._bad_images(code, int.from_bytes(body[:6], "little")))
+            self._breaks(refusals.bad_rows(code, self._maps.name(int.from_bytes(body[:6], "little")), self.where))
         state[walk_state.ROW] = 0
         state[walk_state.AT] += length
         if state[walk_state.POSITION] >= 0:
@@ -220,9 +200,9 @@ class LogWalker:
         elif kind == codes.ROTATE and phase == walk_state.BETWEEN and self._payload_position < 0:
             return not artificial or not self._of_this_file(self._read(events.rotate, body))
         elif kind not in _KNOWN_BETWEEN_TRANSACTIONS:
-            raise self._unknown(kind)
+            raise refusals.unknown(kind, self.where)
         elif phase != walk_state.BETWEEN:
-            raise self._out_of_place(kind)
+            raise refusals.out_of_place(kind, self.where)
         return False
 
     def _query(self, statement: Statement) -> None:
@@ -232,12 +212,12 @@ class LogWalker:
         if xa is not None:
             self._xa_statement(xa)
         elif phase == walk_state.BETWEEN:
-            raise self._out_of_place(codes.QUERY)
+            raise refusals.out_of_place(codes.QUERY, self.where)
         elif phase == walk_state.OPEN and statement.text.startswith("ROLLBACK"):
             # The log holds a transaction that was rolled back only if a part of it could not be. We cannot tell which
             # part.
             if state[walk_state.TRACKED]:
-                raise self._not_understood("ROLLBACK after row changes")
+                raise refusals.not_understood("ROLLBACK after row changes", self.where)
             if statement.text == "ROLLBACK":
                 state[walk_state.PHASE] = walk_state.BETWEEN
         else:
@@ -250,25 +230,11 @@ class LogWalker:
         """Stop the run if a statement changes a copied table, or might."""
         found = meaning(statement, self._names)
         if found.effect is Effect.TOUCHES:
-            self._breaks(
-                SchemaChanged(
-                    f"{found.statement} on a table that is being copied"
-                    + (", or whose foreign keys reach one" if found.table in self._parents else ""),
-                    where=f"{found.table} at {self.where}",
-                    hint=f"leave the definitions of copied tables alone while a run lasts; {_NEW_RUN}",
-                )
-            )
+            self._breaks(refusals.touched(found.statement, found.table, found.table in self._parents, self.where))
         elif found.effect is Effect.ROW_CHANGE:
-            self._breaks(
-                ImageNotWhole(
-                    f"{found.statement} was logged as a statement, without row images",
-                    where=self.where,
-                    hint=f"let all sessions use binlog_format=ROW, and what cannot (pt-table-checksum) touch "
-                    f"no schema with copied tables while a run lasts; then {_NEW_RUN}",
-                )
-            )
+            self._breaks(refusals.logged_as_statement(found.statement, self.where))
         elif found.effect is Effect.NOT_UNDERSTOOD:
-            self._breaks(self._not_understood(found.statement))
+            self._breaks(refusals.not_understood(found.statement, self.where))
 
     def _xa_statement(self, xa: events.XaStatement) -> None:
         state = self.state
@@ -280,11 +246,11 @@ class LogWalker:
             self._decide(xa.xid, xa.verb == "COMMIT")
             state[walk_state.PHASE] = walk_state.BETWEEN
         elif xa.verb != "END" or self.xa.open is None or self.xa.open.xid != xa.xid:
-            raise self._out_of_place(codes.QUERY)
+            raise refusals.out_of_place(codes.QUERY, self.where)
 
     def _xa_prepare(self, xa: events.XaStatement) -> None:
         if self.xa.open is None or self.xa.open.xid != xa.xid or xa.xid in self.xa.undecided:
-            raise self._out_of_place(codes.XA_PREPARE)
+            raise refusals.out_of_place(codes.XA_PREPARE, self.where)
         self.xa.prepare()
         if xa.one_phase:
             self._decide(xa.xid, True)
@@ -322,17 +288,17 @@ class LogWalker:
         while not (state[walk_state.PHASE] == walk_state.OPEN and state[walk_state.IGNORED]):
             if 2 * rest > len(self._inner):
                 if rest > codes.MAX_EVENT_BYTES:
-                    raise self._damaged(_DAMAGE[walk_state.BAD_LENGTH])
+                    raise refusals.damaged(refusals.DAMAGE[walk_state.BAD_LENGTH], self.where)
                 inner: Bytes = np.empty(2 * len(self._inner), np.uint8)
                 inner[:rest] = self._inner[:rest]
                 self._inner = inner
             try:
                 received = stream.readinto(self._inner[rest:])
             except zstandard.ZstdError as error:
-                raise self._damaged(f"a compressed transaction cannot be read: {error}") from error
+                raise refusals.damaged(f"a compressed transaction cannot be read: {error}", self.where) from error
             if not received:
                 if rest or state[walk_state.PHASE] != walk_state.BETWEEN:
-                    raise self._damaged("a compressed transaction ends early")
+                    raise refusals.damaged("a compressed transaction ends early", self.where)
                 break
             end = rest + received
             state[walk_state.AT] = 0
@@ -352,55 +318,10 @@ class LogWalker:
             raise error
         self.xa.open.error = self.xa.open.error or error
 
-    def _bad_images(self, code: int, table_number: int) -> CdcError:
-        table = self._maps.name(table_number)
-        if code == walk_state.CASCADES:
-            return CascadeNotLogged(
-                "a row was deleted or got another key, and the server does not log what foreign keys then did to rows "
-                "of tables that are being copied and had not been read yet",
-                where=f"{table} at {self.where}",
-                hint=f"{_NEW_RUN}, when rows of this table stay as they are for a minute; MySQL 9.6 and later log it "
-                "with innodb_native_foreign_keys=OFF",
-            )
-        if code == walk_state.NOT_WHOLE:
-            return ImageNotWhole(
-                "the row images lack columns",
-                where=f"{table} at {self.where}",
-                hint=f"let all sessions use binlog_row_image=FULL, then {_NEW_RUN}",
-            )
-        return SchemaChanged(
-            "the rows have other columns than the table that is being copied",
-            where=f"{table} at {self.where}",
-            hint=f"leave the definitions of copied tables alone while a run lasts; {_NEW_RUN}",
-        )
-
-    def _unknown(self, kind: int) -> CdcError:
-        message, hint = {
-            codes.ANONYMOUS_GTID: ("a transaction has no GTID", f"set gtid_mode=ON, then {_NEW_RUN}"),
-            codes.INCIDENT: (
-                "the server notes that events may be missing here",
-                f"see the server's error log, then {_NEW_RUN}",
-            ),
-        }.get(kind, (f"this reader does not know events of type {kind}", _REPORT))
-        return UnknownEvent(message, where=self.where, hint=hint)
-
-    def _out_of_place(self, kind: int) -> CdcError:
-        return UnknownEvent(
-            f"an event of type {kind} makes no transaction with those before it", where=self.where, hint=_REPORT
-        )
-
-    def _not_understood(self, statement: str) -> CdcError:
-        return UnknownEvent(
-            f"this reader does not know what the statement {statement!r} does", where=self.where, hint=_REPORT
-        )
-
-    def _damaged(self, message: str) -> DecodeError:
-        return DecodeError(message, where=self.where, hint=_REPORT)
-
     def _read(self, parse: Callable[[bytes], _Read], body: bytes) -> _Read:
         """``parse(body)``, with the place in whatever error it raises."""
         try:
             return parse(body)
         except CdcError as error:
-            error.where, error.hint = error.where or self.where, error.hint or _REPORT
+            error.where, error.hint = error.where or self.where, error.hint or refusals.REPORT
             raise
