@@ -1,0 +1,166 @@
+"""The hash table behind a net change, by itself: against plain Python, while it grows and moves."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from airflow_provider_cdc.core.kernel import Bytes, Int64s, copy_bytes, kernel
+from airflow_provider_cdc.sources.netting import (
+    COUNT,
+    HEADER,
+    LENGTHS,
+    ORDER,
+    SUBORDER,
+    USED,
+    Net,
+    NetChange,
+    count,
+    decide,
+    has_room,
+    key_place,
+    touch,
+    touch_new,
+)
+
+KEYED, KEYLESS = 0, 1
+"""The tables of the tests."""
+TABLES = 2
+NONE: Int64s = np.empty(0, np.int64)
+WORDS = 2 * HEADER + 40
+
+
+@kernel
+def _change(net: Net, group: int, data: Bytes, keys: Int64s, row: int, row_bytes: int, order: int) -> bool:
+    """``keys``: where the keys before and after begin and end in ``data``; -1: there is none."""
+    if not has_room(net, 2, WORDS):
+        return False
+    record = -1
+    if keys[0] >= 0:
+        copy_bytes(net.bytes, key_place(net), data, keys[0], keys[1] - keys[0])
+        record = touch(net, group, keys[1] - keys[0], data, row, row_bytes, order)
+    if keys[2] >= 0:
+        copy_bytes(net.bytes, key_place(net), data, keys[2], keys[3] - keys[2])
+        touch_new(net, group, record, keys[3] - keys[2], data, order)
+    return True
+
+
+@kernel
+def _count(net: Net, group: int, data: Bytes, size: int, change: int, order: int) -> bool:
+    if not has_room(net, 1, WORDS):
+        return False
+    copy_bytes(net.bytes, key_place(net), data, 0, size)
+    count(net, group, size, change, order)
+    return True
+
+
+def new() -> NetChange:
+    return NetChange(np.array([0, 1], np.uint8))
+
+
+def changed(net: NetChange, group: int, before: bytes | None, after: bytes | None, row: bytes, order: int) -> None:
+    data = np.frombuffer((before or b"") + (after or b"") + row + b"!", np.uint8).copy()
+    first, second = len(before or b""), len(before or b"") + len(after or b"")
+    keys = np.array([0 if before is not None else -1, first, first if after is not None else -1, second], np.int64)
+    while not _change(net.arrays, group, data, keys, second, len(row), order):
+        net.reserve(2, WORDS, NONE)
+
+
+def counted(net: NetChange, group: int, row: bytes, change: int, order: int) -> None:
+    data = np.frombuffer(row + b"!", np.uint8).copy()
+    while not _count(net.arrays, group, data, len(row), change, order):
+        net.reserve(1, WORDS, NONE)
+
+
+def contents(net: NetChange) -> dict[tuple[int, bytes], tuple[bytes | None, int, int]]:
+    """By group and key: the row before, the order, and the suborder or the count."""
+    found = {}
+    records, groups = net.records()
+    for record, group in zip(records.tolist(), groups.tolist(), strict=True):
+        lengths = int(net.arena[record + LENGTHS])
+        key_bytes, row_bytes = lengths >> 32, (lengths & 0xFFFFFFFF) - 1
+        at = 8 * (record + HEADER)
+        row_at = at + (key_bytes + 7) // 8 * 8
+        key = net.bytes[at : at + key_bytes].tobytes()
+        row = net.bytes[row_at : row_at + row_bytes].tobytes() if row_bytes >= 0 else None
+        found[group, key] = (row, int(net.arena[record + ORDER]), int(net.arena[record + COUNT]))
+    assert list(groups) == sorted(groups)
+    return found
+
+
+KEYS = st.one_of(st.binary(max_size=3), st.sampled_from([b"12345678", b"123456789", b"x" * 40]))
+CHANGES = st.lists(
+    st.tuples(st.integers(0, 2), st.one_of(st.none(), KEYS), st.one_of(st.none(), KEYS), st.binary(max_size=30)),
+    max_size=60,
+)
+
+
+@given(CHANGES)
+def test_of_each_key_the_first_change_stays_and_a_key_that_stays_is_one_change(
+    changes: list[tuple[int, bytes | None, bytes | None, bytes]],
+) -> None:
+    net = new()
+    expected: dict[tuple[int, bytes], tuple[bytes | None, int, int]] = {}
+    for order, (transaction, before, after, row) in enumerate(changes, 1):
+        group = KEYED + TABLES * transaction
+        changed(net, group, before, after, row, order)
+        if before is not None:
+            expected.setdefault((group, before), (row, order, 0))
+        if after is not None and after != before:
+            expected.setdefault((group, after), (None, order, 0))
+    assert contents(net) == expected
+
+
+@given(st.lists(st.tuples(KEYS, st.sampled_from([1, -1])), max_size=80))
+def test_rows_without_a_key_are_counted_and_those_that_cancel_out_are_gone(changes: list[tuple[bytes, int]]) -> None:
+    net = new()
+    counts: dict[bytes, int] = {}
+    for order, (row, change) in enumerate(changes, 1):
+        counted(net, KEYLESS, row, change, order)
+        counts[row] = counts.get(row, 0) + change
+    assert {row: found[2] for (_, row), found in contents(net).items()} == {row: n for row, n in counts.items() if n}
+
+
+def test_nothing_is_lost_while_it_grows_and_marks_follow_their_records() -> None:
+    net = new()
+    marks: Int64s = np.empty(0, np.int64)
+    for order in range(20_000):
+        if order == 5_000:
+            marks = np.array([net.state[USED]], np.int64)
+        counted(net, KEYLESS, b"comes and goes", 1 if order % 2 else -1, order)
+        changed(net, KEYED, order.to_bytes(4, "big"), None, b"row %d" % order, order)
+        if order == 10_000:
+            net.reserve(2, WORDS, marks)
+    found = contents(net)
+    assert len(found) == 20_000
+    assert all(found[KEYED, order.to_bytes(4, "big")] == (b"row %d" % order, order, 0) for order in range(20_000))
+    assert net.arena[marks[0] + ORDER] >= 5_000
+    net.clear()
+    assert contents(net) == {}
+
+
+@given(st.data())
+@settings(max_examples=50)
+def test_what_a_prepared_transaction_did_counts_at_its_commit_and_only_where_it_counts(data: st.DataObject) -> None:
+    net = new()
+    before, after = data.draw(st.sets(st.binary(min_size=1, max_size=1))), data.draw(st.sets(KEYS, max_size=9))
+    for key in before:
+        changed(net, KEYED, key, None, b"settled", 1)
+        counted(net, KEYLESS, key, 1, 1)
+    start = int(net.state[USED])
+    for order, key in enumerate(sorted(after), 2):
+        changed(net, KEYED + TABLES, key, None, b"prepared", order)
+        counted(net, KEYLESS + TABLES, key, -1, order)
+    counts = np.array([data.draw(st.booleans()), data.draw(st.booleans())], np.uint8)
+    decide(net.arrays, start, int(net.state[USED]), 0, counts, net.keyless, 100)
+    found = contents(net)
+    keyed = {key: value for (group, key), value in found.items() if group == KEYED}
+    keyless = {key: value[2] for (group, key), value in found.items() if group == KEYLESS}
+    assert len(found) == len(keyed) + len(keyless)
+    orders = {key: order for order, key in enumerate(sorted(after), 2)}
+    late = {key: (b"prepared", 100, orders[key]) for key in after - before} if counts[KEYED] else {}
+    assert SUBORDER == COUNT
+    assert keyed == dict.fromkeys(before, (b"settled", 1, 0)) | late
+    total = {key: (key in before) - (bool(counts[KEYLESS]) and key in after) for key in before | after}
+    assert keyless == {key: n for key, n in total.items() if n}
