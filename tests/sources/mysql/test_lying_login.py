@@ -305,7 +305,7 @@ HANDSHAKES: dict[str, Callable[[Peer], object]] = {
 @pytest.mark.parametrize("lie", HANDSHAKES)
 def test_a_login_that_is_none(lie: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("airflow_provider_cdc.sources.mysql.session.CONNECT_SECONDS", LOGIN_SECONDS)
-    monkeypatch.setattr("airflow_provider_cdc.sources.mysql.login.ANSWER_BYTES", 1 << 26)
+    monkeypatch.setattr("airflow_provider_cdc.sources.mysql.driver.ANSWER_BYTES", 1 << 26)
     with lying_server(HANDSHAKES[lie], tmp_path) as liar, Bounded(10 * LOGIN_SECONDS, 200):
         with pytest.raises((ConfigurationError, SourceUnavailable, DecodeError)) as refused:
             connect(settings_for(liar.port))
