@@ -51,6 +51,8 @@ from airflow_provider_cdc.sources.mysql.snapshot import NO_POSITION, tables_of
 from airflow_provider_cdc.sources.window import LogSegment, SegmentSummary
 
 _POLL_SECONDS = 0.5
+_BREAKS = 20
+"""How many statements are looked for that a copy cannot go back beyond; there may be more, and later ones."""
 
 
 @dataclass(frozen=True)
@@ -214,7 +216,10 @@ def _last_break(
 ) -> tuple[CdcError, datetime] | None:
     """The last statement since ``prefix`` that a copy cannot go back beyond, and when it was committed."""
     last = None
-    while (found := _first_break(settings, prefix, end, files, tables)) is not None:
+    # Rows of a parent may be deleted every second, and each one found costs another look at the log.
+    for _ in range(_BREAKS):
+        if (found := _first_break(settings, prefix, end, files, tables)) is None:
+            break
         error, place = found
         when = latest_commit(settings, place)
         last = error, when

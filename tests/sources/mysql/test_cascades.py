@@ -357,3 +357,18 @@ def test_writers_that_delete_parents_meanwhile(
         writer.join()
     assert seed % 3, "nothing was deleted, and yet the run stopped"
     assert not list(tmp_path.glob("d.*"))
+
+
+def test_a_past_position_is_one_that_no_cascade_came_after(
+    server: MysqlServer, spark: SparkSession, tmp_path: Path
+) -> None:
+    past = server.query("SELECT @@gtid_executed")[0][0].replace("\n", "")
+    expected = rows(server, "d.child")
+    run(server, *HARMLESS)
+    first = Pipeline(spark, settings_of(server), (tmp_path / "1").as_uri(), ["d.child"], as_of=past)
+    first.record()
+    assert Counter(published(first.finish()["published"]["d.child"])[1]) == expected
+    server.query("DELETE FROM up.parent WHERE id = 8")
+    second = Pipeline(spark, settings_of(server), (tmp_path / "2").as_uri(), ["d.child"], as_of=past)
+    with pytest.raises(PreflightError, match=r"up\.parent at .*does not log what foreign keys then did"):
+        second.record()

@@ -3,6 +3,7 @@ arrays."""
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -41,7 +42,7 @@ class TableArrays(NamedTuple):
 
 @dataclass(frozen=True)
 class Layouts:
-    """``tables`` are the copied ones, ``parents`` those that `parents_of` gives, in its order; ``keyless`` is
+    """``tables`` are the copied ones, ``parents`` those that they depend on; ``keyless`` is
     ``uint8``, one for each copied table; ``most_keys``, of any of them."""
 
     tables: TableArrays
@@ -51,39 +52,40 @@ class Layouts:
     sets: SetArrays
 
 
-def parents_of(tracked: Sequence[TrackedTable]) -> list[Table]:
-    """The tables whose changes reach one of ``tracked`` unlogged, each once; its key are all columns referred to."""
-    found: dict[TableName, Table] = {}
-    for one in tracked:
+def parents_of(tracked: Sequence[TrackedTable], watched: Sequence[Table]) -> list[TrackedTable]:
+    """The tables whose changes reach a copied one unlogged, each once.
+
+    The key of each is all columns that are referred to; they must not change before the last read of a table that the
+    changes reach, or not at all if one of ``watched`` is among these.
+    """
+    reached: dict[TableName, list[TrackedTable]] = defaultdict(list)
+    parents: dict[TableName, Table] = {}
+    for one in [*tracked, *(TrackedTable(-1, table) for table in watched)]:
         for parent in one.table.cascades_from:
-            known = found.get(parent.name, parent)
+            reached[parent.name].append(one)
+            known = parents.get(parent.name, parent)
             key = tuple(column.name for column in parent.columns if column.name in {*known.key, *parent.key})
-            found[parent.name] = replace(parent, key=key)
-    return list(found.values())
+            parents[parent.name] = replace(parent, key=key)
+    return [TrackedTable(-1, parent, _last(reached[name])) for name, parent in parents.items()]
 
 
-def layouts(tracked: Sequence[TrackedTable], initial: GtidSet) -> Layouts:
-    """Lay out ``tracked`` and its parents; set 0 of ``sets`` is ``initial``, the others are bounds of tables."""
+def layouts(tracked: Sequence[TrackedTable], parents: Sequence[TrackedTable], initial: GtidSet) -> Layouts:
+    """Lay out ``tracked`` and ``parents``; set 0 of ``sets`` is ``initial``, the others are bounds of tables."""
     sets = [initial]
-    tables = [one.table for one in tracked]
-    parents = parents_of(tracked)
-    uppers = [_number(sets, GtidSet.parse(one.upper)) if one.bounded else 0 for one in tracked]
-    bounds = [_number(sets, bound) if (bound := _bound(parent.name, tracked)) is not None else 0 for parent in parents]
     return Layouts(
-        _arrays(tables, uppers),
-        _arrays(parents, bounds),
-        np.array([table.keyless for table in tables], np.uint8),
-        max((len(table.key) for table in [*tables, *parents]), default=0),
+        _arrays(tracked, sets),
+        _arrays(parents, sets),
+        np.array([one.table.keyless for one in tracked], np.uint8),
+        max((len(one.table.key) for one in [*tracked, *parents]), default=0),
         set_arrays(sets),
     )
 
 
-def _bound(parent: TableName, tracked: Sequence[TrackedTable]) -> GtidSet | None:
-    """The transactions in which the parent must not change: those before some child of it was read; None: all."""
-    children = [one for one in tracked if any(own.name == parent for own in one.table.cascades_from)]
-    if not all(child.bounded for child in children):
-        return None
-    return reduce(or_, (GtidSet.parse(child.upper) for child in children))
+def _last(children: Sequence[TrackedTable]) -> str:
+    """The last of the positions at which they were read; empty if one has none."""
+    if not all(child.upper for child in children):
+        return ""
+    return str(reduce(or_, (GtidSet.parse(child.upper) for child in children)))
 
 
 def _number(sets: list[GtidSet], wanted: GtidSet) -> int:
@@ -93,16 +95,17 @@ def _number(sets: list[GtidSet], wanted: GtidSet) -> int:
     return sets.index(wanted, 1)
 
 
-def _arrays(tables: Sequence[Table], uppers: Sequence[int]) -> TableArrays:
-    each = [image_layout(table) for table in tables]
+def _arrays(tables: Sequence[TrackedTable], sets: list[GtidSet]) -> TableArrays:
+    """Lay out tables; their bounds are added to ``sets``."""
+    each = [image_layout(one.table) for one in tables]
     words = np.zeros(TABLE_WORDS * len(tables), np.int64)
     columns_at = keys_at = 0
-    for index, (table, layout) in enumerate(zip(tables, each, strict=True)):
+    for index, (one, layout) in enumerate(zip(tables, each, strict=True)):
         row = words[TABLE_WORDS * index : TABLE_WORDS * (index + 1)]
         row[COLUMNS_AT], row[COLUMNS] = columns_at, len(layout.widths)
         row[KEYS_AT], row[KEYS] = keys_at, layout.keys
-        row[JSON_COLUMNS] = sum(column.family is Family.JSON for column in column_types(table))
-        row[UPPER] = uppers[index]
+        row[JSON_COLUMNS] = sum(column.family is Family.JSON for column in column_types(one.table))
+        row[UPPER] = _number(sets, GtidSet.parse(one.upper)) if one.bounded else 0
         columns_at += len(layout.widths)
         keys_at += layout.keys
     return TableArrays(

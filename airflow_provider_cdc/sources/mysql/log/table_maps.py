@@ -7,10 +7,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from airflow_provider_cdc.core.kernel import Bytes, Int64s, kernel
-from airflow_provider_cdc.core.table import Table, TableName
+from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.sources.mysql.decode.images import expected_table_map
 from airflow_provider_cdc.sources.mysql.log.events import TableMap
-from airflow_provider_cdc.sources.mysql.log.layouts import parents_of
 from airflow_provider_cdc.sources.mysql.log.walk import Maps, find_map
 from airflow_provider_cdc.sources.mysql.log.walk_state import (
     MAP_AT,
@@ -34,9 +33,9 @@ def _entry(maps: Int64s, number: int) -> int:
 class _Shapes:
     """The shapes that the log must show of some tables."""
 
-    def __init__(self, tables: Sequence[Table]) -> None:
-        self._indexes = {table.name: index for index, table in enumerate(tables)}
-        self._expected = [expected_table_map(table) for table in tables]
+    def __init__(self, tables: Sequence[TrackedTable]) -> None:
+        self._indexes = {one.table.name: index for index, one in enumerate(tables)}
+        self._expected = [expected_table_map(one.table) for one in tables]
 
     def find(self, table_map: TableMap) -> int:
         """The index of the table that ``table_map`` is of, ``UNTRACKED``, or ``OTHER_SHAPE``."""
@@ -49,9 +48,9 @@ class _Shapes:
 class TableMaps:
     """``entries`` and ``bodies`` are those of ``walk.Maps``; both are replaced when they grow."""
 
-    def __init__(self, tracked: Sequence[TrackedTable]) -> None:
-        self._tables = _Shapes([one.table for one in tracked])
-        self._parents = _Shapes(parents_of(tracked))
+    def __init__(self, tracked: Sequence[TrackedTable], parents: Sequence[TrackedTable]) -> None:
+        self._tables = _Shapes(tracked)
+        self._parents = _Shapes(parents)
         self._names: dict[int, TableName] = {}
         self._used = 0
         self.entries: Int64s = np.zeros(256 * MAP_WORDS, np.int64)

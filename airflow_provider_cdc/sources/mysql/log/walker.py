@@ -47,7 +47,7 @@ class LogWalker:
     :param stop: where to end; None: at the end of the file.
     :param initial: transactions in it do not count.
     :param summary: told of the XA transactions that are decided.
-    :param watched: tables whose definitions must not change, other than those of ``tracked``.
+    :param watched: tables other than ``tracked`` whose definitions must not change, nor rows without being logged.
 
     ``state`` is that of ``walk.walk``. When ``run`` has come to the end, ``change`` and ``xa`` hold the result.
     """
@@ -65,14 +65,15 @@ class LogWalker:
         self._file = file
         self._summary = summary
         tables = [*(one.table for one in tracked), *watched]
-        self._parents = {parent.name for parent in parents_of(tracked)}
+        parents = parents_of(tracked, watched)
+        self._parents = {parent.table.name for parent in parents}
         self._names = TrackedNames(
             [*(table.name for table in tables), *sorted(self._parents - {table.name for table in tables})],
             {table.name: table.key_index for table in tables},
             [table.name for table in tables if is_recomputed(table)],
         )
-        self._layouts = layouts(tracked, initial)
-        self._maps = TableMaps(tracked)
+        self._layouts = layouts(tracked, parents, initial)
+        self._maps = TableMaps(tracked, parents)
         self.change = NetChange(self._layouts.keyless)
         self.xa = XaLedger(self.change, tracked)
         self._started = False
