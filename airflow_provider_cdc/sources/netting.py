@@ -33,6 +33,8 @@ HEADER = 4
 GROUP, LENGTHS, ORDER, COUNT = 0, 1, 2, 3
 SUBORDER = COUNT
 DEAD = -1
+NO_ROW = -1
+"""``row_bytes`` of `touch` where the key had no row before."""
 
 USED, FILLED, WASTED = 0, 1, 2
 """``NetChange.state``: words of the arena in use; slots in use; words of dead records."""
@@ -66,9 +68,9 @@ def has_room(net: Net, records: int, words: int) -> bool:
 
 
 @inner
-def key_place(net: Net) -> int:
-    """Where in ``net.bytes`` the key of the next record has to stand ready."""
-    return int(net.state[USED] + HEADER) << 3
+def key_place(state: Int64s) -> int:
+    """Where in the bytes of a net change with this ``state`` the key of the next record has to stand ready."""
+    return int(state[USED] + HEADER) << 3
 
 
 @inner
@@ -118,16 +120,16 @@ def _enter(net: Net, slot: int, record: int, hashed: int) -> None:
 
 
 @inner
-def touch(net: Net, group: int, key_bytes: int, data: Bytes, row_at: int, row_bytes: int, order: int) -> int:
-    """Note that a key was changed, unless it has been before; returns its record.
+def touch(net: Net, group: int, key_bytes: int, data: Bytes, row_at: int, row_bytes: int, order: int) -> None:
+    """Note that a key was changed, unless it has been before.
 
-    The key stands ready at ``key_place``. The row before is ``data[row_at:]``, ``row_bytes`` long, or none if that is
-    -1. The caller has asked ``has_room``.
+    The key stands ready at ``key_place``. The row before is ``data[row_at:]``, ``row_bytes`` long; there was none if
+    that is ``NO_ROW``. The caller has asked ``has_room``.
     """
-    record = int(net.state[USED])
-    found, slot, hashed = _find(net, group, key_place(net), key_bytes)
+    record = net.state[USED]
+    found, slot, hashed = _find(net, group, key_place(net.state), key_bytes)
     if found >= 0:
-        return found
+        return
     net.arena[record] = group
     net.arena[record + LENGTHS] = key_bytes << 32 | (row_bytes + 1)
     net.arena[record + ORDER] = order
@@ -136,24 +138,6 @@ def touch(net: Net, group: int, key_bytes: int, data: Bytes, row_at: int, row_by
         copy_bytes(net.bytes, (record + HEADER + ((key_bytes + 7) >> 3)) << 3, data, row_at, row_bytes)
     _enter(net, slot, record, hashed)
     net.state[USED] = record + record_words(key_bytes, row_bytes)
-    return record
-
-
-@inner
-def touch_new(net: Net, group: int, old: int, key_bytes: int, data: Bytes, order: int) -> None:
-    """Note the key that a row has after its change: where it had another one or none before, nothing was there.
-
-    The key stands ready at ``key_place``.
-
-    :param old: the record of the key before, as ``touch`` returned it; -1: there was no row.
-    """
-    if (
-        old >= 0
-        and (net.arena[old + LENGTHS] >> 32) == key_bytes
-        and same_bytes(net.bytes, (old + HEADER) << 3, net.bytes, key_place(net), key_bytes)
-    ):
-        return
-    touch(net, group, key_bytes, data, 0, -1, order)
 
 
 @inner
@@ -163,7 +147,7 @@ def count(net: Net, group: int, row_bytes: int, change: int, order: int) -> None
     The row stands ready at ``key_place``, as a key does for ``touch``. The caller has asked ``has_room``.
     """
     record = net.state[USED]
-    found, slot, hashed = _find(net, group, key_place(net), row_bytes)
+    found, slot, hashed = _find(net, group, key_place(net.state), row_bytes)
     if found >= 0:
         net.arena[found + COUNT] += change
         return

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from airflow_provider_cdc.core.kernel import (
     Bytes,
+    Int32s,
     Int64s,
     copy_bytes,
     inner,
@@ -48,7 +49,7 @@ from airflow_provider_cdc.sources.mysql.log.walk_state import (
     WANTED,
     XA,
 )
-from airflow_provider_cdc.sources.netting import HEADER, Net, count, has_room, key_place, touch, touch_new
+from airflow_provider_cdc.sources.netting import HEADER, NO_ROW, Net, count, has_room, key_place, touch
 
 _ROW_SLACK = 2 * HEADER + 8
 
@@ -92,31 +93,32 @@ def _full(data: Bytes, at: int, columns: int) -> bool:
 
 
 @inner
-def _put_key(net: Net, data: Bytes, ranges: Int64s, tables: TableArrays, table: int) -> int:
-    """Make a key ready for ``net`` as an image of its own (bitmap, fields in key order); its size, or -1: a NULL."""
-    keys_at = tables.words[table * TABLE_WORDS + KEYS_AT]
-    keys = tables.words[table * TABLE_WORDS + KEYS]
-    target = at = key_place(net)
+def _put_key(
+    bytes_: Bytes, target: int, data: Bytes, ranges: Int64s, key_prefixes: Int32s, keys_at: int, keys: int
+) -> int:
+    """Write a key as an image of its own (bitmap, fields in key order) at ``bytes_[target]``; its size, or -1: a
+    NULL."""
+    at = target
     for _ in range((keys + 7) >> 3):
-        store8(net.bytes, at, 0)
+        store8(bytes_, at, 0)
         at += 1
     for key in range(keys):
         start = ranges[2 * key]
         if start < 0:
             return -1
-        start -= tables.key_prefixes[keys_at + key]
+        start -= key_prefixes[keys_at + key]
         size = ranges[2 * key + 1] - start
-        copy_bytes(net.bytes, at, data, start, size)
+        copy_bytes(bytes_, at, data, start, size)
         at += size
     return at - target
 
 
 @inner
-def _same_key(data: Bytes, ranges: KeyRanges, keys: int) -> bool:
+def _same_key(data: Bytes, before: Int64s, after: Int64s, keys: int) -> bool:
     for key in range(0, 2 * keys, 2):
-        start, other = ranges.before[key], ranges.after[key]
-        size = ranges.before[key + 1] - start
-        if (start < 0) != (other < 0) or ranges.after[key + 1] - other != size:
+        start, other = before[key], after[key]
+        size = before[key + 1] - start
+        if (start < 0) != (other < 0) or after[key + 1] - other != size:
             return False
         if not same_bytes(data, start, data, other, size):
             return False
@@ -195,18 +197,19 @@ def keeps_keys(
     prefixes = parents.prefixes[first : first + columns]
     widths = parents.widths[first : first + columns]
     slots = parents.slots[first : first + columns]
+    before, after = ranges.before, ranges.after
     while at < body_end:
-        at = skip_image(data, at, body_end, prefixes, widths, slots, ranges.before)
+        at = skip_image(data, at, body_end, prefixes, widths, slots, before)
         if at < 0:
             return BAD_ROWS
         if kind == PARTIAL_UPDATE_ROWS:
             at, _ = _take_options(data, at, body_end, parents.words[info + JSON_COLUMNS])
             if at < 0:
                 return -at
-        at = skip_image(data, at, body_end, prefixes, widths, slots, ranges.after)
+        at = skip_image(data, at, body_end, prefixes, widths, slots, after)
         if at < 0:
             return BAD_ROWS
-        if not _same_key(data, ranges, keys):
+        if not _same_key(data, before, after, keys):
             return CASCADES
     return MORE
 
@@ -218,7 +221,8 @@ def net_rows(
     """Net the rows of the event at ``state[AT]``, which are of ``table``; MORE stands for success."""
     event = state[AT]
     info = table * TABLE_WORDS
-    columns, first, keys = tables.words[info + COLUMNS], tables.words[info + COLUMNS_AT], tables.words[info + KEYS]
+    columns, first = tables.words[info + COLUMNS], tables.words[info + COLUMNS_AT]
+    keys_at, keys = tables.words[info + KEYS_AT], tables.words[info + KEYS]
     writes = _writes(kind)
     deletes = _deletes(kind)
 
@@ -234,23 +238,27 @@ def net_rows(
     prefixes = tables.prefixes[first : first + columns]
     widths = tables.widths[first : first + columns]
     slots = tables.slots[first : first + columns]
+    # Out of the loop: a kernel counts references to each array that it takes from a tuple.
+    key_prefixes, bytes_, net_state = tables.key_prefixes, net.bytes, net.state
+    before_ranges, after_ranges = ranges.before, ranges.after
+    json_columns = tables.words[info + JSON_COLUMNS]
     while at < body_end:
         row = at
         before = before_end = after = after_end = -1
         diffs = False
         if not writes:
             before = at
-            at = skip_image(data, at, body_end, prefixes, widths, slots, ranges.before)
+            at = skip_image(data, at, body_end, prefixes, widths, slots, before_ranges)
             if at < 0:
                 return BAD_ROWS
             before_end = at
         if kind == PARTIAL_UPDATE_ROWS:
-            at, diffs = _take_options(data, at, body_end, tables.words[info + JSON_COLUMNS])
+            at, diffs = _take_options(data, at, body_end, json_columns)
             if at < 0:
                 return -at
         if not deletes:
             after = at
-            at = skip_image(data, at, body_end, prefixes, widths, slots, ranges.after)
+            at = skip_image(data, at, body_end, prefixes, widths, slots, after_ranges)
             if at < 0:
                 return BAD_ROWS
             after_end = at
@@ -262,25 +270,24 @@ def net_rows(
         state[ORDER] += 1
         if keys == 0:
             if before >= 0:
-                copy_bytes(net.bytes, key_place(net), data, before, before_end - before)
+                copy_bytes(bytes_, key_place(net_state), data, before, before_end - before)
                 count(net, group, before_end - before, -1, state[ORDER])
             if after >= 0:
                 if diffs:
                     return NOT_WHOLE
-                copy_bytes(net.bytes, key_place(net), data, after, after_end - after)
+                copy_bytes(bytes_, key_place(net_state), data, after, after_end - after)
                 count(net, group, after_end - after, 1, state[ORDER])
         else:
-            record = -1
             if before >= 0:
-                size = _put_key(net, data, ranges.before, tables, table)
+                size = _put_key(bytes_, key_place(net_state), data, before_ranges, key_prefixes, keys_at, keys)
                 if size < 0:
                     return SHAPE
-                record = touch(net, group, size, data, before, before_end - before, state[ORDER])
-            if after >= 0:
-                size = _put_key(net, data, ranges.after, tables, table)
+                touch(net, group, size, data, before, before_end - before, state[ORDER])
+            if after >= 0 and (before < 0 or not _same_key(data, before_ranges, after_ranges, keys)):
+                size = _put_key(bytes_, key_place(net_state), data, after_ranges, key_prefixes, keys_at, keys)
                 if size < 0:
                     return SHAPE
-                touch_new(net, group, record, size, data, state[ORDER])
+                touch(net, group, size, data, 0, NO_ROW, state[ORDER])
         state[TRACKED] += 1
         state[IMAGES] += 1 if before < 0 or after < 0 else 2
     state[ROW] = 0

@@ -161,6 +161,9 @@ def walk(
     :param parents: tables whose rows' keys must not change, as long as their bounds say.
     :returns: one of the codes of ``walk_state``.
     """
+    # Out of the loop: a kernel counts references to each array that it takes from a tuple.
+    entries, bodies, tsids = maps.entries, maps.bodies, sets.tsids
+    words, parent_words = tables.words, parents.words
     checksum = state[CHECKSUM]
     while True:
         if state[STOP] >= 0 and state[POSITION] >= state[STOP]:
@@ -198,7 +201,7 @@ def walk(
                 number = tagged_gtid(data, body, body_end, tsid)
             if number < 1:
                 return BAD_GTID
-            source = find_tsid(sets.tsids, tsid, state[SOURCE])
+            source = find_tsid(tsids, tsid, state[SOURCE])
             ignored = contains(sets, 0, source, number)
             state[SOURCE] = source
             state[NUMBER] = number
@@ -235,31 +238,31 @@ def walk(
             if not state[IGNORED] or state[XA] >= 0:
                 if body + 8 > body_end:
                     return BAD_LENGTH
-                entry = find_map(maps.entries, load32(data, body) | load16(data, body + 4) << 32)
+                entry = find_map(entries, load32(data, body) | load16(data, body + 4) << 32)
                 if kind == TABLE_MAP:
                     if (
-                        maps.entries[entry] == 0
-                        or maps.entries[entry + MAP_BYTES] != body_end - body
-                        or not same_bytes(data, body, maps.bodies, maps.entries[entry + MAP_AT], body_end - body)
+                        entries[entry] == 0
+                        or entries[entry + MAP_BYTES] != body_end - body
+                        or not same_bytes(data, body, bodies, entries[entry + MAP_AT], body_end - body)
                     ):
                         return ODD
-                    maps.entries[entry + MAP_SERIAL] = state[SERIAL]
+                    entries[entry + MAP_SERIAL] = state[SERIAL]
                 else:
-                    table = maps.entries[entry + MAP_TABLE]
-                    if maps.entries[entry] == 0 or maps.entries[entry + MAP_SERIAL] != state[SERIAL]:
+                    table = entries[entry + MAP_TABLE]
+                    if entries[entry] == 0 or entries[entry + MAP_SERIAL] != state[SERIAL]:
                         return OUT_OF_PLACE
-                    parent = maps.entries[entry + MAP_PARENT]
+                    parent = entries[entry + MAP_PARENT]
                     if table == OTHER_SHAPE or parent == OTHER_SHAPE:
                         return SHAPE
                     if parent >= 0 and state[ROW] == 0:
-                        upper = parents.words[parent * TABLE_WORDS + UPPER]
+                        upper = parent_words[parent * TABLE_WORDS + UPPER]
                         # Whether a prepared transaction counts is not known yet.
                         if state[XA] >= 0 or upper == 0 or contains(sets, upper, state[SOURCE], state[NUMBER]):
                             code = keeps_keys(data, kind, body_end, state, parent, parents, ranges)
                             if code != MORE:
                                 return code
                     if table >= 0 and state[XA] < 0:
-                        upper = tables.words[table * TABLE_WORDS + UPPER]
+                        upper = words[table * TABLE_WORDS + UPPER]
                         if upper and not contains(sets, upper, state[SOURCE], state[NUMBER]):
                             table = UNTRACKED
                     if table >= 0:

@@ -24,9 +24,10 @@ from airflow_provider_cdc.core.kernel import (
     load16be,
     load32be,
     load64be,
+    same_bytes,
     store8,
 )
-from airflow_provider_cdc.sources.netting import HEADER, Net, count, has_room, key_place, touch, touch_new
+from airflow_provider_cdc.sources.netting import HEADER, NO_ROW, Net, count, has_room, key_place, touch
 from airflow_provider_cdc.sources.postgres.decode.images import NULL_VALUE, TEXT_VALUE, UNCHANGED_VALUE
 from airflow_provider_cdc.sources.postgres.log.walk_state import (
     AT,
@@ -127,7 +128,7 @@ def _fill_in(data: Bytes, columns: int, places: Int64s, others: Int64s) -> None:
 @inner
 def _put_row(net: Net, data: Bytes, columns: int, places: Int64s) -> int:
     """Make a row ready for ``net``: all fields as an image; its size."""
-    target = key_place(net)
+    target = key_place(net.state)
     store8(net.bytes, target, columns >> 8)
     store8(net.bytes, target + 1, columns)
     at = target + 2
@@ -161,7 +162,7 @@ def _reorder(
 @inner
 def _put_key(net: Net, data: Bytes, places: Int64s, key_columns: Int32s, keys_at: int, keys: int) -> int:
     """Make a key ready for ``net``: its columns' fields as an image of their own; its size, or -1: a NULL."""
-    target = key_place(net)
+    target = key_place(net.state)
     store8(net.bytes, target, keys >> 8)
     store8(net.bytes, target + 1, keys)
     at = target + 2
@@ -173,6 +174,16 @@ def _put_key(net: Net, data: Bytes, places: Int64s, key_columns: Int32s, keys_at
         copy_bytes(net.bytes, at, data, start, size)
         at += size
     return at - target
+
+
+@inner
+def _same_key(data: Bytes, places: Int64s, others: Int64s, key_columns: Int32s, keys_at: int, keys: int) -> bool:
+    for key in range(keys):
+        column = key_columns[keys_at + key]
+        at, other, size = places[2 * column], others[2 * column], places[2 * column + 1]
+        if others[2 * column + 1] != size or not same_bytes(data, at, data, other, size):
+            return False
+    return True
 
 
 @inner
@@ -230,23 +241,22 @@ def _net_change(
     state[ORDER] += 1
     if keys == 0:
         if old >= 0:
-            copy_bytes(net.bytes, key_place(net), data, old, old_end - old)
+            copy_bytes(net.bytes, key_place(net.state), data, old, old_end - old)
             count(net, table, old_end - old, -1, state[ORDER])
         if new >= 0:
             size = _put_row(net, data, columns, new_places)
             count(net, table, size, 1, state[ORDER])
     else:
-        record = -1
         if old >= 0:
             size = _put_key(net, data, places, key_columns, keys_at, keys)
             if size < 0:
                 return SHAPE
-            record = touch(net, table, size, data, old, old_end - old, state[ORDER])
-        if new >= 0:
+            touch(net, table, size, data, old, old_end - old, state[ORDER])
+        if new >= 0 and (old < 0 or not _same_key(data, places, new_places, key_columns, keys_at, keys)):
             size = _put_key(net, data, new_places, key_columns, keys_at, keys)
             if size < 0:
                 return SHAPE
-            touch_new(net, table, record, size, data, state[ORDER])
+            touch(net, table, size, data, 0, NO_ROW, state[ORDER])
     state[IMAGES] += 1 if old < 0 or new < 0 else 2
     return MORE
 
