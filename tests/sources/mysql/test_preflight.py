@@ -209,7 +209,7 @@ class TestTables:
         with having(server, CASCADES + replica, NO_CASCADES + "; RESET REPLICA ALL"):
             found = problems(server, "shop.child", "shop.orphan", "shop.strict", consistency="watermark")
             assert [problem.where for problem in found] == ["shop.child", "shop.orphan"]
-            plans = source(server).preflight(["shop.child", "shop.strict"], "auto")
+            plans = source(server).preflight(["shop.child", "shop.strict"])
             assert [plan.consistency for plan in plans] == ["lock", "watermark"]
 
     @pytest.mark.parametrize("consistency", ["auto", "lock"])
