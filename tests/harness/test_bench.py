@@ -39,6 +39,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
             {"vs_mysql_replication", "vs_one_file", "vs_one_file_from_disk"},
         ),
         (
+            "as-of",
+            ["--keys=2000"],
+            {"now", "past", "log_alone", "find_a_time"},
+            {"vs_snapshot_and_log"},
+        ),
+        (
             "consolidate",
             [],
             {"snapshot", "consolidate_0", "consolidate_1000_hot", "consolidate_1000_scattered", "consolidate_all"},

@@ -70,7 +70,9 @@ def check_past(settings: ConnectionSettings, as_of: AsOf, plans: Sequence[TableP
         _check_time(connection, as_of)
         past = resolve(settings, as_of)
         tables, problems = recheck(connection, tables_of(connection, plans), plans)
-        if problems := [*problems, *problems_since(settings, connection, past, tables)]:
+        problems = [*problems, *problems_since(settings, connection, past)]
+        # Without a whole log there is nothing to look through.
+        if problems or (problems := statement_problems(settings, connection, past, tables)):
             raise PreflightError(problems)
 
 
@@ -89,7 +91,8 @@ def record_past(
             raise PreflightError([NO_POSITION])
         wait_until_visible(connection, past.prefix.position, wait_seconds)
         tables, problems = recheck(connection, tables_of(connection, plans), plans)
-        problems += problems_since(settings, connection, past, tables)
+        # What the log says is found when it is read for the rows; preflight said it before any work.
+        problems = [*problems, *problems_since(settings, connection, past)]
         if problems:
             raise PreflightError(problems)
     return InitialPoint(str(past.prefix.position), found | {LOG_PLACE: str(past.prefix.place)}, tables, 0.0)
@@ -141,11 +144,9 @@ def resolve(settings: ConnectionSettings, as_of: AsOf, wait_seconds: float = 0, 
     return Past(prefix, as_of)
 
 
-def problems_since(
-    settings: ConnectionSettings, connection: Connection, past: Past, tables: Sequence[Table]
-) -> list[Problem]:
-    """Why a copy cannot be exact at ``past``: each with the earliest time at which it could be, as far as this problem
-    goes.
+def problems_since(settings: ConnectionSettings, connection: Connection, past: Past) -> list[Problem]:
+    """Why a copy cannot be exact at ``past``, but for what the log says: each with the earliest time at which it could
+    be, as far as this problem goes.
 
     :raises LogGone: the log was purged meanwhile.
     :raises SourceUnavailable: the server cannot be reached.
@@ -179,17 +180,28 @@ def problems_since(
                 _later(start),
             )
         )
-    files = log_files(connection)
     try:
-        check_continuity(settings, files, past.prefix.place)
+        check_continuity(settings, log_files(connection), past.prefix.place)
     except (ExactnessError, LogGone) as error:
         problems.append(Problem("log", error.message, "ask for a time since the server was last started"))
-        return problems
-    found = _last_break(settings, past.prefix, end_of_log(settings, connection), list(files), tables)
-    if found is not None:
-        broken, when = found
-        problems.append(Problem(broken.where, broken.message, _later(when)))
     return problems
+
+
+def statement_problems(
+    settings: ConnectionSettings, connection: Connection, past: Past, tables: Sequence[Table]
+) -> list[Problem]:
+    """The last statement in the log since ``past`` that a copy of ``tables`` cannot go back beyond, with the earliest
+    time that is possible.
+
+    :raises LogGone: the log was purged meanwhile.
+    :raises SourceUnavailable: the server cannot be reached.
+    """
+    files = list(log_files(connection))
+    found = _last_break(settings, past.prefix, end_of_log(settings, connection), files, tables)
+    if found is None:
+        return []
+    broken, when = found
+    return [Problem(broken.where, broken.message, _later(when))]
 
 
 def wait_until_visible(connection: Connection, position: GtidSet, seconds: float) -> None:

@@ -86,6 +86,7 @@ class Order:
     """Copy ``table`` (``schema.table``, keys 1 to ``rows``) into the folder ``target``, which does not exist yet.
 
     ``meanwhile`` are statements for the server once the initial position is recorded: changes to rewind. A contender
+    ``as_of`` is the point that the copy is exact at; empty: now. A contender
     that reads the log nets the ``files`` of it that name ``rows`` row images of the table, and writes nothing.
     """
 
@@ -95,6 +96,7 @@ class Order:
     consistency: str = "watermark"
     meanwhile: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
+    as_of: str = ""
 
 
 Work = Callable[[Order], Mapping[str, Any]]

@@ -51,7 +51,7 @@ def run(arguments: argparse.Namespace, directory: Path) -> Report:
         block = BLOCKS[arguments.shape]
         keys = max(rows // TOUCHED // block, 1) * block
         table = ensure_table(server, "mixed", keys)
-        small, one, other = _write_logs(server, table, keys, block, rows)
+        small, one, other = write_logs(server, table, keys, block, rows)
         print(
             f"bench: {rows:,} row images of the shape {arguments.shape} in two files, {keys:,} keys touched in each\n"
         )
@@ -96,7 +96,7 @@ def run(arguments: argparse.Namespace, directory: Path) -> Report:
     return report
 
 
-def _write_logs(server: MysqlServer, table: str, keys: int, block: int, images: int) -> list[LogFile]:
+def write_logs(server: MysqlServer, table: str, keys: int, block: int, images: int) -> list[LogFile]:
     """Three files of updates: one of an eighth of ``images``, two of a half each."""
     files, done = [], 0
     say("bench: writing the log")

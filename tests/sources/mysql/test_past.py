@@ -13,7 +13,13 @@ import pytest
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.errors import Problem, SourceUnavailable
-from airflow_provider_cdc.sources.mysql.past import Past, problems_since, resolve, wait_until_visible
+from airflow_provider_cdc.sources.mysql.past import (
+    Past,
+    problems_since,
+    resolve,
+    statement_problems,
+    wait_until_visible,
+)
 from airflow_provider_cdc.sources.mysql.schema import read_tables
 from airflow_provider_cdc.sources.mysql.session import session
 from harness.mysql_server import MysqlServer
@@ -34,7 +40,10 @@ def server(mysql_factory: MysqlFactory) -> MysqlServer:
 def problems(server: MysqlServer, past: Past) -> list[Problem]:
     with session(settings(server)) as connection:
         tables = read_tables(connection, [TableName("d", "t")])
-        return problems_since(settings(server), connection, past, tables)
+        return [
+            *problems_since(settings(server), connection, past),
+            *statement_problems(settings(server), connection, past, tables),
+        ]
 
 
 def now(server: MysqlServer) -> datetime:
@@ -74,7 +83,7 @@ def test_what_changed_since_is_named_with_the_earliest_time_that_works(
     with server.connect() as connection, connection.cursor() as cursor:
         for statement in statements:
             cursor.execute(statement)
-    past = resolve(settings(server), moment, wait_seconds=5)
+    past = resolve(settings(server), moment, wait_seconds=5, final=True)
     (problem,) = problems(server, past)
     assert what in problem.what
     earliest = re.search(r"ask for (\S+) or later", problem.hint)
@@ -106,10 +115,10 @@ def test_before_the_servers_start_nothing_is_known(server: MysqlServer) -> None:
 def test_a_time_that_nothing_was_committed_after_waits_for_the_first_commit(server: MysqlServer) -> None:
     moment = datetime.now(UTC)
     with pytest.raises(SourceUnavailable, match="nothing was committed after"):
-        resolve(settings(server), moment, wait_seconds=1)
+        resolve(settings(server), moment, wait_seconds=1, final=True)
     threading.Timer(1.5, lambda: server.query("REPLACE INTO d.other VALUES (4, 4)")).start()
     before = executed(server)
-    past = resolve(settings(server), moment, wait_seconds=30)
+    past = resolve(settings(server), moment, wait_seconds=30, final=True)
     assert str(past.prefix.position) == str(GtidSet.parse(before))
     assert past.prefix.following is not None
     assert past.prefix.following > moment

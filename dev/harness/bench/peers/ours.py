@@ -23,7 +23,9 @@ def prepare(address: Address) -> Work:
 
     def copy(order: Order) -> dict[str, Any]:
         Path(order.target).mkdir()
-        pipeline = Pipeline(spark, address.settings, order.target, [order.table], consistency=order.consistency)
+        pipeline = Pipeline(
+            spark, address.settings, order.target, [order.table], consistency=order.consistency, as_of=order.as_of
+        )
         steps = {"record": _seconds(pipeline.record)}
         with address.cursor() as cursor:
             for statement in order.meanwhile:

@@ -1,0 +1,126 @@
+"""`bench as-of`: a copy as of a time before so many row images, beside a copy of now and the reading of that log.
+
+Two things are measured. What going back costs: a copy of now takes its snapshot and hardly anything else; one as of the
+past reads and rewinds the log in between, at the rate at which the log alone is netted (as `bench delta` measures it).
+And how long it takes to find the position that a time means, among a hundred files of the log.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shutil
+import statistics
+import tempfile
+import time
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+from harness.bench.contender import Address, Contender, Order
+from harness.bench.delta import write_logs
+from harness.bench.report import Report, Result, print_ratios, print_table
+from harness.bench.server import bench_server, logs_directory
+from harness.bench.tables import ensure_table
+from harness.messages import say
+from harness.mysql_server import MysqlServer
+
+FILES = 100
+IMAGES_A_FILE = 2_000
+TIMES = 9
+BLOCK = 1000
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.set_defaults(rows=10_000_000)
+    parser.add_argument("--keys", type=int, default=1_000_000, help="rows of the table (--rows are the row images)")
+
+
+def run(arguments: argparse.Namespace, directory: Path) -> Report:
+    images, keys = arguments.rows, max(arguments.keys // BLOCK, 1) * BLOCK
+    report = Report("as-of", images)
+    with bench_server(directory) as server, tempfile.TemporaryDirectory(prefix="work-", dir=directory) as work:
+        table, address, logs = ensure_table(server, "mixed", keys), Address.of(server), logs_directory(directory)
+        target = Path(work) / "target"
+        before = _mark(server)
+        files = write_logs(server, table, keys, BLOCK, images)
+        with Contender("ours_delta", address, logs / "ours_delta.log") as log:
+            log.ready()
+            order = Order(table, sum(file.images for file in files), files=tuple(file.name for file in files))
+            log.run(order)
+            netted = log.run(order)
+        with Contender("ours", address, logs / "ours.log") as ours:
+            ours.ready()
+            _copy(ours, Order(table, keys, str(target)))
+            _copy(ours, Order(table, keys, str(target), as_of=before))
+            now = _copy(ours, Order(table, keys, str(target)))
+            past = _copy(ours, Order(table, keys, str(target), as_of=before))
+        found = _find_times(server, address, table, keys)
+    reading = {name: sum(one["steps"][step] for step in _READING) for name, one in (("now", now), ("past", past))}
+    report.results += [
+        Result("now", keys, reading["now"], now["peak_rss_mb"]),
+        Result("past", keys, reading["past"], past["peak_rss_mb"]),
+        Result("log_alone", netted["rows"], netted["seconds"], netted["peak_rss_mb"]),
+        Result("find_a_time", FILES, statistics.median(found), 0.0),
+    ]
+    report.ratios["vs_snapshot_and_log"] = (reading["now"] + netted["seconds"]) / reading["past"]
+    print(f"\nbench: {keys:,} rows, as of a time {netted['rows']:,} row images ago\n")
+    print_table(
+        ["", *_STEPS, "keys rewound"],
+        [
+            [name, *(f"{one['steps'][step]:.2f} s" for step in _STEPS), f"{one['rewound']:,}"]
+            for name, one in (("now", now), ("past", past))
+        ],
+    )
+    print(f"\nthe log alone, netted in two processes: {netted['seconds']:.2f} s")
+    print(
+        f"a time among {FILES} files: {statistics.median(found):.2f} s (median of {len(found)}; "
+        f"{min(found):.2f} to {max(found):.2f})"
+    )
+    print_ratios(report.ratios)
+    return report
+
+
+_STEPS = ("record", "snapshot", "extract_delta", "consolidate")
+_READING = ("record", "snapshot", "extract_delta")
+
+
+def _copy(ours: Contender, order: Order) -> dict[str, Any]:
+    say(f"bench: a copy as of {order.as_of or 'now'}")
+    try:
+        return ours.run(order)
+    finally:
+        shutil.rmtree(order.target, ignore_errors=True)
+
+
+def _find_times(server: MysqlServer, address: Address, table: str, keys: int) -> list[float]:
+    # Kernels take a moment to load, which the choice of a bench needs not wait for.
+    from airflow_provider_cdc.sources.mysql.log.prefixes import prefix_at
+
+    say(f"bench: writing {FILES} files of the log")
+    begun = datetime.now(UTC)
+    with server.connect() as connection, connection.cursor() as cursor:
+        for number in range(FILES):
+            low = number * 7919 % max(keys // IMAGES_A_FILE, 1) * IMAGES_A_FILE // 2
+            cursor.execute(
+                f"UPDATE {table} SET score = score + 1 WHERE id > %s AND id <= %s", (low, low + IMAGES_A_FILE // 2)
+            )
+            cursor.execute("FLUSH BINARY LOGS")
+    ended = datetime.now(UTC)
+    dice, seconds = random.Random(0), []
+    for _ in range(TIMES + 1):
+        when = begun + dice.random() * (ended - begun)
+        started = time.perf_counter()
+        prefix_at(address.settings, when)
+        seconds.append(time.perf_counter() - started)
+    # The first one loads the kernels.
+    return seconds[1:]
+
+
+def _mark(server: MysqlServer) -> str:
+    """A time with something committed before it, and nothing in the same second."""
+    server.query("CREATE DATABASE IF NOT EXISTS bench_mark")
+    time.sleep(1.5)
+    mark = datetime.now(UTC) - timedelta(milliseconds=200)
+    time.sleep(0.5)
+    return mark.isoformat()
