@@ -7,7 +7,8 @@ from typing import Any
 
 from airflow.sdk import Param
 
-from airflow_provider_cdc.core.options import Option, declared
+from airflow_provider_cdc.core.option import Option
+from airflow_provider_cdc.core.options import declared
 
 
 def params(kind: str, **defaults: Any) -> dict[str, Param]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from airflow_provider_cdc.core.options import AuthorOptions, Option, declared
+from airflow_provider_cdc.core.option import Option
+from airflow_provider_cdc.core.options import AuthorOptions, declared
 
 _KINDS = {"mysql": "MySQL: ", "postgres": "PostgreSQL: "}
 

@@ -1,0 +1,147 @@
+"""How an option of a run is declared: what it accepts, and what is told of it. ``core.options`` declares them all."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field
+from typing import Any
+
+from airflow_provider_cdc.core import as_of
+from airflow_provider_cdc.errors import Problem
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """What values an option accepts.
+
+    ``what`` completes "… is not …"; ``schema`` is the same as JSON schema, for a form.
+    """
+
+    what: str
+    holds: Callable[[Any], bool]
+    schema: Mapping[str, Any]
+    plain: Callable[[Any], Any] = lambda value: value
+    """Makes an accepted value one of the option's type."""
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option, as it is declared.
+
+    ``default`` is `MISSING` where a value has to be given. ``type`` is the type of a checked value. ``argument`` is the
+    name that an operator's argument has for it. ``only`` names the one kind of source that it is for, if it is for one.
+    ``secret``: people put secrets there, so its value is never shown. ``in_form``: the DAGs that come with the package
+    have a param for it, called ``title``. ``fixed``: the DAG's author sets it, and it is no template.
+    """
+
+    name: str
+    type: Any
+    default: Any
+    accepts: Accepted
+    help: str
+    example: str
+    argument: str
+    only: str
+    secret: bool
+    in_form: bool
+    title: str
+    fixed: bool
+
+    @property
+    def required(self) -> bool:
+        return self.default is MISSING
+
+    def check(self, value: Any) -> Problem | None:
+        """What is wrong with ``value``; None if nothing is."""
+        if self.accepts.holds(value):
+            return None
+        shown = f"a value of type {type(value).__name__}" if value and self.secret else repr(value)
+        return Problem(f"parameter {self.argument}", f"{shown} is not {self.accepts.what}", f"give {self.example}")
+
+
+def option(
+    default: Any = MISSING,
+    *,
+    accepts: Accepted,
+    help: str,
+    example: str,
+    name: str = "",
+    argument: str = "",
+    only: str = "",
+    secret: bool = False,
+    title: str = "",
+    fixed: bool = False,
+) -> Any:
+    """Declare an option; see `Option`. ``name`` is for those that users know by another name than the field's."""
+    declared = {
+        "accepts": accepts,
+        "help": help,
+        "example": example,
+        "name": name,
+        "argument": argument,
+        "only": only,
+        "secret": secret,
+        "title": title,
+        "in_form": bool(title),
+        "fixed": fixed,
+    }
+    if default is MISSING:
+        return field(metadata={"option": declared})
+    return field(default=default, metadata={"option": declared})
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and bool(value.strip())
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and bool(value) and all(map(_is_text, value))
+
+
+def _are_texts_or_none(value: Any) -> bool:
+    return value is None or (isinstance(value, (list, tuple)) and all(map(_is_text, value)))
+
+
+def _are_properties(value: Any) -> bool:
+    return value is None or (isinstance(value, Mapping) and all(map(_is_text, value)))
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_time(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+
+
+def _is_flag(value: Any) -> bool:
+    return isinstance(value, bool)
+
+
+def one_of(choices: Sequence[str]) -> Accepted:
+    """One of some words."""
+    return Accepted(
+        f"one of {', '.join(choices)}",
+        lambda value: isinstance(value, str) and value in choices,
+        {"type": "string", "enum": list(choices)},
+    )
+
+
+_TEXT = {"type": "string", "minLength": 1}
+CONNECTION = Accepted("the id of a connection", _is_text, _TEXT)
+URI = Accepted("a URI", _is_text, _TEXT)
+TABLE_NAMES = Accepted(
+    "a list of table names",
+    _are_texts,
+    {"type": "array", "items": {"type": "string", "minLength": 3}, "minItems": 1},
+)
+PATTERNS = Accepted("a list of patterns, or nothing", _are_texts_or_none, {"type": ["array", "null"]})
+PROPERTIES = Accepted("an object of Spark properties", _are_properties, {"type": ["object", "null"]})
+COUNT = Accepted("a whole number above 0", _is_count, {"type": "integer", "minimum": 1})
+WHOLE_SECONDS = Accepted("a whole number of seconds above 0", _is_count, {"type": "integer", "minimum": 1})
+SECONDS = Accepted("a number of seconds", _is_time, {"type": "number", "minimum": 0})
+AS_OF = Accepted(
+    "a time with its zone, a GTID set or an LSN, or empty", as_of.is_as_of, {"type": "string"}, as_of.text_of
+)
+FLAG = Accepted("true or false", _is_flag, {"type": "boolean"})
