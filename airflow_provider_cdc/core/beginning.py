@@ -1,4 +1,4 @@
-"""How a run begins: at an initial position that is fixed once, whoever tries to, and kept as long as it can be."""
+"""How a run begins: at an initial position that is fixed once, and kept for as long as it can be."""
 
 from __future__ import annotations
 

@@ -2,8 +2,9 @@
 
 On a local disk, or what is mounted like one, the second writer of a name is refused by the file system itself. Object
 stores, as pyarrow.fs shows them, cannot refuse: there the writers elect one of themselves. Each leaves a candidate,
-waits, and completes the first candidate in the list, whoever left it; who finds a candidate leaves none of his own. Two
-writers could both believe to be the one only if a write of each took longer than `SETTLE_SECONDS`, at the same moment.
+waits, and completes the first candidate in the list, whoever left it; a writer that finds a candidate leaves none of
+its own. Two writers could both believe to be the one only if a write of each took longer than `SETTLE_SECONDS`, at the
+same moment.
 """
 
 from __future__ import annotations
@@ -105,7 +106,7 @@ def _link(path: str, data: bytes) -> bool:
         made = Path(temporary).samefile(path)
     finally:
         Path(temporary).unlink(missing_ok=True)
-    # Also for the one who comes second: what he will rest on must not vanish in a crash.
+    # Also for the try that comes second: what it will rest on must not vanish in a crash.
     _sync(posixpath.dirname(path))
     return made
 

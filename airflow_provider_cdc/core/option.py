@@ -120,7 +120,7 @@ def _is_flag(value: Any) -> bool:
 
 
 def one_of(choices: Sequence[str]) -> Accepted:
-    """One of some words."""
+    """One of several words."""
     return Accepted(
         f"one of {', '.join(choices)}",
         lambda value: isinstance(value, str) and value in choices,

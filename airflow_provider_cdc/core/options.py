@@ -160,7 +160,7 @@ class StepOptions:
         only="postgres",
         title="Keep the slot",
         help="Leave the publication and the slot there when the run is published, to stream on from `initial_lsn`. "
-        "Whoever asks for it has to drop them.",
+        "You then have to drop them.",
         example="true or false",
     )
     on_table_error: str = option(

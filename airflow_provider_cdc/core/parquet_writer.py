@@ -196,7 +196,7 @@ def _is_plain(kind: pa.DataType) -> bool:
 
 
 def write_empty(run: Storage, name: str, schema: pa.Schema) -> StagedFile:
-    """Write a file of this very name that has no rows."""
+    """Write a file of exactly this name, without rows."""
     written = _OpenFile(run, name, schema.empty_table()).close()
     run.sync(name.rpartition("/")[0])
     return written

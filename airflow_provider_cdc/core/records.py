@@ -80,7 +80,7 @@ def read(kind: type[Record], run: Storage, name: str) -> Record:
 def read_data(run: Storage, name: str) -> Any:
     """The JSON data in the file ``name``.
 
-    :raises ManifestError: there is none, or it is no JSON.
+    :raises ManifestError: there is none, or it is not JSON.
     """
     try:
         return run.read_json(name)

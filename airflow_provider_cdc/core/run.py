@@ -7,7 +7,7 @@ did not happen: a retry does it again.
 
 A run whose source no longer reaches back to the initial position begins anew: with ``manifest-2.json``, and so on. The
 last one counts. Before there is another one the *commit* of the last one is taken, by ``abandoned``: so of all
-manifests of a run at most one can be published, whoever still works for an earlier one.
+manifests of a run at most one can be published, even if some try still works for an earlier one.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ class Run:
 
     @property
     def abandoned(self) -> bool:
-        """Whether the run began anew, so that this manifest counts no more."""
+        """Whether the run began anew, so that this manifest no longer counts."""
         return self.commit is not None and self.commit.abandoned
 
     def found(self, kind: type[Result]) -> Result:
@@ -290,7 +290,7 @@ def _manifest_name(generation: int) -> str:
 
 
 def _check_own(folder: Storage, manifest: Manifest) -> None:
-    """Whoever mistakes the manifest of another run for his own publishes that one's rows as his.
+    """Mistaking another run's manifest for its own would make a run publish that run's rows.
 
     :raises ManifestError: it is of another run, or was written in another place.
     """

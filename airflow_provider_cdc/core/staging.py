@@ -1,7 +1,7 @@
 """The private files of a run: what its steps leave for each other, and nobody else reads.
 
 Tasks on any machine write them, and a task that fails or runs twice leaves files behind that nobody names: a file
-counts only once a record names it. Who takes files over to publish them is a sink.
+counts only once a record names it. A sink takes over those that are published.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Staging:
     @contextmanager
     def reading(self) -> Iterator[None]:
         """Files were seen to be whole before they are worked on. If one is not there any more no retry can help: a
-        concurrent attempt may have published it, and whoever hears of it looks for that one.
+        concurrent attempt may have published it, and the caller looks for that one.
 
         :raises FileDamaged: in place of what a missing file leads to.
         """

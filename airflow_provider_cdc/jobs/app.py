@@ -57,7 +57,7 @@ def main(task_id: str, job: Job, arguments: Sequence[str] | None = None) -> None
 
 
 def _unforeseen(task_id: str, error: Exception) -> CdcError:
-    """An error that is none of ours as one, which names the step and what was being worked on (`step.naming`)."""
+    """Wrap an error that is not one of ours, naming the step and what was being worked on (`errors.naming`)."""
     where = ", ".join([task_id, *reversed(getattr(error, "__notes__", []))])
     what = f"{type(error).__name__}: {error}"
     if may_pass(error):
@@ -74,6 +74,6 @@ def _fail(task_id: str, run_uri: str, error: CdcError) -> NoReturn:
     try:
         records.write(Storage(run_uri), error_file(task_id, os.environ.get(TRY_VARIABLE, "")), record)
     except (CdcError, OSError) as also:
-        # Whoever started the app has its exit code and its output.
+        # The caller still has the exit code and the output.
         say(f"{task_id}: the error could not be recorded in {run_uri}: {also}")
     raise SystemExit(TERMINAL if terminal else TRANSIENT) from None

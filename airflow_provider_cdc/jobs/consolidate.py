@@ -81,7 +81,7 @@ def consolidate(spark: SparkSession, folder: Storage, settings: ConnectionSettin
     found = run_step(CONSOLIDATE, spark, folder, settings, _consolidate)
     run = Run.load(folder)
     if done_before:
-        # Whoever runs it once more may have removed the heads.
+        # The heads may have been removed since.
         _publish(run, _decision(run))
     clean(run)
     _release(run, settings)
@@ -98,7 +98,7 @@ def _consolidate(step: Step) -> ConsolidateResult:
         raise ManifestError(
             "the run began anew while this try was at work",
             where=step.folder.uri,
-            hint="nothing is to be done: the tasks of the new beginning go on",
+            hint="nothing needs to be done: the tasks of the new beginning go on",
         )
     decision = _decision(run)
     if commit.token != step.token and CONSOLIDATE not in run.steps:
@@ -132,11 +132,11 @@ def _commit(step: Step) -> Commit:
         step.run.refresh()
         if step.run.commit is None:
             raise
-        say(f"consolidate: a concurrent attempt has committed, and is helped out ({type(error).__name__}: {error})")
+        say(f"consolidate: a concurrent attempt has committed; this one completes it ({type(error).__name__}: {error})")
         return step.run.commit
     commit = step.run.decide(Commit(step.token, rests_on, record))
     if commit.record != record:
-        say("consolidate: a concurrent attempt has committed, and is helped out")
+        say("consolidate: a concurrent attempt has committed; this one completes it")
         step.folder.delete_file(record)
     return commit
 
@@ -288,10 +288,10 @@ def _final_files(
 
 
 def _release(run: Run, settings: ConnectionSettings) -> None:
-    """Let the source drop what it kept for the run. The run is published: not being able to is no failure."""
+    """Let the source drop what it kept for the run. It is published, so failing to do so does not fail the step."""
     source = open_source(settings)
     try:
-        # Nobody else ever would.
+        # If this gives up, nothing else tries again.
         persist("consolidate: release", lambda: release(run.folder, lambda run_id: release_run(source, run_id)))
     except CdcError as error:
         say(f"consolidate: the source still keeps what it kept for this run: {error}")

@@ -40,7 +40,7 @@ PLAN = "delta/plan.json"
 DONE = "delta/done"
 
 SORT_BYTES = 256 * 2**20
-"""What a segment's task holds of its changes to sort them."""
+"""How many bytes of changes a segment's task holds in memory to sort them."""
 COMPOSE_BYTES = 256 * 2**20
 """What one task composes, in bytes of the files it reads."""
 
@@ -71,7 +71,7 @@ class NetChange:
         return self.counts.get(table, net.NONE).keys
 
     def befores(self, table: int) -> int:
-        """Of how many of them there is a row before."""
+        """How many of them had a row before the window."""
         return self.counts.get(table, net.NONE).befores
 
 

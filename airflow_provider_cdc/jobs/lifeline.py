@@ -1,4 +1,4 @@
-"""A driver that has lost whoever started it ends at once: another one may be doing its work already."""
+"""A driver whose parent process is gone ends at once: another driver may already be doing its work."""
 
 from __future__ import annotations
 

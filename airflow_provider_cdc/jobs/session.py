@@ -81,7 +81,7 @@ def driver_jvm(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
     """The variable with options for the driver's JVM, by which ``spark-submit`` and PySpark start it.
 
     It plans and schedules some dozens of tasks, for seconds as a rule, each step in a JVM of its own: its optimizing
-    compiler would take more processor time than it ever gives back. Whoever sets the variable has the last word.
+    compiler would take more processor time than it ever gives back. User-set values win.
     """
     return {JVM_VARIABLE: f"-XX:TieredStopAtLevel=1 {environment.get(JVM_VARIABLE, '')}".strip()}
 
@@ -92,7 +92,7 @@ def to_environment(settings: ConnectionSettings) -> dict[str, str]:
 
 
 def error_file(task_id: str, token: str) -> str:
-    """Where a step leaves why it failed: a file of each try's own, since one that was thought dead may fail later.
+    """Where a step leaves why it failed: a file of each try's own, since one that was presumed dead may fail later.
 
     :param token: that of the try; empty where nobody gave one.
     """

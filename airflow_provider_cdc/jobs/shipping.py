@@ -9,7 +9,7 @@ from pathlib import Path
 
 PACKAGE = Path(__file__).resolve().parents[1]
 SHIPPED = ("core", "sources", "sinks", "jobs")
-"""What runs in executors. The Airflow side stays at home."""
+"""What runs in executors. They do not need the Airflow side."""
 
 # The zip's own __init__ unpacks it, once per machine and version, into the user's cache, and the package is what lies
 # there. Modules in a zip are compiled in every process; and compiled kernels are found again by the path of their

@@ -38,6 +38,6 @@ def check_some_left(copied: Collection[str], skipped: Mapping[str, str]) -> None
 
 
 def say_skipped(skipped: Mapping[str, str]) -> None:
-    """Tell loudly which tables are left out."""
+    """Warn which tables are left out."""
     for name, why in sorted(skipped.items()):
         say(f"WARNING: {name} is SKIPPED and will not be published: {why}")

@@ -2,7 +2,7 @@
 
 Exactness rests on two things here. The bound is taken after the last read that counts has ended. And the files that
 count are fixed at that moment, in a record of this try: a task that Spark started twice, or another try of this step
-that was thought dead, may end later, and what those leave is not in there.
+that was presumed dead, may end later, and what those leave is not in there.
 """
 
 from __future__ import annotations
@@ -183,7 +183,7 @@ def snapshot(spark: SparkSession, folder: Storage, settings: ConnectionSettings)
 
 
 def _snapshot(step: Step) -> SnapshotResult:
-    # What is over already needs no read of hours to be found out.
+    # Better to find out now than after hours of reading.
     persist("snapshot: check the tables", lambda: step.source.check_tables([entry.table for entry in step.tables]))
     chunk_rows = step.manifest.options.chunk_rows
     plan = step.plan(PLAN, Part, lambda: cut(step.source, step.tables, chunk_rows, step.slots))
@@ -251,7 +251,7 @@ def _read(step: Step, plan: Plan[Part], done: dict[int, PartRecord]) -> None:
         try:
             return _read_missing(step, plan.id, missing, shared, done, watch, patience)
         except TransientError as error:
-            # Who reads apart from the others was tried again by itself; a view that has ended must be opened anew.
+            # Separate reads were already retried one by one; a view that has ended must be opened anew.
             if "exported" not in shared:
                 raise
             patience.wait(error)

@@ -1,6 +1,6 @@
 """What the three steps of a run have in common: the manifest, the source, the sink, and being done only once.
 
-Two tries of a step may be at work at the same time: the task of one was thought dead. All that they share are records
+Two tries of a step may be at work at the same time: the task of one was presumed dead. All that they share are records
 that only one of them can make; files have names that no other try writes. So both go on until the first one has
 recorded what it found; the other one then ends with that.
 """
@@ -38,7 +38,7 @@ Result = TypeVar("Result", bound=StepResult)
 @dataclass(frozen=True)
 class Plan(Generic[Order]):
     """The orders of a step. Every record of a finished order carries the ``id`` of the plan it was given in: the same
-    number means other work in another plan, which a try that was thought dead may still follow."""
+    number means other work in another plan, which a try that was presumed dead may still follow."""
 
     stamp: str
     id: str
@@ -106,7 +106,7 @@ class Step:
         :param kind: of the orders.
         :param make: has a patience of its own; another one around it would multiply the time until a step gives up.
         """
-        # The run may have begun anew, and tries that were thought dead may still follow the plan that it had.
+        # The run may have begun anew, and tries that were presumed dead may still follow the plan that it had.
         for own in (name, f"{name.removesuffix('.json')}-{self.stamp}.json"):
             if not self.folder.exists(own):
                 # If two tries make it at the same time, one of them does some work in vain, and nothing worse.
@@ -198,7 +198,7 @@ def _found_by_another(run: Run, task_id: str) -> StepResult | None:
 
 
 def clean(run: Run) -> None:
-    """Remove what only a run in progress needs. The run is published: not being able to is no failure."""
+    """Remove what only a run in progress needs. The run is published, so failing to do so does not fail the step."""
     try:
         run.clean()
     except (CdcError, OSError) as error:

@@ -97,7 +97,7 @@ def run_tasks(
                     patience.succeeded()
                     done(outcome)
         except _JobLost as lost:
-            # Whoever is lost may take his neighbours with him.
+            # A lost worker may take its neighbours with it.
             failed, bundle = lost, None
         except BaseException:
             job.cancel()

@@ -83,7 +83,7 @@ def supervisor_channel() -> Any:
 
 
 def say_skipped(log: Any, skipped: Mapping[str, str]) -> None:
-    """Say loudly which tables a run leaves out, and why: nobody is to take its copy for complete."""
+    """Warn which tables a run leaves out, and why: nobody should take its copy for complete."""
     for table, reason in sorted(skipped.items()):
         log.warning("SKIPPED, not copied: %s (%s)", table, reason)
 

@@ -65,7 +65,7 @@ def check_names(target: Storage, tables: Sequence[TableName]) -> None:
 
 @dataclass(frozen=True)
 class Leftover:
-    """A run that began long ago and was not published. ``folders`` (URIs) hold what nobody reads."""
+    """A run that began long ago and was not published. Nobody reads what is in its ``folders`` (URIs)."""
 
     run_id: str
     began: str

@@ -69,7 +69,7 @@ class Allowed:
 
 
 def _lake(target: str, source_conn_id: str) -> LakeUri | None:
-    # What is no place to write to is refused by whoever uses it.
+    # A target that cannot be written to is refused where it is used.
     try:
         return LakeUri.parse(lake_of(target, source_conn_id))
     except ConfigurationError:
@@ -82,7 +82,7 @@ def _not_allowed(parameter: str, value: str, known: Sequence[str], setting: str)
         f"the DAG's author does not allow {value}",
         f"use one of {', '.join(known)}"
         if known
-        else f"whoever keeps the DAG has to say what it may use: {setting} "
+        else f"the DAG's owner has to list what it may use: {setting} "
         "of its SnapshotTaskGroup; of the DAGs that come with the package, in Airflow's configuration, section cdc "
         f"(AIRFLOW__CDC__{setting.upper()})",
     )

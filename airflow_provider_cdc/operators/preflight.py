@@ -110,7 +110,7 @@ def _check_lake(lake: Storage, source: Source, conn_id: str, tables: Sequence[Ta
 
 @contextmanager
 def _collected(problems: list[Problem], where: str) -> Iterator[None]:
-    """Add what goes wrong to ``problems``: who fixes one should not meet the next only on the next try."""
+    """Add what goes wrong to ``problems``: whoever fixes one should not have to run again to see the next."""
     try:
         yield
     except PreflightError as error:

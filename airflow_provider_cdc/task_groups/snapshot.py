@@ -64,7 +64,7 @@ class SnapshotTaskGroup(TaskGroup):
     :param slot_wait_seconds: PostgreSQL: Seconds that the slot may wait for transactions that write; nobody waits
         for it.
     :param keep_slot: PostgreSQL: Leave the publication and the slot there when the run is published, to stream on
-        from ``initial_lsn``. Whoever asks for it has to drop them.
+        from ``initial_lsn``. You then have to drop them.
     :param on_table_error: What becomes of tables that cannot be copied (no transactions, no key where one is
         needed, no ``REPLICA IDENTITY FULL``, a type or a value without an Arrow type): ``fail`` stops the run,
         ``skip`` leaves them out, says so in the logs, and lists them with the reasons in the XCom ``skipped``.

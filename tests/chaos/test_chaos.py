@@ -2,7 +2,7 @@
 
 Each seed draws a database, a history of writes, and a schedule of faults (`faults.KINDS`) that hit the tries of the
 steps at random instants. Tries are repeated as Airflow repeats them: after a transient error, and after whatever killed
-them. Tries thought dead go on beside their successors. At the end an independent oracle judges what readers see: every
+them. Tries presumed dead go on beside their successors. At the end an independent oracle judges what readers see: every
 file in the folder of the copy, whoever put it there.
 """
 

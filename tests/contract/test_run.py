@@ -227,7 +227,7 @@ def at_once(*steps: Callable[[], dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def test_two_tries_of_every_step_publish_what_one_does(bank: Database, run: Pipeline, tmp_path: Path) -> None:
-    """The task of the first one was thought dead."""
+    """The task of the first one was presumed dead."""
     run.record()
     expected = rows_of(bank)
     write(bank, 1)

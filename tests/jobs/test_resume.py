@@ -126,7 +126,7 @@ def test_rows_read_for_another_initial_position_do_not_count(here: MakeRunner, s
 
 
 def test_parts_of_another_plan_do_not_count(here: MakeRunner, source: HistorySource) -> None:
-    """A try that was thought dead may have cut the tables elsewhere: its part 3 is not this one's."""
+    """A try that was presumed dead may have cut the tables elsewhere: its part 3 is not this one's."""
     runner = here(source, INITIAL)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("airflow_provider_cdc.jobs.parts.SMALLEST_PART_BYTES", 1)

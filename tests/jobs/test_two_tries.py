@@ -95,7 +95,7 @@ def test_two_tries_of_a_step(
 def test_a_step_that_wakes_up_beside_later_ones(
     late: int, seed: int, here: MakeRunner, source: HistorySource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The try that was thought dead began before its step was done, and goes on while later steps are at work."""
+    """The try that was presumed dead began before its step was done, and goes on while later steps are at work."""
     runner = begin(here, source, late)
     own = runner.steps()[late]
     turns = Turns(seed, 0.1)

@@ -52,7 +52,7 @@ failure = os.environ.get("TEST_FAILURE")
 if failure == "hang":
     os.execvp("sleep", ["sleep", "300"])
 if failure == "crash":
-    # Meanwhile an earlier try, thought dead, fails for a reason of its own.
+    # Meanwhile an earlier try, presumed dead, fails for a reason of its own.
     for name in ("errors/snapshot.json", "errors/snapshot-other.json"):
         run.write_json(name, {{"type": "LogGone", "message": "old", "terminal": True}})
     sys.exit("java.lang.OutOfMemoryError")

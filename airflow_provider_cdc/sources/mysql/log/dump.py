@@ -25,7 +25,7 @@ from airflow_provider_cdc.sources.mysql.session import connect
 RAW_BYTES = 1 << 18
 DATA_BYTES = 1 << 21
 SILENT_SECONDS = 300
-"""The server sends what it has without waiting: whoever is silent for so long is gone."""
+"""The server sends what it has without waiting: one that is silent for so long is gone."""
 
 # `unpack`: state, and what it returns.
 RAW_AT, RAW_END, DATA_END, LEFT, CONTINUED, SEQUENCE = 0, 1, 2, 3, 4, 5
