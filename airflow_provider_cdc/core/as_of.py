@@ -28,7 +28,12 @@ def parse(text: str) -> AsOf | None:
             f"{text!r} has no zone, so it is no point in time",
             hint=f"write it with one, such as {when.isoformat()}Z or {when.isoformat()}+02:00",
         )
-    return when.astimezone(UTC)
+    try:
+        return when.astimezone(UTC)
+    except OverflowError:
+        raise PositionError(
+            f"{text!r} is beyond the years 1 to 9999 in UTC", hint="give a time that the source's log reaches back to"
+        ) from None
 
 
 def text_of(value: Any) -> Any:
