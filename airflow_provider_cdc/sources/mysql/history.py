@@ -119,7 +119,7 @@ def check_place(settings: ConnectionSettings, files: Mapping[str, int], place: L
     :raises LogGone: the file was purged, or lost its end.
     :raises SourceReplaced: it is another log.
     """
-    if place.file not in files and min(map(_number, files), default=0) < _number(place.file):
+    if place.file not in files and min(map(file_number, files), default=0) < file_number(place.file):
         raise _other_log(settings, f"the log has no file {place.file} any more")
     if place.file not in files:
         raise LogGone(
@@ -170,7 +170,7 @@ def _other_log(settings: ConnectionSettings, message: str) -> SourceReplaced:
     )
 
 
-def _number(file: str) -> int:
+def file_number(file: str) -> int:
     return int(file.rpartition(".")[2])
 
 

@@ -30,7 +30,9 @@ from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.history import (
     LogPlace,
     check_continuity,
+    check_place,
     end_of_log,
+    file_number,
     log_files,
 )
 from airflow_provider_cdc.sources.mysql.log import codes, walk_state
@@ -128,7 +130,9 @@ def resolve(settings: ConnectionSettings, as_of: AsOf, wait_seconds: float = 0, 
     """
     if isinstance(as_of, GtidSet):
         prefix = prefix_of(settings, as_of)
-        return Past(prefix, prefix.latest or datetime.fromtimestamp(int(prefix.place.stamp), UTC))
+        # A file's stamp is any time that a session was told to take for the present one.
+        moments = [prefix.latest or datetime.fromtimestamp(int(prefix.place.stamp or 0), UTC), prefix.following]
+        return Past(prefix, min(filter(None, moments)))
     assert isinstance(as_of, datetime)
     until = time.monotonic() + wait_seconds
     while (prefix := prefix_at(settings, as_of)).following is None and final:
@@ -180,6 +184,15 @@ def problems_since(settings: ConnectionSettings, connection: Connection, past: P
                 _later(start),
             )
         )
+    purged = GtidSet.parse(value(connection, "@@global.gtid_purged"))
+    if beyond := purged - past.prefix.position:
+        problems.append(
+            Problem(
+                "gtid_purged",
+                f"has transactions that the position lacks: {beyond}",
+                "ask for a later position: these were purged from the log, or gtid_purged was set to them, since then",
+            )
+        )
     try:
         check_continuity(settings, log_files(connection), past.prefix.place)
     except (ExactnessError, LogGone) as error:
@@ -196,8 +209,10 @@ def statement_problems(
     :raises LogGone: the log was purged meanwhile.
     :raises SourceUnavailable: the server cannot be reached.
     """
-    files = list(log_files(connection))
-    found = _last_break(settings, past.prefix, end_of_log(settings, connection), files, tables)
+    # The end first: its file is then among the files.
+    end, files = end_of_log(settings, connection), log_files(connection)
+    check_place(settings, files, past.prefix.place)
+    found = _last_break(settings, past.prefix, end, list(files), tables)
     if found is None:
         return []
     broken, when = found
@@ -230,13 +245,21 @@ def _last_break(
     last = None
     # Rows of a parent may be deleted every second, and each one found costs another look at the log.
     for _ in range(_BREAKS):
+        if not _is_before(prefix.place, end):
+            break
         if (found := _first_break(settings, prefix, end, files, tables)) is None:
             break
         error, place = found
         when = latest_commit(settings, place)
+        # Where the clock was set back, commits before it may be later than it is.
+        while _is_before((prefix := prefix_at(settings, when)).place, place) and prefix.following is not None:
+            when = prefix.following
         last = error, when
-        prefix = prefix_at(settings, when)
     return last
+
+
+def _is_before(one: LogPlace, other: LogPlace) -> bool:
+    return (file_number(one.file), one.position) < (file_number(other.file), other.position)
 
 
 def _first_break(

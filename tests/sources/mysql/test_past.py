@@ -4,15 +4,19 @@ time that is possible."""
 from __future__ import annotations
 
 import re
+import struct
 import threading
 import time
+import zlib
 from datetime import UTC, datetime
+from pathlib import Path
 
 import pytest
 
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.errors import Problem, SourceUnavailable
+from airflow_provider_cdc.sources.mysql.log import codes
 from airflow_provider_cdc.sources.mysql.past import (
     Past,
     problems_since,
@@ -130,3 +134,73 @@ def test_the_past_is_visible_before_it_is_read(server: MysqlServer) -> None:
         wait_until_visible(connection, position, 1)
         with pytest.raises(SourceUnavailable, match="not visible yet"):
             wait_until_visible(connection, position | GtidSet.parse("11111111-2222-3333-4444-555555555555:1"), 0.3)
+
+
+def test_a_setting_is_held_against_the_commits_and_not_against_the_head_of_a_file(server: MysqlServer) -> None:
+    with server.connect() as connection, connection.cursor() as cursor:
+        cursor.execute("SET timestamp = %s", (int(time.time()) + 7200,))
+        cursor.execute("FLUSH BINARY LOGS")
+    before = GtidSet.parse(executed(server))
+    server.query("SET GLOBAL binlog_order_commits = OFF")
+    time.sleep(1.1)
+    server.query("INSERT INTO d.t VALUES (2, 2)")
+    server.query("SET GLOBAL binlog_order_commits = ON")
+    (problem,) = problems(server, resolve(settings(server), before))
+    assert problem.where == "binlog_order_commits"
+
+
+def test_what_a_restored_backup_put_into_gtid_purged_is_part_of_the_position(server: MysqlServer) -> None:
+    before = GtidSet.parse(executed(server))
+    server.query("SET GLOBAL gtid_purged = '+11111111-2222-3333-4444-555555555555:1-5'")
+    for flush in (False, True):
+        if flush:
+            server.query("FLUSH BINARY LOGS")
+        server.query("REPLACE INTO d.other VALUES (2, 2)")
+        position = GtidSet.parse(executed(server))
+        past = resolve(settings(server), now(server))
+        assert past.prefix.position == position
+        assert problems(server, past) == []
+        past = resolve(settings(server), position)
+        assert past.prefix.position == position
+        assert problems(server, past) == []
+    (problem,) = problems(server, resolve(settings(server), before))
+    assert problem.where == "gtid_purged"
+
+
+def test_a_log_without_checksums_is_read_from_the_middle(mysql_factory: MysqlFactory) -> None:
+    server = mysql_factory({"binlog_checksum": "NONE"})
+    server.query("CREATE DATABASE d")
+    for name in ("t", "other"):
+        server.query(f"CREATE TABLE d.{name} (id INT PRIMARY KEY, v INT)")
+    assert problems(server, resolve(settings(server), now(server))) == []
+
+
+def test_a_clock_that_was_set_back_does_not_keep_it_looking_for_ever(server: MysqlServer) -> None:
+    moment = now(server)
+    server.query("INSERT INTO d.t VALUES (2, 2)")
+    name = str(server.query("SHOW BINARY LOG STATUS")[0][0])
+    server.query("FLUSH BINARY LOGS")
+    commit_later(server.directory / "data" / name, moment, 1_500_000)
+    server.query("ALTER TABLE d.t ADD COLUMN w INT")
+    (problem,) = problems(server, resolve(settings(server), moment))
+    assert "ALTER TABLE" in problem.what
+    earliest = re.search(r"ask for (\S+) or later", problem.hint)
+    assert earliest is not None
+    assert problems(server, resolve(settings(server), datetime.fromisoformat(earliest[1]))) == []
+
+
+def commit_later(file: Path, since: datetime, microseconds: int) -> None:
+    """Have the transactions in a log file that were committed after a time have been so later."""
+    log = bytearray(file.read_bytes())
+    at = codes.FIRST_POSITION
+    while at < len(log):
+        (length,) = struct.unpack_from("<I", log, at + 9)
+        if log[at + 4] == codes.GTID:
+            time_at = at + codes.HEADER_BYTES + 42
+            when = int.from_bytes(log[time_at : time_at + 7], "little")
+            if when > since.timestamp() * 1_000_000:
+                log[time_at : time_at + 7] = (when + microseconds).to_bytes(7, "little")
+                checksum = zlib.crc32(log[at : at + length - codes.CHECKSUM_BYTES])
+                struct.pack_into("<I", log, at + length - codes.CHECKSUM_BYTES, checksum)
+        at += length
+    file.write_bytes(log)

@@ -6,13 +6,15 @@ later commit is in the log. Commit times need not grow along the log, so the pre
 A GTID set that names some transactions and leaves out earlier ones was never the state of this server: the rows that
 the later ones left cannot be told from those of the earlier ones. So only a prefix is a position.
 
-The right file is found by bisection; of it, and of those after it, only the GTID events are read.
+The right file is found by bisection, by the first commit in each: the time in a file's head is that of the session that
+began it, which SET timestamp changes, and on a replica the source's. Of the right file, and of those after it, only the
+GTID events are read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 
 import numpy as np
@@ -27,12 +29,12 @@ from airflow_provider_cdc.sources.mysql.log.crc32 import TABLES
 from airflow_provider_cdc.sources.mysql.log.dump import Dump
 from airflow_provider_cdc.sources.mysql.log.membership import TSID_BYTES, set_arrays, tsid_parts
 from airflow_provider_cdc.sources.mysql.log.segments import previous_gtids
-from airflow_provider_cdc.sources.mysql.session import session
+from airflow_provider_cdc.sources.mysql.session import Connection, session, value
 
 _RUNS = 4096
-_SLACK_SECONDS = 2
-"""The head of a file tells whole seconds, and clocks are put right by less than one. After a clock was set back by more
-a time is as ambiguous as the clock was; the position that it is taken for is one, whatever it is called."""
+_SLACK_MICROSECONDS = 2_000_000
+"""Clocks are put right by less. After a clock was set back by more a time is as ambiguous as the clock was; the
+position that it is taken for is one, whatever it is called."""
 NO_LIMIT = 2**62
 """A time, in microseconds since 1970, that no commit is later than."""
 _KEEP_LOGS = "let the server keep its logs for longer (binlog_expire_logs_seconds)"
@@ -64,30 +66,46 @@ def prefix_at(settings: ConnectionSettings, when: datetime) -> Prefix:
     :raises SourceUnavailable: the server cannot be reached.
     """
     with session(settings) as connection:
-        files = list(log_files(connection))
-        stamps: dict[int, int] = {}
+        files, unlogged = _files(connection)
+        limit = round(when.timestamp() * 1_000_000)
+        found: dict[int, int] = {}
 
-        def made(index: int) -> int:
-            if index not in stamps:
-                stamps[index] = int(stamp_of(settings, files[index]) or 0)
-            return stamps[index]
+        def begins(index: int) -> int:
+            """When the first transaction from this file on was committed."""
+            at = index
+            while at not in found:
+                first = NO_LIMIT if at == len(files) else _first_commit(settings, files[at])
+                if first is None:
+                    at += 1
+                else:
+                    found[at] = first
+            found[index] = found[at]
+            return found[index]
 
-        if made(0) > when.timestamp():
-            begins = datetime.fromtimestamp(made(0), UTC)
+        # What was committed before, and when, is no longer in the log.
+        if begins(0) == NO_LIMIT:
             raise LogGone(
-                f"the log begins at {begins:%Y-%m-%d %H:%M:%S} UTC, after {_text(when)}",
+                "the log holds no transaction, so nothing tells what was committed when",
                 where=settings.address,
-                hint=f"ask for {begins + timedelta(seconds=1):%Y-%m-%dT%H:%M:%SZ} or later, and {_KEEP_LOGS}",
+                hint=f"commit anything on the server, ask for a time since then, and {_KEEP_LOGS}",
+            )
+        if begins(0) > limit:
+            first = _time(begins(0))
+            raise LogGone(
+                f"the first commit in the log was at {_text(first)}, after {_text(when)}",
+                where=settings.address,
+                hint=f"ask for {first + timedelta(seconds=1):%Y-%m-%dT%H:%M:%SZ} or later, and {_KEEP_LOGS}",
             )
         low, high = 0, len(files)
         while high - low > 1:
             middle = (low + high) // 2
-            if made(middle) + _SLACK_SECONDS <= when.timestamp():
+            if begins(middle) + _SLACK_MICROSECONDS <= limit:
                 low = middle
             else:
                 high = middle
         before = previous_gtids(connection, files[low])
-    return _read(settings, files[low:], before, limit=round(when.timestamp() * 1_000_000))
+    prefix = _read(settings, files[low:], before, limit=limit)
+    return replace(prefix, position=prefix.position | unlogged)
 
 
 def prefix_of(settings: ConnectionSettings, wanted: GtidSet) -> Prefix:
@@ -99,7 +117,7 @@ def prefix_of(settings: ConnectionSettings, wanted: GtidSet) -> Prefix:
     :raises SourceUnavailable: the server cannot be reached.
     """
     with session(settings) as connection:
-        files = list(log_files(connection))
+        files, unlogged = _files(connection)
         low, high = -1, len(files)
         while high - low > 1:
             middle = (low + high) // 2
@@ -115,6 +133,7 @@ def prefix_of(settings: ConnectionSettings, wanted: GtidSet) -> Prefix:
             )
         before = previous_gtids(connection, files[low])
     found = _read(settings, files[low:], before, within=wanted)
+    found = replace(found, position=found.position | (unlogged & wanted))
     if missing := wanted - found.position:
         raise SourceReplaced(
             f"the log has no place before which there are just these transactions: {missing} come after others that "
@@ -131,6 +150,28 @@ def latest_commit(settings: ConnectionSettings, place: LogPlace) -> datetime:
     scan = _Scan(settings, place.file, NO_LIMIT, None, end=place.position + 1)
     scan.run()
     return _time(int(scan.state[commits.LATEST]))
+
+
+def _files(connection: Connection) -> tuple[list[str], GtidSet]:
+    """The files of the log, and the transactions that never were in one: gtid_purged was set to them, as whoever
+    restores a backup does. They changed nothing that the log tells of, so they belong to every position."""
+    # Purged first: what is purged from now on was in a file.
+    purged = GtidSet.parse(value(connection, "@@global.gtid_purged"))
+    files = list(log_files(connection))
+    return files, purged - previous_gtids(connection, files[0])
+
+
+def _first_commit(settings: ConnectionSettings, file: str) -> int | None:
+    """When the first transaction in a file was committed, in microseconds since 1970; None: there is none in it.
+
+    0: the server does not send the file. It was purged, or is from before gtid_mode=ON: either way it comes before all
+    that can be read.
+    """
+    scan = _Scan(settings, file, 0, None)
+    try:
+        return int(scan.state[commits.NEXT]) if scan.run() else None
+    except LogGone:
+        return 0
 
 
 def _read(

@@ -145,12 +145,15 @@ class LogWalker:
             if not self._of_this_file(self._read(events.rotate, event[codes.HEADER_BYTES :])):
                 raise refusals.damaged("the server sends another file than it was asked for", self.where)
         elif kind == codes.FORMAT_DESCRIPTION:
-            if zlib.crc32(event[: -codes.CHECKSUM_BYTES]) != int.from_bytes(event[-codes.CHECKSUM_BYTES :], "little"):
-                raise refusals.damaged(refusals.DAMAGE[walk_state.BAD_CHECKSUM], self.where)
             described = self._read(events.format_description, body)
+            # From anywhere else than the beginning of the file, the server makes this event up. If other events have no
+            # checksums, it then leaves in this one what was right for the file's own.
+            made_up = self.state[walk_state.POSITION] != codes.FIRST_POSITION
+            checksum = int.from_bytes(event[-codes.CHECKSUM_BYTES :], "little")
+            if (described.checksums or not made_up) and zlib.crc32(event[: -codes.CHECKSUM_BYTES]) != checksum:
+                raise refusals.damaged(refusals.DAMAGE[walk_state.BAD_CHECKSUM], self.where)
             self.state[walk_state.CHECKSUM] = codes.CHECKSUM_BYTES if described.checksums else 0
-            # From anywhere else than the beginning of the file, the server makes this event up.
-            if self.state[walk_state.POSITION] == codes.FIRST_POSITION:
+            if not made_up:
                 self.state[walk_state.POSITION] += length
             self._started = True
         else:

@@ -12,7 +12,7 @@ from datetime import UTC, datetime, timedelta
 import pytest
 
 from airflow_provider_cdc.core.gtid import GtidSet
-from airflow_provider_cdc.errors import LogGone, SourceReplaced
+from airflow_provider_cdc.errors import LogGone, SourceReplaced, UnknownEvent
 from airflow_provider_cdc.sources.mysql.log.prefixes import prefix_at, prefix_of
 from harness.mysql_server import MysqlServer
 from tests.conftest import MysqlFactory
@@ -106,7 +106,7 @@ def test_a_time_that_the_log_has_not_passed_yet_is_not_final(busy: MysqlServer) 
 
 def test_a_time_before_the_log_is_refused_and_the_earliest_is_named(busy: MysqlServer) -> None:
     commits = commits_of(busy)
-    with pytest.raises(LogGone, match="the log begins at") as caught:
+    with pytest.raises(LogGone, match="the first commit in the log was at") as caught:
         prefix_at(settings(busy), at(commits[0][1]) - timedelta(days=1))
     earliest = re.search(r"ask for (\S+) or later", caught.value.hint)
     assert earliest is not None
@@ -154,3 +154,77 @@ def test_what_was_purged_is_part_of_every_prefix_and_asked_for_no_more(mysql_fac
     assert prefix_at(settings(server), at(when)).position == until(commits, when)
     with pytest.raises(LogGone, match="begins after the position"):
         prefix_of(settings(server), GtidSet.parse(early))
+
+
+def rotate(server: MysqlServer, head: int) -> None:
+    """Begin a log file whose head tells another time."""
+    with server.connect() as connection, connection.cursor() as cursor:
+        cursor.execute("SET timestamp = %s", (head,))
+        cursor.execute("FLUSH BINARY LOGS")
+
+
+@pytest.mark.parametrize("hours", [-2, 2])
+def test_the_time_in_the_head_of_a_file_is_only_what_a_session_took_for_the_present(
+    mysql_factory: MysqlFactory, hours: int
+) -> None:
+    server = mysql_factory({})
+    server.query("CREATE DATABASE d")
+    server.query("CREATE TABLE d.t (id INT PRIMARY KEY)")
+    for number in range(12):
+        server.query(f"INSERT INTO d.t VALUES ({number})")
+        if number % 3 == 2:
+            rotate(server, int(time.time()) + hours * 3600)
+    commits = commits_of(server)
+    for _, when in commits[:-1]:
+        assert prefix_at(settings(server), at(when)).position == until(commits, when)
+    files = [str(row[0]) for row in server.query("SHOW BINARY LOGS")]
+    server.query(f"PURGE BINARY LOGS TO '{files[2]}'")
+    # What was purged is later than this, whatever the head of the first file says.
+    with pytest.raises(LogGone, match="the first commit in the log was at"):
+        prefix_at(settings(server), at(commits[4][1]))
+    # Nobody knows when what was purged was committed.
+    server.query("FLUSH BINARY LOGS")
+    server.query(f"PURGE BINARY LOGS TO '{server.query('SHOW BINARY LOG STATUS')[0][0]}'")
+    with pytest.raises(LogGone, match="the log holds no transaction"):
+        prefix_at(settings(server), datetime.now(UTC))
+
+
+def test_on_a_lagging_replica_files_begin_at_the_time_of_the_source(mysql_factory: MysqlFactory) -> None:
+    source, replica = mysql_factory({}), mysql_factory({"max_binlog_size": "4096"})
+    source.query("CREATE DATABASE d")
+    source.query("CREATE TABLE d.t (id INT PRIMARY KEY, v VARCHAR(2000))")
+    for number in range(8):
+        source.query("INSERT INTO d.t VALUES (%s, REPEAT('v', 1500))", (number,))
+    time.sleep(4)
+    replica.query(
+        "CHANGE REPLICATION SOURCE TO SOURCE_HOST = %s, SOURCE_PORT = %s, SOURCE_USER = 'root', "
+        "SOURCE_AUTO_POSITION = 1, SOURCE_SSL = 1",
+        (source.host, source.port),
+    )
+    replica.query("START REPLICA")
+    while not GtidSet.parse(executed(source)) <= GtidSet.parse(executed(replica)):
+        time.sleep(0.1)
+    replica.query("CREATE DATABASE later")
+    commits = commits_of(replica)
+    assert len(replica.query("SHOW BINARY LOGS")) > 2
+    for _, when in commits[:-1]:
+        assert prefix_at(settings(replica), at(when)).position == until(commits, when)
+
+
+def test_files_from_before_gtids_are_no_obstacle_to_a_later_time(mysql_factory: MysqlFactory) -> None:
+    server = mysql_factory({"gtid_mode": "OFF"})
+    server.query("CREATE DATABASE d")
+    server.query("CREATE TABLE d.t (id INT PRIMARY KEY)")
+    for number in range(4):
+        server.query("FLUSH BINARY LOGS")
+        server.query(f"INSERT INTO d.t VALUES ({number})")
+    with pytest.raises(UnknownEvent, match="a transaction has no GTID"):
+        prefix_at(settings(server), datetime.now(UTC))
+    for mode in ("OFF_PERMISSIVE", "ON_PERMISSIVE", "ON"):
+        server.query(f"SET GLOBAL gtid_mode = {mode}")
+    server.query("INSERT INTO d.t VALUES (10)")
+    time.sleep(2.5)
+    wanted = executed(server)
+    when = datetime.now(UTC)
+    server.query("INSERT INTO d.t VALUES (11)")
+    assert str(prefix_at(settings(server), when).position) == wanted
