@@ -158,7 +158,14 @@ def _files(connection: Connection) -> tuple[list[str], GtidSet]:
     # Purged first: what is purged from now on was in a file.
     purged = GtidSet.parse(value(connection, "@@global.gtid_purged"))
     files = list(log_files(connection))
-    return files, purged - previous_gtids(connection, files[0])
+    while True:
+        try:
+            return files, purged - previous_gtids(connection, files[0])
+        except LogGone:
+            # As a rule, the server purges its oldest file whenever it begins another.
+            if (left := list(log_files(connection)))[0] == files[0]:
+                raise
+            files = left
 
 
 def _first_commit(settings: ConnectionSettings, file: str) -> int | None:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
 import pyarrow as pa
+import pymysql
 
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.core.table import Table
@@ -21,6 +22,7 @@ from airflow_provider_cdc.sources.mysql.log.walker import LogWalker
 from airflow_provider_cdc.sources.mysql.session import Connection, RunSettings, query, session, value
 from airflow_provider_cdc.sources.window import LogSegment, SegmentSummary, TrackedTable
 
+_NO_SUCH_FILE = 1220
 _KEEP_LOGS = "trigger a new run, and let the server keep its logs for longer (binlog_expire_logs_seconds)"
 
 
@@ -86,8 +88,17 @@ def segments_before(settings: ConnectionSettings, segment: LogSegment, count: in
 
 
 def previous_gtids(connection: Connection, file: str) -> GtidSet:
-    """The transactions in the log before a file, as its head says."""
-    for row in query(connection, "SHOW BINLOG EVENTS IN %s LIMIT 4", (file,)):
+    """The transactions in the log before a file, as its head says.
+
+    :raises LogGone: it does not, or the file was purged.
+    """
+    try:
+        rows = query(connection, "SHOW BINLOG EVENTS IN %s LIMIT 4", (file,))
+    except pymysql.MySQLError as error:
+        if error.args[0] != _NO_SUCH_FILE:
+            raise
+        raise LogGone(f"the log file {file} was purged just now", hint=_KEEP_LOGS) from error
+    for row in rows:
         if row[2] == "Previous_gtids":
             return GtidSet.parse(row[5])
     raise LogGone(

@@ -14,6 +14,8 @@ import pytest
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.errors import LogGone, SourceReplaced, UnknownEvent
 from airflow_provider_cdc.sources.mysql.log.prefixes import prefix_at, prefix_of
+from airflow_provider_cdc.sources.mysql.log.segments import previous_gtids
+from airflow_provider_cdc.sources.mysql.session import session
 from harness.mysql_server import MysqlServer
 from tests.conftest import MysqlFactory
 from tests.sources.mysql.log.reading import executed, settings
@@ -228,3 +230,8 @@ def test_files_from_before_gtids_are_no_obstacle_to_a_later_time(mysql_factory: 
     when = datetime.now(UTC)
     server.query("INSERT INTO d.t VALUES (11)")
     assert str(prefix_at(settings(server), when).position) == wanted
+
+
+def test_a_file_that_was_purged_just_now_is_told_as_such(mysql: MysqlServer) -> None:
+    with session(settings(mysql)) as connection, pytest.raises(LogGone, match="was purged just now"):
+        previous_gtids(connection, "binlog.999999")
