@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from datetime import datetime
+from datetime import UTC, datetime
 from typing import Any
 
 from airflow_provider_cdc.core import records
@@ -83,7 +83,7 @@ def is_of_another_source(copy: Copy, source: Mapping[str, str], position: str) -
         return True
     if not _differ(theirs, source, "server"):
         return False
-    if source["kind"] != "mysql" or _differ(theirs, source, "connection"):
+    if source.get("kind") != "mysql" or _differ(theirs, source, "connection"):
         return True
     try:
         copied, reached = GtidSet.parse(_position(copy)), GtidSet.parse(position)
@@ -138,9 +138,11 @@ def _position(copy: Copy) -> str:
 
 def _time(copy: Copy) -> datetime | None:
     try:
-        return datetime.fromisoformat(copy.recorded_at)
+        found = datetime.fromisoformat(copy.recorded_at)
     except ValueError:
         return None
+    # One without a zone cannot be compared with others.
+    return found if found.tzinfo else found.replace(tzinfo=UTC)
 
 
 def _differ(one: Mapping[str, str], other: Mapping[str, str], name: str) -> bool:

@@ -6,7 +6,8 @@ import copy
 import json
 import posixpath
 import uuid
-from typing import Any
+from datetime import datetime
+from typing import Any, NoReturn
 
 import pyarrow as pa
 from pyarrow import fs
@@ -89,6 +90,12 @@ class Storage:
         infos = self._filesystem.get_file_info(fs.FileSelector(self.path(name), allow_not_found=True))
         return {posixpath.join(name, info.base_name): int(info.size) for info in infos if info.type == fs.FileType.File}
 
+    def times(self, name: str = "") -> dict[str, datetime]:
+        """When each file directly in folder ``name`` was written, by the store's clock; empty if it does not exist."""
+        with told(self.uri_of(name)):
+            infos = self._filesystem.get_file_info(fs.FileSelector(self.path(name), allow_not_found=True))
+        return {posixpath.join(name, info.base_name): info.mtime for info in infos if info.type == fs.FileType.File}
+
     def folders(self, name: str = "") -> list[str]:
         """Names of the folders directly in folder ``name``, sorted; empty if it does not exist."""
         return self._entries(name, fs.FileType.Directory)
@@ -122,8 +129,12 @@ class Storage:
         with told(self.uri_of(name)), self._filesystem.open_input_stream(self.path(name)) as stream:
             data = stream.read()
         try:
-            return json.loads(data)
-        except ValueError as error:
+            found = json.loads(data.decode("utf-8-sig"), parse_constant=_no_number)
+            if b"\\u" in data:
+                # Half a character (a lone surrogate), which only an escape can bring in, is no text.
+                json.dumps(found, ensure_ascii=False).encode()
+            return found
+        except (ValueError, RecursionError) as error:
             raise ManifestError(
                 f"not JSON: {error}", where=self.uri_of(name), hint="restore or remove the file"
             ) from error
@@ -175,6 +186,10 @@ class Storage:
             return self.exists(probe.upper())
         finally:
             self.delete_file(probe)
+
+
+def _no_number(name: str) -> NoReturn:
+    raise ValueError(f"{name} is no number")
 
 
 def _json_bytes(data: Any) -> bytes:

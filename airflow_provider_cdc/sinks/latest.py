@@ -12,9 +12,9 @@ import fcntl
 import os
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 
 from pyarrow import fs
 
@@ -62,7 +62,8 @@ def check_source(target: Storage, folder: str, source: Mapping[str, str], positi
         return
     if not current.source:
         current = replace(current, source=_recorded_source(target, current.run_id))
-    _check(target, folder, current, source, position)
+    if is_of_another_source(current, source, position):
+        raise _another_source(target, folder, current, source)
 
 
 def replace_latest(target: Storage, folder: str, latest: Copy) -> bool:
@@ -82,11 +83,14 @@ def replace_latest(target: Storage, folder: str, latest: Copy) -> bool:
 
 
 def _replace_by_claim(target: Storage, folder: str, latest: Copy) -> bool:
-    target.write_json(f"{folder}/{CLAIMS}/{latest.run_id}.json", encode_copy(latest))
+    claim_name = f"{folder}/{CLAIMS}/{latest.run_id}.json"
+    target.write_json(claim_name, encode_copy(latest))
     for _ in range(_ROUNDS):
         current = _checked(target, folder, latest)
         best = latest
-        for claim in (*_claims(target, folder), *([current] if current else [])):
+        # A run of another source that came at the same moment may have left a claim before it was refused.
+        claims = [claim for claim in _claims(target, folder, claim_name) if not _of_another(claim, latest)]
+        for claim in (*claims, *([current] if current else [])):
             if claim.run_id != best.run_id and is_newer(claim, best):
                 best = claim
         # Only what was read after the last write says that nobody was overwritten.
@@ -100,42 +104,43 @@ def _replace_by_claim(target: Storage, folder: str, latest: Copy) -> bool:
     )
 
 
-def _claims(target: Storage, folder: str) -> Iterator[Copy]:
-    """The claims of runs that publish now or did lately. Older ones are removed."""
-    horizon = (datetime.now(UTC) - CLAIM_LIFE).isoformat()
-    for name in target.files(f"{folder}/{CLAIMS}"):
-        try:
-            claim = _read(target, name)
-        except FileNotFoundError:
-            continue
-        if claim.published_at < horizon:
+def _claims(target: Storage, folder: str, own: str) -> Iterator[Copy]:
+    """The claims of runs that publish now or did lately. Older ones are removed.
+
+    The store's clock alone says how old they are: machines differ, and what is published now may have been decided long
+    ago.
+
+    :param own: the claim that has just been written.
+    """
+    times = target.times(f"{folder}/{CLAIMS}")
+    for name, written in times.items():
+        if own in times and times[own] - written > CLAIM_LIFE:
             target.delete_file(name)
-        else:
-            yield claim
+            continue
+        with suppress(FileNotFoundError):
+            yield _read(target, name)
 
 
 def _checked(target: Storage, folder: str, latest: Copy) -> Copy | None:
     current = read_latest(target, folder)
-    if current is not None and latest.source and current.run_id != latest.run_id:
-        _check(target, folder, current, latest.source, latest.position, latest)
+    if current is not None and _of_another(current, latest):
+        raise _another_source(target, folder, current, latest.source)
     return current
 
 
-def _check(
-    target: Storage,
-    folder: str,
-    current: Copy,
-    source: Mapping[str, str],
-    position: str,
-    latest: Copy | None = None,
-) -> None:
-    another = is_of_another_source(current, source, position)
+def _of_another(copy: Copy, latest: Copy) -> bool:
+    """Whether ``copy`` is of another source than ``latest``, as far as that is known."""
+    if not latest.source or copy.run_id == latest.run_id:
+        return False
+    another = is_of_another_source(copy, latest.source, latest.position)
     # A run that began before another server took over may end after one that began later.
-    if another and latest is not None and current.source:
-        another = is_of_another_source(latest, current.source, current.position)
-    if not another:
-        return
-    raise ConfigurationError(
+    if another and copy.source:
+        another = is_of_another_source(latest, copy.source, copy.position)
+    return another
+
+
+def _another_source(target: Storage, folder: str, current: Copy, source: Mapping[str, str]) -> ConfigurationError:
+    return ConfigurationError(
         f"the copies here are of another source: {describe(known_source(current))}; this run's is {describe(source)}",
         where=target.uri_of(folder),
         hint="give each source a folder of its own: {source} in the target stands for the id of the connection, as in "

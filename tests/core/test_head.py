@@ -105,3 +105,14 @@ def test_what_a_later_version_added_is_kept_and_nothing_is_added_to_what_an_earl
 def test_what_does_not_tell_of_a_copy_is_named(data: Any) -> None:
     with pytest.raises(ManifestError, match="a copy: the record is damaged"):
         decode_copy(data, "a copy")
+
+
+def test_times_without_a_zone_are_compared_as_utc() -> None:
+    """As somebody may have written them who restored a head by hand."""
+    zoned, bare = copy(f"{A}:1-5", LATE), copy(f"{B}:1-5", EARLY.removesuffix("+00:00"))
+    assert is_newer(zoned, bare)
+    assert not is_newer(bare, zoned)
+
+
+def test_a_source_of_which_no_kind_is_known_is_another_one() -> None:
+    assert is_of_another_source(copy(f"{A}:1-5", EARLY), {"server": B}, f"{A}:1-9")

@@ -50,10 +50,29 @@ def test_a_write_that_fails_leaves_the_old_file(storage: Storage, monkeypatch: p
     assert storage.read_json("a.json") == "old"
 
 
-def test_a_file_that_is_no_json_is_named(storage: Storage) -> None:
-    Path(storage.path("a.json")).write_text("{")
-    with pytest.raises(ManifestError, match=r"a\.json"):
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"{",
+        b'"\xff"',
+        b'"half a character, escaped: \\ud800"',
+        b'"half a character: \xed\xa0\x80"',
+        b'{"rows": NaN}',
+        b'{"rows": -Infinity}',
+        b'{"rows": ' + b"9" * 5000 + b"}",
+        b"[" * 100_000 + b"]" * 100_000,
+    ],
+    ids=range(8),
+)
+def test_a_file_that_is_no_json_is_named(storage: Storage, content: bytes) -> None:
+    Path(storage.path("a.json")).write_bytes(content)
+    with pytest.raises(ManifestError, match=r"a\.json: not JSON"):
         storage.read_json("a.json")
+
+
+def test_escapes_and_a_byte_order_mark_are_json(storage: Storage) -> None:
+    Path(storage.path("a.json")).write_bytes(b'\xef\xbb\xbf"\\u00fc\\ud83d\\ude00\\u0001"')
+    assert storage.read_json("a.json") == "ü😀\x01"
 
 
 def test_deleting_what_is_not_there_is_fine(storage: Storage) -> None:

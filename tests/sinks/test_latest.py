@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import threading
 import time
@@ -107,8 +108,12 @@ def test_runs_that_publish_at_once_leave_the_newest(target: Storage, monkeypatch
         assert found[7]
 
 
-def test_whoever_overwrote_a_newer_copy_puts_it_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a lock: the newer run comes and goes between the older one's look and its write."""
+@pytest.mark.parametrize("decided", [timedelta(0), timedelta(days=3)])
+def test_whoever_overwrote_a_newer_copy_puts_it_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, decided: timedelta
+) -> None:
+    """Without a lock: the newer run comes and goes between the older one's look and its write. It may have been decided
+    days before it is published, or by a machine whose clock is wrong."""
     monkeypatch.setattr(latest, "_locked", no_lock)
     target = Storage(tmp_path.as_uri())
     write = Storage.write_json
@@ -117,7 +122,7 @@ def test_whoever_overwrote_a_newer_copy_puts_it_back(tmp_path: Path, monkeypatch
     def overtaken(self: Storage, name: str, data: Any) -> None:
         if name.endswith("_latest.json") and not met:
             met.append(True)
-            assert replace_latest(target, FOLDER, copy(9))
+            assert replace_latest(target, FOLDER, copy(9, datetime.now(UTC) - decided))
             assert head(target)["position"] == f"{SERVER}:1-9"
         write(self, name, data)
 
@@ -130,7 +135,10 @@ def test_whoever_overwrote_a_newer_copy_puts_it_back(tmp_path: Path, monkeypatch
 def test_claims_of_runs_long_past_are_removed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(latest, "_locked", no_lock)
     target = Storage(tmp_path.as_uri())
-    replace_latest(target, FOLDER, copy(5, datetime.now(UTC) - timedelta(days=2)))
+    replace_latest(target, FOLDER, copy(5))
+    (claim,) = target.files(f"{FOLDER}/_claims")
+    written = time.time() - timedelta(days=2).total_seconds()
+    os.utime(target.path(claim), (written, written))
     replace_latest(target, FOLDER, copy(6))
     assert target.files(f"{FOLDER}/_claims") == [f"{FOLDER}/_claims/{copy(6)['run_id']}.json"]
 
@@ -163,6 +171,28 @@ def test_another_source_s_copies_are_left_alone(target: Storage) -> None:
     assert head(target) == before
     check_source(target, FOLDER, MYSQL, f"{SERVER}:1-5")
     check_source(target, "shop.nothing", POSTGRES, "0/9")
+
+
+def test_a_run_that_was_refused_leaves_nothing_that_others_take_for_a_newer_copy(target: Storage) -> None:
+    """Both began when there was no copy yet. The other database is at a later LSN, which says nothing of this one's."""
+    other = POSTGRES | {"server": "8"}
+
+    def of(source: dict[str, str], lsn: str, day: int) -> dict[str, Any]:
+        when = f"2026-01-{day:02}T00:00:00+00:00"
+        return {
+            "run_id": f"202601{day:02}T000000Z-00000000",
+            "initial_lsn": lsn,
+            "position": lsn,
+            "source": source,
+            "recorded_at": when,
+            "published_at": datetime.now(UTC).isoformat(),
+        }
+
+    assert replace_latest(target, FOLDER, of(POSTGRES, "0/5", 1))
+    with pytest.raises(ConfigurationError, match="another source"):
+        replace_latest(target, FOLDER, of(other, "0/99", 3))
+    assert replace_latest(target, FOLDER, of(POSTGRES, "0/7", 2))
+    assert (head(target)["source"], head(target)["position"]) == (POSTGRES, "0/7")
 
 
 def test_the_source_of_a_copy_that_does_not_say_it_is_in_its_run_s_manifest(tmp_path: Path) -> None:
