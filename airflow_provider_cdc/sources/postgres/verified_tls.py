@@ -21,7 +21,7 @@ import struct
 import time
 import uuid
 from collections.abc import Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,7 +45,10 @@ _LONGEST_MESSAGE = 1 << 20
 _SASL = b"R", struct.pack(">i", 10)
 _BOUND_TO_CHANNEL = b"SCRAM-SHA-256-PLUS"
 _OF_TLS = ("ssl", CHANNEL_BINDING, "keepalives")
-_MORE = ("PGSSL", "PGCHANNEL", "PGREQUIRE", "PGSERVICE", "PGSYSCONFDIR", "PGMINPROTOCOL", "PGMAXPROTOCOL")
+_MORE = (
+    *("PGHOSTADDR", "PGSSL", "PGCHANNEL", "PGREQUIRE", "PGSERVICE", "PGSYSCONFDIR"),
+    *("PGMINPROTOCOL", "PGMAXPROTOCOL"),
+)
 """Variables by which libpq would do other than what the connection says."""
 _MORE_FILES = ("postgresql.crt", "postgresql.key", "root.crl")
 """Likewise, in ``~/.postgresql``."""
@@ -146,24 +149,26 @@ def _log_in(settings: ConnectionSettings, encrypted: ssl.SSLSocket) -> bytes:
 def _relay(libpq: pq.abc.PGconn, inner: socket.socket, encrypted: ssl.SSLSocket) -> bytes:
     """Carry messages between libpq and the server until the session stands."""
     deadline = time.monotonic() + CONNECT_SECONDS
-    received = b""
+    received = waiting = b""
+    inner.setblocking(False)
     while (status := pq.PollingStatus(libpq.connect_poll())) != pq.PollingStatus.OK:
         if status == pq.PollingStatus.FAILED:
             raise psycopg.OperationalError(libpq.error_message.decode("utf-8", "replace"))
         if time.monotonic() > deadline:
             raise TimeoutError("the session did not come about")
-        sent, told = _available(inner, False), _available(encrypted, True)
+        # libpq reads only when it is polled, in this very thread: what its socket has no room for has to wait.
+        sent, told = _available(inner, False), b"" if waiting else _available(encrypted, True)
         if sent:
             encrypted.settimeout(CONNECT_SECONDS)
             encrypted.sendall(sent)
         received += told
-        whole = b""
         while message := _first_message(received):
             received = received[len(message) :]
-            whole += _without_binding(message)
-        inner.setblocking(True)
-        inner.sendall(whole)
-        if not (sent or told) and status == pq.PollingStatus.READING:
+            waiting += _without_binding(message)
+        if waiting:
+            with suppress(BlockingIOError):
+                waiting = waiting[inner.send(waiting) :]
+        if not (sent or told or waiting) and status == pq.PollingStatus.READING:
             _wait(inner, encrypted, deadline)
     return received
 

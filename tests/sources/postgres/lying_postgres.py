@@ -43,8 +43,10 @@ class PostgresPeer:
         self.say(b"R", how.to_bytes(4, "big"))
         self.hear()
 
-    def let_in(self, version: bytes = b"16.4") -> None:
+    def let_in(self, version: bytes = b"16.4", more: bytes = b"") -> None:
+        """:param more: said on the way."""
         self.say(b"R", OK.to_bytes(4, "big"))
+        self.peer.send(more)
         for name, value in ((b"server_version", version), (b"client_encoding", b"UTF8"), (b"integer_datetimes", b"on"),
                             (b"standard_conforming_strings", b"on")):  # fmt: skip
             self.say(b"S", name + b"\0" + value + b"\0")

@@ -16,6 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import rsa
 from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, DecodeError, SchemaChanged, SourceUnavailable
 from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.postgres import verified_tls
 from airflow_provider_cdc.sources.postgres.decode.rows import CopyReader
 from airflow_provider_cdc.sources.postgres.decode.stream import CopyStream, socket_of
 from airflow_provider_cdc.sources.postgres.session import (
@@ -198,6 +199,26 @@ def test_a_login_that_is_none(way: Open, lie: str, tmp_path: Path, monkeypatch: 
         pass
     assert refused.value.hint
     assert PASSWORD not in "".join(traceback.format_exception(refused.value))
+
+
+@pytest.mark.parametrize("said", [(600_000,), (900,) * 1000])
+def test_what_libpq_has_no_room_for_during_a_login_over_verified_tls_waits(
+    said: tuple[int, ...], tmp_path: Path
+) -> None:
+    """The thread that writes to libpq is the one that has it read: whoever waited there would wait for ever."""
+
+    def script(peer: Peer) -> None:
+        server = PostgresPeer(peer)
+        server.greeted(tls=True)
+        notices = [message(b"N", b"SNOTICE\0C00000\0M" + b"x" * size + b"\0\0") for size in said]
+        server.let_in(more=b"".join(notices))
+        peer.wait_for_end()
+
+    ca = certificate(tmp_path)
+    with lying_server(script, tmp_path) as liar, Bounded(10, 200):
+        settings = settings_for(liar.port, tls={"ca": str(ca)})
+        with verified_tls.open_session(settings) as opened:
+            assert opened.received == b""
 
 
 DESCRIPTION = message(b"T", b"\0\1c\0" + bytes(6) + (25).to_bytes(4, "big") + b"\xff\xff" + bytes(4) + b"\0\0")

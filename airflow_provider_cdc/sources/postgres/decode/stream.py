@@ -134,7 +134,7 @@ class CopyStream:
         kind, payload = self._message()
         if kind == _ERROR:
             failure = self._error(payload)
-            for _ in self._messages():
+            for _ in self._messages(failure):
                 pass
             raise failure
         if kind == _COPY_DONE:
@@ -209,11 +209,18 @@ class CopyStream:
         except OSError as error:
             raise psycopg.OperationalError(f"the connection broke: {error}") from error
 
-    def _messages(self) -> Iterator[tuple[bytes, bytes]]:
-        """The messages up to the one that says that the server is ready; raises what the server raised."""
-        failure: psycopg.Error | None = None
+    def _messages(self, failure: psycopg.Error | None = None) -> Iterator[tuple[bytes, bytes]]:
+        """The messages up to the one that says that the server is ready; raises what the server raised.
+
+        :param failure: that, if it has said so already.
+        """
         while True:
-            kind, payload = self._message()
+            try:
+                kind, payload = self._message()
+            except psycopg.OperationalError as error:
+                if failure is None:
+                    raise
+                raise psycopg.OperationalError(f"{error}, having said: {failure}") from error
             if kind == _ERROR:
                 failure = self._error(payload)
             elif kind == _READY:

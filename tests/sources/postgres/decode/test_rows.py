@@ -189,7 +189,8 @@ def test_a_session_over_verified_tls_that_breaks_half_way_is_worth_another_try(
         batches = reader.read("public.t, generate_series(1, 10000)")
         next(batches)
         encrypted.query("SELECT pg_terminate_backend(pid) FROM pg_stat_ssl WHERE ssl AND pid <> pg_backend_pid()")
-        with pytest.raises(SourceUnavailable), mapped_errors("t"):
+        said = "closed the connection, having said: terminating connection due to administrator command"
+        with pytest.raises(SourceUnavailable, match=said), mapped_errors("t"):
             list(batches)
 
 
