@@ -114,11 +114,15 @@ def _link(path: str, data: bytes) -> bool:
 def _elect(filesystem: fs.FileSystem, path: str, data: bytes, settle: float) -> bool:
     if _exists(filesystem, path):
         return False
-    if not _candidates(filesystem, path):
-        write(filesystem, f"{path}.{uuid.uuid4().hex}{_CANDIDATE}", data)
+    candidates = _candidates(filesystem, path)
+    if not candidates:
+        candidates = [f"{path}.{uuid.uuid4().hex}{_CANDIDATE}"]
+        write(filesystem, candidates[0], data)
     time.sleep(settle)
     if not _exists(filesystem, path):
-        write(filesystem, path, _read(filesystem, _candidates(filesystem, path)[0]))
+        # A store whose lists lag need not show even the one that is known to be there.
+        first = min({*candidates, *_candidates(filesystem, path)})
+        write(filesystem, path, _read(filesystem, first))
     return _read(filesystem, path) == data
 
 

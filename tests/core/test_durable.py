@@ -89,6 +89,13 @@ def test_who_finds_a_candidate_completes_it(tmp_path: Path, monkeypatch: pytest.
     assert read(filesystem, path) == b"sleeper"
 
 
+def test_a_list_that_lags_behind_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    filesystem = fs.SubTreeFileSystem(str(tmp_path), fs.LocalFileSystem())
+    monkeypatch.setattr(durable, "_candidates", lambda *arguments: [])
+    assert durable.create(filesystem, "lake/record.json", b"first", settle=0)
+    assert read(filesystem, "lake/record.json") == b"first"
+
+
 def test_a_call_that_was_carried_out_twice_is_no_defeat(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """NFS repeats a call whose answer was lost, and then says that the name is taken."""
     original = os.link
