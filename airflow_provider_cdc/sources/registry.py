@@ -101,7 +101,7 @@ _TLS_FIELDS: Mapping[str, Field] = {
     "tls_cert": _text(
         "TLS certificate", "Path of the PEM file with the client's certificate, where the server asks for one."
     ),
-    "tls_key": _text("TLS key", "Path of the PEM file with the key of the client's certificate."),
+    "tls_key": _text("TLS key", "Path of the PEM file with the key of the client's certificate, without a passphrase."),
     "tls_trusted_network": {
         "label": "Trusted network",
         "description": "Nobody else is in the network between: the password may be shown to whoever answers there.",

@@ -275,11 +275,12 @@ def _tls_arguments(settings: ConnectionSettings, trust: Trust) -> dict[str, Any]
             # The certificates that MySQL makes for itself are refused by the strict check of Python 3.13.
             context.verify_flags &= ~ssl.VERIFY_X509_STRICT
         if tls.get("cert"):
-            context.load_cert_chain(tls["cert"], tls.get("key") or None)
+            # Without a password a terminal would be asked for one.
+            context.load_cert_chain(tls["cert"], tls.get("key") or None, password="")
     except OSError as error:
         raise ConfigurationError(
             f"the TLS files cannot be read: {error}",
             where=settings.address,
-            hint="correct tls_ca, tls_cert and tls_key",
+            hint="correct tls_ca, tls_cert and tls_key, which must have no passphrase",
         ) from error
     return {"ssl": context}

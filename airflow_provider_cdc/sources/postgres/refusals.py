@@ -50,7 +50,14 @@ def connect_error(settings: ConnectionSettings, arguments: Mapping[str, str], te
             hint="name the authority that signed its certificate (tls_ca); or let it use scram-sha-256 (pg_hba.conf); "
             "or say that nobody else is in the network between (tls_trusted_network)",
         )
-    if re.search("certificate|SSL error|sslmode|does not support SSL|root.crt", text):
+    if re.search("private key file", text):
+        return ConfigurationError(
+            f"the key of the client's certificate cannot be used: {said}",
+            where=where,
+            hint="correct tls_cert and tls_key: the certificate's own key, in a file that only this user can read, "
+            "without a passphrase",
+        )
+    if re.search("certificate|SSL error|SSL response|sslmode|does not support SSL|root.crt", text):
         return _tls_refused(where, said)
     # A server that did not answer gives no SQLSTATE either, and asking again would only wait once more.
     match "" if "timeout expired" in text else state_of_refusal(arguments):

@@ -226,6 +226,9 @@ def _tls(settings: ConnectionSettings) -> dict[str, str]:
     trust, tls = trust_in(settings, more=(CHANNEL_BINDING,)), settings.tls
     names = {"sslrootcert": "ca", "sslcert": "cert", "sslkey": "key", "channel_binding": CHANNEL_BINDING}
     given = {name: tls[ours] for name, ours in names.items() if tls.get(ours)}
+    if tls.get("key"):
+        # Without one, OpenSSL asks for it at the terminal, and waits, if the key has a passphrase.
+        given["sslpassword"] = "none"
     if not trust.may_reveal:
         if psycopg.pq.version() < _REQUIRES_AUTH:
             raise ConfigurationError(

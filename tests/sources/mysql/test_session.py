@@ -10,6 +10,7 @@ from typing import Any
 
 import pymysql
 import pytest
+from cryptography.hazmat.primitives import serialization
 
 from airflow_provider_cdc.errors import (
     CdcError,
@@ -138,6 +139,19 @@ class TestTls:
         with pytest.raises(ConfigurationError) as caught:
             connect(settings(mysql, tls=tls))
         assert caught.value.hint
+
+    def test_nobody_is_asked_for_the_passphrase_of_a_key(
+        self, mysql: MysqlServer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    ) -> None:
+        read = serialization.load_pem_private_key((mysql.directory / "data" / "client-key.pem").read_bytes(), None)
+        cipher = serialization.BestAvailableEncryption(b"secret")
+        key = tmp_path / "key.pem"
+        key.write_bytes(read.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, cipher))
+        tls = {"cert": str(mysql.directory / "data" / "client-cert.pem"), "key": str(key)}
+        with pytest.raises(ConfigurationError, match="TLS files cannot be read") as caught:
+            connect(settings(mysql, tls=tls))
+        assert "passphrase" in caught.value.hint
+        assert "pass phrase" not in "".join(capfd.readouterr())
 
 
 class TestFailures:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from airflow_provider_cdc.core.table import Column, Table, TableName
@@ -114,6 +115,28 @@ def test_an_authority_is_verified_against_whatever_the_mode_says(way: Open, mode
         ):
             pass
         assert PASSWORD.encode() not in liar.heard
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("passphrase", [b"secret", b""])
+def test_a_key_that_cannot_be_used_is_named_and_nobody_is_asked_for_its_passphrase(
+    way: Open, passphrase: bytes, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """One that has a passphrase; and one that is not the certificate's."""
+    own = rsa.generate_private_key(65537, 2048)
+    cipher = serialization.BestAvailableEncryption(passphrase) if passphrase else serialization.NoEncryption()
+    key = tmp_path / "client.key"
+    key.write_bytes(own.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, cipher))
+    key.chmod(0o600)
+    ca = str(certificate(tmp_path))
+    with (
+        lying_server(wanting_cleartext(tls=True), tmp_path) as liar,
+        pytest.raises(ConfigurationError, match="private key file") as refused,
+        way(settings_for(liar.port, tls={"ca": ca, "cert": ca, "key": str(key)})),
+    ):
+        pass
+    assert "passphrase" in refused.value.hint
+    assert "pass phrase" not in "".join(capfd.readouterr())
 
 
 @pytest.mark.usefixtures("on_the_network")
