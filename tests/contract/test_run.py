@@ -72,8 +72,10 @@ def write(db: Database, moment: int) -> None:
 
 
 @pytest.fixture
-def run(bank: Database, spark: SparkSession, tmp_path: Path) -> Iterator[Pipeline]:
-    made = Pipeline(spark, bank.settings, tmp_path.as_uri(), [f"{bank.schema}.*"], chunk_rows=30, chunk_pause=0.01)
+def run(bank: Database, spark: SparkSession, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Pipeline]:
+    """A run of small chunks. ``request.param`` are seconds between two of them, for tests that strike in between."""
+    pause = getattr(request, "param", 0.01)
+    made = Pipeline(spark, bank.settings, tmp_path.as_uri(), [f"{bank.schema}.*"], chunk_rows=30, chunk_pause=pause)
     yield made
     made.release()
 
@@ -137,6 +139,7 @@ def losing_sessions(db: Database, run: Pipeline) -> Iterator[None]:
         killing.join()
 
 
+@pytest.mark.parametrize("run", [0.3], indirect=True)
 def test_a_snapshot_that_failed_goes_on_from_the_same_position(
     bank: Database, run: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:

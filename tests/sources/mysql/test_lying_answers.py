@@ -92,7 +92,7 @@ def _bounds(monkeypatch: pytest.MonkeyPatch) -> None:
         ("session.READ_SECONDS", 2),
         ("log.dump.SILENT_SECONDS", 2),
         ("log.dump.MAX_EVENT_BYTES", 1 << 26),
-        ("login.ANSWER_BYTES", 1 << 24),
+        ("driver.ANSWER_BYTES", 1 << 24),
         ("decode.stream._LARGEST", 1 << 26),
     ):
         monkeypatch.setattr(f"airflow_provider_cdc.sources.mysql.{name}", bound)
