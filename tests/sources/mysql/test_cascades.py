@@ -10,6 +10,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from pyspark.sql import SparkSession
 from airflow_provider_cdc.core.options import LockPolicy, TableOptions
 from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.errors import CascadeNotLogged, PreflightError, SchemaChanged
+from airflow_provider_cdc.jobs.snapshot import DONE
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from harness.mysql_server import MysqlServer
@@ -194,6 +196,37 @@ def test_a_copy_is_exact_while_no_cascade_reaches_it_before_it_is_read(
     pipeline.extract_delta()
     uris = pipeline.consolidate()["published"]
     assert {name: Counter(published(uris[name])[1]) for name in COPIED} == {name: expected[name] for name in COPIED}
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        REACHING,
+        ["XA START 'p'", "DELETE FROM up.parent WHERE id = 8", "XA END 'p'", "XA PREPARE 'p'", "XA COMMIT 'p'"],
+        ["XA START 'p'", "DELETE FROM up.parent WHERE id = 8", "XA END 'p'", "XA COMMIT 'p' ONE PHASE"],
+    ],
+    ids=["plain", "prepared", "in one phase"],
+)
+def test_cascades_after_the_read_do_not_count_while_other_tables_are_still_read(
+    statements: Sequence[str], server: MysqlServer, spark: SparkSession, tmp_path: Path
+) -> None:
+    """They are in the window, which ends with the last read of all."""
+    run(server, "INSERT INTO d.strict SELECT 10 * p.id + r.id, 9 FROM up.parent p, up.root r", "ANALYZE TABLE d.strict")
+    pipeline = Pipeline(
+        spark, settings_of(server), tmp_path.as_uri(), ["d.child", "d.strict"], chunk_rows=30, chunk_pause=2
+    )
+    pipeline.record()
+    expected = rows(server, "d.child")
+    with ThreadPoolExecutor(1) as pool:
+        reading = pool.submit(pipeline.snapshot)
+        while not list(tmp_path.glob(f"_runs/*/{DONE}/*.json")):
+            assert not reading.done()
+            time.sleep(0.05)
+        run(server, *statements)
+        assert not reading.done()
+        reading.result()
+    pipeline.extract_delta()
+    assert Counter(published(pipeline.consolidate()["published"]["d.child"])[1]) == expected
 
 
 @pytest.mark.parametrize("version", ["8.0.36", "8.4.3"])

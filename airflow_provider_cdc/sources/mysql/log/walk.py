@@ -256,8 +256,9 @@ def walk(
                         return SHAPE
                     if parent >= 0 and state[ROW] == 0:
                         upper = parent_words[parent * TABLE_WORDS + UPPER]
-                        # Whether a prepared transaction counts is not known yet.
-                        if state[XA] >= 0 or upper == 0 or contains(sets, upper, state[SOURCE], state[NUMBER]):
+                        # Whether a prepared transaction counts is not known yet. Behind the bound it does not: its
+                        # commit comes later still.
+                        if upper == 0 or contains(sets, upper, state[SOURCE], state[NUMBER]):
                             code = keeps_keys(data, kind, body_end, state, parent, parents, ranges)
                             if code != MORE:
                                 return code
