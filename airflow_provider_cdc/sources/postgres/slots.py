@@ -167,8 +167,15 @@ def release(settings: ConnectionSettings, run_id: str) -> None:
     """
     with session(settings) as connection:
         _require_primary(settings, connection)
+        failures = []
         for name in names_of_run(connection, run_id):
-            _drop(connection, name, name)
+            # One that cannot be dropped must not keep the others: each of them holds the server's log.
+            try:
+                _drop(connection, name, name)
+            except (TransientError, psycopg.Error) as error:
+                failures.append(error)
+        if failures:
+            raise failures[0]
 
 
 def identity_of_try(slot: str, publication: str = "") -> dict[str, str]:

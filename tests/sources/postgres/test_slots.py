@@ -13,7 +13,7 @@ import pytest
 from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.plan import InitialPoint
 from airflow_provider_cdc.core.table import Table, TableName
-from airflow_provider_cdc.errors import LockNotGranted, PreflightError
+from airflow_provider_cdc.errors import LockNotGranted, PreflightError, TransientError
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres import PostgresSource, publishing, slots, waiting
 from airflow_provider_cdc.sources.postgres.schema import read_tables
@@ -304,6 +304,23 @@ def test_what_an_older_version_made_is_released_and_nothing_of_another_run(
     assert names_on(postgres, database) == (set(names[2:]), set(names[2:]))
     for name in names[2:]:
         slots.drop(source.settings, name, name)
+
+
+def test_a_slot_that_cannot_be_dropped_does_not_keep_the_others_of_its_run(
+    postgres: PostgresServer, database: str, source: PostgresSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another user reads from the one of an earlier try, and may not be ended."""
+    monkeypatch.setattr(slots, "DROP_SECONDS", 0)
+    drop, busy = slots._drop_slot, f"{SLOT}_00000000"
+    monkeypatch.setattr(slots, "_drop_slot", lambda connection, name: 1 if name == busy else drop(connection, name))
+    for name in (busy, f"{SLOT}_11111111"):
+        slots.create_slot(source.settings, name, 5)
+    with pytest.raises(TransientError, match=f"{busy}: a session"):
+        slots.release(source.settings, RUN_ID)
+    assert postgres.query("SELECT slot_name FROM pg_replication_slots WHERE database = %s", (database,)) == [(busy,)]
+    monkeypatch.undo()
+    slots.release(source.settings, RUN_ID)
+    assert not postgres.query("SELECT slot_name FROM pg_replication_slots WHERE database = %s", (database,))
 
 
 def test_release_ends_who_reads_from_the_slot_and_can_be_repeated(
