@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 
-from pyspark import SparkConf
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.errors import ConfigurationError
@@ -36,7 +36,8 @@ def open_session(name: str) -> SparkSession:
     :raises ConfigurationError: PySpark is a mixture of two versions, or a session that is there does not encrypt.
     """
     check_pyspark()
-    # The default log level hides our few lines among Spark's many; reading the submitted conf needs no session yet.
+    # Without its JVM PySpark does not know what was submitted, and would take every cluster for this machine.
+    SparkContext._ensure_initialized()
     submitted = SparkConf()
     builder = SparkSession.builder.appName(name).config(ENCRYPTION, "true")
     if str(submitted.get("spark.master", "local[*]")).startswith("local"):
