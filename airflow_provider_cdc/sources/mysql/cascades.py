@@ -24,6 +24,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from airflow_provider_cdc.core.options import TableOptions
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.mysql.privileges import Privileges
@@ -34,6 +35,8 @@ from airflow_provider_cdc.sources.mysql.types import unsupported
 
 _RULES = ("CASCADE", "SET NULL", "SET DEFAULT")
 _NATIVE = "innodb_native_foreign_keys"
+# Whatever becomes of a parent's own copy: here its values are only compared, as they are stored.
+_ANY_VALUE = TableOptions(unrepresentable="string")
 
 
 @dataclass(frozen=True)
@@ -173,7 +176,7 @@ def _referenced(parent: Table, columns: set[str]) -> Table:
     key = tuple(column.name for column in parent.columns if column.name.lower() in wanted)
     if len(key) != len(wanted):
         raise AssertionError(f"{parent.name} has no columns {sorted(columns)}")
-    return replace(parent, key=key, key_index="", rows=0, bytes=0)
+    return replace(parent, key=key, key_index="", rows=0, bytes=0, options=_ANY_VALUE)
 
 
 def _problems(connection: Connection, table: Table, name: TableName, parent: Table | None) -> Iterable[Problem]:
@@ -189,7 +192,7 @@ def _problems(connection: Connection, table: Table, name: TableName, parent: Tab
         )
         return
     for column in parent.columns:
-        if (reason := unsupported(column)) is not None:
+        if (reason := unsupported(column, policy=_ANY_VALUE.unrepresentable)) is not None:
             yield Problem(
                 f"{name}.{column.name}",
                 f"{reason}; what the log holds of its table must be read, for it reaches {table.name} through foreign "
