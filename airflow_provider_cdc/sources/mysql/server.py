@@ -94,9 +94,12 @@ _STARTED = (
 _PRIVILEGE_MISSING = 1227
 
 
-def setting_problems(connection: Connection) -> list[Problem]:
-    """What is wrong with the server's settings now."""
-    rules = [*_ALWAYS, *(_ON_A_REPLICA if is_replica(connection) is not False else ())]
+def setting_problems(connection: Connection, *, replicated: bool = False) -> list[Problem]:
+    """What is wrong with the server's settings now.
+
+    :param replicated: it is held to the rules for a replica, whether it still is one or not.
+    """
+    rules = [*_ALWAYS, *(_ON_A_REPLICA if replicated or is_replica(connection) is not False else ())]
     values = variables(connection, [rule.variable for rule in rules])
     proxy = Problem(
         "connection",

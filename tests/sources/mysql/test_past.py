@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_cdc.core.gtid import GtidSet
+from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.table import TableName
-from airflow_provider_cdc.errors import Problem, SourceUnavailable
+from airflow_provider_cdc.errors import PreflightError, Problem, SourceUnavailable
+from airflow_provider_cdc.sources.mysql import MysqlSource
 from airflow_provider_cdc.sources.mysql.log import codes
 from airflow_provider_cdc.sources.mysql.past import (
     Past,
@@ -204,3 +206,52 @@ def commit_later(file: Path, since: datetime, microseconds: int) -> None:
                 struct.pack_into("<I", log, at + length - codes.CHECKSUM_BYTES, checksum)
         at += length
     file.write_bytes(log)
+
+
+@pytest.mark.parametrize(
+    ("setting", "statement", "what"),
+    [
+        ("SET GLOBAL replica_preserve_commit_order = OFF", "INSERT INTO d.other VALUES (50, 1)", "in another order"),
+        ("DO 0", "INSERT INTO d.other VALUES (50, 1)", ""),
+    ],
+)
+def test_a_server_that_was_a_replica_since_is_held_to_a_replicas_rules(
+    server: MysqlServer, setting: str, statement: str, what: str
+) -> None:
+    """A promoted one no longer tells that it was."""
+    source = MysqlSource(settings(server))
+    server.query(setting)
+    moment = now(server)
+    plan = [TablePlan(TableName("d", "t"), "watermark", "")]
+    source.check_past(moment, plan)
+    _apply(server, statement)
+    if what:
+        with pytest.raises(PreflightError, match=what):
+            source.check_past(moment, plan)
+        with pytest.raises(PreflightError, match=what):
+            source.record_past(moment, plan, 5)
+    else:
+        source.check_past(moment, plan)
+
+
+def test_cascades_of_the_server_that_a_replica_followed_may_be_in_no_log(server: MysqlServer) -> None:
+    server.query(
+        "CREATE TABLE d.child (id INT PRIMARY KEY, t INT, FOREIGN KEY (t) REFERENCES d.t (id) ON DELETE CASCADE)"
+    )
+    source = MysqlSource(settings(server))
+    moment = now(server)
+    plan = [TablePlan(TableName("d", "child"), "watermark", "")]
+    source.check_past(moment, plan)
+    _apply(server, "INSERT INTO d.other VALUES (50, 1)")
+    with pytest.raises(PreflightError, match="may be in no log"):
+        source.check_past(moment, plan)
+    # Other tables of that time can be copied.
+    source.check_past(moment, [TablePlan(TableName("d", "t"), "watermark", "")])
+
+
+def _apply(server: MysqlServer, statement: str) -> None:
+    """As a replica does: with the GTID of another server."""
+    with server.connect() as connection, connection.cursor() as cursor:
+        cursor.execute("SET gtid_next = '11111111-2222-3333-4444-555555555555:1'")
+        cursor.execute(statement)
+        cursor.execute("SET gtid_next = 'AUTOMATIC'")
