@@ -11,7 +11,7 @@ from airflow_provider_cdc.core.head import source_of
 from airflow_provider_cdc.core.options import StepOptions
 from airflow_provider_cdc.core.table import Table
 
-FORMAT = 3
+FORMAT = 4
 LAKE_FORMAT = "parquet"
 """What runs publish as."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from typing import Any
@@ -129,6 +130,7 @@ def one_of(choices: Sequence[str]) -> Accepted:
 
 
 _TEXT = {"type": "string", "minLength": 1}
+_NAME = "[a-z0-9_]{0,30}"
 CONNECTION = Accepted("the id of a connection", _is_text, _TEXT)
 URI = Accepted("a URI", _is_text, _TEXT)
 TABLE_NAMES = Accepted(
@@ -143,5 +145,10 @@ WHOLE_SECONDS = Accepted("a whole number of seconds above 0", _is_count, {"type"
 SECONDS = Accepted("a number of seconds", _is_time, {"type": "number", "minimum": 0})
 AS_OF = Accepted(
     "a time with its zone, a GTID set or an LSN, or empty", as_of.is_as_of, {"type": "string"}, as_of.text_of
+)
+SLOT_NAME = Accepted(
+    "up to 30 lower-case letters, digits and underscores, or empty",
+    lambda value: isinstance(value, str) and re.fullmatch(_NAME, value) is not None,
+    {"type": "string", "pattern": f"^{_NAME}$"},
 )
 FLAG = Accepted("true or false", _is_flag, {"type": "boolean"})

@@ -25,6 +25,7 @@ from airflow_provider_cdc.core.option import (
     PATTERNS,
     PROPERTIES,
     SECONDS,
+    SLOT_NAME,
     TABLE_NAMES,
     URI,
     WHOLE_SECONDS,
@@ -139,19 +140,35 @@ class StepOptions:
     as_of: str = option(
         "",
         accepts=AS_OF,
-        only="mysql",
         title="As of",
-        help="The point at which the copy is exact: a time with its zone (`2026-01-31T00:00:00Z`) or a GTID set, as "
-        "far back as the log reaches; empty: now. A time means all that was committed up to it.",
+        help="The point at which the copy is exact: a time with its zone (`2026-01-31T00:00:00Z`), a GTID set or an "
+        "LSN, as far back as the log reaches (PostgreSQL: that of the `standing_slot`); empty: now. A time means all "
+        "that was committed up to it.",
         example="a time such as 2026-01-31T00:00:00Z",
     )
     as_of_wait_seconds: int = option(
         600,
         accepts=WHOLE_SECONDS,
-        only="mysql",
         help="Seconds to wait for the first commit after the time in `as_of`: before it, what is committed next may "
         "still belong to that time.",
         example="a number such as 600",
+    )
+    standing_slot: str = option(
+        "",
+        accepts=SLOT_NAME,
+        only="postgres",
+        title="Standing slot",
+        help="A name, such as `nightly`: the server then keeps a replication slot of that name from run to run, and "
+        "with it the log that `as_of` goes back over; empty: none. Runs that give the same name share it. It costs the "
+        "server disk, and stays until someone drops it.",
+        example="a name such as nightly",
+    )
+    standing_slot_hours: int = option(
+        48,
+        accepts=COUNT,
+        only="postgres",
+        help="Hours of the past that the standing slot keeps: when a run is published, it gives up what is older.",
+        example="a number such as 48",
     )
     lock: LockPolicy = field(default_factory=LockPolicy)
     keep_slot: bool = option(

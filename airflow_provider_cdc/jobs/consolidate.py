@@ -41,7 +41,7 @@ from airflow_provider_cdc.jobs.survivors import check_survivors, surviving
 from airflow_provider_cdc.jobs.tasks import run_tasks
 from airflow_provider_cdc.jobs.verify import Checked, require_whole
 from airflow_provider_cdc.sinks.base import Publication, PublishedCopy, TableChange
-from airflow_provider_cdc.sources.capabilities import release_run
+from airflow_provider_cdc.sources.capabilities import give_up_past, release_run
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.registry import open_source
 
@@ -85,6 +85,7 @@ def consolidate(spark: SparkSession, folder: Storage, settings: ConnectionSettin
         _publish(run, _decision(run))
     clean(run)
     _release(run, settings)
+    _give_up_past(run, settings)
     return found
 
 
@@ -295,3 +296,15 @@ def _release(run: Run, settings: ConnectionSettings) -> None:
         persist("consolidate: release", lambda: release(run.folder, lambda run_id: release_run(source, run_id)))
     except CdcError as error:
         say(f"consolidate: the source still keeps what it kept for this run: {error}")
+
+
+def _give_up_past(run: Run, settings: ConnectionSettings) -> None:
+    """Let the source give up what it keeps of its past for longer than it should. The run is published, so failing to
+    do so does not fail the step: the next run does it."""
+    options = run.manifest.options
+    if not options.standing_slot:
+        return
+    try:
+        give_up_past(open_source(settings), options)
+    except CdcError as error:
+        say(f"consolidate: the source keeps its past for longer than {options.standing_slot_hours} hours: {error}")

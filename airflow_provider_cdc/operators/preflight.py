@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_cdc.core import as_of
 from airflow_provider_cdc.core.head import source_of
 from airflow_provider_cdc.core.manifest import LAKE_FORMAT
 from airflow_provider_cdc.core.options import checked, declared
@@ -21,7 +20,7 @@ from airflow_provider_cdc.operators.lake_checks import check_names, tell_leftove
 from airflow_provider_cdc.operators.parameters import Allowed, check_conf, take_options, taking_options
 from airflow_provider_cdc.operators.spark_step import check_spark
 from airflow_provider_cdc.sinks.registry import open_sink
-from airflow_provider_cdc.sources.capabilities import Source, going_back
+from airflow_provider_cdc.sources.capabilities import Source, check_point
 from airflow_provider_cdc.sources.survey import survey
 
 if TYPE_CHECKING:
@@ -88,11 +87,12 @@ class PreflightOperator(TargetOperator):
                 source = open_hook(options.source_conn_id).get_conn()
                 found = survey(source, options.tables, options.table, options.steps.on_table_error)
                 plans, skipped = found.plans, found.skipped
-                if (point := as_of.parse(options.steps.as_of)) is not None:
-                    going_back(source).check_past(point, plans)
             if lake is not None and plans:
                 with _collected(problems, "parameter target"):
                     _check_lake(lake, source, options.source_conn_id, [plan.table for plan in plans])
+            if plans:
+                with _collected(problems, "parameter as_of"):
+                    check_point(source, plans, options.steps, may_begin=not problems)
             if problems:
                 raise PreflightError(problems)
         if lake is not None:

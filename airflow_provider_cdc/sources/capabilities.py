@@ -253,7 +253,7 @@ class KeepsForRun(Protocol):
 class GoesBack(Protocol):
     """A source of which a copy can be exact at a position in the past, as far back as its log reaches."""
 
-    def check_past(self, as_of: AsOf, plans: Sequence[TablePlan]) -> None:
+    def check_past(self, as_of: AsOf, plans: Sequence[TablePlan], options: StepOptions) -> None:
         """Make sure that a copy of these tables can be exact at ``as_of``: that nothing of what it rests on changed
         since then.
 
@@ -261,12 +261,33 @@ class GoesBack(Protocol):
         :raises SourceUnavailable: the server cannot be reached.
         """
 
-    def record_past(self, as_of: AsOf, plans: Sequence[TablePlan], wait_seconds: float) -> InitialPoint:
-        """As `HasPositions.record_initial`, at the position that ``as_of`` means.
+    def record_past(
+        self, as_of: AsOf, plans: Sequence[TablePlan], options: StepOptions, run_id: str = ""
+    ) -> InitialPoint:
+        """As `HasPositions.record_initial`, at the position that ``as_of`` means. The first commit after a time is
+        waited for, up to ``options.as_of_wait_seconds``.
 
-        :param wait_seconds: how long the first commit after a time may be waited for.
         :raises PreflightError: a copy of these tables cannot be exact there.
         :raises SourceUnavailable: nothing was committed after the time yet.
+        """
+
+
+@runtime_checkable
+class KeepsPast(Protocol):
+    """A source whose server keeps its log from run to run only if it is told to (by a standing slot)."""
+
+    def keep_past(self, plans: Sequence[TablePlan], options: StepOptions) -> None:
+        """Have the server keep, from now on, the log that `GoesBack` needs for these tables; where it does so already,
+        nothing changes.
+
+        :raises LockNotGranted: transactions held it up.
+        :raises SourceUnavailable: the server cannot be reached.
+        """
+
+    def give_up_past(self, options: StepOptions) -> None:
+        """Have the server give up what is older than ``options.standing_slot_hours``, if anything is.
+
+        :raises SourceUnavailable: the server cannot be reached; it keeps what it kept.
         """
 
 
@@ -286,7 +307,7 @@ def record_point(source: Source, options: StepOptions, plans: Sequence[TablePlan
     wanted = as_of.parse(options.as_of)
     if wanted is None:
         return source.record_initial(plans, options.lock, run_id)
-    return going_back(source).record_past(wanted, plans, options.as_of_wait_seconds)
+    return going_back(source).record_past(wanted, plans, options, run_id)
 
 
 def going_back(source: Source) -> GoesBack:
@@ -301,6 +322,26 @@ def going_back(source: Source) -> GoesBack:
             hint="leave as_of empty",
         )
     return source
+
+
+def check_point(source: Source, plans: Sequence[TablePlan], options: StepOptions, *, may_begin: bool = True) -> None:
+    """Before a run: have the source keep its past from now on, if ``options`` ask for that, and make sure that a copy
+    can be exact where they ask for it.
+
+    :param may_begin: whether the run has no other problem: one that is refused changes nothing on the source.
+    :raises PreflightError: a copy cannot be exact there, with every problem found.
+    :raises ConfigurationError: the source cannot go back, or cannot keep its past.
+    """
+    if may_begin and options.standing_slot and isinstance(source, KeepsPast):
+        source.keep_past(plans, options)
+    if (wanted := as_of.parse(options.as_of)) is not None:
+        going_back(source).check_past(wanted, plans, options)
+
+
+def give_up_past(source: Source, options: StepOptions) -> None:
+    """`KeepsPast.give_up_past`, where anything is kept."""
+    if options.standing_slot and isinstance(source, KeepsPast):
+        source.give_up_past(options)
 
 
 def release_run(source: Source, run_id: str) -> None:

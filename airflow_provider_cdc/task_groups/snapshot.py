@@ -53,10 +53,16 @@ class SnapshotTaskGroup(TaskGroup):
     :param chunk_rows: Rows that one statement reads, about; raised where a table would have more than 10,000
         chunks, or a run more than 50,000.
     :param chunk_pause: Seconds that a reader rests after each chunk, to spare the source; below 900.
-    :param as_of: MySQL: The point at which the copy is exact: a time with its zone (``2026-01-31T00:00:00Z``) or a
-        GTID set, as far back as the log reaches; empty: now. A time means all that was committed up to it.
-    :param as_of_wait_seconds: MySQL: Seconds to wait for the first commit after the time in ``as_of``: before it,
-        what is committed next may still belong to that time.
+    :param as_of: The point at which the copy is exact: a time with its zone (``2026-01-31T00:00:00Z``), a GTID set
+        or an LSN, as far back as the log reaches (PostgreSQL: that of the ``standing_slot``); empty: now. A time
+        means all that was committed up to it.
+    :param as_of_wait_seconds: Seconds to wait for the first commit after the time in ``as_of``: before it, what is
+        committed next may still belong to that time.
+    :param standing_slot: PostgreSQL: A name, such as ``nightly``: the server then keeps a replication slot of that
+        name from run to run, and with it the log that ``as_of`` goes back over; empty: none. Runs that give the
+        same name share it. It costs the server disk, and stays until someone drops it.
+    :param standing_slot_hours: PostgreSQL: Hours of the past that the standing slot keeps: when a run is published,
+        it gives up what is older.
     :param lock_wait_seconds: Seconds that one try to take a lock may keep others waiting.
     :param lock_tries: How often a lock is tried.
     :param lock_pause_seconds: Seconds between two tries.
@@ -95,6 +101,8 @@ class SnapshotTaskGroup(TaskGroup):
         chunk_pause: float | str = 0.0,
         as_of: str = "",
         as_of_wait_seconds: int | str = 600,
+        standing_slot: str = "",
+        standing_slot_hours: int | str = 48,
         lock_wait_seconds: int | str = 5,
         lock_tries: int | str = 12,
         lock_pause_seconds: float | str = 2.0,

@@ -10,16 +10,16 @@ from typing import Any
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core import as_of as points
 from airflow_provider_cdc.core.beginning import begin
 from airflow_provider_cdc.core.options import LockPolicy, StepOptions, TableOptions
+from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.records import encode
 from airflow_provider_cdc.core.run import release, scratch_of
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.jobs.consolidate import consolidate
 from airflow_provider_cdc.jobs.extract_delta import extract_delta
 from airflow_provider_cdc.jobs.snapshot import snapshot
-from airflow_provider_cdc.sources.capabilities import going_back, record_point, release_run
+from airflow_provider_cdc.sources.capabilities import check_point, record_point, release_run
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.registry import open_source
 from harness.mysql_server import MysqlServer
@@ -44,6 +44,8 @@ class Pipeline:
         lock: LockPolicy | None = None,
         as_of: str = "",
         on_table_error: str = "fail",
+        standing_slot: str = "",
+        standing_slot_hours: int = 48,
     ) -> None:
         self.target = Storage(target)
         self.run = Storage(scratch_of(target)).folder(run_id)
@@ -54,14 +56,26 @@ class Pipeline:
         self._tables = tables
         self._table_options = TableOptions(consistency, unrepresentable)
         self._lock = lock or LockPolicy()
-        self._options = StepOptions(chunk_rows, chunk_pause, as_of, lock=self._lock, on_table_error=on_table_error)
+        self._options = StepOptions(
+            chunk_rows,
+            chunk_pause,
+            as_of,
+            standing_slot=standing_slot,
+            standing_slot_hours=standing_slot_hours,
+            lock=self._lock,
+            on_table_error=on_table_error,
+        )
         self._run_id = run_id
+
+    def preflight(self) -> list[TablePlan]:
+        """What `record` begins with."""
+        plans = self.source.preflight(self._tables, self._table_options)
+        check_point(self.source, plans, self._options)
+        return plans
 
     def record(self) -> str:
         """Preflight and lock_and_record; returns the initial position."""
-        plans = self.source.preflight(self._tables, self._table_options)
-        if (point := points.parse(self._options.as_of)) is not None:
-            going_back(self.source).check_past(point, plans)
+        plans = self.preflight()
         run = begin(
             self.source,
             plans,

@@ -12,7 +12,7 @@ import pyarrow as pa
 from airflow_provider_cdc.core.as_of import AsOf
 from airflow_provider_cdc.core.chunk import Chunk
 from airflow_provider_cdc.core.gtid import GtidSet
-from airflow_provider_cdc.core.options import AS_DECLARED, LockPolicy, TableOptions
+from airflow_provider_cdc.core.options import AS_DECLARED, LockPolicy, StepOptions, TableOptions
 from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import Problem
@@ -66,15 +66,17 @@ class MysqlSource:
     def record_initial(self, plans: Sequence[TablePlan], lock: LockPolicy, run_id: str = "") -> InitialPoint:
         return snapshot.record_initial(self.settings, plans, lock)
 
-    def check_past(self, as_of: AsOf, plans: Sequence[TablePlan]) -> None:
+    def check_past(self, as_of: AsOf, plans: Sequence[TablePlan], options: StepOptions) -> None:
         from airflow_provider_cdc.sources.mysql import past
 
         past.check_past(self.settings, as_of, plans)
 
-    def record_past(self, as_of: AsOf, plans: Sequence[TablePlan], wait_seconds: float) -> InitialPoint:
+    def record_past(
+        self, as_of: AsOf, plans: Sequence[TablePlan], options: StepOptions, run_id: str = ""
+    ) -> InitialPoint:
         from airflow_provider_cdc.sources.mysql import past
 
-        return past.record_past(self.settings, as_of, plans, wait_seconds)
+        return past.record_past(self.settings, as_of, plans, options.as_of_wait_seconds)
 
     def of_run(self, identity: Mapping[str, str], position: str) -> MysqlSource:
         return MysqlSource(RunSettings.of(self.settings, identity, position), identity)

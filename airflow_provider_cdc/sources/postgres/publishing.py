@@ -6,7 +6,7 @@ import json
 import os
 import socket
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -41,21 +41,42 @@ def create_publication(
     options = ["publish = 'insert, update, delete, truncate'", "publish_via_partition_root = false"]
     if connection.info.server_version >= _GENERATED_COLUMNS_SINCE:
         options.append("publish_generated_columns = stored")
-    listed = [(table.name, leaf) for table in tables for leaf in leaves(table)]
+
+    def make() -> None:
+        # Two statements, one transaction.
+        query(
+            connection,
+            f"CREATE PUBLICATION {quote(name)} WITH ({', '.join(options)}); "
+            f"COMMENT ON PUBLICATION {quote(name)} IS {literal(_comment(run_id))}",
+        )
+        _publish_all(connection, name, tables)
+
+    def unmake() -> None:
+        query(connection, f"DROP PUBLICATION IF EXISTS {quote(name)}")
+
+    _locking(connection, tables, lock, make, unmake)
+
+
+def add_tables(connection: Connection, name: str, tables: Sequence[Table], lock: LockPolicy) -> None:
+    """Publish every change of ``tables``, too, as `create_publication` does. Those that it has stay as they are."""
+    _locking(connection, tables, lock, lambda: _publish_all(connection, name, tables), lambda: None)
+
+
+def _locking(
+    connection: Connection,
+    tables: Sequence[Table],
+    lock: LockPolicy,
+    change: Callable[[], None],
+    undo: Callable[[], None],
+) -> None:
+    """Make a change that needs locks, each try waiting for them no longer than the policy has it."""
     query(connection, f"SET lock_timeout = '{lock.wait_seconds}s'")
     for attempt in range(1, lock.tries + 1):
         try:
-            # Two statements, one transaction.
-            query(
-                connection,
-                f"CREATE PUBLICATION {quote(name)} WITH ({', '.join(options)}); "
-                f"COMMENT ON PUBLICATION {quote(name)} IS {literal(_comment(run_id))}",
-            )
-            for start in range(0, len(listed), _PUBLISHED_AT_ONCE):
-                _publish(connection, name, listed[start : start + _PUBLISHED_AT_ONCE])
+            change()
             break
         except psycopg.errors.LockNotAvailable:
-            query(connection, f"DROP PUBLICATION IF EXISTS {quote(name)}")
+            undo()
             if attempt == lock.tries:
                 raise LockNotGranted(
                     f"no lock to publish the tables in {lock.tries} tries of {lock.wait_seconds} s",
@@ -65,6 +86,21 @@ def create_publication(
                 ) from None
             time.sleep(lock.pause_seconds)
     query(connection, "RESET lock_timeout")
+
+
+def _publish_all(connection: Connection, name: str, tables: Sequence[Table]) -> None:
+    there = {
+        oid
+        for (oid,) in query(
+            connection,
+            "SELECT r.prrelid FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid "
+            "WHERE p.pubname = %s",
+            (name,),
+        )
+    }
+    listed = [(table.name, leaf) for table in tables for leaf in leaves(table) if leaf.oid not in there]
+    for start in range(0, len(listed), _PUBLISHED_AT_ONCE):
+        _publish(connection, name, listed[start : start + _PUBLISHED_AT_ONCE])
 
 
 def _publish(connection: Connection, name: str, relations: Sequence[tuple[TableName, Leaf]]) -> None:
@@ -90,21 +126,24 @@ def _publish(connection: Connection, name: str, relations: Sequence[tuple[TableN
                 )
 
 
-def publication_state(connection: Connection, name: str) -> str:
+def publication_state(connection: Connection, name: str, relations: str = "") -> str:
     """A digest of the publication, which any change to it changes, even one that was undone; empty if there is none.
 
     The catalog's rows are new versions after each.
+
+    :param relations: OIDs between commas: what it has beside these does not count; empty: all does.
     """
     return str(
         value(
             connection,
             "COALESCE((SELECT md5(concat_ws(';', p.oid, p.xmin, "
             "(SELECT string_agg(concat_ws(',', r.oid, r.xmin, r.prrelid), ';' ORDER BY r.oid) "
-            "FROM pg_publication_rel r WHERE r.prpubid = p.oid), "
+            "FROM pg_publication_rel r WHERE r.prpubid = p.oid "
+            "AND (%s = '' OR r.prrelid::text = ANY(string_to_array(%s, ',')))), "
             "(SELECT string_agg(concat_ws(',', n.oid, n.xmin, n.pnnspid), ';' ORDER BY n.oid) "
             "FROM pg_publication_namespace n WHERE n.pnpubid = p.oid))) "
             "FROM pg_publication p WHERE p.pubname = %s), '')",
-            (name,),
+            (relations, relations, name),
         )
     )
 

@@ -28,6 +28,8 @@ from airflow_provider_cdc.sources.postgres.session import APPLICATION, Connectio
 from airflow_provider_cdc.sources.postgres.waiting import consistent_point
 
 PREFIX = "cdc_"
+STANDING = f"{PREFIX}standing_"
+"""What the names of standing slots, and of their publications, begin with; those belong to no run."""
 PLUGIN = "pgoutput"
 DROP_SECONDS = 15
 
@@ -132,15 +134,16 @@ def warn_if_short(slot: SlotState) -> None:
 
 
 def left_slots(connection: Connection) -> list[tuple[str, int, str]]:
-    """Our slots, of runs in progress and of others: how many bytes of log each one keeps, and its ``wal_status``."""
+    """Our slots but the standing ones, of runs in progress and of others: how many bytes of log each one keeps, and its
+    ``wal_status``."""
     return [
         (name, kept or 0, status or "")
         for name, kept, status in query(
             connection,
             "SELECT slot_name, pg_wal_lsn_diff(pg_current_wal_insert_lsn(), restart_lsn)::int8, wal_status "
             "FROM pg_replication_slots WHERE starts_with(slot_name::text, %s) AND plugin = %s AND NOT temporary "
-            "AND database = current_database() ORDER BY slot_name",
-            (PREFIX, PLUGIN),
+            "AND NOT starts_with(slot_name::text, %s) AND database = current_database() ORDER BY slot_name",
+            (PREFIX, PLUGIN, STANDING),
         )
     ]
 

@@ -9,16 +9,26 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
+from airflow_provider_cdc.core.as_of import AsOf
 from airflow_provider_cdc.core.chunk import Chunk
-from airflow_provider_cdc.core.options import AS_DECLARED, LockPolicy, TableOptions
+from airflow_provider_cdc.core.options import AS_DECLARED, LockPolicy, StepOptions, TableOptions
 from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import Problem
-from airflow_provider_cdc.sources.capabilities import ChunkReader, KeepsForRun, SegmentReader, SharesReads, Source
+from airflow_provider_cdc.sources.capabilities import (
+    ChunkReader,
+    GoesBack,
+    KeepsForRun,
+    KeepsPast,
+    SegmentReader,
+    SharesReads,
+    Source,
+)
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.kept import Kept, keeping, session_of
 from airflow_provider_cdc.sources.postgres import (
     chunks,
+    past,
     preflight,
     prepared,
     sample,
@@ -26,6 +36,7 @@ from airflow_provider_cdc.sources.postgres import (
     server,
     slots,
     snapshot,
+    standing,
     types,
 )
 from airflow_provider_cdc.sources.postgres.session import session, value
@@ -64,6 +75,20 @@ class PostgresSource:
 
     def record_initial(self, plans: Sequence[TablePlan], lock: LockPolicy, run_id: str = "") -> InitialPoint:
         return snapshot.record_initial(self.settings, plans, lock, run_id, self.settings.options.get("publication", ""))
+
+    def keep_past(self, plans: Sequence[TablePlan], options: StepOptions) -> None:
+        standing.keep_past(self.settings, plans, options)
+
+    def give_up_past(self, options: StepOptions) -> None:
+        standing.give_up_past(self.settings, options)
+
+    def check_past(self, as_of: AsOf, plans: Sequence[TablePlan], options: StepOptions) -> None:
+        past.check_past(self.settings, as_of, plans, options)
+
+    def record_past(
+        self, as_of: AsOf, plans: Sequence[TablePlan], options: StepOptions, run_id: str = ""
+    ) -> InitialPoint:
+        return past.record_past(self.settings, as_of, plans, options, run_id)
 
     def of_run(self, identity: Mapping[str, str], position: str) -> PostgresSource:
         return PostgresSource(prepared.of_run(self.settings, identity, position), self.view)
@@ -128,5 +153,5 @@ class PostgresSource:
 
 if TYPE_CHECKING:
 
-    def _is_source(source: PostgresSource) -> tuple[Source, SharesReads, KeepsForRun]:
-        return source, source, source
+    def _is_source(source: PostgresSource) -> tuple[Source, SharesReads, KeepsForRun, GoesBack, KeepsPast]:
+        return source, source, source, source, source

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_cdc.core.gtid import GtidSet
+from airflow_provider_cdc.core.options import StepOptions
 from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.errors import PreflightError, Problem, SourceUnavailable
@@ -223,15 +224,15 @@ def test_a_server_that_was_a_replica_since_is_held_to_a_replicas_rules(
     server.query(setting)
     moment = now(server)
     plan = [TablePlan(TableName("d", "t"), "watermark", "")]
-    source.check_past(moment, plan)
+    source.check_past(moment, plan, StepOptions())
     _apply(server, statement)
     if what:
         with pytest.raises(PreflightError, match=what):
-            source.check_past(moment, plan)
+            source.check_past(moment, plan, StepOptions())
         with pytest.raises(PreflightError, match=what):
-            source.record_past(moment, plan, 5)
+            source.record_past(moment, plan, StepOptions(as_of_wait_seconds=5))
     else:
-        source.check_past(moment, plan)
+        source.check_past(moment, plan, StepOptions())
 
 
 def test_cascades_of_the_server_that_a_replica_followed_may_be_in_no_log(server: MysqlServer) -> None:
@@ -241,12 +242,12 @@ def test_cascades_of_the_server_that_a_replica_followed_may_be_in_no_log(server:
     source = MysqlSource(settings(server))
     moment = now(server)
     plan = [TablePlan(TableName("d", "child"), "watermark", "")]
-    source.check_past(moment, plan)
+    source.check_past(moment, plan, StepOptions())
     _apply(server, "INSERT INTO d.other VALUES (50, 1)")
     with pytest.raises(PreflightError, match="may be in no log"):
-        source.check_past(moment, plan)
+        source.check_past(moment, plan, StepOptions())
     # Other tables of that time can be copied.
-    source.check_past(moment, [TablePlan(TableName("d", "t"), "watermark", "")])
+    source.check_past(moment, [TablePlan(TableName("d", "t"), "watermark", "")], StepOptions())
 
 
 def _apply(server: MysqlServer, statement: str) -> None:

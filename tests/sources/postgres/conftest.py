@@ -8,6 +8,7 @@ import pytest
 
 from harness.postgres_server import PostgresServer
 from tests.sources.postgres.log.reading import Follow, LogReading, Run
+from tests.sources.postgres.standing import Kept
 
 
 @pytest.fixture
@@ -34,3 +35,15 @@ def run(postgres: PostgresServer, database: str) -> Run:
                 connection.execute(statement)
 
     return execute
+
+
+@pytest.fixture
+def kept(postgres: PostgresServer, database: str) -> Iterator[Kept]:
+    """The past of ``database``, with a table ``stock`` in it; nothing of it is left after the test."""
+    found = Kept(postgres, database)
+    found.run(
+        "CREATE TABLE stock (id int PRIMARY KEY, v int); ALTER TABLE stock REPLICA IDENTITY FULL;"
+        "INSERT INTO stock SELECT i, 0 FROM generate_series(1, 10) i"
+    )
+    yield found
+    found.forget()

@@ -1,0 +1,238 @@
+"""The standing slot: what has PostgreSQL keep its past from run to run.
+
+A server keeps its log for slots only. The first run that asks for it makes one slot, and a publication of the same
+name, which stay. Tables join the publication when runs first ask for them; from the position that is fixed right after
+that, the log tells of them. Runs read a copy of the slot. The slot itself stands still until a run is published, and
+then moves on to the oldest position that is still wanted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from uuid import uuid4
+
+from airflow_provider_cdc.core.lsn import Lsn
+from airflow_provider_cdc.core.options import StepOptions
+from airflow_provider_cdc.core.plan import TablePlan
+from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.errors import CdcError, ConfigurationError, PreflightError, SchemaChanged
+from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.postgres import prepared, publishing, slots, waiting
+from airflow_provider_cdc.sources.postgres.commits import advance
+from airflow_provider_cdc.sources.postgres.schema import read_tables
+from airflow_provider_cdc.sources.postgres.server import identity, setting_problems
+from airflow_provider_cdc.sources.postgres.session import Connection, query, quote, session, value
+from airflow_provider_cdc.sources.postgres.standing_record import (
+    Join,
+    Joined,
+    Mark,
+    Standing,
+    alone,
+    ground,
+    load,
+    name_of,
+    now,
+    said,
+    states_of,
+    store,
+)
+from airflow_provider_cdc.sources.postgres.times import prefix_at
+
+_TRIES = 3
+_A_DAY = 26 * 3600
+"""Seconds that a nightly run may leave the slot alone."""
+_HOUR = 3_600_000_000
+
+_log = logging.getLogger(__name__)
+
+
+def keep_past(settings: ConnectionSettings, plans: Sequence[TablePlan], options: StepOptions) -> None:
+    """`KeepsPast.keep_past`.
+
+    :raises ConfigurationError: the connection names a publication.
+    """
+    if settings.options.get("publication"):
+        raise ConfigurationError(
+            "a standing slot needs a publication of its own, to which tables can join, and the connection names one",
+            where="parameter standing_slot",
+            hint="use a connection whose user owns the tables and whose field publication is empty",
+        )
+    with session(settings) as connection:
+        if problems := setting_problems(connection):
+            raise PreflightError(problems)
+        name = name_of(connection, options.standing_slot)
+        alone(connection, name, options.lock.slot_wait_seconds)
+        record = usable(connection, name)
+        if record is None:
+            slots.drop(settings, name, name)
+        try:
+            record = _join(settings, connection, name, record, plans, options)
+        except BaseException:
+            if record is None:
+                # Whatever it was, a slot that is on no record would only hold the log.
+                try:
+                    slots.drop(settings, name, name)
+                except CdcError as also:
+                    _log.warning("The slot %s may be left: %s", name, also)
+            raise
+        _tell_cost(connection, name, record)
+
+
+def usable(connection: Connection, name: str) -> Standing | None:
+    """What is on record of a standing slot that can be relied on; None if there is none, or it cannot, and then the log
+    says why."""
+    record, slot = load(connection, name), slots.state(connection, name)
+    if record is None and slot is None:
+        return None
+    lost = ""
+    if record is None:
+        lost = "its publication, or the record that is the comment on it, is gone"
+    elif slot is None:
+        lost = "it was dropped"
+    elif slot.lost:
+        lost = f"the server threw away its log (wal_status {slot.wal_status}): raise max_slot_wal_keep_size"
+    elif record.server != (found := ground(connection)):
+        changed = [part for part in found if record.server.get(part) != found[part]]
+        lost = f"it was made on another server ({', '.join(changed)})"
+    elif not record.since(slot.confirmed):
+        lost = f"somebody else moved it on, to {slot.confirmed}"
+    elif query(connection, _STRANGE, (name, slots.PLUGIN)):
+        lost = "somebody else made a slot of that name"
+    if not lost:
+        return record
+    _log.warning("THE PAST IS LOST. The standing slot %s is made anew, and the past begins again now: %s", name, lost)
+    return None
+
+
+_STRANGE = "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s AND (plugin <> %s OR temporary OR two_phase)"
+
+
+def give_up_past(settings: ConnectionSettings, options: StepOptions) -> None:
+    """`KeepsPast.give_up_past`."""
+    with session(settings) as connection:
+        name = name_of(connection, options.standing_slot)
+        alone(connection, name, options.lock.slot_wait_seconds)
+        record, slot = usable(connection, name), slots.state(connection, name)
+        if record is None or slot is None:
+            return
+        marks = record.since(slot.confirmed)
+        oldest = now(connection) - options.standing_slot_hours * _HOUR
+        prefix = prefix_at(settings, name, marks, record.joins, oldest)
+        if prefix is None or prefix.position == slot.confirmed:
+            return
+        advance(connection, name, prefix.position)
+        record = record.with_mark(prefix.mark)
+        joins = tuple(join for join in record.joins if Lsn.parse(join.position) >= prefix.position)
+        store(connection, name, replace(record, marks=record.since(prefix.position), joins=joins))
+        _log.info("The standing slot %s gave up what is older than %s", name, said(oldest))
+
+
+def joining(tables: Sequence[Table]) -> list[Table]:
+    """The tables that can join: what a partitioned one was in the past cannot be known (see `past`), and the others
+    must have whole old rows in the log."""
+    return [table for table in tables if table.details["kind"] == "r" and table.details["identity"] == "f"]
+
+
+def _join(
+    settings: ConnectionSettings,
+    connection: Connection,
+    name: str,
+    record: Standing | None,
+    plans: Sequence[TablePlan],
+    options: StepOptions,
+) -> Standing:
+    """Have the publication tell of all tables that can join, make the slot if there is none, and put on record since
+    when it is so."""
+    names = [plan.table for plan in plans]
+    tables = joining(read_tables(connection, names))
+    states = states_of(connection, name, tables)
+    known = record.tables if record is not None else {}
+    held = {name for name, joined in known.items() if states.get(name) == joined.state}
+    new = [table for table in tables if str(table.name) not in held]
+    if record is not None and not new:
+        return record
+    if record is None:
+        publishing.create_publication(connection, name, [], options.lock)
+    publishing.add_tables(connection, name, new, options.lock)
+    for _ in range(_TRIES):
+        before = states_of(connection, name, read_tables(connection, [table.name for table in new]))
+        position = _point(settings, connection, name if record is None else "", options)
+        at = now(connection)
+        if before == states_of(connection, name, read_tables(connection, [table.name for table in new])):
+            break
+        if record is None:
+            slots.drop(settings, name)
+    else:
+        raise SchemaChanged(
+            f"the tables were altered while they joined the standing slot, {_TRIES} times",
+            where=", ".join(str(table.name) for table in new),
+            hint="let the DDL end; the task can be cleared",
+        )
+    if record is None:
+        _log.info("The standing slot %s is made: the past begins at %s, %s", name, position, said(at))
+        record = Standing(uuid4().hex, ground(connection), (Mark(str(position), at),))
+    joined = dict(record.tables)
+    for table in new:
+        old = joined.get(str(table.name))
+        why = "it joined the standing slot then" if old is None else f"it was altered between {said(old.at)} and then"
+        joined[str(table.name)] = Joined(str(position), at, before[str(table.name)], why)
+        _log.info("%s: its past begins at %s, %s: %s", table.name, position, said(at), why)
+    record = replace(record, tables=joined, joins=(*record.joins, Join(str(position), at)))
+    store(connection, name, record)
+    return record
+
+
+def _point(settings: ConnectionSettings, connection: Connection, slot: str, options: StepOptions) -> Lsn:
+    """A position such that all that commits after it began after this call, so the log tells all of it by what the
+    publication has by now.
+
+    :param slot: to be made there, and to stay; empty: a temporary one tells where.
+    """
+    here = prepared.of_run(settings, identity(connection) | {prepared.STARTED: value(connection, prepared.START)})
+    name, kind = (slot, "") if slot else (f"{slots.PREFIX}since_{uuid4().hex[:12]}", "TEMPORARY ")
+    sql = f"CREATE_REPLICATION_SLOT {quote(name)} {kind}LOGICAL {slots.PLUGIN} (SNAPSHOT 'export')"
+    with session(here, replication=True) as leader:
+        position, _ = waiting.consistent_point(settings, leader, sql, options.lock.slot_wait_seconds)
+    return position
+
+
+def _tell_cost(connection: Connection, name: str, record: Standing) -> None:
+    """Say what the standing slot costs the server, and warn of what would end it, or of what nothing would."""
+    slot = slots.state(connection, name)
+    if slot is None:
+        return
+    marks = record.since(slot.confirmed)
+    _log.info(
+        "The standing slot %s keeps %.1f MB of log (wal_status %s) and dead rows of the catalog; the past reaches back "
+        "to %s, %s. If nobody wants it any more: SELECT pg_drop_replication_slot('%s'); DROP PUBLICATION %s;",
+        name,
+        (slot.kept_bytes or 0) / 1e6,
+        slot.wal_status,
+        slot.confirmed,
+        said(marks[0].latest) if marks else "an unknown time",
+        name,
+        quote(name),
+    )
+    slots.warn_if_short(slot)
+    limits = dict(
+        query(
+            connection,
+            "SELECT name, setting::bigint FROM pg_settings "
+            "WHERE name IN ('max_slot_wal_keep_size', 'idle_replication_slot_timeout')",
+        )
+    )
+    if limits["max_slot_wal_keep_size"] < 0:
+        _log.warning(
+            "max_slot_wal_keep_size is -1: nothing bounds the log that the standing slot %s keeps, and if no run is "
+            "published for long it fills the server's disk. Set it to what the disk has to spare",
+            name,
+        )
+    if 0 < (idle := limits.get("idle_replication_slot_timeout", 0)) < _A_DAY:
+        _log.warning(
+            "idle_replication_slot_timeout is %d s: the server throws away the log of the standing slot %s when no run "
+            "has been published for that long",
+            idle,
+            name,
+        )

@@ -1,0 +1,164 @@
+"""What is on record of a standing slot: since when its publication tells of each table, and what each was like then.
+
+The record is the comment on the publication. So it is on the server that it speaks of, in its backups, for every lake
+that shares the slot; whoever drops the publication drops it, too; and only the publication's owner can change it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime, timedelta
+
+from airflow_provider_cdc.core import records
+from airflow_provider_cdc.core.lsn import Lsn
+from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.errors import ManifestError
+from airflow_provider_cdc.sources.postgres import prepared, slots
+from airflow_provider_cdc.sources.postgres.schema import leaves
+from airflow_provider_cdc.sources.postgres.server import identity
+from airflow_provider_cdc.sources.postgres.session import APPLICATION, Connection, literal, query, quote, value
+
+_FORMAT = 1
+_GROUND = (*prepared.OF_THE_SERVER, prepared.MEANING)
+
+
+@dataclass(frozen=True)
+class Joined:
+    """A table that the publication tells of: everything since ``position``, which was fixed by the time ``at``, in
+    microseconds since 1970.
+
+    ``state`` is of `states_of`, and was the same all the time as long as it still is. ``why`` says, in words, why its
+    past begins there.
+    """
+
+    position: str
+    at: int
+    state: str
+    why: str
+
+
+@dataclass(frozen=True)
+class Mark:
+    """No transaction that commits before ``position``, since the slot was made, has a commit time later than
+    ``latest``, in microseconds since 1970."""
+
+    position: str
+    latest: int
+
+
+@dataclass(frozen=True)
+class Join:
+    """Tables joined at ``position``, which was fixed by the time ``at``."""
+
+    position: str
+    at: int
+
+
+@dataclass(frozen=True)
+class Standing:
+    """The record. ``beginning`` is another one whenever the slot is made anew. ``server`` says which server's log the
+    positions are of. ``tables`` is by the table's name. ``marks`` are in the order of their positions. ``joins`` has
+    also those of tables that have joined anew since."""
+
+    beginning: str
+    server: dict[str, str]
+    marks: tuple[Mark, ...] = ()
+    joins: tuple[Join, ...] = ()
+    tables: dict[str, Joined] = field(default_factory=dict)
+    made_by: str = APPLICATION
+    format: int = _FORMAT
+
+    def since(self, confirmed: Lsn | None) -> tuple[Mark, ...]:
+        """The marks of which the slot still has the log, given where it stands."""
+        return tuple(mark for mark in self.marks if confirmed is not None and Lsn.parse(mark.position) >= confirmed)
+
+    def with_mark(self, mark: Mark) -> Standing:
+        """With another mark, in its place."""
+        marks = {one.position: one for one in (*self.marks, mark)}
+        return replace(self, marks=tuple(sorted(marks.values(), key=lambda one: Lsn.parse(one.position))))
+
+
+def name_of(connection: Connection, name: str) -> str:
+    """What the standing slot of this database that users call ``name`` is called, and its publication.
+
+    Slots are the server's, so the database is part of it.
+    """
+    return str(
+        value(
+            connection,
+            "concat(%s::text, '_', (SELECT oid FROM pg_database WHERE datname = current_database()))",
+            (f"{slots.STANDING}{name}",),
+        )
+    )
+
+
+def ground(connection: Connection) -> dict[str, str]:
+    """What has to be the same for positions and digests on record to mean anything."""
+    found = identity(connection)
+    return {name: found[name] for name in _GROUND}
+
+
+def load(connection: Connection, name: str) -> Standing | None:
+    """What is on record of a standing slot; None if nothing is, or nothing that this version understands."""
+    rows = query(
+        connection, "SELECT obj_description(oid, 'pg_publication') FROM pg_publication WHERE pubname = %s", (name,)
+    )
+    if not rows or not rows[0][0]:
+        return None
+    with suppress(ValueError, ManifestError):
+        found = records.decode(Standing, json.loads(rows[0][0]), f"the comment on publication {name}")
+        if found.format == _FORMAT:
+            return found
+    return None
+
+
+def store(connection: Connection, name: str, record: Standing) -> None:
+    """Put ``record`` on record. The caller is `alone`."""
+    text = json.dumps(asdict(record), separators=(",", ":"))
+    query(connection, f"COMMENT ON PUBLICATION {quote(name)} IS {literal(text)}")
+
+
+def alone(connection: Connection, name: str, seconds: float) -> None:
+    """Wait until no other session changes the standing slot or its record; this one may until it ends."""
+    query(connection, f"SET lock_timeout = '{max(1, round(seconds))}s'")
+    query(connection, "SELECT pg_advisory_lock(hashtextextended(%s, 0))", (f"{APPLICATION} {name}",))
+    query(connection, "RESET lock_timeout")
+
+
+# A schema that is renamed and named back, and children that came and went, leave new versions or a flag behind.
+_AROUND = """
+SELECT c.oid, concat_ws('/', n.oid, n.xmin, c.relhassubclass AND c.relkind = 'r',
+    (SELECT string_agg(concat_ws('/', p.oid, p.xmin, r.oid, r.xmin), ',') FROM pg_publication p
+     LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid WHERE p.pubname = %s))
+FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY(%s::oid[])
+"""
+
+
+def states_of(connection: Connection, name: str, tables: Sequence[Table]) -> dict[str, str]:
+    """A digest of each table as it is now, by its name: another one after any change to its definition, to its file, to
+    what it is called, or to what the publication ``name`` tells of it, even one that was undone."""
+    oids = {leaf.oid for table in tables for leaf in leaves(table)} | {table.details["oid"] for table in tables}
+    around = dict(query(connection, _AROUND, (name, list(oids))))
+    states = {}
+    for table in tables:
+        # Other keys than the one that tells rows apart may come and go.
+        details = {part: known for part, known in table.details.items() if part != "keys"}
+        own = [around.get(oid, "") for oid in sorted({table.details["oid"], *(leaf.oid for leaf in leaves(table))})]
+        found = records.encode([str(table.name), table.columns, table.key, details, own])
+        states[str(table.name)] = hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:32]
+    return states
+
+
+def said(micros: int) -> str:
+    """A time in microseconds since 1970 as `as_of` takes it."""
+    when = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=micros)
+    return when.isoformat(timespec="microseconds").replace("+00:00", "Z")
+
+
+def now(connection: Connection) -> int:
+    """The server's clock, in microseconds since 1970."""
+    return int(value(connection, "(extract(epoch FROM clock_timestamp()) * 1000000)::int8"))

@@ -1,0 +1,306 @@
+"""A position in the past: what a time means, and every reason why a copy cannot be exact there."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from datetime import timedelta
+
+import pytest
+
+from airflow_provider_cdc.core import as_of
+from airflow_provider_cdc.core.lsn import Lsn
+from airflow_provider_cdc.core.options import StepOptions
+from airflow_provider_cdc.errors import CdcError, ConfigurationError, PreflightError
+from airflow_provider_cdc.sources.postgres import commits, slots
+from airflow_provider_cdc.sources.postgres.session import session
+from airflow_provider_cdc.sources.postgres.standing_record import said
+from airflow_provider_cdc.sources.postgres.times import prefix_at
+from airflow_provider_cdc.sources.window import TrackedTable
+from tests.conftest import PostgresFactory
+from tests.sources.postgres.standing import RUN_ID, Kept
+
+
+@pytest.fixture
+def crashing(postgres_factory: PostgresFactory) -> Iterator[Kept]:
+    found = Kept(postgres_factory({"fsync": "on"}), "postgres")
+    found.run("CREATE TABLE stock (id int PRIMARY KEY, v int); ALTER TABLE stock REPLICA IDENTITY FULL")
+    yield found
+    found.forget()
+
+
+def test_a_time_means_all_that_was_committed_up_to_it_and_nothing_later(kept: Kept) -> None:
+    kept.keep("stock")
+    kept.run("UPDATE stock SET v = 1")
+    first = Lsn.parse(kept.here())
+    between = kept.clock()
+    kept.run("UPDATE stock SET v = 2")
+    position = Lsn.parse(kept.position_of(between, "stock"))
+    assert position <= first
+    # It is the same whenever it is asked for, from whichever mark it is looked for.
+    for _ in range(2):
+        kept.run("UPDATE stock SET v = 3")
+        assert kept.position_of(between, "stock") == str(position)
+    assert len(kept.record.marks) == 2
+
+
+def test_a_time_after_which_nothing_was_committed_is_made_final(kept: Kept) -> None:
+    kept.keep("stock")
+    kept.run("UPDATE stock SET v = 1")
+    end, now = kept.ask("SELECT pg_current_wal_insert_lsn()::text"), kept.clock()
+    found = Lsn.parse(kept.position_of(now, "stock"))
+    assert found <= Lsn.parse(end)
+    kept.run("UPDATE stock SET v = 2")
+    assert kept.position_of(now, "stock") == str(found)
+
+
+def test_the_first_later_commit_ends_a_time_though_an_earlier_one_follows(kept: Kept) -> None:
+    """Commit times need not grow along the log: here they come from elsewhere, as with logical replication."""
+    kept.keep("stock")
+    commits_at = _Commits(kept)
+    for seconds in (100, 300, 200):
+        commits_at.make(seconds)
+    assert [commits_at.up_to(seconds) for seconds in (50, 100, 250, 299, 300)] == [0, 1, 1, 1, 3]
+
+
+def test_commits_that_touch_no_copied_table_count(kept: Kept) -> None:
+    kept.run("CREATE TABLE elsewhere (v int)")
+    kept.keep("stock")
+    commits_at = _Commits(kept)
+    commits_at.make(100)
+    commits_at.make(300, "INSERT INTO elsewhere VALUES (1)")
+    commits_at.make(150)
+    assert commits_at.up_to(200) == 1
+
+
+def test_large_transactions_count_by_their_commit(kept: Kept) -> None:
+    kept.keep("stock")
+    commits_at = _Commits(kept)
+    commits_at.make(100)
+    for seconds in (200, 300):
+        start = seconds * 10_000
+        commits_at.make(seconds, f"INSERT INTO stock SELECT i, 1 FROM generate_series({start}, {start} + 5000) i")
+    assert [commits_at.up_to(seconds) for seconds in (150, 250, 350)] == [1, 2, 3]
+
+
+def test_a_log_is_looked_through_in_parts(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept.keep("stock")
+    with kept.server.connect(database=kept.database) as connection:
+        for number in range(200):
+            connection.execute(f"UPDATE stock SET v = {number}")
+    start = kept.slot.confirmed
+    assert start is not None
+    with closing(commits.commits_since(kept.source.settings, kept.name, start)) as found:
+        whole = list(found)
+    monkeypatch.setattr(commits, "PART_BYTES", 5_000)
+    with closing(commits.commits_since(kept.source.settings, kept.name, start)) as found:
+        assert list(found) == whole
+    assert len(whole) >= 200
+
+
+def test_a_transaction_that_was_prepared_long_ago_belongs_to_its_commit(kept: Kept) -> None:
+    kept.keep("stock")
+    kept.run("BEGIN; UPDATE stock SET v = 77; PREPARE TRANSACTION 'p'")
+    before = kept.here()
+    kept.run("COMMIT PREPARED 'p'")
+    after = kept.here()
+    for point, images in ((before, 20), (after, 0)):
+        begun = kept.record_at(point, "stock")
+        assert _images(kept, begun.identity, begun.position, begun.tables) == images
+        kept.source.release(RUN_ID)
+
+
+def test_a_position_within_a_record_is_the_prefix_before_it(kept: Kept) -> None:
+    kept.keep("stock")
+    start = Lsn.parse(kept.here())
+    kept.run("UPDATE stock SET v = 5")
+    end = Lsn.parse(kept.here())
+    found = {}
+    for offset in (0, 1, 100, int(end) - int(start)):
+        point = str(Lsn(int(start) + offset))
+        begun = kept.record_at(point, "stock")
+        assert begun.position == point
+        found[offset] = _images(kept, begun.identity, begun.position, begun.tables)
+        kept.source.release(RUN_ID)
+    assert found == {0: 20, 1: 20, 100: 20, int(end) - int(start): 0}
+
+
+@pytest.mark.parametrize(
+    "ddl",
+    [
+        "ALTER TABLE stock ADD COLUMN w int",
+        "ALTER TABLE stock RENAME COLUMN v TO w; ALTER TABLE stock RENAME COLUMN w TO v",
+        "ALTER TABLE stock RENAME TO stocks; ALTER TABLE stocks RENAME TO stock",
+        "ALTER SCHEMA public RENAME TO private; ALTER SCHEMA private RENAME TO public",
+        "TRUNCATE stock",
+        "VACUUM FULL stock",
+        "ALTER TABLE stock REPLICA IDENTITY DEFAULT; ALTER TABLE stock REPLICA IDENTITY FULL",
+        "ALTER TABLE stock DROP CONSTRAINT stock_pkey; ALTER TABLE stock ADD PRIMARY KEY (id)",
+        "CREATE TABLE child () INHERITS (stock); DROP TABLE child",
+        "ALTER PUBLICATION {name} DROP TABLE stock; ALTER PUBLICATION {name} ADD TABLE stock",
+        "ALTER PUBLICATION {name} OWNER TO pg_monitor; ALTER PUBLICATION {name} OWNER TO postgres",
+        "DROP TABLE stock; CREATE TABLE stock (id int PRIMARY KEY, v int); ALTER TABLE stock REPLICA IDENTITY FULL",
+    ],
+)
+def test_what_was_altered_cannot_be_gone_back_beyond_even_if_it_was_undone(kept: Kept, ddl: str) -> None:
+    kept.keep("stock")
+    point = kept.here()
+    kept.check(point, "stock")
+    for statement in ddl.format(name=kept.name).split("; "):
+        kept.run(statement)
+    problems = kept.refusals(point, "stock")
+    assert any(problem.where == "public.stock" and "altered" in problem.what for problem in problems), problems
+    # From the next run on there is a past again, and the refusal says since when.
+    kept.keep("stock")
+    (problem,) = kept.refusals(point, "stock")
+    assert "its past begins at" in problem.what
+    earliest = kept.record.tables["public.stock"]
+    assert said(earliest.at) in problem.hint
+    kept.check(said(earliest.at), "stock")
+    (problem,) = kept.refusals(said(earliest.at - 1), "stock")
+    kept.check(earliest.position, "stock")
+
+
+def test_what_changes_no_row_and_no_meaning_ends_no_past(kept: Kept) -> None:
+    kept.keep("stock")
+    point = kept.here()
+    kept.run("CREATE INDEX ON stock (v)", "CREATE UNIQUE INDEX ON stock (id, v)", "ANALYZE stock", "VACUUM stock")
+    kept.run("UPDATE stock SET v = 9", "CREATE TABLE unrelated (v int)")
+    kept.check(point, "stock")
+
+
+def test_a_partitioned_table_has_no_past(kept: Kept) -> None:
+    kept.run("CREATE TABLE tree (id int PRIMARY KEY) PARTITION BY RANGE (id)")
+    kept.run("CREATE TABLE leaf PARTITION OF tree FOR VALUES FROM (0) TO (9)")
+    kept.run("ALTER TABLE tree REPLICA IDENTITY FULL", "ALTER TABLE leaf REPLICA IDENTITY FULL")
+    kept.keep("stock", "tree")
+    (problem,) = kept.refusals(kept.here(), "stock", "tree")
+    assert (problem.where, problem.table) == ("public.tree", "public.tree")
+    assert "partitioned" in problem.what
+
+
+def test_before_the_slot_and_before_a_table_joined_there_is_no_past(kept: Kept) -> None:
+    earlier, point = kept.clock(), kept.here()
+    (problem,) = kept.refusals(point, "stock")
+    assert "there is none yet" in problem.what
+    kept.keep("stock")
+    for asked in (earlier, point):
+        (problem,) = kept.refusals(asked, "stock")
+        assert "before the standing slot" in problem.what
+        (said,) = [word for word in problem.hint.split() if word.endswith("Z")]
+        kept.check(said, "stock")
+    kept.run("CREATE TABLE other (v int); ALTER TABLE other REPLICA IDENTITY FULL")
+    between = kept.here()
+    (problem,) = kept.refusals(between, "stock", "other")
+    assert "does not know it yet" in problem.what
+    kept.keep("stock", "other")
+    (problem,) = kept.refusals(between, "stock", "other")
+    assert "it joined the standing slot then" in problem.what
+
+
+@pytest.mark.parametrize("point", ["2999-01-01T00:00:00Z", "FFFFFFFF/0", "e2a1b8a8-c1f1-11ee-9c5a-0242ac120002:1-5"])
+def test_what_is_no_point_of_this_server_s_past_is_refused(kept: Kept, point: str) -> None:
+    kept.keep("stock")
+    (problem,) = kept.refusals(point, "stock")
+    assert problem.where == "parameter as_of"
+    assert "in the future" in problem.what or "is a GTID set" in problem.what
+
+
+def test_without_a_standing_slot_there_is_no_past(kept: Kept) -> None:
+    kept.options, before = StepOptions(), kept.options
+    (problem,) = kept.refusals(kept.here(), "stock")
+    assert "standing_slot" in problem.hint
+    kept.options = before
+
+
+def test_a_replica_identity_that_is_not_full_is_refused(kept: Kept) -> None:
+    kept.keep("stock")
+    point = kept.here()
+    plans = kept.plans("stock")
+    kept.run("ALTER TABLE stock REPLICA IDENTITY DEFAULT")
+    parsed = as_of.parse(point)
+    assert parsed is not None
+    with pytest.raises(PreflightError, match="REPLICA IDENTITY FULL"):
+        kept.source.record_past(parsed, plans, kept.options, RUN_ID)
+
+
+def test_a_server_that_does_not_tell_commit_times_still_has_positions(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    kept.keep("stock")
+    point = kept.here()
+    monkeypatch.setattr(commits, "PLUGIN", "no_such_plugin")
+    with pytest.raises(ConfigurationError, match="lacks the output plugin"):
+        kept.check(kept.clock(), "stock")
+    kept.check(point, "stock")
+
+
+def test_a_crash_leaves_the_run_s_slot_where_it_is(crashing: Kept) -> None:
+    crashing.keep("stock")
+    crashing.run("INSERT INTO stock VALUES (1, 1)")
+    point = crashing.here()
+    crashing.run("INSERT INTO stock VALUES (2, 2)")
+    begun = crashing.record_at(point, "stock")
+    crashing.server.crash()
+    deadline = time.monotonic() + 60
+    while True:
+        try:
+            crashing.source.check_identity(begun.identity, begun.position)
+            break
+        except CdcError:
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+    assert _images(crashing, begun.identity, begun.position, begun.tables) == 1
+
+
+def test_nothing_is_left_of_a_refusal(kept: Kept) -> None:
+    kept.keep("stock")
+    point = kept.here()
+    kept.run("ALTER TABLE stock ADD COLUMN w int")
+    kept.refusals(point, "stock")
+    with session(kept.source.settings) as connection:
+        assert slots.names_of_run(connection, RUN_ID) == []
+
+
+class _Commits:
+    """Commits with times of one's own, which count from now."""
+
+    def __init__(self, kept: Kept) -> None:
+        self._kept = kept
+        self._base = kept.clock()
+        self._before: list[Lsn] = []
+
+    def make(self, seconds: int, sql: str = "UPDATE stock SET v = v + 1") -> None:
+        name = f"test_{self._kept.database}"
+        with self._kept.server.connect(database=self._kept.database) as connection:
+            connection.execute("SELECT pg_replication_origin_create(%s)", (name,))
+            connection.execute("SELECT pg_replication_origin_session_setup(%s)", (name,))
+            self._before.append(Lsn.parse(self._kept.here_quietly()))
+            with connection.transaction():
+                when = self._base + timedelta(seconds=seconds)
+                connection.execute("SELECT pg_replication_origin_xact_setup('0/1', %s)", (when,))
+                connection.execute(sql)
+            connection.execute("SELECT pg_replication_origin_session_reset()")
+            connection.execute("SELECT pg_replication_origin_drop(%s)", (name,))
+
+    def up_to(self, seconds: int) -> int:
+        """How many of them belong to a time."""
+        micros = round((self._base + timedelta(seconds=seconds)).timestamp() * 1_000_000)
+        found = prefix_at(self._kept.source.settings, self._kept.name, self._kept.record.marks, (), micros)
+        assert found is not None
+        return sum(before < found.position for before in self._before)
+
+
+def _images(kept: Kept, identity: object, position: str, tables: object) -> int:
+    """How many row images the log has since a position."""
+    assert isinstance(identity, dict)
+    assert isinstance(tables, tuple)
+    bound = kept.source.bound_reads()
+    source = kept.source.of_run(identity, position)
+    (segment,) = source.log_segments(position, bound.log_end, identity)
+    tracked = [TrackedTable(index, table) for index, table in enumerate(tables)]
+    with source.read_segment(segment, position, tracked) as reader:
+        for _ in reader:
+            pass
+        return reader.summary.row_images

@@ -1,0 +1,200 @@
+"""The standing slot: made once, kept from run to run, moved on only as far as it may be, and anew when it is lost."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import pytest
+
+from airflow_provider_cdc.core.lsn import Lsn
+from airflow_provider_cdc.core.options import LockPolicy
+from airflow_provider_cdc.errors import ConfigurationError, LockNotGranted
+from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.postgres import PostgresSource
+from airflow_provider_cdc.sources.postgres.session import session
+from airflow_provider_cdc.sources.postgres.standing_record import store
+from tests.sources.postgres.standing import RUN_ID, Kept
+
+OTHER = "CREATE TABLE other (v int); ALTER TABLE other REPLICA IDENTITY FULL"
+
+
+def test_the_slot_is_made_once_and_stays_where_it_is(kept: Kept) -> None:
+    kept.keep("stock")
+    first, record = kept.slot, kept.record
+    kept.run("UPDATE stock SET v = v + 1")
+    kept.keep("stock")
+    assert (kept.slot.confirmed, kept.record) == (first.confirmed, record)
+    assert record.tables["public.stock"].position == str(first.confirmed)
+
+
+def test_the_past_of_a_table_that_joins_later_begins_then(kept: Kept) -> None:
+    kept.keep("stock")
+    kept.run(OTHER)
+    before = Lsn.parse(kept.here())
+    kept.keep("stock", "other")
+    joined = kept.record.tables
+    assert Lsn.parse(joined["public.stock"].position) == kept.slot.confirmed
+    assert Lsn.parse(joined["public.other"].position) >= before
+
+
+def test_a_transaction_that_wrote_before_a_table_joined_ends_before_its_past_begins(kept: Kept) -> None:
+    # The log tells of its later changes, but not of its earlier ones.
+    kept.keep("stock")
+    kept.run(OTHER)
+    with kept.server.connect(database=kept.database, autocommit=False) as writer:
+        writer.execute("INSERT INTO other VALUES (1)")
+        with ThreadPoolExecutor(1) as pool:
+            joining = pool.submit(kept.keep, "stock", "other")
+            time.sleep(1)
+            assert not joining.done()
+            writer.commit()
+            committed = Lsn.parse(kept.here())
+            joining.result(timeout=30)
+    # It may lie a little before: the position is where the transaction's commit record ended, or later.
+    assert Lsn.parse(kept.record.tables["public.other"].position) > kept.slot.confirmed  # type: ignore[operator]
+    kept.run("DELETE FROM other")
+    assert kept.refusals(str(Lsn(int(committed) - 1_000)), "other")
+
+
+def test_transactions_hold_up_what_joins_for_a_bounded_time(kept: Kept) -> None:
+    kept.options = replace(kept.options, lock=LockPolicy(1, 1, 0.0, False, 1))
+    with kept.server.connect(database=kept.database, autocommit=False) as writer:
+        writer.execute("INSERT INTO stock VALUES (99, 0)")
+        with pytest.raises(LockNotGranted):
+            kept.keep("stock")
+    # What was made is unmade: nobody would know of it.
+    assert kept.server.query("SELECT 1 FROM pg_replication_slots WHERE slot_name = %s", (kept.name,)) == []
+
+
+@pytest.mark.parametrize(
+    ("harm", "said"),
+    [
+        ("SELECT pg_drop_replication_slot('{name}')", "it was dropped"),
+        ("DROP PUBLICATION {name}", "its publication"),
+        ("COMMENT ON PUBLICATION {name} IS 'mine'", "its publication, or the record"),
+        (
+            "SELECT pg_replication_slot_advance('{name}', pg_current_wal_flush_lsn())",
+            "somebody else moved it on",
+        ),
+        (
+            """SELECT pg_drop_replication_slot('{name}');
+            SELECT pg_create_logical_replication_slot('{name}', 'pgoutput', false, true)""",
+            "somebody else",
+        ),
+    ],
+)
+def test_a_past_that_was_lost_is_said_loudly_and_begins_anew(
+    kept: Kept, caplog: pytest.LogCaptureFixture, harm: str, said: str
+) -> None:
+    kept.keep("stock")
+    beginning = kept.record.beginning
+    kept.here()
+    kept.run(harm.format(name=kept.name))
+    before = Lsn.parse(kept.here())
+    with caplog.at_level(logging.WARNING):
+        kept.keep("stock")
+    assert "THE PAST IS LOST" in caplog.text
+    assert said in caplog.text
+    assert kept.record.beginning != beginning
+    assert Lsn.parse(kept.record.tables["public.stock"].position) >= before
+
+
+def test_a_record_of_another_server_counts_for_nothing(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
+    kept.keep("stock")
+    record = kept.record
+    with session(kept.source.settings) as connection:
+        store(connection, kept.name, replace(record, server=record.server | {"system_identifier": "1"}))
+    kept.keep("stock")
+    assert "system_identifier" in caplog.text
+    assert kept.record.beginning != record.beginning
+
+
+def test_the_slot_gives_up_what_is_older_and_nothing_else(kept: Kept, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept.keep("stock")
+    begun = kept.slot.confirmed
+    kept.run("UPDATE stock SET v = 1")
+    kept.give_up(hours=1)
+    assert kept.slot.confirmed == begun
+    kept.run("UPDATE stock SET v = 2")
+    between = kept.clock()
+    kept.run("UPDATE stock SET v = 3")
+    # The clock cannot be put on by an hour: so the hour is over at once.
+    expected = kept.position_of(between, "stock")
+    micros = int(between.timestamp() * 1_000_000)
+    monkeypatch.setattr("airflow_provider_cdc.sources.postgres.standing.now", lambda _: micros + 3_600_000_000)
+    kept.give_up(hours=1)
+    assert str(kept.slot.confirmed) == expected
+    assert kept.position_of(between, "stock") == expected
+    (problem,) = kept.refusals(str(begun), "stock")
+    assert "before the standing slot" in problem.what
+
+
+def test_runs_at_one_time_make_one_slot(kept: Kept) -> None:
+    kept.run(OTHER)
+    barrier = threading.Barrier(4)
+
+    def run(table: str) -> None:
+        barrier.wait()
+        kept.keep(table)
+
+    with ThreadPoolExecutor(4) as pool:
+        for one in [pool.submit(run, table) for table in ("stock", "other", "stock", "other")]:
+            one.result(timeout=60)
+    assert set(kept.record.tables) == {"public.stock", "public.other"}
+    names = kept.server.query("SELECT slot_name FROM pg_replication_slots WHERE database = %s", (kept.database,))
+    assert names == [(kept.name,)]
+
+
+def test_the_end_of_a_run_drops_its_own_slot_alone(kept: Kept) -> None:
+    kept.keep("stock")
+    kept.record_at(kept.here(), "stock")
+    kept.source.release(RUN_ID)
+    names = kept.server.query("SELECT slot_name FROM pg_replication_slots WHERE database = %s", (kept.database,))
+    assert names == [(kept.name,)]
+    assert kept.ask("SELECT count(*) FROM pg_publication") == 1
+
+
+def test_a_run_in_progress_bears_what_becomes_of_the_standing_slot(kept: Kept) -> None:
+    kept.keep("stock")
+    point = kept.here()
+    begun = kept.record_at(point, "stock")
+    # Another table joins, the slot moves on, and at last it is dropped.
+    kept.run(OTHER)
+    kept.keep("stock", "other")
+    kept.run(f"SELECT pg_replication_slot_advance('{kept.name}', pg_current_wal_flush_lsn())")
+    kept.source.check_identity(begun.identity, begun.position)
+    kept.run(f"SELECT pg_drop_replication_slot('{kept.name}')")
+    kept.source.check_identity(begun.identity, begun.position)
+
+
+def test_the_application_is_refused_nothing(kept: Kept) -> None:
+    kept.run("CREATE TABLE plain (v int)", "CREATE TABLE tree (v int) PARTITION BY RANGE (v)")
+    kept.run("CREATE TABLE leaf PARTITION OF tree FOR VALUES FROM (0) TO (9)", "INSERT INTO tree VALUES (1)")
+    kept.keep("stock")
+    kept.run("INSERT INTO plain VALUES (1)", "UPDATE plain SET v = 2", "UPDATE tree SET v = 2", "DELETE FROM stock")
+
+
+def test_preflight_says_what_it_costs(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO):
+        kept.keep("stock")
+        kept.plans("stock")
+    assert f"The standing slot {kept.name} keeps" in caplog.text
+    assert "nothing bounds the log" in caplog.text
+    # It is no slot that a run left.
+    assert "Its run may be in progress" not in caplog.text
+
+
+def test_a_publication_of_others_is_left_alone(kept: Kept) -> None:
+    settings = kept.source.settings
+    named = ConnectionSettings(
+        **{
+            **{name: getattr(settings, name) for name in ConnectionSettings.__dataclass_fields__},
+            "options": {"publication": "theirs"},
+        }
+    )
+    with pytest.raises(ConfigurationError, match="needs a publication of its own"):
+        PostgresSource(named).keep_past(kept.plans("stock"), kept.options)
