@@ -20,35 +20,15 @@ bytes exactly if they have bit-equal values. Nothing is normalised: the bytes of
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, TypeVar, cast
+from collections.abc import Sequence
 
-import numba
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-def _kernel(function: _Function) -> _Function:
-    """Compile ``function`` at its first call, and keep the machine code if there is a place to keep it."""
-    compiled: Any
-    try:
-        compiled = numba.njit(cache=True, nogil=True)(function)
-        # Of a package in a zip Numba tries the place only after compiling, and fails then.
-        place = Path(compiled.stats.cache_path)
-        place.mkdir(parents=True, exist_ok=True)
-        if not os.access(place, os.W_OK):
-            raise PermissionError(place)
-    except (RuntimeError, OSError):
-        compiled = numba.njit(nogil=True)(function)
-    return cast(_Function, compiled)
-
+from airflow_provider_cdc.core.kernel import Bytes, Int64s, bytes_of, inner, kernel
 
 _LARGEST = 2**31 - 1
-_NO_VALIDITY = np.zeros(0, np.uint8)
 
 
 def encode(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.BinaryArray:
@@ -58,7 +38,7 @@ def encode(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.BinaryArray:
     :raises OverflowError: the result would need 2 GiB or more; encode fewer rows at once.
     """
     arrays = [_plain(batch.column(name)) for name in columns]
-    lengths = np.zeros(batch.num_rows, np.int64)
+    lengths: Int64s = np.zeros(batch.num_rows, np.int64)
     for array in arrays:
         _add_lengths(array, lengths)
     ends = np.cumsum(lengths)
@@ -67,8 +47,8 @@ def encode(batch: pa.RecordBatch, columns: Sequence[str]) -> pa.BinaryArray:
         raise OverflowError(f"{batch.num_rows} rows take {total} bytes, more than one Arrow array holds")
     offsets = np.zeros(batch.num_rows + 1, np.int32)
     offsets[1:] = ends
-    out = np.empty(total, np.uint8)
-    cursor = offsets[:-1].astype(np.int64)
+    out: Bytes = np.empty(total, np.uint8)
+    cursor: Int64s = offsets[:-1].astype(np.int64)
     for array in arrays:
         _append(array, cursor, out)
     return pa.BinaryArray.from_buffers(pa.binary(), batch.num_rows, [None, pa.py_buffer(offsets), pa.py_buffer(out)])
@@ -79,8 +59,8 @@ def first_values(encoded: pa.BinaryArray, kind: pa.DataType) -> pa.Array:
 
     :param kind: the first column's Arrow type: an integer, a date, a timestamp, ``string`` or ``binary``.
     """
-    data = _bytes(encoded.buffers()[2])
-    at = np.frombuffer(encoded.buffers()[1], np.int32)[encoded.offset :][: len(encoded)].astype(np.int64)
+    data = bytes_of(encoded.buffers()[2])
+    at = _offsets(encoded)[:-1]
     valid = data[at] == 1
     if _is_variable(kind):
         return _first_variable(data, at, valid, kind)
@@ -91,9 +71,7 @@ def first_values(encoded: pa.BinaryArray, kind: pa.DataType) -> pa.Array:
     return pa.Array.from_buffers(kind, len(at), [validity, pa.py_buffer(np.ascontiguousarray(values))])
 
 
-def _first_variable(
-    data: np.ndarray[Any, Any], at: np.ndarray[Any, Any], valid: np.ndarray[Any, Any], kind: pa.DataType
-) -> pa.Array:
+def _first_variable(data: Bytes, at: Int64s, valid: npt.NDArray[np.bool_], kind: pa.DataType) -> pa.Array:
     lengths = np.zeros(len(at), np.int64)
     for byte in range(4):
         lengths[valid] |= data[at[valid] + 1 + byte].astype(np.int64) << (8 * byte)
@@ -106,11 +84,10 @@ def _first_variable(
     return pa.Array.from_buffers(pa.large_binary(), len(at), buffers).cast(pa.binary()).cast(kind)
 
 
-def buckets(encoded: pa.BinaryArray, count: int) -> np.ndarray[Any, Any]:
+def buckets(encoded: pa.BinaryArray, count: int) -> Bytes:
     """A bucket from 0 to ``count`` - 1 (at most 256) for each row, the same for equal bytes, on any machine."""
-    offsets = np.frombuffer(encoded.buffers()[1], np.int32)[encoded.offset :][: len(encoded) + 1]
-    out = np.empty(len(encoded), np.uint8)
-    _hash(_bytes(encoded.buffers()[2]), offsets, count, out)
+    out: Bytes = np.empty(len(encoded), np.uint8)
+    _hash(bytes_of(encoded.buffers()[2]), _offsets(encoded), count, out)
     return out
 
 
@@ -157,7 +134,7 @@ def _is_fixed(kind: pa.DataType) -> bool:
     return bool(pa.types.is_primitive(kind) or pa.types.is_decimal(kind) or pa.types.is_fixed_size_binary(kind))
 
 
-def _add_lengths(array: pa.Array, lengths: np.ndarray[Any, Any]) -> None:
+def _add_lengths(array: pa.Array, lengths: Int64s) -> None:
     valid = _validity(array)
     if _is_variable(array.type):
         _add_variable_lengths(valid, array.offset, _offsets(array), lengths)
@@ -165,62 +142,50 @@ def _add_lengths(array: pa.Array, lengths: np.ndarray[Any, Any]) -> None:
         _add_fixed_lengths(valid, array.offset, array.type.byte_width, lengths)
 
 
-def _append(array: pa.Array, cursor: np.ndarray[Any, Any], out: np.ndarray[Any, Any]) -> None:
+def _append(array: pa.Array, cursor: Int64s, out: Bytes) -> None:
     valid = _validity(array)
-    data = _bytes(array.buffers()[-1])
+    data = bytes_of(array.buffers()[-1])
     if _is_variable(array.type):
         _append_variable(valid, array.offset, _offsets(array), data, cursor, out)
     else:
         _append_fixed(valid, array.offset, array.type.byte_width, data, cursor, out)
 
 
-def _validity(array: pa.Array) -> np.ndarray[Any, Any]:
-    return _bytes(array.buffers()[0]) if array.null_count else _NO_VALIDITY
+def _validity(array: pa.Array) -> Bytes:
+    return bytes_of(array.buffers()[0] if array.null_count else None)
 
 
-def _offsets(array: pa.Array) -> np.ndarray[Any, Any]:
+def _offsets(array: pa.Array) -> Int64s:
     """Where each value starts and ends: one more than there are values, in units of bytes."""
     large = pa.types.is_large_string(array.type) or pa.types.is_large_binary(array.type)
     start, stop = array.offset, array.offset + len(array) + 1
     buffer = array.buffers()[1]
     if not len(array):
         return np.zeros(1, np.int64)
-    return np.frombuffer(buffer, np.int64 if large else np.int32)[start:stop].astype(np.int64)
+    return bytes_of(buffer).view(np.int64 if large else np.int32)[start:stop].astype(np.int64)
 
 
-def _bytes(buffer: pa.Buffer | None) -> np.ndarray[Any, Any]:
-    if buffer is None:
-        return _NO_VALIDITY
-    array = np.frombuffer(buffer, np.uint8)
-    # Numba compiles anew for writeable arrays, and whether a buffer is writeable depends on its origin.
-    array.flags.writeable = False
-    return array
-
-
-_NO_VALIDITY.flags.writeable = False
-
-
-@_kernel
-def _is_valid(valid: Any, at: int) -> bool:
+@inner
+def _is_valid(valid: Bytes, at: int) -> bool:
     return len(valid) == 0 or (valid[at >> 3] >> (at & 7)) & 1 != 0
 
 
-@_kernel
-def _add_fixed_lengths(valid: Any, offset: int, width: int, lengths: Any) -> None:
+@kernel
+def _add_fixed_lengths(valid: Bytes, offset: int, width: int, lengths: Int64s) -> None:
     for row in range(len(lengths)):
         lengths[row] += 1 + (width if _is_valid(valid, offset + row) else 0)
 
 
-@_kernel
-def _add_variable_lengths(valid: Any, offset: int, ends: Any, lengths: Any) -> None:
+@kernel
+def _add_variable_lengths(valid: Bytes, offset: int, ends: Int64s, lengths: Int64s) -> None:
     for row in range(len(lengths)):
         lengths[row] += 1
         if _is_valid(valid, offset + row):
             lengths[row] += 4 + ends[row + 1] - ends[row]
 
 
-@_kernel
-def _append_fixed(valid: Any, offset: int, width: int, data: Any, cursor: Any, out: Any) -> None:
+@kernel
+def _append_fixed(valid: Bytes, offset: int, width: int, data: Bytes, cursor: Int64s, out: Bytes) -> None:
     for row in range(len(cursor)):
         at = cursor[row]
         if _is_valid(valid, offset + row):
@@ -234,8 +199,8 @@ def _append_fixed(valid: Any, offset: int, width: int, data: Any, cursor: Any, o
             cursor[row] = at + 1
 
 
-@_kernel
-def _append_variable(valid: Any, offset: int, ends: Any, data: Any, cursor: Any, out: Any) -> None:
+@kernel
+def _append_variable(valid: Bytes, offset: int, ends: Int64s, data: Bytes, cursor: Int64s, out: Bytes) -> None:
     for row in range(len(cursor)):
         at = cursor[row]
         if _is_valid(valid, offset + row):
@@ -252,15 +217,15 @@ def _append_variable(valid: Any, offset: int, ends: Any, data: Any, cursor: Any,
             cursor[row] = at + 1
 
 
-@_kernel
-def _gather(data: Any, starts: Any, ends: Any, out: Any) -> None:
+@kernel
+def _gather(data: Bytes, starts: Int64s, ends: Int64s, out: Bytes) -> None:
     for row in range(len(starts)):
         for byte in range(ends[row + 1] - ends[row]):
             out[ends[row] + byte] = data[starts[row] + byte]
 
 
-@_kernel
-def _hash(data: Any, offsets: Any, count: int, out: Any) -> None:
+@kernel
+def _hash(data: Bytes, offsets: Int64s, count: int, out: Bytes) -> None:
     # FNV-1a, 32 bits (http://www.isthe.com/chongo/tech/comp/fnv/), folded so that the high bits count too.
     for row in range(len(out)):
         value = np.uint32(2166136261)
