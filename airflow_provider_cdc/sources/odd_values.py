@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from airflow_provider_cdc.core.table import Table
-from airflow_provider_cdc.errors import Problem, ValueNotRepresentable
+from airflow_provider_cdc.errors import ValueNotRepresentable
 
 MOST = 1000
 """More of them in one batch are no accident of the moment: they stop the read at once."""
@@ -42,14 +41,3 @@ def note(odd: list[OddValue] | None, rows: np.ndarray[Any, Any], error: Callable
         return False
     odd += [OddValue(row, error(row)) for row in map(int, found)]
     return True
-
-
-def seen_problem(table: Table, column: str, count: int, rows: int) -> Problem:
-    """The problem of a column in which a look at some rows, before the run, has seen ``count`` odd values."""
-    null = "" if table.identifies(column) else ", or to null"
-    return Problem(
-        f"{table.name}.{column}",
-        f"{count:,} of {rows:,} rows that were looked at have a value there that no Arrow type holds",
-        f"set unrepresentable to string{null}; correct these rows; leave the table out; or set on_table_error to skip",
-        str(table.name),
-    )

@@ -1,15 +1,8 @@
-"""A bounded look at rows, before a run, for values that no Arrow type holds.
-
-With the policy ``error`` one such value stops a run, at the end of a read that may have taken hours. Most tables that
-have any have them among their oldest or newest rows. So these are looked at: it proves nothing of the others, which are
-looked at when they are read.
-"""
+"""Looks at the first and the last rows of tables, in key order (`sources.sampling`)."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
 
 import pymysql
 
@@ -18,9 +11,9 @@ from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.schema import read_tables, table_sql
-from airflow_provider_cdc.sources.mysql.session import Connection, query, quote, session
+from airflow_provider_cdc.sources.mysql.session import query, quote, session
 from airflow_provider_cdc.sources.mysql.types import ColumnType, Family, column_types
-from airflow_provider_cdc.sources.odd_values import seen_problem
+from airflow_provider_cdc.sources.sampling import gave_up, problems_of
 
 ROWS = 1000
 """At most so many at either end of the key."""
@@ -31,34 +24,28 @@ _MOMENTS = (Family.DATE, Family.DATETIME, Family.TIMESTAMP)
 # sql_mode may have let in days that their month does not have.
 _IS_ODD = "COALESCE(MONTH({0}) = 0 OR DAYOFMONTH({0}) = 0 OR DAYOFMONTH({0}) > DAYOFMONTH(LAST_DAY({0})), FALSE)"
 
-_log = logging.getLogger(__name__)
-
 
 def sample(settings: ConnectionSettings, plans: Sequence[TablePlan]) -> list[Problem]:
-    """A problem for each column of the planned tables that would stop the run, for all that this look shows."""
+    """A problem for each column of the planned tables that would stop the run, as far as this look shows."""
     with session(settings) as connection:
+
+        def looks(table: Table, columns: Sequence[ColumnType]) -> Iterator[Sequence[int]]:
+            try:
+                ((rows, *counts),) = query(connection, _statement(table, columns))
+            except pymysql.OperationalError as error:
+                if error.args[0] not in _INTERRUPTED:
+                    raise
+                gave_up(table)
+                return
+            # SUM is a DECIMAL, and NULL of no rows.
+            yield [int(rows), *(int(count or 0) for count in counts)]
+
         tables = read_tables(connection, [plan.table for plan in plans])
-        return [
-            problem
-            for plan, table in zip(plans, tables, strict=True)
-            for problem in _problems(connection, replace(table, options=plan.options))
-        ]
+        return problems_of(plans, tables, _at_risk, looks)
 
 
-def _problems(connection: Connection, table: Table) -> Iterable[Problem]:
-    columns = [column for column in column_types(table) if column.family in _MOMENTS and column.policy == "error"]
-    if not columns:
-        return
-    try:
-        ((rows, *counts),) = query(connection, _statement(table, columns))
-    except pymysql.OperationalError as error:
-        if error.args[0] not in _INTERRUPTED:
-            raise
-        _log.info("%s: the look at some of its rows took too long and was given up", table.name)
-        return
-    for column, count in zip(columns, counts, strict=True):
-        if count:
-            yield seen_problem(table, column.name, int(count), int(rows))
+def _at_risk(table: Table) -> list[ColumnType]:
+    return [column for column in column_types(table) if column.family in _MOMENTS and column.policy == "error"]
 
 
 def _statement(table: Table, columns: Sequence[ColumnType]) -> str:

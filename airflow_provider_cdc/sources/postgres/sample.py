@@ -1,15 +1,8 @@
-"""A bounded look at rows, before a run, for values that no Arrow type holds.
-
-With the policy ``error`` one such value stops a run, at the end of a read that may have taken hours. Most tables that
-have any have them among their oldest or newest rows. So the first and the last blocks are looked at: it proves nothing
-of the others, which are looked at when they are read.
-"""
+"""Looks at the first and the last blocks of tables, and of some of their partitions (`sources.sampling`)."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
 
 import psycopg
 
@@ -17,10 +10,10 @@ from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.connection import ConnectionSettings
-from airflow_provider_cdc.sources.odd_values import seen_problem
 from airflow_provider_cdc.sources.postgres.schema import Leaf, leaves, read_tables
-from airflow_provider_cdc.sources.postgres.session import Connection, query, quote, session, value
+from airflow_provider_cdc.sources.postgres.session import query, quote, session, value
 from airflow_provider_cdc.sources.postgres.types import ColumnType, Family, column_types
+from airflow_provider_cdc.sources.sampling import gave_up, problems_of
 
 BLOCKS = 16
 """At most so many at either end of a relation."""
@@ -36,42 +29,32 @@ _IS_ODD: Mapping[Family, str] = {
     Family.TIMESTAMP: "(NOT isfinite({0}) OR {0} > '294247-01-10 04:00:54.775807'::{1})",
 }
 
-_log = logging.getLogger(__name__)
-
 
 def sample(settings: ConnectionSettings, plans: Sequence[TablePlan]) -> list[Problem]:
-    """A problem for each column of the planned tables that would stop the run, for all that this look shows."""
+    """A problem for each column of the planned tables that would stop the run, as far as this look shows."""
     with session(settings) as connection:
+
+        def looks(table: Table, columns: Sequence[ColumnType]) -> Iterator[Sequence[int]]:
+            every = leaves(table)
+            chosen = every[:: -(-len(every) // LEAVES)] if every else []
+            try:
+                for leaf in chosen:
+                    with connection.transaction():
+                        connection.execute(_TIMEOUT)
+                        blocks = value(
+                            connection, "pg_relation_size(%s::oid) / current_setting('block_size')::int8", (leaf.oid,)
+                        )
+                        (counted,) = query(connection, _statement(leaf, columns, blocks or 0))
+                    yield counted
+            except psycopg.errors.QueryCanceled:
+                gave_up(table)
+
         tables = read_tables(connection, [plan.table for plan in plans])
-        return [
-            problem
-            for plan, table in zip(plans, tables, strict=True)
-            for problem in _problems(connection, replace(table, options=plan.options))
-        ]
+        return problems_of(plans, tables, _at_risk, looks)
 
 
-def _problems(connection: Connection, table: Table) -> Iterable[Problem]:
-    columns = [column for column in column_types(table) if column.family in _IS_ODD and column.policy == "error"]
-    if not columns:
-        return
-    every = leaves(table)
-    chosen = every[:: -(-len(every) // LEAVES)] if every else []
-    seen, totals = 0, [0] * len(columns)
-    try:
-        for leaf in chosen:
-            with connection.transaction():
-                connection.execute(_TIMEOUT)
-                blocks = value(
-                    connection, "pg_relation_size(%s::oid) / current_setting('block_size')::int8", (leaf.oid,)
-                )
-                ((rows, *counts),) = query(connection, _statement(leaf, columns, blocks or 0))
-            seen += rows
-            totals = [total + count for total, count in zip(totals, counts, strict=True)]
-    except psycopg.errors.QueryCanceled:
-        _log.info("%s: the look at some of its rows took too long and was given up", table.name)
-    for column, count in zip(columns, totals, strict=True):
-        if count:
-            yield seen_problem(table, column.name, count, seen)
+def _at_risk(table: Table) -> list[ColumnType]:
+    return [column for column in column_types(table) if column.family in _IS_ODD and column.policy == "error"]
 
 
 def _statement(leaf: Leaf, columns: Sequence[ColumnType], blocks: int) -> str:
