@@ -16,6 +16,7 @@ import pytest
 from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.errors import ConfigurationError, FileDamaged, ManifestError
 from airflow_provider_cdc.sinks.parquet import ParquetSink
+from tests.interrupting import Interrupted
 from tests.jobs.conftest import MakeRunner, Runner
 from tests.jobs.history_source import HistorySource, random_history
 
@@ -101,10 +102,6 @@ def test_a_damaged_file_of_changes_ends_the_run(damage: Callable[[Path], None], 
     with pytest.raises(FileDamaged, match="net change of the window"):
         publish()
     assert nothing_is_published(runner)
-
-
-class Interrupted(BaseException):
-    pass
 
 
 def interrupted(step: Callable[[], Any], monkeypatch: pytest.MonkeyPatch, before: Callable[..., Any]) -> None:

@@ -19,6 +19,7 @@ from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import ManifestError, SourceUnavailable
 from airflow_provider_cdc.jobs import consolidate, snapshot
+from tests.interrupting import Interrupted, interrupt_at
 from tests.jobs import history_source
 from tests.jobs.conftest import MakeRunner, Runner
 from tests.jobs.history_source import NAMES, SETTINGS, HistorySource, random_history
@@ -31,34 +32,10 @@ def source() -> HistorySource:
     return HistorySource(random_history(random.Random(5), LENGTH), 5)
 
 
-class Interrupted(BaseException):
-    """Not an Exception: nothing may catch it on its way, as nothing catches a kill."""
-
-
 def tree(folder: Storage) -> dict[str, bytes]:
     """Every file below a folder."""
     root = Path(folder.path())
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
-
-
-def interrupt_at(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    """Stop before the change to the lake with this number."""
-    count = 0
-
-    def counted(name: str) -> None:
-        original = getattr(Storage, name)
-
-        def replacement(*arguments: Any) -> Any:
-            nonlocal count
-            count += 1
-            if count == number:
-                raise Interrupted
-            return original(*arguments)
-
-        monkeypatch.setattr(Storage, name, replacement)
-
-    for name in ("write_json", "create_json", "delete_file", "delete_folder", "make_folder", "move_to"):
-        counted(name)
 
 
 def test_publishing_that_is_interrupted_anywhere_is_completed(

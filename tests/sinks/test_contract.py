@@ -32,6 +32,7 @@ from airflow_provider_cdc.errors import (
 from airflow_provider_cdc.sinks.base import Publication, Sink, TableChange
 from airflow_provider_cdc.sinks.registry import SINKS, open_sink
 from harness.s3_server import s3_environment
+from tests.interrupting import Interrupted, interrupt_at
 
 ORDERS, LINES = TableName("shop", "orders"), TableName("shop", "lines")
 TABLES = (ORDERS, LINES)
@@ -56,10 +57,6 @@ def read_parquet(lake: Storage, table: TableName) -> list[int] | None:
 
 READERS: dict[str, Callable[[Storage, TableName], list[int] | None]] = {"parquet": read_parquet}
 """By format: the ids in the copy that readers of a table see; None: they see none."""
-
-
-class Interrupted(BaseException):
-    """Not an Exception: nothing may catch it on its way, as nothing catches a kill."""
 
 
 class Lake:
@@ -106,26 +103,6 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.
 @pytest.fixture(params=sorted(SINKS))
 def lake(request: pytest.FixtureRequest, storage: Storage) -> Lake:
     return Lake(request.param, storage)
-
-
-def interrupt_at(patch: pytest.MonkeyPatch, number: int) -> None:
-    """Stop before the change to the lake with this number."""
-    count = 0
-
-    def counted(name: str) -> None:
-        original = getattr(Storage, name)
-
-        def replacement(*arguments: Any) -> Any:
-            nonlocal count
-            count += 1
-            if count == number:
-                raise Interrupted
-            return original(*arguments)
-
-        patch.setattr(Storage, name, replacement)
-
-    for name in ("write_json", "create_json", "delete_file", "make_folder", "move_to"):
-        counted(name)
 
 
 def heads_fail(patch: pytest.MonkeyPatch, write: Callable[..., None]) -> None:

@@ -13,7 +13,8 @@ from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from airflow_provider_cdc.sources.mysql.session import query
 from harness.mysql_server import MysqlServer
-from tests.sources.mysql.log.reading import LogReading, key
+from tests.sources.changes import key
+from tests.sources.mysql.log.reading import LogReading
 
 SESSIONS = [
     "sql_mode = 'ALLOW_INVALID_DATES', time_zone = '+00:00'",

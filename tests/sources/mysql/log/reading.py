@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import struct
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import pyarrow as pa
-
-from airflow_provider_cdc.core.table import Table, TableName
+from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.decode.images import decode_images
 from airflow_provider_cdc.sources.mysql.log.segments import log_segments, open_segment
@@ -18,8 +15,7 @@ from airflow_provider_cdc.sources.mysql.schema import read_tables
 from airflow_provider_cdc.sources.mysql.session import session
 from airflow_provider_cdc.sources.window import LogSegment, SegmentSummary, TrackedTable
 from harness.mysql_server import MysqlServer
-
-Row = tuple[Any, ...]
+from tests.sources.changes import Changes
 
 
 def settings(server: MysqlServer, **tls: str) -> ConnectionSettings:
@@ -36,11 +32,9 @@ def executed(server: MysqlServer) -> str:
 
 
 @dataclass
-class Window:
-    """What the log did to some tables: ``before`` by table and key, ``counts`` by keyless table and row."""
+class Window(Changes):
+    """What the log did to some tables."""
 
-    before: dict[str, dict[bytes, Row | None]] = field(default_factory=dict)
-    counts: dict[str, Counter[Row]] = field(default_factory=dict)
     summaries: list[SegmentSummary] = field(default_factory=list)
 
     @property
@@ -89,15 +83,7 @@ class LogReading:
                 changes.append(row)
         changes.sort(key=lambda row: (row["order"], row["suborder"]))
         for index, table in enumerate(self.tables):
-            mine = [row for row in changes if row["table"] == index]
-            images = iter(image_rows(table, [row["before"] for row in mine if row["before"] is not None]))
-            for row in mine:
-                before = None if row["before"] is None else next(images)
-                if table.keyless:
-                    assert before is not None
-                    window.counts.setdefault(table.name.name, Counter())[before] += row["count"]
-                else:
-                    window.before.setdefault(table.name.name, {}).setdefault(row["key"], before)
+            window.take(table, [row for row in changes if row["table"] == index], decode_images)
         window.counts = {
             name: Counter({row: n for row, n in rows.items() if n}) for name, rows in window.counts.items()
         }
@@ -114,20 +100,3 @@ def _decisions(summaries: Sequence[SegmentSummary]) -> dict[tuple[int, str], int
             prepared.pop(xid, None)
         prepared.update(dict.fromkeys(summary.prepared, summary.segment.number))
     return decisions
-
-
-def image_rows(table: Table, images: list[bytes]) -> list[Row]:
-    batch = decode_images(table, pa.array(images, pa.binary()))
-    return list(zip(*(column.to_pylist() for column in batch.columns), strict=True)) if images else []
-
-
-def key(*values: int | str) -> bytes:
-    """The key of INT and VARCHAR columns, as ``core.row_bytes`` encodes it."""
-    parts = []
-    for value in values:
-        if isinstance(value, int):
-            parts.append(b"\x01" + struct.pack("<i", value))
-        else:
-            data = value.encode()
-            parts.append(b"\x01" + struct.pack("<I", len(data)) + data)
-    return b"".join(parts)

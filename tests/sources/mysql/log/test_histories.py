@@ -18,7 +18,8 @@ from pymysqlreplication.row_event import DeleteRowsEvent, UpdateRowsEvent, Write
 from airflow_provider_cdc.core.net_change import Change, net, net_counts, rewind, rewind_counts
 from airflow_provider_cdc.sources.mysql.log import dump, segments
 from harness.mysql_server import MysqlServer
-from tests.sources.mysql.log.reading import LogReading, Row, Window, executed, key, log_end
+from tests.sources.changes import Row, key
+from tests.sources.mysql.log.reading import LogReading, Window, executed, log_end
 
 Connection: TypeAlias = "pymysql.Connection[Any]"
 

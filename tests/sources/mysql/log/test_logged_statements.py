@@ -17,7 +17,8 @@ from airflow_provider_cdc.errors import CdcError, ImageNotWhole, SchemaChanged, 
 from airflow_provider_cdc.sources.mysql.log.names import alike
 from harness.mysql_binaries import find_mysql
 from harness.mysql_server import MysqlServer
-from tests.sources.mysql.log.reading import LogReading, executed, key
+from tests.sources.changes import key
+from tests.sources.mysql.log.reading import LogReading, executed
 
 Connection: TypeAlias = "pymysql.Connection[Any]"
 

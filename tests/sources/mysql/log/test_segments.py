@@ -15,7 +15,8 @@ from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.log.segments import log_segments, open_segment
 from airflow_provider_cdc.sources.window import LogSegment
 from harness.mysql_server import MysqlServer
-from tests.sources.mysql.log.reading import LogReading, executed, key, log_end, settings
+from tests.sources.changes import key
+from tests.sources.mysql.log.reading import LogReading, executed, log_end, settings
 
 Connection: TypeAlias = "pymysql.Connection[Any]"
 

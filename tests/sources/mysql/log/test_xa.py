@@ -11,7 +11,8 @@ import pytest
 
 from airflow_provider_cdc.errors import ImageNotWhole
 from harness.mysql_server import MysqlServer
-from tests.sources.mysql.log.reading import LogReading, executed, key
+from tests.sources.changes import key
+from tests.sources.mysql.log.reading import LogReading, executed
 
 Connection: TypeAlias = "pymysql.Connection[Any]"
 

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import struct
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import pyarrow as pa
 
 from airflow_provider_cdc.core.options import LockPolicy
-from airflow_provider_cdc.core.table import Table, TableName
+from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres import publishing, slots
 from airflow_provider_cdc.sources.postgres.decode.images import decode_images
@@ -22,23 +19,9 @@ from airflow_provider_cdc.sources.postgres.schema import read_tables
 from airflow_provider_cdc.sources.postgres.session import session
 from airflow_provider_cdc.sources.window import LogSegment, SegmentSummary, TrackedTable
 from harness.postgres_server import SUPERUSER, PostgresServer
-
-Row = tuple[Any, ...]
-
+from tests.sources.changes import Changes
 
 FULL = "REPLICA IDENTITY FULL"
-
-
-def key(*values: int | str) -> bytes:
-    """The key of int4 and text columns, as ``core.row_bytes`` encodes it."""
-    parts = []
-    for value in values:
-        if isinstance(value, int):
-            parts.append(b"\x01" + struct.pack("<i", value))
-        else:
-            data = value.encode()
-            parts.append(b"\x01" + struct.pack("<I", len(data)) + data)
-    return b"".join(parts)
 
 
 def settings(server: PostgresServer, database: str) -> ConnectionSettings:
@@ -46,13 +29,11 @@ def settings(server: PostgresServer, database: str) -> ConnectionSettings:
 
 
 @dataclass
-class Window:
-    """What the log did to some tables: ``before`` by table and key, ``counts`` by keyless table and row."""
+class Window(Changes):
+    """What the log did to some tables."""
 
-    summary: SegmentSummary
-    before: dict[str, dict[bytes, Row | None]] = field(default_factory=dict)
-    counts: dict[str, Counter[Row]] = field(default_factory=dict)
-    batches: list[pa.RecordBatch] = field(default_factory=list)
+    summary: SegmentSummary = field(kw_only=True)
+    batches: list[pa.RecordBatch] = field(kw_only=True)
 
 
 class LogReading:
@@ -100,29 +81,15 @@ class LogReading:
         end = end or self.now()
         with open_segment(self.settings, self.segment(end), self.initial, self.tracked(upper or end)) as reader:
             batches = list(reader)
-            window = Window(reader.summary, batches=batches)
+            window = Window(summary=reader.summary, batches=batches)
         for batch in batches:
-            table = self.tables[batch["table"][0].as_py()]
             assert batch["pending"].null_count == batch.num_rows
-            images = iter(image_rows(table, [image for image in batch["before"].to_pylist() if image is not None]))
-            for row in batch.to_pylist():
-                before = None if row["before"] is None else next(images)
-                if table.keyless:
-                    assert before is not None
-                    counts = window.counts.setdefault(table.name.name, Counter())
-                    assert before not in counts or window.summary.parts > 1
-                    counts[before] = counts.get(before, 0) + row["count"]
-                else:
-                    keys = window.before.setdefault(table.name.name, {})
-                    assert row["key"] not in keys or window.summary.parts > 1
-                    # Parts come in the order of the log.
-                    keys.setdefault(row["key"], before)
+            # Parts of a segment come in the order of the log.
+            window.take(self.tables[batch["table"][0].as_py()], batch.to_pylist(), decode_images)
+        if window.summary.parts == 1:
+            touched = [(row["table"], row["key"]) for batch in batches for row in batch.to_pylist()]
+            assert len(set(touched)) == len(touched)
         return window
-
-
-def image_rows(table: Table, images: list[bytes]) -> list[Row]:
-    batch = decode_images(table, pa.array(images, pa.binary()))
-    return list(zip(*(column.to_pylist() for column in batch.columns), strict=True)) if images else []
 
 
 Follow = Callable[..., LogReading]

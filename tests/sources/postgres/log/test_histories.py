@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from airflow_provider_cdc.core.net_change import Change, rewind, rewind_counts
 from airflow_provider_cdc.sources.postgres.log import segments
 from harness.postgres_server import PostgresServer
-from tests.sources.postgres.log.reading import LogReading, Row, key
+from tests.sources.changes import Row, key
+from tests.sources.postgres.log.reading import LogReading
 
 Connection: TypeAlias = "psycopg.Connection[tuple[Any, ...]]"
 

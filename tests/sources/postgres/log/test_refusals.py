@@ -8,7 +8,8 @@ import pytest
 
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, ImageNotWhole, SchemaChanged
 from harness.postgres_server import PostgresServer
-from tests.sources.postgres.log.reading import LogReading, key
+from tests.sources.changes import key
+from tests.sources.postgres.log.reading import LogReading
 
 TABLES = [
     "CREATE TYPE mood AS ENUM ('a', 'b')",

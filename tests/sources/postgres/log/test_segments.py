@@ -13,7 +13,8 @@ from airflow_provider_cdc.errors import (
 )
 from airflow_provider_cdc.sources.postgres.log.segments import PostgresSegmentReader, open_segment
 from harness.postgres_server import PostgresServer
-from tests.sources.postgres.log.reading import FULL, Follow, Run, key
+from tests.sources.changes import key
+from tests.sources.postgres.log.reading import FULL, Follow, Run
 
 
 def test_the_first_before_of_each_key(run: Run, follow: Follow) -> None:

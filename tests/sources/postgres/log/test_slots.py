@@ -22,8 +22,9 @@ from airflow_provider_cdc.sources.postgres.log.segments import log_segments, ope
 from harness.postgres_binaries import installations
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
+from tests.sources.changes import key
 from tests.sources.postgres.log.messages import peek
-from tests.sources.postgres.log.reading import FULL, Follow, LogReading, Run, key
+from tests.sources.postgres.log.reading import FULL, Follow, LogReading, Run
 
 
 def test_a_slot_that_someone_moved(run: Run, follow: Follow) -> None:

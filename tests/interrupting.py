@@ -1,0 +1,33 @@
+"""Steps that end in the middle of what they do to a lake, as if they had been killed there."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from airflow_provider_cdc.core.storage import Storage
+
+
+class Interrupted(BaseException):
+    """Not an Exception: nothing may catch it on its way, as nothing catches a kill."""
+
+
+def interrupt_at(patch: pytest.MonkeyPatch, number: int) -> None:
+    """Stop before the change to the lake with this number."""
+    count = 0
+
+    def counted(name: str) -> None:
+        original = getattr(Storage, name)
+
+        def replacement(*arguments: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count == number:
+                raise Interrupted
+            return original(*arguments)
+
+        patch.setattr(Storage, name, replacement)
+
+    for name in ("write_json", "create_json", "delete_file", "delete_folder", "make_folder", "move_to"):
+        counted(name)

@@ -1,0 +1,57 @@
+"""What a log did to tables, in tests: rows as SELECT gives them."""
+
+from __future__ import annotations
+
+import struct
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_provider_cdc.core.table import Table
+
+Row = tuple[Any, ...]
+Decoder = Callable[[Table, pa.BinaryArray], pa.RecordBatch]
+
+
+@dataclass
+class Changes:
+    """``before`` by table and key, ``counts`` by keyless table and row."""
+
+    before: dict[str, dict[bytes, Row | None]] = field(default_factory=dict)
+    counts: dict[str, Counter[Row]] = field(default_factory=dict)
+
+    def take(self, table: Table, changes: Iterable[Mapping[str, Any]], decode: Decoder) -> None:
+        """Add what ``DELTA_SCHEMA`` says of ``table``, in the order of the log.
+
+        :param decode: the source's ``decode_images``.
+        """
+        changes = list(changes)
+        images = iter(_rows(decode, table, [row["before"] for row in changes if row["before"] is not None]))
+        for row in changes:
+            before = None if row["before"] is None else next(images)
+            if table.keyless:
+                assert before is not None
+                counts = self.counts.setdefault(table.name.name, Counter())
+                counts[before] += row["count"]
+            else:
+                self.before.setdefault(table.name.name, {}).setdefault(row["key"], before)
+
+
+def _rows(decode: Decoder, table: Table, images: list[bytes]) -> list[Row]:
+    batch = decode(table, pa.array(images, pa.binary()))
+    return list(zip(*(column.to_pylist() for column in batch.columns), strict=True)) if images else []
+
+
+def key(*values: int | str) -> bytes:
+    """The key of columns of 32-bit integers and of text, as ``core.row_bytes`` encodes it."""
+    parts = []
+    for value in values:
+        if isinstance(value, int):
+            parts.append(b"\x01" + struct.pack("<i", value))
+        else:
+            data = value.encode()
+            parts.append(b"\x01" + struct.pack("<I", len(data)) + data)
+    return b"".join(parts)
