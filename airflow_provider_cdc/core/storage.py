@@ -189,7 +189,7 @@ class Storage:
 
 
 def _no_number(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no number")
+    raise ValueError(f"{name} is not a number")
 
 
 def _json_bytes(data: Any) -> bytes:

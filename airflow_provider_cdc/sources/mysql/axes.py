@@ -1,9 +1,9 @@
 """One column of a key as an axis along which chunks are cut.
 
-An axis knows how its values travel: ``read`` is the SQL that gives a stored value as int, text or bytes, ``bound`` the
-SQL that makes such a value, as a parameter, compare with the column in the column's own type and order, by the index.
-And it proposes *cuts* between two values. A proposal steers evenness only: the server decides the order, and
-whether it takes a bound for the value that is meant (``bounds``).
+An axis knows how its values are exchanged with the server. ``read`` is SQL that returns a stored value as int, text or
+bytes; ``bound`` is SQL that takes such a value as its parameter and compares with the column in the column's own type
+and order, using the index. An axis also proposes *cuts* between two values. A proposal only affects how even the chunks
+are: the server decides the order, and whether it understands a bound as the value that is meant (``bounds``).
 """
 
 from __future__ import annotations
@@ -30,9 +30,11 @@ Between = tuple[KeyValue, KeyValue, int]
 
 @dataclass(frozen=True)
 class Axis:
-    """A key column that can be cut. ``read`` and ``bound`` are SQL in which ``{}`` stands for the column, and for the
-    parameter. Every bound has a type of its own: what a prepared statement takes a bare parameter for depends on what
-    it stands beside."""
+    """A key column that can be cut.
+
+    In ``read``, ``{}`` stands for the column; in ``bound``, for the parameter. Every bound states its type: otherwise
+    the type that a prepared statement assumes for a parameter depends on the expression around it.
+    """
 
     column: str
     read: str
@@ -44,7 +46,7 @@ class Axis:
         return self.read.format(quote(self.column))
 
     def between(self, wanted: Sequence[Between]) -> list[list[KeyValue]]:
-        """For each one wanted: values above ``first`` and up to ``last``, ascending; none if the two are one value."""
+        """For each range: values above its first and up to its last one, ascending; none if the two are equal."""
         return [self.cuts(*one) for one in wanted]
 
     def cuts(self, first: KeyValue, last: KeyValue, pieces: int) -> list[KeyValue]:
@@ -66,7 +68,7 @@ class Axis:
 
 @dataclass(frozen=True)
 class YearAxis(Axis):
-    """Years: 0000, and 1901 to 2155. A year in between is none, and one of one or two digits is another."""
+    """Years: 0000, and 1901 to 2155. None lie in between, and a number of one or two digits means another year."""
 
     def from_int(self, place: int) -> KeyValue:
         return max(place, _FIRST_YEAR)
@@ -88,7 +90,7 @@ class DecimalAxis(Axis):
 
 @dataclass(frozen=True)
 class TimeAxis(Axis):
-    """Times of day and longer, counted in the smallest fraction of a second that the column keeps (``digits``)."""
+    """Times, also of more than a day, counted in the smallest fraction of a second in the column (``digits``)."""
 
     digits: int = 0
 
@@ -109,7 +111,7 @@ class DateAxis(TimeAxis):
     """Days since year 1, or with ``clock`` the fractions of seconds since then.
 
     Dates that no calendar has (2024-02-31, 0000-00-00) get a place nearby: they may be read, but are never proposed.
-    Nor is what lies before ``since``, which a TIMESTAMP column cannot be compared with.
+    Neither are those before ``since``, with which a TIMESTAMP column cannot be compared.
     """
 
     clock: bool = True
@@ -135,7 +137,7 @@ class DateAxis(TimeAxis):
 
 @dataclass(frozen=True)
 class BytesAxis(Axis):
-    """Binary strings, as big-endian numbers of ``width`` bytes; ``padded``: the column fills them up with zeros."""
+    """Binary strings, as big-endian numbers of ``width`` bytes; ``padded``: the column pads them with zeros."""
 
     width: int = 0
     padded: bool = False
@@ -155,15 +157,15 @@ class BytesAxis(Axis):
 
 @dataclass(frozen=True)
 class TextAxis(Axis):
-    """Text of at most ``length`` characters. Its order is the server's alone: see ``text_cuts``."""
+    """Text of at most ``length`` characters. Only the server knows its order: see ``text_cuts``."""
 
     length: int = 0
 
 
 def axis_of(column: Column) -> Axis | None:
-    """The axis of a key column; None for types whose index order no parameter can be compared in exactly.
+    """The axis of a key column; None for types that no parameter can be compared with exactly and in the index's order.
 
-    ENUM and SET compare with text by their labels and with numbers without the index; FLOAT rounds what it is
+    ENUM and SET compare with text by label, and with numbers without using the index; FLOAT rounds whatever it is
     compared with.
     """
     match = _TYPE.match(column.type)
@@ -178,7 +180,7 @@ def axis_of(column: Column) -> Axis | None:
         return Axis(column.name, "{} + 0", "CAST({} AS UNSIGNED)")
     if name == "decimal":
         own = f"DECIMAL({size}, {scale})"
-        # A column with ZEROFILL would be read with zeros in front.
+        # A ZEROFILL column would be read with leading zeros.
         return DecimalAxis(column.name, f"CAST(CAST({{}} AS {own}) AS CHAR)", _typed(own), scale)
     if name == "date":
         return DateAxis(column.name, _TEXT, _typed("DATE"), clock=False)
@@ -202,12 +204,12 @@ def axis_of(column: Column) -> Axis | None:
 
 
 def key_order(table: Table) -> str | None:
-    """The first key column, if its published values sort as the server sorts the keys; None if there is none."""
+    """The first key column, if its published values sort as the server sorts the keys; otherwise None."""
     if table.keyless:
         return None
     column = table.column(table.key[0])
     axis = axis_of(column)
-    # Digits as text sort otherwise than numbers, and text as its collation has it.
+    # As text, digits do not sort as numbers do; and text sorts as its collation says.
     if axis is None or (isinstance(axis, DecimalAxis) and is_wide_decimal(column)):
         return None
     if isinstance(axis, TextAxis) and column.details["collation"] != "utf8mb4_0900_bin":
@@ -219,7 +221,7 @@ _TEXT = "CAST({} AS CHAR)"
 
 
 def _typed(own: str) -> str:
-    # Without a type of its own, a prepared statement reads the text of a TIME parameter as a date.
+    # If its type is not stated, a prepared statement reads the text of a TIME parameter as a date.
     return f"CAST(CAST({{}} AS CHAR) AS {own})"
 
 

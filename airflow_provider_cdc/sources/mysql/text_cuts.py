@@ -1,9 +1,10 @@
 """Cuts along a text column, under any collation: proposed here, put in order by the server.
 
-What the first and the last key of a cell have in common is kept; behind it come a few characters. They are counted like
-the digits of a number, whose values are the characters seen in keys, ranked and made equal as the collation has it. So
-the numbers between the first key and the last are proposals that lie about evenly, if characters do. The server sorts
-them, drops those that are equal, and keeps what lies between the two keys. No collation is known here.
+Each cut begins with the prefix that the first and the last key of a cell share, and goes on with a few more characters.
+Those are treated as the digits of a number: the characters that were seen in keys are the digits, in the collation's
+order, and characters that it holds equal are the same digit. The numbers between the first key and the last one are the
+proposals, which are about as evenly spaced as the characters are. The server sorts them, drops equal ones, and keeps
+what lies between the two keys. Nothing here knows any collation.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class TextCuts:
     def _learn(self, characters: str) -> None:
         known = len(self._seen)
         self._seen |= set(characters)
-        # At first two keys are all that was seen: guess the rest. Later a guess would only waste cuts.
+        # At first only two keys have been seen, so guess the usual characters. Later, guesses would only waste cuts.
         guessed = set(_USUAL) if not self._alphabet else set()
         if len(self._seen) == known and not guessed:
             return
@@ -62,7 +63,7 @@ class TextCuts:
             self._connection,
             f"SELECT c, DENSE_RANK() OVER (ORDER BY {typed}) "
             "FROM JSON_TABLE(%s, '$[*]' COLUMNS (c VARCHAR(1) PATH '$')) AS j "
-            # A parameter that the column's character set lacks is refused when the chunk is read.
+            # Characters that the column's character set lacks would be refused as parameters when the chunk is read.
             f"WHERE CONVERT({typed} USING utf8mb4) COLLATE utf8mb4_bin = c COLLATE utf8mb4_bin",
             (json.dumps(sorted(self._seen | guessed)),),
         )
@@ -84,12 +85,12 @@ class TextCuts:
         digits = min(digits, self._axis.length - shared)
         start, stop = (_number(ranks[shared:], base, digits) for ranks in (low, high))
         if stop <= start:
-            # Contractions and the like: the keys are in another order than their characters.
+            # With contractions and the like, keys do not sort as their characters do.
             start, stop = 0, base**digits - 1
         points = {start + (stop - start) * piece // pieces for piece in range(1, pieces)}
-        # An ending in spaces is lost in a CHAR column, and with it the place of the cut.
+        # A CHAR column ignores trailing spaces, so the cut would be elsewhere.
         texts = {(first[:shared] + self._text(point, digits)).rstrip(" ") for point in points}
-        # The last key is always a cut: so there is progress, whatever the collation does.
+        # The last key is always proposed, so that there is progress whatever the collation does.
         return sorted(texts - {""} | {last})
 
     def _text(self, number: int, digits: int) -> str:
@@ -104,7 +105,7 @@ class TextCuts:
 
 
 def _between_characters(first: str, last: str) -> str:
-    """Characters between the first two that differ and are far apart: of a large script keys show few."""
+    """Characters between the first two that differ, if these are far apart: two keys show little of a large script."""
     for one, other in zip(first, last, strict=False):
         if one != other:
             low, high = sorted((ord(one), ord(other)))

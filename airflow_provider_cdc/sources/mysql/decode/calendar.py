@@ -1,9 +1,9 @@
 """MySQL's packed dates and the Gregorian calendar, for kernels.
 
-MySQL stores dates that no calendar has: ``0000-00-00``, ``2024-00-15``, with ALLOW_INVALID_DATES ``2024-02-31``. So
-dates are carried packed, field beside field, until they are given an Arrow type.
+MySQL stores dates that no calendar has: ``0000-00-00``, ``2024-00-15``, and with ALLOW_INVALID_DATES ``2024-02-31``. So
+dates stay packed, as separate fields, until an Arrow array is made of them.
 
-Source of the calendar's arithmetic: H. Hinnant, "chrono-Compatible Low-Level Date Algorithms": the days of a year
+The calendar's arithmetic is from H. Hinnant, "chrono-Compatible Low-Level Date Algorithms": the days of a year
 that begins in March are a linear function of its month.
 """
 
@@ -20,7 +20,7 @@ DAY_MICROS = 86_400_000_000
 
 @inner
 def pack_datetime(year: int, month: int, day: int, hour: int, minute: int, second: int, micro: int) -> int:
-    """The server's own packing of a DATETIME: fields side by side, in an order that sorts. Any field may be zero."""
+    """A DATETIME as the server packs it: fields from the largest unit down, so that values sort. Any may be zero."""
     date = ((year * 13 + month) << 5) | day
     time = (hour << 12) | (minute << 6) | second
     return (((date << 17) | time) << 24) | micro

@@ -1,8 +1,8 @@
-"""Cells: the one form that both of MySQL's binary formats are decoded to, before Arrow arrays are made of it.
+"""Cells: the form to which both of MySQL's binary formats are decoded, and from which Arrow arrays are made.
 
 First the *locate* kernel of a format (``rows``, ``images``) finds every value of a batch of rows. Then, column by
-column, a kernel makes cells of the values. ``columns.finish`` makes the Arrow array; it knows nothing of where the
-cells came from.
+column, a kernel makes cells of the values. ``columns.finish`` makes the Arrow array; it does not know where the cells
+came from.
 
 ===============  ===========================================================================================
 family           cell
@@ -54,7 +54,7 @@ from airflow_provider_cdc.sources.mysql.types import ColumnType
 
 @dataclass(frozen=True)
 class Cells:
-    """One column's cells: Arrow buffers, of which ``validity`` is None without NULLs, ``offsets`` for fixed widths."""
+    """One column's cells, as Arrow buffers. ``validity`` is None without NULLs, ``offsets`` for fixed widths."""
 
     rows: int
     nulls: int
@@ -63,7 +63,7 @@ class Cells:
     offsets: pa.Buffer | None = None
 
     def int64(self) -> Int64s:
-        """The values of a family whose cells have 64 bits; those of NULLs are 0."""
+        """The values of a family whose cells have 64 bits; 0 for NULLs."""
         return np.frombuffer(self.values, np.int64, self.rows)
 
     def valid(self) -> Bytes:
@@ -71,7 +71,7 @@ class Cells:
         return np.empty(0, np.uint8) if self.validity is None else np.frombuffer(self.validity, np.uint8)
 
     def own_validity(self) -> Bytes:
-        """A bitmap of its own, in which a kernel can clear the bits of more rows."""
+        """A copy of the bitmap, in which a kernel can clear the bits of more rows."""
         size = (self.rows + 7) // 8
         return np.full(size, 255, np.uint8) if self.validity is None else self.valid()[:size].copy()
 
@@ -102,7 +102,7 @@ def integer_cells(located: Located, index: int, width: int) -> Cells:
 
 
 def bit_cells(located: Located, index: int, column: ColumnType, lengths: Int32s) -> Cells:
-    """bit(n): big-endian, in as many bytes as it needs, in both formats.
+    """bit(n): in both formats big-endian, in as few bytes as hold n bits.
 
     :raises DecodeError: a value of another length, or with more bits.
     """

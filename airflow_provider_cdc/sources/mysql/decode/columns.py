@@ -1,4 +1,4 @@
-"""Arrow arrays from cells: the step in which rows of a SELECT and images of the log no longer differ."""
+"""Makes Arrow arrays of cells, in the same way for rows of a SELECT and images of the log."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def finish(
     """The Arrow array, of ``column.arrow``, that ``cells`` stand for.
 
     :param table: the table's name, for messages.
-    :param nulled: told how many values became null by the policy, under the column's name; added to what is there.
+    :param nulled: where the number of values that the policy made null is added, under the column's name.
     :param odd: where values that the Arrow type cannot hold are noted if the policy is ``error``; 1970-01-01 stands in
         for them.
     :raises ValueNotRepresentable: a value that the Arrow type cannot hold, such as a zero date, the policy is
@@ -103,7 +103,7 @@ def _moments(where: str, column: ColumnType, cells: Cells, odd: list[OddValue] |
 
             if not note(odd, _bits_of(cells) & (_bits_of(cleared) ^ 1), error):
                 raise error(bad)
-        # Of a row without a value the kernel makes 1970-01-01, whatever the bytes are.
+        # For a row without a value the kernel writes 1970-01-01, whatever its bytes are.
         values, _ = _counted(column, cleared)
     return _fixed(column.arrow, cells, values)
 
@@ -143,7 +143,7 @@ def _enum(where: str, column: ColumnType, cells: Cells) -> pa.Array:
     if len(indices) and int(indices.max()) > len(column.labels):
         raise DecodeError(f"member {int(indices.max())} of an enum of {len(column.labels)}", where=where)
     narrow = indices.astype(np.int16 if column.arrow.index_type == pa.int16() else np.int32)
-    # The server numbers the members from 1; 0 is the empty text of a value that was none when it was stored.
+    # The server numbers the members from 1; 0 is the empty text, stored in place of an invalid value.
     labels = text_array(["", *column.labels])
     return pa.DictionaryArray.from_arrays(_fixed(column.arrow.index_type, cells, pa.py_buffer(narrow)), labels)
 

@@ -1,6 +1,6 @@
 """Cells from the values in row images of the binary log.
 
-Formats: MySQL's ``decimal2bin`` (groups of nine decimal digits in big-endian integers, the sign bit turned, negative
+Formats: MySQL's ``decimal2bin`` (groups of nine decimal digits in big-endian integers, the sign bit inverted, negative
 numbers complemented) and ``my_datetime_packed_to_binary`` and its siblings (big-endian, offset so that bytes sort as
 values do).
 """
@@ -161,7 +161,7 @@ def _unpack_dates(data: Bytes, starts: Int32s, rows: int, out: Int64s) -> int:
 
 @inner
 def _micros(data: Bytes, position: int, width: int) -> int:
-    """A second's fraction of ``width`` bytes, each two decimal digits, in microseconds."""
+    """The microseconds in a fraction of a second that is stored in ``width`` bytes, of two decimal digits each."""
     value = load_be(data, position, width)
     for _ in range(3 - width):
         value *= 100
@@ -206,7 +206,7 @@ def _unpack_times(data: Bytes, starts: Int32s, rows: int, fraction: int, out: In
         start = int(starts[row])
         value = 0
         if start >= 0:
-            # One signed number: seconds' fields above, the fraction below, so a negative time borrows from the fields.
+            # One signed number, with the fraction in its low bits, into which the fields of a negative time borrow.
             whole = load_be(data, start, 3 + fraction) - (0x80_0000 << (8 * fraction))
             size = -whole if whole < 0 else whole
             fields = size >> (8 * fraction)

@@ -1,10 +1,10 @@
 """Row images of the binary log: finding their end, and decoding them.
 
-An image is a bitmap of ``(columns + 7) // 8`` bytes, whose bit ``c % 8`` of byte ``c // 8`` says that column ``c`` is
-NULL, and then the fields of the columns that are not, each as ``ColumnType`` says: of fixed width, or behind a length
-prefix. That is the format of a WRITE_ROWS, UPDATE_ROWS or DELETE_ROWS event all of whose columns are present. The
-images hold every column that information_schema shows, virtual and invisible ones included, and none that it does not
-(the hidden columns of functional indexes).
+An image begins with a bitmap of ``(columns + 7) // 8`` bytes: bit ``c % 8`` of byte ``c // 8`` says that column ``c``
+is NULL. Then come the fields of the columns that are not NULL, each as ``ColumnType`` says: of fixed width, or after a
+length prefix. This is the format of WRITE_ROWS, UPDATE_ROWS and DELETE_ROWS events in which all columns are present.
+Images hold every column that information_schema shows, virtual and invisible ones included, and no others (such as the
+hidden columns of functional indexes).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TRUNCATED = -1
 
 @dataclass(frozen=True)
 class ImageLayout:
-    """What a kernel needs to know of a table to walk its images; arrays with one entry per column.
+    """What a kernel needs to know about a table to walk its images: arrays with one entry per column.
 
     ``prefixes``
         bytes of the little-endian length before the value; 0 for a value of fixed width.
@@ -64,9 +64,9 @@ def image_layout(table: Table) -> ImageLayout:
 
 
 def expected_table_map(table: Table) -> tuple[bytes, bytes]:
-    """The column types and the metadata block that a TABLE_MAP event of ``table`` holds, as the server writes them.
+    """The column types and the metadata block that the server writes in a TABLE_MAP event of ``table``.
 
-    An event with others describes another table than the one whose schema we read: its images must not be decoded.
+    An event that holds others does not describe the table whose schema we read: its images must not be decoded.
 
     :raises ConfigurationError: a column's type is not in the table of types.
     """

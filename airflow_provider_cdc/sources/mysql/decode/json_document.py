@@ -1,10 +1,10 @@
 """Kernels that walk MySQL's binary JSON and write the text that a SELECT of the column prints.
 
-A value is a type byte and a body. Numbers, literals and strings are what they seem; an *opaque* value is a
-value of another SQL type (DECIMAL, DATE, BLOB, …) with that type's code. A container is its count of
-elements, its size in bytes, the key entries (of an object), the value entries, and then whatever the entries
-point to by offsets from the container's start. Offsets decide: an UPDATE in place leaves holes between the
-values. Containers come small (offsets of 2 bytes) and large (4 bytes); what fits in an entry is stored there.
+A value is a type byte and a body. An *opaque* value is a value of another SQL type (DECIMAL, DATE, BLOB, …), with
+that type's code. A container consists of its count of elements, its size in bytes, the key entries (of an object), the
+value entries, and then whatever the entries point to, by offsets from the container's start. Only the offsets say where
+values are: an UPDATE in place leaves holes between them. Small containers have offsets of 2 bytes, large ones of 4; a
+value that fits in its entry is stored there.
 
 The format is described in MySQL's source, sql-common/json_binary.h; what the server prints follows from
 sql-common/json_dom.cc (``wrapper_to_string``) and strings/dtoa.cc (``my_gcvt``).
@@ -42,9 +42,10 @@ _OPEN_ARRAY, _CLOSE_ARRAY = ord("["), ord("]")
 
 @kernel
 def write_documents(data: Any, offsets: Any, valid: Any, first: int, out: Any, ends: Any, status: Any) -> int:
-    """Writes the texts of the values from `first` on, and where they end, until one cannot be written.
+    """Write the texts of the values from `first` on, and where each ends, until one cannot be written.
 
-    Gives the index of that one, with its code and the byte within it in `status`; the count of all if none.
+    Returns the index of that value, and puts the code and the byte within the value in `status`. If all could be
+    written, returns how many values there are.
     """
     stack = np.empty((MAX_DEPTH, _FRAME), np.int64)
     for index in range(first, len(valid)):
@@ -62,17 +63,17 @@ def write_documents(data: Any, offsets: Any, valid: Any, first: int, out: Any, e
 
 @inner
 def _write_document(data: Any, begin: int, end: int, stack: Any, out: Any, pos: int, status: Any) -> int:
-    """Writes the text of the value in ``data[begin:end]``; a negative result is a code, its place in `status`."""
+    """Write the text of the value in ``data[begin:end]``. A negative result is a code, and `status` has its place."""
     status[1] = begin
     if begin == end:
         return json_values.write_ascii(_NULL, out, pos)
-    # The value to write: its type, where its body begins, and what it must not go beyond.
+    # The value to write: its type, where its body begins, and where it must have ended.
     kind, at, bound = np.int64(data[begin]), begin + 1, end
     is_inlined = False
-    # The container around it: its type, start and end, where its entries end, its elements, those yet to write.
+    # The container around it: its type, start and end, where its entries end, its elements, and how many are left.
     holder, base, limit, bodies, count, left = kind, at, at, at, at, at
     depth = 0
-    # Values that shared their bytes could print exponentially much; the server never stores any.
+    # Values that share their bytes could print exponentially much text; the server never stores such.
     unread = end - begin
     while True:
         status[1] = at
@@ -193,7 +194,7 @@ def _write_fixed(kind: int, data: Any, at: int, out: Any, pos: int) -> int:
 
 @inner
 def _sized(data: Any, at: int, bound: int) -> tuple[int, int]:
-    """Start and length of a body after its length, which comes in groups of 7 bits, the lowest first; or a code."""
+    """Start and length of a body after its length, which is stored in groups of 7 bits, lowest first; or a code."""
     length = 0
     for index in range(5):
         if at + index >= bound:

@@ -1,5 +1,7 @@
-"""MySQL's binary JSON, as row images of the log carry it, to the text that a SELECT of the column prints: the kernel of
-``json_document`` over the values of a column, and errors for what it refuses."""
+"""Turns MySQL's binary JSON, which row images of the log carry, into the text that a SELECT of the column prints.
+
+The kernel of ``json_document`` does it for the values of a column; this module raises errors for what it refuses.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +17,20 @@ _LARGEST = 2**31 - 1
 
 _REASONS = {
     json_values.UNKNOWN_TYPE: "a type that this reader does not know",
-    json_values.CUT_OFF: "a value that goes on beyond the end of what holds it",
+    json_values.CUT_OFF: "a value that extends beyond the end of its container",
     json_values.BAD_OFFSET: "an offset that points into the entries of its container",
     json_values.OVERLAP: "values that overlap",
     json_values.TOO_DEEP: f"more than {MAX_DEPTH} levels",
     json_values.BAD_LENGTH: "a length of more than five bytes",
     json_values.BAD_LITERAL: "a literal other than null, true and false",
-    json_values.BAD_DOUBLE: "a double that is no number",
+    json_values.BAD_DOUBLE: "a double that is not a number",
     json_values.BAD_DECIMAL: "a decimal of impossible size or digits",
-    json_values.BAD_TIME: "a date or time that no calendar or clock shows",
+    json_values.BAD_TIME: "an impossible date or time",
 }
 
 
 def json_text(data: bytes) -> str:
-    """The text that MySQL prints for a binary JSON value; an empty value is null, to the server too.
+    """The text that MySQL prints for a binary JSON value. An empty value is null, as it is to the server.
 
     :raises DecodeError: if `data` does not follow the format.
     """
@@ -50,7 +52,7 @@ def json_texts(values: pa.BinaryArray) -> pa.StringArray:
     data = bytes_of(data_buffer)
     valid = bytes_of(values.is_valid().cast(pa.uint8()).buffers()[1])[:count]
 
-    # Texts are about as long as what they are made from; if not, the buffer grows.
+    # A text is usually about as long as its binary form; if not, the buffer grows.
     out = np.empty(int(offsets[-1] - offsets[0]) * 2 + 1024, np.uint8)
     ends = np.zeros(count + 1, np.int64)
     status = np.zeros(2, np.int64)
@@ -65,7 +67,7 @@ def json_texts(values: pa.BinaryArray) -> pa.StringArray:
     if ends[-1] > _LARGEST:
         raise ValueNotRepresentable(
             f"{count} JSON values take {ends[-1]} bytes as text, more than one Arrow array holds",
-            hint="Read fewer rows at once.",
+            hint="read fewer rows at once",
         )
     nulls = pa.py_buffer(np.packbits(valid, bitorder="little")) if values.null_count else None
     texts = pa.StringArray.from_buffers(

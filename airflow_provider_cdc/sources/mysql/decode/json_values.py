@@ -1,8 +1,8 @@
 """How MySQL prints the scalars of binary JSON: kernels that write one value's text into a buffer.
 
-Every writer takes the position to write at and gives the position after what it wrote, or one of the codes
-below, all of them negative. It checks that the text fits before it writes; where it reads, the caller has made
-sure that the bytes are there.
+Every writer takes the position to write at, and returns the position after what it wrote or one of the codes below,
+all of which are negative. It checks that the text fits before it writes; the caller has made sure that the bytes to
+read are there.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ _DECIMAL_BYTES = np.array([0, 1, 1, 2, 2, 3, 3, 4, 4, 4])
 
 @inner
 def write_ascii(text: Any, out: Any, pos: int) -> int:
-    """As it is, without quotes."""
+    """Write ``text`` as it is, without quotes."""
     if pos + len(text) > len(out):
         return FULL
     for index in range(len(text)):
@@ -88,7 +88,7 @@ def write_ascii(text: Any, out: Any, pos: int) -> int:
 
 @inner
 def write_string(data: Any, at: int, length: int, out: Any, pos: int) -> int:
-    """In double quotes; escaped are the quote, the backslash and U+0000 to U+001F, and nothing else."""
+    """Write a string in double quotes. Only the quote, the backslash and U+0000 to U+001F are escaped."""
     spare = len(out) - pos - length - 2
     if spare < 0:
         return FULL
@@ -129,7 +129,7 @@ def write_string(data: Any, at: int, length: int, out: Any, pos: int) -> int:
 
 @inner
 def _has_special(word: int) -> bool:
-    """Whether any of the eight bytes needs an escape: a byte below n borrows when n is taken from it."""
+    """Whether any of the eight bytes needs an escape. (Subtracting n from a byte below n borrows.)"""
     quotes = word ^ _QUOTES
     backslashes = word ^ _BACKSLASHES
     below = (word - _SPACES) & ~word | (quotes - _ONES) & ~quotes | (backslashes - _ONES) & ~backslashes
@@ -153,9 +153,9 @@ def write_integer(value: int, is_signed: bool, out: Any, pos: int) -> int:
 def write_double(bits: int, out: Any, pos: int) -> int:
     """The shortest digits that read back as the double of these IEEE 754 bits (uint64).
 
-    As the server's ``my_gcvt`` lays them out: ``d.ddde-N`` where the point would stand more than 14 zeros left
-    of the digits, or in or beyond the 16th place with nothing after it; else plainly, with at least one
-    digit on either side of the point.
+    They are laid out as the server's ``my_gcvt`` does it: as ``d.ddde-N`` if the point would be more than 14 zeros
+    to the left of the digits, or at or beyond the 16th place with nothing after it; otherwise without exponent, with at
+    least one digit on either side of the point.
     """
     if (bits >> np.uint64(52)) & _INFINITE == _INFINITE:
         return BAD_DOUBLE
@@ -198,7 +198,7 @@ def write_double(bits: int, out: Any, pos: int) -> int:
 
 @inner
 def write_opaque(data: Any, code: int, at: int, length: int, out: Any, pos: int) -> int:
-    """A value of another SQL type: `code` is the type's, `length` bytes of it stand at `at`."""
+    """Write a value of another SQL type, whose code is `code`; its `length` bytes are at `at`."""
     if code == _NEWDECIMAL:
         return _write_decimal(data, at, length, out, pos)
     if code in (_DATE, _TIME, _DATETIME, _TIMESTAMP):
@@ -210,8 +210,9 @@ def write_opaque(data: Any, code: int, at: int, length: int, out: Any, pos: int)
 
 @inner
 def _write_decimal(data: Any, at: int, length: int, out: Any, pos: int) -> int:
-    """Precision and scale, one byte each, and MySQL's DECIMAL: groups of 9 digits in 4 big-endian bytes, the
-    outermost group on either side shorter. The sign is the inverted top bit; a negative number inverts all."""
+    """Write a decimal, stored as precision and scale (one byte each) and MySQL's DECIMAL: groups of 9 digits in 4
+    big-endian bytes, of which the first and the last group may be shorter. The inverted top bit is the sign; in a
+    negative number all other bits are inverted, too."""
     if length < 3:
         return BAD_DECIMAL
     scale = np.int64(data[at + 1])
@@ -261,8 +262,8 @@ def _write_decimal(data: Any, at: int, length: int, out: Any, pos: int) -> int:
 
 @inner
 def _write_temporal(data: Any, code: int, at: int, length: int, out: Any, pos: int) -> int:
-    """A little-endian int64: from the low end 24 bits of microseconds, 6 of seconds, 6 of minutes and the hours;
-    dates keep 5 bits for the hours, then 5 for the day, then year · 13 + month."""
+    """Write a date or time, stored as a little-endian int64. From the low end: 24 bits of microseconds, 6 of seconds,
+    6 of minutes, and the hours. With a date, the hours have 5 bits, and 5 of the day and year · 13 + month follow."""
     if length != 8:
         return BAD_TIME
     if pos + 30 > len(out):
@@ -320,7 +321,7 @@ def _write_temporal(data: Any, code: int, at: int, length: int, out: Any, pos: i
 
 @inner
 def _write_base64(data: Any, code: int, at: int, length: int, out: Any, pos: int) -> int:
-    r"""``"base64:typeN:…"``, in lines of 76 letters between which stands an escaped line feed."""
+    r"""Write ``"base64:typeN:…"``, in lines of 76 letters with escaped line feeds between them."""
     letters = (length + 2) // 3 * 4
     if pos + len(_OPAQUE) + 5 + letters + letters // _BASE64_LINE * 2 > len(out):
         return FULL

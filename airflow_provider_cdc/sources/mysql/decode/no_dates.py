@@ -1,4 +1,4 @@
-"""Dates that no calendar has, where the policy says what becomes of them: text, or null."""
+"""Dates that no calendar has, made text or null as the policy says."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ _MINUS, _POINT, _ZERO, _COLON, _SPACE = 45, 46, 48, 58, 32
 
 
 def printed(column: ColumnType, cells: Cells) -> Cells:
-    """The texts that SELECT prints of packed dates: ``2024-02-31``, or ``2024-00-15 12:00:00.50`` with as many digits
-    of the second's fraction as the column has. As Arrow offsets and bytes."""
+    """Packed dates as the text that SELECT prints, in Arrow offsets and bytes.
+
+    For example ``2024-02-31``, or ``2024-00-15 12:00:00.50`` with as many fractional digits as the column has.
+    """
     offsets = pa.allocate_buffer((cells.rows + 1) * 4)
     clock = column.family is not Family.DATE
     size = 10 if not clock else 20 + column.scale if column.scale else 19
@@ -40,7 +42,7 @@ def without_no_dates(cells: Cells) -> Cells:
 
 @inner
 def _put(out: Bytes, at: int, value: int, digits: int, before: int) -> int:
-    """Write the character ``before``, if it is one, and ``digits`` decimal digits; returns the place after them."""
+    """Write the character ``before`` (unless it is 0) and ``digits`` decimal digits; returns the place after them."""
     if before:
         store8(out, at, before)
         at += 1

@@ -1,9 +1,9 @@
 """Packets of a statement's result, walked in the buffer that the socket was read into.
 
-A packet is a header of four bytes (length in three, sequence number in one) and a payload; a payload of 2^24 - 1
-bytes or more goes on in the packets that follow. A row's payload is a zero byte, a bitmap of NULLs in which column
-``c`` has bit ``c + 2``, and the values. Source: MySQL's "Client/Server Protocol", pages "MySQL Packets" and "Binary
-Protocol Resultset Row".
+A packet is a header of four bytes (three for the length, one for the sequence number) and a payload; a payload of
+2^24 - 1 bytes or more continues in the packets that follow. A row's payload is a zero byte, a bitmap of NULLs in which
+column ``c`` has bit ``c + 2``, and the values. Source: MySQL's "Client/Server Protocol", pages "MySQL Packets" and
+"Binary Protocol Resultset Row".
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from airflow_provider_cdc.core.kernel import (
 # Why a kernel stopped.
 FOUND = 0
 NEEDS_BYTES = 1
-"""All whole packets are walked."""
+"""All complete packets are done."""
 NEEDS_ROOM = 2
-"""As many rows as there is room for are located."""
+"""There is no room to locate more rows."""
 AT_LAST = 3
-"""At a packet that is no row: the result's last."""
+"""At a packet that is not a row: the result's last."""
 BAD_SEQUENCE = -1
 BAD_ROW = -2
 
@@ -43,19 +43,19 @@ STATE_ROWS = 3
 STATE_SIZE = 4
 
 _MOST = 0xFF_FFFF
-"""The length in the header of a packet whose payload goes on in the next one."""
+"""The length in the header of a packet whose payload continues in the next one."""
 
 
 @kernel
 def next_payload(buffer: Bytes, position: int, filled: int, sequence: int) -> tuple[int, int, int, int]:
-    """Find the payload of the packet at ``position``, whole.
+    """Find the whole payload of the packet at ``position``.
 
-    One that spans packets is put together in place: the headers within it are squeezed out of the buffer.
+    A payload that spans packets is joined in place: the headers within it are removed from the buffer.
 
-    :param filled: where the bytes that were received end; nothing behind is read.
-    :param sequence: the number that the packet has to have.
-    :returns: a code, and after ``FOUND`` where the payload (it starts at ``position + 4``) ends, the position of the
-        packet after it, and that one's number. After ``NEEDS_BYTES`` and ``BAD_SEQUENCE`` nothing has changed.
+    :param filled: where the bytes that were received end; nothing beyond is read.
+    :param sequence: the number that the packet must have.
+    :returns: a code. With ``FOUND``: where the payload ends (it starts at ``position + 4``), where the next packet
+        starts, and its number. With ``NEEDS_BYTES`` and ``BAD_SEQUENCE`` nothing has changed.
     """
     packet, number, length = position, sequence, _MOST
     while length == _MOST:
@@ -92,16 +92,16 @@ def _join(buffer: Bytes, position: int) -> int:
 def locate_rows(
     buffer: Bytes, state: Int64s, widths: Int32s, starts: Int32s, lengths: Int32s, nulls: Int64s, totals: Int64s
 ) -> int:
-    """Locate the values of all rows that lie whole between ``STATE_POSITION`` and ``STATE_FILLED``.
+    """Locate the values of all rows that are complete between ``STATE_POSITION`` and ``STATE_FILLED``.
 
-    Nothing outside is read. Call it again after receiving more; see ``cells.Located`` for what it fills.
+    Nothing outside is read. Call it again after receiving more. ``cells.Located`` describes the arrays that it fills.
 
     :param widths: ``ColumnType.row_width`` of each column.
-    :returns: one of the codes above; the state then stands at the packet that was not used, or is malformed.
+    :returns: one of the codes above; the state is then at the packet that was not used, or that is malformed.
     """
     columns, capacity = len(widths), starts.shape[1]
     bitmap = (columns + 9) >> 3
-    # A table's columns times a batch's rows, flat: this loop is most of what a row costs.
+    # One dimension instead of two: this loop is most of what a row costs.
     flat_starts, flat_lengths = starts.reshape(-1), lengths.reshape(-1)
     packet, filled, sequence = state[STATE_POSITION], state[STATE_FILLED], state[STATE_SEQUENCE]
     row = state[STATE_ROWS]
@@ -165,7 +165,7 @@ def locate_rows(
             store32(flat_starts, slot, position)
             position += length
             slot += capacity
-        # The fixed widths are checked here, all at once: nothing was read of those values yet.
+        # Values of fixed width are checked here, all at once: none of them has been read yet.
         if position != end:
             break
         packet, sequence = following, number

@@ -19,7 +19,7 @@ _HEAD_BYTES = 9
 
 
 class PreparedStatement:
-    """``sql`` as the server keeps it, with ``?`` where parameters go.
+    """A statement that the server keeps prepared; ``sql`` has a ``?`` for each parameter.
 
     :raises pymysql.MySQLError: the server refuses it, or the session broke.
     :raises DecodeError: the server's answer is malformed.
@@ -40,9 +40,9 @@ class PreparedStatement:
         self._connection = connection
 
     def execute(self, params: Sequence[KeyValue]) -> None:
-        """Send the statement off with its parameters; the result is the caller's to receive.
+        """Send the statement with its parameters. The caller receives the result.
 
-        :raises ValueError: the number of parameters is not that of the marks, or an integer has more than 64 bits.
+        :raises ValueError: there are not as many parameters as marks, or an integer has more than 64 bits.
         """
         if len(params) != self._parameters:
             raise ValueError(f"{len(params)} parameters for {self._parameters} marks")
@@ -56,7 +56,7 @@ class PreparedStatement:
         self._connection.send(_EXECUTE, message)
 
     def value(self, params: Sequence[KeyValue]) -> bytes:
-        """Execute a statement whose result is one text or one binary string, not NULL, and return it."""
+        """Execute a statement whose result is one string, text or binary and not NULL, and return it."""
         self.execute(params)
         (columns,) = self._connection.packet().get_all_data()
         for _ in range(columns + 1):  # and the EOF packet after them
@@ -70,7 +70,7 @@ class PreparedStatement:
         return bytes(found)
 
     def close(self) -> None:
-        """Let the server forget it. There is no answer."""
+        """Let the server forget the statement. It does not answer."""
         self._connection.send(_CLOSE, struct.pack("<I", self._id))
 
 

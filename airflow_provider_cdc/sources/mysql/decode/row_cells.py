@@ -1,7 +1,7 @@
 """Cells from the values in the rows of a prepared statement's result.
 
-Format: MySQL's documentation of "Binary Protocol Value". Decimals come as text, dates and times as little structs of
-0 to 12 bytes that leave zero parts at their end out.
+Format: MySQL's documentation of "Binary Protocol Value". Decimals come as text, dates and times as structs of 0 to 12
+bytes that leave out trailing parts that are zero.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _parse_decimals(
         low = high = 0
         if start >= 0:
             length = int(lengths[row])
-            # A sign, a point, and a zero before it where the precision has no room for one.
+            # A sign, a point, and a zero before the point that the precision does not count.
             if length == 0 or length > precision + 3:
                 return row
             end = start + length

@@ -1,8 +1,7 @@
-"""Rows of a table by prepared statements, from the socket into Arrow buffers.
+"""Rows of a table, read by prepared statements from the socket into Arrow buffers.
 
-PyMySQL holds the session, and its connection does the talking up to the point where rows come. From there on the
-bytes are received into one buffer, in which kernels find the values and decode them, column by column. No value
-becomes a Python object.
+PyMySQL opens the session and talks to the server until the rows come. From then on, bytes are received into one
+buffer, in which kernels find the values and decode them, column by column. No value becomes a Python object.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ from airflow_provider_cdc.sources.mysql.types import arrow_schema, column_types
 from airflow_provider_cdc.sources.odd_values import OddValue
 
 _BATCH_ROWS = 65_560
-"""No multiple of a power of two, which would keep a row's places in one set of the processor's cache."""
+"""Not a large power of two, with which all places of a row would compete for one set of the processor's cache."""
 _BATCH_CELLS = 1_000_000
-"""Bounds the places that are kept of the rows of a wide table, at 8 bytes a cell."""
+"""Bounds the memory for the places of values in rows of a wide table, at 8 bytes a value."""
 
 
 class StatementReader:
@@ -41,8 +40,8 @@ class StatementReader:
     The session is one of ``session.connect(reading=True)``. Statements stay prepared for the next ``read`` with the
     same condition, until ``close`` or the session's end.
 
-    ``nulled``: how many values of each column were read as null so far by the policy ``null``. ``odd``: values of the
-    last batch for which a placeholder stands, by the policy ``error``.
+    ``nulled``: how many values of each column the policy ``null`` has made null so far. ``odd``: values of the last
+    batch that the policy ``error`` replaced with a placeholder.
 
     :raises ConfigurationError: the session would translate text or shift times; or a type is not in the table of types.
     """
@@ -73,9 +72,9 @@ class StatementReader:
     def read(self, where: str, params: Sequence[KeyValue]) -> Iterator[pa.RecordBatch]:
         """The rows for which ``where`` holds, in batches of ``schema``.
 
-        Memory is bounded: some megabytes, or a few times the largest row. If the iterator is left before its end, the
-        session is closed, since the server would go on sending; likewise after any error but one that the server
-        reports.
+        Memory is bounded: some megabytes, or a few times the largest row. If the iterator is abandoned before its end,
+        the session is closed, since the server would go on sending; likewise after any error that the server did not
+        report itself.
 
         :param where: an SQL condition with a ``?`` for each of ``params``; empty: all rows.
         :raises SourceUnavailable: the session broke.
@@ -121,7 +120,7 @@ class StatementReader:
         return f"SELECT {columns} FROM {table_sql(self._table.name)}{condition}"
 
     def _locate(self) -> tuple[Located, bool]:
-        """Receive and locate rows until the buffer is full, or there are enough; and whether more are to come."""
+        """Receive and locate rows until the buffer is full or there are enough; also says whether more will come."""
         stream, count = self._stream, len(self._types)
         stream.make_room()
         stream.state[packets.STATE_ROWS] = 0

@@ -1,11 +1,11 @@
 """The shortest decimal digits that read back as a given double, for kernels.
 
-Of all the shortest decimals that round to the double, the one nearest to it; of two equally near ones, the even
-one. That is what ``repr`` and MySQL print too (both by David Gay's dtoa), so the digits are the same.
+Of all the shortest decimals that round to the double, this is the one nearest to it; of two that are equally near, the
+even one. ``repr`` and MySQL print the same digits (both use David Gay's dtoa).
 
 The algorithm is Schubfach (Raffaello Giulietti, "The Schubfach way to render doubles", 2020): scale the double and
-the two ends of its rounding interval by a power of ten, 128 bits wide, so that the interval spans between one and
-ten integers' worth of the last digit; the candidates are then four at most.
+the two ends of its rounding interval by a power of ten, 128 bits wide, so that the interval spans between one and ten
+units of the last digit; then there are at most four candidates.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def shortest(bits: int) -> tuple[int, int]:
     # Below a power of two the doubles lie twice as close.
     narrow = fraction == 0 and biased > 1
 
-    # floor(log10(2**exponent)), and of 3/4 of that, by multiplication; exact in this range.
+    # floor(log10(2**exponent)), or of 3/4 of 2**exponent, by multiplication, which is exact in this range.
     scale = (exponent * 1_262_611 - (524_031 if narrow else 0)) >> 22
     shift = np.uint64(exponent + ((-scale * 1_741_647) >> 19) + 1)
     high = _POWERS[-scale - _FIRST, 0]
@@ -64,7 +64,7 @@ def shortest(bits: int) -> tuple[int, int]:
     value = _scaled(high, low, middle << shift)
     right = _scaled(high, low, (middle + _U2) << shift)
     if significand & _U1:
-        # Ties go to the even significand: an odd one does not own the ends of its interval.
+        # Ties go to the even significand, so the interval of an odd one does not include its ends.
         left += _U1
         right -= _U1
 
@@ -85,7 +85,7 @@ def shortest(bits: int) -> tuple[int, int]:
 
 @inner
 def _scaled(high: int, low: int, factor: int) -> int:
-    """The product's bits from 2**128 on; the last one is set as well if any bit below was, so that ties show."""
+    """The product's bits from 2**128 on. The lowest is also set if any bit below it was, so that ties can be told."""
     carried = high * factor + _high_product(low, factor)
     top = _high_product(high, factor) + (_U1 if carried < high * factor else np.uint64(0))
     return top | _U1 if carried > _U1 else top

@@ -1,4 +1,4 @@
-"""A statement's result as it comes from the socket, in one large buffer that is used again and again."""
+"""A statement's result, read from the socket into one large buffer that is reused."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from airflow_provider_cdc.sources.mysql.types import ColumnType
 
 _BUFFER = 4 << 20
 _LARGEST = 2**31 - 1
-"""Places in the buffer are kept in 32 bits."""
+"""Places in the buffer are held in 32 bits."""
 _SLACK = 32
-"""Bytes behind the received ones that a kernel may read, so that it can copy short values in words."""
+"""Bytes after the received ones that a kernel may read, so that it can copy short values in words."""
 _UNSIGNED_FLAG = 32
 _SMALL = 1 << 20
-"""No packet but a row is larger."""
+"""Only rows are larger packets than this."""
 
 
 class ResultStream:
-    """The packets of one result after another, from a session's socket.
+    """The packets of a session's results, one result after another, from its socket.
 
-    ``buffer`` and ``state`` are for the kernels of ``packets``. ``ended``: the server has nothing more to say.
+    The kernels of ``packets`` work on ``buffer`` and ``state``. ``ended``: the server will send nothing more.
     """
 
     def __init__(self, connection: Connection, where: str) -> None:
@@ -47,7 +47,7 @@ class ResultStream:
         self._view = memoryview(self.buffer.data)[: self._size]
 
     def open(self, columns: Sequence[ColumnType]) -> None:
-        """Begin the result of the statement that was just sent, and make sure that it has these columns.
+        """Start to receive the result of the statement that was just sent, and make sure that it has these columns.
 
         :raises pymysql.MySQLError: the server answered with an error, or the session broke.
         :raises SchemaChanged: the result has other columns.
@@ -66,7 +66,7 @@ class ResultStream:
             raise DecodeError(
                 f"not the result of a statement: {error}", where=self._where, hint="look for a proxy in between"
             ) from error
-        self._payload(_SMALL)  # EOF: the driver did not ask the server to leave it out
+        self._payload(_SMALL)  # EOF, which the driver did not ask the server to omit
         if definitions != [_expected(column) for column in columns]:
             raise SchemaChanged(
                 "the statement's result has other columns than the table had",
@@ -75,14 +75,14 @@ class ResultStream:
             )
 
     def make_room(self) -> None:
-        """Move what is not yet used to the front; what was located before is lost."""
+        """Move the unused bytes to the front. What was located before is no longer valid."""
         position, filled = self.state[packets.STATE_POSITION], self.state[packets.STATE_FILLED]
         if position:
             self.buffer[: filled - position] = self.buffer[position:filled]
             self.state[packets.STATE_POSITION], self.state[packets.STATE_FILLED] = 0, filled - position
 
     def receive(self) -> bool:
-        """Receive some bytes behind the last ones; False: there is no room for any.
+        """Receive some more bytes; False if there is no room for any.
 
         :raises pymysql.OperationalError: the server closed the connection.
         :raises OSError: the connection broke, or nothing came for too long.
@@ -97,7 +97,7 @@ class ResultStream:
         return True
 
     def grow(self) -> None:
-        """Double the buffer, for a row that does not fit.
+        """Double the buffer, since a row does not fit.
 
         :raises DecodeError: a row of 2 GiB.
         """
@@ -110,20 +110,20 @@ class ResultStream:
         self.buffer[:filled] = old[:filled]
 
     def finish(self) -> None:
-        """Take the packet that the kernel stopped at as the result's last.
+        """Read the packet at which the kernel stopped: it must be the result's last one.
 
-        :raises pymysql.MySQLError: it says that the statement failed half-way.
-        :raises DecodeError: it is not a last packet.
+        :raises pymysql.MySQLError: it says that the statement failed halfway.
+        :raises DecodeError: it is something else.
         """
         last = self._payload(_SMALL)
         if last[:1] == b"\xff":
             self._raise_error(last)
-        # Not the EOF packet of a result that others follow: a table's SELECT has one.
+        # A table's SELECT has one result only: no EOF packet may announce another.
         is_end = last[:1] == b"\xfe" and len(last) == 5
         if not is_end or int.from_bytes(last[3:5], "little") & SERVER_STATUS.SERVER_MORE_RESULTS_EXISTS:
             raise DecodeError(f"neither a row nor the end of the rows: x'{last[:16].hex()}'", where=self._where)
         if self.state[packets.STATE_POSITION] != self.state[packets.STATE_FILLED]:
-            raise DecodeError("bytes behind the end of the rows", where=self._where)
+            raise DecodeError("bytes after the end of the rows", where=self._where)
         self.ended = True
 
     def _raise_error(self, payload: bytes) -> NoReturn:
@@ -140,7 +140,7 @@ class ResultStream:
     def _payload(self, largest: int) -> bytes:
         """The next packet's payload.
 
-        :raises DecodeError: it is larger than that, or not the next one.
+        :raises DecodeError: it is larger than ``largest``, or out of sequence.
         """
         while True:
             position, filled, sequence = self.state[:3].tolist()
@@ -157,7 +157,7 @@ class ResultStream:
 
 
 def _count(head: bytes) -> int:
-    """How many columns a result has, as its first packet says; a table has 4096 at the most."""
+    """How many columns a result has, according to its first packet; a table has at most 4096."""
     if len(head) == 3 and head[0] == 0xFC:
         return int.from_bytes(head[1:], "little")
     if len(head) != 1 or not 0 < head[0] < 0xFB:

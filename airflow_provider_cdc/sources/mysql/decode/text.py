@@ -1,7 +1,7 @@
-"""Text in a column's own character set, to UTF-8.
+"""Converts text from a column's own character set to UTF-8.
 
-Both ways in which a row reaches us bring text as it is stored, so both pass through here, and out comes what the
-server's own conversion would have made of it.
+Rows of a SELECT and images of the log both bring text as it is stored, so both are converted here, with the result that
+the server's own conversion has.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _UNDEFINED = -1
 _LEAD = -2
 _LEAD_OF_TWO = -3
 _SINGLE_SHIFT_3 = 0x8F
-"""The byte of EUC before which two more make a character."""
+"""The byte of EUC that begins a character of three bytes."""
 _ALL_GOOD = -1
 
 
@@ -47,7 +47,7 @@ def to_utf8(where: str, charset: str, rows: int, offsets: pa.Buffer, values: pa.
         return _by_codec(where, ends, data)
     out_offsets = pa.allocate_buffer((rows + 1) * 4)
     out_ends = np.frombuffer(out_offsets, np.int32)
-    # No code grows by more than this: one byte to three, two or three to three, four to four.
+    # At most, one byte becomes three, two or three become three, and four become four.
     size = len(data) * (3 if known.unit == 1 else 2 if known.unit == 2 else 1)
     if size > 2**31 - 1:
         raise ValueNotRepresentable("a batch has more text than one Arrow array holds", where=where)
@@ -106,8 +106,9 @@ def _by_codec(where: str, ends: Int32s, data: Bytes) -> tuple[pa.Buffer, pa.Buff
 
 @lru_cache
 def _tables(charset: str) -> tuple[Int32s, Int32s, Int32s]:
-    """Code points by byte; by two bytes (high byte first) where the first is ``_LEAD``; and by the last two of three
-    where the first is ``_LEAD_OF_TWO``. Tables that nothing leads to are empty."""
+    """Three tables of code points: by a single byte; by two bytes (high byte first), where the first one's entry is
+    ``_LEAD``; and by the last two bytes of three, where the first one's entry is ``_LEAD_OF_TWO``. A table that no
+    entry leads to is empty."""
     known = CHARSETS[charset]
     single, double, triple = _points(known, 0, 1), np.empty(0, np.int32), np.empty(0, np.int32)
     if known.size >= 2:

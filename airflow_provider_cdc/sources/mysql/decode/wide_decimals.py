@@ -1,8 +1,8 @@
 """DECIMAL of more than the 38 digits that an Arrow decimal holds: its cells are the text that MySQL prints.
 
-The text is a sign if the value is negative, the digits before the point (one at least; all that the column has if it
-is ZEROFILL), and if the column has a scale a point and so many digits. Both formats are brought to the same digits
-first, and printed from those.
+The text is a minus sign if the value is negative, the digits before the point (at least one; with ZEROFILL as many as
+the column has), and if the column has a scale, a point and that many digits. Both formats are first converted to the
+same digits, which are then printed.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def wide_image_cells(located: Located, index: int, column: ColumnType) -> Cells:
 
 def fitting(column: ColumnType, cells: Cells) -> Cells:
     """128-bit integers (the value times 10^scale) from the texts, with nulls in place of those of more than 38 digits
-    (zeros in front do not count)."""
+    (leading zeros do not count)."""
     assert cells.offsets is not None
     validity = cells.own_validity()
     values = pa.allocate_buffer(cells.rows * 16)
@@ -88,7 +88,7 @@ def fitting(column: ColumnType, cells: Cells) -> Cells:
 
 
 def _room(located: Located, column: ColumnType) -> tuple[pa.Buffer, pa.Buffer]:
-    """Buffers for offsets and for the longest texts there can be."""
+    """Buffers for the offsets and for texts of the greatest length."""
     return pa.allocate_buffer((located.rows + 1) * 4), pa.allocate_buffer(located.rows * (column.precision + 2))
 
 
@@ -102,7 +102,7 @@ def _checked(
 
 @inner
 def _print(digits: Bytes, negative: bool, scale: int, least: int, out: Bytes, at: int) -> int:
-    """Write ``digits``, all that the column has, as MySQL prints them; returns the place after the text."""
+    """Write ``digits`` (as many as the column has) as MySQL prints them; returns the place after the text."""
     whole = len(digits) - scale
     first = 0
     while first < whole - least and digits[first] == 0:

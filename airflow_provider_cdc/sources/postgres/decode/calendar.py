@@ -1,4 +1,4 @@
-"""Days and dates, as kernels and messages need them: the proleptic Gregorian calendar, as PostgreSQL has it."""
+"""Days and dates for kernels and messages, in the proleptic Gregorian calendar, which PostgreSQL uses."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from airflow_provider_cdc.core.kernel import inner
 
 DAY_MICROS = 86_400_000_000
 
-# ADBC adds the distance of the two epochs (2000, 1970) to what is stored, without regard to overflow: the two
-# infinities, and timestamps beyond what Arrow holds, become numbers before everything that PostgreSQL can store.
+# ADBC adds the difference of the two epochs (2000 and 1970) to what is stored, and ignores overflow. So the two
+# infinities, and timestamps beyond Arrow's range, become numbers below everything that PostgreSQL can store.
 FIRST_DAY = -2_440_588
 """The first date that PostgreSQL stores, 4714-11-24 BC, in days since 1970."""
 FIRST_MICRO = FIRST_DAY * DAY_MICROS
@@ -17,7 +17,7 @@ INFINITE_MICRO, MINUS_INFINITE_MICRO = -(2**63) + 946_684_799_999_999, -(2**63) 
 
 @inner
 def days_of(year: int, month: int, day: int) -> int:
-    """Days since 1970 of a date; the year before 1 is 0. It does not look whether the month has so many days."""
+    """Days from 1970-01-01 to a date. The year before 1 is 0. Whether the month has that day is not checked."""
     # Years begin in March here, so that the leap day comes last.
     year -= 1 if month <= 2 else 0
     era = year // 400

@@ -1,7 +1,6 @@
-"""The last step to Arrow: the same for what ADBC read and for what came from the log, once both are the same arrays.
+"""The last step to Arrow, the same for rows that were read and for images of the log, since both are the same arrays.
 
-Here the policy for values that Arrow cannot hold applies, and what remains to be told apart is: a NaN has many bits and
-one meaning.
+The policy for values that Arrow cannot hold is applied here, and all NaNs, which can have different bits, are made one.
 """
 
 from __future__ import annotations
@@ -32,17 +31,17 @@ _NEW_RUN = "leave the definitions of copied tables alone while a run lasts; trig
 _CHUNK = 10**18
 
 NO_NUMBER = -(2**63)
-"""The high half of a decimal that stands for none, which no number has: the low half is the sign that numeric_send
-gives it."""
+"""The high half of a decimal that is not a number. No number has it. The low half is then the sign field that
+numeric_send writes."""
 _NO_NUMBERS = {0xC000: "NaN", 0xD000: "Infinity", 0xF000: "-Infinity"}
 
 
 def finish_batch(
     table: Table, batch: pa.RecordBatch, nulled: dict[str, int] | None = None, odd: list[OddValue] | None = None
 ) -> pa.RecordBatch:
-    """Rows of ``types.arrow_schema`` from the arrays that ADBC or `row_cells` made of what ``types.select_list`` reads.
+    """Rows of ``types.arrow_schema`` from arrays of ``types.select_list`` that ADBC or `row_cells` made.
 
-    :param nulled: told how many values of each column became null by the policy; counts are added to those in it.
+    :param nulled: where the number of values of each column that the policy made null is added.
     :param odd: where values that fit no Arrow type are noted if the policy is ``error`` and the column tells no rows
         apart; a placeholder stands in for them.
     :raises ValueNotRepresentable: a value fits no Arrow type, the policy is ``error``, and it was not noted.
@@ -68,7 +67,7 @@ def finish(
     """``array`` as ``column.arrow``.
 
     :param table: the table's name, for messages.
-    :param nulled: told how many values became null.
+    :param nulled: where the number of values that became null is added.
     :param odd: where values that the Arrow type cannot hold are noted if the policy is to stop.
     :raises ValueNotRepresentable: a value that the Arrow type cannot hold, the policy is to stop, and it was not noted.
     :raises SchemaChanged: an array of another type than ADBC makes of the column's, or a NULL in a NOT NULL column.
@@ -158,7 +157,7 @@ def _without(
 
 
 def _floats(array: pa.Array) -> pa.Array:
-    """With the one NaN that a text can stand for."""
+    """With the same bits for every NaN, as values from a text have them."""
     values = _values(array, np.float32 if array.type == pa.float32() else np.float64)
     odd = np.isnan(values)
     if not odd.any():

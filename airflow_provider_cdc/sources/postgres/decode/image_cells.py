@@ -140,7 +140,7 @@ def _parse_integers(data: Bytes, starts: Int32s, lengths: Int32s, rows: int, low
                 at += 1
             if end - at < 1 or end - at > 19:
                 return row
-            # Below zero there is one number more. What does not fit wraps around once, to above zero.
+            # Negative, since there is one more number below zero. What does not fit wraps around once, to above zero.
             while at < end:
                 digit = load8(data, at) - 0x30
                 if digit < 0 or digit > 9:
@@ -190,7 +190,7 @@ def _parse_hex(data: Bytes, starts: Int32s, lengths: Int32s, rows: int, offsets:
 
 @inner
 def _two_digits(data: Bytes, at: int) -> int:
-    """The number that two digits stand for; negative if they are none."""
+    """The number that two digits stand for; negative if they are not digits."""
     first, second = load8(data, at) - 0x30, load8(data, at + 1) - 0x30
     if first < 0 or first > 9 or second < 0 or second > 9:
         return -1
@@ -199,7 +199,7 @@ def _two_digits(data: Bytes, at: int) -> int:
 
 @inner
 def _infinity(data: Bytes, at: int, end: int) -> int:
-    """1 for ``infinity``, -1 for ``-infinity``, 0 for all else."""
+    """1 for ``infinity``, -1 for ``-infinity``, 0 for anything else."""
     sign = 1
     if at < end and load8(data, at) == 0x2D:
         sign = -1
@@ -214,7 +214,7 @@ def _infinity(data: Bytes, at: int, end: int) -> int:
 
 @inner
 def _time_of_day(data: Bytes, at: int, end: int) -> int:
-    """Microseconds that ``hh:mm:ss`` stands for, with up to six digits of a second's fraction; negative: it is none."""
+    """Microseconds of ``hh:mm:ss``, with up to six digits of a second's fraction; negative if it is not a time."""
     if end - at < 8 or load8(data, at + 2) != 0x3A or load8(data, at + 5) != 0x3A:
         return -1
     hour, minute, second = _two_digits(data, at), _two_digits(data, at + 3), _two_digits(data, at + 6)

@@ -1,9 +1,9 @@
 """Row images of the log: the rows of a table as pgoutput sends them, and their decoding.
 
-An image is a TupleData of https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html in which
-every column is there: the number of columns (2 bytes, big-endian as all numbers here), and for each one ``n`` for NULL,
-or ``t``, the length of its text (4 bytes) and the text. Texts are those of the types' output functions under
-``types.SESSION_SETTINGS``. The same row has the same bytes each time.
+An image is a TupleData of https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html in which all
+columns are present: the number of columns (2 bytes, big-endian like all numbers here), and for each column either ``n``
+for NULL, or ``t``, the length of its text (4 bytes) and the text. The texts are written by the types' output functions
+under ``types.SESSION_SETTINGS``. The same row always has the same bytes.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from airflow_provider_cdc.sources.postgres.decode.image_cells import image_array
 from airflow_provider_cdc.sources.postgres.types import arrow_schema, column_types
 
 NULL_VALUE, TEXT_VALUE, UNCHANGED_VALUE = 0x6E, 0x74, 0x75
-"""What stands before a value: ``n``, ``t``, ``u``. The last says that a new row has the same TOASTed value as the old
-one; no image has it."""
+"""The byte before a value: ``n``, ``t`` or ``u``. The last means that a new row has the same TOASTed value as the old
+row; images do not contain it."""
 
 
 def decode_images(table: Table, images: pa.BinaryArray, nulled: dict[str, int] | None = None) -> pa.RecordBatch:
     """Rows from their images, exactly as ``columns.finish_batch`` makes them of what a SELECT gives.
 
     :param images: one image a row, no nulls.
-    :param nulled: told how many values of each column became null by the policy; counts are added to those in it.
+    :param nulled: where the number of values of each column that the policy made null is added.
     :raises DecodeError: bytes that are no image of ``table``.
     :raises ValueNotRepresentable: a value fits no Arrow type and the policy is ``error``.
     :raises SchemaChanged: a NULL where there can be none.

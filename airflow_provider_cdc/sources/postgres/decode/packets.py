@@ -1,8 +1,8 @@
 """Messages of a COPY, walked in the buffer that the socket was read into.
 
-A message is a byte that tells its kind, its length in four bytes that count themselves, and a payload. A CopyData
-message (``d``) holds one row: the number of fields in two bytes, and for each one its length in four (-1: NULL) and its
-bytes. The first one begins with a header, the last one holds the number -1 in place of a row. All numbers are
+A message is a byte for its kind, its length in four bytes (which count themselves), and a payload. A CopyData message
+(``d``) holds one row: the number of fields in two bytes, and for each field its length in four bytes (-1: NULL) and its
+bytes. The first message begins with a header; the last one holds the number -1 instead of a row. All numbers are
 big-endian. Sources: PostgreSQL's "Message Formats" and, under COPY, "Binary Format"
 (https://www.postgresql.org/docs/current/sql-copy.html).
 """
@@ -13,11 +13,11 @@ from airflow_provider_cdc.core.kernel import Bytes, Int32s, Int64s, kernel, load
 
 # Why the kernel stopped.
 NEEDS_BYTES = 1
-"""All whole messages are walked."""
+"""All complete messages are done."""
 NEEDS_ROOM = 2
-"""As many rows as there is room for are located."""
+"""There is no room to locate more rows."""
 AT_OTHER = 3
-"""At a message that holds no row, or at the end of the rows."""
+"""At a message that is not a row, or at the end of the rows."""
 BAD_ROW = -1
 
 STATE_POSITION = 0
@@ -27,9 +27,9 @@ STATE_FILLED = 1
 STATE_ROWS = 2
 """How many rows are located."""
 STATE_BEGUN = 3
-"""Whether the header is behind."""
+"""Whether the header has been read."""
 STATE_ENDED = 4
-"""Whether the end of the rows is."""
+"""Whether the end of the rows has been read."""
 STATE_SIZE = 5
 
 HEAD = 5
@@ -46,7 +46,7 @@ def locate_rows(
 ) -> int:
     """Locate the values of rows, as ``sources.located.Located`` has them, and return why it stopped.
 
-    :param widths: of each column: the bytes that every value of it has, or -1.
+    :param widths: for each column, the bytes of each of its values, or -1 if they differ.
     """
     columns, capacity = starts.shape
     position, filled, row = state[STATE_POSITION], state[STATE_FILLED], state[STATE_ROWS]

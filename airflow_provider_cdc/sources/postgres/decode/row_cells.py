@@ -1,7 +1,7 @@
-"""Arrow arrays from the values of a COPY in binary: the very arrays that ADBC makes of the same values.
+"""Makes Arrow arrays of the values of a COPY in binary: exactly those that ADBC makes of the same values.
 
-So what follows (``columns.finish``) is the same for both. The formats are those of the types' send functions: numbers
-big-endian, days and microseconds counted from 2000-01-01.
+So the next step (``columns.finish``) is the same for both. The formats are those of the types' send functions: numbers
+are big-endian, days and microseconds are counted from 2000-01-01.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NEGATIVE, _NAN, _INFINITE, _MINUS_INFINITE = 0x4000, 0xC000, 0xD000, 0xF000
 
 
 def width(column: ColumnType) -> int:
-    """Bytes of every value of a column, -1 if they differ."""
+    """Bytes of each value of a column, -1 if they differ."""
     match column.family:
         case Family.BOOL:
             return 1
@@ -56,8 +56,8 @@ def row_array(where: str, column: ColumnType, jsonb: bool, located: Located, ind
     """Column ``index`` of a batch of rows, as ADBC would read it.
 
     :param where: the column's name, for messages.
-    :param jsonb: whether each text has the byte before it that tells the version of its format.
-    :raises DecodeError: a value is not what a send function gives.
+    :param jsonb: whether each text follows a byte that says the version of its format.
+    :raises DecodeError: a value is not what a send function writes.
     """
     rows, starts, lengths = located.rows, located.starts[index], located.lengths[index]
     match column.family:
@@ -66,7 +66,7 @@ def row_array(where: str, column: ColumnType, jsonb: bool, located: Located, ind
             whole = column.precision - column.scale
             bad = _copy_numerics(located.data, starts, lengths, rows, whole, column.scale, decimals)
             if bad != ALL_GOOD:
-                raise DecodeError(f"the value in row {bad} of the batch is no {column.arrow}", where=where)
+                raise DecodeError(f"the value in row {bad} of the batch is not a {column.arrow}", where=where)
             return _array(column.arrow, located, index, decimals)
         case Family.TEXT | Family.OUTPUT:
             if jsonb and _skip_versions(located.data, starts, lengths, rows) != ALL_GOOD:
@@ -113,7 +113,7 @@ def _binaries(where: str, located: Located, index: int) -> pa.Array:
 
 @kernel
 def _copy_numbers(data: Bytes, starts: Int32s, rows: int, size: int, epoch: int, out: Bytes) -> None:
-    """Numbers of 2, 4 or 8 bytes, moved by ``epoch``; like ADBC's they wrap around where they do not fit."""
+    """Numbers of 2, 4 or 8 bytes, plus ``epoch``. As with ADBC, what does not fit wraps around."""
     if size == 8:
         for row in range(rows):
             start = int(starts[row])
@@ -168,7 +168,7 @@ def _copy_numerics(
         if digits > 0:
             first = load16be(data, at + 8)
             whole = 4 * weight + (1 if first < 10 else 2 if first < 100 else 3 if first < 1000 else 4)
-            # The places that are missing behind the last digit, or that it has beyond the scale: these are zeros.
+            # The decimal places after the last digit; if negative, the digits beyond the scale, which must be zeros.
             shift = scale + 4 * (weight - digits + 1)
             if whole > whole_digits or shift < -3 or shift > 38:
                 return row

@@ -1,8 +1,8 @@
-"""Rows of a table by COPY, from the socket into Arrow buffers.
+"""Rows of a table, read by COPY from the socket into Arrow buffers.
 
-libpq opens the session. From there on its bytes are received into one buffer, in which kernels find the values and
-decode them, column by column; no value becomes a Python object. Where the session is encrypted and its bytes are
-libpq's alone (`verified_tls` says when), ADBC reads, which gives the same arrays in more time.
+libpq opens the session. From then on, bytes are received into one buffer, in which kernels find the values and decode
+them, column by column; no value becomes a Python object. Where the session is encrypted and only libpq can decrypt it
+(`verified_tls` says when), ADBC reads, which gives the same arrays more slowly.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ from airflow_provider_cdc.sources.postgres.decode.stream import CopyStream, is_p
 from airflow_provider_cdc.sources.trust import without_frames
 
 _BATCH_ROWS = 65_560
-"""No multiple of a power of two, which would keep a row's places in one set of the processor's cache."""
+"""Not a large power of two, with which all places of a row would compete for one set of the processor's cache."""
 _BATCH_CELLS = 1_000_000
-"""Bounds the places that are kept of the rows of a wide table, at 8 bytes a cell."""
+"""Bounds the memory for the places of values in rows of a wide table, at 8 bytes a value."""
 _JSONB = 3802
 
 _log = logging.getLogger(__name__)
@@ -42,8 +42,8 @@ _log = logging.getLogger(__name__)
 class RowReader(Protocol):
     """Reads rows of one table on one session.
 
-    ``nulled``: how many values of each column were read as null so far by the policy ``null``. ``odd``: values of the
-    last batch for which a placeholder stands, by the policy ``error``.
+    ``nulled``: how many values of each column the policy ``null`` has made null so far. ``odd``: values of the last
+    batch that the policy ``error`` replaced with a placeholder.
     """
 
     @property
@@ -59,11 +59,11 @@ class RowReader(Protocol):
         """The rows of a query whose columns are all text."""
 
     def read(self, source: str) -> Iterator[pa.RecordBatch]:
-        """The rows of ``source``, what a SELECT says after FROM, as batches of ``types.arrow_schema``.
+        """The rows of ``source`` (SQL that follows FROM), as batches of ``types.arrow_schema``.
 
         :raises ValueNotRepresentable: a value fits no Arrow type and the policy is ``error``.
         :raises SchemaChanged: the rows have other columns than the table.
-        :raises DecodeError: bytes that are no values of their types.
+        :raises DecodeError: bytes that are not values of their types.
         """
 
 
@@ -97,7 +97,7 @@ def _reading(settings: ConnectionSettings) -> Iterator[CopyStream | session.Read
 
 
 class _NotOpened(Exception):
-    """A session over verified TLS could not be opened: libpq's own says why, or does better."""
+    """A session over verified TLS could not be opened. libpq's own session either can be, or says why it cannot."""
 
 
 @contextmanager
@@ -167,7 +167,7 @@ class CopyReader:
             totals: Int64s = np.zeros(len(self._types), np.int64)
             starts, lengths = self._places
             state[packets.STATE_ROWS] = 0
-            # A batch is what the buffer holds: its values are located in it.
+            # A batch ends with the buffer, in which its values are located.
             while True:
                 code = packets.locate_rows(stream.buffer, state, self._widths, starts, lengths, nulls, totals)
                 if code == packets.BAD_ROW:
@@ -177,7 +177,7 @@ class CopyReader:
                         hint="the table changed since the run began: trigger a new run",
                     )
                 if code == packets.AT_OTHER:
-                    # The message is read from the buffer, which may move what was located: so the rows come first.
+                    # Reading the message may move the buffer, so the rows that are located in it come first.
                     if state[packets.STATE_ROWS]:
                         break
                     if ended := stream.at_other():

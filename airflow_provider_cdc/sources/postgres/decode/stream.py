@@ -1,4 +1,4 @@
-"""A COPY as it comes from the socket, in one large buffer that is used again and again."""
+"""A COPY, read from the socket into one large buffer that is reused."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from airflow_provider_cdc.sources.postgres.session import Connection, query
 
 _BUFFER = 4 << 20
 _LARGEST = 2**31 - 64
-"""Places in the buffer are kept in 32 bits."""
+"""Places in the buffer are held in 32 bits."""
 SILENT_SECONDS = 900
-"""No statement of ours leaves the server silent for so long: a session that does is lost."""
+"""The server never takes this long to say something during our statements: a session that does is lost."""
 ANSWER_BYTES = 1 << 26
-"""The most that `CopyStream.ask` takes for an answer, or any for a message that is no row of a COPY."""
+"""The largest answer that `CopyStream.ask` accepts, and the largest message that is not a row of a COPY."""
 _PER_ROW = 100
 _SLACK = 32
-"""Bytes behind the received ones that a kernel may read, so that it can copy short values in words."""
+"""Bytes after the received ones that a kernel may read, so that it can copy short values in words."""
 
 # Messages of the server: https://www.postgresql.org/docs/current/protocol-message-formats.html
 _TERMINATE = b"X\0\0\0\4"
 _COPY_OUT, _COPY_DONE, _READY, _ERROR, _ROW = b"H", b"c", b"Z", b"E", b"D"
 _OF_NO_CONCERN = frozenset({b"N", b"S", b"A", b"C", b"I", b"T", _ROW})
-"""Notices, parameters, notifications, the tags of commands, and the rows of statements that nobody asks for rows."""
+"""Notices, parameters, notifications, the tags of commands, and rows that nobody asked for."""
 _UNASKED = frozenset({b"N", b"S", b"A"})
-"""What a server may say between two statements, besides why it ends the session: notices, parameters, notifications."""
+"""What a server may send between two statements: notices, parameters, notifications. (And why it ends the session.)"""
 
 
 def is_plain(connection: Connection) -> bool:
@@ -46,9 +46,9 @@ def is_plain(connection: Connection) -> bool:
 def socket_of(connection: Connection) -> socket.socket:
     """The socket of a session that `is_plain`, under a descriptor of its own.
 
-    libpq hands out a COPY row by row, each in a piece of memory of its own. Between two statements it holds nothing
-    (the server speaks only when asked), so from there on the socket itself can be read. From then on libpq must not be
-    used any more, but to close the session.
+    libpq would return a COPY row by row, each in its own piece of memory. Between two statements it has nothing
+    buffered (the server speaks only when asked), so from then on the socket itself can be read. After that, libpq may
+    only be used to close the session.
     """
     return socket.socket(fileno=os.dup(connection.fileno()))
 
@@ -58,8 +58,8 @@ class CopyStream:
 
     ``buffer`` and ``state`` are for the kernel of ``packets``.
 
-    :param own: the session's socket, plain or encrypted; the session must stay open meanwhile.
-    :param received: what was received of it already, of messages to come.
+    :param own: the session's socket, plain or encrypted; the session must stay open while it is used.
+    :param received: bytes that were already received from it, and not used.
     """
 
     def __init__(self, own: socket.socket, where: str, received: bytes = b"") -> None:
@@ -68,7 +68,7 @@ class CopyStream:
             own.settimeout(SILENT_SECONDS)
         else:
             own.settimeout(None)
-            # The kernel's own timeout costs nothing, where Python's costs a call for each piece that is received.
+            # The operating system's timeout costs nothing; Python's would cost a system call for each piece received.
             own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", SILENT_SECONDS, 0))
         self.where = where
         self._size = max(_BUFFER, len(received))
@@ -92,7 +92,7 @@ class CopyStream:
                 raise self._unexpected(kind)
 
     def ask(self, sql: str) -> list[tuple[str | None, ...]]:
-        """The rows of a query, its values as the text that the server gives.
+        """The rows of a query, with each value as the server's text.
 
         :raises psycopg.Error: the server refused it, or the session broke.
         """
@@ -106,13 +106,13 @@ class CopyStream:
                 try:
                     rows.append(_row_values(payload))
                 except (ValueError, struct.error) as error:
-                    raise DecodeError(f"a row that is none: {error}", where=self.where) from error
+                    raise DecodeError(f"a malformed row: {error}", where=self.where) from error
             elif kind not in _OF_NO_CONCERN:
                 raise self._unexpected(kind)
         return rows
 
     def copy(self, sql: str) -> None:
-        """Begin to read what a query returns.
+        """Start to read what a query returns.
 
         :raises psycopg.Error: the server refused it, or the session broke.
         """
@@ -126,10 +126,10 @@ class CopyStream:
         raise self._unexpected(_READY)
 
     def at_other(self) -> bool:
-        """Deal with the message that the kernel stopped at; True: the COPY has ended, and well.
+        """Handle the message at which the kernel stopped; True if the COPY has ended successfully.
 
-        :raises psycopg.Error: it failed half-way, or the session broke.
-        :raises DecodeError: it ended without saying so.
+        :raises psycopg.Error: it failed halfway, or the session broke.
+        :raises DecodeError: it ended without the mark that ends the rows.
         """
         kind, payload = self._message()
         if kind == _ERROR:
@@ -139,7 +139,7 @@ class CopyStream:
             raise failure
         if kind == _COPY_DONE:
             if not self.state[packets.STATE_ENDED]:
-                raise DecodeError("the rows ended before their end", where=self.where)
+                raise DecodeError("the rows ended without their end mark", where=self.where)
             for also, _ in self._messages():
                 if also not in _OF_NO_CONCERN:
                     raise self._unexpected(also)
@@ -149,14 +149,14 @@ class CopyStream:
         return False
 
     def make_room(self) -> None:
-        """Move what is not yet used to the front; what was located before is lost."""
+        """Move the unused bytes to the front. What was located before is no longer valid."""
         position, filled = int(self.state[packets.STATE_POSITION]), int(self.state[packets.STATE_FILLED])
         if position:
             self.buffer[: filled - position] = self.buffer[position:filled]
             self.state[packets.STATE_POSITION], self.state[packets.STATE_FILLED] = 0, filled - position
 
     def receive(self) -> bool:
-        """Receive some bytes behind the last ones; False: there is no room for any.
+        """Receive some more bytes; False if there is no room for any.
 
         :raises psycopg.OperationalError: the connection broke.
         """
@@ -175,7 +175,7 @@ class CopyStream:
         return True
 
     def grow(self) -> None:
-        """Double the buffer, for a row that does not fit.
+        """Double the buffer, since a row does not fit.
 
         :raises DecodeError: a row of 2 GiB.
         """
@@ -210,9 +210,9 @@ class CopyStream:
             raise psycopg.OperationalError(f"the connection broke: {error}") from error
 
     def _messages(self, failure: psycopg.Error | None = None) -> Iterator[tuple[bytes, bytes]]:
-        """The messages up to the one that says that the server is ready; raises what the server raised.
+        """The messages up to the one that says that the server is ready; then raises the error that it sent, if any.
 
-        :param failure: that, if it has said so already.
+        :param failure: an error that it has already sent.
         """
         while True:
             try:
@@ -220,7 +220,7 @@ class CopyStream:
             except psycopg.OperationalError as error:
                 if failure is None:
                     raise
-                raise psycopg.OperationalError(f"{error}, having said: {failure}") from error
+                raise psycopg.OperationalError(f"{error}; before that, the server said: {failure}") from error
             if kind == _ERROR:
                 failure = self._error(payload)
             elif kind == _READY:
@@ -257,7 +257,7 @@ class CopyStream:
         )
 
     def _unexpected(self, kind: bytes) -> DecodeError:
-        return DecodeError(f"a message of kind {kind!r} where none may be", where=self.where)
+        return DecodeError(f"an unexpected message of kind {kind!r}", where=self.where)
 
     @staticmethod
     def _error(payload: bytes) -> psycopg.Error:

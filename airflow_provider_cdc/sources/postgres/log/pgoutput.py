@@ -52,7 +52,7 @@ def relation(message: bytes) -> Relation:
     except (struct.error, ValueError) as error:
         raise DecodeError(f"a Relation message is malformed: {error}") from error
     if at != len(message):
-        raise DecodeError("a Relation message has bytes behind its end")
+        raise DecodeError("a Relation message has bytes after its end")
     # The server leaves out the name of its own schema.
     return Relation(oid, TableName(schema or "pg_catalog", name), chr(identity), tuple(columns))
 

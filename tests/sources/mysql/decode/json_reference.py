@@ -56,7 +56,7 @@ class _Document:
         if kind == 11:
             (double,) = struct.unpack("<d", self._read(start, 8, end))
             if not math.isfinite(double):
-                raise self._error(start, "a double that is no number")
+                raise self._error(start, "a double that is not a number")
             return [_double(double)]
         if kind == 12:
             return [_quoted(self._text(*self._sized(start, end)))]
