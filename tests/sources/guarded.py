@@ -14,7 +14,7 @@ _PROT_NONE = 0
 
 @contextmanager
 def guarded(data: bytes) -> Iterator[pa.Buffer]:
-    """``data`` at the end of a page, before one that cannot be read: a read too far ends the process."""
+    """``data`` at the end of a page before one that cannot be read: reading too far ends the process."""
     page = mmap.PAGESIZE
     room = (len(data) + page - 1) // page * page
     memory = mmap.mmap(-1, room + page)

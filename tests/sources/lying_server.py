@@ -1,4 +1,4 @@
-"""A server that does what a test's script says, and keeps all that it is told: what an attacker on the way would do."""
+"""A server that follows a test's script and records what it hears, as an attacker in the network would."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ KEY = rsa.generate_private_key(65537, 2048)
 
 
 class Peer:
-    """One connection, as the lying server has it. ``heard`` is all that came, as it is once decrypted."""
+    """One connection of the lying server. ``heard`` is all that it received, decrypted."""
 
     def __init__(self, sock: socket.socket, folder: Path) -> None:
         self.sock = sock
@@ -43,7 +43,7 @@ class Peer:
         self.sock.sendall(data)
 
     def wait_for_end(self) -> None:
-        """Receive until the client has had enough."""
+        """Receive until the client closes the connection."""
         while piece := self.sock.recv(1 << 16):
             self.heard += piece
 

@@ -1,4 +1,4 @@
-"""Values that were found and are laid end to end: the same bytes, and none beyond what is there."""
+"""Located values that are copied one after the other: the same bytes, and nothing beyond them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VALUES = st.lists(st.one_of(st.none(), st.binary(max_size=40), st.sampled_from([
 
 
 @given(VALUES)
-def test_values_come_out_whole_and_nothing_behind_the_last_one_is_read(values: list[bytes | None]) -> None:
+def test_values_come_out_whole_and_nothing_after_the_last_one_is_read(values: list[bytes | None]) -> None:
     starts: Int32s = np.array([-1 if value is None else 0 for value in values], np.int32)
     lengths: Int32s = np.array([len(value or b"") for value in values], np.int32)
     data = b"".join(value for value in values if value is not None)

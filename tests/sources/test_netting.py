@@ -1,4 +1,4 @@
-"""The hash table behind a net change, by itself: against plain Python, while it grows and moves."""
+"""The hash table behind a net change, compared with plain Python while it grows and moves."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ WORDS = 2 * HEADER + 40
 
 @kernel
 def _change(net: Net, group: int, data: Bytes, keys: Int64s, row: int, row_bytes: int, order: int) -> bool:
-    """``keys``: where the keys before and after begin and end in ``data``; -1: there is none."""
+    """``keys``: where the key before and the key after begin and end in ``data``; -1 if there is none."""
     if not has_room(net, 2, WORDS):
         return False
     if keys[0] >= 0:

@@ -1,4 +1,4 @@
-"""Patterns of tables: what they stand for, what they leave out, and how long that takes to find."""
+"""Patterns of tables: what they match, what they leave out, and how long matching takes."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def found(*patterns: str, ignore_case: bool = False) -> tuple[list[str], list[Pr
         (['"!not".orders'], ["!not.orders"]),
         (["shop.*rders", "!shop.O*"], ["shop.orders"]),
         (["shop.*o*", "!shop._*_gho", "!shop._*_del", "!shop.*dd*"], ["shop.orders"]),
-        # What comes later counts.
+        # Later patterns override earlier ones.
         (["shop.o*", "!shop.*", "crm.*"], ["crm.customers"]),
         (["shop.o*", "!shop.*", "shop.orders"], ["shop.orders"]),
         (["shop.orders", "!crm.*", "!shop.nothing"], ["shop.orders"]),
@@ -107,7 +107,7 @@ def test_the_hint_of_a_name_that_makes_no_folder_leaves_it_out() -> None:
 def test_names_compare_without_case_where_the_server_does() -> None:
     assert found("SHOP.oRders", ignore_case=True) == (["shop.Orders", "shop.orders"], [])
     assert found("shop.o*", "!SHOP.ORD*", ignore_case=True)[0] == ['shop.Odd "one" out']
-    # A letter whose lower case is two letters is not what begins with the first one.
+    # A letter whose lower case is two letters does not match a name that begins with the first of them.
     assert not Pattern.parse("s.i*").matches(TableName("s", "İ"), str.upper)
 
 

@@ -35,7 +35,7 @@ def test_a_kind_is_what_its_source_and_its_hook_say_it_is(kind: Kind) -> None:
     ]
 
 
-def test_an_unknown_kind_is_refused_and_told_which_there_are() -> None:
+def test_an_unknown_kind_is_refused_and_the_known_ones_are_named() -> None:
     for refused in (lambda: kind_of("oracle"), lambda: open_source(ConnectionSettings("oracle", "x", 1, "x"))):
         with pytest.raises(ConfigurationError, match=r"(?s)oracle.*cdc_mysql, mysql, cdc_postgres or postgres"):
             refused()

@@ -1,4 +1,4 @@
-"""A password shows in no message, no traceback and no local variable that a traceback keeps, whatever it is made of."""
+"""No message, traceback or local variable that a traceback keeps shows a password, whatever it consists of."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ WRONG: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("wrong", WRONG)
 @pytest.mark.parametrize("script", [_hangs_up, _talks_nonsense])
-def test_a_connection_that_fails_does_not_tell_the_password(
+def test_a_connection_that_fails_does_not_reveal_the_password(
     way: str, wrong: str, script: Callable[[Peer], object], tmp_path: Path
 ) -> None:
     for password in PASSWORDS if wrong == "as it is" else PASSWORDS[1:2]:
@@ -65,7 +65,7 @@ def test_a_connection_that_fails_does_not_tell_the_password(
 
 
 def _everything(error: BaseException) -> Iterator[str]:
-    """The messages of an error and of all that led to it, and the local variables of the frames that they keep."""
+    """The messages of an error and of its causes, and the local variables of the frames that they keep."""
     todo: list[BaseException | None] = [error]
     seen: set[int] = set()
     while todo:

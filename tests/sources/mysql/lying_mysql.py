@@ -23,7 +23,7 @@ PUBLIC_KEY = KEY.public_key().public_bytes(serialization.Encoding.PEM, serializa
 
 
 class MysqlPeer:
-    """The packets of the protocol, over a connection of the lying server."""
+    """MySQL's packets, over a connection of the lying server."""
 
     def __init__(self, peer: Peer) -> None:
         self.peer = peer
@@ -46,7 +46,7 @@ class MysqlPeer:
         version: bytes = b"8.4.6",
         protocol: int = 10,
     ) -> bytes:
-        """Greet, and return the client's first answer; with ``tls`` the answer that it gives under TLS."""
+        """Send the greeting and return the client's first answer; with ``tls``, its answer under TLS."""
         flags = CAPABILITIES | (TLS if tls else 0)
         low, high = (flags & 0xFFFF).to_bytes(2, "little"), (flags >> 16).to_bytes(2, "little")
         rest = b"\xff\2\0" + high + b"\x15" + bytes(10) + NONCE[8:] + b"\0" + plugin + b"\0"
@@ -62,7 +62,7 @@ class MysqlPeer:
         return self.hear()
 
     def let_in(self) -> None:
-        """End the login, and answer whatever is asked before the test's own matter."""
+        """End the login, and answer whatever is asked before the test's own part begins."""
         self.say(OK)
 
     def answer_settings(self, statements: int) -> None:
@@ -72,7 +72,7 @@ class MysqlPeer:
 
 
 def learned(heard: bytes, password: bytes) -> bool:
-    """Whether an attacker who heard this has the password: as it is, or encrypted for his own key."""
+    """Whether this reveals the password to an attacker: in clear, or encrypted for the attacker's own key."""
     if password in heard:
         return True
     size = KEY.key_size // 8

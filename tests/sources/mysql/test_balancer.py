@@ -1,4 +1,4 @@
-"""Behind one address there may be several servers: every session of a run reaches the one that it began on, or none."""
+"""Several servers may share an address: every session of a run uses the one that it began on, or fails."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_every_session_of_a_run_refuses_another_server(
     with Proxy(first.port) as balancer:
         source = MysqlSource(settings(balancer))
         point = begin(source)
-        # As it gets to executors.
+        # As it is sent to executors.
         bound: MysqlSource = pickle.loads(pickle.dumps(source.of_run(point.identity, point.position)))
         balancer.target = second.port
         with pytest.raises(SourceReplaced, match="another one answers") as refused:
@@ -109,7 +109,7 @@ def test_every_session_of_a_run_refuses_another_server(
 
 
 def test_a_server_that_lags_behind_its_own_past_is_refused(first: MysqlServer) -> None:
-    """As one that was put back, or a clone of it: the same server by name, but without all of the position."""
+    """Such as a server that was restored, or its clone: it has the same name, but not all of the position."""
     source = MysqlSource(settings(first))
     point = begin(source)
     uuid = point.identity["server_uuid"]
@@ -192,7 +192,7 @@ def test_a_clone_on_another_machine_is_refused_at_once(first: MysqlServer) -> No
         source.check_identity(elsewhere, point.position)
 
 
-def test_one_statement_more_is_what_a_session_pays_for_it(first: MysqlServer) -> None:
+def test_checking_the_server_costs_a_session_one_more_statement(first: MysqlServer) -> None:
     source = MysqlSource(settings(first))
     point = begin(source)
     plain, bound = (_statements(each) for each in (settings(first), source.of_run(point.identity, "").settings))

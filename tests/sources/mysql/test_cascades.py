@@ -281,7 +281,7 @@ def test_a_cascade_before_the_read_stops_the_run(
     case: str, early: bool, server: MysqlServer, spark: SparkSession, tmp_path: Path
 ) -> None:
     patterns, statements = REFUSED[case]
-    # Under a lock that lasts the log is not looked at: nobody is to wait for that.
+    # Under a lasting lock the log is not examined, since others would have to wait for it.
     lock = LockPolicy(through_read=not early)
     pipeline = Pipeline(spark, settings_of(server), tmp_path.as_uri(), patterns, lock=lock)
     pipeline.record()
@@ -309,7 +309,7 @@ def test_values_of_a_parent_need_no_arrow_type(server: MysqlServer, spark: Spark
 def test_a_transaction_that_was_prepared_before_the_position(
     server: MysqlServer, spark: SparkSession, tmp_path: Path
 ) -> None:
-    """It holds the child's lock from then on, so nothing is read before it ends."""
+    """From then on it holds a lock on the child, so nothing is read before it ends."""
     pipeline = Pipeline(spark, settings_of(server), tmp_path.as_uri(), ["d.coded"])
     plans = pipeline.source.preflight(["d.coded"])
     assert plans
@@ -408,7 +408,7 @@ def test_writers_that_delete_parents_meanwhile(
     assert not list(tmp_path.glob("d.*"))
 
 
-def test_a_past_position_is_one_that_no_cascade_came_after(
+def test_a_past_position_is_refused_if_a_cascade_came_after_it(
     server: MysqlServer, spark: SparkSession, tmp_path: Path
 ) -> None:
     past = server.query("SELECT @@gtid_executed")[0][0].replace("\n", "")

@@ -162,7 +162,7 @@ def test_texts_that_are_equal_to_the_server(
     sizes = check(source, table, source.plan_chunks(table, 15))
     assert len(sizes) > 10
 
-    # And any bounds at all, keys or not, as long as the server finds them increasing.
+    # Any other bounds will do as well, whether they are keys or not, if the server finds them increasing.
     given: list[Bound] = [
         (text.rstrip(" "),)
         for (text,) in mysql.query(
@@ -188,7 +188,7 @@ def test_bounds_that_do_not_increase_are_dropped(source: MysqlSource, mysql: Mys
 
 
 def test_bounds_that_the_server_takes_for_other_values_are_dropped(source: MysqlSource) -> None:
-    """Also where it would find them increasing: what counts is that it takes them for what they are."""
+    """Even if it would find them increasing: it must understand each as the value that is meant."""
     with session(source.settings) as connection:
         year = axis_of(Column("k", "year", False))
         time = axis_of(Column("k", "time(3)", False))
@@ -213,7 +213,7 @@ def test_planning_costs_little_and_touches_no_rows(source: MysqlSource, mysql: M
         read = dict(query(connection, "SHOW SESSION STATUS LIKE 'Handler_read_%'"))
         statements = int(dict(query(connection, "SHOW SESSION STATUS LIKE 'Questions'"))["Questions"])
     assert len(plan) >= 10
-    # The largest part are the rows of the statements' own temporary tables.
+    # Most of these are rows of the statements' own temporary tables.
     assert sum(map(int, read.values())) < 1000, read
     assert statements < 30
     assert seconds < 2
@@ -242,7 +242,7 @@ def test_keys_that_cannot_be_cut_are_read_in_one(
     assert [(chunk.lower, chunk.upper) for chunk in plan] == [(None, None)]
 
 
-def test_wrong_estimates_cost_evenness_only(source: MysqlSource, mysql: MysqlServer, schema: str) -> None:
+def test_wrong_estimates_only_make_chunks_uneven(source: MysqlSource, mysql: MysqlServer, schema: str) -> None:
     mysql.query(f"CREATE TABLE {schema}.t (k INT PRIMARY KEY)")
     insert(mysql, schema, [(n * n,) for n in range(3000)])
     table = tables_of(source, schema)
@@ -310,7 +310,7 @@ def count(source: MysqlSource, table: Table, plan: Sequence[Chunk]) -> list[int]
 
 @contextmanager
 def writers(source: MysqlSource, table: Table) -> Iterator[None]:
-    """Delete and re-insert rows all the time, so that what one read saw is not what the next one would."""
+    """Keep deleting and re-inserting rows, so that no two reads see the same."""
     stop = threading.Event()
     name = str(table.name)
 

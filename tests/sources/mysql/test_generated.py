@@ -1,4 +1,4 @@
-"""Virtual columns are copied only if every session sees the same value. The sessions here differ in all they can."""
+"""Virtual columns are copied only if every session sees the same value. The sessions here differ in every setting."""
 
 from __future__ import annotations
 
@@ -77,7 +77,7 @@ DIFFERENT = """
     VARCHAR(200): cast(b as char); cast(concat(b, s) as char(3)); cast(unhex(s) as char); cast(char(n) as char)
     VARCHAR(200): cast(cast(s as binary(1)) as char); cast(_binary'x' as char); upper(cast(b as char))
 """
-"""Result: expressions that do not, or that are not known to."""
+"""Result: expressions that do not mean the same in every session, or are not known to."""
 
 
 def cases(text: str) -> Iterator[tuple[str, str]]:
@@ -158,8 +158,8 @@ def test_dates_that_no_calendar_has_are_cast_as_the_session_likes(
             source.preflight([f"{schema}.t"], TableOptions(unrepresentable=policy))
 
 
-def test_bytes_that_are_no_text_and_fractions_are_cast_as_the_session_likes(mysql: MysqlServer, schema: str) -> None:
-    """Why these are among `DIFFERENT`: nobody sees an error, and everybody another value."""
+def test_bytes_that_are_not_text_and_fractions_are_cast_as_the_session_likes(mysql: MysqlServer, schema: str) -> None:
+    """This is why they are in `DIFFERENT`: no session gets an error, but each gets another value."""
     create(mysql, schema, [("VARCHAR(9)", "cast(b as char)"), ("BIGINT", "cast(coalesce(dt) as signed)")])
     mysql.query(f"INSERT INTO {schema}.t (id, b, dt) VALUES (1, 'x', '2024-02-28 23:59:59.9')")
     seen = []

@@ -1,4 +1,4 @@
-"""A session keeps a snapshot or a lock on the server no longer than whoever needs it is there."""
+"""A session keeps a snapshot or a lock on the server only while the process that needs it is alive."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ IDLE = 3
 
 @pytest.fixture
 def source(mysql: MysqlServer, monkeypatch: pytest.MonkeyPatch) -> MysqlSource:
-    """Its sessions may be idle for so long."""
+    """For how many seconds its sessions may be idle."""
     assert sessions._SETTINGS["wait_timeout"] == sessions.IDLE_SECONDS
     monkeypatch.setitem(sessions._SETTINGS, "wait_timeout", str(IDLE))
     return MysqlSource(settings_of(mysql))
@@ -45,7 +45,7 @@ def snapshots(mysql: MysqlServer) -> int:
     )
 
 
-def test_a_driver_that_says_nothing_any_more_keeps_no_snapshot(
+def test_a_driver_that_fell_silent_does_not_keep_its_snapshot(
     source: MysqlSource, mysql: MysqlServer, table: Table
 ) -> None:
     with source.reader(table, "lock", LockPolicy()) as reader:
@@ -56,7 +56,7 @@ def test_a_driver_that_says_nothing_any_more_keeps_no_snapshot(
             list(reader.read(Chunk(0)))
 
 
-def test_a_lock_that_is_kept_through_a_long_read_stays(
+def test_a_lock_that_is_kept_through_a_long_read_is_not_lost(
     source: MysqlSource, mysql: MysqlServer, table: Table, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(snapshot, "_SIGN_SECONDS", 0)
@@ -72,8 +72,10 @@ def test_a_lock_that_is_kept_through_a_long_read_stays(
         assert len(locks) == 1
 
 
-def test_nothing_waits_for_a_group_under_the_lock(mysql: MysqlServer, source: MysqlSource, table: Table) -> None:
-    """It would wait for what the lock holds up."""
+def test_nothing_waits_for_group_replication_under_the_lock(
+    mysql: MysqlServer, source: MysqlSource, table: Table
+) -> None:
+    """It would wait for transactions that the lock blocks."""
     mysql.query("SET GLOBAL group_replication_consistency = 'BEFORE'")
     mysql.query("CREATE USER grouped")
     try:

@@ -271,7 +271,7 @@ def holds_each_row_once(
 
 
 def reads_ranges(source: MysqlSource, server: MysqlServer, schema: str, plan: Sequence[Chunk]) -> None:
-    """The statement that reads a chunk is one that finds its rows by the index, as the server prepares it."""
+    """As the server prepares it, the statement that reads a chunk finds its rows by the index."""
     with session(source.settings) as connection:
         (table,) = read_tables(connection, [TableName(schema, "t")])
         for chunk in plan[:: max(1, len(plan) // 5)]:

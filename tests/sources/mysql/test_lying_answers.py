@@ -1,4 +1,4 @@
-"""Whoever answers in the server's place cannot make us hang, fill the memory, or hand over files."""
+"""An impostor of the server cannot make us hang, fill the memory, or hand over files."""
 
 from __future__ import annotations
 
@@ -99,13 +99,13 @@ def _bounds(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def _logged_in(then: Callable[[MysqlPeer], object], statements: int) -> Callable[[Peer], object]:
-    """Let a session come to be, and then lie."""
+    """Let a session be opened, and then lie."""
 
     def script(peer: Peer) -> None:
         server = MysqlPeer(peer)
         server.greet()
         remembered(server)
-        # SET NAMES by the driver, our settings, and whatever the test's own matter begins with.
+        # The driver's SET NAMES, our settings, and the first statement of the test's own part.
         server.answer_settings(2 + statements)
         server.hear()
         then(server)
@@ -115,7 +115,7 @@ def _logged_in(then: Callable[[MysqlPeer], object], statements: int) -> Callable
 
 @pytest.mark.usefixtures("_bounds")
 @pytest.mark.parametrize("lie", ANSWERS)
-def test_an_answer_that_is_none(lie: str, tmp_path: Path) -> None:
+def test_a_malformed_answer(lie: str, tmp_path: Path) -> None:
     with lying_server(_logged_in(ANSWERS[lie], 0), tmp_path) as liar, Bounded(20, 400):
         with pytest.raises((DecodeError, SourceUnavailable)) as refused, session(settings_for(liar.port)) as connection:
             query(connection, "SELECT c FROM t")
@@ -129,8 +129,8 @@ TABLE = Table(TableName("d", "t"), (Column("c", "int", False),), key=("c",))
 @pytest.mark.usefixtures("_bounds")
 @pytest.mark.parametrize("lie", ANSWERS)
 @pytest.mark.parametrize("prepared", [False, True])
-def test_rows_that_are_none(lie: str, prepared: bool, tmp_path: Path) -> None:
-    """At the statement's preparation, and at its execution."""
+def test_malformed_rows(lie: str, prepared: bool, tmp_path: Path) -> None:
+    """When the statement is prepared, and when it is executed."""
     if prepared and lie == "rows without end":
         pytest.skip("rows of a table have no end that could be foreseen; they are passed on, and not kept")
 
@@ -159,7 +159,7 @@ def test_rows_that_are_none(lie: str, prepared: bool, tmp_path: Path) -> None:
 @pytest.mark.usefixtures("_bounds")
 @pytest.mark.parametrize("lie", ["a request for a file", "an answer without end", "half an error", "nothing",
                                  "the number of another packet"])  # fmt: skip
-def test_a_log_that_is_none(lie: str, tmp_path: Path) -> None:
+def test_a_malformed_log(lie: str, tmp_path: Path) -> None:
     with lying_server(_logged_in(ANSWERS[lie], 1), tmp_path) as liar, Bounded(20, 400):
         dump = Dump(settings_for(liar.port), "binlog.000001", 4)
         with pytest.raises((DecodeError, SourceUnavailable)) as refused, closing(dump):

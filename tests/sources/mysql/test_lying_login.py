@@ -1,4 +1,4 @@
-"""Whoever answers in the server's place learns no password, and cannot keep us in a login that is none."""
+"""An impostor of the server learns no password, and cannot keep us in a login that never ends."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class TestWhoGetsThePassword:
     @pytest.mark.usefixtures("on_the_network")
     @pytest.mark.parametrize("trick", TRICKS)
     @pytest.mark.parametrize("mode", ["", "preferred", "required", "disabled"])
-    def test_nobody_who_does_not_prove_that_he_is_the_server(self, trick: str, mode: str, tmp_path: Path) -> None:
+    def test_only_a_server_that_proves_itself_gets_the_password(self, trick: str, mode: str, tmp_path: Path) -> None:
         plugin, then = TRICKS[trick]
 
         def script(peer: Peer) -> None:
@@ -93,8 +93,8 @@ class TestWhoGetsThePassword:
         assert PASSWORD not in "".join(traceback.format_exception(refused.value))
 
     @pytest.mark.parametrize("trick", ["asks for it by mysql_clear_password", "asks for sha256_password"])
-    def test_the_test_would_see_it(self, trick: str, tmp_path: Path) -> None:
-        """Nobody is between us and this machine, so there the same tricks get it."""
+    def test_the_test_would_notice(self, trick: str, tmp_path: Path) -> None:
+        """Nobody can be between us and this machine, so here the same tricks reveal it."""
         for tls in (True, False):
 
             def script(peer: Peer, tls: bool = tls) -> None:
@@ -146,7 +146,7 @@ class TestWhoGetsThePassword:
         with pytest.raises(ConfigurationError, match="disabled, and an authority"):
             connect(settings_for(mysql.port, tls={"mode": "disabled", "ca": str(mysql.directory / "data/ca.pem")}))
 
-    def test_without_an_authority_of_ones_own_a_certificate_must_be_for_the_host(self) -> None:
+    def test_without_a_configured_authority_a_certificate_must_be_for_the_host(self) -> None:
         from airflow_provider_cdc.sources.mysql.session import _tls_arguments
         from airflow_provider_cdc.sources.trust import trust_in
 
@@ -196,7 +196,7 @@ def test_every_method_of_a_real_server_works_where_the_server_proves_itself(mysq
     for plugin in set(PLUGINS) & has:
         server.query(f"CREATE USER {plugin} IDENTIFIED WITH {plugin} BY %s", (PASSWORD,))
         for tls in ways:
-            # It remembers nobody, and then remembers this one.
+            # It remembers no account at first, and this one afterwards.
             server.query("FLUSH PRIVILEGES")
             for _ in range(2):
                 with session(settings_for(server.port, user=plugin, tls=tls)) as connection:
@@ -303,7 +303,7 @@ HANDSHAKES: dict[str, Callable[[Peer], object]] = {
 
 
 @pytest.mark.parametrize("lie", HANDSHAKES)
-def test_a_login_that_is_none(lie: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_malformed_login(lie: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("airflow_provider_cdc.sources.mysql.session.CONNECT_SECONDS", LOGIN_SECONDS)
     monkeypatch.setattr("airflow_provider_cdc.sources.mysql.driver.ANSWER_BYTES", 1 << 26)
     with lying_server(HANDSHAKES[lie], tmp_path) as liar, Bounded(10 * LOGIN_SECONDS, 200):

@@ -1,4 +1,4 @@
-"""Tables as wide as they can be, tables that were altered in place, and rows of all types through a whole run."""
+"""The widest tables possible, tables that were altered in place, and whole runs over rows of all types."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def images(table: Table, events: list[RowsEvent]) -> list[bytes]:
 
 @pytest.mark.parametrize("many", [1, 9])
 def test_rows_of_every_version_of_a_table_that_was_altered_in_place(mysql: MysqlServer, schema: str, many: int) -> None:
-    """A row keeps the layout that it was written with; what was added since has its default."""
+    """A row keeps the layout with which it was written; columns that were added since have their defaults."""
     mysql.query(f"CREATE TABLE {schema}.t (id int PRIMARY KEY, a varchar(9), b int NOT NULL, g int AS (b + 1) VIRTUAL)")
     number = 0
     for version in range(many):
@@ -139,5 +139,5 @@ def test_a_run_over_every_type_puts_back_what_was_changed(
 
 
 def _bits(rows: list[dict[str, Any]]) -> list[str]:
-    """Rows as text that tells -0.0 from 0.0. Durations come back from Parquet as they were."""
+    """Rows as text in which -0.0 differs from 0.0. Durations come back from Parquet unchanged."""
     return [repr(row) for row in rows]

@@ -104,7 +104,7 @@ def test_settings_of_amazon_are_in_parameter_groups(amazon: OlderServer, mysql: 
 
 
 @pytest.mark.parametrize("durable", [True, False])
-def test_what_a_power_failure_costs_is_said(
+def test_preflight_says_what_a_power_failure_costs(
     durable: bool, mysql: MysqlServer, schema: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     mysql.query(f"CREATE TABLE {schema}.t (id INT PRIMARY KEY)")

@@ -95,13 +95,13 @@ def test_what_changed_since_is_named_with_the_earliest_time_that_works(
     assert what in problem.what
     earliest = re.search(r"ask for (\S+) or later", problem.hint)
     assert earliest is not None
-    # What it says works.
+    # The time that the error names works.
     time.sleep(2.2)
     server.query("REPLACE INTO d.other VALUES (2, 2)")
     assert problems(server, resolve(settings(server), datetime.fromisoformat(earliest[1]))) == []
 
 
-def test_a_set_is_held_to_the_same(server: MysqlServer) -> None:
+def test_a_gtid_set_is_checked_in_the_same_way(server: MysqlServer) -> None:
     before = GtidSet.parse(executed(server))
     server.query("INSERT INTO d.t VALUES (2, 2)")
     server.query("ALTER TABLE d.t ADD COLUMN w INT")
@@ -193,7 +193,7 @@ def test_a_clock_that_was_set_back_does_not_keep_it_looking_for_ever(server: Mys
 
 
 def commit_later(file: Path, since: datetime, microseconds: int) -> None:
-    """Have the transactions in a log file that were committed after a time have been so later."""
+    """Change a log file so that the transactions that were committed after a time appear as committed later."""
     log = bytearray(file.read_bytes())
     at = codes.FIRST_POSITION
     while at < len(log):
@@ -219,7 +219,7 @@ def commit_later(file: Path, since: datetime, microseconds: int) -> None:
 def test_a_server_that_was_a_replica_since_is_held_to_a_replicas_rules(
     server: MysqlServer, setting: str, statement: str, what: str
 ) -> None:
-    """A promoted one no longer tells that it was."""
+    """A promoted server no longer says that it was a replica."""
     source = MysqlSource(settings(server))
     server.query(setting)
     moment = now(server)
@@ -246,7 +246,7 @@ def test_cascades_of_the_server_that_a_replica_followed_may_be_in_no_log(server:
     _apply(server, "INSERT INTO d.other VALUES (50, 1)")
     with pytest.raises(PreflightError, match="may be in no log"):
         source.check_past(moment, plan, StepOptions())
-    # Other tables of that time can be copied.
+    # Other tables can be copied as of that time.
     source.check_past(moment, [TablePlan(TableName("d", "t"), "watermark", "")], StepOptions())
 
 

@@ -1,4 +1,4 @@
-"""Whatever would make a copy wrong must be found before the run, all of it at once, each with a hint that works."""
+"""Whatever would make a copy wrong must be found before the run, all at once, each with a hint that works."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ CREATE TABLE other.t (id INT PRIMARY KEY);
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[MysqlServer]:
-    """A server of these tests' own: they change its settings, and set them back."""
+    """A server for these tests only, which change its settings and restore them."""
     with (
         tempfile.TemporaryDirectory(prefix="cdc-mysql-") as directory,
         MysqlServer.start(Path(directory), options={"partial_revokes": "ON"}) as started,
@@ -299,7 +299,7 @@ class TestPrivileges:
         assert problems(server, "other.t", consistency="lock", user=user) == []
         assert self.hints_that_fix(server, user, "shop.visits") == ["GRANT LOCK TABLES ON `shop`.* TO `co``py`@`%`"]
 
-    def test_to_lock_are_needed_only_where_a_lock_is(self, server: MysqlServer, user: str) -> None:
+    def test_to_lock_are_needed_only_where_a_lock_is_taken(self, server: MysqlServer, user: str) -> None:
         run(server, self.NEEDED + "GRANT SELECT ON *.* TO `co``py`@`%`")
         assert problems(server, "shop.orders", "shop.lines", "other.t", user=user) == []
         assert self.hints_that_fix(server, user, "shop.*", "other.t", consistency="lock") == [

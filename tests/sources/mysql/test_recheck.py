@@ -1,4 +1,4 @@
-"""What preflight found may no longer hold once the position is fixed: the checks that exactness rests on come again."""
+"""What preflight found may no longer hold once the position is fixed, so the checks for exactness are repeated."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def test_a_cascade_that_comes_in_the_window(
 
 
 def test_a_cascade_to_a_parent_that_does_not_exist_yet(planned: Planned, server: MysqlServer) -> None:
-    """Nothing happens to the child when the parent is made, and the log would show only the parent."""
+    """Creating the parent does nothing to the child, and the log would show only the parent."""
     source, _ = planned
     with server.connect() as connection, connection.cursor() as cursor:
         cursor.execute("SET foreign_key_checks = 0")

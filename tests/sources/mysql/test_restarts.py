@@ -1,4 +1,4 @@
-"""What a server took back in a crash, or did between two starts that nobody looked at, must never be in a copy."""
+"""A copy must not hold what a crash of the server took back, nor miss what happened between two unobserved starts."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ class Run:
         return self.point.tables[0]
 
     def check(self) -> None:
-        # As lock_and_record does: any server may answer, and what it lost is for the check to say.
+        # As in lock_and_record: any server may answer, and the check has to find out what it lost.
         MysqlSource(self.source.settings).check_identity(self.point.identity, self.point.position)
 
     def segments(self, end: str) -> int:
         return len(self.source.log_segments(self.point.position, end, self.point.identity))
 
     def read(self) -> tuple[set[int], str]:
-        """The rows, and the incarnation that they are of."""
+        """The rows, and the incarnation of the server that they were read from."""
         with self.source.reader(self.table, "watermark", LockPolicy()) as reader:
             found = {row["id"] for batch in reader.read(Chunk(0)) for row in batch.to_pylist()}
             return found, reader.settle()
@@ -136,7 +136,7 @@ def test_a_crash_changes_the_incarnation_and_ends_the_run(server: MysqlServer, t
 
 
 def test_a_crash_is_seen_whatever_the_clock_said(server: MysqlServer, table: str) -> None:
-    """As if the clock had been set back so that both starts were at the same second."""
+    """As if the clock had been set back, so that both starts have the same second."""
     run = Run(server, table)
     server.crash()
     end = MysqlSource(ConnectionSettings("mysql", server.host, server.port, "root")).bound_reads().log_end
@@ -145,7 +145,7 @@ def test_a_crash_is_seen_whatever_the_clock_said(server: MysqlServer, table: str
 
 
 @pytest.mark.parametrize("checksum", ["CRC32", "NONE"])
-def test_a_clean_restart_is_none_of_that(checksum: str, server: MysqlServer, table: str) -> None:
+def test_a_clean_restart_is_not_taken_for_a_crash(checksum: str, server: MysqlServer, table: str) -> None:
     server.query(f"SET PERSIST binlog_checksum = {checksum}")
     run = Run(server, table)
     for _ in range(3):
@@ -201,7 +201,7 @@ def test_data_put_back_to_before_the_run(server: MysqlServer, table: str, copy: 
 
 
 def test_data_of_a_clean_stop_put_back_after_the_reads(server: MysqlServer, table: str, copy: Path) -> None:
-    """Both the log that was read and the one that was put back end as they should, and each has one restart."""
+    """The log that was read and the one that was put back both end properly, and each shows one restart."""
     run = Run(server, table)
     server.stop()
     server.copy_data(copy)
@@ -241,7 +241,7 @@ def test_a_restored_dump_that_names_the_same_gtids(server: MysqlServer, table: s
     server.query("RESET BINARY LOGS AND GTIDS")
 
 
-def test_an_empty_history_is_no_position(server: MysqlServer, table: str) -> None:
+def test_an_empty_history_is_refused_as_a_position(server: MysqlServer, table: str) -> None:
     server.query("RESET BINARY LOGS AND GTIDS")
     with pytest.raises(PreflightError, match="gtid_executed: is empty") as refused:
         Run(server, table)

@@ -1,4 +1,4 @@
-"""Schemas must be what the log holds: every column, in its order, and a key that really tells rows apart."""
+"""Schemas must match the log: every column, in its order, and a key that really distinguishes rows."""
 
 from __future__ import annotations
 
@@ -120,7 +120,7 @@ def test_tables_come_in_the_order_asked_for_and_a_missing_one_is_named(connectio
         assert caught.value.where == f"{schema}.{missing}"
 
 
-def test_a_new_unique_index_is_no_other_key(connection: Connection, schema: str) -> None:
+def test_a_new_unique_index_does_not_change_the_key(connection: Connection, schema: str) -> None:
     """It changes no row, and the log lets it pass."""
     name = TableName(schema, "t")
     query(connection, f"CREATE TABLE {schema}.t (x INT NOT NULL, y INT NOT NULL, UNIQUE z (y))")
@@ -182,7 +182,7 @@ class TestPatterns:
         assert not problems
 
     @pytest.mark.parametrize("name", ["slash/ed", "dot.ted"])
-    def test_refuse_names_that_make_no_path(self, name: str, connection: Connection, tables: str) -> None:
+    def test_refuse_names_that_make_no_valid_path(self, name: str, connection: Connection, tables: str) -> None:
         schema = tables if "/" in name else f"{tables}.d"
         query(connection, f"CREATE DATABASE IF NOT EXISTS `{schema}`")
         try:

@@ -1,4 +1,4 @@
-"""Later steps must notice that the server is another one, lost its history or its log, or was set otherwise."""
+"""Later steps must notice another server, a lost history or log, and changed settings."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_settings_that_were_wrong_in_between(name: str, begun: Begun, server: My
         source.check_identity(identity, position)
 
 
-def test_settings_that_were_wrong_before_do_not_matter(server: MysqlServer) -> None:
+def test_settings_that_were_wrong_before_the_run_do_not_matter(server: MysqlServer) -> None:
     server.query("SET GLOBAL binlog_order_commits = OFF")
     server.query("SET GLOBAL binlog_order_commits = ON")
     source = MysqlSource(ConnectionSettings("mysql", server.host, server.port, "root"))
@@ -97,7 +97,7 @@ def test_settings_that_were_wrong_before_do_not_matter(server: MysqlServer) -> N
     source.check_identity(point.identity, point.position)
 
 
-def test_a_user_who_may_do_no_more_than_a_run_needs(begun: Begun, server: MysqlServer) -> None:
+def test_a_user_with_only_the_privileges_that_a_run_needs(begun: Begun, server: MysqlServer) -> None:
     _, identity, position = begun
     server.query("CREATE USER plain")
     try:

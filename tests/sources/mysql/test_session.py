@@ -1,4 +1,4 @@
-"""A session must not inherit what bends or cuts a read; a failure must be one clear error without the password."""
+"""A session inherits nothing that alters or shortens a read; a failure is one clear error without the password."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class TestWhatASessionInherits:
         "optimizer_switch": "'hypergraph_optimizer=on'",
     }
 
-    def test_is_nothing_that_bends_or_cuts_a_read(
+    def test_is_nothing_that_alters_or_shortens_a_read(
         self, mysql_factory: Callable[[Mapping[str, str | None]], MysqlServer]
     ) -> None:
         server = mysql_factory({})
@@ -103,7 +103,7 @@ class TestTls:
         with session(settings(mysql, tls={"mode": "disabled"})) as connection:
             assert not dict(query(connection, "SHOW SESSION STATUS LIKE 'Ssl_cipher'"))["Ssl_cipher"]
 
-    def test_is_required_of_a_server_that_has_none(
+    def test_is_required_even_of_a_server_without_it(
         self, mysql_factory: Callable[[Mapping[str, str | None]], MysqlServer]
     ) -> None:
         server = mysql_factory({"tls-version": ""})
@@ -155,7 +155,7 @@ class TestTls:
 
 
 class TestFailures:
-    """Each is one clear error that says how to fix it, and none of them tells the password."""
+    """Each is one clear error that says how to fix it and does not reveal the password."""
 
     @pytest.mark.parametrize(
         ("changes", "error", "says"),
@@ -241,7 +241,7 @@ class TestFailures:
         with pytest.raises(SourceUnavailable, match="the session is closed"), mapped_errors("here"):
             query(connection, "SELECT 1")
 
-    def test_what_the_block_does_besides_is_left_alone(self, mysql: MysqlServer, tmp_path: Path) -> None:
+    def test_other_errors_within_the_block_pass_unchanged(self, mysql: MysqlServer, tmp_path: Path) -> None:
         with pytest.raises(FileNotFoundError), session(settings(mysql)):
             (tmp_path / "missing").read_text()
 

@@ -102,7 +102,7 @@ class TestPositions:
                     assert rows(reader) == written(reader.upper, since)
                     assert 0 < reader.lock_seconds < 5
 
-    def test_initial_lets_later_reads_see_all_of_it(self, source: MysqlSource, table: Table, since: str) -> None:
+    def test_later_reads_see_all_of_initial(self, source: MysqlSource, table: Table, since: str) -> None:
         with writing(source, table):
             for consistency in ["watermark", "lock"] * 10:
                 point = source.record_initial([TablePlan(table.name, consistency, "")], LockPolicy())
@@ -129,7 +129,7 @@ class TestPositions:
     def test_upper_covers_a_transaction_that_is_about_to_be_executed(
         self, source: MysqlSource, mysql: MysqlServer, table: Table, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The worst moment to end for a transaction that reads see already: between the two looks."""
+        """A transaction that reads already see ends at the worst moment: between the two queries."""
         gtid = Gtid(uuid.uuid4().bytes, "some_tag", 7)
         with mysql.connect() as ending:
             query(ending, f"SET gtid_next = '{gtid}'")
@@ -204,7 +204,7 @@ class TestLock:
             started = time.monotonic()
             refused = pool.submit(source.record_initial, [TablePlan(table.name, "lock", "")], policy)
             time.sleep(0.2)
-            # Queued behind the lock that waits, this gets its turn when that gives up.
+            # This is queued behind the waiting lock, and is executed when that gives up.
             mysql.query(f"INSERT INTO {table.name} VALUES (0, 1)")
             assert time.monotonic() - started < 2.5
             assert isinstance(refused.exception(), LockNotGranted)
@@ -307,7 +307,7 @@ class TestOwned:
         assert str(parse_owned(text)) == owned
 
     @pytest.mark.parametrize("text", ["x", f"5#1{A}:1#2", f"{A}:1#2 and more"])
-    def test_is_refused_in_any_other(self, text: str) -> None:
+    def test_is_refused_in_any_other_form(self, text: str) -> None:
         with pytest.raises(PositionError):
             parse_owned(text)
 

@@ -117,14 +117,14 @@ def test_a_member_that_the_server_does_not_show_is_refused(mysql: MysqlServer, s
     assert "'?'" in str(unsupported(column))
 
 
-def test_a_member_that_is_no_text_is_refused(mysql: MysqlServer, schema: str) -> None:
+def test_a_member_that_is_not_text_is_refused(mysql: MysqlServer, schema: str) -> None:
     mysql.query(f"CREATE TABLE {schema}.t (e enum('a', x'ff') CHARACTER SET utf8mb3)")
     (column,) = describe(mysql, schema, "t").columns
     assert column.type == "enum('a',x'ff')"
     assert "is not text" in str(unsupported(column))
 
 
-def test_members_that_are_one_text_are_no_key(mysql: MysqlServer, schema: str) -> None:
+def test_members_that_share_a_text_cannot_be_a_key(mysql: MysqlServer, schema: str) -> None:
     mysql.query(f"CREATE TABLE {schema}.t (k enum(')', x'a4') CHARACTER SET armscii8 PRIMARY KEY)")
     (column,) = describe(mysql, schema, "t").columns
     assert unsupported(column) is None

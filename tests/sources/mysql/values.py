@@ -1,4 +1,4 @@
-"""Every supported type, with the values at which decoders break, and how to ask the server for them independently."""
+"""Every supported type, with values that are hard to decode, and how to ask the server for them independently."""
 
 from __future__ import annotations
 
@@ -236,7 +236,7 @@ def from_driver(kind: pa.DataType, value: Any) -> Any:
 
 
 def same_bits(ours: Any, theirs: Any) -> bool:
-    """Equality that tells -0.0 from 0.0, and a decimal's scale."""
+    """Equality that distinguishes -0.0 from 0.0 and decimals by their scale."""
     if isinstance(ours, float) and isinstance(theirs, float):
         return struct.pack("d", ours) == struct.pack("d", theirs)
     if isinstance(ours, list) and isinstance(theirs, list):

@@ -20,7 +20,7 @@ class PostgresPeer:
         self.peer = peer
 
     def greeted(self, *, tls: bool) -> bytes:
-        """Wait for the client's parameters, encrypted if it asks for that and ``tls``."""
+        """Receive the client's parameters, encrypted if it asks for that and ``tls`` is set."""
         while True:
             payload = self.peer.receive(int.from_bytes(self.peer.receive(4), "big") - 4)
             code = int.from_bytes(payload[:4], "big")

@@ -19,7 +19,7 @@ from tests.sources.postgres.log.reading import settings as settings_of
 @pytest.mark.parametrize(
     ("version", "told"), [(150_007, "15.8"), (150_008, ""), (160_003, "16.4"), (160_004, ""), (170_000, "")]
 )
-def test_versions_whose_slots_may_miss_transactions_are_told(
+def test_versions_whose_slots_may_miss_transactions_are_reported(
     version: int, told: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     advice._warn_of_version(version)
@@ -27,7 +27,7 @@ def test_versions_whose_slots_may_miss_transactions_are_told(
 
 
 @pytest.mark.parametrize("setting", ["fsync", "full_page_writes", "synchronous_commit"])
-def test_settings_that_make_a_crash_costly_are_told(
+def test_settings_that_make_a_crash_costly_are_reported(
     postgres_factory: PostgresFactory, caplog: pytest.LogCaptureFixture, setting: str
 ) -> None:
     safe = {"fsync": "on", "full_page_writes": "on", "synchronous_commit": "on"}
@@ -57,7 +57,7 @@ def clerk(postgres: PostgresServer, database: str) -> Iterator[PostgresSource]:
 def test_who_may_replicate_without_the_attribute_is_not_refused(
     postgres: PostgresServer, clerk: PostgresSource
 ) -> None:
-    """As members of rds_replication may. Here somebody on the way lets the user in as one who may."""
+    """As members of rds_replication may. Here a proxy logs the user in as one who may."""
 
     def as_superuser(parameters: dict[str, str]) -> dict[str, str]:
         return parameters | ({"user": "postgres"} if "replication" in parameters else {})

@@ -1,4 +1,4 @@
-"""Behind one address there may be several servers: every session of a run makes sure that it reached the run's."""
+"""Several servers may share an address: every session of a run makes sure that it reached the right one."""
 
 from __future__ import annotations
 
@@ -57,11 +57,11 @@ def other(primary: PostgresServer, request: pytest.FixtureRequest) -> Iterator[t
         if request.param == "promoted standby":
             server.query("SELECT pg_promote()")
         if request.param == "clone on the same timeline":
-            # As a copy of the files, or of a volume, does that nobody told to recover as a standby.
+            # Like a copy of the files or of a volume that was not told to recover as a standby.
             server.stop()
             (server.data / "standby.signal").unlink()
             server.restart()
-            # It goes on by itself, and its log is soon as long as the primary's.
+            # It continues by itself, and its log soon reaches as far as the primary's.
             for _ in range(3):
                 server.query("SELECT pg_switch_wal(), pg_logical_emit_message(false, 'fill', 'x')")
             assert server.query("SELECT pg_walfile_name(pg_current_wal_lsn())")[0][0].startswith("00000001")
@@ -115,7 +115,7 @@ WORK: dict[str, Callable[[PostgresSource, InitialPoint], None]] = {
 def test_every_session_that_reaches_another_server_is_refused(
     primary: PostgresServer, other: tuple[PostgresServer, str], work: str
 ) -> None:
-    """One session of all is sent elsewhere: each one in turn."""
+    """One session is sent elsewhere: each of them in turn."""
     server, said = other
     refused: dict[int, str] = {}
     with Proxy(primary.port) as balancer, begun(primary, balancer.port) as (source, initial):
@@ -157,8 +157,8 @@ def test_a_position_is_not_fixed_across_two_servers(primary: PostgresServer, oth
     direct.release(RUN_ID)
 
 
-def test_a_clone_that_has_the_slot_is_told_by_its_start(primary: PostgresServer, tmp_path: Path) -> None:
-    """A copy of all files, slots included: what was read there does not count for a bound of the primary."""
+def test_a_clone_that_has_the_slot_is_recognised_by_its_start(primary: PostgresServer, tmp_path: Path) -> None:
+    """A copy of all files, slots included: what was read from it does not count with a bound of the primary."""
     with begun(primary, primary.port) as (source, _):
         primary.query("CHECKPOINT")
         primary.stop()
@@ -185,7 +185,7 @@ def test_a_server_that_lost_the_position_is_refused(primary: PostgresServer) -> 
 
 
 @pytest.mark.parametrize("encrypted", [False, True], ids=["socket", "adbc"])
-def test_a_pooler_that_drops_start_up_options_is_told(
+def test_a_pooler_that_drops_start_up_options_is_noticed(
     primary: PostgresServer, encrypted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rows, "is_plain", lambda connection: not encrypted)
@@ -200,7 +200,7 @@ def test_a_pooler_that_drops_start_up_options_is_told(
                 pass
 
 
-def test_one_option_that_is_dropped_is_told(primary: PostgresServer) -> None:
+def test_one_dropped_start_up_option_is_noticed(primary: PostgresServer) -> None:
     def drop(parameters: dict[str, str]) -> dict[str, str]:
         return parameters | {"options": parameters["options"].replace("-c row_security=off", "")}
 

@@ -1,4 +1,4 @@
-"""What was read counts only if no crash can take it back, and a crash before that ends the session that read it."""
+"""A read counts once no crash can take it back; a crash before that ends the session that read."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def crash(server: PostgresServer, what: str) -> None:
     if what == RESTARTED:
         server.crash()
         return
-    # As when memory runs out: the server starts over with its memory empty, but its main process lives on.
+    # As when memory runs out: the server restarts with empty memory, but its main process survives.
     ((pid,),) = server.query("SELECT pid FROM pg_stat_activity WHERE backend_type = 'background writer'")
     os.kill(pid, signal.SIGKILL)
     deadline = time.monotonic() + 30
@@ -81,7 +81,7 @@ def test_a_part_that_settled_is_there_after_a_crash_and_no_other_part_settles(
 
     lazy.query("INSERT INTO stock VALUES (1, 1)")
     with shared_reads(run, {consistency}, policy) as shared, shared.reader(table, consistency, policy) as reader:
-        # In a shared view it may lie after the view's position, or not be visible yet.
+        # With a shared view, it may be after the view's position, or not visible yet.
         seen = read_all(reader, run, table)
         assert consistency == "exported" or seen == {1}
         incarnation = reader.settle()
@@ -121,7 +121,7 @@ def test_the_initial_position_and_the_bound_outlive_a_crash(lazy: PostgresServer
     source.discard(initial.identity)
 
 
-def test_settling_takes_one_question_where_the_log_is_on_disk(postgres_factory: PostgresFactory) -> None:
+def test_settling_takes_one_query_where_the_log_is_on_disk(postgres_factory: PostgresFactory) -> None:
     server = postgres_factory({"autovacuum": "off"})
     server.query("CREATE TABLE stock (id int)")
     with server.connect() as connection:

@@ -1,4 +1,4 @@
-"""Whoever answers in the server's place learns no password, and cannot make us hang or fill the memory."""
+"""An impostor of the server learns no password, and cannot make us hang or fill the memory."""
 
 from __future__ import annotations
 
@@ -70,9 +70,7 @@ def wanting_cleartext(*, tls: bool) -> Callable[[Peer], object]:
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("mode", ["", "preferred", "required", "disabled"])
 @pytest.mark.parametrize("tls", [True, False])
-def test_nobody_gets_the_password_who_does_not_prove_that_he_is_the_server(
-    way: Open, mode: str, tls: bool, tmp_path: Path
-) -> None:
+def test_only_a_server_that_proves_itself_gets_the_password(way: Open, mode: str, tls: bool, tmp_path: Path) -> None:
     with (
         lying_server(wanting_cleartext(tls=tls), tmp_path) as liar,
         pytest.raises(ConfigurationError) as refused,
@@ -89,8 +87,8 @@ def test_nobody_gets_the_password_who_does_not_prove_that_he_is_the_server(
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_the_test_would_see_it(way: Open, tmp_path: Path) -> None:
-    """Nobody is between us and this machine."""
+def test_the_test_would_notice(way: Open, tmp_path: Path) -> None:
+    """Nobody can be between us and this machine."""
     for tls in (True, False):
         with (
             lying_server(wanting_cleartext(tls=tls), tmp_path) as liar,
@@ -122,7 +120,7 @@ def test_an_authority_is_verified_against_whatever_the_mode_says(way: Open, mode
 def test_a_key_that_cannot_be_used_is_named_and_nobody_is_asked_for_its_passphrase(
     way: Open, passphrase: bytes, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """One that has a passphrase; and one that is not the certificate's."""
+    """A key with a passphrase, and a key that does not belong to the certificate."""
     own = rsa.generate_private_key(65537, 2048)
     cipher = serialization.BestAvailableEncryption(passphrase) if passphrase else serialization.NoEncryption()
     key = tmp_path / "client.key"
@@ -209,7 +207,7 @@ LOGINS: dict[str, Callable[[Peer], object]] = {
 
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("lie", LOGINS)
-def test_a_login_that_is_none(way: Open, lie: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_malformed_login(way: Open, lie: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     if way is reading_session and lie == "an old version":
         pytest.skip("ADBC is only ever used beside a session of the other kind")
     monkeypatch.setattr("airflow_provider_cdc.sources.postgres.session.CONNECT_SECONDS", 2)
@@ -228,7 +226,7 @@ def test_a_login_that_is_none(way: Open, lie: str, tmp_path: Path, monkeypatch: 
 def test_what_libpq_has_no_room_for_during_a_login_over_verified_tls_waits(
     said: tuple[int, ...], tmp_path: Path
 ) -> None:
-    """The thread that writes to libpq is the one that has it read: whoever waited there would wait for ever."""
+    """The thread that writes to libpq also makes it read: if it waited while writing, it would wait forever."""
 
     def script(peer: Peer) -> None:
         server = PostgresPeer(peer)
@@ -252,7 +250,7 @@ PREPARED = (
     + message(b"C", b"SELECT 1\0")
     + READY
 )
-"""What a session is prepared with: no setting is amiss."""
+"""The answer to the statement that prepares a session: all settings are right."""
 COPY_OUT = message(b"H", b"\1\0\1\0\1")
 SIGNATURE = b"PGCOPY\n\xff\r\n\0" + bytes(8)
 ANSWERS: dict[str, bytes] = {
@@ -283,8 +281,8 @@ def _answering(data: bytes, for_ever: bytes = b"") -> Callable[[Peer], object]:
 
 
 @pytest.mark.parametrize("lie", [*ANSWERS, "rows for ever", "silence"])
-def test_rows_that_are_none(lie: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spoken over the socket itself, where libpq does not look."""
+def test_malformed_rows(lie: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sent over the socket itself, which libpq does not read then."""
     monkeypatch.setattr("airflow_provider_cdc.sources.postgres.decode.stream.SILENT_SECONDS", 1)
     monkeypatch.setattr("airflow_provider_cdc.sources.postgres.decode.stream.ANSWER_BYTES", 1 << 22)
     row = message(b"D", b"\0\1\0\0\0\1x")
@@ -320,7 +318,7 @@ TABLE = Table(
     ],
     ids=lambda given: given if isinstance(given, str) else "",
 )
-def test_a_copy_that_is_none(lie: str, data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_malformed_copy(lie: str, data: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("airflow_provider_cdc.sources.postgres.decode.stream.SILENT_SECONDS", 1)
     with (
         lying_server(_answering(data), tmp_path) as liar,
@@ -336,7 +334,7 @@ def test_a_copy_that_is_none(lie: str, data: bytes, tmp_path: Path, monkeypatch:
 
 @pytest.mark.parametrize("lie", ANSWERS)
 @pytest.mark.parametrize("way", [session, replication_session])
-def test_an_answer_that_is_none(lie: str, way: Open, tmp_path: Path) -> None:
+def test_a_malformed_answer(lie: str, way: Open, tmp_path: Path) -> None:
     if lie == "a kind that nobody knows":
         pytest.skip("libpq skips it and waits on")
 

@@ -1,4 +1,4 @@
-"""Everything that would go wrong is told before it does, all at once, each with a hint that works."""
+"""Preflight reports everything that would go wrong, all at once, each with a hint that works."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_the_grants_that_are_named_suffice(
     postgres: PostgresServer, source: PostgresSource, reader: PostgresSource
 ) -> None:
     found = problems_of(reader, "shop.*")
-    # What a partition's root grants does not count for the partition.
+    # Grants on a partition's root do not count for the partition.
     assert [problem.where for problem in found] == [
         "REPLICATION",
         f'database "{source.settings.database}"',
@@ -170,7 +170,7 @@ def test_a_publication_that_exists_needs_no_owner_but_all_rows_columns_and_chang
             run(postgres, source, "DROP PUBLICATION lake")
 
 
-def test_rows_that_a_policy_hides_are_not_missed_without_a_word(
+def test_rows_that_a_policy_hides_are_never_silently_missing(
     postgres: PostgresServer, source: PostgresSource, reader: PostgresSource
 ) -> None:
     run(postgres, source, "GRANT SELECT ON ALL TABLES IN SCHEMA shop TO reader")
@@ -187,7 +187,7 @@ def test_a_server_that_logs_no_rows_and_a_database_of_another_encoding_are_refus
     assert [problem.where for problem in found] == ["public.no", "wal_level", "database latin"]
 
 
-def test_limits_at_which_the_server_gives_a_slot_up_are_told(
+def test_limits_at_which_the_server_gives_up_a_slot_are_reported(
     postgres_factory: PostgresFactory, caplog: pytest.LogCaptureFixture
 ) -> None:
     newest = max(binaries.major for binaries in installations())
@@ -241,7 +241,7 @@ SPREAD = {
         "SELECT 'public.spread'::regclass AS logicalrelid"
     ),
 }
-"""What these extensions keep in their catalogs: stand-ins, for neither can be had here."""
+"""Stand-ins for the catalogs of these extensions, which are not available here."""
 
 
 @pytest.mark.parametrize(("what", "catalog"), SPREAD.items())
@@ -268,7 +268,7 @@ def test_a_table_without_columns_is_refused(postgres: PostgresServer, source: Po
     assert "has no columns" in problem.what
 
 
-def test_what_stores_a_table_counts_and_not_what_it_is_called(postgres: PostgresServer, source: PostgresSource) -> None:
+def test_how_a_table_is_stored_counts_and_not_its_name(postgres: PostgresServer, source: PostgresSource) -> None:
     run(postgres, source, "CREATE ACCESS METHOD alike TYPE TABLE HANDLER heap_tableam_handler")
     run(postgres, source, "CREATE TABLE stored (id int PRIMARY KEY) USING alike", FULL.format("stored"))
     assert len(source.preflight(["public.*"])) == 1

@@ -1,4 +1,4 @@
-"""Errors are told by SQLSTATE, whatever language the server speaks."""
+"""Errors are recognised by SQLSTATE, whatever the server's language."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ Way = Callable[[ConnectionSettings], AbstractContextManager[Any]]
 
 @pytest.fixture(scope="module")
 def german() -> Iterator[PostgresServer]:
-    """A server that speaks German, as far as this machine has its words."""
+    """A server with German messages, if this machine has them."""
     with tempfile.TemporaryDirectory(prefix="cdc-german-") as folder:
         locales = Path(folder) / "locales"
         locales.mkdir()
@@ -74,13 +74,13 @@ def test_a_connection_that_cannot_work_says_what_to_fix(way: Way, german: Postgr
             pass
 
 
-def test_a_user_that_may_not_replicate_is_told_so(german: PostgresServer) -> None:
+def test_a_user_that_may_not_replicate_is_refused(german: PostgresServer) -> None:
     clerk = dataclasses.replace(settings_of(german, "postgres"), user="clerk", password="p")
     with pytest.raises(ConfigurationError, match='ALTER ROLE "clerk" REPLICATION'), session(clerk, replication=True):
         pass
 
 
-def test_a_server_that_is_full_is_worth_another_try(german: PostgresServer) -> None:
+def test_a_server_that_is_full_can_be_retried(german: PostgresServer) -> None:
     held = []
     with suppress(psycopg.OperationalError):
         while True:
@@ -93,7 +93,7 @@ def test_a_server_that_is_full_is_worth_another_try(german: PostgresServer) -> N
 
 
 @pytest.mark.parametrize("encrypted", [False, True], ids=["socket", "adbc"])
-def test_a_shared_view_that_is_gone_is_worth_another_try(
+def test_a_shared_view_that_is_gone_can_be_retried(
     german: PostgresServer, encrypted: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rows, "is_plain", lambda connection: not encrypted)
@@ -109,7 +109,7 @@ def test_a_shared_view_that_is_gone_is_worth_another_try(
         pass
 
 
-def test_a_slot_that_is_gone_is_told_as_that(german: PostgresServer) -> None:
+def test_a_slot_that_is_gone_is_reported_as_such(german: PostgresServer) -> None:
     with (
         pytest.raises(LogGone, match="existiert nicht"),
         reading_session(settings_of(german, "postgres")) as reading,
@@ -118,12 +118,12 @@ def test_a_slot_that_is_gone_is_told_as_that(german: PostgresServer) -> None:
         list(messages(reading, "gone", "p", Lsn(1), Lsn(2)))
 
 
-def test_a_table_that_is_gone_is_told_as_that(german: PostgresServer) -> None:
+def test_a_table_that_is_gone_is_reported_as_such(german: PostgresServer) -> None:
     with pytest.raises(SchemaChanged, match="existiert nicht"), session(settings_of(german, "postgres")) as connection:
         query(connection, "SELECT * FROM public.nothing")
 
 
-def test_a_pooler_that_refuses_start_up_options_is_told(postgres: PostgresServer) -> None:
+def test_a_pooler_that_refuses_start_up_options_is_reported(postgres: PostgresServer) -> None:
     """A server refuses what it does not know in the same way."""
 
     def spoil(parameters: dict[str, str]) -> dict[str, str]:
@@ -144,7 +144,7 @@ def test_the_machine_of_a_session_that_vanishes_is_noticed_within_minutes(postgr
 
 
 def test_a_currency_is_the_database_s_own_and_stays_the_same_during_a_run(german: PostgresServer) -> None:
-    """Printed under another lc_monetary, an amount of euros would be one of dollars."""
+    """With another lc_monetary, an amount in euros would be printed as one in dollars."""
     german.query("ALTER DATABASE postgres SET lc_monetary = 'de_DE.UTF-8'")
     german.query("CREATE TABLE prices (id int PRIMARY KEY, price money); ALTER TABLE prices REPLICA IDENTITY FULL")
     german.query("INSERT INTO prices VALUES (1, 12345.67)")

@@ -87,7 +87,7 @@ def test_columns_say_what_their_values_are(shop: Connection) -> None:
         "feeling": ("shop.feeling", True, "composite", "feeling"),
         "at": ("timestamp(3) with time zone", False, "base", "timestamptz"),
         "double": ("integer", True, "base", "int4"),
-        # An array by most of its description, but for the one thing that counts: what prints it.
+        # Most of its description says that it is an array, but not what matters: its output function.
         "places": ("int2vector", True, "base", "int2vector"),
         "span": ("int4range", True, "range", "int4range"),
         "spans": ("int4multirange", True, "multirange", "int4multirange"),
@@ -108,7 +108,7 @@ def test_keys_are_those_that_tell_rows_apart_at_every_moment(shop: Connection) -
     assert key_of(shop, "a int NOT NULL UNIQUE, b int PRIMARY KEY") == ("b",)
     assert key_of(shop, "a int NOT NULL, b int, UNIQUE (a) INCLUDE (b)") == ("a",)
     assert key_of(shop, "a int UNIQUE") == ()
-    # Within a transaction two rows may share it.
+    # Within a transaction, two rows may have the same key.
     assert key_of(shop, "a int PRIMARY KEY DEFERRABLE") == ()
     query(shop, "CREATE TABLE public.indexed (a int NOT NULL, b int NOT NULL)")
     query(shop, "CREATE UNIQUE INDEX ON public.indexed (a) WHERE b > 0")
@@ -116,7 +116,7 @@ def test_keys_are_those_that_tell_rows_apart_at_every_moment(shop: Connection) -
     assert read_tables(shop, [TableName("public", "indexed")])[0].key == ()
 
 
-def test_a_not_null_that_was_never_checked_is_none(postgres_factory: PostgresFactory) -> None:
+def test_a_not_null_that_was_never_checked_does_not_count(postgres_factory: PostgresFactory) -> None:
     server = postgres_factory(version=18)
     server.query("CREATE TABLE unchecked (a int UNIQUE)")
     server.query("ALTER TABLE unchecked ADD CONSTRAINT there NOT NULL a NOT VALID")
@@ -158,12 +158,12 @@ HARMLESS = (
     "CREATE UNIQUE INDEX also ON shop.orders (id)",
     "CREATE TABLE shop.parts_more PARTITION OF shop.parts FOR VALUES FROM (20) TO (30)",
     "ALTER TABLE shop.visits OWNER TO CURRENT_USER",
-    # What each read and each change show while it lasts.
+    # What every read and every change shows during a run.
     "ALTER TABLE shop.orders RENAME at TO a; ALTER TABLE shop.orders RENAME a TO at",
     "ALTER TABLE shop.parts_one REPLICA IDENTITY FULL; ALTER TABLE shop.parts_one REPLICA IDENTITY DEFAULT",
     "ALTER TABLE shop.orders ADD passing int; ALTER TABLE shop.orders DROP passing",
 )
-"""Of those that hold more than one statement the state in between is no concern here."""
+"""Where there is more than one statement, the state in between does not matter here."""
 
 
 @pytest.mark.parametrize("statement", HARMLESS)
@@ -217,7 +217,7 @@ def test_what_could_make_the_copy_wrong_is_noticed_also_when_it_was_taken_back(
 
 
 def test_names_of_objects_inside_of_other_types(shop: Connection) -> None:
-    """What they are printed as changes with the object, wherever in a value they stand."""
+    """Their text changes with the object's name, wherever in a value they are."""
     for statement in (
         "CREATE TYPE shop.inner_part AS (a int, r regclass)",
         "CREATE DOMAIN shop.watched AS shop.inner_part[]",
@@ -283,7 +283,7 @@ def test_where_the_log_tells_of_the_root_what_it_does_not_tell_of_partitions_is_
 def test_a_read_goes_by_the_names_and_types_that_were_recorded(
     shop: Connection, postgres: PostgresServer, database: str, isolation: str, statements: str, why: str
 ) -> None:
-    """Also in a transaction whose own view of the catalog is older than what its reads go by."""
+    """Also in a transaction that sees an older state of the catalog than its reads use."""
     query(shop, "CREATE TABLE shop.swapped (id int PRIMARY KEY, gone int, a int, b int)")
     query(shop, "ALTER TABLE shop.swapped DROP gone")
     (table,) = read_tables(shop, [TableName("shop", "swapped")])

@@ -1,4 +1,4 @@
-"""Every step makes sure that it is still on the server, with the log and the publication, that the run began on."""
+"""Every step makes sure that the server, its log and the publication are still those that the run began with."""
 
 from __future__ import annotations
 

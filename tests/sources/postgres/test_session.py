@@ -1,4 +1,4 @@
-"""Sessions: nothing inherited bends a read, both drivers reach the server alike, and errors say what to hint."""
+"""Sessions inherit nothing that alters a read, both drivers reach the server alike, and errors have hints."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ Open = Callable[[ConnectionSettings], AbstractContextManager[Any]]
 
 @pytest.fixture
 def settings(postgres: PostgresServer, database: str) -> Iterator[ConnectionSettings]:
-    """Those of a user for whom everything that can be set is set wrongly."""
+    """The settings of a user for whom everything that can be set is set wrongly."""
     role = f"{database} \"odd\" 'user'"
     postgres.query(f"CREATE ROLE {quote(role)} LOGIN PASSWORD {literal(PASSWORD)}")
     for setting in (
@@ -128,7 +128,7 @@ def test_both_drivers_raise_the_same_error(
     assert type(by_control.value) is type(by_reading.value)
 
 
-def test_a_server_that_is_full_is_worth_another_try(postgres_factory: PostgresFactory) -> None:
+def test_a_server_that_is_full_can_be_retried(postgres_factory: PostgresFactory) -> None:
     server = postgres_factory({"max_connections": "5", "superuser_reserved_connections": "0", "max_wal_senders": "0"})
     settings = settings_of(server, "postgres")
     held = [server.connect() for _ in range(5)]

@@ -1,4 +1,4 @@
-"""What the server keeps for a run: its point, the commits that the log has before anybody sees them, and its end."""
+"""Slots and publications: the position that they fix, commits that are logged but not visible, and the release."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def own(postgres_factory: PostgresFactory) -> PostgresServer:
 
 @contextmanager
 def background(server: PostgresServer) -> Iterator[ThreadPoolExecutor]:
-    """Threads for statements that may wait for a standby that is not there; they wait no longer than the block."""
+    """Threads for statements that may wait for a missing standby, until the block ends."""
     with ThreadPoolExecutor(2) as pool:
         try:
             yield pool
@@ -78,8 +78,8 @@ def settle(settings: ConnectionSettings, seconds: float = 1.0) -> None:
 
 
 def test_a_commit_that_the_point_contains_and_nobody_sees_yet_is_waited_for(own: PostgresServer) -> None:
-    """The slot's point lies where no transaction of its last look at the server still runs. One that began after that
-    look, and whose commit waits for a standby, is before the point and in no read."""
+    """The slot's point is where all transactions have ended that its last look at the server saw. One that began after
+    that look, and whose commit waits for a standby, is before the point, but reads do not see it yet."""
     own.query(
         "CREATE TABLE stock (id int PRIMARY KEY, left_over int); ALTER TABLE stock REPLICA IDENTITY FULL;"
         "INSERT INTO stock SELECT i, 0 FROM generate_series(1, 10) i"
@@ -93,7 +93,7 @@ def test_a_commit_that_the_point_contains_and_nobody_sees_yet_is_waited_for(own:
         wait_for(own, "backend_type = 'walsender' AND wait_event = 'transactionid'")
         second.execute("UPDATE stock SET left_over = 2 WHERE id = 2")
         first.rollback()
-        # By now the server has had its second look, and waits for what that one saw.
+        # By now the server has looked a second time, and waits for the transactions that it saw.
         time.sleep(0.5)
         set_standbys(own, "nobody")
         committing = pool.submit(third.execute, "UPDATE stock SET left_over = 3 WHERE id = 3")
@@ -116,7 +116,7 @@ def test_a_commit_that_the_point_contains_and_nobody_sees_yet_is_waited_for(own:
     slots.drop(settings, SLOT, SLOT)
 
 
-def test_a_slot_that_others_read_beside_ours_takes_no_open_transaction_away(own: PostgresServer) -> None:
+def test_another_slot_in_use_does_not_hide_an_open_transaction(own: PostgresServer) -> None:
     """Servers before 15.8 and 16.4 let a new slot begin with what another one had noted while a transaction was open,
     and then never tell what that one had written before."""
     own.query(
@@ -137,7 +137,7 @@ def test_a_slot_that_others_read_beside_ours_takes_no_open_transaction_away(own:
         wait_for(own, "backend_type = 'walsender' AND wait_event = 'WalSenderWaitForWAL'")
         writing.execute("UPDATE stock SET left_over = 1 WHERE id = 1")
         for _ in range(10):
-            # Theirs may be the quicker one to read what tells which transactions are open, and note it on the disk.
+            # Their slot may be the first to read which transactions are open, and to save that to disk.
             with pytest.raises(LockNotGranted):
                 slots.create_slot(settings, SLOT, 0.3)
         writing.rollback()
@@ -222,7 +222,7 @@ def test_what_the_slot_waits_for_is_named_while_it_waits(
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """Its patience is its own: a lock would not have been waited for that long."""
+    """It has its own time limit: a lock would not have been waited for that long."""
     monkeypatch.setattr(waiting, "NAME_SECONDS", 0.3)
     plans = source.preflight(["public.stock"])
     policy = LockPolicy(wait_seconds=1, tries=1, pause_seconds=0.0, slot_wait_seconds=30)
@@ -270,10 +270,10 @@ def test_what_an_earlier_try_left_is_discarded_once_a_later_one_counts(
     assert names_on(postgres, database) == (set(), set())
 
 
-def test_an_older_try_that_ends_late_leaves_what_the_newer_one_made(
+def test_an_older_try_that_ends_late_keeps_what_the_newer_one_made(
     postgres: PostgresServer, source: PostgresSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What it cleans up after itself would be what the run rests on, were it called the same."""
+    """If names were the same, it would drop what the newer try rests on when it cleans up."""
     plans = source.preflight(["public.stock"])
     newer: list[InitialPoint] = []
 
@@ -309,7 +309,7 @@ def test_what_an_older_version_made_is_released_and_nothing_of_another_run(
 def test_a_slot_that_cannot_be_dropped_does_not_keep_the_others_of_its_run(
     postgres: PostgresServer, database: str, source: PostgresSource, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Another user reads from the one of an earlier try, and may not be ended."""
+    """Another user reads from an earlier try's slot, and we may not end that session."""
     monkeypatch.setattr(slots, "DROP_SECONDS", 0)
     drop, busy = slots._drop_slot, f"{SLOT}_00000000"
     monkeypatch.setattr(slots, "_drop_slot", lambda connection, name: 1 if name == busy else drop(connection, name))

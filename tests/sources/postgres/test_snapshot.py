@@ -1,4 +1,4 @@
-"""Reads beside writers: what nobody touches is read once, a shared view is one position, and doubt stops the read."""
+"""Reads beside writers: untouched rows are read once, a shared view is one position, and doubt stops the read."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def test_rows_that_nobody_touches_are_read_once_whatever_happens_to_the_others(
         touched |= set(range(first, first + 60))
         postgres.query(f"UPDATE stock SET left_over = 1 WHERE id BETWEEN {first} AND {first + 29}", database=database)
         postgres.query(f"DELETE FROM stock WHERE id BETWEEN {first + 30} AND {first + 59}", database=database)
-        # Longer rows elsewhere, and places that are given away again.
+        # Longer rows move elsewhere, and free places are used again.
         postgres.query(f"INSERT INTO stock SELECT {ROWS + number + 1}, 2, repeat('z', 300)", database=database)
         if number % 10 == 0:
             postgres.query("VACUUM stock", database=database)
@@ -180,7 +180,7 @@ def test_nothing_is_held_open_for_reads_that_share_no_view(postgres: PostgresSer
         assert postgres.query("SELECT 1 FROM pg_replication_slots") == []
 
 
-def test_a_leader_that_dies_takes_the_view_with_it_and_the_read_is_worth_another_try(
+def test_a_leader_that_dies_takes_the_view_with_it_and_the_read_can_be_retried(
     postgres: PostgresServer, source: PostgresSource
 ) -> None:
     table = table_of(source, "stock")
@@ -189,7 +189,7 @@ def test_a_leader_that_dies_takes_the_view_with_it_and_the_read_is_worth_another
         with shared.reader(table, "exported", LockPolicy()) as reader:
             assert list(reader.read(chunks[0]))
             postgres.query("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE temporary")
-            # Who has the snapshot keeps it.
+            # A session that has the snapshot keeps it.
             assert list(reader.read(chunks[1]))
         time.sleep(0.2)
         with pytest.raises(SourceUnavailable, match="shared its snapshot ended"):
@@ -198,9 +198,7 @@ def test_a_leader_that_dies_takes_the_view_with_it_and_the_read_is_worth_another
         read(source, table, chunks, "exported")
 
 
-def test_a_session_that_ends_amid_a_chunk_is_worth_another_try(
-    postgres: PostgresServer, source: PostgresSource
-) -> None:
+def test_a_session_that_ends_within_a_chunk_can_be_retried(postgres: PostgresServer, source: PostgresSource) -> None:
     postgres.query(
         "INSERT INTO stock SELECT i, 1, repeat('w', 1000) FROM generate_series(10001, 60000) i",
         database=source.settings.database,
@@ -214,10 +212,10 @@ def test_a_session_that_ends_amid_a_chunk_is_worth_another_try(
             list(batches)
 
 
-def test_a_session_that_ends_between_two_chunks_is_worth_another_try(
+def test_a_session_that_ends_between_two_chunks_can_be_retried(
     postgres: PostgresServer, source: PostgresSource
 ) -> None:
-    """Why it ended may have come together with the end of the last answer."""
+    """The reason may have arrived together with the end of the last answer."""
     with open_rows(source.settings, table_of(source, "stock")) as rows:
         assert isinstance(rows, CopyReader)
         ((pid,),) = rows.ask("SELECT pg_backend_pid()::text")
@@ -230,7 +228,7 @@ def test_a_session_that_ends_between_two_chunks_is_worth_another_try(
 def test_the_bound_does_not_wait_for_transactions_that_are_open(
     postgres_factory: PostgresFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """On a server where nobody else commits, which would flush what they wrote."""
+    """On a server where nobody else commits, since a commit would flush the log."""
     monkeypatch.setattr(durable, "FLUSH_SECONDS", 2.0)
     server = postgres_factory({"autovacuum": "off"})
     server.query("CREATE TABLE stock (id int PRIMARY KEY, left_over int)")
@@ -269,13 +267,13 @@ def test_a_page_that_holds_no_record_yet_is_not_part_of_the_log(page: int) -> No
     start = page * PAGE
     header, other = (40, 24) if start % SEGMENT == 0 else (24, 40)
     assert insert_end(Lsn(start + header), PAGE, SEGMENT) == Lsn(start)
-    # What goes on behind the header is a record that began before it, and has yet to be flushed.
+    # After the header comes the rest of a record that began before it and has yet to be flushed.
     for offset in (other, header + 8, 8184):
         assert insert_end(Lsn(start + offset), PAGE, SEGMENT) == Lsn(start + offset)
 
 
 def test_a_log_that_ends_with_a_page_is_whole(postgres: PostgresServer, source: PostgresSource) -> None:
-    """The server then says that the next record begins behind the next page's header, which nobody ever flushes."""
+    """The server then says that the next record begins after the next page's header, which nobody flushes."""
     with postgres.connect() as writing:
 
         def insert() -> int:
@@ -289,7 +287,7 @@ def test_a_log_that_ends_with_a_page_is_whole(postgres: PostgresServer, source: 
             emit(400)
             overhead = insert() - before - 400
             left = PAGE - insert() % PAGE
-            # One that goes over two pages has the second one's header in its midst.
+            # A record that spans two pages has the second page's header in its middle.
             if before // PAGE == insert() // PAGE and left > 400:
                 emit(left - overhead)
             if insert() % PAGE == 24:

@@ -87,13 +87,13 @@ def test_the_arrow_types(postgres: PostgresServer, typed: str) -> None:
 
 
 def test_the_catalog_is_read_alike(postgres: PostgresServer, typed: str) -> None:
-    """What the tests describe tables with, and what the product does."""
+    """How the tests describe tables, and how the product does."""
     create(postgres, typed, "types", listed(CASES))
     with session(settings(postgres, typed)) as connection:
         (mine,) = read_tables(connection, [TableName("public", "types")])
     theirs = describe(postgres, typed, "types")
     for column, other in zip(mine.columns, theirs.columns, strict=True):
-        # A domain over an array is an array to one and a domain to the other; both select lists are tried here.
+        # One takes a domain over an array for an array, the other for a domain; both select lists are tried here.
         assert {**column.details, "kind": ""} | {**other.details, "kind": ""} == {**column.details, "kind": ""}
     assert arrow_schema(mine) == arrow_schema(theirs)
     postgres.query("INSERT INTO types (c0) VALUES (NULL)", database=typed)
@@ -103,7 +103,7 @@ def test_the_catalog_is_read_alike(postgres: PostgresServer, typed: str) -> None
 
 
 def test_types_whose_text_is_the_name_of_something(postgres: PostgresServer, typed: str) -> None:
-    """Renaming an object would change what its references are printed as, and no change is logged."""
+    """Renaming an object changes the text of references to it, and no row change is logged."""
     named = {
         name
         for (name,) in postgres.query(
@@ -135,7 +135,7 @@ def test_a_column_of_an_unknown_base_is_text() -> None:
 
 
 def test_no_setting_of_a_user_changes_what_is_printed(postgres: PostgresServer, typed: str) -> None:
-    """Roles and databases have settings of their own, which every session inherits. Ours come after them."""
+    """Every session inherits the settings of its role and database. Ours override them."""
     odd = {
         "DateStyle": "German, DMY",
         "IntervalStyle": "sql_standard",
@@ -181,7 +181,7 @@ def literal(text: str) -> str:
 
 
 def values_of(declared: str) -> st.SearchStrategy[str]:
-    """SQL expressions of a type: the hard ones, any at all where that is easy, and NULL."""
+    """SQL expressions of a type: hard values, random ones where that is easy, and NULL."""
     hard = st.sampled_from([*CASES[declared], "NULL"])
     if declared in INTEGERS:
         bits = INTEGERS[declared]
@@ -241,7 +241,7 @@ def slot(postgres: PostgresServer, typed: str) -> Iterator[str]:
 def test_any_row_of_any_types_is_the_same_in_all_ways(
     postgres: PostgresServer, typed: str, slot: str, drawn: tuple[list[str], list[list[str]]]
 ) -> None:
-    """Inserted, read, updated from nothing and back, deleted: what a SELECT reads is what each image says."""
+    """Rows are inserted, updated to NULLs and back, and deleted: each image holds what a SELECT reads."""
     declared, rows = drawn
     names = [f"c{number}" for number in range(len(declared))]
     create(postgres, typed, "v", f"id int PRIMARY KEY, {listed(declared)}")

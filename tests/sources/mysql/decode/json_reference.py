@@ -39,7 +39,7 @@ def json_text(data: bytes) -> str:
 class _Document:
     def __init__(self, data: bytes) -> None:
         self._data = data
-        # Values that shared their bytes could print exponentially much; the server never stores any.
+        # Values that share their bytes could print exponentially much text; the server never stores such.
         self._unread = len(data)
 
     def value(self, kind: int, start: int, end: int, depth: int) -> list[str]:
@@ -163,7 +163,7 @@ class _Document:
         return f"{date}{sign}{hour:02}:{minute:02}:{second:02}.{micros:06}"
 
     def _sized(self, start: int, end: int) -> tuple[int, bytes]:
-        """The start and the bytes of a body that its length precedes, in 7-bit groups, the lowest first."""
+        """The start and the bytes of a body after its length, which is stored in groups of 7 bits, lowest first."""
         length = 0
         for index in range(5):
             byte = self._read(start + index, 1, end)[0]

@@ -41,15 +41,15 @@ def _always(_: str) -> bool:
 DIES: dict[str, Wrong] = {
     # The type's code is unknown to it.
     r"vector.*": _always,
-    # The calendar's refusal is not caught, but for zeros.
+    # It does not catch the error for impossible dates, except for zeros.
     r"date": lambda text: _is_no_date(text) and "00" not in (text[5:7], text[8:10]) and text[:4] != "0000",
     # Python's codec of that name expects a mark, or knows fewer codes than the server.
     r".* character set (utf16|utf32|sjis|gb18030|big5|euckr)": _always,
 }
-"""Declarations of columns, as a pattern, at values of which reading the whole event fails."""
+"""Patterns of column declarations, and values at which the other reader fails for the whole event."""
 
 WRONG: dict[str, Wrong] = {
-    # The zero bytes that the log leaves out stay out.
+    # It does not add the zero bytes that the log leaves out.
     r"binary\(.*": lambda text: text.endswith("00"),
     # An empty string is text, whatever the column.
     r"(var)?binary.*|.*blob": lambda text: text == "",
@@ -62,7 +62,7 @@ WRONG: dict[str, Wrong] = {
     # No codec of that name: the stored bytes. Or one with another character for some code.
     r".* character set (ucs2|utf16le|macce|hebrew|greek|dec8|swe7|armscii8|geostd8|keybcs2|eucjpms)": _always,
 }
-"""The same for values that are given wrong."""
+"""The same for values that the other reader gets wrong."""
 
 
 def is_listed(listed: dict[str, Wrong], declaration: str, text: str | None) -> bool:
@@ -120,7 +120,7 @@ def in_its_form(declaration: str, kind: pa.DataType, value: Any) -> Any:
 
 
 def as_ours(declaration: str, value: Any) -> Any:
-    """One of its values with its own types of JSON replaced by Python's."""
+    """One of its values, with its own JSON types replaced by Python's."""
     return _plain_json(value) if declaration == "json" else value
 
 

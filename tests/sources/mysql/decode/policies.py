@@ -31,7 +31,7 @@ def decode(table: Table, images: Sequence[bytes]) -> tuple[pa.Table, dict[str, i
 
 
 def holds(kind: pa.DataType, text: str | None) -> Any:
-    """The value that Arrow can hold of a text, by Python's own types; None if there is none."""
+    """The value of a text that Arrow can hold, found with Python's own types; None if there is none."""
     if text is None:
         return None
     if pa.types.is_decimal(kind):

@@ -1,4 +1,4 @@
-"""The same rows by both ways: with SELECT, and from images of the log."""
+"""The same rows read by SELECT and from images of the log."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def split(table: Table, body: bytes) -> list[bytes]:
 
 
 def same(left: pa.Table, right: pa.Table) -> bool:
-    """Equality of bits: Arrow's own takes -0.0 for 0.0."""
+    """Equality of bits; to Arrow's `equals`, -0.0 is 0.0."""
     assert left.schema.equals(right.schema)
     return all(
         same_bits(mine, theirs)

@@ -1,4 +1,4 @@
-"""Row images as a server wrote them, cut out of its log file by code that shares nothing with the package's reader."""
+"""Row images as a server wrote them, extracted from its log file by code that shares nothing with the package."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def logged(server: MysqlServer, schema: str, statements: Sequence[str]) -> list[
 
 
 def logged_by(server: MysqlServer, schema: str, work: Callable[[Connection[Any]], None]) -> list[RowsEvent]:
-    """The rows events of what ``work`` does on a session that may store anything."""
+    """The rows events of what ``work`` does in a session without strict mode."""
     with server.connect(database=schema) as connection:
         with connection.cursor() as cursor:
             cursor.execute("SET sql_mode = 'ALLOW_INVALID_DATES'")

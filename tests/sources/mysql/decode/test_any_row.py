@@ -1,4 +1,4 @@
-"""Any row of any types: the same by SELECT and in every image of the log, and what two other readers say it is."""
+"""Any row of any types is the same by SELECT and in every image of the log, and two other readers agree."""
 
 from __future__ import annotations
 
@@ -55,13 +55,13 @@ _CODECS = {
     "utf16le": "utf-16",
     "utf32": "utf-32",
 }
-# Characters that become others on the way back.
+# Characters that are converted to others on the way back.
 _ONE_WAY = {
     "shift_jis": "\xa5\u203e",
     "cp932": "\xa2\xa3\xac\u2016\u2212\u301c",
     "euc_jp": "\xa2\xa3\xa5\xa6\xac\u2016\u203e\u2212\u301c\uff3c",
 }
-# For those of which Python has no codec.
+# For character sets that Python has no codec for.
 _ALPHABETS = {
     "dec8": "a~é¤œÿ",
     "swe7": "a_ÉÄÖÅÜéäöåü",
@@ -203,7 +203,7 @@ def tables(draw: st.DrawFn) -> tuple[str, list[str], list[tuple[Any, ...]]]:
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[MysqlServer]:
-    """One whose log names columns and members, for the other reader."""
+    """A server whose log names columns and members, for the other reader."""
     with (
         tempfile.TemporaryDirectory(prefix="cdc-mysql-") as directory,
         MysqlServer.start(Path(directory), options={"binlog_row_metadata": "FULL"}) as started,
@@ -223,7 +223,7 @@ def is_bytes(declaration: str) -> bool:
 
 
 def judged(server: MysqlServer, policy: str, declarations: list[str], ours: pa.Table) -> list[list[str | None]]:
-    """Hold what was selected against the driver's own reading of it; returns what the server prints of each value."""
+    """Compare what was selected with the driver's own reading; returns each value as the server prints it."""
     names = [f"c{number}" for number in range(len(declarations))]
     plain = ", ".join(independent(kind, name) for kind, name in zip(declarations, names, strict=True))
     printed = ", ".join(
@@ -264,7 +264,7 @@ WRONG_THERE = [
 
 
 @pytest.mark.parametrize(("declaration", "value"), WRONG_THERE)
-def test_where_the_other_reader_is_wrong_the_server_is_with_us(
+def test_where_the_other_reader_is_wrong_the_server_agrees_with_us(
     server: MysqlServer, declaration: str, value: str
 ) -> None:
     policy = "string" if declaration.startswith(("date", "timestamp")) else "error"

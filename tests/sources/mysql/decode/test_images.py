@@ -1,4 +1,4 @@
-"""Row images of the binary log: the same rows as by SELECT, and safe to walk whatever the bytes are."""
+"""Row images of the binary log hold the same rows as a SELECT, and are safe to walk whatever the bytes are."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_where_the_key_lies(mysql: MysqlServer, schema: str) -> None:
 
 @pytest.mark.parametrize("value", ["0000-00-00", "2024-00-15", "2024-05-00", "2023-02-29", "0000-01-00"])
 @pytest.mark.parametrize("kind", ["date", "datetime", "datetime(3)"])
-def test_a_date_of_no_calendar_is_named(mysql: MysqlServer, schema: str, kind: str, value: str) -> None:
+def test_a_date_that_no_calendar_has_is_named(mysql: MysqlServer, schema: str, kind: str, value: str) -> None:
     mysql.query(f"CREATE TABLE {schema}.t (id int PRIMARY KEY, d {kind})")
     table = describe(mysql, schema, "t")
     (event,) = logged(mysql, schema, [f"INSERT INTO t VALUES (0, NULL), (1, '2024-01-01'), (2, '{value}')"])
@@ -186,7 +186,7 @@ def test_no_images_and_a_slice_of_images(mysql: MysqlServer, schema: str) -> Non
 
 
 NO_DECIMALS = [case for case in CASES if not case.declaration.startswith("decimal") or "20" in case.declaration]
-# Rows of no more bytes than a few thousand: a flipped bit is to hit more than the bulk of one value.
+# Rows of at most a few thousand bytes, so that flipped bits do not all hit one large value.
 SHORT = ("geom", "point", "vector(3", "vector(1)", "json", "set")
 SPATIAL = [case for case in CASES if case.declaration.startswith(SHORT)]
 
@@ -196,7 +196,7 @@ SPATIAL = [case for case in CASES if case.declaration.startswith(SHORT)]
     [(NO_DECIMALS[:60], "error"), (SPATIAL, "error"), (UNREPRESENTABLE, "string"), (UNREPRESENTABLE, "null")],
     ids=["plain", "spatial", "string", "null"],
 )
-def test_a_damaged_image_is_refused_and_nothing_behind_it_is_read(
+def test_a_damaged_image_is_refused_and_nothing_after_it_is_read(
     mysql: MysqlServer, schema: str, cases: Sequence[Case], policy: str
 ) -> None:
     mysql.query(create_table(f"{schema}.t", cases))
@@ -229,6 +229,6 @@ def test_a_damaged_image_is_refused_and_nothing_behind_it_is_read(
                 outcomes[True] += 1
             except (DecodeError, ValueNotRepresentable):
                 outcomes[False] += 1
-    # A flipped bit of a number is another number; a shorter image never is a row.
+    # Flipping a bit of a number gives another number; but a shorter image is never a row.
     assert outcomes[False] > 190
     assert outcomes[True] > 10

@@ -1,4 +1,4 @@
-"""JSON in row images must read as the very text that a SELECT of the column gives, or be refused."""
+"""JSON in row images must become exactly the text that a SELECT of the column gives, or be refused."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ class Table:
         return [text for (text,) in self.query("SELECT document FROM documents ORDER BY id")]
 
     def logged(self, sql: str) -> dict[int, bytes | None]:
-        """Runs a statement and gives, by id, the images of the rows as it left them."""
+        """Run a statement; returns, by id, the images of the rows as it left them."""
         ((file, start, *_),) = self.query("SHOW BINARY LOG STATUS")
         self.query(sql)
         ((same_file, end, *_),) = self.query("SHOW BINARY LOG STATUS")
@@ -333,7 +333,8 @@ def small_array(*entries: bytes, tail: bytes = b"") -> bytes:
 
 
 def bomb(levels: int, fan: int) -> bytes:
-    """Arrays whose entries all point to one and the same next array: `fan` ** `levels` elements, if one believed it."""
+    """Arrays whose entries all point to the same next array: a reader that followed them would see `fan` ** `levels`
+    elements."""
     size = 4 + 3 * fan
     body = b""
     for level in reversed(range(levels)):
@@ -450,7 +451,7 @@ def test_random_bytes_are_refused_or_read_alike_by_both_readers(image: bytes) ->
 
 
 def assert_read_alike(image: bytes) -> None:
-    """Also among other values: a reader that goes on beyond the end of its value would give another result."""
+    """Also among other values, where reading beyond the end of one would change the result."""
     try:
         expected = json_reference.json_text(image)
     except DecodeError:

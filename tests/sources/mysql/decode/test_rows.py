@@ -200,7 +200,7 @@ def test_a_session_that_translates_text_is_refused(mysql: MysqlServer, schema: s
             StatementReader(connection, table)
 
 
-def test_a_read_left_half_way_closes_the_session(mysql: MysqlServer, large: Table) -> None:
+def test_a_read_that_is_abandoned_closes_the_session(mysql: MysqlServer, large: Table) -> None:
     with reading(mysql, large) as (connection, reader):
         batches = reader.read("", ())
         next(batches)
@@ -208,7 +208,7 @@ def test_a_read_left_half_way_closes_the_session(mysql: MysqlServer, large: Tabl
         assert not connection.open
 
 
-def test_a_value_without_an_arrow_type_half_way_closes_the_session(mysql: MysqlServer, schema: str) -> None:
+def test_a_value_without_an_arrow_type_closes_the_session(mysql: MysqlServer, schema: str) -> None:
     # In a key it stops the read at once.
     key = "id int AUTO_INCREMENT, d datetime, PRIMARY KEY (id, d)"
     mysql.query(f"CREATE TABLE {schema}.t ({key}, filler varchar(1000))")
@@ -223,7 +223,7 @@ def test_a_value_without_an_arrow_type_half_way_closes_the_session(mysql: MysqlS
         assert not connection.open
 
 
-def test_an_error_half_way_leaves_the_session_usable(mysql: MysqlServer, large: Table) -> None:
+def test_an_error_halfway_leaves_the_session_usable(mysql: MysqlServer, large: Table) -> None:
     with reading(mysql, large) as (connection, reader):
         victim = thread(connection)
         batches = reader.read("", ())
@@ -298,7 +298,7 @@ SPATIAL = tuple(case for case in CASES if case.declaration.startswith(("geom", "
     [(MIXED, "error"), (SPATIAL, "error"), (UNREPRESENTABLE, "string"), (UNREPRESENTABLE, "null")],
     ids=["mixed", "spatial", "string", "null"],
 )
-def test_a_damaged_row_is_refused_and_nothing_behind_it_is_read(
+def test_a_damaged_row_is_refused_and_nothing_after_it_is_read(
     mysql: MysqlServer, schema: str, cases: tuple[Case, ...], policy: str
 ) -> None:
     mysql.query(create_table(f"{schema}.t", cases))

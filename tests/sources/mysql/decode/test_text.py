@@ -1,4 +1,4 @@
-"""Character sets: every code against the server's own conversion, and the same text by both ways."""
+"""Character sets: every code converts as in the server, and rows and images give the same text."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def refused(charset: str, value: bytes) -> bool:
 
 
 def servers_conversion(server: MysqlServer, schema: str, charset: str, codes: list[bytes]) -> dict[bytes, str]:
-    """What the server makes of each code that is whole in ``charset``; ``?`` and U+FFFD stand for no character."""
+    """What the server converts each complete code of ``charset`` to; ``?`` and U+FFFD mean that it is no character."""
     found: dict[bytes, str] = {}
     with server.connect() as connection, connection.cursor() as cursor:
         cursor.execute(f"CREATE TEMPORARY TABLE {schema}.codes (id int PRIMARY KEY, b varbinary(4))")
@@ -49,7 +49,7 @@ def servers_conversion(server: MysqlServer, schema: str, charset: str, codes: li
         cursor.execute("SET sql_mode = ''")
         cursor.execute(f"SELECT id, CONVERT(CONVERT(b USING {charset}) USING utf8mb4) FROM {schema}.codes")
         for number, text in cursor.fetchall():
-            # Bytes that are no whole character become nothing at all.
+            # Bytes that are an incomplete character vanish.
             if text:
                 found[codes[number]] = text
     return found
@@ -123,7 +123,7 @@ def test_every_character_of_unicode(mysql: MysqlServer, charset: str) -> None:
         ("eucjpms", b"\x8f\xf4"),
     ],
 )
-def test_bytes_that_are_no_text_are_named(charset: str, value: bytes) -> None:
+def test_bytes_that_are_not_text_are_named(charset: str, value: bytes) -> None:
     with pytest.raises(ValueNotRepresentable, match=f"x'{value.hex()}' .* {charset}") as caught:
         convert(charset, [b"", value])
     assert caught.value.where == "t.c"
@@ -138,7 +138,7 @@ SAMPLES = {
 
 
 @pytest.mark.parametrize("charset", CHARSETS)
-def test_both_ways_bring_the_same_text(mysql: MysqlServer, schema: str, charset: str) -> None:
+def test_rows_and_images_give_the_same_text(mysql: MysqlServer, schema: str, charset: str) -> None:
     sample = SAMPLES.get(charset, "aé漢😀" if charset not in ("ucs2", "utf8mb3") and charset in UNICODE else "aé")
     if charset not in UNICODE and charset not in SAMPLES:
         sample = "a!~"

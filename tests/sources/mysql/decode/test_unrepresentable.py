@@ -1,4 +1,4 @@
-"""Values that no Arrow type holds: never a wrong value, never a null that nobody is told of, never two rows as one."""
+"""Values that no Arrow type holds never become wrong values or unreported nulls, and never make two rows one."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_as_null_only_what_arrow_cannot_hold_is_lost_and_all_of_it_is_counted(my
 
 
 def test_the_year_0_is_a_year(mysql: MysqlServer, schema: str) -> None:
-    """The calendar has it, and so has Arrow; Python's own dates begin a year later."""
+    """The calendar and Arrow have it; Python's dates begin a year later."""
     mysql.query(f"CREATE TABLE {schema}.t (d date PRIMARY KEY, m datetime(6) NOT NULL)")
     days = [f"0000-{month:02}-{day:02}" for month in range(1, 13) for day in (1, 27, 28, 29)] + ["0000-12-31"]
     rows = ", ".join(f"('{day}', '{day} 12:34:56.789012')" for day in days)
@@ -127,7 +127,7 @@ def test_the_year_0_is_a_year(mysql: MysqlServer, schema: str) -> None:
             select(mysql, table)
 
 
-def test_a_column_that_holds_no_null_may_hold_one_then(mysql: MysqlServer, schema: str) -> None:
+def test_a_not_null_column_may_hold_nulls_with_the_policy_null(mysql: MysqlServer, schema: str) -> None:
     mysql.query(
         f"CREATE TABLE {schema}.t (id int PRIMARY KEY, d date NOT NULL, n decimal(50,1) NOT NULL, i int NOT NULL)"
     )
@@ -141,7 +141,7 @@ def test_a_column_that_holds_no_null_may_hold_one_then(mysql: MysqlServer, schem
     assert [field.nullable for field in arrow_schema(policed(mysql, schema, "string"))] == [False] * 4
 
 
-def test_many_rows_with_a_value_here_and_there(mysql: MysqlServer, schema: str) -> None:
+def test_values_without_an_arrow_type_among_many_rows(mysql: MysqlServer, schema: str) -> None:
     mysql.query(f"CREATE TABLE {schema}.t (id int PRIMARY KEY, d date, n decimal(50,1))")
     mysql.query(
         f"INSERT INTO {schema}.t WITH RECURSIVE n AS (SELECT 1 i UNION ALL SELECT i + 1 FROM n WHERE i < 999) "
@@ -227,7 +227,7 @@ class TestPreflight:
             MysqlSource(settings(mysql)).preflight([f"{schema}.*"], TableOptions(unrepresentable="ignore"))
 
 
-def test_a_policy_concerns_no_other_type() -> None:
+def test_a_policy_changes_no_other_type() -> None:
     kinds = ("decimal(38,2)", "time(3)", "year", "int", "varchar(9)", "json", "double")
     for kind in kinds:
         column = Column("c", kind, False, {"charset": "utf8mb4"})

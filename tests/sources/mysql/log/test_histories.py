@@ -148,7 +148,7 @@ def test_a_file_whose_keys_do_not_fit_into_memory_is_netted_in_parts(
     keyed, _ = rows_of(server)
     reading = LogReading(server, "histories", "a", "k", mode="disabled")
     run(db, "UPDATE a SET v = 'second'", "INSERT INTO k VALUES (1, 'a')", "UPDATE a SET v = 'third' WHERE id > 3")
-    # What is prepared has to wait for its end, and all that is netted meanwhile with it.
+    # A prepared transaction must wait for its end, and with it everything that is netted meanwhile.
     run(db, "XA START 'w'", "UPDATE a SET v = 'w' WHERE id < 3", "XA END 'w'", "XA PREPARE 'w'")
     with server.connect(database="histories") as other, other.cursor() as cursor:
         for number in range(5, 20):
@@ -170,7 +170,7 @@ PLAIN = st.tuples(
 def test_the_net_change_is_that_of_the_specification_over_another_reader(
     server: MysqlServer, db: Connection, within: list[tuple[str, list[str], str]]
 ) -> None:
-    """Without compression and tags, which the other reader passes over in silence."""
+    """Without compression and tags, which the other reader silently skips."""
     empty(db)
     for value in range(1, 4):
         run(db, f"INSERT INTO a VALUES ({value}, 'x', 'v')", f"INSERT INTO k VALUES ({value}, 'v')")

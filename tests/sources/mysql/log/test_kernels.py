@@ -1,4 +1,4 @@
-"""The log reader's kernels by themselves, against plain Python, and against bytes that lie."""
+"""The log reader's kernels, compared with plain Python, and with malformed bytes."""
 
 from __future__ import annotations
 
@@ -284,7 +284,7 @@ HISTORIES = st.lists(
 def test_nets_as_the_specification_says(
     history: list[tuple[list[Event], list[tuple[int | None, int | None]]]], step: int
 ) -> None:
-    """Of any events, also such as no table could produce: a walk does not depend on what the rows were before."""
+    """Any events, even ones that no table could produce: a walk does not depend on earlier rows."""
     parts = [format_description()]
     keyed: list[dict[int, Change[Row]]] = []
     keyless: list[tuple[int | None, int | None]] = []
@@ -353,7 +353,7 @@ def test_the_sample_is_sound() -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_spoilt_events_with_good_checksums(seed: int) -> None:
-    """Damage that a checksum does not show ends in an error or in another result, never in a read beyond the bytes."""
+    """Damage that no checksum shows may cause an error or another result, but never a read beyond the bytes."""
     rng = random.Random(seed)
     outcomes: set[object] = set()
     for _ in range(400):
@@ -401,7 +401,7 @@ def test_odd_events_of_any_bytes(body: bytes) -> None:
 
 
 def test_binary_arrays_come_out_whole() -> None:
-    """Rows that together exceed a batch come in several."""
+    """Rows that do not fit into one batch come in several."""
     changes: list[Event] = [(None, (number, b"v")) for number in range(70_000)]
     walker, _ = walked(
         log_of([format_description(), gtid_event(1), query(b"BEGIN"), MAPS["a"], *rows(changes), event(16, bytes(8))]),

@@ -75,7 +75,7 @@ def test_names_in_the_clients_character_set(
         reading.read()
 
 
-def test_a_literal_that_is_no_text_stops_nothing(mysql: MysqlServer, schema: str, db: Connection) -> None:
+def test_a_literal_that_is_not_text_stops_nothing(mysql: MysqlServer, schema: str, db: Connection) -> None:
     run(db, "CREATE TABLE other (id INT PRIMARY KEY)")
     reading = LogReading(mysql, schema, "a")
     raw(db, b"CREATE PROCEDURE p() SELECT _binary'\x81\xff'")
@@ -85,7 +85,7 @@ def test_a_literal_that_is_no_text_stops_nothing(mysql: MysqlServer, schema: str
 
 @pytest.fixture
 def folding() -> Iterator[MysqlServer]:
-    """A server that takes no regard of case: that can be chosen only when its data directory is made."""
+    """A server that ignores case, which can only be chosen when its data directory is created."""
     option = {"lower_case_table_names": "1"}
     with tempfile.TemporaryDirectory(prefix="cdc-mysql-") as directory:
         command = [*find_mysql().mysqld, "--initialize-insecure", f"--datadir={directory}/data", "--user=root"]
@@ -96,7 +96,7 @@ def folding() -> Iterator[MysqlServer]:
 
 
 @pytest.mark.slow
-def test_names_that_the_server_folds(folding: MysqlServer) -> None:
+def test_names_that_the_server_takes_for_the_same(folding: MysqlServer) -> None:
     server = folding
     server.query("CREATE DATABASE s")
     with server.connect(database="s", charset="utf8mb4") as connection:
@@ -112,7 +112,7 @@ def test_names_that_the_server_folds(folding: MysqlServer) -> None:
                 reading.read()
 
 
-def test_names_are_alike_wherever_the_server_folds_them(mysql: MysqlServer) -> None:
+def test_names_are_alike_wherever_the_server_takes_them_for_the_same(mysql: MysqlServer) -> None:
     folded = 0
     with mysql.connect(charset="utf8mb4") as connection, connection.cursor() as cursor:
         for start in range(0, 0x10000, 0x1000):
@@ -162,7 +162,7 @@ def test_the_index_that_is_the_key(mysql: MysqlServer, schema: str, db: Connecti
 
 
 def test_a_key_that_was_made_after_the_initial_position(mysql: MysqlServer, schema: str, db: Connection) -> None:
-    """The schemas are read after it: what is unique by then need not have been so there."""
+    """The schemas are read after it: an index that is there by then may not have been unique at the position."""
     run(
         db,
         "CREATE TABLE b (x INT NOT NULL, y INT NOT NULL, UNIQUE z (y))",
@@ -191,7 +191,7 @@ BY_A_COPY = {
 def test_a_copy_of_the_table_that_computes_stored_columns_anew(
     statement: str, mysql: MysqlServer, schema: str, db: Connection
 ) -> None:
-    """Without an image of any row: with the time zone of whoever asked for an index."""
+    """No row image is logged, and values are computed in the time zone of the session that asks for an index."""
     run(
         db,
         "SET time_zone = '+00:00'",
@@ -243,7 +243,7 @@ def refused(reading: LogReading) -> CdcError | None:
 def test_statements_that_open_no_table_of_a_copied_schema(
     mysql: MysqlServer, schema: str, elsewhere: str, db: Connection
 ) -> None:
-    """By the server's own list of schemas, which knows what triggers, functions, views and cascades do."""
+    """According to the server's own list of schemas, which includes those that triggers, views and cascades reach."""
     with mysql.connect(database=elsewhere) as other:
         run(
             other,

@@ -41,7 +41,7 @@ def at(microseconds: int) -> datetime:
 
 
 def until(commits: list[Commit], when: int) -> GtidSet:
-    """The longest prefix without a later commit."""
+    """The longest prefix of the log without a commit after that time."""
     first = next((index for index, commit in enumerate(commits) if commit[1] > when), len(commits))
     return GtidSet.parse(",".join(gtid for gtid, _ in commits[:first]))
 
@@ -139,7 +139,7 @@ def test_all_that_was_executed_is_a_prefix(busy: MysqlServer) -> None:
     assert str(found.place).partition("@")[0] == ":".join(map(str, busy.query("SHOW BINARY LOG STATUS")[0][:2]))
 
 
-def test_what_was_purged_is_part_of_every_prefix_and_asked_for_no_more(mysql_factory: MysqlFactory) -> None:
+def test_what_was_purged_is_part_of_every_prefix_and_is_not_looked_for(mysql_factory: MysqlFactory) -> None:
     server = mysql_factory({"binlog_checksum": "NONE"})
     server.query("CREATE DATABASE d")
     server.query("CREATE TABLE d.t (id INT PRIMARY KEY)")
@@ -159,7 +159,7 @@ def test_what_was_purged_is_part_of_every_prefix_and_asked_for_no_more(mysql_fac
 
 
 def rotate(server: MysqlServer, head: int) -> None:
-    """Begin a log file whose head tells another time."""
+    """Begin a log file whose head says another time."""
     with server.connect() as connection, connection.cursor() as cursor:
         cursor.execute("SET timestamp = %s", (head,))
         cursor.execute("FLUSH BINARY LOGS")
@@ -184,7 +184,7 @@ def test_the_time_in_the_head_of_a_file_is_only_what_a_session_took_for_the_pres
     # What was purged is later than this, whatever the head of the first file says.
     with pytest.raises(LogGone, match="the first commit in the log was at"):
         prefix_at(settings(server), at(commits[4][1]))
-    # Nobody knows when what was purged was committed.
+    # When the purged transactions were committed is unknown.
     server.query("FLUSH BINARY LOGS")
     server.query(f"PURGE BINARY LOGS TO '{server.query('SHOW BINARY LOG STATUS')[0][0]}'")
     with pytest.raises(LogGone, match="the log holds no transaction"):
@@ -213,7 +213,7 @@ def test_on_a_lagging_replica_files_begin_at_the_time_of_the_source(mysql_factor
         assert prefix_at(settings(replica), at(when)).position == until(commits, when)
 
 
-def test_files_from_before_gtids_are_no_obstacle_to_a_later_time(mysql_factory: MysqlFactory) -> None:
+def test_files_from_before_gtids_do_not_prevent_a_later_time(mysql_factory: MysqlFactory) -> None:
     server = mysql_factory({"gtid_mode": "OFF"})
     server.query("CREATE DATABASE d")
     server.query("CREATE TABLE d.t (id INT PRIMARY KEY)")
@@ -232,6 +232,6 @@ def test_files_from_before_gtids_are_no_obstacle_to_a_later_time(mysql_factory: 
     assert str(prefix_at(settings(server), when).position) == wanted
 
 
-def test_a_file_that_was_purged_just_now_is_told_as_such(mysql: MysqlServer) -> None:
+def test_a_file_that_was_purged_just_now_is_reported_as_purged(mysql: MysqlServer) -> None:
     with session(settings(mysql)) as connection, pytest.raises(LogGone, match="was purged just now"):
         previous_gtids(connection, "binlog.999999")

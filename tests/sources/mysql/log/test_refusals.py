@@ -1,4 +1,4 @@
-"""Whatever breaks what the proof rests on, seen in the log itself, stops the run and says where and what to do."""
+"""Whatever in the log breaks an assumption of the proof stops the run, with an error that says where and what to do."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_a_copied_table_that_is_exchanged_for_a_partition(mysql: MysqlServer, sc
 
 
 def test_a_table_made_by_another_statement_under_a_copied_name(mysql: MysqlServer, schema: str, db: Connection) -> None:
-    """The schemas are read after the initial position is fixed: a table that is born in between has no rows there."""
+    """Schemas are read after the initial position is fixed: a table that is created in between had no rows then."""
     reading = LogReading(mysql, schema, "a")
     reading.initial = mysql.query("SELECT @@gtid_executed")[0][0]
     run(db, "SET SESSION sql_log_bin = 0", "DROP TABLE a", "SET SESSION sql_log_bin = 1")
@@ -152,7 +152,7 @@ def test_a_session_that_logs_statements(mysql: MysqlServer, schema: str, db: Con
 
 
 def test_partial_json_in_a_keyless_table(mysql: MysqlServer, schema: str, db: Connection) -> None:
-    """The row after is a difference: it cannot be counted."""
+    """The row after is logged as a difference, so it cannot be counted."""
     run(
         db,
         "CREATE TABLE j (d JSON, v INT)",
@@ -185,12 +185,12 @@ def test_transactions_without_gtids(mysql_factory: Any) -> None:
     assert "gtid_mode" in refusal(reading, UnknownEvent).hint
 
 
-# Events that a server writes only when something is amiss, or not any more, are made here, into the bytes of a file.
+# Events that a server writes only when something is wrong, or no longer writes, are inserted into a file's bytes.
 
 
 @pytest.fixture
 def recorded(mysql: MysqlServer, schema: str, db: Connection) -> tuple[LogReading, list[bytes], str]:
-    """A reading, and the events of a file in which there is one row change on a copied table."""
+    """A reading, and the events of a file with one row change on a copied table."""
     run(db, "FLUSH BINARY LOGS")
     reading = LogReading(mysql, schema, "a", "k")
     run(db, "BEGIN", "UPDATE a SET v = 11 WHERE id = 1", "INSERT INTO k VALUES (4)", "COMMIT")
@@ -212,7 +212,7 @@ def made(kind: int, body: bytes = b"", flags: int = 0) -> bytes:
 
 
 def joined(parts: list[bytes]) -> bytes:
-    """A file of these events, with their places and checksums put right."""
+    """A file of these events, with their positions and checksums corrected."""
     log = b""
     for part in parts:
         event = part[:13] + struct.pack("<I", 4 + len(log) + len(part)) + part[17:-4]
@@ -258,7 +258,7 @@ def test_unknown_events(recorded: Recorded, kind: int, flags: int) -> None:
 
 
 @pytest.mark.parametrize("kind", [27, 28, 29, 36, 37, 41, 5, 13, 14])
-def test_events_without_rows(recorded: Recorded, kind: int) -> None:
+def test_events_that_hold_no_rows(recorded: Recorded, kind: int) -> None:
     reading, parts, file = recorded
     at = len(parts) - 1
     event = made(kind, b"12345678")
@@ -294,7 +294,7 @@ def test_row_events_of_version_1(recorded: Recorded) -> None:
 
 @pytest.mark.parametrize("missing", range(2, 9))
 def test_an_event_that_is_missing(recorded: Recorded, missing: int) -> None:
-    """Without its GTID, BEGIN, table map or end, a transaction is none. Rows alone would not be missed."""
+    """A transaction must have its GTID, BEGIN, table map and end. If only rows were missing, nobody could tell."""
     reading, parts, file = recorded
     kind = parts[missing][4]
     log = joined(parts[:missing] + parts[missing + 1 :])
@@ -310,8 +310,8 @@ def query(text: bytes, schema: bytes = b"") -> bytes:
 
 
 @pytest.mark.parametrize("text", [b"ROLLBACK", b"ROLLBACK TO `s`"])
-def test_a_rollback_behind_rows(recorded: Recorded, text: bytes) -> None:
-    """A server logs it when a part of the transaction could not be undone. Which part, the log does not say."""
+def test_a_rollback_after_rows(recorded: Recorded, text: bytes) -> None:
+    """A server logs it when part of the transaction could not be undone. The log does not say which part."""
     reading, parts, file = recorded
     with pytest.raises(UnknownEvent, match="ROLLBACK"):
         walk(reading, joined([*parts[:-1], query(text)]), file)

@@ -1,4 +1,4 @@
-"""The log reader on a real server: what the log did is what was done."""
+"""The log reader on a real server: it finds what was done."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_keyless_changes_count_up_to_their_own_bound(mysql: MysqlServer, schema:
 
 
 def test_transactions_in_the_initial_position_do_not_count(mysql: MysqlServer, schema: str, db: Connection) -> None:
-    """Gaps too: a later transaction may be in the initial position while an earlier one is not."""
+    """Also with gaps: a later transaction may be in the initial position while an earlier one is not."""
     run(db, "CREATE TABLE a (id INT PRIMARY KEY)")
     reading = LogReading(mysql, schema, "a")
     source = "aaaaaaaa-0000-0000-0000-000000000001"
@@ -461,7 +461,7 @@ def test_a_bound_that_is_no_place_in_the_log(mysql: MysqlServer, end: str) -> No
 
 
 def test_an_end_that_is_never_reached(mysql: MysqlServer, schema: str) -> None:
-    """The server may have written more than it sends: not before it is flushed. Another try will get it."""
+    """The server may have written more than it sends, for it sends only what is flushed. A retry will get it."""
     file, _, position = log_end(mysql).rpartition(":")
     with (
         pytest.raises(SourceUnavailable),

@@ -1,4 +1,4 @@
-"""What statements do to copied tables: everything that is not surely harmless has to stop a run."""
+"""What statements do to copied tables: whatever is not known to be harmless must stop a run."""
 
 from __future__ import annotations
 
@@ -172,7 +172,7 @@ def test_what_is_not_understood_stops(text: str) -> None:
 
 
 def test_row_changes_as_text_of_other_schemas_are_harmless() -> None:
-    """The server lists the schemas of all tables that a statement opened, or a view, trigger or function of it."""
+    """The server lists the schemas of all tables that a statement opened, also by views, triggers and functions."""
     for text in ("REPLACE INTO checksums SELECT 1", "CREATE TABLE x SELECT f()", "SELECT f()"):
         assert of(text, schemas=frozenset({"percona", "x"})).effect is Effect.HARMLESS
         for schema in ("shop", "SHOP", "\udc81"):
@@ -191,11 +191,11 @@ def test_row_changes_as_text_of_other_schemas_are_harmless() -> None:
         "TRUNCATE x\udc81",
     ],
 )
-def test_what_the_server_may_read_otherwise_is_never_harmless(text: str) -> None:
+def test_what_the_server_may_understand_differently_is_never_harmless(text: str) -> None:
     if "\u00a0" not in text:
         assert of(text).effect is not Effect.HARMLESS, of(text)
     assert of("TRUNCATE x", schema="\udc81").effect is Effect.NOT_UNDERSTOOD
-    # No space to the server, so the statement is of one table with an odd name, and of another.
+    # The server does not take this for a space, so the statement names one table with an odd name, and another one.
     assert of("DROP TABLE x\u00a0y, orders").effect is Effect.TOUCHES
     assert of("ALTER TABLE x COMMENT '\udc81'").effect is Effect.HARMLESS
 
@@ -270,7 +270,7 @@ def test_indexes_of_a_copied_table() -> None:
     assert effect("DROP INDEX `primary` ON orders") is Effect.TOUCHES
     assert effect("DROP INDEX `ITS KEY` ON other.`order items`") is Effect.TOUCHES
     assert effect("DROP INDEX `primary` ON x") is Effect.HARMLESS
-    # Of a table without a key, or of which it is not known.
+    # Of a table that has no key, or whose key is not known.
     assert of("DROP INDEX i ON orders").effect is Effect.TOUCHES
     assert of("ALTER TABLE orders DROP INDEX i").effect is Effect.TOUCHES
 
@@ -309,7 +309,7 @@ def test_optimize_of_a_table_that_a_copy_changes() -> None:
 
 
 def test_a_unique_index_that_may_be_the_recorded_key_was_made_within_the_window() -> None:
-    """Where rows of the initial position need not have been unique in its columns."""
+    """At the initial position, rows need not have been unique in its columns."""
 
     def effect(text: str) -> Effect:
         return meaning(Statement(text, "other"), KEYS).effect
@@ -345,7 +345,7 @@ def test_names_without_a_schema_are_of_the_sessions() -> None:
 
 
 def test_creating_a_table_that_was_there_is_harmless() -> None:
-    """Applications do so whenever they start; the server logs it without the number of a dictionary change."""
+    """Applications do so whenever they start. The server logs it without the number of a dictionary change."""
     assert of("CREATE TABLE IF NOT EXISTS orders (a INT)", atomic=False).effect is Effect.HARMLESS
     assert of("CREATE TABLE orders (a INT)", atomic=False).effect is Effect.TOUCHES
     text = "CREATE TABLE IF NOT EXISTS `orders` (a INT) START TRANSACTION"

@@ -1,4 +1,4 @@
-"""XA transactions: logged when prepared, effective when committed, maybe much later and in another file."""
+"""XA transactions are logged when prepared and effective when committed, perhaps much later and in another file."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def db(mysql: MysqlServer, schema: str) -> Iterator[Connection]:
         run(connection, "CREATE TABLE a (id INT PRIMARY KEY, v INT)", "INSERT INTO a VALUES (1, 10), (2, 20), (3, 30)")
         run(connection, "CREATE TABLE k (id INT)", "SET xa_detach_on_prepare = ON")
         yield connection
-    # What is left prepared would keep the schema from being dropped, also when a test failed within a transaction.
+    # A transaction that is left prepared, for instance by a failed test, would prevent dropping the schema.
     for _, _, _, xid in mysql.query("XA RECOVER"):
         mysql.query(f"XA ROLLBACK '{xid}'")
 
@@ -87,7 +87,7 @@ def test_still_prepared_at_the_end(mysql: MysqlServer, schema: str, db: Connecti
 def test_prepared_in_the_initial_position_and_committed_outside_it(
     mysql: MysqlServer, schema: str, db: Connection, flush: str
 ) -> None:
-    """Its rows bear a GTID that is in the initial position; what counts is the commit's."""
+    """Its rows have a GTID that is in the initial position, but the GTID of its commit decides."""
     run(db, "FLUSH BINARY LOGS")
     prepare(db, "x", *CHANGE)
     reading = LogReading(mysql, schema, "a", "k")
@@ -97,7 +97,7 @@ def test_prepared_in_the_initial_position_and_committed_outside_it(
         assert window.before["a"] == CHANGED
         assert window.counts["k"] == Counter({(5,): 2})
     else:
-        # The file with the changes lies before the window: whoever composes the segments sees that nobody prepared it.
+        # The file with the changes is before the window, which is noticed when the segments are composed.
         [segment] = reading.segments()
         _, summary = reading.batches(segment, reading.tracked())
         assert list(summary.decided) == ["X'78',X'',1", "X'78',X'',1/1"]
@@ -117,7 +117,7 @@ def test_committed_in_the_initial_position(mysql: MysqlServer, schema: str, db: 
 
 
 def test_commits_count_in_the_order_of_commits(mysql: MysqlServer, schema: str, db: Connection) -> None:
-    """Prepared first, committed last: what was before it was written by the others."""
+    """It is prepared first and committed last, so the others wrote the rows that were there before it."""
     reading = LogReading(mysql, schema, "a")
     prepare(db, "x", "DELETE FROM a WHERE id = 3")
     prepare(db, "y", "UPDATE a SET v = 21 WHERE id = 2", "INSERT INTO a VALUES (8, 8)")
@@ -140,7 +140,7 @@ def test_an_id_that_is_used_again(mysql: MysqlServer, schema: str, db: Connectio
 
 
 @pytest.mark.parametrize("flush", ["DO 0", "FLUSH BINARY LOGS"])
-def test_a_commit_behind_the_bound_of_a_keyless_table(
+def test_a_commit_after_the_bound_of_a_keyless_table(
     mysql: MysqlServer, schema: str, db: Connection, flush: str
 ) -> None:
     reading = LogReading(mysql, schema, "a", "k")
@@ -184,7 +184,7 @@ def test_many_transactions_wait_while_the_memory_grows(mysql: MysqlServer, schem
 def test_changes_of_another_shape_stop_the_run_only_if_they_count(
     mysql: MysqlServer, schema: str, db: Connection
 ) -> None:
-    """Prepared in the initial position, with images that cannot be used: it is the commit that makes them matter."""
+    """Prepared in the initial position, with images that cannot be used, which matters only once it is committed."""
     run(db, "FLUSH BINARY LOGS", "SET binlog_row_image = MINIMAL")
     prepare(db, "x", "UPDATE a SET v = 0 WHERE id = 1")
     prepare(db, "y", "UPDATE a SET v = 0 WHERE id = 2")

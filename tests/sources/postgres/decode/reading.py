@@ -86,7 +86,7 @@ def raw(cursor: Any, table: Table, rest: str = "") -> list[pa.RecordBatch]:
 def select(
     server: PostgresServer, database: str, table: Table, rest: str = "", nulled: dict[str, int] | None = None
 ) -> pa.RecordBatch:
-    """All rows of a table as the product reads them, in one batch: on the socket itself. ADBC has to read the same."""
+    """All rows of a table in one batch, read from the socket as the product does. ADBC must read the same."""
     with open_rows(settings(server, database), table) as reader:
         assert isinstance(reader, CopyReader)
         rows = one_batch(table, list(reader.read(f"ONLY {table_sql(table)} {rest}")))
@@ -105,7 +105,7 @@ def one_batch(table: Table, batches: list[pa.RecordBatch]) -> pa.RecordBatch:
 
 
 def assert_same(actual: pa.RecordBatch, expected: pa.RecordBatch) -> None:
-    """Bit for bit: `equals` would take -0.0 for 0.0 and tell NaN from NaN."""
+    """Equality of bits; to `equals`, -0.0 is 0.0 and a NaN is not itself."""
     actual.validate(full=True)
     expected.validate(full=True)
     assert actual.schema == expected.schema

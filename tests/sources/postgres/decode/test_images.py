@@ -1,4 +1,4 @@
-"""Decoding row images: equal to what a SELECT reads, for every type and its hard values, and never past the bytes."""
+"""Decoded row images equal what a SELECT reads, for hard values of every type, and nothing beyond the bytes is read."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def test_hard_values_of_optional_types(postgres: PostgresServer, typed: str, log
 
 @pytest.mark.parametrize("declared", UNREPRESENTABLE)
 def test_what_no_arrow_type_holds(postgres: PostgresServer, typed: str, log: Log, declared: str) -> None:
-    """Under each policy the two paths agree, and what became null is counted, once for each."""
+    """With each policy the two paths agree, and both count the values that became null."""
     values = [*UNREPRESENTABLE[declared], *CASES[declared][:1]]
     count = len(values) - 1
     create(postgres, typed, "v", f"id int PRIMARY KEY, v {declared} NOT NULL")
@@ -161,7 +161,7 @@ def test_what_no_arrow_type_holds(postgres: PostgresServer, typed: str, log: Log
 
 @pytest.mark.parametrize("keys", [("v",), ()])
 def test_null_never_merges_two_keys(postgres: PostgresServer, typed: str, keys: tuple[str, ...]) -> None:
-    """What tells rows apart stays exact: a key column, and every column of a keyless table."""
+    """Columns that distinguish rows stay exact: those of a key, and all of a keyless table."""
     create(postgres, typed, "v", "v date NOT NULL" + (", PRIMARY KEY (v)" if keys else ""))
     postgres.query("INSERT INTO v VALUES ('infinity'), ('-infinity')", database=typed)
     table = describe(postgres, typed, "v", policy="null")
@@ -173,7 +173,7 @@ def test_null_never_merges_two_keys(postgres: PostgresServer, typed: str, keys: 
 
 
 def test_every_nan_is_the_same(postgres: PostgresServer, typed: str, log: Log) -> None:
-    """The log prints them alike, so a SELECT has to read them alike."""
+    """The log prints them all as NaN, so a SELECT must give the same bits for all."""
     create(postgres, typed, "v", "id int PRIMARY KEY, v float8, w float4")
     odd = struct.pack(">d", math.nan)[:1] + b"\xf8" + bytes(5) + b"\x07"
     with postgres.connect(database=typed) as connection, connection.cursor() as cursor:
@@ -188,7 +188,7 @@ def test_every_nan_is_the_same(postgres: PostgresServer, typed: str, log: Log) -
     assert rows.column("v").buffers()[1].to_pybytes()[:8] == struct.pack("<d", math.nan)
 
 
-def test_a_null_where_there_was_none(postgres: PostgresServer, typed: str, log: Log) -> None:
+def test_a_null_in_a_column_that_was_not_null(postgres: PostgresServer, typed: str, log: Log) -> None:
     """DROP NOT NULL is not in the log."""
     create(postgres, typed, "v", "id int PRIMARY KEY, v text NOT NULL")
     table = describe(postgres, typed, "v")
@@ -215,7 +215,7 @@ def test_columns_of_other_types_than_recorded(postgres: PostgresServer, typed: s
 
 
 def test_a_database_of_another_encoding(postgres: PostgresServer) -> None:
-    """The server converts the log's texts, too."""
+    """The server converts the texts in the log, too."""
     postgres.query("CREATE DATABASE latin ENCODING 'LATIN1' LOCALE 'C' TEMPLATE template0")
     try:
         postgres.query("CREATE PUBLICATION log FOR ALL TABLES", database="latin")
@@ -329,7 +329,7 @@ def test_null_instead_of_an_image() -> None:
         b"\0\1t\x7f\xff\xff\xffx",
     ],
 )
-def test_bytes_that_are_no_image(image: bytes) -> None:
+def test_bytes_that_are_not_an_image(image: bytes) -> None:
     good = tuple_data(["x"])
     with guarded(good + image) as memory:
         offsets = pa.py_buffer(np.array([0, len(good), len(good) + len(image)], np.int32))
@@ -340,7 +340,7 @@ def test_bytes_that_are_no_image(image: bytes) -> None:
 
 @pytest.mark.parametrize("seed", range(4))
 def test_spoilt_images_of_all_types(seed: int) -> None:
-    """An error or another row: never a read beyond the bytes, never an array that is not sound."""
+    """The result is an error or another row, never a read beyond the bytes or an invalid array."""
     rng = random.Random(seed)
     oids = [16, 17, 20, 21, 23, 25, 700, 701, 1082, 1083, 1114, 1184, 1700, 2950]
     columns = tuple(

@@ -1,4 +1,4 @@
-"""Rows on the socket itself: whatever ADBC reads, in pieces of any size, and every kind of end."""
+"""Rows read from the socket: the same as by ADBC, in pieces of any size, and with every kind of end."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def table(postgres: PostgresServer) -> Iterator[str]:
 
 @pytest.mark.parametrize("size", [64, 1000, 1 << 20])
 def test_a_buffer_of_any_size(postgres: PostgresServer, table: str, size: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Rows and messages are cut by its end anywhere, and a row that does not fit makes it grow."""
+    """Its end may cut rows and messages anywhere, and it grows if a row does not fit."""
     expected = select(postgres, DATABASE, describe(postgres, DATABASE, table))
     monkeypatch.setattr(stream, "_BUFFER", size)
     assert_same(select(postgres, DATABASE, describe(postgres, DATABASE, table)), expected)
@@ -62,7 +62,7 @@ def test_no_rows(postgres: PostgresServer, table: str) -> None:
     assert select(postgres, DATABASE, describe(postgres, DATABASE, table), "WHERE id > 9999").num_rows == 0
 
 
-def test_a_statement_that_fails_half_way_gives_its_error_and_the_next_one_works(
+def test_a_statement_that_fails_halfway_gives_its_error_and_the_next_one_works(
     postgres: PostgresServer, table: str
 ) -> None:
     described = describe(postgres, DATABASE, table)
@@ -82,7 +82,7 @@ def test_a_statement_that_fails_half_way_gives_its_error_and_the_next_one_works(
         one.close()
 
 
-def test_a_session_that_is_ended_half_way(postgres: PostgresServer, table: str) -> None:
+def test_a_session_that_is_ended_halfway(postgres: PostgresServer, table: str) -> None:
     postgres.query("INSERT INTO copied (id, name) SELECT n, repeat('x', 1000) FROM generate_series(10000, 40000) n")
     described = describe(postgres, DATABASE, table)
     with mapped_errors("copied"), session(settings(postgres, DATABASE)) as connection:
@@ -153,8 +153,8 @@ def test_an_encrypted_session_gives_the_same_rows(
         assert time.monotonic() < deadline, "the session was left open"
 
 
-def test_a_server_that_does_not_prove_itself_is_told_nothing(encrypted: PostgresServer, tmp_path: Path) -> None:
-    """Its certificate is another authority's, or is for another host: libpq says so, and neither logs in."""
+def test_a_server_that_does_not_prove_itself_learns_nothing(encrypted: PostgresServer, tmp_path: Path) -> None:
+    """Its certificate is from another authority or for another host: libpq says so, and no session logs in."""
     described = describe(encrypted, DATABASE, "t")
     other = tmp_path / "other.pem"
     request = "openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=other -keyout /dev/null -out"
@@ -169,7 +169,7 @@ def test_a_server_that_does_not_prove_itself_is_told_nothing(encrypted: Postgres
             pass
 
 
-def test_a_wrong_password_over_verified_tls_is_told_as_that(encrypted: PostgresServer, tmp_path: Path) -> None:
+def test_a_wrong_password_over_verified_tls_is_reported_as_such(encrypted: PostgresServer, tmp_path: Path) -> None:
     tls = {"ca": str(tmp_path / "ca.pem")}
     one = ConnectionSettings("postgres", encrypted.host, encrypted.port, "reader", "wr0ng", DATABASE, tls)
     described = describe(encrypted, DATABASE, "t")
@@ -178,7 +178,7 @@ def test_a_wrong_password_over_verified_tls_is_told_as_that(encrypted: PostgresS
     assert "wr0ng" not in "".join(traceback.format_exception(refused.value))
 
 
-def test_a_session_over_verified_tls_that_breaks_half_way_is_worth_another_try(
+def test_a_session_over_verified_tls_that_breaks_halfway_can_be_retried(
     encrypted: PostgresServer, tmp_path: Path
 ) -> None:
     tls = {"ca": str(tmp_path / "ca.pem")}
@@ -207,7 +207,7 @@ def messages(postgres: PostgresServer) -> bytes:
 
 
 def _locate(data: bytes, widths: list[int]) -> tuple[int, Int64s]:
-    """What the kernel finds in ``data``, behind which any read would fail the comparison of guard bytes."""
+    """What the kernel finds in ``data``; locating anything in the guard bytes behind it fails the test."""
     buffer: Bytes = np.frombuffer(data + bytes(32), np.uint8).copy()
     state: Int64s = np.zeros(packets.STATE_SIZE, np.int64)
     state[packets.STATE_FILLED] = len(data)
@@ -229,7 +229,7 @@ def test_whole_messages(messages: bytes) -> None:
 
 @given(data=st.data())
 def test_messages_that_lie(messages: bytes, data: st.DataObject) -> None:
-    """Cut or altered anywhere: nothing outside of what was received is ever located."""
+    """Cut or altered anywhere: nothing outside the received bytes is ever located."""
     damaged = bytearray(messages[: data.draw(st.integers(0, len(messages)))])
     for place in data.draw(st.lists(st.integers(0, max(0, len(damaged) - 1)), max_size=4)) if damaged else ():
         damaged[place] = data.draw(st.integers(0, 255))

@@ -1,4 +1,4 @@
-"""pgoutput messages, taken apart and put together in plain Python: the tests' own reading of the documentation."""
+"""pgoutput messages, parsed and built in plain Python from the documentation, independently of the package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The log reader's kernel by itself, against the specification, and against messages that lie."""
+"""The log reader's kernel, compared with the specification, and with malformed messages."""
 
 from __future__ import annotations
 
@@ -143,7 +143,7 @@ def test_nets_as_the_specification_says(
 
 
 def test_transactions_count_by_where_their_commits_begin() -> None:
-    """From the initial position, to before the end; for keyless tables to before their own bound."""
+    """From the initial position to the end, excluded; for keyless tables to their own bound, excluded."""
     messages: list[bytes] = []
     for number, at in enumerate([INITIAL - 1, INITIAL, UPPER - 1, UPPER, STOP - 1, STOP, STOP + 1]):
         row = [str(number), None]
@@ -289,7 +289,7 @@ HARMLESS: dict[str, list[bytes]] = {
 
 
 @pytest.mark.parametrize("what", HARMLESS)
-def test_what_does_not_matter(what: str) -> None:
+def test_what_is_ignored(what: str) -> None:
     assert found_by(walked(HARMLESS[what])) == []
 
 
@@ -331,7 +331,7 @@ def test_the_sample_is_sound() -> None:
 
 @pytest.mark.parametrize("seed", range(6))
 def test_spoilt_messages(seed: int) -> None:
-    """Damage ends in an error or in another result, never in a read beyond the bytes."""
+    """Damage may cause an error or another result, but never a read beyond the bytes."""
     rng = random.Random(seed)
     outcomes = set()
     for _ in range(500):
@@ -358,7 +358,7 @@ def test_every_flipped_bit_is_survived() -> None:
 
 
 def test_every_truncation_is_noticed() -> None:
-    """A message is as long as it says. What is of no concern (types, rows of other tables) is not looked into."""
+    """A message must have the length that it states. Types and rows of other tables are not examined."""
     for number, message in enumerate(sample()):
         if message[:1] == b"Y" or message == change(STRANGER, None, ROW):
             continue

@@ -1,4 +1,4 @@
-"""What breaks the proof while a run lasts, done on a real server: the log shows it, and reading it stops."""
+"""What breaks the proof during a run, done on a real server: the log shows it, and reading stops."""
 
 from __future__ import annotations
 
@@ -125,7 +125,7 @@ HARMLESS: dict[str, list[str]] = {
 
 @pytest.mark.parametrize("what", HARMLESS)
 def test_what_does_not_matter_to_the_log(followed: LogReading, what: str) -> None:
-    """That a table was rewritten matters to who reads it by blocks, and is noticed there."""
+    """A rewrite of the table matters only to readers of its blocks, which notice it."""
     followed.execute(*HARMLESS[what])
     befores = followed.read().before["a"]
     assert next(row for row in befores.values() if row is not None)[:2] == (1, "one")
@@ -133,7 +133,7 @@ def test_what_does_not_matter_to_the_log(followed: LogReading, what: str) -> Non
 
 
 def test_rows_that_move_to_a_partition_that_was_not_there(followed: LogReading) -> None:
-    """The log tells of what they leave, and of nothing that happens where they go."""
+    """The log shows that rows leave a partition, and nothing of what happens where they go."""
     followed.execute(
         "CREATE TABLE p3 PARTITION OF p FOR VALUES FROM (20) TO (30)",
         "UPDATE p SET id = 21 WHERE id = 1",

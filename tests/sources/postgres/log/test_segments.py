@@ -1,4 +1,4 @@
-"""The log reader on a real server: what the log did is what was done."""
+"""The log reader on a real server: it finds what was done."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_the_first_before_of_each_key(run: Run, follow: Follow) -> None:
     }
     assert window.summary.transactions == 7
     assert window.summary.row_images == 2 + 2 + 1 + 2 + 1 + 2 + 2
-    # The slot is only looked into.
+    # This only peeks into the slot.
     assert reading.read().before == window.before
 
 
@@ -94,7 +94,7 @@ def test_keyless_changes_count_up_to_their_own_bound(run: Run, follow: Follow) -
 
 
 def test_toasted_values_that_an_update_leaves_alone(run: Run, follow: Follow) -> None:
-    """The new row does not repeat them. The old one has them whole."""
+    """The new row does not repeat the values, but the old one has them complete."""
     wide = "(SELECT string_agg(md5(g::text), '') FROM generate_series(1, {}) g)".format
     run(
         "CREATE TABLE a (id text PRIMARY KEY, n int, v text, w text)",
@@ -102,7 +102,7 @@ def test_toasted_values_that_an_update_leaves_alone(run: Run, follow: Follow) ->
         "ALTER TABLE a ALTER id SET STORAGE EXTERNAL",
         f"ALTER TABLE a {FULL}",
         f"ALTER TABLE k {FULL}",
-        # A key of its own may lie outside of the row, too.
+        # A key value may be stored outside of the row, too.
         f"INSERT INTO a VALUES (left({wide(100)}, 2500), 1, {wide(30000)}, {wide(100)})",
         f"INSERT INTO k VALUES (1, {wide(30000)}, {wide(100)})",
     )
@@ -147,7 +147,7 @@ def test_what_was_rolled_back_did_not_happen(run: Run, follow: Follow, postgres:
 def test_a_transaction_that_began_before_and_commits_after(
     run: Run, follow: Follow, postgres: PostgresServer, database: str
 ) -> None:
-    """The slot waits for those that run; what commits later is in the window, whole."""
+    """Creating the slot waits for running transactions; one that commits later is completely in the window."""
     run("CREATE TABLE a (id int PRIMARY KEY)", f"ALTER TABLE a {FULL}")
     with postgres.connect(database=database, autocommit=False) as connection:
         connection.execute("INSERT INTO a VALUES (1)")
@@ -258,7 +258,7 @@ def test_more_keys_than_the_first_memory_holds(run: Run, follow: Follow) -> None
     assert len(window.batches) > 1
 
 
-def test_memory_follows_the_touched_keys_and_not_the_changes(run: Run, follow: Follow) -> None:
+def test_memory_grows_with_the_touched_keys_and_not_with_the_changes(run: Run, follow: Follow) -> None:
     run("CREATE TABLE a (id int PRIMARY KEY, v text)", f"ALTER TABLE a {FULL}")
     run("CREATE TABLE k (v text)", f"ALTER TABLE k {FULL}")
     run("INSERT INTO a SELECT g, repeat('x', 100) FROM generate_series(1, 100) g")
@@ -303,7 +303,7 @@ def test_the_end_is_exact_although_writers_go_on(run: Run, follow: Follow) -> No
 
 
 def test_stored_generated_columns(run: Run, follow: Follow, postgres: PostgresServer) -> None:
-    """The log has them from PostgreSQL 18 on; before, preflight refuses them, and so does whoever reads the log."""
+    """The log has them from PostgreSQL 18 on. Before, both preflight and the log reader refuse them."""
     run(
         "CREATE TABLE a (id int PRIMARY KEY, v text, g text GENERATED ALWAYS AS (v || '!') STORED)",
         f"ALTER TABLE a {FULL}",
@@ -319,7 +319,7 @@ def test_stored_generated_columns(run: Run, follow: Follow, postgres: PostgresSe
 
 
 def test_columns_that_were_added_and_dropped_in_place(run: Run, follow: Follow) -> None:
-    """Rows from before lack them on disk; a default that was never written there is still their value."""
+    """Older rows lack them on disk, where their default, which was never written, is still their value."""
     run(
         "CREATE TABLE a (x int, id int PRIMARY KEY, y text)",
         "CREATE TABLE k (x int, y text)",

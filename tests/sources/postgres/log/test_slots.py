@@ -1,4 +1,4 @@
-"""The log reader's hold on its slot: whatever happens to it, the reader says so and leaves nothing behind."""
+"""Whatever happens to the slot that the log reader uses, the reader says so and leaves nothing behind."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_a_slot_that_is_gone(run: Run, follow: Follow) -> None:
         pass
 
 
-def test_a_slot_that_goes_while_it_is_read(run: Run, follow: Follow) -> None:
+def test_a_slot_that_is_dropped_while_it_is_read(run: Run, follow: Follow) -> None:
     run("CREATE TABLE a (id int PRIMARY KEY)", f"ALTER TABLE a {FULL}")
     reading = follow("a")
     end = reading.now()
@@ -68,7 +68,7 @@ def test_a_slot_that_goes_while_it_is_read(run: Run, follow: Follow) -> None:
             list(reader)
 
 
-def test_a_slot_that_another_session_reads_gives_the_same_to_us(
+def test_a_slot_that_another_session_reads_gives_us_the_same(
     run: Run, follow: Follow, postgres: PostgresServer, database: str
 ) -> None:
     run("CREATE TABLE a (id int PRIMARY KEY)", f"ALTER TABLE a {FULL}")
@@ -103,7 +103,7 @@ def test_a_slot_that_is_moved_right_before_it_is_read(run: Run, follow: Follow, 
 def test_a_long_window_is_taken_in_parts_and_leaves_the_slot_as_it_is(
     run: Run, follow: Follow, postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch, old_transaction: bool
 ) -> None:
-    """Neither is the beginning of a part decoded from too late a place, nor anything returned twice."""
+    """No part is decoded from too late a place, and nothing is returned twice."""
     monkeypatch.setattr(segments, "FIRST_PART", 7)
     monkeypatch.setattr(segments, "PART_BYTES", 1)
     again: list[int] = []
@@ -122,7 +122,7 @@ def test_a_long_window_is_taken_in_parts_and_leaves_the_slot_as_it_is(
         for start in range(1, 20):
             run(f"UPDATE a SET n = n + 1 WHERE id = {start}", "INSERT INTO other VALUES (1)")
             if start % 5 == 0:
-                # From here on a part need not be decoded from the beginning: once all is over that began before.
+                # Once everything that began before has ended, parts need not be decoded from the beginning.
                 run("CHECKPOINT")
         old.commit()
     run("DELETE FROM a WHERE id < 3")
@@ -183,7 +183,7 @@ def test_no_session_stays_behind(run: Run, follow: Follow) -> None:
 
 
 def test_a_session_that_ends_early(run: Run, follow: Follow) -> None:
-    """Nothing of it counts, and the next try reads the same."""
+    """Nothing that was read counts, and the next try reads the same."""
     run("CREATE TABLE a (id int PRIMARY KEY)", f"ALTER TABLE a {FULL}")
     reading = follow("a")
     run("INSERT INTO a SELECT g FROM generate_series(1, 300000) g")
@@ -212,7 +212,7 @@ def test_a_session_that_ends_early(run: Run, follow: Follow) -> None:
 def test_a_large_transaction_that_is_rolled_back_with_its_savepoints(
     version: int, postgres_factory: PostgresFactory
 ) -> None:
-    """PostgreSQL 18 speaks of it, though nothing is streamed: of what the copied tables get, and of others."""
+    """PostgreSQL 18 sends Stream Abort for it, although nothing is streamed, for copied tables and for others."""
     server = postgres_factory({"logical_decoding_work_mem": "64kB"}, version)
     for name in ("a", "other"):
         server.query(f"CREATE TABLE {name} (id int PRIMARY KEY, filling text); ALTER TABLE {name} {FULL}")
