@@ -86,6 +86,7 @@ class PlansRuns(Protocol):
         :param patterns: ``schema.table``; ``*`` matches any run of characters in either part, and a pattern
             that begins with ``!`` leaves out what those before it named (``!shop._*_gho``).
         :raises PreflightError: with every problem found.
+        :raises LockNotGranted: a session keeps a table locked against readers; the message names both.
         :raises SourceUnavailable: the server cannot be reached.
         """
 

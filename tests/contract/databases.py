@@ -9,7 +9,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, contextmanager, suppress
 from typing import Any, ClassVar
 
 import psycopg
@@ -43,6 +43,8 @@ class Database(ABC):
     drop_account: ClassVar[str]
     analyzing: ClassVar[str]
     rotating: ClassVar[str]
+    locking: ClassVar[tuple[str, ...]]
+    """Statements that lock a table against readers until their session ends."""
 
     def __init__(self, schema: str, settings: ConnectionSettings) -> None:
         self.schema = schema
@@ -98,6 +100,14 @@ class Database(ABC):
         self.execute(*self.new_account.format(user=user, password=PASSWORD).split("; "))
         yield
         self.execute(self.drop_account.format(user=user))
+
+    @contextmanager
+    def locked(self, table: str) -> Iterator[None]:
+        """Have a table locked against readers while the context is open."""
+        with closing(self.connect()) as connection, connection.cursor() as cursor:
+            for statement in self.locking:
+                cursor.execute(statement.format(table))
+            yield
 
     def name(self, table: str) -> TableName:
         return TableName(self.schema, table)
@@ -165,6 +175,7 @@ class MysqlDatabase(Database):
     drop_account = "DROP USER {user}"
     analyzing = "ANALYZE TABLE"
     rotating = "FLUSH BINARY LOGS"
+    locking = ("LOCK TABLES {} WRITE",)
 
     def __init__(self, server: MysqlServer, schema: str) -> None:
         self._server = server
@@ -214,6 +225,7 @@ class PostgresDatabase(Database):
     drop_account = "DROP ROLE {user}"
     analyzing = "ANALYZE"
     rotating = "SELECT pg_switch_wal()"
+    locking = "BEGIN", "LOCK TABLE {} IN ACCESS EXCLUSIVE MODE"
 
     def __init__(self, server: PostgresServer, database: str) -> None:
         self._server = server

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import re
+import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from typing import Any
 
 import pytest
@@ -13,6 +17,7 @@ from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.records import decode, encode
 from airflow_provider_cdc.errors import (
     ConfigurationError,
+    LockNotGranted,
     PreflightError,
     Problem,
     SourceUnavailable,
@@ -114,6 +119,47 @@ def test_a_consistency_that_it_has_not_is_told_with_those_that_it_has(shop: Data
 
 def test_no_table_at_all_is_a_problem(shop: Database) -> None:
     assert [problem.where for problem in problems(open_source(shop.settings), [])] == ["tables"]
+
+
+def blocked(source: Source, shop: Database) -> str:
+    """Why preflight was blocked."""
+    with pytest.raises(LockNotGranted) as refused:
+        source.preflight([f"{shop.schema}.*"])
+    assert f"{shop.schema}.orders" in refused.value.where
+    assert refused.value.hint
+    return refused.value.message
+
+
+def test_a_table_that_is_locked_against_readers_is_named_with_who_locks_it(
+    shop: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"airflow_provider_cdc.sources.{shop.kind}.blockers.SECONDS", 1)
+    source = open_source(shop.settings)
+    plans = source.preflight([f"{shop.schema}.*"])
+    with shop.locked("orders"):
+        began = time.monotonic()
+        assert re.search(r"session \d+ of \S+ .*holds the lock .* on \S*orders, for ", blocked(source, shop))
+        with pytest.raises(LockNotGranted):
+            source.sample(plans)
+        assert time.monotonic() - began < 30
+    assert source.preflight([f"{shop.schema}.*"]) == plans
+
+
+def test_a_lock_that_waits_for_others_blocks_readers_and_is_named(
+    shop: Database, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"airflow_provider_cdc.sources.{shop.kind}.blockers.SECONDS", 1)
+    source = open_source(shop.settings)
+    shop.insert("orders", [(1, "a")])
+    with closing(shop.connect()) as reading, reading.cursor() as cursor, ThreadPoolExecutor(1) as pool:
+        cursor.execute("BEGIN")
+        cursor.execute("SELECT * FROM orders")
+        cursor.fetchall()
+        altering = pool.submit(shop.execute, "ALTER TABLE orders ADD COLUMN more INT")
+        time.sleep(0.5)
+        assert "waits for the lock" in blocked(source, shop)
+        cursor.execute("ROLLBACK")
+        altering.result()
 
 
 CALLS: dict[str, Callable[[Source, Any], object]] = {

@@ -13,6 +13,7 @@ from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import LogGone, PreflightError, Problem
 from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.mysql.blockers import naming_blockers
 from airflow_provider_cdc.sources.mysql.cascades import locked_with, parents_of, watermark_problems, with_parents
 from airflow_provider_cdc.sources.mysql.generated import generated_problems
 from airflow_provider_cdc.sources.mysql.history import log_status
@@ -49,12 +50,14 @@ def preflight(settings: ConnectionSettings, patterns: Sequence[str], options: Ta
         that begins with ``!`` leaves out what those before it named (``!shop._*_gho``).
     :param options: consistency ``auto`` reads tables with a key by ``watermark``, and the others with ``lock``.
     :raises PreflightError: with every problem found.
+    :raises LockNotGranted: a session keeps a table locked against readers.
     :raises SourceUnavailable: the server cannot be reached.
     :raises ConfigurationError: the connection cannot work, or the server is too old.
     """
-    with session(settings) as connection:
+    with session(settings) as connection, naming_blockers(settings, connection) as concerned:
         privileges = Privileges(connection)
         names, unresolved = resolve(connection, patterns)
+        concerned += names
         problems = [*request_problems(patterns, options, lacks="exported"), *unresolved]
         problems += [*setting_problems(connection), *privileges.server_problems()]
         unreadable = {name: problem for name in names if (problem := privileges.select_problem(name))}

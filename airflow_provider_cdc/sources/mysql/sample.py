@@ -10,6 +10,7 @@ from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.mysql.blockers import naming_blockers
 from airflow_provider_cdc.sources.mysql.schema import read_tables, table_sql
 from airflow_provider_cdc.sources.mysql.session import query, quote, session
 from airflow_provider_cdc.sources.mysql.types import ColumnType, Family, column_types
@@ -26,8 +27,12 @@ _IS_ODD = "COALESCE(MONTH({0}) = 0 OR DAYOFMONTH({0}) = 0 OR DAYOFMONTH({0}) > D
 
 
 def sample(settings: ConnectionSettings, plans: Sequence[TablePlan]) -> list[Problem]:
-    """A problem for each column of the planned tables that would stop the run, as far as this look shows."""
-    with session(settings) as connection:
+    """A problem for each column of the planned tables that would stop the run, as far as this look shows.
+
+    :raises LockNotGranted: a session keeps a table locked against readers.
+    """
+    with session(settings) as connection, naming_blockers(settings, connection) as concerned:
+        concerned += [plan.table for plan in plans]
 
         def looks(table: Table, columns: Sequence[ColumnType]) -> Iterator[Sequence[int]]:
             try:

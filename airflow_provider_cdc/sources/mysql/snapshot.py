@@ -35,7 +35,7 @@ from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.kept import Kept, session_of
 from airflow_provider_cdc.sources.mysql.cascades import locked_with
 from airflow_provider_cdc.sources.mysql.chunks import where
-from airflow_provider_cdc.sources.mysql.driver_errors import mapped_errors
+from airflow_provider_cdc.sources.mysql.driver_errors import LOCK_WAIT_TIMEOUT, mapped_errors
 from airflow_provider_cdc.sources.mysql.history import end_of_log
 from airflow_provider_cdc.sources.mysql.preflight import recheck
 from airflow_provider_cdc.sources.mysql.schema import read_tables, table_sql
@@ -59,7 +59,6 @@ NO_POSITION = Problem(
 )
 _GROUP_CONSISTENCY = "group_replication_consistency"
 _SIGN_SECONDS = 60
-_LOCK_WAIT_TIMEOUT = 1205
 _DEADLOCK = 1213
 
 _BEFORE_UUID = re.compile(r"(?=[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", re.IGNORECASE)
@@ -279,7 +278,7 @@ def _take_lock(connection: Connection, names: Sequence[TableName], policy: LockP
             query(connection, statement)
             return
         except pymysql.OperationalError as error:
-            if error.args[0] not in (_LOCK_WAIT_TIMEOUT, _DEADLOCK):
+            if error.args[0] not in (LOCK_WAIT_TIMEOUT, _DEADLOCK):
                 raise
         if attempt < policy.tries:
             time.sleep(policy.pause_seconds)

@@ -11,6 +11,7 @@ from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import PreflightError, Problem
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.advice import advise
+from airflow_provider_cdc.sources.postgres.blockers import naming_blockers
 from airflow_provider_cdc.sources.postgres.inheritance import inheritance_problems
 from airflow_provider_cdc.sources.postgres.platform import change_setting, platform
 from airflow_provider_cdc.sources.postgres.privileges import Privileges
@@ -31,13 +32,15 @@ def preflight(settings: ConnectionSettings, patterns: Sequence[str], options: Ta
         that begins with ``!`` leaves out what those before it named (``!shop._*_gho``).
     :param options: consistency ``auto`` reads tables with a key by ``watermark``, and the others with ``exported``.
     :raises PreflightError: with every problem found.
+    :raises LockNotGranted: a session keeps a table locked against readers.
     :raises SourceUnavailable: the server cannot be reached.
     :raises ConfigurationError: the connection cannot work, or the server is too old.
     """
     publication = settings.options.get("publication", "")
-    with session(settings) as connection:
+    with session(settings) as connection, naming_blockers(settings, connection) as concerned:
         privileges = Privileges(connection)
         names, unresolved = resolve(connection, patterns)
+        concerned += names
         problems = [*request_problems(patterns, options, lacks="lock"), *unresolved]
         problems += [*setting_problems(connection), *privileges.server_problems(settings, publishing=not publication)]
         tables = [replace(table, options=options) for table in read_tables(connection, names)]

@@ -10,6 +10,7 @@ from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.postgres.blockers import naming_blockers
 from airflow_provider_cdc.sources.postgres.schema import Leaf, leaves, read_tables
 from airflow_provider_cdc.sources.postgres.session import query, quote, session, value
 from airflow_provider_cdc.sources.postgres.types import ColumnType, Family, column_types
@@ -31,8 +32,12 @@ _IS_ODD: Mapping[Family, str] = {
 
 
 def sample(settings: ConnectionSettings, plans: Sequence[TablePlan]) -> list[Problem]:
-    """A problem for each column of the planned tables that would stop the run, as far as this look shows."""
-    with session(settings) as connection:
+    """A problem for each column of the planned tables that would stop the run, as far as this look shows.
+
+    :raises LockNotGranted: a session keeps a table locked against readers.
+    """
+    with session(settings) as connection, naming_blockers(settings, connection) as concerned:
+        concerned += [plan.table for plan in plans]
 
         def looks(table: Table, columns: Sequence[ColumnType]) -> Iterator[Sequence[int]]:
             every = leaves(table)
