@@ -118,6 +118,8 @@ def resolve(
                 "the copy is a folder <schema>.<table>, and this name makes none that tells both parts",
                 f"leave the table out ({_NOT}{exactly(name)}), or rename it: no dot in the schema, no slash in either "
                 "part",
+                # With a dot in the schema, `schema.table` may also be another table's name.
+                "" if "." in name.schema else str(name),
             )
             problems[problem] = None
     return sorted(filter(_fits_a_path, found)), list(problems)

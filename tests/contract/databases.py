@@ -43,6 +43,7 @@ class Database(ABC):
     drop_account: ClassVar[str]
     analyzing: ClassVar[str]
     rotating: ClassVar[str]
+    quotation: ClassVar[str]
     locking: ClassVar[tuple[str, ...]]
     """Statements that lock a table against readers until their session ends."""
 
@@ -82,6 +83,10 @@ class Database(ABC):
         """Throw away the log of all that happened so far. For servers that no other test uses."""
 
     @abstractmethod
+    def spoil(self, name: str) -> None:
+        """Make a table one that cannot be copied."""
+
+    @abstractmethod
     def kept(self) -> list[str]:
         """Names of what the server keeps for runs in this database."""
 
@@ -108,6 +113,10 @@ class Database(ABC):
             for statement in self.locking:
                 cursor.execute(statement.format(table))
             yield
+
+    def quote(self, name: str) -> str:
+        """An identifier in SQL."""
+        return self.quotation + name.replace(self.quotation, 2 * self.quotation) + self.quotation
 
     def name(self, table: str) -> TableName:
         return TableName(self.schema, table)
@@ -175,6 +184,7 @@ class MysqlDatabase(Database):
     drop_account = "DROP USER {user}"
     analyzing = "ANALYZE TABLE"
     rotating = "FLUSH BINARY LOGS"
+    quotation = "`"
     locking = ("LOCK TABLES {} WRITE",)
 
     def __init__(self, server: MysqlServer, schema: str) -> None:
@@ -203,6 +213,9 @@ class MysqlDatabase(Database):
         ((last, *_),) = self.query("SHOW BINARY LOG STATUS")
         self.execute(f"PURGE BINARY LOGS TO '{last}'")
 
+    def spoil(self, name: str) -> None:
+        self.execute(f"ALTER TABLE {name} ENGINE=MyISAM")
+
     def kept(self) -> list[str]:
         return []
 
@@ -225,6 +238,7 @@ class PostgresDatabase(Database):
     drop_account = "DROP ROLE {user}"
     analyzing = "ANALYZE"
     rotating = "SELECT pg_switch_wal()"
+    quotation = '"'
     locking = "BEGIN", "LOCK TABLE {} IN ACCESS EXCLUSIVE MODE"
 
     def __init__(self, server: PostgresServer, database: str) -> None:
@@ -249,6 +263,9 @@ class PostgresDatabase(Database):
 
     def lose_log(self) -> None:
         self.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
+
+    def spoil(self, name: str) -> None:
+        self.execute(f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT")
 
     def kept(self) -> list[str]:
         slots = "SELECT slot_name FROM pg_replication_slots WHERE database = current_database()"

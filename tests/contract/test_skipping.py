@@ -85,6 +85,31 @@ def test_it_is_left_out_with_its_reason_and_the_others_are_exact(
     assert not list((tmp_path / name).glob("**/*"))
 
 
+def test_odd_names_are_told_apart_when_a_table_is_left_out_in_mid_run(
+    db: Database, spark: SparkSession, tmp_path: Path
+) -> None:
+    odd, _ = db.impossible_date
+    left_out, copied = ("a*", '"a"', "..", "a b.c"), ("ab", "a", "%2E", 'ü "☂" `.b', "!a")
+    for name in (*left_out, *copied):
+        db.create(db.quote(name), "id INT PRIMARY KEY, day DATE")
+        db.execute(f"INSERT INTO {db.quote(name)} VALUES (1, '2024-02-29'), (2, NULL)")
+    for name in left_out:
+        db.execute(f"UPDATE {db.quote(name)} SET day = {odd}")
+    run = Pipeline(spark, db.settings, tmp_path.as_uri(), [str(db.name("*"))], on_table_error="skip")
+    try:
+        run.record()
+        for name in copied:
+            db.execute(f"DELETE FROM {db.quote(name)} WHERE id = 1")
+        found = run.finish()
+    finally:
+        run.release()
+    assert set(found["skipped"]) == {str(db.name(name)) for name in left_out}
+    assert set(found["published"]) == {str(db.name(name)) for name in copied}
+    for name in copied:
+        _, rows = published_counts(found["published"][str(db.name(name))])
+        assert {(number, str(day)) for number, day in rows} == {(1, "2024-02-29"), (2, "None")}
+
+
 @pytest.mark.parametrize("hazard", HAZARDS)
 def test_a_run_of_which_nothing_would_be_left_stops(
     db: Database, spark: SparkSession, tmp_path: Path, hazard: str

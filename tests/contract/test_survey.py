@@ -19,7 +19,7 @@ def shop(db: Database) -> Database:
     db.execute("INSERT INTO orders VALUES (1, '2024-02-29'), (2, NULL)")
     db.create("visits", "a INT")
     db.create("stray", "id INT PRIMARY KEY")
-    db.execute(f"ALTER TABLE stray {'ENGINE=MyISAM' if db.kind == 'mysql' else 'REPLICA IDENTITY DEFAULT'}")
+    db.spoil("stray")
     db.create("days", "id INT PRIMARY KEY, day DATE, other DATE")
     rows = [f"({number}, '2024-01-01', {odd if number in (2, 4999) else 'NULL'})" for number in range(1, 5001)]
     db.execute("INSERT INTO days VALUES " + ", ".join(rows))
@@ -57,6 +57,34 @@ def test_a_table_that_is_named_itself_is_left_out_too(shop: Database) -> None:
     found = surveyed(shop, "skip", "stray", "visits")
     assert [plan.table.name for plan in found.plans] == ["visits"]
     assert set(found.skipped) == {str(shop.name("stray"))}
+
+
+ODD_NAMES = (
+    *("a/b", "/", "a.b", "a*", "*b", "**", "!a", '"a"', '"a".b', "'", "`", "\\", "a b", "a\nb", "ü☂", "%", "_", "~2F"),
+    *("select", "A", "a?b#c", "..", "x" * 63),
+)
+NEIGHBOURS = ("a", "ab", "b", "a_b", "a2Fb", "axb")
+"""Names that a careless reading of the odd ones would mean."""
+
+
+def test_tables_of_odd_names_are_left_out_and_no_others(db: Database) -> None:
+    for name in (*ODD_NAMES, *NEIGHBOURS):
+        db.create(db.quote(name), "id INT PRIMARY KEY")
+    for name in ODD_NAMES:
+        db.spoil(db.quote(name))
+    found = surveyed(db, "skip")
+    assert {plan.table.name for plan in found.plans} == set(NEIGHBOURS)
+    assert set(found.skipped) == {str(db.name(name)) for name in ODD_NAMES}
+
+
+def test_a_name_with_a_slash_is_left_out_and_other_odd_ones_are_copied(db: Database) -> None:
+    for name in (*ODD_NAMES, *NEIGHBOURS):
+        db.create(db.quote(name), "id INT PRIMARY KEY")
+    found = surveyed(db, "skip")
+    assert {plan.table.name for plan in found.plans} == {*NEIGHBOURS, *ODD_NAMES} - {"a/b", "/"}
+    assert set(found.skipped) == {str(db.name("a/b")), str(db.name("/"))}
+    assert all("folder" in reason for reason in found.skipped.values())
+    assert {problem.table for problem in refused(db, "fail")} == set(found.skipped)
 
 
 def test_a_run_that_would_have_no_table_is_refused_with_the_reasons(shop: Database) -> None:
