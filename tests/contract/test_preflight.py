@@ -134,11 +134,12 @@ def test_a_table_that_is_locked_against_readers_is_named_with_who_locks_it(
     shop: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(f"airflow_provider_cdc.sources.{shop.kind}.blockers.SECONDS", 1)
+    shop.create("days", "id INT PRIMARY KEY, day DATE")
     source = open_source(shop.settings)
     plans = source.preflight([f"{shop.schema}.*"])
-    with shop.locked("orders"):
+    with shop.locked("days"):
         began = time.monotonic()
-        assert re.search(r"session \d+ of \S+ .*holds the lock .* on \S*orders, for ", blocked(source, shop))
+        assert re.search(r"session \d+ of \S+ .*holds the lock .* on \S*days, for ", blocked(source, shop))
         with pytest.raises(LockNotGranted):
             source.sample(plans)
         assert time.monotonic() - began < 30

@@ -168,6 +168,11 @@ def difference(recorded: Table, now: Table, *, versions: bool = True) -> str:
       tell of them, nor are they read; of a row that moved into one it has the DELETE where it was. Where it does tell
       (``as_root``) of rows that came with a partition, it would seem that they had been there before: so none may.
     - other keys than the recorded one: they tell nothing apart.
+
+    A key is known by its constraint, whose index may be replaced (REINDEX CONCURRENTLY), for the server lets nobody
+    drop it meanwhile. A unique index without a constraint is known by its OID, and REINDEX CONCURRENTLY gives it
+    another one. Afterwards the catalog holds nothing of the old index: it looks just as if that had been dropped, rows
+    that share a key had come and gone, and an index had been made again. So that stops the run.
     """
     if recorded.details["oid"] != now.details["oid"]:
         return RENAMED
@@ -176,7 +181,7 @@ def difference(recorded: Table, now: Table, *, versions: bool = True) -> str:
         names = {shape[0] for shape in set(before) ^ set(after)} or {"their order"}
         return f"its columns have changed ({', '.join(sorted(map(str, names)))})"
     if recorded.key and now.details["keys"].get(str(recorded.details["key"])) != list(recorded.key):
-        return "its key has changed"
+        return _another_key(recorded, now)
     if versions and recorded.key != now.key:
         return "its key has changed"
     if recorded.details["identity"] != now.details["identity"]:
@@ -201,6 +206,17 @@ def difference(recorded: Table, now: Table, *, versions: bool = True) -> str:
         if (old.sql, old.order) != (new.sql, new.order) or (whole and old.state != new.state):
             return f"{old.sql} was altered"
     return ""
+
+
+def _another_key(recorded: Table, now: Table) -> str:
+    if list(recorded.key) not in now.details["keys"].values():
+        return "its key has changed"
+    table, index = quote(recorded.name.schema, recorded.name.name), quote(recorded.key_index)
+    return (
+        f"its key has changed: {index} was made anew (REINDEX CONCURRENTLY of an index without a constraint does so), "
+        "and nothing shows that no two rows shared a key in between "
+        f"(ALTER TABLE {table} ADD UNIQUE USING INDEX {index} makes it a constraint, which survives a REINDEX)"
+    )
 
 
 def check_unchanged(connection: Connection, tables: Iterable[Table]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from functools import partial
 
@@ -129,6 +130,26 @@ def test_a_not_null_that_was_never_checked_does_not_count(postgres_factory: Post
 def test_a_table_that_is_not_there_is_named(shop: Connection) -> None:
     with pytest.raises(SchemaChanged, match=r"shop\.nothing: the table does not exist"):
         read_tables(shop, [ORDERS, TableName("shop", "nothing")])
+
+
+def test_a_unique_index_that_was_made_anew_stops_the_run_and_the_way_out_works(shop: Connection) -> None:
+    name = TableName("public", "bare")
+    query(shop, "CREATE TABLE public.bare (a int NOT NULL, b int)")
+    query(shop, 'CREATE UNIQUE INDEX "the key" ON public.bare (a)')
+    (recorded,) = read_tables(shop, [name])
+    assert recorded.key == ("a",)
+    query(shop, "REINDEX TABLE CONCURRENTLY public.bare")
+    (anew,) = read_tables(shop, [name])
+    for versions in (True, False):
+        assert "REINDEX CONCURRENTLY" in difference(recorded, anew, versions=versions)
+    way_out = re.search("ALTER TABLE .*(?= makes)", difference(recorded, anew))
+    assert way_out
+    query(shop, way_out[0])
+    (recorded,) = read_tables(shop, [name])
+    query(shop, "REINDEX TABLE CONCURRENTLY public.bare")
+    assert difference(recorded, *read_tables(shop, [name]), versions=False) == ""
+    query(shop, 'ALTER TABLE public.bare DROP CONSTRAINT "the key"')
+    assert difference(recorded, *read_tables(shop, [name]), versions=False) == "its key has changed"
 
 
 HARMLESS = (
