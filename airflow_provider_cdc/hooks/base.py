@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from airflow.providers.common.compat.sdk import BaseHook
 
 from airflow_provider_cdc.errors import CdcError, ConfigurationError
-from airflow_provider_cdc.sources.capabilities import Source
+from airflow_provider_cdc.sources.capabilities import ChecksServer, Source
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.registry import Kind, kind_of, open_source
 from airflow_provider_cdc.sources.trust import warning
@@ -41,7 +41,10 @@ class CdcHook(BaseHook):
 
         :raises ConfigurationError: the connection lacks a host or a user, or its extra holds what nobody reads.
         """
-        connection = self.get_connection(self.source_conn_id)
+        return self.settings_of(self.get_connection(self.source_conn_id))
+
+    def settings_of(self, connection: Any) -> ConnectionSettings:
+        """`settings` of ``connection``, which somebody else has asked Airflow for."""
         where = f"connection {self.source_conn_id!r}"
         for field, value in (("host", connection.host), ("login", connection.login)):
             if not value:
@@ -67,11 +70,18 @@ class CdcHook(BaseHook):
         return open_source(self.settings())
 
     def test_connection(self) -> tuple[bool, str]:
-        """Whether the server answers, and a sentence for the connection form."""
+        """Whether copies can be made over this connection, as far as that does not depend on the tables; and a text
+        for the connection form, which says what is missing."""
         try:
-            return True, self._describe_server()
+            answers = self._describe_server()
+            source = self.get_conn()
+            problems = source.check_server() if isinstance(source, ChecksServer) else []
         except CdcError as error:
             return False, str(error)
+        if not problems:
+            return True, answers
+        told = "\n".join(f"{number}. {problem}" for number, problem in enumerate(problems, 1))
+        return False, f"{answers}, but copies cannot be made:\n{told}"
 
     @abstractmethod
     def _describe_server(self) -> str:

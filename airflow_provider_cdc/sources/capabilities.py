@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import ClassVar, Protocol, runtime_checkable
 
 import pyarrow as pa
@@ -290,6 +291,61 @@ class KeepsPast(Protocol):
 
         :raises SourceUnavailable: the server cannot be reached; it keeps what it kept.
         """
+
+
+@runtime_checkable
+class ChecksServer(Protocol):
+    """A source that can be checked before it is known what is to be copied."""
+
+    def check_server(self) -> list[Problem]:
+        """What is wrong with the server's settings and with what the user may do, whichever tables are copied.
+
+        :raises ConfigurationError: the connection cannot work, or the server is too old.
+        :raises SourceUnavailable: the server cannot be reached.
+        """
+
+
+@dataclass(frozen=True)
+class Reach:
+    """Whether a server has reached a point, in words what it lacks if not, and where it was then.
+
+    ``at`` is opaque: a server that is still there still lacks it.
+    """
+
+    reached: bool
+    lacks: str = ""
+    at: str = ""
+
+
+@runtime_checkable
+class TellsReach(Protocol):
+    """A source that says how far its server has come, be it one that only follows another: a replica, a standby."""
+
+    def has_reached(self, point: AsOf, seen: Reach | None = None) -> Reach:
+        """Whether the server has come to ``point``.
+
+        It has come to a position if it has all of it: MySQL shows these transactions to readers, PostgreSQL has that
+        part of its log on disk, and a standby shows it to readers. It has come to a time if no commit that begins from
+        now on belongs to that time.
+
+        :param seen: the answer before, which may spare the server some work.
+        :raises ConfigurationError: the point is a position of another kind of database.
+        :raises SourceUnavailable: the server cannot be reached.
+        """
+
+
+def telling_reach(source: Source) -> TellsReach:
+    """The source, as one that says how far its server has come.
+
+    :raises ConfigurationError: it does not.
+    """
+    if not isinstance(source, TellsReach):
+        raise ConfigurationError(
+            f"a {source.kind} source does not say how far its server has come",
+            where="parameter source_conn_id",
+            hint="name a connection to another kind of source",
+        )
+    return source
 
 
 def shared_reads(source: Source, consistencies: Collection[str], lock: LockPolicy) -> AbstractContextManager[Source]:

@@ -83,7 +83,8 @@ class Kind:
 def _text(label: str, description: str, *choices: str) -> Field:
     schema: dict[str, Any] = {"type": ["string", "null"]}
     if choices:
-        schema["enum"] = [None, *choices]
+        # Airflow's form calls what has no other name "null".
+        schema |= {"enum": [None, *choices], "values_display": {"null": "not set"}}
     return {"label": label, "description": description, "schema": schema}
 
 

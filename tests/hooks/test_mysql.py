@@ -103,6 +103,27 @@ def test_connection_test_says_what_answers_or_why_not(connection: Connect, mysql
     assert "s3cret" not in said
 
 
+def test_connection_test_says_what_the_user_and_the_server_lack(connection: Connect, mysql: MysqlServer) -> None:
+    mysql.query("CREATE USER tester@localhost IDENTIFIED BY 's3cret'")
+    try:
+        connection(host=mysql.host, port=mysql.port, login="tester", password="s3cret")
+        works, said = open_hook("shop").test_connection()
+        assert not works
+        assert said.startswith(f"MySQL {mysql.query('SELECT @@version')[0][0]} at tester@127.0.0.1")
+        for privilege in ("REPLICATION CLIENT", "REPLICATION SLAVE"):
+            assert f"Hint: GRANT {privilege} ON *.* TO" in said
+        mysql.query("GRANT REPLICATION CLIENT, REPLICATION SLAVE ON *.* TO tester@localhost")
+        assert open_hook("shop").test_connection()[0]
+        mysql.query("SET GLOBAL binlog_format = MIXED")
+        works, said = open_hook("shop").test_connection()
+        assert not works
+        assert "binlog_format: is MIXED" in said
+        assert "Hint: SET PERSIST binlog_format = ROW" in said
+    finally:
+        mysql.query("SET GLOBAL binlog_format = ROW")
+        mysql.query("DROP USER tester@localhost")
+
+
 @pytest.mark.parametrize("conn_type", ["cdc_mysql", "mysql"])
 def test_what_protects_the_password_is_waived_only_by_name_and_not_in_silence(
     conn_type: str, connection: Connect, caplog: pytest.LogCaptureFixture

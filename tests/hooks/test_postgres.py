@@ -89,3 +89,19 @@ def test_the_form_s_test_button_says_what_answers_and_what_is_wrong(
     worked, said = open_hook("shop").test_connection()
     assert not worked
     assert "names no database" in said
+
+
+def test_the_form_s_test_button_says_what_the_user_lacks(connection: Connect, postgres: PostgresServer) -> None:
+    postgres.query("CREATE ROLE tester LOGIN PASSWORD 's3cret'")
+    try:
+        fields = {"host": postgres.host, "port": postgres.port, "login": "tester", "schema": "postgres"}
+        connection(**fields, password="s3cret")
+        works, said = open_hook("shop").test_connection()
+        assert not works
+        assert "REPLICATION: this user can neither create a replication slot" in said
+        assert 'Hint: GRANT CREATE ON DATABASE "postgres" TO "tester"' in said
+        postgres.query("ALTER ROLE tester REPLICATION")
+        connection(**fields, password="s3cret", extra={"publication": "made_by_the_owner"})
+        assert open_hook("shop").test_connection()[0]
+    finally:
+        postgres.query("DROP ROLE tester")

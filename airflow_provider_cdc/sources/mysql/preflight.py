@@ -84,6 +84,12 @@ def preflight(settings: ConnectionSettings, patterns: Sequence[str], options: Ta
     return plans
 
 
+def check_server(settings: ConnectionSettings) -> list[Problem]:
+    """`ChecksServer.check_server`."""
+    with session(settings) as connection:
+        return [*setting_problems(connection), *Privileges(connection).server_problems()]
+
+
 def recheck(
     connection: Connection, tables: Sequence[Table], plans: Sequence[TablePlan]
 ) -> tuple[tuple[Table, ...], list[Problem]]:

@@ -17,12 +17,15 @@ from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.capabilities import (
+    ChecksServer,
     ChunkReader,
     GoesBack,
     OrdersChunks,
     PreparesBeforeWindow,
+    Reach,
     SegmentReader,
     Source,
+    TellsReach,
 )
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.kept import Kept, keeping, session_of
@@ -55,6 +58,9 @@ class MysqlSource:
     def preflight(self, patterns: Sequence[str], options: TableOptions = AS_DECLARED) -> list[TablePlan]:
         return preflight.preflight(self.settings, patterns, options)
 
+    def check_server(self) -> list[Problem]:
+        return preflight.check_server(self.settings)
+
     def sample(self, plans: Sequence[TablePlan]) -> list[Problem]:
         return sample.sample(self.settings, plans)
 
@@ -77,6 +83,11 @@ class MysqlSource:
         from airflow_provider_cdc.sources.mysql import past
 
         return past.record_past(self.settings, as_of, plans, options.as_of_wait_seconds)
+
+    def has_reached(self, point: AsOf, seen: Reach | None = None) -> Reach:
+        from airflow_provider_cdc.sources.mysql import reach
+
+        return reach.has_reached(self.settings, point, seen)
 
     def of_run(self, identity: Mapping[str, str], position: str) -> MysqlSource:
         return MysqlSource(RunSettings.of(self.settings, identity, position), identity)
@@ -143,5 +154,7 @@ class MysqlSource:
 
 if TYPE_CHECKING:
 
-    def _is_source(source: MysqlSource) -> tuple[Source, OrdersChunks, PreparesBeforeWindow, GoesBack]:
-        return source, source, source, source
+    def _is_source(
+        source: MysqlSource,
+    ) -> tuple[Source, OrdersChunks, PreparesBeforeWindow, GoesBack, TellsReach, ChecksServer]:
+        return source, source, source, source, source, source

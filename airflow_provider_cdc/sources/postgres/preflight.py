@@ -60,6 +60,14 @@ def preflight(settings: ConnectionSettings, patterns: Sequence[str], options: Ta
     return plans
 
 
+def check_server(settings: ConnectionSettings) -> list[Problem]:
+    """`ChecksServer.check_server`."""
+    publishing = not settings.options.get("publication", "")
+    with session(settings) as connection:
+        missing = Privileges(connection).server_problems(settings, publishing=publishing)
+        return [*setting_problems(connection), *missing, *_room_problems(connection, exported=False)]
+
+
 def _plan(table: Table, options: TableOptions) -> TablePlan:
     if options.consistency == "exported":
         chosen, reason = "exported", "exported was asked for: all of it is read in one snapshot, at one position"

@@ -16,13 +16,16 @@ from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.capabilities import (
+    ChecksServer,
     ChunkReader,
     GoesBack,
     KeepsForRun,
     KeepsPast,
+    Reach,
     SegmentReader,
     SharesReads,
     Source,
+    TellsReach,
 )
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.kept import Kept, keeping, session_of
@@ -31,6 +34,7 @@ from airflow_provider_cdc.sources.postgres import (
     past,
     preflight,
     prepared,
+    reach,
     sample,
     schema,
     server,
@@ -66,6 +70,9 @@ class PostgresSource:
     def preflight(self, patterns: Sequence[str], options: TableOptions = AS_DECLARED) -> list[TablePlan]:
         return preflight.preflight(self.settings, patterns, options)
 
+    def check_server(self) -> list[Problem]:
+        return preflight.check_server(self.settings)
+
     def sample(self, plans: Sequence[TablePlan]) -> list[Problem]:
         return sample.sample(self.settings, plans)
 
@@ -89,6 +96,9 @@ class PostgresSource:
         self, as_of: AsOf, plans: Sequence[TablePlan], options: StepOptions, run_id: str = ""
     ) -> InitialPoint:
         return past.record_past(self.settings, as_of, plans, options, run_id)
+
+    def has_reached(self, point: AsOf, seen: Reach | None = None) -> Reach:
+        return reach.has_reached(self.settings, point)
 
     def of_run(self, identity: Mapping[str, str], position: str) -> PostgresSource:
         return PostgresSource(prepared.of_run(self.settings, identity, position), self.view)
@@ -153,5 +163,7 @@ class PostgresSource:
 
 if TYPE_CHECKING:
 
-    def _is_source(source: PostgresSource) -> tuple[Source, SharesReads, KeepsForRun, GoesBack, KeepsPast]:
-        return source, source, source, source, source
+    def _is_source(
+        source: PostgresSource,
+    ) -> tuple[Source, SharesReads, KeepsForRun, GoesBack, KeepsPast, TellsReach, ChecksServer]:
+        return source, source, source, source, source, source, source

@@ -152,6 +152,20 @@ def latest_commit(settings: ConnectionSettings, place: LogPlace) -> datetime:
     return _time(int(scan.state[commits.LATEST]))
 
 
+def has_commit_after(settings: ConnectionSettings, when: datetime) -> bool:
+    """Whether the log holds a commit after ``when``: then the position that this time means is final.
+
+    :raises SourceUnavailable: the server cannot be reached.
+    """
+    try:
+        return prefix_at(settings, when).following is not None
+    except LogGone:
+        # The log begins later, or holds nothing yet.
+        with session(settings) as connection:
+            files, _ = _files(connection)
+        return any(_first_commit(settings, file) for file in files)
+
+
 def _files(connection: Connection) -> tuple[list[str], GtidSet]:
     """The files of the log, and the transactions that never were in one: gtid_purged was set to them, as whoever
     restores a backup does. They changed nothing that the log tells of, so they belong to every position."""

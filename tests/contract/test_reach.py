@@ -1,0 +1,87 @@
+"""How far a server has come: neither sooner than it is true, nor never."""
+
+from __future__ import annotations
+
+import time
+from datetime import UTC, datetime, timedelta
+
+import pytest
+
+from airflow_provider_cdc.core.as_of import AsOf
+from airflow_provider_cdc.core.gtid import GtidSet
+from airflow_provider_cdc.core.lsn import Lsn
+from airflow_provider_cdc.errors import ConfigurationError, SourceUnavailable
+from airflow_provider_cdc.sources.capabilities import Reach, TellsReach, telling_reach
+from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.registry import open_source
+from harness.server_process import free_port
+from tests.contract.databases import Database
+
+NOW = {"mysql": "SELECT UNIX_TIMESTAMP(SYSDATE(6))", "postgres": "SELECT extract(epoch FROM clock_timestamp())"}
+NEVER: dict[str, AsOf] = {
+    "mysql": GtidSet.parse("3e11fa47-71ca-11e1-9e33-c80aa9429562:1-3"),
+    "postgres": Lsn.parse("FFFFFF/0"),
+}
+
+
+def telling(db: Database) -> TellsReach:
+    return telling_reach(open_source(db.settings))
+
+
+def clock(db: Database) -> datetime:
+    return datetime.fromtimestamp(float(db.query(NOW[db.kind])[0][0]), UTC)
+
+
+def test_a_position_of_the_server_is_reached_and_another_one_is_not(db: Database) -> None:
+    _, here = open_source(db.settings).here()
+    position = GtidSet.parse(here) if db.kind == "mysql" else Lsn.parse(here)
+    db.create("t", "id INT PRIMARY KEY")
+    assert telling(db).has_reached(position).reached
+    never = telling(db).has_reached(NEVER[db.kind])
+    assert not never.reached
+    assert "3 of its transactions" in never.lacks if db.kind == "mysql" else "bytes of log before" in never.lacks
+
+
+def test_a_time_is_reached_once_nothing_that_is_committed_later_belongs_to_it(db: Database) -> None:
+    db.create("t", "id INT PRIMARY KEY")
+    source = telling(db)
+    soon = clock(db) + timedelta(seconds=1)
+    seen = source.has_reached(soon)
+    assert not seen.reached
+    assert "by its clock" in seen.lacks
+    time.sleep(1.2)
+    seen = source.has_reached(soon, seen)
+    if db.kind == "mysql":
+        # A transaction may have its time already, and come into the log only now.
+        assert not seen.reached
+        assert not source.has_reached(soon, seen).reached
+        db.execute("INSERT INTO t VALUES (1)")
+        seen = source.has_reached(soon, seen)
+    assert seen.reached
+
+
+def test_a_time_before_all_that_the_log_holds_is_reached(db: Database) -> None:
+    db.create("t", "id INT PRIMARY KEY")
+    assert telling(db).has_reached(datetime(2000, 1, 1, tzinfo=UTC)).reached
+
+
+def test_a_position_of_another_kind_of_database_is_refused(db: Database) -> None:
+    for kind, position in NEVER.items():
+        if kind != db.kind:
+            with pytest.raises(ConfigurationError, match=r"LSN|GTID set"):
+                telling(db).has_reached(position)
+
+
+def test_a_server_that_does_not_answer_is_no_answer(db: Database) -> None:
+    fields = {**vars(db.settings), "port": free_port()}
+    with pytest.raises(SourceUnavailable):
+        telling_reach(open_source(ConnectionSettings(**fields))).has_reached(NEVER[db.kind])
+
+
+def test_what_was_seen_is_of_no_use_once_the_server_went_on(db: Database) -> None:
+    db.create("t", "id INT PRIMARY KEY")
+    stale = Reach(False, "", at="somewhere else")
+    past = clock(db)
+    time.sleep(0.01)
+    db.execute("INSERT INTO t VALUES (1)")
+    assert telling(db).has_reached(past, stale).reached
