@@ -23,9 +23,9 @@ class Copy:
     """What is told of one table's copy.
 
     It is exact at ``position``, which stands under the source's own name for it, too: one of ``initial_gtid_set`` and
-    ``initial_lsn`` is not None. ``source`` is what `source_of` gave. ``path`` is a URI. Times are ISO 8601. Records of
-    earlier versions have only the run's id and the initial position. ``more`` has what a later version added: whoever
-    writes the record again keeps it.
+    ``initial_lsn`` is not None. ``as_of`` is what the run was asked to be exact at; empty: now. ``source`` is what
+    `source_of` gave. ``path`` is a URI. Times are ISO 8601. Records of earlier versions have only the run's id and the
+    initial position. ``more`` has what a later version added: whoever writes the record again keeps it.
     """
 
     run_id: str
@@ -33,6 +33,7 @@ class Copy:
     initial_gtid_set: str | None = None
     initial_lsn: str | None = None
     position: str = ""
+    as_of: str = ""
     recorded_at: str = ""
     source: dict[str, str] = field(default_factory=dict)
     rows: int = 0
@@ -86,7 +87,7 @@ def is_of_another_source(copy: Copy, source: Mapping[str, str], position: str) -
     if source.get("kind") != "mysql" or _differ(theirs, source, "connection"):
         return True
     try:
-        copied, reached = GtidSet.parse(_position(copy)), GtidSet.parse(position)
+        copied, reached = GtidSet.parse(position_of(copy)), GtidSet.parse(position)
     except PositionError:
         return True
     return not (copied and copied <= reached)
@@ -105,6 +106,11 @@ def is_newer(copy: Copy, than: Copy) -> bool:
     return copy.run_id > than.run_id
 
 
+def position_of(copy: Copy) -> str:
+    """The position that ``copy`` is exact at, whichever version wrote its record; empty: the record does not say."""
+    return copy.position or copy.initial_gtid_set or copy.initial_lsn or ""
+
+
 def describe(source: Mapping[str, str]) -> str:
     """A source in words."""
     return ", ".join(f"{name} {value}" for name, value in source.items()) or "an unknown source"
@@ -115,11 +121,11 @@ def _order(copy: Copy, than: Copy) -> int:
     kinds = {known_source(one).get("kind") for one in (copy, than)}
     try:
         if kinds == {"mysql"}:
-            ours, theirs = (GtidSet.parse(_position(one)) for one in (copy, than))
+            ours, theirs = (GtidSet.parse(position_of(one)) for one in (copy, than))
             return int(theirs <= ours) - int(ours <= theirs)
         # What one timeline has at an LSN says nothing of what another one has there.
         if kinds == {"postgres"} and not _differ(copy.source, than.source, "timeline"):
-            mine, other = (Lsn.parse(_position(one)) for one in (copy, than))
+            mine, other = (Lsn.parse(position_of(one)) for one in (copy, than))
             return int(mine > other) - int(mine < other)
     except PositionError:
         pass
@@ -130,10 +136,6 @@ def known_source(copy: Copy) -> dict[str, str]:
     """What is known of the source of ``copy``."""
     kinds = [kind for key, kind in _KINDS.items() if getattr(copy, key) is not None]
     return {**({"kind": kinds[0]} if kinds else {}), **copy.source}
-
-
-def _position(copy: Copy) -> str:
-    return copy.position or copy.initial_gtid_set or copy.initial_lsn or ""
 
 
 def _time(copy: Copy) -> datetime | None:

@@ -47,6 +47,11 @@ class LakeUri:
         """The segments as the store knows them."""
         return tuple(map(unquote, self.segments)) if self.scheme else self.segments
 
+    @property
+    def plain(self) -> str:
+        """With the path as the store knows it, which many libraries take for the URI of a file."""
+        return f"{self.scheme or 'file'}://{self.authority}{'/'.join(('', *self.decoded))}"
+
     def joined(self, *names: str) -> LakeUri:
         """What the store calls ``names`` below this folder."""
         parts = (part for name in names for part in name.split("/"))

@@ -81,6 +81,11 @@ class Run:
         return self.manifest.run_id
 
     @property
+    def position(self) -> str:
+        """The position that the run's copies are exact at."""
+        return self.manifest.initial_position
+
+    @property
     def committed(self) -> bool:
         """Whether it is decided what the run publishes."""
         return self.commit is not None and not self.commit.abandoned

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from airflow_provider_cdc.core.lake_uri import LakeUri
 from airflow_provider_cdc.core.staging import StagedFile, Staging
 from airflow_provider_cdc.core.table import TableName
 
@@ -38,7 +39,8 @@ class Publication:
     """What a run publishes: its commit, and what readers are told of it.
 
     All copies are exact at ``position``, which the source calls ``position_key``; it was recorded at ``recorded_at``.
-    ``source`` is what `core.head.source_of` gave. Times are ISO 8601.
+    ``source`` is what `core.head.source_of` gave. ``as_of`` is what the run was asked to be exact at; empty: now. Times
+    are ISO 8601.
     """
 
     run_id: str
@@ -49,6 +51,7 @@ class Publication:
     recorded_at: str
     published_at: str
     source: Mapping[str, str]
+    as_of: str = ""
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,39 @@ class PublishedCopy:
     is_latest: bool
 
 
+@dataclass(frozen=True)
+class LatestCopy:
+    """The latest copy of one table, as readers are told of it.
+
+    :param table: ``schema.table``.
+    :param run_id: of the run that published it.
+    :param path: URI of the folder of the run's copy.
+    :param files: URIs of all files of the copy, sorted. Read these, wherever they lie.
+    :param rows: how many rows they hold.
+    :param position: the GTID set or LSN that the copy is exact at.
+    :param as_of: what the run was asked to be exact at (a time, or a position); empty: the present of its time.
+    :param recorded_at: when the run began, and when the copy was published: ISO 8601.
+    :param published_at: see ``recorded_at``.
+    :param source: which source it is a copy of: ``kind``, ``connection``, ``server``, ``database``, as far as known.
+    """
+
+    table: str
+    run_id: str
+    path: str
+    files: tuple[str, ...]
+    rows: int
+    position: str
+    as_of: str
+    recorded_at: str
+    published_at: str
+    source: Mapping[str, str]
+
+    @property
+    def locations(self) -> list[str]:
+        """The files as DuckDB, Polars and Spark name them: as URIs whose paths are not percent-encoded."""
+        return [LakeUri.parse(uri).plain for uri in self.files]
+
+
 class Sink(Protocol):
     """One lake in one format. `registry.open_sink` makes it."""
 
@@ -66,6 +102,12 @@ class Sink(Protocol):
         """Make sure that the copies of ``tables`` that are there are of ``source``, which has all of ``position``.
 
         :raises ConfigurationError: they are another source's.
+        """
+
+    def latest(self, table: TableName) -> LatestCopy | None:
+        """The table's latest copy; None: it has none.
+
+        :raises ManifestError: what is told of it is damaged, or its files are gone.
         """
 
     def publish(self, publication: Publication) -> dict[TableName, PublishedCopy]:

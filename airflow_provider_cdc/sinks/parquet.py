@@ -13,7 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_provider_cdc.core.head import Copy
+from airflow_provider_cdc.core.head import Copy, position_of
 from airflow_provider_cdc.core.names import folder_name
 from airflow_provider_cdc.core.staging import StagedFile, Staging, difference
 from airflow_provider_cdc.core.storage import Storage
@@ -22,12 +22,13 @@ from airflow_provider_cdc.errors import (
     CommitUnknown,
     ConfigurationError,
     FileDamaged,
+    ManifestError,
     PublishIncomplete,
     StorageRefused,
     StorageUnavailable,
     naming,
 )
-from airflow_provider_cdc.sinks.base import Publication, PublishedCopy, TableChange
+from airflow_provider_cdc.sinks.base import LatestCopy, Publication, PublishedCopy, TableChange
 from airflow_provider_cdc.sinks.latest import LATEST, check_source, read_latest, replace_latest
 
 _MOVERS = 8
@@ -48,6 +49,32 @@ class ParquetSink:
         # Each one waits for the store.
         with ThreadPoolExecutor(_MOVERS) as checkers:
             list(checkers.map(check, tables))
+
+    def latest(self, table: TableName) -> LatestCopy | None:
+        head = read_latest(self._lake, folder_name(table))
+        if head is None:
+            return None
+        path = head.path or self._lake.uri_of(place_of(table, head.run_id))
+        folder = Storage(path)
+        files = tuple(folder.uri_of(name) for name in folder.files() if _is_visible(name))
+        if not files:
+            raise ManifestError(
+                "the latest copy has no files any more",
+                where=path,
+                hint=f"somebody removed them: remove {LATEST} there, too, and trigger a new run",
+            )
+        return LatestCopy(
+            table=str(table),
+            run_id=head.run_id,
+            path=path,
+            files=files,
+            rows=head.rows,
+            position=position_of(head),
+            as_of=head.as_of,
+            recorded_at=head.recorded_at,
+            published_at=head.published_at,
+            source=head.source,
+        )
 
     def publish(self, publication: Publication) -> dict[TableName, PublishedCopy]:
         for change in publication.tables:
@@ -112,12 +139,7 @@ class ParquetSink:
                 raise FileDamaged(
                     f"the file {file.base_name} of this copy {what}", where=self._lake.uri_of(folder), hint=_DAMAGED
                 )
-        # What begins with _ or . is invisible to readers.
-        strange = [
-            name
-            for name in present.keys() - wanted.keys()
-            if name.rpartition("/")[2].lstrip("_.") == name.rpartition("/")[2]
-        ]
+        strange = [name for name in present.keys() - wanted.keys() if _is_visible(name)]
         if strange:
             raise FileDamaged(
                 f"the folder of this copy holds files that are not of it: {', '.join(sorted(strange)[:5])}",
@@ -147,6 +169,11 @@ class ParquetSink:
             ) from error
 
 
+def _is_visible(name: str) -> bool:
+    """Whether readers of a folder take the file ``name`` for data."""
+    return not name.rpartition("/")[2].startswith(("_", "."))
+
+
 def place_of(table: TableName, run_id: str) -> str:
     """The folder of one copy of a table, relative to the lake."""
     return f"{folder_name(table)}/snapshot={run_id}"
@@ -158,6 +185,7 @@ def _latest(publication: Publication, change: TableChange, uri: str) -> Copy:
         run_id=publication.run_id,
         path=uri,
         position=publication.position,
+        as_of=publication.as_of,
         recorded_at=publication.recorded_at,
         source=dict(publication.source),
         rows=change.rows,

@@ -1,0 +1,107 @@
+"""What readers are told of the latest copy, and that the libraries they use can read it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.errors import ConfigurationError, ManifestError
+from airflow_provider_cdc.lake import open_dataset, read_latest
+from harness.s3_server import s3_environment
+from tests.sinks.test_contract import MYSQL, SERVER, Lake
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+PAGE = Path(__file__).parents[1] / "docs/reading.md"
+SNIPPETS = dict(re.findall(r"^## (\w+)\n\n```python\n(.*?)```", PAGE.read_text(), re.MULTILINE | re.DOTALL))
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    # A URI has %20 where the store has a blank.
+    return Lake("parquet", Storage((tmp_path / "my lake").as_uri()))
+
+
+def test_the_latest_copy_is_the_one_at_the_greatest_position(lake: Lake) -> None:
+    assert read_latest(lake.storage.uri, "shop.orders") is None
+    newer, older = lake.stage(7, count=4), lake.stage(5)
+    lake.sink.publish(newer)
+    lake.sink.publish(older)
+    copy = read_latest(lake.storage.uri, "shop.orders")
+    assert copy is not None
+    assert (copy.run_id, copy.rows, copy.position) == (newer.run_id, 4, f"{SERVER}:1-7")
+    assert copy.source == MYSQL
+    assert len(copy.files) == 4
+    assert copy.files == tuple(sorted(copy.files))
+    assert all(file.startswith(f"{copy.path}/part-") for file in copy.files)
+    assert open_dataset(copy).to_table()["id"].to_pylist() == [7] * 4
+
+
+def test_what_is_invisible_to_readers_is_no_file_of_a_copy(lake: Lake) -> None:
+    lake.sink.publish(lake.stage(5))
+    before = read_latest(lake.storage.uri, "shop.orders")
+    assert before is not None
+    folder = Storage(before.path)
+    for name in ("_SUCCESS", ".part-0.crc"):
+        folder.write_json(name, {})
+    assert read_latest(lake.storage.uri, "shop.orders") == before
+
+
+def test_a_copy_whose_files_are_gone_is_not_an_empty_table(lake: Lake) -> None:
+    lake.sink.publish(lake.stage(5))
+    copy = read_latest(lake.storage.uri, "shop.orders")
+    assert copy is not None
+    lake.storage.delete_folder(f"shop.orders/{copy.path.rpartition('/')[2]}")
+    with pytest.raises(ManifestError, match="no files any more"):
+        read_latest(lake.storage.uri, "shop.orders")
+
+
+@pytest.mark.parametrize(("target", "table"), [("lake", "shop.orders"), ("/lake", "orders"), ("s3://u:p@x/l", "a.b")])
+def test_what_names_no_table_in_no_lake_is_refused(target: str, table: str) -> None:
+    with pytest.raises(ConfigurationError):
+        read_latest(target, table)
+
+
+def test_a_copy_in_an_object_store_is_read_from_there(s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in s3_environment(s3).items():
+        monkeypatch.setenv(name, value)
+    lake = Lake("parquet", Storage(f"s3://lake/{tmp_path.name}"))
+    lake.sink.publish(lake.stage(5))
+    copy = read_latest(lake.storage.uri, "shop.orders")
+    assert copy is not None
+    assert open_dataset(copy).count_rows() == 3
+
+
+def count(orders: Any) -> int:
+    return orders.count() if type(orders).__module__.startswith("pyspark") else len(orders)
+
+
+@pytest.mark.parametrize("library", sorted(SNIPPETS))
+def test_the_snippets_of_the_documents_read_every_row(library: str, lake: Lake, request: Any) -> None:
+    names: dict[str, Any] = {}
+    if library == "Spark":
+        spark: SparkSession = request.getfixturevalue("spark")
+        names["spark"] = spark
+    elif library != "PyArrow":
+        pytest.importorskip(library.lower())
+    lake.sink.publish(lake.stage(5, count=4))
+    first = re.search(r"```python\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    assert first
+    for snippet in (first[1].replace("s3://lake/raw", lake.storage.uri), SNIPPETS[library]):
+        exec(snippet, names)
+    assert count(names["orders"]) == 4
+
+
+def test_reading_imports_neither_airflow_nor_spark_nor_a_driver() -> None:
+    code = (
+        "import sys, airflow_provider_cdc.lake;"
+        "sys.exit(any(name.split('.')[0] in ('airflow', 'pyspark', 'pymysql', 'numba') for name in sys.modules))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
