@@ -1,0 +1,73 @@
+"""Waits until a server has reached a position or a time."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING
+
+from airflow_provider_cdc.core import as_of
+from airflow_provider_cdc.core.as_of import AsOf
+from airflow_provider_cdc.errors import PositionError
+from airflow_provider_cdc.triggers.waiting import Answer, WaitingTrigger
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.sources.capabilities import Reach, Source
+
+
+def point_of(text: str, where: str) -> AsOf:
+    """The point that a parameter names.
+
+    :param where: the parameter, for the message.
+    :raises PositionError: it names none.
+    """
+    try:
+        point = as_of.parse(text)
+    except PositionError as error:
+        raise PositionError(error.message, where=where, hint=error.hint) from None
+    if not point:
+        raise PositionError(
+            "it is empty",
+            where=where,
+            hint="give a time as 2026-01-31T00:00:00Z, a GTID set as the server prints it, or an LSN as 16/B374D848",
+        )
+    return point
+
+
+class PositionQuestion:
+    """Asks whether a server has reached ``point``; what it said last may spare it some work."""
+
+    def __init__(self, point: AsOf) -> None:
+        self._point = point
+        self._seen: Reach | None = None
+
+    def ask(self, source: Source) -> Answer:
+        """:raises CdcError: as `TellsReach.has_reached` does."""
+        from airflow_provider_cdc.sources.capabilities import telling_reach
+
+        self._seen = telling_reach(source).has_reached(self._point, self._seen)
+        return Answer(self._seen.reached, self._seen.lacks, str(as_of.text_of(self._point)))
+
+
+class PositionTrigger(WaitingTrigger):
+    """Fires when the server behind a connection has reached ``position``.
+
+    :param source_conn_id: the connection.
+    :param position: a time with its zone, a GTID set or an LSN.
+    """
+
+    arguments = ("source_conn_id", "position")
+
+    def __init__(self, *, source_conn_id: str, position: str, poll_seconds: float, outage_seconds: float) -> None:
+        super().__init__(poll_seconds=poll_seconds, outage_seconds=outage_seconds)
+        self.source_conn_id = source_conn_id
+        self.position = position
+        self._question: PositionQuestion | None = None
+
+    async def ask(self) -> Answer:
+        # What knows databases takes a while to import, and the file of a DAG imports this module.
+        from airflow_provider_cdc.hooks import source_in_event_loop
+
+        if self._question is None:
+            self._question = PositionQuestion(point_of(self.position, "parameter position"))
+        source = await source_in_event_loop(self.source_conn_id)
+        return await asyncio.to_thread(self._question.ask, source)

@@ -1,0 +1,142 @@
+"""Waits until a copy is published."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_cdc.core import as_of
+from airflow_provider_cdc.core.as_of import AsOf
+from airflow_provider_cdc.core.gtid import GtidSet
+from airflow_provider_cdc.core.lsn import Lsn
+from airflow_provider_cdc.errors import ConfigurationError, PositionError
+from airflow_provider_cdc.triggers.position import point_of
+from airflow_provider_cdc.triggers.waiting import Answer, WaitingTrigger
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.lake import LatestCopy
+
+_RUN_TIME = "%Y%m%dT%H%M%SZ"
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """Which copy is waited for, as text: one that fulfils all that is not empty. See `PublishedSensor`."""
+
+    position: str = ""
+    published_after: str = ""
+    other_than_run: str = ""
+
+    def check(self) -> None:
+        """:raises PositionError: a parameter is not what it should be."""
+        self._point()
+        self._time()
+
+    def lacking(self, copy: LatestCopy) -> str:
+        """What ``copy`` lacks, in words; empty: nothing.
+
+        :raises ConfigurationError: the copy is of another kind of database than the position.
+        """
+        if copy.run_id == self.other_than_run:
+            return "it is still that of the given run"
+        if (after := self._time()) is not None and not datetime.fromisoformat(copy.published_at) > after:
+            return f"it was published at {copy.published_at}"
+        if (point := self._point()) is not None:
+            return _short_of(copy, point)
+        return ""
+
+    def _point(self) -> AsOf | None:
+        return point_of(self.position, "parameter position") if self.position else None
+
+    def _time(self) -> datetime | None:
+        if not self.published_after:
+            return None
+        where = "parameter published_after"
+        found = point_of(self.published_after, where)
+        if not isinstance(found, datetime):
+            raise PositionError("it is no time", where=where, hint="write it as 2026-01-31T00:00:00Z")
+        return found
+
+
+def ask(target: str, table: str, wanted: Wanted) -> Answer:
+    """Whether the latest copy of a table is the one that is wanted.
+
+    :raises CdcError: as `read_latest` does, and `Wanted.lacking`.
+    """
+    # What reads stores takes a while to import, and the file of a DAG imports this module.
+    from airflow_provider_cdc.lake import read_latest
+
+    copy = read_latest(target, table)
+    if copy is None:
+        return Answer(False, f"{table} has no copy in {target}")
+    if lacks := wanted.lacking(copy):
+        return Answer(False, f"the latest copy of {table} is that of the run {copy.run_id}: {lacks}")
+    return Answer(True, "", told(copy))
+
+
+def told(copy: LatestCopy) -> dict[str, Any]:
+    """What tasks hand on of a copy. Its files may be many: whoever reads it asks for them."""
+    return {
+        "table": copy.table,
+        "run_id": copy.run_id,
+        "path": copy.path,
+        "position": copy.position,
+        "rows": copy.rows,
+        "published_at": copy.published_at,
+    }
+
+
+def _short_of(copy: LatestCopy, point: AsOf) -> str:
+    if isinstance(point, datetime):
+        when = _asked_for(copy)
+        if when is None:
+            return "it is exact at a position, and of which time that is, is not known"
+        return "" if when >= point else f"it is exact as of {when.isoformat()}, or shortly after"
+    reached = as_of.parse(copy.position)
+    if isinstance(point, GtidSet) and isinstance(reached, GtidSet):
+        missing = point - reached
+        return f"it lacks {len(missing):,} transactions: {str(missing)[:200]}" if missing else ""
+    if isinstance(point, Lsn) and isinstance(reached, Lsn):
+        return "" if reached >= point else f"it is exact at {reached}"
+    raise ConfigurationError(
+        f"the copy is exact at {copy.position[:200]}, which cannot be compared with {str(point)[:200]}",
+        where=f"parameter position, {copy.path}",
+        hint="give a position of the source that the table is copied from",
+    )
+
+
+def _asked_for(copy: LatestCopy) -> datetime | None:
+    """A time up to which the copy surely has everything: what it was asked for, else when its run was due. The position
+    was recorded after that."""
+    if copy.as_of:
+        asked = as_of.parse(copy.as_of)
+        return asked if isinstance(asked, datetime) else None
+    with suppress(ValueError):
+        return datetime.strptime(copy.run_id.partition("-")[0], _RUN_TIME).replace(tzinfo=UTC)
+    return None
+
+
+class PublishedTrigger(WaitingTrigger):
+    """Fires when the latest copy of a table is the one that is wanted.
+
+    :param target: URI of the folder that is published in.
+    :param table: ``schema.table``.
+    :param wanted: a `Wanted`, as JSON.
+    """
+
+    arguments = ("target", "table", "wanted")
+
+    def __init__(
+        self, *, target: str, table: str, wanted: Mapping[str, str], poll_seconds: float, outage_seconds: float
+    ) -> None:
+        super().__init__(poll_seconds=poll_seconds, outage_seconds=outage_seconds)
+        self.target = target
+        self.table = table
+        self.wanted = asdict(Wanted(**wanted))
+
+    async def ask(self) -> Answer:
+        return await asyncio.to_thread(ask, self.target, self.table, Wanted(**self.wanted))

@@ -1,0 +1,181 @@
+"""Waiting: outages are borne, but not for ever; and nobody finds a password where triggers are kept."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from airflow.sdk.bases.sensor import BaseSensorOperator
+from airflow.serialization.serialized_objects import BaseSerialization
+
+from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.errors import SourceUnavailable
+from airflow_provider_cdc.sensors.position import PositionSensor
+from airflow_provider_cdc.triggers.position import PositionTrigger
+from airflow_provider_cdc.triggers.published import PublishedTrigger, Wanted
+from airflow_provider_cdc.triggers.waiting import Outage, WaitingTrigger
+from harness.mysql_server import MysqlServer
+from harness.server_process import free_port
+from tests.sinks.test_contract import Lake
+
+PASSWORD = "c0rrect-horse-battery"
+UUID = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
+
+
+async def next_of(trigger: WaitingTrigger) -> Any:
+    return (await anext(aiter(trigger.run()))).payload
+
+
+def event_of(trigger: WaitingTrigger) -> Any:
+    return asyncio.run(asyncio.wait_for(next_of(trigger), 60))
+
+
+def connect(monkeypatch: pytest.MonkeyPatch, port: int, login: str = "root", password: str = "") -> None:
+    fields = {"conn_type": "cdc_mysql", "host": "127.0.0.1", "port": port, "login": login, "password": password}
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", json.dumps(fields))
+
+
+def test_an_outage_is_borne_for_as_long_as_was_said_and_counts_from_the_last_answer() -> None:
+    now = 100.0
+    outage = Outage(10, clock=lambda: now)
+    error = SourceUnavailable("down")
+    assert "10 s more" in outage.bear(error)
+    now = 109.0
+    assert "1 s more" in outage.bear(error)
+    outage.over()
+    now = 118.0
+    assert "10 s more" in outage.bear(error)
+    now = 128.0
+    with pytest.raises(SourceUnavailable):
+        outage.bear(error)
+
+
+def test_a_trigger_survives_the_way_into_the_database_and_holds_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect(monkeypatch, 1, "copier", PASSWORD)
+    position = PositionTrigger(
+        source_conn_id="shop", position="2026-01-31T00:00:00Z", poll_seconds=5, outage_seconds=60
+    )
+    wanted = {"position": "16/B374D848", "published_after": "", "other_than_run": "x"}
+    published = PublishedTrigger(
+        target="s3://lake", table="shop.orders", wanted=wanted, poll_seconds=5, outage_seconds=60
+    )
+    for trigger in (position, published):
+        path, arguments = trigger.serialize()
+        assert PASSWORD not in json.dumps(arguments)
+        assert BaseSerialization.deserialize(BaseSerialization.serialize(arguments)) == arguments
+        module, _, name = path.rpartition(".")
+        assert type(trigger).__module__ == module
+        assert type(trigger).__qualname__ == name
+        assert type(trigger)(**arguments).serialize() == (path, arguments)
+
+
+def test_a_server_that_does_not_answer_for_too_long_is_an_error_that_may_pass(monkeypatch: pytest.MonkeyPatch) -> None:
+    connect(monkeypatch, free_port(), "copier", PASSWORD)
+    trigger = PositionTrigger(source_conn_id="shop", position=f"{UUID}:1", poll_seconds=0.2, outage_seconds=0.5)
+    failure = event_of(trigger)["failure"]
+    assert not failure["terminal"]
+    assert "does not answer" in failure["message"]
+    assert PASSWORD not in failure["message"]
+
+
+def test_a_refused_password_is_an_error_that_waiting_does_not_help(
+    mysql: MysqlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect(monkeypatch, mysql.port, "root", PASSWORD)
+    trigger = PositionTrigger(source_conn_id="shop", position=f"{UUID}:1", poll_seconds=0.2, outage_seconds=60)
+    failure = event_of(trigger)["failure"]
+    assert failure["terminal"]
+    assert PASSWORD not in failure["message"]
+
+
+def test_a_position_that_comes_while_it_is_waited_for_is_noticed(
+    mysql: MysqlServer, schema: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect(monkeypatch, mysql.port)
+    ((uuid, count),) = mysql.query("SELECT @@server_uuid, 1")
+    executed = str(mysql.query("SELECT GTID_SUBTRACT(@@gtid_executed, '')")[0][0])
+    last = max(int(part) for part in executed.replace("\n", "").split(f"{uuid}:")[1].split(",")[0].split("-")[-1:])
+    trigger = PositionTrigger(
+        source_conn_id="shop", position=f"{uuid}:{last + 2 * count}", poll_seconds=0.1, outage_seconds=60
+    )
+
+    async def wait() -> Any:
+        first = asyncio.create_task(next_of(trigger))
+        await asyncio.sleep(1.0)
+        assert not first.done(), first.result()
+        for number in (1, 2):
+            await asyncio.to_thread(mysql.query, f"CREATE TABLE {schema}.t{number} (id INT PRIMARY KEY)")
+        return await asyncio.wait_for(first, 30)
+
+    assert asyncio.run(wait()) == {"found": f"{uuid}:{last + 2}"}
+
+
+@pytest.mark.parametrize("text", ["", "soon", "2026-01-31T00:00:00", ",", "3e11fa47-71ca-11e1-9e33-c80aa9429562:x"])
+def test_what_is_no_position_is_refused_before_anything_waits(text: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect(monkeypatch, 1)
+    sensor = PositionSensor(task_id="wait", source_conn_id="shop", position=text, deferrable=True)
+    assert isinstance(sensor, BaseSensorOperator)
+    with pytest.raises(Exception, match="parameter position") as refused:
+        sensor.execute({})
+    assert type(refused.value).__name__ == "AirflowFailException"
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Lake:
+    return Lake("parquet", Storage(tmp_path.as_uri()))
+
+
+def published(lake: Lake, **wanted: str) -> Any:
+    trigger = PublishedTrigger(
+        target=lake.storage.uri, table="shop.orders", wanted=wanted, poll_seconds=0.05, outage_seconds=1
+    )
+
+    async def wait() -> Any:
+        try:
+            return await asyncio.wait_for(next_of(trigger), 1)
+        except TimeoutError:
+            return None
+
+    return asyncio.run(wait())
+
+
+def test_a_copy_counts_when_it_has_what_is_waited_for_and_not_before(lake: Lake) -> None:
+    assert published(lake) is None
+    lake.sink.publish(lake.stage(5, run_id="20260105T000000Z-00000005"))
+    found = published(lake)["found"]
+    assert (found["table"], found["run_id"], found["rows"]) == ("shop.orders", "20260105T000000Z-00000005", 3)
+    assert found["position"] == f"{UUID}:1-5"
+    assert published(lake, position=f"{UUID}:1-5")
+    assert published(lake, position=f"{UUID}:1-6") is None
+    assert published(lake, other_than_run="20260105T000000Z-00000005") is None
+    assert published(lake, other_than_run="20260104T000000Z-00000004")
+    # The run was due then, and it recorded its position later.
+    assert published(lake, position="2026-01-05T00:00:00Z")
+    assert published(lake, position="2026-01-05T00:00:01Z") is None
+    assert published(lake, published_after="2025-12-31T23:59:59Z")
+    assert published(lake, published_after="2026-01-01T00:00:00Z") is None
+
+
+def test_a_copy_as_of_the_past_is_not_taken_for_one_of_the_time_of_its_run(lake: Lake) -> None:
+    publication = lake.stage(5, run_id="20260105T000000Z-00000005")
+    lake.sink.publish(type(publication)(**{**vars(publication), "as_of": "2026-01-02T00:00:00+00:00"}))
+    assert published(lake, position="2026-01-02T00:00:00Z")
+    assert published(lake, position="2026-01-02T00:00:01Z") is None
+
+
+def test_a_position_that_cannot_be_compared_ends_the_waiting(lake: Lake) -> None:
+    lake.sink.publish(lake.stage(5))
+    failure = published(lake, position="16/B374D848")["failure"]
+    assert failure["terminal"]
+    assert "cannot be compared" in failure["message"]
+    failure = published(lake, published_after="16/B374D848")["failure"]
+    assert "published_after: it is no time" in failure["message"]
+
+
+def test_all_that_is_wanted_has_to_hold() -> None:
+    for wanted in (Wanted(position="soon"), Wanted(published_after="1/2"), Wanted(position="1/2", published_after=",")):
+        with pytest.raises(Exception, match="parameter"):
+            wanted.check()
