@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_cdc.core.run import read_is_latest
+from airflow_provider_cdc.assets import announce
+from airflow_provider_cdc.core.records import digest_of
+from airflow_provider_cdc.core.results import ConsolidateResult
+from airflow_provider_cdc.core.run import Run, read_is_latest
 from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.operators.base import airflow_errors, say_skipped
 from airflow_provider_cdc.operators.spark_step import SparkStepOperator
 
@@ -19,6 +24,10 @@ class ConsolidateOperator(SparkStepOperator):
     XComs: ``published``, the URI of each table's new files by the table's name; ``latest``, by the table's name,
     whether this run's copy is the one that ``_latest.json`` names (a newer one stays); ``skipped``, why each table that
     was named is not published, by its name; and ``counts``.
+
+    Each copy is an event of its table's asset (`airflow_provider_cdc.assets`), whose ``extra`` has ``run_id``, the
+    ``position`` (also under the source's own name for it), ``rows``, ``path``, ``latest``, and ``schema_digest``, which
+    changes when columns, their types or the key do.
     """
 
     step = "consolidate"
@@ -27,7 +36,10 @@ class ConsolidateOperator(SparkStepOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         found = super().execute(context)
         with airflow_errors():
-            latest = read_is_latest(Storage(self.run_uri))
+            run = Run.load(Storage(self.run_uri))
+            latest = read_is_latest(run.folder)
+            copies = _copies(run, found["published"], latest)
+            announce(context["outlet_events"], self.outlets, self.source_conn_id, copies)
         for table in (name for name, is_latest in latest.items() if not is_latest):
             self.log.warning(
                 "%s is published at %s, but a newer copy stays the latest: one of a later position (or, where "
@@ -38,3 +50,25 @@ class ConsolidateOperator(SparkStepOperator):
             )
         say_skipped(self.log, found["skipped"])
         return {**found, "latest": latest}
+
+
+def _copies(run: Run, published: Mapping[str, str], latest: Mapping[str, bool]) -> dict[TableName, dict[str, Any]]:
+    """What the events tell of each table's copy."""
+    rows = run.found(ConsolidateResult).rows
+    return {
+        entry.table.name: {
+            "run_id": run.run_id,
+            "position": run.position,
+            run.manifest.position_key: run.position,
+            "rows": rows[name],
+            "path": published[name],
+            "latest": latest[name],
+            "schema_digest": digest_of(_shape(entry.table)),
+        }
+        for entry in run.manifest.tables
+        if (name := str(entry.table.name)) in published
+    }
+
+
+def _shape(table: Table) -> list[Any]:
+    return [[[column.name, column.type, column.nullable] for column in table.columns], list(table.key)]

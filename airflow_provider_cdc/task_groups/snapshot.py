@@ -7,8 +7,9 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from typing import Any
 
-from airflow.providers.common.compat.sdk import TaskGroup, XComArg
+from airflow.providers.common.compat.sdk import AssetAlias, TaskGroup, XComArg
 
+from airflow_provider_cdc.assets import copies_alias, outlets_of
 from airflow_provider_cdc.core.options import declared
 from airflow_provider_cdc.operators.consolidate import ConsolidateOperator
 from airflow_provider_cdc.operators.extract_delta import ExtractDeltaOperator
@@ -28,6 +29,8 @@ class SnapshotTaskGroup(TaskGroup):
         with DAG("shop", schedule="@daily", start_date=datetime(2025, 1, 1), catchup=False):
             shop = SnapshotTaskGroup(source_conn_id="shop", tables=["shop.*"], target="s3://lake/raw")
             refresh(shop.published)
+
+    Each copy is an event of its table's asset: see `airflow_provider_cdc.assets`.
 
     Every argument but the ids of the group and what is allowed may be a template, and a template keeps the type of the
     value behind it: ``tables="{{ params.tables }}"`` is a list if the param is one. The kind of database comes from the
@@ -148,7 +151,11 @@ class SnapshotTaskGroup(TaskGroup):
             }
             self.snapshot = SnapshotOperator(task_id="snapshot", **on_spark)
             self.extract_delta = ExtractDeltaOperator(task_id="extract_delta", **on_spark)
-            self.consolidate = ConsolidateOperator(task_id="consolidate", **on_spark)
+            self.consolidate = ConsolidateOperator(
+                task_id="consolidate",
+                outlets=outlets_of(source_conn_id, tables, on_table_error, self.copies),
+                **on_spark,
+            )
             self.snapshot >> self.extract_delta >> self.consolidate
         self._release_when_the_run_fails()
 
@@ -167,6 +174,12 @@ class SnapshotTaskGroup(TaskGroup):
     def run_uri(self) -> XComArg:
         """The run's folder, which holds its manifest."""
         return self.lock_and_record.output["run_uri"]
+
+    @property
+    def copies(self) -> AssetAlias:
+        """What a DAG may be scheduled on that is to run whenever this group has published copies. It stands for the
+        assets of all their tables; one table's own is `airflow_provider_cdc.assets.table_asset`."""
+        return copies_alias(self.dag.dag_id, str(self.group_id))
 
     @property
     def published(self) -> XComArg:

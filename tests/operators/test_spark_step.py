@@ -17,11 +17,15 @@ from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
+from airflow.sdk.execution_time.context import OutletEventAccessors
 
 import airflow_provider_cdc
+from airflow_provider_cdc.assets import copies_alias
+from airflow_provider_cdc.core.manifest import RunTable
 from airflow_provider_cdc.core.results import TableRead
 from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.operators import spark_step
 from airflow_provider_cdc.operators.consolidate import ConsolidateOperator
@@ -29,6 +33,7 @@ from airflow_provider_cdc.operators.snapshot import SnapshotOperator
 from tests.runs import consolidate_result, manifest_of, snapshot_result
 
 PASSWORD = "corr3ct-horse"
+POSITION = "3e11fa47-71ca-11e1-9e33-c80aa9429562:1-5"
 FOUND = snapshot_result(
     rows=3,
     snapshot_upper="3e11fa47-71ca-11e1-9e33-c80aa9429562:1-9",
@@ -41,9 +46,12 @@ LATEST = {"shop.orders": False, "shop.lines": True}
 SUBMIT = f"""#!{sys.executable}
 import json, os, sys
 sys.path.insert(0, {str(Path(airflow_provider_cdc.__file__).parents[1])!r})
+from airflow_provider_cdc.assets import copies_alias
+from airflow_provider_cdc.core.manifest import RunTable
 from airflow_provider_cdc.core.results import ConsolidateResult, SnapshotResult, TableRead
 from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.jobs.session import TRY_VARIABLE, error_file
 run = Storage(sys.argv[sys.argv.index("--run-uri") + 1])
 run.write_json("seen.json", {{"argv": sys.argv[1:], "environment": dict(os.environ)}})
@@ -69,7 +77,8 @@ if "TEST_FORGETS" not in os.environ:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Storage:
-    return Run.create(manifest_of(Storage(tmp_path.as_uri()))).folder
+    orders = RunTable(Table(TableName("shop", "orders"), (Column("id", "int", False),), ("id",)), "watermark", "")
+    return Run.create(manifest_of(Storage(tmp_path.as_uri()), initial_position=POSITION, tables=(orders,))).folder
 
 
 @pytest.fixture(autouse=True)
@@ -89,6 +98,7 @@ def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 CONTEXT: Any = {
     "ti": SimpleNamespace(dag_id="my dag", task_id="snapshot", map_index=-1),
     "dag_run": SimpleNamespace(dag_id="my dag", run_id="r", run_after=datetime(2026, 1, 1, tzinfo=UTC)),
+    "outlet_events": OutletEventAccessors(),
 }
 
 
@@ -115,7 +125,8 @@ def test_step_pushes_its_outputs_and_counts_and_nothing_for_other_steps(
             "seconds": 0.0,
         },
     }
-    assert operator(run, ConsolidateOperator).execute(CONTEXT) == {
+    alias = copies_alias("my dag", "g")
+    assert operator(run, ConsolidateOperator, outlets=[alias]).execute(CONTEXT) == {
         "published": {"shop.orders": "file:///x"},
         "latest": LATEST,
         "skipped": {},
@@ -127,6 +138,17 @@ def test_step_pushes_its_outputs_and_counts_and_nothing_for_other_steps(
             "files_adopted": 0,
             "seconds": 0.0,
         },
+    }
+    (event,) = CONTEXT["outlet_events"][alias].asset_alias_events
+    assert event.dest_asset_key.uri == "x-cdc://shop/shop/orders"
+    assert event.extra.pop("schema_digest")
+    assert event.extra == {
+        "run_id": Run.load(run).run_id,
+        "position": POSITION,
+        "initial_gtid_set": POSITION,
+        "rows": 3,
+        "path": "file:///x",
+        "latest": False,
     }
     # The run is green, yet readers see another copy: the log must say so plainly.
     (told,) = (line for line in capfd.readouterr().out.splitlines() if "newer copy stays" in line)
