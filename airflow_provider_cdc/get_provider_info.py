@@ -29,6 +29,19 @@ def get_provider_info() -> dict[str, Any]:
                 ],
             }
         ],
+        "sensors": [
+            {
+                "integration-name": "CDC",
+                "python-modules": ["airflow_provider_cdc.sensors.position", "airflow_provider_cdc.sensors.published"],
+            }
+        ],
+        "triggers": [
+            {
+                "integration-name": "CDC",
+                "python-modules": ["airflow_provider_cdc.triggers.position", "airflow_provider_cdc.triggers.published"],
+            }
+        ],
+        "notifications": ["airflow_provider_cdc.notifications.failure.FailureNotifier"],
         "connection-types": [_connection_type(kind) for kind in KINDS],
     }
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_cdc import errors
+from airflow_provider_cdc.nightly import read_nightly
 from harness.documents import PARTS, written
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -43,3 +44,18 @@ def test_what_is_generated_is_what_the_code_says(page: Path) -> None:
 def test_every_part_that_can_be_generated_has_its_place() -> None:
     text = "".join(page.read_text() for page in ROOT.glob("docs/*.md"))
     assert sorted(re.findall("<!-- generated: (.*) -->", text)) == sorted(PARTS)
+
+
+@pytest.mark.parametrize("page", ["dag-authors.md", "nightly.md"])
+def test_the_snippets_for_authors_of_dags_can_be_parsed(page: str) -> None:
+    snippets = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / page).read_text(), re.DOTALL)
+    assert snippets
+    for snippet in snippets:
+        exec(snippet, {"send_to_the_pager": print})
+
+
+def test_the_example_of_the_file_for_nights_is_one_that_can_be_read(tmp_path: Path) -> None:
+    (example,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/nightly.md").read_text(), re.DOTALL)
+    file = tmp_path / "nightly.yaml"
+    file.write_text(example)
+    assert [source.kind for source in read_nightly(file).sources] == ["mysql", "postgres"]

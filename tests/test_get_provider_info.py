@@ -35,10 +35,13 @@ def test_description_imports_nothing_of_airflow() -> None:
 
 def test_everything_it_names_exists() -> None:
     info = get_provider_info()
-    for section in ("hooks", "operators"):
+    for section in ("hooks", "operators", "sensors", "triggers"):
         for entry in info[section]:
             for module in entry["python-modules"]:
                 importlib.import_module(module)
+    for name in info["notifications"]:
+        module, _, name = name.rpartition(".")
+        assert hasattr(importlib.import_module(module), name)
     for connection in info["connection-types"]:
         module, _, name = connection["hook-class-name"].rpartition(".")
         hook = getattr(importlib.import_module(module), name)
@@ -73,7 +76,19 @@ print(json.dumps({
     }
 
 
-@pytest.mark.parametrize("module", ["hooks", "hooks.mysql", "operators.preflight", "task_groups.snapshot"])
+@pytest.mark.parametrize(
+    "module",
+    [
+        "assets",
+        "hooks",
+        "hooks.mysql",
+        "notifications.failure",
+        "operators.preflight",
+        "sensors.position",
+        "task_groups.snapshot",
+        "triggers.position",
+    ],
+)
 def test_an_airflow_that_is_too_old_is_refused_by_name(module: str, dag_runner: DagRunner) -> None:
     code = f"import airflow; airflow.__version__ = '3.1.4'; import airflow_provider_cdc.{module}"
     result = subprocess.run(

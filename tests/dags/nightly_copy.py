@@ -7,6 +7,7 @@ from typing import Any
 
 from airflow.sdk import DAG, task
 
+from airflow_provider_cdc.notifications.failure import FailureNotifier
 from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
 
 with DAG(
@@ -14,7 +15,7 @@ with DAG(
     schedule="@daily",
     start_date=datetime(2025, 1, 1),
     catchup=False,
-    default_args={"retry_delay": timedelta(0)},
+    default_args={"retry_delay": timedelta(0), "on_failure_callback": FailureNotifier()},
     params={"tables": ["shop.*"], "target": "file:///nowhere"},
 ):
 

@@ -144,3 +144,7 @@ def test_server_down_is_worth_another_try(dag_runner: DagRunner, copier: Mapping
     assert result.tries["shop.preflight"] == 3
     assert "the server does not answer" in result.log
     assert "start the server, or correct host and port" in result.log
+    told = result.log.split("the task shop.preflight failed")
+    assert len(told) == 2, "the author's own callback is called once, for the last try"
+    assert "Hint: start the server" in told[1]
+    assert "Position: none" in told[1]

@@ -1,0 +1,214 @@
+"""The file that says what the DAG `nightly` copies, read when the DAG is parsed: without a database or a connection.
+
+::
+
+    schedule: "30 0 * * *"           # cron; default: midnight
+    timezone: Europe/Berlin          # of the schedule; default: UTC
+    deadline_minutes: 360            # tell when a run takes longer; default: never
+    defaults:                        # options of all sources
+      on_table_error: skip
+    sources:
+      - source_conn_id: cdc_mysql
+        kind: mysql
+        tables: ["shop.*", "!shop.tmp_*"]
+        target: s3://lake/raw
+
+The keys of a source are the options of a run, ``kind`` (``mysql``, ``postgres``), and ``name``, by which its tasks are
+called (default: the id of the connection).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import date, datetime
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+from airflow_provider_cdc.core.lake_uri import LakeUri
+from airflow_provider_cdc.core.option import Option
+from airflow_provider_cdc.core.options import declared
+from airflow_provider_cdc.errors import ConfigurationError, PreflightError, Problem
+from airflow_provider_cdc.sources.patterns import Pattern
+from airflow_provider_cdc.sources.registry import KINDS
+from airflow_provider_cdc.yaml_file import Value, read_yaml
+
+INTERVAL_END = "{{ data_interval_end if data_interval_end is defined else dag_run.run_after }}"
+"""The end of the run's interval; a run that was triggered by hand may have none."""
+_KEYS = ("schedule", "timezone", "start_date", "deadline_minutes", "defaults", "sources")
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
+_START = datetime(2025, 1, 1)
+
+
+@dataclass(frozen=True)
+class NightlySource:
+    """One source: ``name`` calls its tasks, ``options`` are arguments of a `SnapshotTaskGroup`."""
+
+    name: str
+    kind: str
+    options: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Nightly:
+    """What the file says. ``schedule`` is a cron expression in ``timezone``; ``start_date`` is naive, in that zone."""
+
+    schedule: str
+    timezone: str
+    start_date: datetime
+    deadline_minutes: int | None
+    sources: tuple[NightlySource, ...]
+
+
+def read_nightly(path: Path) -> Nightly:
+    """Read the file.
+
+    :raises ConfigurationError: it cannot be read, or is no YAML.
+    :raises PreflightError: with everything that is wrong with it, each with its line and key.
+    """
+    problems: list[Problem] = []
+    document = read_yaml(path)
+    given = document.mapping(problems)
+    unknown = [given[key] for key in sorted(given.keys() - set(_KEYS))]
+    problems += [value.place.problem("there is no such key", f"the keys are {', '.join(_KEYS)}") for value in unknown]
+    nightly = Nightly(
+        schedule=_checked(
+            given.get("schedule"), "0 0 * * *", _is_cron, "a cron expression such as 30 0 * * *", problems
+        ),
+        timezone=_checked(given.get("timezone"), "UTC", _is_zone, "a time zone such as Europe/Berlin", problems),
+        start_date=_date(given.get("start_date"), problems),
+        deadline_minutes=_checked(
+            given.get("deadline_minutes"), None, _is_count, "a whole number of minutes above 0", problems
+        ),
+        sources=tuple(_sources(document, given, problems)),
+    )
+    if problems:
+        raise PreflightError(problems)
+    return nightly
+
+
+def _sources(document: Value, given: Mapping[str, Value], problems: list[Problem]) -> list[NightlySource]:
+    if "sources" not in given:
+        problems.append(document.place.problem("it names no sources", "add the key sources, with a list"))
+        return []
+    defaults = given["defaults"].mapping(problems) if "defaults" in given else {}
+    found: dict[str, NightlySource] = {}
+    for element in given["sources"].items(problems):
+        source = _source(element, defaults, problems)
+        if source is None:
+            continue
+        if source.name in found:
+            problems.append(
+                element.place.problem(
+                    f"its tasks would be called {source.name}, as another's", "give it a name of its own"
+                )
+            )
+        found[source.name] = source
+    _check_unused(defaults, found, problems)
+    if not found and not problems:
+        problems.append(given["sources"].place.problem("it names no sources", "add at least one"))
+    return list(found.values())
+
+
+def _source(element: Value, defaults: Mapping[str, Value], problems: list[Problem]) -> NightlySource | None:
+    before = len(problems)
+    own = element.mapping(problems)
+    kinds = [kind.name for kind in KINDS]
+    kind = own.pop("kind", None)
+    if kind is None or kind.plain not in kinds:
+        place = element.place if kind is None else kind.place
+        problems.append(place.problem("it has no kind that can be copied", f"give kind: one of {', '.join(kinds)}"))
+        return None
+    name = own.pop("name", None)
+    every = {one.name: one for one in declared()}
+    ours = {key: one for key, one in every.items() if one.only in ("", kind.plain)}
+    for key in sorted(own.keys() - ours.keys()):
+        what = f"{kind.plain} has no such option" if key in every else "there is no such option"
+        problems.append(own[key].place.problem(what, f"the options are {', '.join(['kind', 'name', *ours])}"))
+    # A default for a kind of source that lacks the option is for the others.
+    values = {key: value for key, value in {**defaults, **own}.items() if key in ours}
+    for key, value in values.items():
+        _check_option(ours[key], value, problems)
+    for key, one in ours.items():
+        if one.required and key not in values:
+            problems.append(element.place.problem(f"it has no {key}", f"give {one.example}"))
+    if len(problems) > before:
+        return None
+    called = str(name.plain) if name else re.sub(r"[^A-Za-z0-9_-]", "_", str(values["source_conn_id"].plain))
+    if not _NAME.fullmatch(called):
+        place = name.place if name else element.place
+        problems.append(place.problem(f"{called!r} cannot call tasks", "give a name of ASCII letters, digits, _ and -"))
+        return None
+    options = {key: value.plain for key, value in values.items()}
+    return NightlySource(called, kind.plain, _preferred(kind.plain, ours, options) | options)
+
+
+def _preferred(kind: str, ours: Mapping[str, Option], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are other by default than those of a single run, as far as this kind of source has them."""
+    # PostgreSQL keeps no log for the past unless it is told to.
+    goes_back = "as_of" in ours and (kind == "mysql" or bool(given.get("standing_slot")))
+    return {"as_of": INTERVAL_END} if goes_back else {}
+
+
+def _check_option(option: Option, value: Value, problems: list[Problem]) -> None:
+    # What a template becomes is checked when the run begins.
+    if isinstance(value.plain, str) and "{{" in value.plain:
+        return
+    if found := option.check(value.plain):
+        problems.append(value.place.problem(found.what, found.hint))
+        return
+    try:
+        if option.name == "target":
+            LakeUri.parse(value.plain.replace("{source}", "source"))
+        elif option.name == "tables":
+            for pattern in value.plain:
+                Pattern.parse(pattern.removeprefix("!"))
+    except ConfigurationError as error:
+        problems.append(value.place.problem(error.message, error.hint))
+
+
+def _check_unused(defaults: Mapping[str, Value], found: Mapping[str, NightlySource], problems: list[Problem]) -> None:
+    known = {one.name for one in declared()}
+    used = {key for source in found.values() for key in source.options}
+    for key, value in defaults.items():
+        if key not in known or (key not in used and not problems):
+            problems.append(
+                value.place.problem("no source has such an option", "the options are those of SnapshotTaskGroup")
+            )
+
+
+def _checked(value: Value | None, default: Any, holds: Any, what: str, problems: list[Problem]) -> Any:
+    if value is None:
+        return default
+    if not holds(value.plain):
+        problems.append(value.place.problem(f"{value.plain!r} is not {what}", f"give {what}"))
+        return default
+    return value.plain
+
+
+def _date(value: Value | None, problems: list[Problem]) -> datetime:
+    if value is None:
+        return _START
+    if isinstance(value.plain, date) and not isinstance(value.plain, datetime):
+        return datetime.combine(value.plain, datetime.min.time())
+    problems.append(value.place.problem(f"{value.plain!r} is no date", "write it as 2026-01-31"))
+    return _START
+
+
+def _is_count(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value > 0
+
+
+def _is_zone(value: Any) -> bool:
+    try:
+        return isinstance(value, str) and bool(value) and ZoneInfo(value) is not None
+    except (KeyError, OSError, ValueError):
+        return False
+
+
+def _is_cron(value: Any) -> bool:
+    from croniter import croniter
+
+    return isinstance(value, str) and len(value.split()) == 5 and bool(croniter.is_valid(value))

@@ -1,0 +1,40 @@
+"""Tells that a run takes longer than it may: a deadline of Airflow's."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any
+
+from airflow.sdk.definitions.deadline import DeadlineAlert, DeadlineReference
+
+try:
+    from airflow.sdk import AsyncCallback
+except ImportError:
+    # Airflow 3.1
+    from airflow.sdk.definitions.deadline import AsyncCallback
+
+_log = logging.getLogger(__name__)
+
+
+def deadline(minutes: int) -> DeadlineAlert:
+    """A ``deadline`` of a DAG: `tell_late` is called when a run is not done so long after it was queued. The run goes
+    on."""
+    return DeadlineAlert(
+        reference=DeadlineReference.DAGRUN_QUEUED_AT,
+        interval=timedelta(minutes=minutes),
+        callback=AsyncCallback(tell_late, {"minutes": minutes}),
+    )
+
+
+async def tell_late(*, minutes: int, context: Mapping[str, Any] | None = None, **more: Any) -> None:
+    """Log, in the triggerer, that a run is late."""
+    run = (context or {}).get("dag_run") or {}
+    _log.error(
+        "%s, run %s: not done %d minutes after it was queued. It goes on; the log of its task that runs tells how far "
+        "it is.",
+        run.get("dag_id", "a DAG"),
+        run.get("dag_run_id") or run.get("run_id", "unknown"),
+        minutes,
+    )

@@ -1,0 +1,95 @@
+"""YAML with the place of every value, so that whoever is told of a mistake finds it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from airflow_provider_cdc.errors import ConfigurationError, Problem
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a value stands: the file, the line (from 1), and the keys that lead to it."""
+
+    file: str
+    line: int
+    keys: str = ""
+
+    def __str__(self) -> str:
+        place = f"{self.file}, line {self.line}"
+        return f"{place}, key {self.keys}" if self.keys else place
+
+    def problem(self, what: str, hint: str) -> Problem:
+        return Problem(str(self), what, hint)
+
+
+@dataclass(frozen=True)
+class Value:
+    """A value of the file: ``plain`` is it as Python has it, without places."""
+
+    place: Place
+    plain: Any
+    node: yaml.Node
+
+    def mapping(self, problems: list[Problem]) -> dict[str, Value]:
+        """Its keys and values. What is wrong with them is added to ``problems``."""
+        if not isinstance(self.node, yaml.MappingNode):
+            problems.append(self.place.problem("it is not a mapping", "write it as lines of `key: value`"))
+            return {}
+        found: dict[str, Value] = {}
+        for key, node in self.node.value:
+            name = str(key.value) if isinstance(key, yaml.ScalarNode) else ""
+            keys = f"{self.place.keys}.{name}".lstrip(".")
+            place = Place(self.place.file, key.start_mark.line + 1, keys)
+            if not name:
+                problems.append(place.problem("a key is not a word", "write lines of `key: value`"))
+            elif name in found:
+                problems.append(
+                    place.problem(f"the key is there twice, first in line {found[name].place.line}", "remove one")
+                )
+            else:
+                found[name] = Value(place, _plain(node), node)
+        return found
+
+    def items(self, problems: list[Problem]) -> Iterator[Value]:
+        """Its elements. What is wrong with it is added to ``problems``."""
+        if not isinstance(self.node, yaml.SequenceNode):
+            problems.append(self.place.problem("it is not a list", "begin each element's line with `- `"))
+            return
+        for number, node in enumerate(self.node.value):
+            place = Place(self.place.file, node.start_mark.line + 1, f"{self.place.keys}[{number}]")
+            yield Value(place, _plain(node), node)
+
+
+def read_yaml(path: Path) -> Value:
+    """The one document of a file.
+
+    :raises ConfigurationError: the file cannot be read, or is no YAML.
+    """
+    try:
+        node = yaml.compose(path.read_text(encoding="utf-8"), yaml.SafeLoader)
+        if node is None:
+            raise ConfigurationError("the file is empty", where=str(path), hint="see docs/nightly.md for an example")
+        return Value(Place(str(path), node.start_mark.line + 1), _plain(node), node)
+    except OSError as error:
+        raise ConfigurationError(
+            f"the file cannot be read: {error.strerror}", where=str(path), hint="correct its path or its permissions"
+        ) from None
+    except (yaml.YAMLError, ValueError) as error:
+        mark = getattr(error, "problem_mark", None)
+        where = str(Place(str(path), mark.line + 1)) if mark else str(path)
+        what = getattr(error, "problem", None) or str(error)
+        raise ConfigurationError(f"it is no YAML: {what}", where=where, hint="correct that line") from None
+
+
+def _plain(node: yaml.Node) -> Any:
+    loader = yaml.SafeLoader("")
+    try:
+        return loader.construct_document(node)
+    finally:
+        loader.dispose()
