@@ -32,7 +32,7 @@ from airflow_provider_cdc.jobs.extract_delta import NetChange, read_net_change
 from airflow_provider_cdc.jobs.net import BUCKETS, bucket_ranges
 from airflow_provider_cdc.jobs.nulled import add_nulled, say_nulled
 from airflow_provider_cdc.jobs.patience import persist
-from airflow_provider_cdc.jobs.progress import Progress, say, table
+from airflow_provider_cdc.jobs.progress import Progress, ProgressFile, say, table
 from airflow_provider_cdc.jobs.rewind import Outcome, Restore, Rewind, RewindTask
 from airflow_provider_cdc.jobs.skipped import check_some_left, say_skipped
 from airflow_provider_cdc.jobs.snapshot import read_table_files
@@ -184,6 +184,7 @@ def _publish(run: Run, decision: Decision) -> dict[TableName, PublishedCopy]:
         recorded_at=manifest.created_at,
         published_at=decision.published_at,
         source=manifest.source,
+        as_of=manifest.options.as_of,
     )
     copies = sink_of(manifest).publish(publication)
     for table_name, copy in copies.items():
@@ -215,13 +216,14 @@ def _stage(step: Step) -> Decision:
     touched = sum(change.keys(index) for index in copied)
     searched = sum(len(order.files) for order in orders if isinstance(order, Rewind))
     say(f"consolidate: {touched:,} keys touched; looking for them in {searched} files")
-    progress = Progress("consolidate", "tasks", len(orders), len(orders))
+    progress = Progress("consolidate", "tasks", len(orders), len(orders), note=ProgressFile(step.folder).note)
     outcomes = run_tasks(
         step.spark,
         "rewind",
         orders,
         RewindTask(step.staging, step.source, step.tables, change, step.manifest.options.skips),
         lambda outcome: progress.add(1, sum(file.rows for file in outcome.written), 1),
+        meanwhile=progress.tick,
     )
     skipped |= {names[outcome.table]: outcome.refused for outcome in outcomes if outcome.refused}
     copied = [index for index in copied if names[index] not in skipped]

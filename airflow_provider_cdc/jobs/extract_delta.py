@@ -26,7 +26,7 @@ from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import ExactnessError, ValueNotRepresentable
 from airflow_provider_cdc.jobs import net
 from airflow_provider_cdc.jobs.patience import persist
-from airflow_provider_cdc.jobs.progress import Progress, say
+from airflow_provider_cdc.jobs.progress import Progress, ProgressFile, say
 from airflow_provider_cdc.jobs.skipped import reason, say_skipped, table_of
 from airflow_provider_cdc.jobs.snapshot import read_table_files
 from airflow_provider_cdc.jobs.step import Step, run_step
@@ -232,7 +232,8 @@ def _read(step: Step, name: str, segments: Callable[[], list[LogSegment]]) -> li
     missing = [segment for segment in planned if segment.number not in done]
     what = "log segments" if name == PLAN else "earlier log segments, for what was prepared there"
     say(f"extract_delta: {len(planned)} {what}" + (f", {len(done)} kept" if done else ""))
-    progress = Progress("extract_delta", "segments", len(missing), len(missing))
+    note = ProgressFile(step.folder).note
+    progress = Progress("extract_delta", "segments", len(missing), len(missing), note=note)
     initial, options = step.manifest.initial_position, step.manifest.options
     read = run_tasks(
         step.spark,
@@ -240,6 +241,7 @@ def _read(step: Step, name: str, segments: Callable[[], list[LogSegment]]) -> li
         missing,
         ReadSegment(step.staging, plan.id, step.source, initial, _tracked(step), options.skips),
         lambda record: progress.add(1, record.summary.row_images, 1),
+        meanwhile=progress.tick,
     )
     done.update((record.segment, record) for record in read)
     return [done[segment.number] for segment in planned]

@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.errors import CdcError
 
 EVERY_SECONDS = 5.0
+LATELY_SECONDS = 60.0
+"""Rates are those of the last minute."""
+SHOWN_TABLES = 5
+PROGRESS = "progress.json"
 
 
 def say(line: str) -> None:
@@ -14,12 +28,15 @@ def say(line: str) -> None:
 
 
 class Progress:
-    """Prints how far a step is, at most every few seconds.
+    """Says every few seconds how far a step is: in a line, and as JSON data for `note`.
 
     :param title: the step.
     :param unit: what is counted, in the plural.
     :param total: how many of them there are.
-    :param weight: the work they make in all, in any unit; the time left is judged by it.
+    :param weight: the work they make in all, in any unit; how much is done and the time left are judged by it.
+    :param at_work: the tables that are at work now.
+    :param note: takes the same as data: ``step``, ``at`` (ISO 8601), ``percent``, ``done``, ``total``, ``unit``,
+        ``rows``, ``bytes``, ``rows_per_second``, ``seconds_left`` (null: not known yet), ``tables``.
     """
 
     def __init__(
@@ -29,6 +46,8 @@ class Progress:
         total: int,
         weight: float,
         *,
+        at_work: Callable[[], Sequence[str]] = lambda: (),
+        note: Callable[[dict[str, Any]], None] = lambda told: None,
         every: float = EVERY_SECONDS,
         clock: Callable[[], float] = time.monotonic,
         out: Callable[[str], None] = say,
@@ -37,30 +56,105 @@ class Progress:
         self._unit = unit
         self._total = total
         self._weight = weight
+        self._at_work = at_work
+        self._note = note
         self._every = every
         self._clock = clock
         self._out = out
-        self._started = self._printed = clock()
+        self._printed = clock()
         self._count = 0
         self._rows = 0
+        self._bytes = 0
         self._done = 0.0
+        self._warm: tuple[float, float] | None = None
+        self._lately: deque[tuple[float, int]] = deque([(self._printed, 0)])
 
-    def add(self, count: int, rows: int, weight: float) -> None:
-        """Tell of finished work."""
+    def add(self, count: int, rows: int, weight: float, size: int = 0) -> None:
+        """Tell of finished work. ``size`` is in bytes."""
         self._count += count
         self._rows += rows
         self._done += weight
-        now = self._clock()
-        if now - self._printed >= self._every and self._count < self._total:
-            self._printed = now
-            self._out(self._line(now - self._started))
+        self._bytes += size
+        if self._warm is None:
+            # What was done until now was done while programs started, caches filled and sessions were opened.
+            self._warm = self._clock(), self._done
+        self.tick()
 
-    def _line(self, seconds: float) -> str:
-        rate = self._rows / seconds if seconds > 0 else 0.0
-        line = f"{self._title}: {self._count} of {self._total} {self._unit}, {self._rows:,} rows, {rate:,.0f} rows/s"
-        if self._done > 0 and self._weight > self._done:
-            line += f", about {duration(seconds * (self._weight - self._done) / self._done)} left"
+    def tick(self) -> None:
+        """To be called often: says how far the step is if that is due."""
+        now = self._clock()
+        if now - self._printed < self._every or self._count >= self._total:
+            return
+        self._printed = now
+        told = self._told(now)
+        self._out(self._line(told))
+        self._note(told)
+
+    def _told(self, now: float) -> dict[str, Any]:
+        self._lately.append((now, self._rows))
+        while len(self._lately) > 2 and self._lately[1][0] <= now - LATELY_SECONDS:
+            self._lately.popleft()
+        since, rows = self._lately[0]
+        return {
+            "step": self._title,
+            "at": datetime.now(UTC).isoformat(timespec="seconds"),
+            "percent": round(100 * self._done / self._weight, 1) if self._weight else 0.0,
+            "done": self._count,
+            "total": self._total,
+            "unit": self._unit,
+            "rows": self._rows,
+            "bytes": self._bytes,
+            "rows_per_second": round((self._rows - rows) / (now - since)) if now > since else 0,
+            "seconds_left": self._seconds_left(now),
+            "tables": list(self._at_work()),
+        }
+
+    def _seconds_left(self, now: float) -> float | None:
+        if self._warm is None:
+            return None
+        began, done = self._warm
+        if self._done <= done or now <= began:
+            return None
+        return round((self._weight - self._done) * (now - began) / (self._done - done), 1)
+
+    def _line(self, told: dict[str, Any]) -> str:
+        parts = [
+            f"{self._title}: {told['percent']:.0f} %",
+            f"{told['done']:,} of {told['total']:,} {told['unit']}",
+            f"{told['rows']:,} rows",
+        ]
+        if told["bytes"]:
+            parts.append(f"{told['bytes'] / 2**20:,.1f} MiB")
+        parts.append(f"{told['rows_per_second']:,} rows/s")
+        if told["seconds_left"] is not None:
+            parts.append(f"about {duration(told['seconds_left'])} left")
+        line = ", ".join(parts)
+        if tables := told["tables"]:
+            more = f" and {len(tables) - SHOWN_TABLES} more" if len(tables) > SHOWN_TABLES else ""
+            line += f"; at work: {', '.join(tables[:SHOWN_TABLES])}{more}"
         return line
+
+
+class ProgressFile:
+    """``progress.json`` in the run's folder: how far the step that is at work is. For whoever watches; nothing rests on
+    it, so a store that is slow or fails holds nothing up.
+
+    :param folder: the run's.
+    """
+
+    def __init__(self, folder: Storage) -> None:
+        self._folder = folder
+        self._writing: threading.Thread | None = None
+
+    def note(self, told: dict[str, Any]) -> None:
+        """Write it, unless the last one is still being written."""
+        if self._writing is None or not self._writing.is_alive():
+            self._writing = threading.Thread(target=self._write, args=(told,), name="progress", daemon=True)
+            self._writing.start()
+
+    def _write(self, told: dict[str, Any]) -> None:
+        with suppress(CdcError, OSError, pa.ArrowException):
+            self._folder.write_json(PROGRESS, told)
 
 
 def duration(seconds: float) -> str:

@@ -12,6 +12,7 @@ from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from itertools import islice
 
 from pyspark.sql import SparkSession
 
@@ -28,7 +29,7 @@ from airflow_provider_cdc.jobs.key_order import Extent, KeyExtents, check_key_or
 from airflow_provider_cdc.jobs.nulled import add_nulled, say_nulled
 from airflow_provider_cdc.jobs.parts import Part, bundle, cut
 from airflow_provider_cdc.jobs.patience import Patience, persist
-from airflow_provider_cdc.jobs.progress import Progress, say, table
+from airflow_provider_cdc.jobs.progress import Progress, ProgressFile, say, table
 from airflow_provider_cdc.jobs.skipped import check_some_left, reason, say_skipped
 from airflow_provider_cdc.jobs.step import Plan, Step, run_step
 from airflow_provider_cdc.jobs.survivors import OddRow, check_count, noted
@@ -271,14 +272,25 @@ def _read_missing(
     say(f"snapshot: {len(step.tables)} tables, {chunks} chunks in {len(missing)} parts{kept}")
 
     weights = {part.number: part.weight for part in missing}
-    progress = Progress("snapshot", "chunks", chunks, sum(weights.values()))
+
+    def at_work() -> list[str]:
+        # Spark takes the parts in their order.
+        unread = (part for part in missing if part.number not in done)
+        return list(dict.fromkeys(_name(step, part) for part in islice(unread, step.slots)))
+
+    note = ProgressFile(step.folder).note
+    progress = Progress("snapshot", "chunks", chunks, sum(weights.values()), at_work=at_work, note=note)
     options = step.manifest.options
     lock, pause = options.lock, options.chunk_pause
 
     def finished(record: PartRecord) -> None:
         done[record.part] = record
         patience.succeeded()
-        progress.add(record.chunks, record.rows, weights[record.part])
+        progress.add(record.chunks, record.rows, weights[record.part], sum(file.bytes for file in record.files))
+
+    def meanwhile() -> None:
+        watch.look()
+        progress.tick()
 
     with shared_reads(step.source, shared, lock) as source:
         run_tasks(
@@ -287,7 +299,7 @@ def _read_missing(
             missing,
             ReadPart(step.staging, plan, source, tuple(step.tables), lock, pause, options.skips),
             finished,
-            meanwhile=watch.look,
+            meanwhile=meanwhile,
             bundle=lambda parts: bundle(parts, step.tables, step.slots),
             brief="exported" in shared,
         )

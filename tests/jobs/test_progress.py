@@ -2,23 +2,91 @@
 
 from __future__ import annotations
 
+import time
+from pathlib import Path
+from typing import Any
+
 import pytest
 
-from airflow_provider_cdc.jobs.progress import Progress, duration, table
+from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.jobs.progress import PROGRESS, Progress, ProgressFile, duration, table
 
 
-def test_lines_come_at_intervals_and_say_what_is_left() -> None:
-    now = 0.0
-    lines: list[str] = []
-    progress = Progress("snapshot", "chunks", 40, 400.0, every=5, clock=lambda: now, out=lines.append)
-    for second in range(1, 21):
-        now = float(second)
-        progress.add(2, 1000, 20.0)
-    assert lines == [
-        "snapshot: 10 of 40 chunks, 5,000 rows, 1,000 rows/s, about 15 s left",
-        "snapshot: 20 of 40 chunks, 10,000 rows, 1,000 rows/s, about 10 s left",
-        "snapshot: 30 of 40 chunks, 15,000 rows, 1,000 rows/s, about 5 s left",
+class Watched:
+    """Progress by a clock of its own."""
+
+    def __init__(self, total: int, weight: float) -> None:
+        self.now = 0.0
+        self.lines: list[str] = []
+        self.notes: list[dict[str, Any]] = []
+        self.tables = ["shop.a"]
+        self.progress = Progress(
+            "snapshot",
+            "chunks",
+            total,
+            weight,
+            at_work=lambda: self.tables,
+            note=self.notes.append,
+            every=5,
+            clock=lambda: self.now,
+            out=self.lines.append,
+        )
+
+
+def test_lines_come_at_intervals_and_say_what_is_left_without_the_warm_up() -> None:
+    watched = Watched(40, 400.0)
+    # The first chunks take long, for all has to start first.
+    watched.now = 10.0
+    watched.progress.add(2, 1000, 20.0, 2**20)
+    for second in range(11, 30):
+        watched.now = float(second)
+        watched.progress.add(2, 1000, 20.0, 2**20)
+    assert watched.lines == [
+        "snapshot: 5 %, 2 of 40 chunks, 1,000 rows, 1.0 MiB, 100 rows/s; at work: shop.a",
+        "snapshot: 30 %, 12 of 40 chunks, 6,000 rows, 6.0 MiB, 400 rows/s, about 14 s left; at work: shop.a",
+        "snapshot: 55 %, 22 of 40 chunks, 11,000 rows, 11.0 MiB, 550 rows/s, about 9 s left; at work: shop.a",
+        "snapshot: 80 %, 32 of 40 chunks, 16,000 rows, 16.0 MiB, 640 rows/s, about 4 s left; at work: shop.a",
     ]
+    assert [note["percent"] for note in watched.notes] == [5.0, 30.0, 55.0, 80.0]
+    assert watched.notes[-1]["seconds_left"] == 4.0
+
+
+def test_a_step_that_hangs_goes_on_telling_and_its_rate_falls() -> None:
+    watched = Watched(3, 3.0)
+    watched.progress.add(1, 6000, 1.0)
+    for second in range(1, 121):
+        watched.now = float(second)
+        watched.progress.tick()
+    assert len(watched.lines) == 24
+    assert watched.notes[0]["rows_per_second"] == 1200
+    assert watched.notes[-1]["rows_per_second"] == 0
+    assert watched.notes[-1]["seconds_left"] is None
+
+
+def test_many_tables_make_no_long_line() -> None:
+    watched = Watched(3, 3.0)
+    watched.tables = [f"shop.t{number}" for number in range(9)]
+    watched.now = 5.0
+    watched.progress.tick()
+    (line,) = watched.lines
+    assert line.endswith("; at work: shop.t0, shop.t1, shop.t2, shop.t3, shop.t4 and 4 more")
+    assert watched.notes[0]["tables"] == watched.tables
+
+
+def test_what_is_noted_can_be_read_while_the_step_runs_and_a_store_that_fails_fails_nothing(tmp_path: Path) -> None:
+    folder = Storage(tmp_path.as_uri())
+    noting = ProgressFile(folder)
+    noting.note({"percent": 5.0})
+    deadline = time.monotonic() + 10
+    while not folder.exists(PROGRESS):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    assert folder.read_json(PROGRESS) == {"percent": 5.0}
+    (tmp_path / "file").write_text("")
+    failing = ProgressFile(Storage((tmp_path / "file" / "lake").as_uri()))
+    failing.note({})
+    assert failing._writing is not None
+    failing._writing.join(10)
 
 
 @pytest.mark.parametrize(
