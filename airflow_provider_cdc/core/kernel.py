@@ -184,6 +184,12 @@ def load_be(data: Bytes, position: int, width: int) -> int:
     return value
 
 
+@inner
+def negative_128(low: int, high: int) -> tuple[int, int]:
+    """``-(high, low)`` as ``(low, high)``."""
+    return -low, ~high + (1 if low == 0 else 0)
+
+
 @intrinsic
 def multiply_add_128(typing_context: Any, low: Any, high: Any, factor: Any, addend: Any) -> Any:
     """``(high, low) * factor + addend`` as ``(low, high)``: 128 bits in two int64; the other two are not negative."""

@@ -58,6 +58,11 @@ class Located:
         _fill_validity(self.starts[index], self.rows, np.frombuffer(validity, np.uint8))
         return validity
 
+    def array(self, index: int, arrow: pa.DataType, values: object) -> pa.Array:
+        """Column ``index``, given its values (of fixed width, or bits) as Arrow stores them."""
+        buffers = [self.validity(index), pa.py_buffer(values)]
+        return pa.Array.from_buffers(arrow, self.rows, buffers, int(self.nulls[index]))
+
 
 @kernel
 def _fill_validity(starts: Int32s, rows: int, validity: Bytes) -> None:

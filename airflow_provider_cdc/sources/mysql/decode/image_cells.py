@@ -20,6 +20,7 @@ from airflow_provider_cdc.core.kernel import (
     load_be,
     load_le,
     multiply_add_128,
+    negative_128,
 )
 from airflow_provider_cdc.errors import DecodeError
 from airflow_provider_cdc.sources.mysql.decode.calendar import pack_datetime, pack_epoch
@@ -137,8 +138,7 @@ def _unpack_decimals(data: Bytes, starts: Int32s, rows: int, widths: Int64s, pow
                 low, high = multiply_add_128(low, high, powers[group], value)
                 position += width
             if negative:
-                low = -low
-                high = ~high + (1 if low == 0 else 0)
+                low, high = negative_128(low, high)
         out[2 * row] = low
         out[2 * row + 1] = high
     return ALL_GOOD

@@ -18,6 +18,7 @@ from airflow_provider_cdc.core.kernel import (
     load16,
     load32,
     multiply_add_128,
+    negative_128,
 )
 from airflow_provider_cdc.sources.mysql.decode.calendar import pack_datetime
 from airflow_provider_cdc.sources.mysql.decode.cells import (
@@ -122,8 +123,7 @@ def _parse_decimals(
                 return row
             low, high = multiply_add_128(low, high, power, group)
             if negative:
-                low = -low
-                high = ~high + (1 if low == 0 else 0)
+                low, high = negative_128(low, high)
         out[2 * row] = low
         out[2 * row + 1] = high
     return ALL_GOOD

@@ -19,6 +19,7 @@ from airflow_provider_cdc.core.kernel import (
     load8,
     load_be,
     multiply_add_128,
+    negative_128,
     store8,
 )
 from airflow_provider_cdc.sources.mysql.decode.cells import ALL_GOOD, Cells, Located, check, fixed_cells
@@ -231,8 +232,7 @@ def _fit(offsets: Int32s, data: Bytes, rows: int, validity: Bytes, out: Int64s) 
                 nulled += 1
                 low = high = 0
             elif negative:
-                low = -low
-                high = ~high + (1 if low == 0 else 0)
+                low, high = negative_128(low, high)
         out[2 * row] = low
         out[2 * row + 1] = high
     return nulled

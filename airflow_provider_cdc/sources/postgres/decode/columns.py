@@ -11,7 +11,17 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_cdc.core.kernel import Bytes, Int32s, Int64s, bytes_of, inner, kernel, load8, multiply_add_128
+from airflow_provider_cdc.core.kernel import (
+    Bytes,
+    Int32s,
+    Int64s,
+    bytes_of,
+    inner,
+    kernel,
+    load8,
+    multiply_add_128,
+    negative_128,
+)
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import DecodeError, SchemaChanged, ValueNotRepresentable
 from airflow_provider_cdc.sources.located import ALL_GOOD
@@ -111,7 +121,7 @@ def finish(
 def _values(array: pa.Array, kind: type[Any]) -> np.ndarray[Any, Any]:
     """The values of an array of fixed width, as numbers of ``kind`` (two of a decimal); those of nulls may be
     anything."""
-    numbers = bytes_of(array.buffers()[1]).view(kind)
+    numbers: np.ndarray[Any, Any] = bytes_of(array.buffers()[1]).view(kind)
     each = int(array.type.bit_width) // (8 * numbers.itemsize)
     return numbers[each * array.offset : each * (array.offset + len(array))]
 
@@ -283,8 +293,7 @@ def _parse_decimals(
             return row
         low, high = multiply_add_128(low, high, power, part)
         if negative:
-            low = -low
-            high = ~high + (1 if low == 0 else 0)
+            low, high = negative_128(low, high)
         out[2 * row] = low
         out[2 * row + 1] = high
     return ALL_GOOD

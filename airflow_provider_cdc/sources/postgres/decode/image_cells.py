@@ -47,7 +47,7 @@ def image_array(where: str, column: ColumnType, located: Located, index: int) ->
         case Family.BOOL:
             bits: Bytes = np.zeros((rows + 7) // 8, np.uint8)
             _check(_parse_bools(located.data, starts, lengths, rows, bits), where, "true or false")
-            return _array(column.arrow, located, index, bits)
+            return located.array(index, column.arrow, bits)
     numbers: Int64s = np.empty(rows, np.int64)
     if column.family is Family.INTEGER:
         high = (1 << (column.arrow.bit_width - 1)) - 1
@@ -58,12 +58,7 @@ def image_array(where: str, column: ColumnType, located: Located, index: int) ->
         kind = _DATE if column.family is Family.DATE else _TIMESTAMP if column.arrow.tz is None else _TIMESTAMP_UTC
         bad = _parse_dates(located.data, starts, lengths, rows, kind, numbers)
     _check(bad, where, f"of type {column.arrow}")
-    return _array(column.arrow, located, index, numbers.astype(f"i{column.arrow.bit_width // 8}"))
-
-
-def _array(arrow: pa.DataType, located: Located, index: int, values: object) -> pa.Array:
-    nulls = int(located.nulls[index])
-    return pa.Array.from_buffers(arrow, located.rows, [located.validity(index), pa.py_buffer(values)], nulls)
+    return located.array(index, column.arrow, numbers.astype(f"i{column.arrow.bit_width // 8}"))
 
 
 def texts(where: str, located: Located, index: int) -> pa.Array:
@@ -194,7 +189,7 @@ def _two_digits(data: Bytes, at: int) -> int:
     first, second = load8(data, at) - 0x30, load8(data, at + 1) - 0x30
     if first < 0 or first > 9 or second < 0 or second > 9:
         return -1
-    return first * 10 + second
+    return int(first * 10 + second)
 
 
 @inner

@@ -21,6 +21,7 @@ from airflow_provider_cdc.core.kernel import (
     load32be,
     load64be,
     multiply_add_128,
+    negative_128,
     store16,
     store32,
     store64,
@@ -67,7 +68,7 @@ def row_array(where: str, column: ColumnType, jsonb: bool, located: Located, ind
             bad = _copy_numerics(located.data, starts, lengths, rows, whole, column.scale, decimals)
             if bad != ALL_GOOD:
                 raise DecodeError(f"the value in row {bad} of the batch is not a {column.arrow}", where=where)
-            return _array(column.arrow, located, index, decimals)
+            return located.array(index, column.arrow, decimals)
         case Family.TEXT | Family.OUTPUT:
             if jsonb and _skip_versions(located.data, starts, lengths, rows) != ALL_GOOD:
                 raise DecodeError("a jsonb value of another version than 1", where=where)
@@ -79,22 +80,17 @@ def row_array(where: str, column: ColumnType, jsonb: bool, located: Located, ind
         case Family.UUID:
             uuids: Bytes = np.zeros(rows * _UUID_BYTES, np.uint8)
             _copy_uuids(located.data, starts, rows, uuids)
-            return _array(pa.binary(_UUID_BYTES), located, index, uuids)
+            return located.array(index, pa.binary(_UUID_BYTES), uuids)
         case Family.BOOL:
             bits: Bytes = np.zeros((rows + 7) // 8, np.uint8)
             if _copy_bools(located.data, starts, rows, bits) != ALL_GOOD:
                 raise DecodeError("a value that is neither true nor false", where=where)
-            return _array(column.arrow, located, index, bits)
+            return located.array(index, column.arrow, bits)
     size = width(column)
     epoch = {Family.DATE: _EPOCH_DAYS, Family.TIMESTAMP: _EPOCH_MICROS}.get(column.family, 0)
     numbers: Bytes = np.empty(rows * size, np.uint8)
     _copy_numbers(located.data, starts, rows, size, epoch, numbers)
-    return _array(column.arrow, located, index, numbers)
-
-
-def _array(arrow: pa.DataType, located: Located, index: int, values: object) -> pa.Array:
-    nulls = int(located.nulls[index])
-    return pa.Array.from_buffers(arrow, located.rows, [located.validity(index), pa.py_buffer(values)], nulls)
+    return located.array(index, column.arrow, numbers)
 
 
 def _binaries(where: str, located: Located, index: int) -> pa.Array:
@@ -188,8 +184,7 @@ def _copy_numerics(
                 low, high = multiply_add_128(low, high, _power(step), 0)
                 shift -= step
         if sign == _NEGATIVE:
-            low = -low
-            high = ~high + (1 if low == 0 else 0)
+            low, high = negative_128(low, high)
         out[2 * row] = low
         out[2 * row + 1] = high
     return ALL_GOOD
