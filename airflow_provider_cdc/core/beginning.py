@@ -159,5 +159,6 @@ def _run_tables(plans: Sequence[TablePlan], initial: InitialPoint) -> tuple[RunT
     """The tables of a run, each as it was planned to be read."""
     by_name = {plan.table: plan for plan in plans}
     return tuple(
-        RunTable(table, by_name[table.name].consistency, by_name[table.name].reason) for table in initial.tables
+        RunTable(table, plan.consistency, plan.reason, plan.at_upper)
+        for table, plan in ((table, by_name[table.name]) for table in initial.tables)
     )

@@ -18,11 +18,15 @@ LAKE_FORMAT = "parquet"
 
 @dataclass(frozen=True)
 class RunTable:
-    """A table of the run: its schema at the initial position, how it is read, and why so."""
+    """A table of the run: its schema at the initial position, how it is read, and why so.
+
+    ``at_upper``: it is published at the position where its reads end, and not at the initial one.
+    """
 
     table: Table
     consistency: str
     reason: str
+    at_upper: bool = False
 
 
 @dataclass(frozen=True)
@@ -31,8 +35,9 @@ class Manifest:
 
     ``lake`` is the URI of the folder that it publishes in, as ``lake_format``; ``scratch`` that of the folder in which
     the run's own folder lies, which is called ``run_id``. ``identity`` is the source's, as `InitialPoint` has it;
-    ``source_conn_id`` names the connection to it. All tables are published at ``initial_position``, which the source
-    calls ``position_key``. ``options`` are the settings that later steps need. ``skipped`` says why each table that was
+    ``source_conn_id`` names the connection to it. All tables are published at one position (`Run.position`):
+    ``initial_position``, or the one at which their reads end (``at_upper``). The source calls it ``position_key``.
+    ``options`` are the settings that later steps need. ``skipped`` says why each table that was
     named is no part of the run, by its name. ``created_at`` is ISO 8601.
     """
 
@@ -50,6 +55,11 @@ class Manifest:
     lake_format: str = LAKE_FORMAT
     skipped: dict[str, str] = field(default_factory=dict)
     format: int = FORMAT
+
+    @property
+    def at_upper(self) -> bool:
+        """Whether the snapshot step fixes the position that the run is published at."""
+        return any(entry.at_upper for entry in self.tables)
 
     @property
     def source(self) -> dict[str, str]:

@@ -37,7 +37,7 @@ from airflow_provider_cdc.errors import PreflightError
 
 Options = TypeVar("Options")
 
-CONSISTENCIES = ("auto", "watermark", "lock", "exported")
+CONSISTENCIES = ("auto", "watermark", "lock", "exported", "again")
 UNREPRESENTABLE = ("error", "null", "string")
 ON_TABLE_ERROR = ("fail", "skip")
 
@@ -56,7 +56,9 @@ class TableOptions:
         title="Consistency",
         help="How the tables are read. `watermark`: no lock, chunks at any time, needs a key. `lock` (MySQL): a lock "
         "of milliseconds, then one transaction. `exported` (PostgreSQL): all tasks read in one exported snapshot. "
-        "`auto`: `watermark`, and `lock` or `exported` for tables without a key.",
+        "`again` (PostgreSQL): as `watermark`, but needs no `REPLICA IDENTITY FULL`: rows that were touched are read "
+        "again in one short snapshot, at which the whole run is exact. `auto`: `watermark`, and `lock` or `exported` "
+        "for tables without a key; on PostgreSQL, `again` if a table has not `REPLICA IDENTITY FULL`.",
         example="auto, unless you know better",
     )
     unrepresentable: str = option(

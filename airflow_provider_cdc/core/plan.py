@@ -11,7 +11,11 @@ from airflow_provider_cdc.core.table import Table, TableName
 
 @dataclass(frozen=True)
 class TablePlan:
-    """What preflight decided for one table, and why. ``unrepresentable`` is one of ``core.options.UNREPRESENTABLE``."""
+    """What preflight decided for one table, and why. ``unrepresentable`` is one of ``core.options.UNREPRESENTABLE``.
+
+    ``at_upper``: it is to be published at the position where its reads end, which the snapshot step fixes, and not at
+    the initial one. All tables of a run agree in that.
+    """
 
     table: TableName
     consistency: str
@@ -19,6 +23,7 @@ class TablePlan:
     rows: int = 0
     bytes: int = 0
     unrepresentable: str = "error"
+    at_upper: bool = False
 
     @property
     def options(self) -> TableOptions:

@@ -29,7 +29,9 @@ class SnapshotResult:
 
     ``log_end`` is the bound of the reads, in the source's own notation. ``tables`` is by the table's name.
     ``lock_seconds`` is the longest time that a lock was held. ``record`` names the record of the files that count.
-    ``skipped`` are tables that the read found to be impossible to copy.
+    ``skipped`` are tables that the read found to be impossible to copy. Of a run that is published at
+    ``snapshot_upper``: ``again`` names the record of what was read again, ``keys_again`` is how many keys were looked
+    up in the shared view, and ``view_seconds`` how long that was open.
     """
 
     snapshot_upper: str
@@ -41,6 +43,9 @@ class SnapshotResult:
     record: str
     skipped: Skipped = field(default_factory=dict)
     seconds: float = 0.0
+    again: str = ""
+    keys_again: int = 0
+    view_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -63,7 +68,7 @@ class DeltaResult:
 @dataclass(frozen=True)
 class ConsolidateResult:
     """What the consolidate step published, by the table's name: the URI of the copy, its ``rows``, how many keys were
-    ``rewound``.
+    ``rewound`` (or read again). ``position`` is the one at which all copies are exact.
 
     ``nulled`` has the values that were put back as null (the snapshot step has those that were read). ``skipped`` has
     every table that was named and is not published, whichever step found out.
@@ -78,6 +83,7 @@ class ConsolidateResult:
     published_at: str
     skipped: Skipped = field(default_factory=dict)
     seconds: float = 0.0
+    position: str = ""
 
 
 StepResult = SnapshotResult | DeltaResult | ConsolidateResult

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 from airflow_provider_cdc.core import records
 from airflow_provider_cdc.core.lake_uri import LakeUri
 from airflow_provider_cdc.core.manifest import FORMAT, Manifest
-from airflow_provider_cdc.core.results import CONSOLIDATE, RESULTS, StepResult
+from airflow_provider_cdc.core.results import CONSOLIDATE, RESULTS, SnapshotResult, StepResult
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import CommitUnknown, ManifestError, StorageUnavailable
 
@@ -82,8 +82,11 @@ class Run:
 
     @property
     def position(self) -> str:
-        """The position that the run's copies are exact at."""
-        return self.manifest.initial_position
+        """The one position at which all tables of the run are exact.
+
+        :raises ManifestError: the snapshot step fixes it, and is not done.
+        """
+        return self.found(SnapshotResult).snapshot_upper if self.manifest.at_upper else self.manifest.initial_position
 
     @property
     def committed(self) -> bool:

@@ -14,7 +14,7 @@ So no try can ever make a file visible that the commit does not name, however la
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -28,6 +28,7 @@ from airflow_provider_cdc.core.staging import StagedFile, Staging
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.errors import CdcError, ManifestError, naming
+from airflow_provider_cdc.jobs.again import read_record
 from airflow_provider_cdc.jobs.extract_delta import NetChange, read_net_change
 from airflow_provider_cdc.jobs.net import BUCKETS, bucket_ranges
 from airflow_provider_cdc.jobs.nulled import add_nulled, say_nulled
@@ -68,7 +69,7 @@ class Decision:
 
 
 def consolidate(spark: SparkSession, folder: Storage, settings: ConnectionSettings) -> ConsolidateResult:
-    """Make every table of the run in ``folder`` what it was at the initial position, and publish all of them.
+    """Make every table of the run in ``folder`` what it was at the run's position, and publish all of them.
 
     Returns what the run records.
 
@@ -92,8 +93,8 @@ def consolidate(spark: SparkSession, folder: Storage, settings: ConnectionSettin
 def _consolidate(step: Step) -> ConsolidateResult:
     run = step.run
     names = [entry.table.name for entry in step.tables]
-    step.sink.check_source(names, step.manifest.source, step.manifest.initial_position)
     run.found(DeltaResult)
+    step.sink.check_source(names, step.manifest.source, run.position)
     commit = run.commit or _commit(step)
     if commit.abandoned:
         raise ManifestError(
@@ -114,6 +115,7 @@ def _consolidate(step: Step) -> ConsolidateResult:
         files_adopted=decision.files_adopted,
         published_at=decision.published_at,
         skipped={**run.manifest.skipped, **decision.skipped},
+        position=run.position,
     )
     rows = [(name, found.rows[name], found.rewound[name], len(own)) for name, own in decision.files.items()]
     say_skipped(found.skipped)
@@ -180,7 +182,7 @@ def _publish(run: Run, decision: Decision) -> dict[TableName, PublishedCopy]:
             if (name := str(entry.table.name)) in decision.files
         ),
         position_key=manifest.position_key,
-        position=manifest.initial_position,
+        position=run.position,
         recorded_at=manifest.created_at,
         published_at=decision.published_at,
         source=manifest.source,
@@ -202,8 +204,10 @@ def _stage(step: Step) -> Decision:
     skipped = dict(step.run.found(DeltaResult).skipped)
     files = [() if name in skipped else read[name].files for name in names]
     checked = [Checked(file, "the net change of the window") for file in change.files]
-    for name, own in zip(names, files, strict=True):
-        checked += [Checked(file, name) for file in own]
+    layers = _layers(step)
+    for index, (name, own) in enumerate(zip(names, files, strict=True)):
+        above = [file for layer in layers.get(index, ()) for file in layer.files]
+        checked += [Checked(file, name) for file in [*own, *above]]
     require_whole(step, checked)
     odd = {index: read[name].odd for index, name in enumerate(names) if read[name].odd and name not in skipped}
     if step.manifest.options.skips:
@@ -212,7 +216,7 @@ def _stage(step: Step) -> Decision:
         check_survivors(step.folder, change.files, odd)
     copied = [index for index, name in enumerate(names) if name not in skipped]
     check_some_left([names[index] for index in copied], skipped)
-    orders = _orders(step, change, files, copied)
+    orders = _orders(step, change, files, layers, copied)
     touched = sum(change.keys(index) for index in copied)
     searched = sum(len(order.files) for order in orders if isinstance(order, Rewind))
     say(f"consolidate: {touched:,} keys touched; looking for them in {searched} files")
@@ -229,21 +233,40 @@ def _stage(step: Step) -> Decision:
     copied = [index for index in copied if names[index] not in skipped]
     check_some_left([names[index] for index in copied], skipped)
     outcomes = [outcome for outcome in outcomes if outcome.table in copied]
-    final = _final_files(step, files, outcomes, copied)
+    final = _final_files(step, files, layers, outcomes, copied)
     replaced = sum(outcome.replaced for outcome in outcomes)
     return Decision(
         files={names[index]: tuple(final[index]) for index in copied},
         rewound={names[index]: change.keys(index) for index in copied},
         nulled=add_nulled((names[outcome.table], outcome.nulled) for outcome in outcomes),
         files_rewritten=replaced,
-        files_adopted=sum(len(files[index]) for index in copied) - replaced,
+        files_adopted=sum(_count(files[index], layers.get(index, ())) for index in copied) - replaced,
         published_at=datetime.now(UTC).isoformat(timespec="seconds"),
         skipped=skipped,
     )
 
 
+def _layers(step: Step) -> dict[int, list[Rewind]]:
+    """The files of rows that were read again, by the table's index, the lowest layer first."""
+    layers: dict[int, list[Rewind]] = {}
+    if step.manifest.at_upper:
+        again = read_record(step.run)
+        for index, entry in enumerate(step.tables):
+            name = str(entry.table.name)
+            layers[index] = [Rewind(index, layer.files.get(name, ()), layer.since) for layer in again.layers]
+    return layers
+
+
+def _count(files: Sequence[StagedFile], layers: Sequence[Rewind]) -> int:
+    return len(files) + sum(len(layer.files) for layer in layers)
+
+
 def _orders(
-    step: Step, change: NetChange, files: Sequence[Sequence[StagedFile]], copied: Sequence[int]
+    step: Step,
+    change: NetChange,
+    files: Sequence[Sequence[StagedFile]],
+    layers: Mapping[int, Sequence[Rewind]],
+    copied: Sequence[int],
 ) -> list[Rewind | Restore]:
     """The orders for tables with touched keys, the heaviest first."""
     orders: list[Rewind | Restore] = []
@@ -258,6 +281,10 @@ def _orders(
         size = sum(file.bytes for file in files[index])
         tasks = min(len(files[index]), step.slots * TASKS_PER_SLOT, 1 + size // REWIND_BYTES)
         orders += [Rewind(index, tuple(files[index][task::tasks])) for task in range(tasks)]
+        if index in layers:
+            # Nothing lies above the last layer.
+            orders += [layer for layer in layers[index][:-1] if layer.files]
+            continue
         if befores := change.befores(index):
             tasks = min(BUCKETS, step.slots * TASKS_PER_SLOT, 1 + befores // RESTORE_ROWS)
             orders += [Restore(index, buckets) for buckets in bucket_ranges(tasks)]
@@ -270,7 +297,11 @@ def _weight(order: Rewind | Restore) -> float:
 
 
 def _final_files(
-    step: Step, files: Sequence[Sequence[StagedFile]], outcomes: Sequence[Outcome], copied: Sequence[int]
+    step: Step,
+    files: Sequence[Sequence[StagedFile]],
+    layers: Mapping[int, Sequence[Rewind]],
+    outcomes: Sequence[Outcome],
+    copied: Sequence[int],
 ) -> dict[int, list[StagedFile]]:
     final: dict[int, list[StagedFile]] = {index: [] for index in copied}
     rewound = {outcome.table for outcome in outcomes}
@@ -280,6 +311,8 @@ def _final_files(
         entry = step.tables[index]
         if index not in rewound:
             final[index] += files[index]
+        for layer in layers.get(index, ())[-1:]:
+            final[index] += layer.files
         if not final[index]:
             # Readers see the schema of a table without rows, too.
             with naming(str(entry.table.name)):

@@ -19,19 +19,20 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core import records
-from airflow_provider_cdc.core.results import EXTRACT_DELTA, DeltaResult, SnapshotResult
+from airflow_provider_cdc.core.results import EXTRACT_DELTA, DeltaResult, Skipped, SnapshotResult
 from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.staging import StagedFile, Staging
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import ExactnessError, ValueNotRepresentable
 from airflow_provider_cdc.jobs import net
+from airflow_provider_cdc.jobs.again import read_record as read_again_record
 from airflow_provider_cdc.jobs.patience import persist
 from airflow_provider_cdc.jobs.progress import Progress, ProgressFile, say
 from airflow_provider_cdc.jobs.skipped import reason, say_skipped, table_of
 from airflow_provider_cdc.jobs.snapshot import read_table_files
 from airflow_provider_cdc.jobs.step import Step, run_step
 from airflow_provider_cdc.jobs.tasks import run_tasks
-from airflow_provider_cdc.jobs.verify import without_damaged
+from airflow_provider_cdc.jobs.verify import Checked, require_whole, without_damaged
 from airflow_provider_cdc.sources.capabilities import PreparesBeforeWindow, Source
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.window import DELTA_SCHEMA, LogSegment, SegmentSummary, TrackedTable
@@ -168,6 +169,26 @@ class ComposeBuckets:
         return NetChange(tuple(writer.files), net.count_by_table(composed))
 
 
+@dataclass(frozen=True)
+class LastOfBuckets:
+    """What a task that composes touched keys needs to know. It is sent to executors."""
+
+    staging: Staging
+    files: tuple[StagedFile, ...]
+
+    def __call__(self, buckets: tuple[int, int]) -> NetChange:
+        """The last change of each key in some buckets."""
+        with self.staging.reading():
+            rows = net.last(
+                pa.Table.from_batches(
+                    net.read(self.staging.folder, self.files, net.NET_SCHEMA.names, buckets=buckets), net.NET_SCHEMA
+                )
+            )
+        with self.staging.writer(f"delta/net-{buckets[0]:02}", net.NET_SCHEMA) as writer:
+            writer.write(rows.sort_by([("table", "ascending"), ("bucket", "ascending")]))
+        return NetChange(tuple(writer.files), net.count_by_table(rows))
+
+
 def extract_delta(spark: SparkSession, folder: Storage, settings: ConnectionSettings) -> DeltaResult:
     """Read the window's log, and leave its net change in ``folder``, the run's.
 
@@ -179,6 +200,8 @@ def extract_delta(spark: SparkSession, folder: Storage, settings: ConnectionSett
 
 
 def _extract_delta(step: Step) -> DeltaResult:
+    if step.manifest.at_upper:
+        return _extract_again(step)
     manifest, source = step.manifest, step.source
     log_end = step.run.found(SnapshotResult).log_end
     read = _read(step, PLAN, lambda: source.log_segments(manifest.initial_position, log_end, manifest.identity))
@@ -199,15 +222,38 @@ def _extract_delta(step: Step) -> DeltaResult:
         skipped |= one.refused
 
     change = _compose(step, read, decisions)
-    record = records.write_named(step.folder, "delta/net", change)
+    transactions, row_images = (
+        sum(getattr(summary, what) for summary in summaries) for what in ("transactions", "row_images")
+    )
+    return _result(step, change, transactions, row_images, len(read), skipped)
+
+
+def _extract_again(step: Step) -> DeltaResult:
+    """The log was read while rows were read again: what is left is one net change of what it said."""
+    again = read_again_record(step.run)
+    require_whole(step, [Checked(file, "the keys that were touched") for file in again.keys])
+    tasks = min(net.BUCKETS, 1 + sum(file.bytes for file in again.keys) // COMPOSE_BYTES)
+    composed: list[NetChange] = []
+    if again.keys:
+        work = LastOfBuckets(step.staging, again.keys)
+        composed = run_tasks(step.spark, "compose the touched keys", net.bucket_ranges(tasks), work)
+    files = tuple(file for one in composed for file in one.files)
+    change = NetChange(files, net.add_counts(one.counts for one in composed))
+    skipped = dict(step.run.found(SnapshotResult).skipped)
+    return _result(step, change, again.transactions, again.row_images, len(again.layers), skipped)
+
+
+def _result(
+    step: Step, change: NetChange, transactions: int, row_images: int, segments: int, skipped: Skipped
+) -> DeltaResult:
     names = [str(entry.table.name) for entry in step.tables]
     keys = {name: change.keys(index) for index, name in enumerate(names) if name not in skipped}
     found = DeltaResult(
-        transactions=sum(summary.transactions for summary in summaries),
-        row_images=sum(summary.row_images for summary in summaries),
+        transactions=transactions,
+        row_images=row_images,
         keys=keys,
-        segments=len(read),
-        record=record,
+        segments=segments,
+        record=records.write_named(step.folder, "delta/net", change),
         skipped=skipped,
     )
     say_skipped(skipped)

@@ -138,6 +138,20 @@ def compose(rows: pa.Table, keyless: Sequence[int]) -> pa.Table:
     return without_effect_dropped(result, keyless)
 
 
+def last(rows: pa.Table) -> pa.Table:
+    """One row per table and key, of tables of which only the keys are read: that of its last change."""
+    rows = rows.combine_chunks()
+    in_order = np.argsort(rows["order"].to_numpy(), kind="stable")
+    rank = np.empty(len(in_order), np.int64)
+    rank[in_order] = np.arange(len(in_order))
+    groups = (
+        pa.table({"table": rows["table"], "key": rows["key"], "rank": rank})
+        .group_by(["table", "key"])
+        .aggregate([("rank", "max")])
+    )
+    return rows.take(pa.array(in_order[groups["rank_max"].to_numpy()]))
+
+
 def without_effect_dropped(rows: pa.Table, keyless: Sequence[int]) -> pa.Table:
     """``rows`` without those of keyless tables that were added as often as they were removed."""
     if not keyless:

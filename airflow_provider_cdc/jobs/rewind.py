@@ -28,10 +28,11 @@ DECODED_ROWS = 65_536
 @dataclass(frozen=True)
 class Rewind:
     """An order: take the touched rows out of these files of one table. Of a keyless table: out of all of its files,
-    and put back the rows that the window removed."""
+    and put back the rows that the window removed. ``since``: keys whose order is not greater are left alone."""
 
     table: int
     files: tuple[StagedFile, ...]
+    since: int = -1
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ class RewindTask:
         schema = self.source.arrow_schema(table)
         key = schema.names if table.keyless else list(table.key)
         files = [MarkedFile(self.staging.folder, file) for file in order.files]
-        for touched in self._touched(order.table, schema.field(key[0]).type):
+        for touched in self._touched(order.table, schema.field(key[0]).type, order.since):
             mark(files, key, touched)
             touched.check_all_found(table)
         written: list[StagedFile] = []
@@ -117,11 +118,14 @@ class RewindTask:
             sum(bool(file.marks) for file in files),
         )
 
-    def _touched(self, index: int, first: pa.DataType) -> Iterator[TouchedKeys]:
+    def _touched(self, index: int, first: pa.DataType, since: int) -> Iterator[TouchedKeys]:
+        columns = ["key", "count", "order"] if since >= 0 else ["key", "count"]
         keyless = self._table(index).keyless
         batches: list[pa.RecordBatch] = []
         rows = 0
-        for batch in net.read(self.staging.folder, self.change.files, ["key", "count"], table=index):
+        for batch in net.read(self.staging.folder, self.change.files, columns, table=index):
+            if since >= 0:
+                batch = batch.filter(pc.greater(batch["order"], since))
             if keyless:
                 batch = batch.filter(pc.greater(batch["count"], 0))
             batches.append(batch)

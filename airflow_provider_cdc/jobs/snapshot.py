@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -25,6 +25,7 @@ from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.staging import StagedFile, Staging
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import SourceUnavailable, TransientError, ValueNotRepresentable
+from airflow_provider_cdc.jobs.again import Seen, read_again
 from airflow_provider_cdc.jobs.key_order import Extent, KeyExtents, check_key_order
 from airflow_provider_cdc.jobs.nulled import add_nulled, say_nulled
 from airflow_provider_cdc.jobs.parts import Part, bundle, cut
@@ -38,6 +39,7 @@ from airflow_provider_cdc.jobs.verify import without_damaged
 from airflow_provider_cdc.jobs.watch import Watch
 from airflow_provider_cdc.sources.capabilities import OrdersChunks, Source, shared_reads
 from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.window import UpperBound
 
 PLAN = "chunks/plan.json"
 DONE = "chunks/done"
@@ -192,14 +194,15 @@ def _snapshot(step: Step) -> SnapshotResult:
     done = step.finished(plan, PartRecord, {part.number: f"{DONE}/{part.name}.json" for part in parts})
     whole = without_damaged(step, {number: record.files for number, record in done.items()}, "snapshot: part")
     done = {number: record for number, record in done.items() if number in whole}
+    seen: Seen | None = None
     for _ in range(READS):
-        _read(step, plan, done)
-        bound = persist("snapshot: bound the reads", step.source.bound_reads)
+        bound = _read_all(step, plan, done)
+        if step.manifest.at_upper and not _stale(done, bound):
+            seen = _read_again(step, plan, done)
+            bound = seen.bound if seen else step.source.bound_reads()
         # What a server took back when it crashed is in no log, so nothing could rewind it.
-        stale = [
-            number for number, record in done.items() if record.incarnation != bound.incarnation and not record.refused
-        ]
-        if not stale:
+        stale = _stale(done, bound)
+        if not stale and (seen or not step.manifest.at_upper):
             break
         say(f"snapshot: the server restarted meanwhile; {len(stale)} parts are read again")
         for number in stale:
@@ -220,6 +223,8 @@ def _snapshot(step: Step) -> SnapshotResult:
 
     files = _by_table(step, parts, done)
     skipped = {_name(step, part): done[part.number].refused for part in parts if done[part.number].refused}
+    if seen:
+        skipped |= seen.skipped
     copied = {name: own for name, own in files.items() if name not in skipped}
     check_some_left(copied, skipped)
     record = records.write_named(step.folder, "chunks/files", files)
@@ -231,26 +236,73 @@ def _snapshot(step: Step) -> SnapshotResult:
         log_end=bound.log_end,
         rows=sum(own.rows for own in copied.values()),
         tables={name: TableRead(own.rows, chunks[name], len(own.files), own.bytes) for name, own in copied.items()},
-        nulled=add_nulled((_name(step, part), done[part.number].nulled) for part in parts),
+        nulled=add_nulled(
+            [*((_name(step, part), done[part.number].nulled) for part in parts), *(seen.nulled if seen else {}).items()]
+        ),
         lock_seconds=max((one.lock_seconds for one in done.values()), default=0.0),
         record=record,
         skipped=skipped,
+        again=records.write_named(step.folder, "chunks/again", seen.again) if seen else "",
+        keys_again=seen.keys_in_view if seen else 0,
+        view_seconds=seen.view_seconds if seen else 0.0,
     )
     say_skipped(skipped)
     _summarize(found)
     return found
 
 
+def _stale(done: Mapping[int, PartRecord], bound: UpperBound) -> list[int]:
+    """The parts that were read before the server was restarted."""
+    return [number for number, record in done.items() if record.incarnation != bound.incarnation and not record.refused]
+
+
+def _read_all(step: Step, plan: Plan[Part], done: dict[int, PartRecord]) -> UpperBound:
+    """Read the parts that have no record, but for those that the view is for; return the bound of all reads so far."""
+    _drop_read_in_view(step, plan.orders, done)
+    _read(step, plan, done)
+    return persist("snapshot: bound the reads", step.source.bound_reads)
+
+
+def _read_again(step: Step, plan: Plan[Part], done: dict[int, PartRecord]) -> Seen | None:
+    watch = Watch(step)
+    patience = Patience("snapshot: read in one view")
+
+    def incarnations() -> set[str]:
+        return {record.incarnation for record in done.values() if not record.refused}
+
+    def in_view(shared: Source) -> None:
+        _drop_read_in_view(step, plan.orders, done)
+        missing = [part for part in plan.orders if part.number not in done]
+        if missing:
+            _read_missing(step, plan.id, missing, shared, done, watch, patience, brief=True)
+
+    return read_again(step, incarnations, in_view, watch.look)
+
+
+def _drop_read_in_view(step: Step, parts: Sequence[Part], done: dict[int, PartRecord]) -> None:
+    """Drop the records of what is to be read at the run's position: each try has another one."""
+    for part in parts:
+        if _waits_for_view(step, part):
+            done.pop(part.number, None)
+
+
+def _waits_for_view(step: Step, part: Part) -> bool:
+    entry = step.tables[part.table]
+    return entry.at_upper and entry.consistency == "exported"
+
+
 def _read(step: Step, plan: Plan[Part], done: dict[int, PartRecord]) -> None:
-    """Read the parts that have no record, and add theirs to ``done``."""
+    """Read the parts that have no record, but for those that the view is for, and add theirs to ``done``."""
     patience = Patience("snapshot: read in one view")
     watch = Watch(step)
     while True:
         _drop_half_read(step, plan.orders, done)
-        missing = [part for part in plan.orders if part.number not in done]
+        missing = [part for part in plan.orders if part.number not in done and not _waits_for_view(step, part)]
         shared = {step.tables[part.table].consistency for part in missing}
         try:
-            return _read_missing(step, plan.id, missing, shared, done, watch, patience)
+            with shared_reads(step.source, shared, step.manifest.options.lock) as source:
+                brief = "exported" in shared
+                return _read_missing(step, plan.id, missing, source, done, watch, patience, brief=brief)
         except TransientError as error:
             # Separate reads were already retried one by one; a view that has ended must be opened anew.
             if "exported" not in shared:
@@ -262,10 +314,12 @@ def _read_missing(
     step: Step,
     plan: str,
     missing: Sequence[Part],
-    shared: Collection[str],
+    source: Source,
     done: dict[int, PartRecord],
     watch: Watch,
     patience: Patience,
+    *,
+    brief: bool,
 ) -> None:
     chunks = sum(len(part.chunks) for part in missing)
     kept = f", {len(done)} kept" if done else ""
@@ -292,17 +346,16 @@ def _read_missing(
         watch.look()
         progress.tick()
 
-    with shared_reads(step.source, shared, lock) as source:
-        run_tasks(
-            step.spark,
-            "read chunks",
-            missing,
-            ReadPart(step.staging, plan, source, tuple(step.tables), lock, pause, options.skips),
-            finished,
-            meanwhile=meanwhile,
-            bundle=lambda parts: bundle(parts, step.tables, step.slots),
-            brief="exported" in shared,
-        )
+    run_tasks(
+        step.spark,
+        "read chunks",
+        missing,
+        ReadPart(step.staging, plan, source, tuple(step.tables), lock, pause, options.skips),
+        finished,
+        meanwhile=meanwhile,
+        bundle=lambda parts: bundle(parts, step.tables, step.slots),
+        brief=brief,
+    )
 
 
 def _drop_half_read(step: Step, parts: Sequence[Part], done: dict[int, PartRecord]) -> None:

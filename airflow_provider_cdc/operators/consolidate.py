@@ -23,7 +23,7 @@ class ConsolidateOperator(SparkStepOperator):
 
     XComs: ``published``, the URI of each table's new files by the table's name; ``latest``, by the table's name,
     whether this run's copy is the one that ``_latest.json`` names (a newer one stays); ``skipped``, why each table that
-    was named is not published, by its name; and ``counts``.
+    was named is not published, by its name; ``position``, the one at which all copies are exact; and ``counts``.
 
     Each copy is an event of its table's asset (`airflow_provider_cdc.assets`), whose ``extra`` has ``run_id``, the
     ``position`` (also under the source's own name for it), ``rows``, ``path``, ``latest``, and ``schema_digest``, which
@@ -31,7 +31,7 @@ class ConsolidateOperator(SparkStepOperator):
     """
 
     step = "consolidate"
-    outputs = ("published", "skipped")
+    outputs = ("published", "skipped", "position")
 
     def execute(self, context: Context) -> dict[str, Any]:
         found = super().execute(context)

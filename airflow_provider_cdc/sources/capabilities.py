@@ -22,7 +22,8 @@ from airflow_provider_cdc.core.chunk import Chunk
 from airflow_provider_cdc.core.options import AS_DECLARED, LockPolicy, StepOptions, TableOptions
 from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.table import Table
-from airflow_provider_cdc.errors import ConfigurationError, Problem
+from airflow_provider_cdc.errors import ConfigurationError, PreflightError, Problem
+from airflow_provider_cdc.sources.late import late_problems
 from airflow_provider_cdc.sources.odd_values import OddValue
 from airflow_provider_cdc.sources.window import LogSegment, SegmentSummary, TrackedTable, UpperBound
 
@@ -360,7 +361,10 @@ def record_point(source: Source, options: StepOptions, plans: Sequence[TablePlan
     """The initial position of a run: now, or the one that ``options.as_of`` means.
 
     :raises ConfigurationError: the source cannot go back.
+    :raises PreflightError: the tables are exact only where their reads end.
     """
+    if problems := late_problems(plans, options):
+        raise PreflightError(problems)
     wanted = as_of.parse(options.as_of)
     if wanted is None:
         return source.record_initial(plans, options.lock, run_id)
@@ -389,6 +393,8 @@ def check_point(source: Source, plans: Sequence[TablePlan], options: StepOptions
     :raises PreflightError: a copy cannot be exact there, with every problem found.
     :raises ConfigurationError: the source cannot go back, or cannot keep its past.
     """
+    if problems := late_problems(plans, options):
+        raise PreflightError(problems)
     if may_begin and options.standing_slot and isinstance(source, KeepsPast):
         source.keep_past(plans, options)
     if (wanted := as_of.parse(options.as_of)) is not None:

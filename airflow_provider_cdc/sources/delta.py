@@ -111,8 +111,12 @@ def _batch(
     else:
         before = _binary(change, records, _ROWS)
         key = key_table(one.table)
-        keys = row_bytes.encode(decode(key, _binary(change, records, _KEYS)), key.key)
-        suborders = change.arena[records + SUBORDER]
+        images = _binary(change, records, _KEYS)
+        keys = row_bytes.encode(decode(key, images), key.key)
+        if one.keys_only:
+            before, counts = images, change.arena[records + COUNT]
+        else:
+            suborders = change.arena[records + SUBORDER]
     if waits_for is not None:
         suborders = orders
     return pa.record_batch(

@@ -15,7 +15,8 @@ word  content
 0     group; ``DEAD`` once another record stands for the key
 1     bytes of the key << 32 | bytes of the row + 1; 0 there: no row (or keyless)
 2     order: the number of the row change in the segment
-3     keyed: suborder; keyless: times added minus times removed
+3     keyed: suborder; keyless: times added minus times removed; keys only: whether
+      the key's last change left a row (1) or none (0), and order is that change's
 ====  =============================================================================
 
 The memory is that of the touched keys: records without effect are dropped when room is needed.
@@ -138,6 +139,24 @@ def touch(net: Net, group: int, key_bytes: int, data: Bytes, row_at: int, row_by
         copy_bytes(net.bytes, (record + HEADER + ((key_bytes + 7) >> 3)) << 3, data, row_at, row_bytes)
     _enter(net, slot, record, hashed)
     net.state[USED] = record + record_words(key_bytes, row_bytes)
+
+
+@inner
+def note_last(net: Net, group: int, key_bytes: int, left: int, order: int) -> None:
+    """Note that a key was changed, and whether that ``left`` a row there (1) or none (0). What counts is the last time.
+
+    The key stands ready at ``key_place``. The caller has asked ``has_room``.
+    """
+    record = net.state[USED]
+    found, slot, hashed = _find(net, group, key_place(net.state), key_bytes)
+    if found < 0:
+        found = record
+        net.arena[record] = group
+        net.arena[record + LENGTHS] = key_bytes << 32
+        _enter(net, slot, record, hashed)
+        net.state[USED] = record + record_words(key_bytes, 0)
+    net.arena[found + ORDER] = order
+    net.arena[found + COUNT] = left
 
 
 @inner

@@ -29,9 +29,10 @@ DELTA_SCHEMA = pa.schema(
     place in the whole log: the pair grows along it. The first change of a key is the one with the smallest pair.
 ``before``
     keyed tables: the row before the segment as the log's own bytes (``Source.decode_images`` reads them); null: no row.
-    Keyless tables: the row itself.
+    Keyless tables: the row itself. Tables of which only the keys are read: the key, as the log's own bytes.
 ``count``
-    keyless tables: times added minus times removed. Keyed tables: 0.
+    keyless tables: times added minus times removed. Keyed tables: 0. Tables of which only the keys are read: 1 if the
+    last change of the key left a row there, 0 if it left none; ``order`` is that of the last change then.
 ``pending``
     null, or the id of a prepared transaction that the segment prepares but does not decide: the changes count only if
     ``SegmentSummary.decided`` of some segment names that id, and then at that order.
@@ -66,13 +67,15 @@ class LogSegment:
 class TrackedTable:
     """A table as the log reader follows it.
 
-    ``index`` is what ``DELTA_SCHEMA.table`` says. ``upper`` is the exact position at which a table was read that
-    needs one; the changes after it do not count. Empty for other tables, whose changes count up to the window's end.
+    ``index`` is what ``DELTA_SCHEMA.table`` says. ``upper`` is the exact position at which a table was read that needs
+    one; the changes after it do not count. Empty for other tables, whose changes count up to the window's end.
+    ``keys_only``: of its changes only the keys are read.
     """
 
     index: int
     table: Table
     upper: str = ""
+    keys_only: bool = False
 
     @property
     def bounded(self) -> bool:

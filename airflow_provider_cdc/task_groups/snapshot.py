@@ -47,7 +47,10 @@ class SnapshotTaskGroup(TaskGroup):
         ``{source}`` in it stands for ``source_conn_id``: a folder has the copies of one source.
     :param consistency: How the tables are read. ``watermark``: no lock, chunks at any time, needs a key. ``lock``
         (MySQL): a lock of milliseconds, then one transaction. ``exported`` (PostgreSQL): all tasks read in one
-        exported snapshot. ``auto``: ``watermark``, and ``lock`` or ``exported`` for tables without a key.
+        exported snapshot. ``again`` (PostgreSQL): as ``watermark``, but needs no ``REPLICA IDENTITY FULL``: rows that
+        were touched are read again in one short snapshot, at which the whole run is exact. ``auto``: ``watermark``,
+        and ``lock`` or ``exported`` for tables without a key; on PostgreSQL, ``again`` if a table has not
+        ``REPLICA IDENTITY FULL``.
     :param unrepresentable: What becomes of values that no Arrow type holds, such as ``0000-00-00`` or ``infinity``:
         ``error`` stops if one survives, ``null`` publishes null and counts them, ``string`` publishes such columns
         as text.

@@ -265,7 +265,7 @@ class PostgresDatabase(Database):
         self.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
 
     def spoil(self, name: str) -> None:
-        self.execute(f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT")
+        self.execute(f"ALTER TABLE {name} SET UNLOGGED")
 
     def kept(self) -> list[str]:
         slots = "SELECT slot_name FROM pg_replication_slots WHERE database = current_database()"

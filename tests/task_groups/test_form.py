@@ -16,7 +16,7 @@ def test_a_param_has_its_option_s_default_help_and_choices(kind: str) -> None:
     params = form.params(kind, source_conn_id="mine")
     assert params["source_conn_id"].value == "mine"
     options = {one.name: one for one in declared()}
-    assert params["consistency"].schema["enum"] == ["auto", "watermark", "lock", "exported"]
+    assert params["consistency"].schema["enum"] == ["auto", "watermark", "lock", "exported", "again"]
     assert params["chunk_rows"].schema["minimum"] == 1
     for name, param in params.items():
         assert param.schema["title"] == options[name].title

@@ -10,7 +10,7 @@ from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.sources.postgres import publishing, slots
 from airflow_provider_cdc.sources.postgres.session import Connection, query, quote
 
-_BYTES_PER_SECOND = 20_000_000
+BYTES_PER_SECOND = 20_000_000
 _LOG_PER_TABLE_BYTE = 0.1
 _LEAST_SECONDS = 600
 """A run is expected to read so fast, and while it does the server to write so much log; the rest of it takes a while,
@@ -73,7 +73,7 @@ def _warn_of_limits(connection: Connection, tables: Sequence[Table]) -> None:
         )
     )
     size = sum(table.bytes for table in tables)
-    seconds = size / _BYTES_PER_SECOND
+    seconds = size / BYTES_PER_SECOND
     megabytes, idle = limits["max_slot_wal_keep_size"], limits.get("idle_replication_slot_timeout", 0)
     if 0 <= megabytes * 2**20 < size * _LOG_PER_TABLE_BYTE:
         _log.warning(

@@ -59,6 +59,21 @@ def read_at(connection: Connection, snapshot: str, names: Sequence[TableName]) -
     }
 
 
+def changed_since(seen: Seen | None, table: Table) -> str:
+    """What is otherwise in a later view than it was when the table was recorded, in words; empty if nothing is.
+
+    What changes no row and no meaning is left out, as `schema.difference` does. But a partition that was made or
+    attached since has rows of the table, in that view.
+    """
+    if seen is None or seen.oid != table.details["oid"]:
+        return "another table has its name there"
+    if {column.partition("/")[0] for column in seen.columns} != {str(one.details["number"]) for one in table.columns}:
+        return "it has other columns there"
+    if seen.tree != set(table.details["tree"]):
+        return "partitions were attached or detached, and the copy is to be exact at a later position"
+    return ""
+
+
 def changed_around(seen: Seen | None, table: Table) -> str:
     """What was otherwise at the point than before and after it, in words; empty if nothing was."""
     if seen is None or seen.oid != table.details["oid"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -10,8 +11,9 @@ from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import PreflightError, Problem
 from airflow_provider_cdc.sources.connection import ConnectionSettings
-from airflow_provider_cdc.sources.postgres.advice import advise
+from airflow_provider_cdc.sources.postgres.advice import BYTES_PER_SECOND, advise
 from airflow_provider_cdc.sources.postgres.blockers import naming_blockers
+from airflow_provider_cdc.sources.postgres.identities import followed
 from airflow_provider_cdc.sources.postgres.inheritance import inheritance_problems
 from airflow_provider_cdc.sources.postgres.platform import change_setting, platform
 from airflow_provider_cdc.sources.postgres.privileges import Privileges
@@ -20,7 +22,7 @@ from airflow_provider_cdc.sources.postgres.relations import relation_problems
 from airflow_provider_cdc.sources.postgres.schema import leaves, read_tables, resolve
 from airflow_provider_cdc.sources.postgres.server import setting_problems
 from airflow_provider_cdc.sources.postgres.session import Connection, query, quote, session
-from airflow_provider_cdc.sources.postgres.snapshot import identity_problem
+from airflow_provider_cdc.sources.postgres.snapshot import identity_problem, needs_log
 from airflow_provider_cdc.sources.postgres.types import unmapped
 from airflow_provider_cdc.sources.request import request_problems
 
@@ -30,7 +32,9 @@ def preflight(settings: ConnectionSettings, patterns: Sequence[str], options: Ta
 
     :param patterns: ``schema.table``; ``*`` matches any run of characters in either part, and a pattern
         that begins with ``!`` leaves out what those before it named (``!shop._*_gho``).
-    :param options: consistency ``auto`` reads tables with a key by ``watermark``, and the others with ``exported``.
+    :param options: consistency ``auto`` reads tables with a key by ``watermark``, and the others with ``exported``. If
+        the log lacks what a row of any table was before, no table can be rewound: then all go by ``again``, the ones
+        without a key that the log has by ``exported``, and the copy is exact where the reads end.
     :raises PreflightError: with every problem found.
     :raises LockNotGranted: a session keeps a table locked against readers.
     :raises SourceUnavailable: the server cannot be reached.
@@ -41,19 +45,26 @@ def preflight(settings: ConnectionSettings, patterns: Sequence[str], options: Ta
         privileges = Privileges(connection)
         names, unresolved = resolve(connection, patterns)
         concerned += names
-        problems = [*request_problems(patterns, options, lacks="lock"), *unresolved]
+        problems = [*request_problems(patterns, options, lacks=("lock",)), *unresolved]
         problems += [*setting_problems(connection), *privileges.server_problems(settings, publishing=not publication)]
         tables = [replace(table, options=options) for table in read_tables(connection, names)]
-        plans = [_plan(table, options) for table in tables]
-        problems += privileges.table_problems(tables, publishing=not publication)
+        why = _why_again(connection, tables, options)
+        if why:
+            plans = _plans_again(tables, followed(connection, tables, publication), options, why)
+        else:
+            plans = [_plan(table, options) for table in tables]
+        logged = [table for table, plan in zip(tables, plans, strict=True) if needs_log(plan)]
+        problems += privileges.table_problems(logged, publishing=not publication)
+        problems += privileges.table_problems([one for one in tables if one not in logged], publishing=False)
         problems += inheritance_problems(connection, tables)
         problems += _table_problems(connection, tables, plans)
         if publication:
-            problems += publication_problems(connection, publication, tables)
-            warn_of_harm(connection, publication, tables)
+            problems += publication_problems(connection, publication, logged, keys_only=bool(why))
+            warn_of_harm(connection, publication, logged)
         else:
-            problems += _lock_problems(connection, tables)
-        problems += _room_problems(connection, exported=any(plan.consistency == "exported" for plan in plans))
+            problems += _lock_problems(connection, logged)
+        exported = bool(why) or any(plan.consistency == "exported" for plan in plans)
+        problems += _room_problems(connection, exported=exported, again=bool(why))
         advise(connection, tables)
     if problems:
         raise PreflightError(problems)
@@ -65,7 +76,40 @@ def check_server(settings: ConnectionSettings) -> list[Problem]:
     publishing = not settings.options.get("publication", "")
     with session(settings) as connection:
         missing = Privileges(connection).server_problems(settings, publishing=publishing)
-        return [*setting_problems(connection), *missing, *_room_problems(connection, exported=False)]
+        return [*setting_problems(connection), *missing, *_room_problems(connection, exported=False, again=False)]
+
+
+def _why_again(connection: Connection, tables: Sequence[Table], options: TableOptions) -> str:
+    """Why tables are read again, and not rewound; empty if they are rewound."""
+    if options.consistency == "again":
+        return "again was asked for"
+    if options.consistency != "auto":
+        return ""
+    lacking = [table.name for table in tables if any(_rewind_problems(connection, table))]
+    if not lacking:
+        return ""
+    others = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+    return f"the log does not tell what rows of {lacking[0]}{others} were before"
+
+
+def _plans_again(tables: Sequence[Table], told: Sequence[bool], options: TableOptions, why: str) -> list[TablePlan]:
+    plans = []
+    for table, is_told in zip(tables, told, strict=True):
+        if is_told:
+            chosen = "again"
+            key = f"{table.key_index} ({', '.join(table.key)})"
+            reason = f"{why}: its rows are found again by its key {key}, and the copy is exact where the reads end"
+        else:
+            chosen = "exported"
+            seconds = math.ceil(table.bytes / BYTES_PER_SECOND)
+            reason = (
+                f"the log tells no key of its changed rows, so all of it is read in one snapshot, which stays open for "
+                f"about {seconds:,} s ({why})"
+            )
+        plans.append(
+            TablePlan(table.name, chosen, reason, table.rows, table.bytes, options.unrepresentable, at_upper=True)
+        )
+    return plans
 
 
 def _plan(table: Table, options: TableOptions) -> TablePlan:
@@ -82,7 +126,6 @@ def _plan(table: Table, options: TableOptions) -> TablePlan:
 
 
 def _table_problems(connection: Connection, tables: Sequence[Table], plans: Sequence[TablePlan]) -> Iterable[Problem]:
-    since_18 = connection.info.server_version >= 180_000
     for table, plan in zip(tables, plans, strict=True):
         where = str(table.name)
         if not table.columns:
@@ -99,32 +142,42 @@ def _table_problems(connection: Connection, tables: Sequence[Table], plans: Sequ
                 "or choose auto or exported",
                 where,
             )
-        if (problem := identity_problem(table)) is not None:
-            yield problem
+        if not plan.at_upper:
+            yield from _rewind_problems(connection, table)
         for column in table.columns:
             if (reason := unmapped(column)) is not None:
                 yield Problem(
                     f"{where}.{column.name}", reason, "change the column's type, or leave the table out", where
                 )
-            generated = column.details.get("generated")
-            if generated == "virtual" or (generated and not since_18):
-                why = "virtual ones are in no log" if since_18 else "the log has them only since PostgreSQL 18"
-                yield Problem(
-                    f"{where}.{column.name}",
-                    f"is a generated column, and {why}",
-                    "drop it, or leave the table out",
-                    where,
-                )
         yield from relation_problems(connection, table)
 
 
-def _room_problems(connection: Connection, *, exported: bool) -> Iterable[Problem]:
+def _rewind_problems(connection: Connection, table: Table) -> Iterable[Problem]:
+    """Why a table cannot be rewound: what its rows were before is not in the log."""
+    if (problem := identity_problem(table)) is not None:
+        yield problem
+    where = str(table.name)
+    since_18 = connection.info.server_version >= 180_000
+    for column in table.columns:
+        generated = column.details.get("generated")
+        if generated == "virtual" or (generated and not since_18):
+            why = "virtual ones are in no log" if since_18 else "the log has them only since PostgreSQL 18"
+            yield Problem(
+                f"{where}.{column.name}",
+                f"is a generated column, and {why}",
+                "drop it, leave the table out, or choose consistency auto or again",
+                where,
+            )
+
+
+def _room_problems(connection: Connection, *, exported: bool, again: bool) -> Iterable[Problem]:
     """Slots and senders that a run needs and that others have taken.
 
-    Beside its slot a run has a temporary one: for the view that all tasks share, and later to read the log from.
+    Beside its slot a run has a temporary one: for the view that all tasks share, and later to read the log from. It has
+    both at once if rows are read ``again``.
     """
     for setting, view, why, needed in (
-        ("max_replication_slots", "pg_replication_slots", "replication slots", 2),
+        ("max_replication_slots", "pg_replication_slots", "replication slots", 3 if again else 2),
         ("max_wal_senders", "pg_stat_replication", "replication connections", 2 if exported else 1),
     ):
         ((limit, used),) = query(connection, f"SELECT current_setting('{setting}')::int, count(*) FROM {view}")

@@ -29,8 +29,12 @@ def relations_sql(tables: Iterable[Table]) -> str:
     return ", ".join(leaf.sql for table in tables for leaf in leaves(table))
 
 
-def publication_problems(connection: Connection, name: str, tables: Sequence[Table]) -> Iterable[Problem]:
+def publication_problems(
+    connection: Connection, name: str, tables: Sequence[Table], *, keys_only: bool = False
+) -> Iterable[Problem]:
     """What is wrong with the publication: it must tell every change of every row and column of ``tables``.
+
+    :param keys_only: generated columns need not be told.
 
     It may list partitions or their root, and tell their changes as theirs or as the root's.
     """
@@ -58,7 +62,7 @@ def publication_problems(connection: Connection, name: str, tables: Sequence[Tab
     generated = [
         table for table in tables if any(column.details.get("generated") == "stored" for column in table.columns)
     ]
-    if generated and connection.info.server_version >= 180_000:
+    if generated and not keys_only and connection.info.server_version >= 180_000:
         ((tells,),) = query(connection, "SELECT pubgencols FROM pg_publication WHERE oid = %s", (oid,))
         if tells != "s":
             yield Problem(
@@ -92,7 +96,8 @@ def publication_problems(connection: Connection, name: str, tables: Sequence[Tab
             continue
         for oid, sql in told:
             filtered, columns = covered[oid]
-            if filtered or columns < len(table.columns):
+            wanted = [column for column in table.columns if not (keys_only and column.details.get("generated"))]
+            if filtered or columns < len(wanted):
                 yield Problem(
                     where,
                     f"leaves out some {'rows' if filtered else 'columns'} of {table.name}",

@@ -16,6 +16,7 @@ import psycopg
 from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import LockNotGranted, SchemaChanged
+from airflow_provider_cdc.sources.postgres.identities import FULL, IDENTIFYING
 from airflow_provider_cdc.sources.postgres.schema import Leaf, leaves
 from airflow_provider_cdc.sources.postgres.session import APPLICATION, Connection, literal, query, quote, value
 
@@ -30,8 +31,8 @@ def create_publication(
     """Publish every change of ``tables``: of what holds their rows now, each relation by itself.
 
     Partitions that are made later do not join it. If they did (as parts of their root), the server would refuse the
-    application's UPDATE and DELETE in them until they get a replica identity. Everything in it logs whole old rows
-    (FULL), which is checked while nobody can alter it; so the publication never makes the server refuse anything.
+    application's UPDATE and DELETE in them until they get a replica identity. Everything in it has one, which is
+    checked while nobody can alter it; so the publication never makes the server refuse anything.
 
     A comment on the publication says which run it was made for.
 
@@ -109,21 +110,19 @@ def _publish(connection: Connection, name: str, relations: Sequence[tuple[TableN
         listed = ", ".join(f"ONLY {leaf.sql}" for _, leaf in relations)
         query(connection, f"ALTER PUBLICATION {quote(name)} ADD TABLE {listed}")
         # The locks are held, so nothing changes between this look and the moment they are published.
-        full = {
-            oid
-            for (oid,) in query(
-                connection,
-                "SELECT oid FROM pg_class WHERE oid = ANY(%s::oid[]) AND relreplident = 'f'",
-                ([leaf.oid for _, leaf in relations],),
-            )
+        found = {
+            oid: identity
+            for oid, identity, names in query(connection, IDENTIFYING, ([leaf.oid for _, leaf in relations],))
+            if names is None or names
         }
         for table, leaf in relations:
-            if leaf.oid not in full:
-                raise SchemaChanged(
-                    f"the replica identity of {leaf.sql} is not FULL any more",
-                    where=str(table),
-                    hint=f"ALTER TABLE {leaf.sql} REPLICA IDENTITY FULL, and clear preflight and the tasks after it",
-                )
+            if found.get(leaf.oid) == leaf.identity:
+                continue
+            what, repair = f"the replica identity of {leaf.sql} has changed", "put it back"
+            if leaf.identity == FULL:
+                what = f"the replica identity of {leaf.sql} is not FULL any more"
+                repair = f"ALTER TABLE {leaf.sql} REPLICA IDENTITY FULL"
+            raise SchemaChanged(what, where=str(table), hint=f"{repair}, and clear preflight and the tasks after it")
 
 
 def publication_state(connection: Connection, name: str, relations: str = "") -> str:

@@ -106,7 +106,8 @@ def read_tables(connection: Connection, names: Sequence[TableName], publication:
     of its own; ``version`` and ``placed`` of `placing`; ``key``, the OID of the constraint, or else of the index, that
     keeps the key unique; and ``keys``, the columns of every key that it has, by such an OID.
 
-    The key is the primary key, else the first unique index of whole NOT NULL columns. Deferrable keys do not
+    The key is the index by which the log identifies rows, if one was named (USING INDEX), else the primary key, else
+    the first unique index of whole NOT NULL columns. Deferrable keys do not
     count: within a transaction two rows may share one, and then its first change would not tell which row had it
     before.
 
@@ -324,7 +325,7 @@ SELECT i.indrelid, c.relname, COALESCE(
 FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
 WHERE i.indrelid = ANY(%s::oid[]) AND i.indisunique AND i.indimmediate AND i.indisvalid AND i.indisready AND i.indislive
     AND i.indpred IS NULL AND i.indexprs IS NULL
-ORDER BY i.indrelid, NOT i.indisprimary, c.relname
+ORDER BY i.indrelid, NOT i.indisreplident, NOT i.indisprimary, c.relname
 """
 
 

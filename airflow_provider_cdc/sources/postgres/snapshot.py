@@ -5,6 +5,7 @@ temporary slot begins, exports it, and keeps it open while every task imports it
 position.
 
 ``watermark`` needs no such transaction: see ``core.net_change`` for why each chunk may be read at a time of its own.
+``again`` reads like it, and what was touched once more by its key, at last in such a view.
 """
 
 from __future__ import annotations
@@ -38,13 +39,15 @@ from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.kept import Kept
 from airflow_provider_cdc.sources.odd_values import OddValue
 from airflow_provider_cdc.sources.postgres import durable, prepared, publishing, slots, waiting
-from airflow_provider_cdc.sources.postgres.at_point import changed_around, read_at
+from airflow_provider_cdc.sources.postgres.at_point import changed_around, changed_since, read_at
+from airflow_provider_cdc.sources.postgres.by_key import ONE_BY_ONE, KeyLookup
 from airflow_provider_cdc.sources.postgres.chunks import place
+from airflow_provider_cdc.sources.postgres.identities import followed, no_identity
 from airflow_provider_cdc.sources.postgres.in_place import check_in_place
 from airflow_provider_cdc.sources.postgres.inheritance import check_whole
 from airflow_provider_cdc.sources.postgres.publications import publication_problems
 from airflow_provider_cdc.sources.postgres.relations import relation_problems
-from airflow_provider_cdc.sources.postgres.schema import difference, leaves, read_tables
+from airflow_provider_cdc.sources.postgres.schema import HINT, Leaf, difference, leaves, read_tables
 from airflow_provider_cdc.sources.postgres.server import identity, setting_problems
 from airflow_provider_cdc.sources.postgres.session import (
     Connection,
@@ -104,7 +107,7 @@ def record_initial(
                 earlier = slots.names_of_run(connection, run_id)
                 before = read_tables(connection, [plan.table for plan in plans])
                 if not publication:
-                    publishing.create_publication(connection, name, before, lock, run_id)
+                    publishing.create_publication(connection, name, _in_log(plans, before), lock, run_id)
                 found = identity(connection)
                 state = publishing.publication_state(connection, mine)
                 started = {prepared.STARTED: value(connection, prepared.START)}
@@ -117,7 +120,7 @@ def record_initial(
                 found["publication_state"] = state
                 tables = read_tables(connection, [plan.table for plan in plans], mine)
                 check_whole(connection, tables)
-                _check_publication(connection, mine, state, tables, own=not publication)
+                _check_publication(connection, mine, state, plans, tables, own=not publication)
                 # No crash may take back a schema that the run goes by. The point itself was decoded from the disk.
                 durable.wait(partial(query, connection), settings.address)
             changes = [
@@ -126,7 +129,8 @@ def record_initial(
                 if (what := difference(old, new) or changed_around(seen.get(new.name), new))
             ]
             if not changes:
-                _check_plans(plans, tables)
+                with session(settings) as connection:
+                    _check_plans(connection, plans, tables, publication)
                 return InitialPoint(
                     str(position),
                     found,
@@ -159,8 +163,20 @@ def _check_made(connection: Connection, name: str, position: Lsn) -> None:
         )
 
 
-def _check_publication(connection: Connection, name: str, state: str, tables: Sequence[Table], *, own: bool) -> None:
-    """Make sure that the log tells every change of ``tables`` from the slot's point on.
+def _in_log(plans: Sequence[TablePlan], tables: Sequence[Table]) -> list[Table]:
+    """Those of the tables of which a run needs the log."""
+    return [table for plan, table in zip(plans, tables, strict=True) if needs_log(plan)]
+
+
+def needs_log(plan: TablePlan) -> bool:
+    """Whether a run needs the log of a table: not if all of it is read in the view at which the run is exact."""
+    return not (plan.at_upper and plan.consistency == "exported")
+
+
+def _check_publication(
+    connection: Connection, name: str, state: str, plans: Sequence[TablePlan], tables: Sequence[Table], *, own: bool
+) -> None:
+    """Make sure that the log tells every change that the run needs, from the slot's point on.
 
     :param state: the publication's, before the slot was made.
     """
@@ -175,7 +191,9 @@ def _check_publication(connection: Connection, name: str, state: str, tables: Se
         )
     # The publication and the tables may have changed since preflight.
     problems = [problem for table in tables for problem in relation_problems(connection, table)]
-    if problems := [*problems, *publication_problems(connection, name, tables)]:
+    keys_only = any(plan.at_upper for plan in plans)
+    problems += publication_problems(connection, name, _in_log(plans, tables), keys_only=keys_only)
+    if problems:
         raise PreflightError(problems)
 
 
@@ -194,9 +212,17 @@ def identity_problem(table: Table) -> Problem | None:
     )
 
 
-def _check_plans(plans: Sequence[TablePlan], tables: Sequence[Table]) -> None:
+def _check_plans(connection: Connection, plans: Sequence[TablePlan], tables: Sequence[Table], publication: str) -> None:
     hint = "clear preflight and the tasks after it"
-    for plan, table in zip(plans, tables, strict=True):
+    for plan, table, told in zip(plans, tables, followed(connection, tables, publication), strict=True):
+        if plan.at_upper:
+            if needs_log(plan) and not told:
+                raise SchemaChanged(
+                    "the log does not tell the keys of its changed rows any more",
+                    where=str(table.name),
+                    hint=f"{no_identity(table)}, and {hint}",
+                )
+            continue
         if table.keyless and plan.consistency == "watermark":
             raise SchemaChanged(
                 "the table lost its key since preflight, and watermark needs one", where=str(table.name), hint=hint
@@ -239,7 +265,7 @@ def open_reader(
     from airflow_provider_cdc.sources.postgres.decode.rows import open_rows
 
     with open_rows(settings, table, kept) as rows:
-        if consistency == "watermark":
+        if consistency in ("watermark", "again"):
             yield _Reader(settings, rows, table, "")
             return
         if view is None:
@@ -253,6 +279,22 @@ def open_reader(
         reader = _Reader(settings, rows, table, view.upper)
         yield reader
         reader.leave_view()
+
+
+def bound_view(settings: ConnectionSettings, view: SharedView, tables: Sequence[Table]) -> UpperBound:
+    """The position of a shared view, at which ``tables`` are what was recorded of them.
+
+    :raises SchemaChanged: one of them is not.
+    """
+    with session(settings) as connection:
+        with shared_view_errors(settings.address):
+            seen = read_at(connection, view.snapshot, [table.name for table in tables])
+        for table in tables:
+            if what := changed_since(seen.get(table.name), table):
+                raise SchemaChanged(what, where=f"{table.name} at {view.upper}", hint=HINT)
+        # The view still stood in this session: so the server is the one that made it.
+        _, incarnation = durable.wait(partial(query, connection), settings.address)
+        return UpperBound(view.upper, view.upper, incarnation)
 
 
 def bound_reads(settings: ConnectionSettings) -> UpperBound:
@@ -279,6 +321,7 @@ class _Reader:
         self._settings = settings
         self._rows = rows
         self._table = table
+        self._lookup: KeyLookup | None = None
 
     @property
     def nulled(self) -> Mapping[str, int]:
@@ -303,19 +346,34 @@ class _Reader:
     def read(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
         leaf, condition = place(self._table, chunk)
         with mapped_errors(f"{self._table.name}, {chunk}"):
-            if leaf is None:
-                return
-            if not self.upper:
-                self._rows.run("BEGIN READ ONLY ISOLATION LEVEL READ COMMITTED")
-            try:
-                yield from self._rows.read(f"ONLY {leaf.sql} WHERE {condition}")
-            except DecodeError:
-                # Most likely the bytes are of another type, and then the error should say so. This session is still
-                # in the middle of an answer, so another one asks.
-                with session(self._settings) as other:
-                    check_in_place(partial(query, other), self._table, leaf, locked=False)
-                raise
-            # The transaction still holds its lock, so the name stands for the relation that was read.
-            check_in_place(self._rows.ask, self._table, leaf)
-            # Either one releases the lock, by which the next check tells what was read.
-            self._rows.run("ROLLBACK TO SAVEPOINT chunk" if self.upper else "COMMIT")
+            if leaf is not None:
+                yield from self._read(leaf, f"ONLY {leaf.sql} WHERE {condition}")
+
+    def find(self, keys: pa.BinaryArray) -> Iterator[pa.RecordBatch]:
+        with mapped_errors(f"{self._table.name}, rows of {len(keys):,} keys"):
+            if self._lookup is None:
+                self._lookup = KeyLookup(self._rows.ask, self._table)
+            for leaf in leaves(self._table):
+                yield from self._read(leaf, self._lookup.source(leaf.sql, keys), ONE_BY_ONE)
+
+    def _read(self, leaf: Leaf, source: str, prepare: str = "") -> Iterator[pa.RecordBatch]:
+        """Rows of one leaf, which must still be what it was.
+
+        :param prepare: a query to run before, in the same transaction.
+        """
+        if not self.upper:
+            self._rows.run("BEGIN READ ONLY ISOLATION LEVEL READ COMMITTED")
+        if prepare:
+            self._rows.ask(prepare)
+        try:
+            yield from self._rows.read(source)
+        except DecodeError:
+            # Most likely the bytes are of another type, and then the error should say so. This session is still in the
+            # middle of an answer, so another one asks.
+            with session(self._settings) as other:
+                check_in_place(partial(query, other), self._table, leaf, locked=False)
+            raise
+        # The transaction still holds its lock, so the name stands for the relation that was read.
+        check_in_place(self._rows.ask, self._table, leaf)
+        # Either one releases the lock, by which the next check tells what was read.
+        self._rows.run("ROLLBACK TO SAVEPOINT chunk" if self.upper else "COMMIT")

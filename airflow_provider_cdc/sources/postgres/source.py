@@ -42,8 +42,10 @@ from airflow_provider_cdc.sources.postgres import (
     snapshot,
     standing,
     types,
+    waiting,
 )
 from airflow_provider_cdc.sources.postgres.session import session, value
+from airflow_provider_cdc.sources.rereading import LogTail, ReadsAgain
 from airflow_provider_cdc.sources.window import LogSegment, TrackedTable, UpperBound
 
 
@@ -122,6 +124,21 @@ class PostgresSource:
         with snapshot.share_view(self.settings, lock) as view:
             yield PostgresSource(self.settings, view)
 
+    def settle(self, lock: LockPolicy) -> None:
+        with session(self.settings) as connection:
+            waiting.settle(self.settings, connection, lock.slot_wait_seconds)
+
+    def bound_view(self, tables: Sequence[Table]) -> UpperBound:
+        assert self.view is not None
+        return snapshot.bound_view(self.settings, self.view, tables)
+
+    def follow(
+        self, initial: str, identity: Mapping[str, str], tables: Sequence[TrackedTable]
+    ) -> AbstractContextManager[LogTail]:
+        from airflow_provider_cdc.sources.postgres.log.tail import open_tail
+
+        return open_tail(self.settings, initial, identity, tables)
+
     @contextmanager
     def one_session(self) -> Iterator[PostgresSource]:
         own = copy(self)
@@ -165,5 +182,5 @@ if TYPE_CHECKING:
 
     def _is_source(
         source: PostgresSource,
-    ) -> tuple[Source, SharesReads, KeepsForRun, GoesBack, KeepsPast, TellsReach, ChecksServer]:
-        return source, source, source, source, source, source, source
+    ) -> tuple[Source, SharesReads, KeepsForRun, GoesBack, KeepsPast, TellsReach, ChecksServer, ReadsAgain]:
+        return source, source, source, source, source, source, source, source

@@ -35,7 +35,8 @@ class Subject:
     """A table of the history: its columns, its key, and how to draw the key and the other columns.
 
     ``casts`` are the types in which to select columns whose published values look otherwise to Python: those that are
-    published as text, and ``real``, of which Python knows no type.
+    published as text, and ``real``, of which Python knows no type. ``made`` are generated columns, the last ones.
+    ``identity`` is a statement that says how the log identifies rows; empty: it does as the history says for all.
     """
 
     name: str
@@ -46,6 +47,8 @@ class Subject:
     draw_values: Callable[[random.Random], tuple[Any, ...]]
     casts: Mapping[str, str] = field(default_factory=dict)
     leaves: tuple[str, ...] = ()
+    made: tuple[str, ...] = ()
+    identity: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -140,12 +143,100 @@ SUBJECTS = (
 )
 
 
-def create(connection: Connection, schema: str, seed: int, rows: int) -> None:
+ONES = ("1", "1.0", "1.00", "1.000")
+"""One number, in texts that all differ."""
+
+AGAIN = (
+    *SUBJECTS,
+    Subject(
+        "amounts",
+        "amount numeric, day date, note text, PRIMARY KEY (amount, day)",
+        ("amount", "day"),
+        ("note",),
+        lambda chance: (f"{chance.randrange(9)}{chance.choice(ONES)[1:]}", f"2026-05-{chance.randrange(1, 7):02}"),
+        lambda chance: (_large(chance),),
+        {"amount": "text"},
+    ),
+    Subject(
+        "spans",
+        "span interval, ratio double precision, note text, PRIMARY KEY (span, ratio)",
+        ("span", "ratio"),
+        ("note",),
+        lambda chance: (
+            chance.choice(["1 day", "24:00:00", "1 mon", "30 days", "720:00:00", f"{chance.randrange(20)} min"]),
+            chance.choice(["0", "-0", "NaN", "Infinity", f"{chance.randrange(20)}.1"]),
+        ),
+        lambda chance: (_large(chance),),
+        {"span": "text"},
+    ),
+    Subject(
+        "lists",
+        "tags text[], token uuid, note text, PRIMARY KEY (tags, token)",
+        ("tags", "token"),
+        ("note",),
+        lambda chance: (
+            chance.choice([[], ["a", "b"], [None, "NULL", 'it\'s "quoted"'], ["\\", "{}"]]),
+            f"00000000-0000-4000-8000-0000000000{chance.randrange(40):02}",
+        ),
+        lambda chance: (_large(chance),),
+        {"tags": "text", "token": "text"},
+    ),
+    Subject(
+        "indexed",
+        "code varchar(9) NOT NULL, at timestamptz NOT NULL, note text, UNIQUE (at, code)",
+        ("code", "at"),
+        ("note",),
+        lambda chance: (
+            chance.choice(["a'b", "ß", "", "\\n"]),
+            f"2026-03-29 0{chance.randrange(5)}:30:00.00000{chance.randrange(9)}+0{chance.randrange(2)}",
+        ),
+        lambda chance: (_large(chance),),
+        identity="ALTER TABLE indexed REPLICA IDENTITY USING INDEX indexed_at_code_key",
+    ),
+    Subject(
+        "long",
+        "name text PRIMARY KEY, number integer",
+        ("name",),
+        ("number",),
+        # Stored out of line: an UPDATE repeats it only as the old key.
+        lambda chance: (chance.choice("abc") * (200_000 + chance.randrange(20)),),
+        lambda chance: (chance.randrange(1000),),
+    ),
+    Subject(
+        "made",
+        "id integer PRIMARY KEY, base integer, note text, twice integer GENERATED ALWAYS AS (2 * base) STORED",
+        ("id",),
+        ("base", "note"),
+        lambda chance: (chance.randrange(200),),
+        lambda chance: (chance.randrange(10**6), _large(chance)),
+        made=("twice",),
+    ),
+    Subject(
+        "unnamed",
+        "id integer PRIMARY KEY, note text",
+        ("id",),
+        ("note",),
+        lambda chance: (chance.randrange(200),),
+        lambda chance: (_large(chance),),
+        identity="ALTER TABLE unnamed REPLICA IDENTITY NOTHING",
+    ),
+)
+"""Tables that can be copied without REPLICA IDENTITY FULL."""
+
+
+def create(
+    connection: Connection,
+    schema: str,
+    seed: int,
+    rows: int,
+    subjects: Sequence[Subject] = SUBJECTS,
+    identity: str = "FULL",
+) -> None:
     """Make the tables in ``schema`` (which exists) and about ``rows`` rows in each."""
     chance = random.Random(f"{seed}/rows")
     connection.execute(f"SET search_path TO {schema}")
     connection.execute("SET TimeZone TO 'UTC'")
-    for subject in SUBJECTS:
+    for subject in subjects:
         parted = " PARTITION BY RANGE (place)" if subject.leaves else ""
         connection.execute(f"CREATE TABLE {subject.name} ({subject.columns}){parted}")
         if subject.leaves:
@@ -153,18 +244,24 @@ def create(connection: Connection, schema: str, seed: int, rows: int) -> None:
             connection.execute("CREATE TABLE parted_high PARTITION OF parted FOR VALUES FROM (10) TO (20)")
             connection.execute("CREATE TABLE parted_rest PARTITION OF parted DEFAULT")
         for table in (subject.name, *subject.leaves):
-            connection.execute(f"ALTER TABLE {table} REPLICA IDENTITY FULL")
+            connection.execute(f"ALTER TABLE {table} REPLICA IDENTITY {identity}")
+        if subject.identity:
+            connection.execute(subject.identity)
         with connection.cursor() as cursor:
             cursor.executemany(_insert(subject), [subject.row(chance) for _ in range(rows)])
 
 
 def select(schema: str, subject: Subject) -> str:
     """All rows of a table, in the values that the published files give back."""
-    names = [f"{name}::{subject.casts[name]}" if name in subject.casts else name for name in subject.names]
+    names = [
+        f"{name}::{subject.casts[name]}" if name in subject.casts else name for name in (*subject.names, *subject.made)
+    ]
     return f"SELECT {', '.join(names)} FROM {schema}.{subject.name}"
 
 
-def write(connect: Callable[..., Connection], schema: str, pause: float = 0.002) -> Write:
+def write(
+    connect: Callable[..., Connection], schema: str, pause: float = 0.002, subjects: Sequence[Subject] = SUBJECTS
+) -> Write:
     """Transactions on a history's tables, for `Writing`, with up to ``pause`` seconds between them."""
 
     def writing(chance: random.Random, stop: threading.Event) -> None:
@@ -173,7 +270,7 @@ def write(connect: Callable[..., Connection], schema: str, pause: float = 0.002)
             connection.execute("SET TimeZone TO 'UTC'")
             connection.execute("SET lock_timeout = '1s'")
             while not stop.is_set():
-                _one(connection, chance)
+                _one(connection, chance, subjects)
                 time.sleep(pause * chance.random())
 
     return writing
@@ -197,12 +294,12 @@ def _insert(subject: Subject) -> str:
     return f"INSERT INTO {subject.name} VALUES ({marks}){conflict}"
 
 
-def _one(connection: Connection, chance: random.Random) -> None:
+def _one(connection: Connection, chance: random.Random, subjects: Sequence[Subject]) -> None:
     connection.execute(f"SET synchronous_commit = {chance.choice(['on', 'off', 'local'])}")
     try:
         connection.execute(f"BEGIN ISOLATION LEVEL {chance.choice(['READ COMMITTED', 'REPEATABLE READ'])}")
         for _ in range(chance.choice([1, 1, 2, 4])):
-            _operation(connection, chance)
+            _operation(connection, chance, subjects)
         _end(connection, chance)
     except _ENDED:
         connection.execute("ROLLBACK")
@@ -220,8 +317,8 @@ def _end(connection: Connection, chance: random.Random) -> None:
         connection.execute("ROLLBACK" if how < 0.18 else "COMMIT")
 
 
-def _operation(connection: Connection, chance: random.Random) -> None:
-    subject = chance.choice(SUBJECTS)
+def _operation(connection: Connection, chance: random.Random, subjects: Sequence[Subject]) -> None:
+    subject = chance.choice(subjects)
     if not subject.key:
         _keyless_operation(connection, chance, subject)
         return

@@ -69,11 +69,11 @@ def test_hints_for_the_replica_identity_fix_it(postgres: PostgresServer, source:
         'CREATE TABLE full_leaf PARTITION OF "Tree" FOR VALUES FROM (10) TO (20)',
         FULL.format("full_leaf"),
     )
-    found = problems_of(source)
+    found = problems_of(source, consistency="watermark")
     assert [problem.where for problem in found] == ["public.Tree", "public.plain"]
     assert "full_leaf" not in found[0].hint
     run(postgres, source, *[problem.hint for problem in found])
-    source.preflight(["public.*"])
+    source.preflight(["public.*"], TableOptions("watermark"))
 
 
 def test_tables_whose_rows_the_log_lacks_are_refused(postgres: PostgresServer, source: PostgresSource) -> None:
@@ -82,7 +82,7 @@ def test_tables_whose_rows_the_log_lacks_are_refused(postgres: PostgresServer, s
     new = int(postgres.query("SHOW server_version_num")[0][0]) >= 180_000
     if new:
         make(postgres, source, "imagined", "id int PRIMARY KEY, twice int GENERATED ALWAYS AS (id * 2) VIRTUAL")
-    found = {problem.where: problem.what for problem in problems_of(source)}
+    found = {problem.where: problem.what for problem in problems_of(source, consistency="watermark")}
     assert set(found) == {"public.quick", "public.imagined.twice" if new else "public.computed.twice"}
     assert "unlogged" in found["public.quick"]
 

@@ -13,6 +13,8 @@ from airflow_provider_cdc.errors import DecodeError
 
 RELATION, TRUNCATE, STREAM_ABORT = 0x52, 0x54, 0x41
 
+_IDENTIFIES = 1
+
 STREAM_ABORT_BYTES = 9
 """Under version 1 of the protocol: the numbers of a transaction and of one within it follow."""
 
@@ -24,13 +26,15 @@ FULL = "f"
 class Relation:
     """What the log says of a table before its first change, and again after the table was altered.
 
-    ``columns`` are names, type OIDs and type modifiers, in the order of the tuples.
+    ``columns`` are names, type OIDs and type modifiers, in the order of the tuples. ``identifying`` are the names of
+    those that every old row has: of an UPDATE that changes one of them, and of a DELETE.
     """
 
     oid: int
     name: TableName
     identity: str
     columns: tuple[tuple[str, int, int], ...]
+    identifying: frozenset[str] = frozenset()
 
 
 def relation(message: bytes) -> Relation:
@@ -45,16 +49,20 @@ def relation(message: bytes) -> Relation:
         identity, count = struct.unpack_from(">BH", message, at)
         at += 3
         columns = []
+        identifying = set()
         for _ in range(count):
+            flags = message[at]
             column, at = _text(message, at + 1)
+            if flags & _IDENTIFIES:
+                identifying.add(column)
             columns.append((column, *struct.unpack_from(">Ii", message, at)))
             at += 8
-    except (struct.error, ValueError) as error:
+    except (struct.error, ValueError, IndexError) as error:
         raise DecodeError(f"a Relation message is malformed: {error}") from error
     if at != len(message):
         raise DecodeError("a Relation message has bytes after its end")
     # The server leaves out the name of its own schema.
-    return Relation(oid, TableName(schema or "pg_catalog", name), chr(identity), tuple(columns))
+    return Relation(oid, TableName(schema or "pg_catalog", name), chr(identity), tuple(columns), frozenset(identifying))
 
 
 def truncated(message: bytes) -> tuple[int, ...]:

@@ -57,7 +57,7 @@ def log_segments(
     """
     start, stop = Lsn.parse(initial), Lsn.parse(log_end)
     with session(settings) as connection:
-        _check_slot(connection, identity["slot"], start, stop)
+        check_slot(connection, identity["slot"], start, stop)
     # No slot has a colon in its name.
     return [LogSegment(0, f"{identity['slot']}:{identity['publication']}", int(start), int(stop))]
 
@@ -122,15 +122,27 @@ def messages(
 
     :raises LogGone: the slot is gone, or stands elsewhere.
     """
+    yield from take(connection, copy_slot(connection, slot, initial), publication, initial, stop)
+
+
+def copy_slot(connection: ReadingConnection, slot: str, initial: Lsn) -> str:
+    """The name of a temporary copy of a slot that stands at ``initial``. It ends with the session.
+
+    :raises LogGone: the slot stands elsewhere.
+    """
     copy = f"{slots.PREFIX}delta_{uuid.uuid4().hex[:12]}"
-    # Temporary slots end with their session.
     (batch,) = read(
         connection,
         f"SELECT lsn::text FROM pg_catalog.pg_copy_logical_replication_slot({literal(slot)}, '{copy}', true)",
     )
     _check_place(slot, Lsn.parse(batch.column(0)[0].as_py()), initial)
+    return copy
+
+
+def take(connection: ReadingConnection, copy: str, publication: str, start: Lsn, stop: Lsn) -> Generator[pa.Array]:
+    """The messages of a slot of this session that stands at ``start``, which it has no more then; see `messages`."""
     # Messages are about as large as the log that they are made from.
-    most = FIRST_PART if int(stop) - int(initial) > PART_BYTES else _LARGEST_INT
+    most = FIRST_PART if int(stop) - int(start) > PART_BYTES else _LARGEST_INT
     while True:
         count = size = 0
         sql = (
@@ -169,12 +181,12 @@ def open_segment(
     """
     start, stop = Lsn.parse(initial), Lsn(segment.stop or 0)
     with session(settings) as connection:
-        _check_slot(connection, segment.name.partition(":")[0], start, stop)
+        check_slot(connection, segment.name.partition(":")[0], start, stop)
     with reading_session(settings) as reading:
         yield PostgresSegmentReader(reading, segment, start, tables)
 
 
-def _check_slot(connection: Connection, name: str, initial: Lsn, stop: Lsn) -> None:
+def check_slot(connection: Connection, name: str, initial: Lsn, stop: Lsn) -> None:
     """Make sure that a slot still has everything from ``initial`` on, and that the log reaches to ``stop``.
 
     :raises LogGone: it has not, or does not.

@@ -27,7 +27,7 @@ from airflow_provider_cdc.core.kernel import (
     same_bytes,
     store8,
 )
-from airflow_provider_cdc.sources.netting import HEADER, NO_ROW, Net, count, has_room, key_place, touch
+from airflow_provider_cdc.sources.netting import HEADER, NO_ROW, Net, count, has_room, key_place, note_last, touch
 from airflow_provider_cdc.sources.postgres.decode.images import NULL_VALUE, TEXT_VALUE, UNCHANGED_VALUE
 from airflow_provider_cdc.sources.postgres.log.walk_state import (
     AT,
@@ -43,6 +43,7 @@ from airflow_provider_cdc.sources.postgres.log.walk_state import (
     INITIAL,
     KEYS,
     KEYS_AT,
+    KEYS_ONLY,
     MORE,
     NO_RELATION,
     NO_ROOM,
@@ -261,6 +262,67 @@ def _net_change(
     return MORE
 
 
+@inner
+def _net_keys(
+    data: Bytes,
+    kind: int,
+    at: int,
+    end: int,
+    state: Int64s,
+    table: int,
+    tables: Int64s,
+    key_columns: Int32s,
+    places: Int64s,
+    new_places: Int64s,
+    net: Net,
+) -> int:
+    """As `_net_change`, of a table of which only the keys are read.
+
+    An UPDATE tells the old key only where it is another one, or where the new row does not repeat a value of it.
+    """
+    info = table * TABLE_WORDS
+    columns, keys_at, keys = tables[info + COLUMNS], tables[info + KEYS_AT], tables[info + KEYS]
+    start = at
+    old = new = False
+    if at >= end:
+        return BAD_LENGTH
+    if kind != _INSERT and load8(data, at) in (_OLD, _KEY):
+        old = True
+        at = _take_tuple(data, at + 1, end, columns, places)
+        if at < 0:
+            return -at
+    elif kind == _DELETE:
+        return BAD_TUPLE
+    if kind != _DELETE:
+        if at >= end or load8(data, at) != _NEW:
+            return BAD_TUPLE
+        new = True
+        at = _take_tuple(data, at + 1, end, columns, new_places)
+        if at < 0:
+            return -at
+        if old:
+            _fill_in(data, columns, new_places, places)
+    if at != end:
+        return BAD_LENGTH
+    words = _ROW_SLACK + ((2 * (end - start)) >> 3)
+    if not has_room(net, 2, words):
+        state[WANTED] = words
+        return NO_ROOM
+    state[ORDER] += 1
+    if old:
+        size = _put_key(net, data, places, key_columns, keys_at, keys)
+        if size < 0:
+            return SHAPE
+        note_last(net, table, size, 0, state[ORDER])
+    if new:
+        size = _put_key(net, data, new_places, key_columns, keys_at, keys)
+        if size < 0:
+            return SHAPE
+        note_last(net, table, size, 1, state[ORDER])
+    state[IMAGES] += 1 if not old or not new else 2
+    return MORE
+
+
 @kernel
 def walk(
     data: Bytes,
@@ -330,9 +392,14 @@ def walk(
                     if stop < 0:
                         return -stop
                     change, start = row, 0
-                code = _net_change(
-                    change, kind, start, stop, state, table, tables, key_columns, places, new_places, net
-                )
+                if tables[table * TABLE_WORDS + KEYS_ONLY]:
+                    code = _net_keys(
+                        change, kind, start, stop, state, table, tables, key_columns, places, new_places, net
+                    )
+                else:
+                    code = _net_change(
+                        change, kind, start, stop, state, table, tables, key_columns, places, new_places, net
+                    )
                 if code != MORE:
                     return code
         elif kind in (_ORIGIN, _TYPE):

@@ -7,8 +7,8 @@ MORE, DONE, ODD, NO_ROOM = 0, 1, 2, 3
 """All messages are taken; the transaction at hand lies beyond the end that was asked for; a message for the caller;
 ``state[WANTED]`` words are needed."""
 SHAPE, NOT_WHOLE = 4, 5
-"""A change that counts has another number of columns than the table, or a NULL in its key; it has not the whole old
-row."""
+"""A change that counts has another number of columns than the table, or lacks a value of its key; it has not the whole
+old row."""
 BAD_LENGTH, BAD_TUPLE, BAD_COMMIT, OUT_OF_PLACE, NO_RELATION = 11, 12, 13, 14, 15
 """Damage: of one message, or in the order of several."""
 
@@ -41,6 +41,7 @@ BETWEEN, OPEN = 0, 1
 UNTRACKED = -1
 
 # `tables`: `TABLE_WORDS` words for each tracked table.
-TABLE_WORDS = 4
-COLUMNS, KEYS_AT, KEYS, UPPER = 0, 1, 2, 3
-"""Number of columns; first key column in ``key_columns``; their number; where commits must begin before to count."""
+TABLE_WORDS = 5
+COLUMNS, KEYS_AT, KEYS, UPPER, KEYS_ONLY = 0, 1, 2, 3, 4
+"""Number of columns; first key column in ``key_columns``; their number; where commits must begin before to count; 1 if
+only the keys of changes are read."""

@@ -68,6 +68,7 @@ class LogWalker:
         }
         self._orders: Int32s = np.empty(0, np.int32)
         self._row: Bytes = np.empty(0, np.uint8)
+        self._keys_only = {index for index, one in enumerate(tracked) if one.keys_only}
         self._names = {table.name: index for index, table in enumerate(self._tables)}
         self._words: Int64s = np.zeros(walk_state.TABLE_WORDS * len(tracked), np.int64)
         self._key_columns = self._lay_out(tracked)
@@ -143,6 +144,7 @@ class LogWalker:
             words = self._words[walk_state.TABLE_WORDS * index :]
             words[walk_state.COLUMNS] = len(names)
             words[walk_state.KEYS_AT], words[walk_state.KEYS] = len(key_columns), len(one.table.key)
+            words[walk_state.KEYS_ONLY] = one.keys_only
             words[walk_state.UPPER] = int(Lsn.parse(one.upper)) if one.table.keyless else _ALWAYS
             key_columns += [names.index(name) for name in one.table.key]
         return np.array(key_columns, np.int32)
@@ -183,12 +185,12 @@ class LogWalker:
                     where=f"{table.name} at {self.where}",
                     hint=_LEAVE_ALONE,
                 )
-            self._check(found, table.name, table.columns, str(table.name))
+            self._check(found, index, table.name, table.columns, str(table.name))
         elif found.oid in self._leaves:
             index, leaf = self._leaves[found.oid]
             table = self._tables[index]
             name = TableName(leaf.schema, leaf.name)
-            self._check(found, name, columns_of(table, leaf), f"partition {name} of {table.name}")
+            self._check(found, index, name, columns_of(table, leaf), f"partition {name} of {table.name}")
             if leaf.order:
                 index |= (len(self._orders) + 1) << 32
                 self._orders = np.append(self._orders, np.argsort(leaf.order).astype(np.int32))
@@ -198,7 +200,9 @@ class LogWalker:
             )
         self._register(found.oid, walk_state.UNTRACKED if index is None else index)
 
-    def _check(self, found: pgoutput.Relation, name: TableName, columns: Sequence[Column], what: str) -> None:
+    def _check(
+        self, found: pgoutput.Relation, index: int, name: TableName, columns: Sequence[Column], what: str
+    ) -> None:
         """Stop the run if a relation is not what it was."""
         expected = [(column.name, int(column.details["oid"]), int(column.details["typmod"])) for column in columns]
         if found.name != name:
@@ -207,11 +211,20 @@ class LogWalker:
             names = {column[0] for column in set(found.columns) ^ set(expected)} or {"their order"}
             change = f"its columns have changed ({', '.join(sorted(names))})"
         else:
-            self._check_identity(found, what)
+            self._check_identity(found, index, what)
             return
         raise SchemaChanged(change, where=f"{what} at {self.where}", hint=_LEAVE_ALONE)
 
-    def _check_identity(self, found: pgoutput.Relation, name: str) -> None:
+    def _check_identity(self, found: pgoutput.Relation, index: int, name: str) -> None:
+        if index in self._keys_only:
+            if missing := sorted(set(self._tables[index].key) - found.identifying):
+                raise ImageNotWhole(
+                    f"the log does not tell the key of old rows: its replica identity lacks {', '.join(missing)}",
+                    where=f"{name} at {self.where}",
+                    hint=f"let the key be the replica identity (the table's and each of its partitions'), then "
+                    f"{_NEW_RUN}",
+                )
+            return
         if found.identity != pgoutput.FULL:
             raise ImageNotWhole(
                 "the log does not hold whole old rows: the replica identity is not FULL",

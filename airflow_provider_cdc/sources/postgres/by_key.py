@@ -1,0 +1,93 @@
+"""Finding rows by their keys, as the log tells these: by the text of each value.
+
+The text goes through the type's own input function, as a literal of that type, and is compared by the equality of the
+key's own index. That equality may be wider than bytes (1.0 and 1.00, a collation that ignores case): a row may be found
+by another row's key. So whoever asks tells by the bytes of the rows which of them were meant.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.errors import DecodeError, SchemaChanged
+from airflow_provider_cdc.sources.postgres.decode.images import TEXT_VALUE
+from airflow_provider_cdc.sources.postgres.session import literal, quote
+from airflow_provider_cdc.sources.postgres.types import base_type
+
+# Keys first, and for each of them a look into the index, however large the table: what the server believes of a table
+# may be old, and its other ways read all of it.
+ONE_BY_ONE = """
+SELECT pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('enable_hashjoin', 'off', true),
+    pg_catalog.set_config('enable_mergejoin', 'off', true)
+"""
+
+# Of each column of an index: its name, and the operator by which the index tells values equal (strategy 3 of a B-tree).
+_EQUALITIES = """
+SELECT a.attname::text, n.nspname::text, o.oprname::text
+FROM pg_catalog.pg_index i CROSS JOIN LATERAL pg_catalog.generate_series(0, i.indnkeyatts - 1) k(place)
+JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[k.place]
+JOIN pg_catalog.pg_opclass c ON c.oid = i.indclass[k.place]
+JOIN pg_catalog.pg_amop m ON m.amopfamily = c.opcfamily AND m.amoplefttype = c.opcintype
+    AND m.amoprighttype = c.opcintype AND m.amopstrategy = 3 AND m.amoppurpose = 's'
+JOIN pg_catalog.pg_operator o ON o.oid = m.amopopr JOIN pg_catalog.pg_namespace n ON n.oid = o.oprnamespace
+WHERE i.indexrelid = COALESCE(
+    (SELECT conindid FROM pg_catalog.pg_constraint WHERE oid = {key}), {key})
+"""
+
+
+class KeyLookup:
+    """Conditions for the rows of one table with certain keys.
+
+    :param ask: returns the rows of a query whose columns are all text.
+    """
+
+    def __init__(self, ask: Callable[[str], Sequence[Sequence[Any]]], table: Table) -> None:
+        self._name = str(table.name)
+        found = {
+            name: f"OPERATOR({quote(schema)}.{sign})"
+            for name, schema, sign in ask(_EQUALITIES.format(key=int(table.details["key"])))
+        }
+        kinds = ", ".join("pg_catalog.format_type({}, {})".format(*base_type(table.column(name))) for name in table.key)
+        (self._types,) = ask(f"SELECT {kinds}")
+        if missing := [name for name in table.key if name not in found]:
+            raise SchemaChanged(
+                f"the index of its key does not say how {', '.join(missing)} is compared",
+                where=self._name,
+                hint="the table changed since the run began: trigger a new run",
+            )
+        self._condition = " AND ".join(
+            f"w.k{place} {found[name]} t.{quote(name)}" for place, name in enumerate(table.key)
+        )
+        self._names = ", ".join(f"k{place}" for place in range(len(table.key)))
+
+    def source(self, relation: str, keys: pa.BinaryArray) -> str:
+        """What a SELECT says after FROM for the rows of ``relation`` with these keys, given as images of their columns;
+        each row once."""
+        rows = ", ".join(self._row(key) for key in keys.to_pylist())
+        return (
+            f"ONLY {relation} AS t WHERE EXISTS "
+            f"(SELECT FROM (VALUES {rows}) AS w({self._names}) WHERE {self._condition})"
+        )
+
+    def _row(self, image: bytes) -> str:
+        values = _texts(image)
+        if len(values) != len(self._types):
+            raise DecodeError("a key has another number of columns", where=self._name, hint="report this")
+        typed = (f"{literal(text)}::{kind}" for text, kind in zip(values, self._types, strict=True))
+        return f"({', '.join(typed)})"
+
+
+def _texts(image: bytes) -> list[str]:
+    """The texts of an image without NULLs (`decode.images`)."""
+    found, at = [], 2
+    while at < len(image):
+        if image[at] != TEXT_VALUE:
+            raise DecodeError("a value of a key is missing", hint="report this")
+        end = at + 5 + int.from_bytes(image[at + 1 : at + 5], "big")
+        found.append(image[at + 5 : end].decode())
+        at = end
+    return found

@@ -1,0 +1,133 @@
+"""The log read on and on, keys only: which rows were touched since the last look, and whether they were left there.
+
+A temporary copy of the run's slot is emptied step by step, in one session, so nothing is decoded twice however often
+somebody looks. The server may hand out a transaction beyond the place that was asked for: it stays for the next look.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import replace
+from itertools import chain
+
+import pyarrow as pa
+
+from airflow_provider_cdc.core.lsn import Lsn
+from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.errors import DecodeError
+from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.delta import NET_BYTES, delta_batches
+from airflow_provider_cdc.sources.postgres.decode.images import decode_images
+from airflow_provider_cdc.sources.postgres.identities import logged_columns
+from airflow_provider_cdc.sources.postgres.log import walk_state
+from airflow_provider_cdc.sources.postgres.log.segments import check_slot, copy_slot, take
+from airflow_provider_cdc.sources.postgres.log.walker import LogWalker
+from airflow_provider_cdc.sources.postgres.session import (
+    ReadingConnection,
+    mapped_errors,
+    reading_session,
+    session,
+    slot_errors,
+    value,
+)
+from airflow_provider_cdc.sources.window import TrackedTable
+
+_SEGMENT = 0
+_EVERYTHING = 2**63 - 1
+
+
+class PostgresLogTail:
+    """``sources.rereading.LogTail`` for a slot."""
+
+    def __init__(
+        self,
+        settings: ConnectionSettings,
+        reading: ReadingConnection,
+        slot: str,
+        publication: str,
+        initial: Lsn,
+        tables: Sequence[TrackedTable],
+    ) -> None:
+        self.settings = settings
+        self._reading = reading
+        self._slot, self._publication = slot, publication
+        self._initial = self._reached = initial
+        self._tables = tables
+        self._walker = LogWalker(slot, initial, initial, tables)
+        self._copy = copy_slot(reading, slot, initial)
+        self._ahead: list[pa.Array] = []
+
+    @property
+    def order(self) -> int:
+        return int(self._walker.state[walk_state.ORDER])
+
+    @property
+    def transactions(self) -> int:
+        return int(self._walker.state[walk_state.TRANSACTIONS])
+
+    @property
+    def row_images(self) -> int:
+        return int(self._walker.state[walk_state.IMAGES])
+
+    def read(self, stop: str = "") -> Iterator[pa.RecordBatch]:
+        where = f"replication slot {self._slot}"
+        with session(self.settings) as connection:
+            end = Lsn.parse(stop or value(connection, "pg_current_wal_flush_lsn()::text"))
+            check_slot(connection, self._slot, self._initial, end)
+        # Without a place to stop at, whatever the server hands out is taken.
+        self._walker.state[walk_state.STOP] = int(end) if stop else _EVERYTHING
+        with mapped_errors(where), slot_errors(where):
+            for _ in self._walk(end):
+                if self._walker.change.used_bytes > NET_BYTES:
+                    yield from self._net_change()
+            self._walker.close()
+            yield from self._net_change()
+        self._reached = end
+        # A number of its own, between the changes that were read and those that come next.
+        self._walker.state[walk_state.ORDER] += 1
+
+    def _walk(self, end: Lsn) -> Iterator[None]:
+        ahead, self._ahead = self._ahead, []
+        taken = take(self._reading, self._copy, self._publication, self._reached, end)
+        with closing(taken):
+            for batch in chain(ahead, taken):
+                if batch.type != pa.binary():
+                    raise DecodeError(f"the messages are of type {batch.type}", where=self._walker.where)
+                if self._ahead:
+                    self._ahead.append(batch)
+                elif self._walker.run(batch):
+                    self._ahead.append(batch.slice(int(self._walker.state[walk_state.AT])))
+                yield
+
+    def _net_change(self) -> Iterator[pa.RecordBatch]:
+        yield from delta_batches(self._walker.change, self._tables, _SEGMENT, decode_images)
+        self._walker.change.clear()
+
+
+@contextmanager
+def open_tail(
+    settings: ConnectionSettings, initial: str, identity: Mapping[str, str], tables: Sequence[TrackedTable]
+) -> Iterator[PostgresLogTail]:
+    """Follow the log from ``initial`` on.
+
+    :param identity: names the ``slot`` and the ``publication``.
+    :raises LogGone: the slot is not there any more, or not where it was.
+    :raises SourceUnavailable: the server cannot be reached.
+    """
+    with session(settings) as connection:
+        columns = logged_columns(connection, identity["publication"])
+    told = [replace(one, table=as_logged(one.table, columns(one.table)), keys_only=True) for one in tables]
+    with reading_session(settings) as reading:
+        yield PostgresLogTail(settings, reading, identity["slot"], identity["publication"], Lsn.parse(initial), told)
+
+
+def as_logged(table: Table, names: Sequence[str]) -> Table:
+    """The table with those of its columns alone that the log has."""
+    if len(names) == len(table.columns):
+        return table
+    kept = [index for index, column in enumerate(table.columns) if column.name in names]
+    places = {index: place for place, index in enumerate(kept)}
+    leaves = [[*leaf[:6], [places[index] for index in leaf[6] if index in places]] for leaf in table.details["leaves"]]
+    columns = tuple(table.columns[index] for index in kept)
+    return replace(table, columns=columns, details={**table.details, "leaves": leaves})

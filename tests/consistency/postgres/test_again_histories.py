@@ -1,0 +1,115 @@
+"""Without REPLICA IDENTITY FULL: whatever the writers do, the copy is what the tables were at the view's LSN.
+
+The oracle is PostgreSQL's own recovery to that LSN.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import tempfile
+import time
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from airflow_provider_cdc.jobs import again
+from harness.pipeline import Pipeline, published, settings_of
+from harness.postgres_binaries import installations
+from harness.postgres_recovery import PostgresRecovery
+from harness.postgres_server import PostgresServer
+from tests.consistency.postgres import history
+from tests.consistency.writing import Writing
+
+HISTORIES = int(os.environ.get("CDC_HISTORIES", "4"))
+"""Per version."""
+VERSIONS = sorted({one.major for one in installations()})
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def primary(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
+    with (
+        tempfile.TemporaryDirectory(prefix="cdc-postgres-") as directory,
+        PostgresServer.start(Path(directory), version=request.param, options={"max_connections": "60"}) as server,
+    ):
+        yield server
+
+
+@pytest.fixture(scope="module")
+def recovery(primary: PostgresServer) -> Iterator[PostgresRecovery]:
+    with (
+        tempfile.TemporaryDirectory(prefix="cdc-recovery-") as directory,
+        PostgresRecovery(primary, Path(directory)) as recovered,
+    ):
+        yield recovered
+
+
+def plain(value: Any) -> Any:
+    if isinstance(value, float):
+        # -0.0 is not 0.0, and a NaN is a NaN.
+        return repr(value)
+    return value.astimezone(UTC).replace(tzinfo=None) if isinstance(value, datetime) and value.tzinfo else value
+
+
+@pytest.mark.parametrize("seed", range(HISTORIES))
+def test_no_row_differs_from_the_view(
+    seed: int,
+    primary: PostgresServer,
+    recovery: PostgresRecovery,
+    spark: SparkSession,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    chance = random.Random(seed)
+    schema = f"t_{uuid.uuid4().hex[:12]}"
+    primary.query(f"CREATE SCHEMA {schema}")
+    with primary.connect() as connection:
+        history.create(connection, schema, seed, chance.choice([20, 200, 400]), history.AGAIN, "DEFAULT")
+    # Every other one goes through passes, however few keys were touched.
+    monkeypatch.setattr(again, "FEW_KEYS", chance.choice([0, 30, again.FEW_KEYS]))
+    monkeypatch.setattr(again, "KEYS_PER_TASK", chance.choice([10, again.KEYS_PER_TASK]))
+    run = Pipeline(
+        spark,
+        settings_of(primary),
+        tmp_path.as_uri(),
+        [f"{schema}.{subject.name}" for subject in history.AGAIN],
+        chunk_rows=chance.choice([15, 60, 1000]),
+        chunk_pause=chance.choice([0, 0.01, 0.03]),
+    )
+    writers = Writing(history.write(primary.connect, schema, subjects=history.AGAIN), seed, chance.choice([4, 5, 6]))
+    vacuums = Writing(history.vacuum(primary.connect, schema), seed, 1)
+
+    with writers, vacuums:
+        time.sleep(0.3)
+        initial = run.record()
+        time.sleep(chance.choice([0, 0, 0.5]))
+        upper = run.snapshot()["snapshot_upper"]
+        time.sleep(chance.choice([0, 0.2]))
+    run.extract_delta()
+    found = run.consolidate()
+
+    assert found["position"] == upper != initial
+    recovery.advance_to(upper)
+    with recovery.connect() as connection:
+        connection.execute("SET TimeZone TO 'UTC'")
+        connection.execute("SET IntervalStyle TO 'iso_8601'")
+        for subject in history.AGAIN:
+            name = f"{schema}.{subject.name}"
+            _, rows = published(found["published"][name])
+            truth = Counter(tuple(map(plain, row)) for row in connection.execute(history.select(schema, subject)))
+            copied = Counter(tuple(map(plain, row)) for row in rows)
+            missing, extra = truth - copied, copied - truth
+            where = f"seed {seed}, {name} at {upper}, began at {initial}"
+            assert not missing, f"{where}: missing {list(missing)[:3]}, instead {list(extra)[:3]}"
+            assert not extra, f"{where}: extra {list(extra)[:3]}"
+    touched = run.found["extract_delta"]["keys"]
+    assert sum(touched.values()) > 0, f"seed {seed}: nothing was touched during the run"
+    assert primary.query("SELECT slot_name FROM pg_replication_slots WHERE slot_name LIKE 'cdc%'") == []
+    assert primary.query("SELECT pubname FROM pg_publication") == []
+    primary.query(f"DROP SCHEMA {schema} CASCADE")

@@ -1,0 +1,232 @@
+"""Tables without REPLICA IDENTITY FULL: which way they go, how their rows are found by key, and what stops the view."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pyarrow as pa
+import pytest
+
+from airflow_provider_cdc.core.options import LockPolicy, StepOptions, TableOptions
+from airflow_provider_cdc.core.table import Table, TableName
+from airflow_provider_cdc.errors import PreflightError, SchemaChanged
+from airflow_provider_cdc.sources.delta import key_table
+from airflow_provider_cdc.sources.late import late_problems
+from airflow_provider_cdc.sources.postgres import PostgresSource
+from airflow_provider_cdc.sources.postgres.identities import followed
+from airflow_provider_cdc.sources.postgres.schema import read_tables
+from airflow_provider_cdc.sources.postgres.session import session
+from airflow_provider_cdc.sources.rereading import KeyReader
+from harness.postgres_server import PostgresServer
+from tests.sources.postgres.log.messages import tuple_data
+from tests.sources.postgres.log.reading import Run
+from tests.sources.postgres.log.reading import settings as settings_of
+
+
+@pytest.fixture
+def source(postgres: PostgresServer, database: str) -> PostgresSource:
+    return PostgresSource(settings_of(postgres, database))
+
+
+def table_of(source: PostgresSource, name: str) -> Table:
+    with session(source.settings) as connection:
+        return read_tables(connection, [TableName("public", name)])[0]
+
+
+def found(source: PostgresSource, table: Table, *keys: tuple[str, ...]) -> list[tuple[Any, ...]]:
+    images = pa.array([tuple_data(key) for key in keys], pa.binary())
+    assert key_table(table).key == table.key
+    with source.reader(table, "again", LockPolicy()) as opened:
+        batches = cast(KeyReader, opened).find(images)
+        return sorted(tuple(row.values()) for batch in batches for row in batch.to_pylist())
+
+
+KEYS: dict[str, tuple[tuple[str, ...], list[tuple[str, ...]]]] = {
+    "int": (("int",), [("5",), ("7",)]),
+    "wide": (("int", "text"), [("5", "it's"), ("7", "\\x'; --")]),
+    "padded": (("character(8)",), [("a       ",), ("b       ",)]),
+    "bytes": (("bytea",), [("\\x00ff",), ("\\x",)]),
+    "moments": (("timestamptz", "date"), [("2026-03-29 01:30:00.000001+00", "0001-01-01")]),
+    "amounts": (("numeric(30,6)",), [("1.000000",), ("-0.500000",)]),
+    "any amounts": (("numeric",), [("1.10",), ("NaN",)]),
+    "floats": (("double precision",), [("0.30000000000000004",), ("-Infinity",), ("NaN",)]),
+    "spans": (("interval",), [("P1DT2H",), ("P-1Y",)]),
+    "tokens": (("uuid",), [("00000000-0000-4000-8000-000000000001",)]),
+    "lists": (("int[]",), [("{1,2,NULL}",), ("[2:3]={1,2}",), ("{}",)]),
+    "letters": (('"char"',), [("a",), ("\\377",), ("",)]),
+    "networks": (("inet", "cidr"), [("10.0.0.1/8", "10.0.0.0/8")]),
+    "bits": (("bit(9)", "varbit"), [("101010101", "1")]),
+    "ranges": (("int4range",), [("[1,3)",), ("empty",)]),
+    "documents": (("jsonb",), [('{"a": [1, 2.50]}',)]),
+    "moods": (("mood",), [("sad",), ("it's",)]),
+    "domains": (("positive",), [("5",)]),
+    "odd names": (("int", '"Odd Type"'), [("1", "x")]),
+}
+
+
+@pytest.mark.parametrize("name", KEYS)
+def test_rows_are_found_by_keys_of_every_kind(run: Run, source: PostgresSource, name: str) -> None:
+    types, keys = KEYS[name]
+    run(
+        "CREATE TYPE mood AS ENUM ('sad', 'it''s')",
+        "CREATE DOMAIN positive AS int",
+        "CREATE TYPE \"Odd Type\" AS ENUM ('x')",
+    )
+    columns = ", ".join(f'"k {place}" {kind}' for place, kind in enumerate(types))
+    names = ", ".join(f'"k {place}"' for place in range(len(types)))
+    run(f"CREATE TABLE a ({columns}, t int, w text, PRIMARY KEY ({names}))")
+    for number, one in enumerate(keys):
+        quoted = ", ".join("'" + text.replace("'", "''") + f"'::{kind}" for text, kind in zip(one, types, strict=True))
+        run(f"INSERT INTO a VALUES ({quoted}, {number}, 'w')")
+    run("ALTER DOMAIN positive ADD CHECK (VALUE > 100) NOT VALID")
+    table = table_of(source, "a")
+    for number, one in enumerate(keys):
+        assert [row[-2] for row in found(source, table, one)] == [number]
+    assert sorted(row[-2] for row in found(source, table, *keys)) == list(range(len(keys)))
+
+
+def test_equality_wider_than_bytes_finds_a_row_once(run: Run, source: PostgresSource) -> None:
+    run("CREATE TABLE a (n numeric PRIMARY KEY)", "INSERT INTO a VALUES (1.0), (2)")
+    table = table_of(source, "a")
+    assert found(source, table, ("1.00",), ("1.0",), ("1",)) == [("1.0",)]
+
+
+def test_an_index_with_an_equality_of_its_own(run: Run, source: PostgresSource) -> None:
+    """As those of extensions' types have: it lies in no search path of ours, and is wider than that of the bytes."""
+    less = {"1": "< 0", "2": "<= 0", "3": "= 0", "4": ">= 0", "5": "> 0"}
+    run(
+        "CREATE SCHEMA other",
+        "CREATE FUNCTION other.order(text, text) RETURNS int LANGUAGE sql IMMUTABLE "
+        "AS 'SELECT bttextcmp(lower($1), lower($2))'",
+        *(
+            f"CREATE FUNCTION other.is_{number}(text, text) RETURNS bool LANGUAGE sql IMMUTABLE "
+            f"AS 'SELECT other.order($1, $2) {sign}'; "
+            f"CREATE OPERATOR other.=={'=' * int(number)} "
+            f"(LEFTARG = text, RIGHTARG = text, FUNCTION = other.is_{number})"
+            for number, sign in less.items()
+        ),
+        "CREATE OPERATOR CLASS other.any_case FOR TYPE text USING btree AS FUNCTION 1 other.order(text, text), "
+        + ", ".join(f"OPERATOR {number} other.=={'=' * int(number)}" for number in less),
+        "CREATE TABLE a (name text NOT NULL, n int)",
+        "CREATE UNIQUE INDEX named ON a (name other.any_case)",
+        "ALTER TABLE a REPLICA IDENTITY USING INDEX named",
+        "INSERT INTO a VALUES ('Abc', 5), ('d', 6)",
+    )
+    assert found(source, table_of(source, "a"), ("ABC",), ("Abc",)) == [("Abc", 5)]
+
+
+def test_each_key_is_looked_up_in_the_index_whatever_the_server_believes_of_the_table(
+    run: Run, source: PostgresSource, postgres: PostgresServer
+) -> None:
+    run(
+        "CREATE TABLE a (id int PRIMARY KEY, v text) WITH (autovacuum_enabled = off)",
+        "ANALYZE a",
+        "INSERT INTO a SELECT i, repeat('x', 100) FROM generate_series(1, 100000) i",
+    )
+    table = table_of(source, "a")
+    count = "SELECT seq_scan, idx_scan FROM pg_stat_user_tables WHERE relname = 'a'"
+    ((seq, idx),) = postgres.query(count, database=source.settings.database)
+    assert len(found(source, table, *((str(number),) for number in range(1, 1001)))) == 1000
+    for _ in range(100):
+        run("SELECT pg_stat_force_next_flush()")
+        ((seq_now, idx_now),) = postgres.query(count, database=source.settings.database)
+        if idx_now > idx:
+            break
+    assert (seq_now, idx_now >= idx + 1) == (seq, True)
+
+
+IDENTITIES = {
+    "CREATE TABLE a (id int PRIMARY KEY)": True,
+    "CREATE TABLE a (id int)": False,
+    "CREATE TABLE a (id int NOT NULL UNIQUE)": False,
+    "CREATE TABLE a (id int NOT NULL UNIQUE); ALTER TABLE a REPLICA IDENTITY FULL": True,
+    "CREATE TABLE a (id int); ALTER TABLE a REPLICA IDENTITY FULL": False,
+    "CREATE TABLE a (id int PRIMARY KEY); ALTER TABLE a REPLICA IDENTITY NOTHING": False,
+    "CREATE TABLE a (id int PRIMARY KEY DEFERRABLE)": False,
+    "CREATE TABLE a (id int NOT NULL UNIQUE); ALTER TABLE a REPLICA IDENTITY USING INDEX a_id_key": True,
+    "CREATE TABLE a (id int PRIMARY KEY, n int NOT NULL UNIQUE); ALTER TABLE a REPLICA IDENTITY USING INDEX a_n_key; "
+    "ALTER TABLE a DROP CONSTRAINT a_n_key": False,
+    "CREATE TABLE a (id int PRIMARY KEY) PARTITION BY RANGE (id); "
+    "CREATE TABLE a1 PARTITION OF a FOR VALUES FROM (0) TO (9)": True,
+    "CREATE TABLE a (id int PRIMARY KEY) PARTITION BY RANGE (id); "
+    "CREATE TABLE a1 PARTITION OF a FOR VALUES FROM (0) TO (9); ALTER TABLE a1 REPLICA IDENTITY NOTHING": False,
+    "CREATE TABLE a (id int, n int) PARTITION BY RANGE (id); "
+    "CREATE TABLE a1 PARTITION OF a (PRIMARY KEY (id)) FOR VALUES FROM (0) TO (9)": False,
+    "CREATE TABLE a (id int NOT NULL, n int NOT NULL, UNIQUE (id)) PARTITION BY RANGE (id); "
+    "CREATE TABLE a1 PARTITION OF a (PRIMARY KEY (id, n)) FOR VALUES FROM (0) TO (9)": True,
+}
+
+
+@pytest.mark.parametrize(("statements", "tells"), IDENTITIES.items())
+def test_the_log_is_followed_where_it_tells_the_key_of_every_changed_row(
+    run: Run, source: PostgresSource, statements: str, tells: bool
+) -> None:
+    run(statements)
+    with session(source.settings) as connection:
+        assert followed(connection, [table_of(source, "a")]) == [tells]
+
+
+def test_one_table_without_old_rows_in_the_log_sends_all_the_same_way(run: Run, source: PostgresSource) -> None:
+    run(
+        "CREATE TABLE a (id int PRIMARY KEY); ALTER TABLE a REPLICA IDENTITY FULL",
+        "CREATE TABLE b (id int); ALTER TABLE b REPLICA IDENTITY FULL",
+    )
+    ways = {plan.table.name: (plan.consistency, plan.at_upper) for plan in source.preflight(["public.*"])}
+    assert ways == {"a": ("watermark", False), "b": ("exported", False)}
+    run("CREATE TABLE c (id int PRIMARY KEY, n int GENERATED ALWAYS AS (id + 1) STORED)")
+    plans = source.preflight(["public.*"])
+    ways = {plan.table.name: (plan.consistency, plan.at_upper) for plan in plans}
+    assert ways == {"a": ("again", True), "b": ("exported", True), "c": ("again", True)}
+    assert all("rows of public.c were before" in plan.reason for plan in plans)
+    asked = source.preflight(["public.a"], TableOptions("again"))
+    assert [(plan.consistency, plan.at_upper) for plan in asked] == [("again", True)]
+    with pytest.raises(PreflightError, match="REPLICA IDENTITY FULL"):
+        source.preflight(["public.*"], TableOptions("watermark"))
+
+
+@pytest.mark.parametrize(
+    "options",
+    [StepOptions(as_of="2026-01-01T00:00:00Z"), StepOptions(keep_slot=True), StepOptions(standing_slot="past")],
+)
+def test_what_rests_on_the_initial_position_is_refused(run: Run, source: PostgresSource, options: StepOptions) -> None:
+    run(
+        "CREATE TABLE a (id int PRIMARY KEY)",
+        "CREATE TABLE b (id int PRIMARY KEY)",
+        "ALTER TABLE b REPLICA IDENTITY FULL",
+    )
+    (problem,) = late_problems(source.preflight(["public.a"]), options)
+    assert "exact where its reads end" in problem.what
+    assert "REPLICA IDENTITY FULL" in problem.hint
+    assert late_problems(source.preflight(["public.b"]), options) == []
+    assert late_problems(source.preflight(["public.a"]), StepOptions()) == []
+
+
+MOVES = {
+    "CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (10) TO (20)": "partitions were attached",
+    "ALTER TABLE p DETACH PARTITION p1": "attached or detached",
+    "ALTER TABLE p DETACH PARTITION p1; ALTER TABLE p ATTACH PARTITION p1 FOR VALUES FROM (0) TO (10)": "attached or",
+    "ALTER TABLE p ADD COLUMN more int": "other columns",
+    "ALTER TABLE p DROP COLUMN v; ALTER TABLE p ADD COLUMN v text": "other columns",
+    "ALTER TABLE p RENAME TO q; CREATE TABLE p (LIKE q)": "another table has its name",
+    "DROP TABLE p": "another table has its name",
+}
+
+
+@pytest.mark.parametrize(("change", "why"), MOVES.items())
+def test_a_table_that_is_another_in_the_view_stops_the_run(
+    run: Run, source: PostgresSource, change: str, why: str
+) -> None:
+    run(
+        "CREATE TABLE p (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",
+        "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (10)",
+    )
+    table = table_of(source, "p")
+    run("ALTER TABLE p ALTER v SET STATISTICS 7", "ALTER TABLE p1 SET (fillfactor = 50)")
+    with source.share_reads(LockPolicy()) as shared:
+        assert shared.view is not None
+        assert shared.bound_view([table]).position == shared.view.upper
+        run(change)
+        # It is what the view shows that counts, and not what came after.
+        assert shared.bound_view([table]).position == shared.view.upper
+    with source.share_reads(LockPolicy()) as shared, pytest.raises(SchemaChanged, match=why):
+        shared.bound_view([table])
