@@ -117,7 +117,7 @@ def _warn_of_left(connection: Connection) -> None:
 
 
 def _made_for(about: Mapping[str, Any]) -> str:
-    if not about:
+    if "run_id" not in about:
         return ""
     run = f"run {about.get('dag_run_id') or about.get('run_id')}"
     dag = f" of DAG {about['dag_id']}" if about.get("dag_id") else ""

@@ -31,10 +31,18 @@ from airflow_provider_cdc.sources.postgres.publications import publication_probl
 from airflow_provider_cdc.sources.postgres.relations import relation_problems
 from airflow_provider_cdc.sources.postgres.schema import leaves, read_tables
 from airflow_provider_cdc.sources.postgres.server import identity, setting_problems
-from airflow_provider_cdc.sources.postgres.session import APPLICATION, Connection, query, session, value
+from airflow_provider_cdc.sources.postgres.session import APPLICATION, Connection, query, quote, session, value
 from airflow_provider_cdc.sources.postgres.snapshot import identity_problem
 from airflow_provider_cdc.sources.postgres.standing import usable
-from airflow_provider_cdc.sources.postgres.standing_record import Mark, Standing, name_of, now, said, states_of
+from airflow_provider_cdc.sources.postgres.standing_record import (
+    Mark,
+    Standing,
+    name_of,
+    now,
+    parents_among,
+    said,
+    states_of,
+)
 from airflow_provider_cdc.sources.postgres.times import prefix_at, remember
 
 _POLL_SECONDS = 0.5
@@ -205,7 +213,7 @@ def _problems_since(
     """Why a copy of ``tables`` cannot be exact at ``position``: each with the earliest one at which it could be."""
     problems = [*publication_problems(connection, past.name, [table for table in tables if _told(past, table)])]
     problems += inheritance_problems(connection, tables)
-    states = states_of(connection, past.name, tables)
+    states, parents = states_of(connection, past.name, tables), parents_among(connection, tables)
     for table, plan in zip(tables, plans, strict=True):
         where = str(table.name)
         problems += relation_problems(connection, table)
@@ -218,6 +226,15 @@ def _problems_since(
                     "is partitioned: partitions that came and went leave no trace, so what it was in the past cannot "
                     "be known",
                     "leave as_of empty in runs that copy it",
+                    where,
+                )
+            )
+        elif where in parents:
+            problems.append(
+                Problem(
+                    where,
+                    "other tables inherited from it once, and those that came and went since leave no trace",
+                    f"ANALYZE {quote(table.name.schema, table.name.name)}: its past then begins with the next run",
                     where,
                 )
             )

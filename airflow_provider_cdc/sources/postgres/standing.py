@@ -102,7 +102,11 @@ def usable(connection: Connection, name: str) -> Standing | None:
         lost = "somebody else made a slot of that name"
     if not lost:
         return record
-    _log.warning("THE PAST IS LOST. The standing slot %s is made anew, and the past begins again now: %s", name, lost)
+    _log.warning(
+        "THE PAST IS LOST: the standing slot %s is made anew by the next run, and the past begins again then: %s",
+        name,
+        lost,
+    )
     return None
 
 

@@ -129,9 +129,9 @@ def alone(connection: Connection, name: str, seconds: float) -> None:
     query(connection, "RESET lock_timeout")
 
 
-# A schema that is renamed and named back, and children that came and went, leave new versions or a flag behind.
+# A schema that is renamed and named back leaves another version of its row.
 _AROUND = """
-SELECT c.oid, concat_ws('/', n.oid, n.xmin, c.relhassubclass AND c.relkind = 'r',
+SELECT c.oid, concat_ws('/', n.oid, n.xmin, c.relhassubclass,
     (SELECT string_agg(concat_ws('/', p.oid, p.xmin, r.oid, r.xmin), ',') FROM pg_publication p
      LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = c.oid WHERE p.pubname = %s))
 FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY(%s::oid[])
@@ -151,6 +151,17 @@ def states_of(connection: Connection, name: str, tables: Sequence[Table]) -> dic
         found = records.encode([str(table.name), table.columns, table.key, details, own])
         states[str(table.name)] = hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:32]
     return states
+
+
+def parents_among(connection: Connection, tables: Sequence[Table]) -> set[str]:
+    """The tables that have or had others inherit from them, or still seem to, by their names: of such a table, the
+    server does not tell when others came and went."""
+    found = query(
+        connection,
+        "SELECT oid FROM pg_class WHERE oid = ANY(%s::oid[]) AND relhassubclass",
+        ([table.details["oid"] for table in tables],),
+    )
+    return {str(table.name) for table in tables if (table.details["oid"],) in found}
 
 
 def said(micros: int) -> str:

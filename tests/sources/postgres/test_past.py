@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from datetime import timedelta
 
 import pytest
@@ -12,14 +13,15 @@ import pytest
 from airflow_provider_cdc.core import as_of
 from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.core.options import StepOptions
-from airflow_provider_cdc.errors import CdcError, ConfigurationError, PreflightError
-from airflow_provider_cdc.sources.postgres import commits, slots
+from airflow_provider_cdc.errors import CdcError, ConfigurationError, LockNotGranted, PreflightError
+from airflow_provider_cdc.sources.postgres import PostgresSource, commits, slots
 from airflow_provider_cdc.sources.postgres.session import session
 from airflow_provider_cdc.sources.postgres.standing_record import said
 from airflow_provider_cdc.sources.postgres.times import prefix_at
 from airflow_provider_cdc.sources.window import TrackedTable
 from tests.conftest import PostgresFactory
 from tests.sources.postgres.standing import RUN_ID, Kept
+from tests.sources.postgres.test_slots import background, set_standbys, wait_for
 
 
 @pytest.fixture
@@ -170,6 +172,19 @@ def test_what_changes_no_row_and_no_meaning_ends_no_past(kept: Kept) -> None:
     kept.check(point, "stock")
 
 
+def test_children_that_came_and_went_before_hide_others(kept: Kept) -> None:
+    kept.run("CREATE TABLE child () INHERITS (stock)", "DROP TABLE child")
+    kept.keep("stock")
+    point = kept.here()
+    # Of these the catalog has nothing any more.
+    kept.run("CREATE TABLE child () INHERITS (stock)", "DROP TABLE child")
+    (problem,) = kept.refusals(point, "stock")
+    assert "leave no trace" in problem.what
+    kept.run("ANALYZE stock")
+    kept.keep("stock")
+    kept.check(kept.here(), "stock")
+
+
 def test_a_partitioned_table_has_no_past(kept: Kept) -> None:
     kept.run("CREATE TABLE tree (id int PRIMARY KEY) PARTITION BY RANGE (id)")
     kept.run("CREATE TABLE leaf PARTITION OF tree FOR VALUES FROM (0) TO (9)")
@@ -234,6 +249,42 @@ def test_a_server_that_does_not_tell_commit_times_still_has_positions(
     with pytest.raises(ConfigurationError, match="lacks the output plugin"):
         kept.check(kept.clock(), "stock")
     kept.check(point, "stock")
+
+
+def test_what_commits_before_the_position_and_nobody_sees_yet_is_waited_for(crashing: Kept) -> None:
+    server = crashing.server
+    crashing.run("INSERT INTO stock VALUES (1, 1)")
+    crashing.keep("stock")
+    plans = crashing.plans("stock")
+    with background(server) as pool, server.connect() as writer:
+        set_standbys(server, "nobody")
+        committing = pool.submit(writer.execute, "UPDATE stock SET v = 2")
+        wait_for(server, "wait_event = 'SyncRep'")
+        point = Lsn.parse(crashing.here_quietly())
+        options = replace(crashing.options, lock=replace(crashing.options.lock, slot_wait_seconds=1))
+        with pytest.raises(LockNotGranted, match="SyncRep"):
+            crashing.source.record_past(point, plans, options, RUN_ID)
+        set_standbys(server, "")
+        committing.result(20)
+        begun = crashing.source.record_past(point, plans, options, RUN_ID)
+    assert _images(crashing, begun.identity, begun.position, begun.tables) == 0
+
+
+def test_the_owner_of_the_tables_needs_no_more_rights(kept: Kept) -> None:
+    role = f"keeper_{kept.database}"
+    kept.run(
+        f"CREATE ROLE {role} LOGIN REPLICATION PASSWORD 'p'",
+        f"ALTER TABLE stock OWNER TO {role}",
+        f"GRANT CREATE ON DATABASE {kept.database} TO {role}",
+    )
+    own, kept.source = kept.source, PostgresSource(replace(kept.source.settings, user=role, password="p"))
+    kept.keep("stock")
+    now = kept.clock()
+    assert kept.position_of(now, "stock")
+    kept.give_up(hours=1)
+    kept.forget()
+    kept.source = own
+    kept.run(f"DROP OWNED BY {role} CASCADE", f"DROP ROLE {role}")
 
 
 def test_a_crash_leaves_the_run_s_slot_where_it_is(crashing: Kept) -> None:
