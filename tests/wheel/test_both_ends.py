@@ -76,7 +76,7 @@ def _install(folder: Path, pins: Path) -> Path:
     (wheel,) = folder.glob("*.whl")
     assert version("airflow-provider-cdc") in wheel.name
     home = folder / "venv"
-    _run(sys.executable, "-m", "venv", home)
+    _run(sys.executable, "-m", "venv", "--without-pip", home)
     python = home / "bin/python"
     wanted = [f"{wheel}[postgres]", "--constraint", str(pins)]
     by_uv: list[str | Path] = [
@@ -90,6 +90,7 @@ def _install(folder: Path, pins: Path) -> Path:
     ]
     if subprocess.run(by_uv, capture_output=True, check=False).returncode != 0:
         # An index may be configured for pip alone.
+        _run(python, "-m", "ensurepip")
         _run(python, "-m", "pip", "install", "--quiet", *wanted)
     return python
 
