@@ -14,6 +14,7 @@ import os
 import posixpath
 import time
 import uuid
+from contextlib import suppress
 from pathlib import Path
 
 from pyarrow import fs
@@ -89,10 +90,16 @@ def _sync(path: str) -> None:
 
 def _temporary(path: str, data: bytes) -> str:
     temporary = f"{path}.{uuid.uuid4().hex}.tmp"
-    with Path(temporary).open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with Path(temporary).open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError:
+        # A disk that is full needs the room, and nobody would ever read it.
+        with suppress(OSError):
+            Path(temporary).unlink()
+        raise
     return temporary
 
 

@@ -32,8 +32,10 @@ WHILE_READING = {"cut": 3, "outage": 3, "source_slow": 2}
 """``cut``, ``outage``, ``source_slow``
     All connections to the source end at once; for some seconds no new one is accepted; all that is asked is delayed.
 """
-ON_DISK = {"disk_full": 2, "disk_denied": 2, "no_files": 2}
-"""``disk_full``
+ON_DISK = {"no_space": 3, "disk_full": 2, "disk_denied": 2, "no_files": 2}
+"""``no_space``
+    For a moment the disk is full, to the last byte.
+``disk_full``
     For a moment nothing larger than a few bytes can be written.
 ``disk_denied``
     For a moment nothing can be made, moved or removed in the lake.

@@ -12,13 +12,26 @@ from urllib.parse import urlsplit
 
 from harness.proxy import Proxy
 from harness.s3_server import s3_environment, s3_server
+from tests.small_disk import SmallDisk
 
 
 class Disk:
-    """A folder, which is there."""
+    """A folder, which is there; on a ``small`` disk, if it is to be full."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, small: SmallDisk | None = None) -> None:
         self._folder = folder
+        self._small = small
+
+    def fill(self) -> bool:
+        """From now on there is no room; whether that could be had."""
+        if self._small is not None:
+            self._small.fill()
+        return self._small is not None
+
+    def make_room(self) -> None:
+        """The end of `fill`."""
+        if self._small is not None:
+            self._small.make_room()
 
     def names(self) -> set[str]:
         """What lies in it."""

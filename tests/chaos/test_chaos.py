@@ -31,6 +31,7 @@ from tests.chaos.faults import STEPS, Fault
 from tests.chaos.fleet import Fleet
 from tests.chaos.lakes import Disk, Store, store
 from tests.chaos.worlds import World, Worlds
+from tests.small_disk import SmallDisk, small_disk
 
 TRIES = 8
 """More than faults that a schedule can have for one step: without a fault a try must succeed."""
@@ -65,6 +66,12 @@ def fleet(lake_store: Store) -> Iterator[Fleet]:
     fleet = Fleet(lake_store.environment)
     yield fleet
     fleet.close()
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Iterator[SmallDisk | None]:
+    with small_disk(tmp_path) as disk:
+        yield disk
 
 
 class Chaos:
@@ -182,6 +189,11 @@ class Chaos:
                 driver.limit(what, most)
                 stack.callback(driver.limit, what, usual)
                 return lambda outcome: outcome.how != "done" or driver.says(REFUSED[fault.kind])
+            case "no_space":
+                assert isinstance(self._lake, Disk)
+                filled = self._lake.fill()
+                stack.callback(self._lake.make_room)
+                return lambda outcome: filled and (outcome.how != "done" or driver.says("No space left"))
             case "disk_denied":
                 assert isinstance(self._lake, Disk)
                 denied = self._lake.deny()
@@ -232,6 +244,7 @@ def test_the_copy_is_exact_or_the_run_has_failed(
     lake_store: Store,
     fleet: Fleet,
     tmp_path: Path,
+    request: pytest.FixtureRequest,
     monkeypatch: pytest.MonkeyPatch,
     record_property: Callable[[str, object], None],
 ) -> None:
@@ -242,8 +255,11 @@ def test_the_copy_is_exact_or_the_run_has_failed(
         record_property(DREW, fault.kind)
     schema = f"t_{uuid.uuid4().hex[:12]}"
     tables = world.create(schema, seed, chance.choice([40, 150]))
-    lake: Disk | Store = Disk(tmp_path)
-    target = tmp_path.as_uri()
+    folder, small = tmp_path, None
+    if any(fault.kind == "no_space" for fault in schedule) and (small := request.getfixturevalue("small")):
+        folder = small.folder
+    lake: Disk | Store = Disk(folder, small)
+    target = folder.as_uri()
     if on_store(seed):
         lake, target = lake_store, f"s3://{BUCKET}/{schema}"
         for name, value in lake_store.own_environment.items():
@@ -264,8 +280,8 @@ def test_the_copy_is_exact_or_the_run_has_failed(
         stack.enter_context(world.writing(schema, seed))
         time.sleep(0.2)
         initial = run.record()
-        request = {"run_uri": run.run.uri, "settings": asdict(settings)}
-        chaos = Chaos(world, proxy, lake, fleet, request, schedule)
+        asked = {"run_uri": run.run.uri, "settings": asdict(settings)}
+        chaos = Chaos(world, proxy, lake, fleet, asked, schedule)
         outcome = Outcome("done")
         for step in STEPS:
             outcome = chaos.step(step)

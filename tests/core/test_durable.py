@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import pytest
 from pyarrow import fs
 
 from airflow_provider_cdc.core import durable
+from tests.small_disk import small_disk
 
 WRITERS = 8
 
@@ -118,6 +120,26 @@ def test_a_disk_that_is_full_leaves_nothing(tmp_path: Path, monkeypatch: pytest.
         with pytest.raises(OSError, match="No space"):
             durable.create(fs.LocalFileSystem(), str(tmp_path / "record.json"), b"first")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("make", [durable.write, durable.create])
+def test_a_full_disk_keeps_what_was_there_and_gets_nothing_else(make: Callable[..., object], tmp_path: Path) -> None:
+    with small_disk(tmp_path) as disk:
+        if disk is None:
+            pytest.skip("only root may mount anything on this machine")
+        local, folder = fs.LocalFileSystem(), disk.folder
+        durable.write(local, str(folder / "head.json"), b"first")
+        disk.fill()
+        for size in (1, 100_000):
+            with pytest.raises(OSError, match="No space left"):
+                make(local, str(folder / "record.json"), b"x" * size)
+        with pytest.raises(OSError, match="No space left"):
+            durable.write(local, str(folder / "head.json"), b"second")
+        assert [path.name for path in folder.iterdir()] == ["head.json"]
+        assert (folder / "head.json").read_bytes() == b"first"
+        disk.make_room()
+        make(local, str(folder / "record.json"), b"second")
+        assert (folder / "record.json").read_bytes() == b"second"
 
 
 def test_folders_and_names_are_synced_before_the_call_returns(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
