@@ -55,7 +55,7 @@ class KeyLookup:
         (self._types,) = ask(f"SELECT {kinds}")
         if missing := [name for name in table.key if name not in found]:
             raise SchemaChanged(
-                f"the index of its key does not say how {', '.join(missing)} is compared",
+                f"its key has changed: no index says how {', '.join(missing)} is compared",
                 where=self._name,
                 hint="the table changed since the run began: trigger a new run",
             )

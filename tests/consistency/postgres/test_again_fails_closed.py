@@ -1,0 +1,356 @@
+"""Rows that are read again, while everything goes wrong that can: the copy is exact in the end, or the run stops."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+import uuid
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from airflow_provider_cdc.core.head import decode_copy
+from airflow_provider_cdc.core.lsn import Lsn
+from airflow_provider_cdc.core.options import LockPolicy
+from airflow_provider_cdc.errors import CdcError, CopyMismatch, ExactnessError, LogGone, SchemaChanged
+from airflow_provider_cdc.jobs import again, snapshot
+from airflow_provider_cdc.sources.postgres import PostgresSource
+from harness.pipeline import Pipeline, published, settings_of
+from harness.postgres_server import PostgresServer
+
+Act = Callable[[], Any]
+ROWS = 2000
+
+
+@dataclass(frozen=True)
+class World:
+    """A server of its own, and a schema with tables without REPLICA IDENTITY FULL."""
+
+    server: PostgresServer
+    schema: str
+
+    def run(self, *statements: str) -> None:
+        with self.server.connect() as connection:
+            connection.execute(f"SET search_path TO {self.schema}")
+            for statement in statements:
+                connection.execute(statement.encode())
+
+    def rows(self, table: str) -> Counter[tuple[Any, ...]]:
+        return Counter(tuple(row) for row in self.server.query(f"SELECT * FROM {self.schema}.{table}"))
+
+    @property
+    def all_rows(self) -> dict[str, Counter[tuple[Any, ...]]]:
+        return {table: self.rows(table) for table in ("orders", "parts", "visits")}
+
+
+@pytest.fixture(scope="module")
+def own_server() -> Iterator[PostgresServer]:
+    with (
+        tempfile.TemporaryDirectory(prefix="cdc-postgres-") as directory,
+        PostgresServer.start(Path(directory)) as server,
+    ):
+        yield server
+
+
+@pytest.fixture
+def world(own_server: PostgresServer) -> Iterator[World]:
+    made = World(own_server, f"t_{uuid.uuid4().hex[:12]}")
+    own_server.query(f"CREATE SCHEMA {made.schema}")
+    made.run(
+        "CREATE TABLE orders (id int PRIMARY KEY, n int, note text)",
+        f"INSERT INTO orders SELECT i, 0, repeat('x', 50) FROM generate_series(1, {ROWS}) i",
+        "CREATE TABLE parts (id int PRIMARY KEY, n int) PARTITION BY RANGE (id)",
+        "CREATE TABLE parts_low PARTITION OF parts FOR VALUES FROM (0) TO (50)",
+        "CREATE TABLE parts_high PARTITION OF parts FOR VALUES FROM (50) TO (100)",
+        "INSERT INTO parts SELECT i, 0 FROM generate_series(1, 99) i",
+        "CREATE TABLE visits (a int)",
+        "INSERT INTO visits SELECT i % 7 FROM generate_series(1, 100) i",
+    )
+    yield made
+    own_server.query(f"DROP SCHEMA {made.schema} CASCADE")
+    left = own_server.query("SELECT slot_name FROM pg_replication_slots UNION ALL SELECT pubname FROM pg_publication")
+    for (name,) in own_server.query("SELECT slot_name FROM pg_replication_slots WHERE NOT active"):
+        own_server.query("SELECT pg_drop_replication_slot(%s)", (name,))
+    assert left == []
+
+
+@pytest.fixture
+def run(world: World, spark: SparkSession, tmp_path: Path) -> Iterator[Pipeline]:
+    pipeline = Pipeline(spark, settings_of(world.server), tmp_path.as_uri(), [f"{world.schema}.*"], chunk_rows=300)
+    yield pipeline
+    pipeline.release()
+
+
+def at(monkeypatch: pytest.MonkeyPatch, moment: str, act: Act) -> list[None]:
+    """Have something happen once: before the log is looked at for touched keys (``log``), likewise once the view's
+    position is fixed (``view``), or right before rows are searched in the view (``search``) or in a pass (``pass``).
+    Returns what has an item once it has happened."""
+    happened: list[None] = []
+    touched, look_up = again._touched, again._look_up
+
+    def once(now: str) -> None:
+        if now == moment and not happened:
+            happened.append(None)
+            act()
+
+    def noted(step: Any, tail: Any, stop: str = "") -> Any:
+        once("view" if stop else "log")
+        return touched(step, tail, stop)
+
+    def searched(step: Any, source: Any, waiting: Any, view: Any, *rest: Any) -> Any:
+        once("search" if view else "pass")
+        return look_up(step, source, waiting, view, *rest)
+
+    monkeypatch.setattr(again, "_touched", noted)
+    monkeypatch.setattr(again, "_look_up", searched)
+    return happened
+
+
+def check(run: Pipeline, world: World, expected: dict[str, Counter[tuple[Any, ...]]]) -> None:
+    """Finish the run, and compare."""
+    run.extract_delta()
+    found = run.consolidate()["published"]
+    for table, rows in expected.items():
+        assert Counter(published(found[f"{world.schema}.{table}"])[1]) == rows, table
+
+
+CHANGES = (
+    "UPDATE orders SET n = 1 WHERE id % 10 = 0",
+    "DELETE FROM orders WHERE id % 10 = 1",
+    "UPDATE orders SET id = id + 10000 WHERE id % 10 = 2",
+    "DELETE FROM parts WHERE id = 2",
+    "UPDATE parts SET id = 2 WHERE id = 99",
+    "INSERT INTO visits VALUES (8)",
+)
+
+
+def test_what_is_written_after_the_view_s_position_is_not_in_the_copy(
+    world: World, run: Pipeline, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    initial = run.record()
+    world.run(*CHANGES[:3])
+    expected: dict[str, Counter[tuple[Any, ...]]] = {}
+
+    def write() -> None:
+        expected.update(world.all_rows)
+        world.run("UPDATE orders SET n = 2", "DELETE FROM parts", "DELETE FROM visits", "INSERT INTO orders VALUES (0)")
+
+    at(monkeypatch, "view", write)
+    found = run.snapshot()
+    check(run, world, expected)
+    assert found["keys_again"] >= ROWS // 10 * 4
+    told = run.target.read_json(f"{world.schema}.orders/_latest.json")
+    head = decode_copy(told, "")
+    # Whoever takes the one for the other is not misled.
+    assert head.position == head.initial_lsn == found["snapshot_upper"] == run.found["consolidate"]["position"]
+    assert Lsn.parse(head.position) > Lsn.parse(initial)
+
+
+HAZARDS: dict[str, tuple[tuple[str, ...], type[CdcError]]] = {
+    "a partition is made": (
+        ("CREATE TABLE parts_more PARTITION OF parts FOR VALUES FROM (100) TO (200)",),
+        SchemaChanged,
+    ),
+    "a partition is left out": (("ALTER TABLE parts DETACH PARTITION parts_low",), SchemaChanged),
+    "a table is emptied": (("TRUNCATE orders",), SchemaChanged),
+    "the table that has no key is emptied": (("TRUNCATE visits",), SchemaChanged),
+    "the key goes": (("ALTER TABLE orders DROP CONSTRAINT orders_pkey",), SchemaChanged),
+    "the key is made anew": (
+        ("ALTER TABLE orders DROP CONSTRAINT orders_pkey, ADD PRIMARY KEY (id)", "UPDATE orders SET n = 5"),
+        SchemaChanged,
+    ),
+    "the log no longer tells the key": (("ALTER TABLE orders REPLICA IDENTITY NOTHING",), SchemaChanged),
+    "rows change their places": (("VACUUM FULL orders",), SchemaChanged),
+    "the slot is dropped": (("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots",), LogGone),
+    "the publication is dropped": (
+        ("DO $$BEGIN EXECUTE 'DROP PUBLICATION ' || pubname FROM pg_publication; END$$",),
+        ExactnessError,
+    ),
+}
+
+
+@pytest.mark.parametrize("hazard", HAZARDS)
+def test_what_breaks_the_proof_before_the_view_stops_the_run(
+    world: World, run: Pipeline, monkeypatch: pytest.MonkeyPatch, hazard: str
+) -> None:
+    statements, error = HAZARDS[hazard]
+    run.record()
+    world.run(*CHANGES)
+    at(monkeypatch, "log", lambda: world.run(*statements))
+
+    def steps() -> None:
+        run.snapshot()
+        run.extract_delta()
+
+    with pytest.raises(error):
+        steps()
+    assert not run.target.exists(f"{world.schema}.orders")
+
+
+def test_an_index_that_lost_a_row_stops_the_run(world: World, run: Pipeline) -> None:
+    """As after an update of the operating system that sorts text otherwise."""
+    run.record()
+    index = f"UPDATE pg_index SET indisready = {{}} WHERE indexrelid = '{world.schema}.orders_pkey'::regclass"
+    world.run(index.format("false"), "INSERT INTO orders VALUES (100000, 0, 'lost')", index.format("true"))
+    assert (
+        world.server.query(f"SET enable_seqscan = off; SELECT * FROM {world.schema}.orders WHERE id = 100000") == []
+    ), "the index has the row: the test provokes nothing"
+    with pytest.raises(CopyMismatch, match="a search by their keys"):
+        run.snapshot()
+
+
+def test_a_pass_waits_for_commits_that_are_in_the_log_and_that_nobody_sees(
+    world: World, run: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A commit that waits for a standby is in the log, where the pass finds its key, and a read would still show the
+    row as it was. Nothing touches that row again, so no later look would put it right."""
+    server = world.server
+    monkeypatch.setattr(again, "FEW_KEYS", 0)
+    run.record()
+
+    def standbys(names: str) -> None:
+        server.query(f"ALTER SYSTEM SET synchronous_standby_names = '{names}'")
+        server.query("SELECT pg_reload_conf()")
+        time.sleep(0.2)
+
+    with ThreadPoolExecutor(2) as pool:
+        standbys("nobody")
+        try:
+            commit = pool.submit(world.run, "UPDATE orders SET n = 7 WHERE id = 5")
+            while not server.query("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'"):
+                time.sleep(0.01)
+            seen: list[Any] = []
+            original = PostgresSource.settle
+
+            def settle(source: PostgresSource, lock: LockPolicy) -> None:
+                seen.append(server.query(f"SELECT n FROM {world.schema}.orders WHERE id = 5"))
+                pool.submit(release)
+                original(source, lock)
+
+            def release() -> None:
+                time.sleep(1)
+                standbys("")
+
+            monkeypatch.setattr(PostgresSource, "settle", settle)
+            run.snapshot()
+            commit.result(20)
+        finally:
+            standbys("")
+    assert seen[0] == [(0,)], "the commit was visible: the test provokes nothing"
+    assert len(run.run.read_json(run.found["snapshot"]["again"])["layers"]) > 1, "there was no pass"
+    check(run, world, world.all_rows)
+
+
+@pytest.mark.parametrize("moment", ["view", "search"])
+def test_a_view_that_dies_is_opened_anew_and_nothing_read_in_it_counts(
+    world: World, run: Pipeline, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    run.record()
+    world.run(*CHANGES)
+
+    def die() -> None:
+        world.server.query("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE temporary")
+        # Of what was read so far nothing may stay.
+        world.run("UPDATE orders SET n = 3", "DELETE FROM visits WHERE a = 3", "DELETE FROM orders WHERE id % 10 = 3")
+
+    happened = at(monkeypatch, moment, die)
+    run.snapshot()
+    assert happened
+    check(run, world, world.all_rows)
+
+
+@pytest.mark.parametrize("moment", ["log", "pass", "view", "search"])
+def test_a_crash_of_the_server_has_all_of_it_read_again(
+    world: World, run: Pipeline, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    if moment == "pass":
+        monkeypatch.setattr(again, "FEW_KEYS", 0)
+    run.record()
+    world.run(*CHANGES)
+
+    def crash() -> None:
+        world.server.crash()
+        world.run("UPDATE orders SET n = 3 WHERE id % 10 = 3", "DELETE FROM visits WHERE a = 3")
+
+    happened = at(monkeypatch, moment, crash)
+    run.snapshot()
+    assert happened
+    check(run, world, world.all_rows)
+
+
+@pytest.mark.parametrize("moment", ["log", "view", "search"])
+def test_a_try_that_is_killed_leaves_its_chunks_to_the_next_one_and_nothing_else(
+    world: World, run: Pipeline, monkeypatch: pytest.MonkeyPatch, moment: str
+) -> None:
+    run.record()
+    world.run(*CHANGES)
+
+    def die() -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        at(patch, moment, die)
+        with pytest.raises(KeyboardInterrupt):
+            run.snapshot()
+    kept = run.run.files("chunks/done")
+    world.run("UPDATE orders SET n = 4 WHERE id % 10 = 4", "DELETE FROM parts WHERE id < 20", "DELETE FROM visits")
+    read: list[str] = []
+    original = snapshot._read_missing
+
+    def noted(step: Any, plan: str, missing: Any, *rest: Any, **more: Any) -> None:
+        read.extend(str(step.tables[part.table].table.name) for part in missing)
+        original(step, plan, missing, *rest, **more)
+
+    monkeypatch.setattr(snapshot, "_read_missing", noted)
+    run.snapshot()
+    assert kept
+    assert set(read) == {f"{world.schema}.visits"}
+    check(run, world, world.all_rows)
+    # Whoever clears the task of a run that is published reads nothing.
+    assert run.snapshot()["snapshot_upper"] == run.found["consolidate"]["position"]
+
+
+def test_what_is_touched_after_a_pass_is_read_again(
+    world: World, run: Pipeline, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pass may see it or not: only the last look at a key counts, also if it finds nothing."""
+    monkeypatch.setattr(again, "FEW_KEYS", 0)
+    run.record()
+    world.run(*CHANGES)
+    later = (
+        "UPDATE orders SET n = 6 WHERE id % 10 = 0",
+        "DELETE FROM orders WHERE id % 20 = 0",
+        "INSERT INTO orders SELECT i, 6, 'back' FROM generate_series(1, 200, 10) i",
+        "UPDATE orders SET id = id - 10000 WHERE id > 10000",
+    )
+    happened = at(monkeypatch, "pass", lambda: world.run(*later))
+    found = run.snapshot()
+    assert happened
+    layers = run.run.read_json(found["again"])["layers"]
+    assert sum(bool(layer["files"]) for layer in layers) > 1, "there was one look: the test provokes nothing"
+    check(run, world, world.all_rows)
+
+
+def test_a_key_that_comes_back_in_other_bytes_is_another_key(
+    world: World, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The index finds it under both; and the two may be looked for by different tasks."""
+    monkeypatch.setattr(again, "KEYS_PER_TASK", 1)
+    world.run("CREATE TABLE amounts (amount numeric PRIMARY KEY)", "INSERT INTO amounts SELECT generate_series(1, 40)")
+    name = f"{world.schema}.amounts"
+    run = Pipeline(spark, settings_of(world.server), tmp_path.as_uri(), [name])
+    run.record()
+    world.run(
+        "DELETE FROM amounts WHERE amount <= 20",
+        "INSERT INTO amounts SELECT i + 0.00 FROM generate_series(1, 20) i",
+        "UPDATE amounts SET amount = amount + 0.0 WHERE amount > 30",
+    )
+    rows = Counter(tuple(row) for row in world.server.query(f"SELECT amount::text FROM {name}"))
+    found = run.finish()["published"]
+    assert Counter(published(found[name])[1]) == rows
