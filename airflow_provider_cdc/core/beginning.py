@@ -11,6 +11,7 @@ from airflow_provider_cdc.core import records
 from airflow_provider_cdc.core.manifest import Manifest, RunTable
 from airflow_provider_cdc.core.options import StepOptions
 from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
+from airflow_provider_cdc.core.refreshing import bases_of
 from airflow_provider_cdc.core.run import Run, scratch_of
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, LogGone
@@ -69,6 +70,7 @@ def begin(
         return current
     try:
         initial = record()
+        bases = bases_of(plans, initial, Storage(scratch))
     except CdcError as error:
         # A concurrent attempt may already have begun the run, and then discards what this one was making.
         current = _current(folder)
@@ -89,6 +91,7 @@ def begin(
         options=options,
         source_conn_id=source_conn_id,
         skipped=dict(skipped or {}),
+        bases=bases,
     )
     # A concurrent attempt may already have begun the run, and chunks may have been read since: rows read before a
     # position must never be rewound to it.
@@ -159,6 +162,6 @@ def _run_tables(plans: Sequence[TablePlan], initial: InitialPoint) -> tuple[RunT
     """The tables of a run, each as it was planned to be read."""
     by_name = {plan.table: plan for plan in plans}
     return tuple(
-        RunTable(table, plan.consistency, plan.reason, plan.at_upper)
+        RunTable(table, plan.consistency, plan.reason, plan.at_upper, plan.base)
         for table, plan in ((table, by_name[table.name]) for table in initial.tables)
     )

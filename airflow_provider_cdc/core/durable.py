@@ -60,6 +60,31 @@ def create(filesystem: fs.FileSystem, path: str, data: bytes, settle: float | No
     return _elect(filesystem, path, data, SETTLE_SECONDS if settle is None else settle)
 
 
+def adopt(filesystem: fs.FileSystem, path: str, new_path: str) -> None:
+    """Have a file, whose content never changes, under a second name, in a folder that is there.
+
+    No matter if the name is there already: several writers may do so at once. It survives a crash once its folder is
+    synced.
+    """
+    if isinstance(filesystem, fs.LocalFileSystem):
+        try:
+            os.link(path, new_path)
+        except FileExistsError:
+            return
+        except OSError as error:
+            if error.errno not in _NO_LINKS:
+                raise
+        else:
+            return
+    if filesystem.type_name in _OBJECT_STORES:
+        filesystem.copy_file(path, new_path)
+        return
+    temporary = f"{posixpath.dirname(new_path)}/_{uuid.uuid4().hex}.tmp"
+    filesystem.copy_file(path, temporary)
+    sync(filesystem, temporary)
+    filesystem.move(temporary, new_path)
+
+
 def make_folder(filesystem: fs.FileSystem, path: str) -> None:
     """Make a folder, and those above it, that survive a crash once this returns."""
     if not isinstance(filesystem, fs.LocalFileSystem):

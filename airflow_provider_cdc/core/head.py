@@ -24,8 +24,10 @@ class Copy:
 
     It is exact at ``position``, which stands under the source's own name for it, too: one of ``initial_gtid_set`` and
     ``initial_lsn`` is not None. ``as_of`` is what the run was asked to be exact at; empty: now. ``source`` is what
-    `source_of` gave. ``path`` is a URI. Times are ISO 8601. Records of earlier versions have only the run's id and the
-    initial position. ``more`` has what a later version added: whoever writes the record again keeps it.
+    `source_of` gave. ``path`` is a URI. Times are ISO 8601. ``files`` are all files of the copy, one object each: its
+    ``name`` in the folder ``path``, its ``rows`` and ``bytes``, and its ``checksum`` (CRC-32). Records of earlier
+    versions have only the run's id and the initial position. ``more`` has what a later version added: whoever writes
+    the record again keeps it.
     """
 
     run_id: str
@@ -38,6 +40,7 @@ class Copy:
     source: dict[str, str] = field(default_factory=dict)
     rows: int = 0
     published_at: str = ""
+    files: tuple[dict[str, Any], ...] = ()
     more: dict[str, Any] = field(default_factory=dict)
 
 
@@ -58,7 +61,7 @@ def encode_copy(copy: Copy) -> dict[str, Any]:
     """JSON data of ``copy``, without what it does not have."""
     data: dict[str, Any] = records.encode(copy)
     more = data.pop("more")
-    found = {name: value for name, value in data.items() if value not in (None, "", {})}
+    found = {name: value for name, value in data.items() if value not in (None, "", {}, (), [])}
     return {**found, **more}
 
 

@@ -17,16 +17,30 @@ LAKE_FORMAT = "parquet"
 
 
 @dataclass(frozen=True)
+class Base:
+    """The copies of an earlier run, as one that rolls them forward names them.
+
+    They are exact at ``position`` of the server of ``identity``. ``record``, in that run's folder, names their files.
+    """
+
+    position: str
+    identity: dict[str, str]
+    record: str
+
+
+@dataclass(frozen=True)
 class RunTable:
     """A table of the run: its schema at the initial position, how it is read, and why so.
 
-    ``at_upper``: it is published at the position where its reads end, and not at the initial one.
+    ``at_upper``: it is published at the position where its reads end, and not at the initial one. ``base`` is the id of
+    the run whose copy it is rolled forward from; empty: its rows are read.
     """
 
     table: Table
     consistency: str
     reason: str
     at_upper: bool = False
+    base: str = ""
 
 
 @dataclass(frozen=True)
@@ -38,7 +52,8 @@ class Manifest:
     ``source_conn_id`` names the connection to it. All tables are published at one position (`Run.position`):
     ``initial_position``, or the one at which their reads end (``at_upper``). The source calls it ``position_key``.
     ``options`` are the settings that later steps need. ``skipped`` says why each table that was
-    named is no part of the run, by its name. ``created_at`` is ISO 8601.
+    named is no part of the run, by its name. ``bases`` has what tables are rolled forward from, by the run's id.
+    ``created_at`` is ISO 8601.
     """
 
     run_id: str
@@ -54,6 +69,7 @@ class Manifest:
     source_conn_id: str = ""
     lake_format: str = LAKE_FORMAT
     skipped: dict[str, str] = field(default_factory=dict)
+    bases: dict[str, Base] = field(default_factory=dict)
     format: int = FORMAT
 
     @property

@@ -40,6 +40,7 @@ Options = TypeVar("Options")
 CONSISTENCIES = ("auto", "watermark", "lock", "exported", "again")
 UNREPRESENTABLE = ("error", "null", "string")
 ON_TABLE_ERROR = ("fail", "skip")
+REFRESHES = ("full", "auto", "changes")
 
 
 @dataclass(frozen=True)
@@ -171,6 +172,16 @@ class StepOptions:
         only="postgres",
         help="Hours of the past that the standing slot keeps: when a run is published, it gives up what is older.",
         example="a number such as 48",
+    )
+    refresh: str = option(
+        "full",
+        accepts=one_of(REFRESHES),
+        title="Refresh",
+        help="`full`: all tables are read. `auto`: the last copy of a table is rolled forward by what the log says was "
+        "changed since, at the cost of the changes, where that is exact; other tables are read in full, and the "
+        "log of `preflight` says why. `changes`: as `auto`, but a table that would have to be read in full stops "
+        "the run. Copies of PostgreSQL cannot be rolled forward yet.",
+        example="full, auto or changes",
     )
     lock: LockPolicy = field(default_factory=LockPolicy)
     keep_slot: bool = option(

@@ -15,6 +15,7 @@ class TablePlan:
 
     ``at_upper``: it is to be published at the position where its reads end, which the snapshot step fixes, and not at
     the initial one. All tables of a run agree in that.
+    ``base`` is the id of the run whose copy is rolled forward; empty: the table is read.
     """
 
     table: TableName
@@ -24,6 +25,12 @@ class TablePlan:
     bytes: int = 0
     unrepresentable: str = "error"
     at_upper: bool = False
+    base: str = ""
+
+    @property
+    def locked(self) -> bool:
+        """Whether the table has to be locked for a moment."""
+        return self.consistency == "lock" and not self.base
 
     @property
     def options(self) -> TableOptions:

@@ -114,6 +114,13 @@ class Storage:
         with told(self.uri_of(name)):
             self._filesystem.move(self.path(name), other.path(new_name))
 
+    def adopt(self, name: str, new_name: str) -> None:
+        """Have a file, which nobody changes, under a second name, too, whose folder exists; no matter if it is there.
+        On a disk that can do so both share one content.
+        """
+        with told(self.uri_of(name)):
+            durable.adopt(self._filesystem, self.path(name), self.path(new_name))
+
     def delete_folder(self, name: str) -> None:
         if self.exists(name):
             with told(self.uri_of(name)):

@@ -15,14 +15,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core import records
+from airflow_provider_cdc.core.decision import Decision, decision_of
 from airflow_provider_cdc.core.names import folder_name
-from airflow_provider_cdc.core.results import CONSOLIDATE, ConsolidateResult, DeltaResult, Nulled, Skipped
+from airflow_provider_cdc.core.results import CONSOLIDATE, ConsolidateResult, DeltaResult
 from airflow_provider_cdc.core.run import Commit, Run, release
 from airflow_provider_cdc.core.staging import StagedFile, Staging
 from airflow_provider_cdc.core.storage import Storage
@@ -30,6 +30,7 @@ from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.errors import CdcError, ManifestError, naming
 from airflow_provider_cdc.jobs.again import read_record
 from airflow_provider_cdc.jobs.extract_delta import NetChange, read_net_change
+from airflow_provider_cdc.jobs.forward import BaseFile, look_at_bases, roll_forward
 from airflow_provider_cdc.jobs.net import BUCKETS, bucket_ranges
 from airflow_provider_cdc.jobs.nulled import add_nulled, say_nulled
 from airflow_provider_cdc.jobs.patience import persist
@@ -54,20 +55,6 @@ RESTORE_ROWS = 250_000
 """Likewise, of rows to be put back."""
 
 
-@dataclass(frozen=True)
-class Decision:
-    """What the commit fixes: the files of each table, by its name, and what is told of them. ``skipped``: why the
-    others have none."""
-
-    files: dict[str, tuple[StagedFile, ...]]
-    rewound: dict[str, int]
-    nulled: Nulled
-    files_rewritten: int
-    files_adopted: int
-    published_at: str
-    skipped: Skipped = field(default_factory=dict)
-
-
 def consolidate(spark: SparkSession, folder: Storage, settings: ConnectionSettings) -> ConsolidateResult:
     """Make every table of the run in ``folder`` what it was at the run's position, and publish all of them.
 
@@ -83,7 +70,7 @@ def consolidate(spark: SparkSession, folder: Storage, settings: ConnectionSettin
     run = Run.load(folder)
     if done_before:
         # The heads may have been removed since.
-        _publish(run, _decision(run))
+        _publish(run, decision_of(run))
     clean(run)
     _release(run, settings)
     _give_up_past(run, settings)
@@ -102,13 +89,13 @@ def _consolidate(step: Step) -> ConsolidateResult:
             where=step.folder.uri,
             hint="nothing needs to be done: the tasks of the new beginning go on",
         )
-    decision = _decision(run)
+    decision = decision_of(run)
     if commit.token != step.token and CONSOLIDATE not in run.steps:
         _check_commit(step, decision)
     copies = _publish(run, decision)
     found = ConsolidateResult(
         published={str(name): copy.uri for name, copy in copies.items()},
-        rows={name: sum(file.rows for file in own) for name, own in decision.files.items()},
+        rows=decision.rows,
         rewound=decision.rewound,
         nulled=decision.nulled,
         files_rewritten=decision.files_rewritten,
@@ -117,9 +104,9 @@ def _consolidate(step: Step) -> ConsolidateResult:
         skipped={**run.manifest.skipped, **decision.skipped},
         position=run.position,
     )
-    rows = [(name, found.rows[name], found.rewound[name], len(own)) for name, own in decision.files.items()]
+    rows = [(name, found.rows[name], found.rewound[name], len(decision.files_of(name))) for name in decision.files]
     say_skipped(found.skipped)
-    say(table(("table", "rows", "keys rewound", "files"), rows))
+    say(table(("table", "rows", "keys touched", "files"), rows))
     say_nulled("consolidate: put back as null", found.nulled)
     say(f"consolidate: {found.files_rewritten} files rewritten, {found.files_adopted} adopted as they were")
     return found
@@ -144,23 +131,6 @@ def _commit(step: Step) -> Commit:
     return commit
 
 
-def _decision(run: Run) -> Decision:
-    """What the run's commit fixes.
-
-    :raises ManifestError: it is not that of this run.
-    """
-    assert run.commit is not None
-    decision = records.read_named(Decision, run.folder, run.commit.record)
-    names = [*decision.files, *decision.skipped]
-    if sorted(names) != sorted(str(entry.table.name) for entry in run.manifest.tables):
-        raise ManifestError(
-            "the commit is not of the tables of this run",
-            where=run.folder.uri_of(run.commit.record),
-            hint=records.HINT,
-        )
-    return decision
-
-
 def _check_commit(step: Step, decision: Decision) -> None:
     """Check what another try staged: this one has not written it, and cannot do it again.
 
@@ -177,7 +147,7 @@ def _publish(run: Run, decision: Decision) -> dict[TableName, PublishedCopy]:
         run_id=run.run_id,
         staging=Staging(run.folder),
         tables=tuple(
-            TableChange(entry.table.name, decision.files[name])
+            TableChange(entry.table.name, decision.files[name], decision.kept.get(name, ()), entry.base)
             for entry in manifest.tables
             if (name := str(entry.table.name)) in decision.files
         ),
@@ -216,12 +186,14 @@ def _stage(step: Step) -> Decision:
         check_survivors(step.folder, change.files, odd)
     copied = [index for index, name in enumerate(names) if name not in skipped]
     check_some_left([names[index] for index in copied], skipped)
-    orders = _orders(step, change, files, layers, copied)
+    bases = look_at_bases(step)
+    orders = _orders(step, change, files, layers, [index for index in copied if index not in bases])
     touched = sum(change.keys(index) for index in copied)
     searched = sum(len(order.files) for order in orders if isinstance(order, Rewind))
     say(f"consolidate: {touched:,} keys touched; looking for them in {searched} files")
     progress = Progress("consolidate", "tasks", len(orders), len(orders), note=ProgressFile(step.folder).note)
-    outcomes = run_tasks(
+    outcomes = roll_forward(step, change, {index: bases[index] for index in copied if index in bases})
+    outcomes += run_tasks(
         step.spark,
         "rewind",
         orders,
@@ -233,16 +205,18 @@ def _stage(step: Step) -> Decision:
     copied = [index for index in copied if names[index] not in skipped]
     check_some_left([names[index] for index in copied], skipped)
     outcomes = [outcome for outcome in outcomes if outcome.table in copied]
-    final = _final_files(step, files, layers, outcomes, copied)
+    final, kept = _final_files(step, files, layers, bases, outcomes, copied)
     replaced = sum(outcome.replaced for outcome in outcomes)
+    before = sum(_count(files[index], layers.get(index, ())) + len(bases.get(index, ())) for index in copied)
     return Decision(
         files={names[index]: tuple(final[index]) for index in copied},
         rewound={names[index]: change.keys(index) for index in copied},
         nulled=add_nulled((names[outcome.table], outcome.nulled) for outcome in outcomes),
         files_rewritten=replaced,
-        files_adopted=sum(_count(files[index], layers.get(index, ())) for index in copied) - replaced,
+        files_adopted=before - replaced,
         published_at=datetime.now(UTC).isoformat(timespec="seconds"),
         skipped=skipped,
+        kept={names[index]: tuple(own) for index, own in kept.items()},
     )
 
 
@@ -300,27 +274,35 @@ def _final_files(
     step: Step,
     files: Sequence[Sequence[StagedFile]],
     layers: Mapping[int, Sequence[Rewind]],
+    bases: Mapping[int, Sequence[BaseFile]],
     outcomes: Sequence[Outcome],
     copied: Sequence[int],
-) -> dict[int, list[StagedFile]]:
+) -> tuple[dict[int, list[StagedFile]], dict[int, list[StagedFile]]]:
+    """The files of each table that this run wrote, and those that it keeps of the copy before."""
     final: dict[int, list[StagedFile]] = {index: [] for index in copied}
-    rewound = {outcome.table for outcome in outcomes}
+    kept: dict[int, list[StagedFile]] = {}
+    worked_on = {outcome.table for outcome in outcomes}
     for outcome in outcomes:
         final[outcome.table] += [*outcome.adopted, *outcome.written]
     for index in copied:
         entry = step.tables[index]
-        if index not in rewound:
+        if index in bases:
+            own = [file for outcome in outcomes if outcome.table == index for file in outcome.kept]
+            own = own if index in worked_on else [one.file for one in bases[index]]
+            # What shows the schema of a table without rows is of no use once there are some.
+            kept[index] = [file for file in own if file.rows or not any(one.rows for one in [*own, *final[index]])]
+        elif index not in worked_on:
             final[index] += files[index]
         for layer in layers.get(index, ())[-1:]:
             final[index] += layer.files
-        if not final[index]:
+        if not final[index] and not kept.get(index):
             # Readers see the schema of a table without rows, too.
             with naming(str(entry.table.name)):
                 schema = step.source.arrow_schema(entry.table)
                 name = f"staged/{folder_name(entry.table.name)}/part-empty"
                 final[index].append(step.staging.write_empty(name, schema))
         final[index].sort(key=lambda file: file.base_name)
-    return final
+    return final, kept
 
 
 def _release(run: Run, settings: ConnectionSettings) -> None:

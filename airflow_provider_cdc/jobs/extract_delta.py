@@ -1,4 +1,7 @@
-"""The extract_delta step: reads the log from the initial position to the end of the reads, as one net change.
+"""The extract_delta step: reads the log of each window, as one net change.
+
+Tables that were read have one window, from the initial position to the end of the reads. Those that are rolled forward
+have the one from their base's position to the initial position. Tables with the same window are read together.
 
 Each segment of the log is one task, which nets what it reads (``core.net_change``: the order of grouping is free). The
 net changes of several segments are composed by key, in tasks that take some buckets of all keys each. One segment is
@@ -19,6 +22,7 @@ import pyarrow as pa
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core import records
+from airflow_provider_cdc.core.manifest import Manifest
 from airflow_provider_cdc.core.results import EXTRACT_DELTA, DeltaResult, Skipped, SnapshotResult
 from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.staging import StagedFile, Staging
@@ -33,12 +37,14 @@ from airflow_provider_cdc.jobs.snapshot import read_table_files
 from airflow_provider_cdc.jobs.step import Step, run_step
 from airflow_provider_cdc.jobs.tasks import run_tasks
 from airflow_provider_cdc.jobs.verify import Checked, require_whole, without_damaged
-from airflow_provider_cdc.sources.capabilities import PreparesBeforeWindow, Source
+from airflow_provider_cdc.sources.capabilities import PreparesBeforeWindow, Source, rolling_forward
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.window import DELTA_SCHEMA, LogSegment, SegmentSummary, TrackedTable
 
 PLAN = "delta/plan.json"
 DONE = "delta/done"
+BACK = "segment"
+"""The name of the window of tables that were read."""
 
 SORT_BYTES = 256 * 2**20
 """How many bytes of changes a segment's task holds in memory to sort them."""
@@ -75,10 +81,34 @@ class NetChange:
         """How many of them had a row before the window."""
         return self.counts.get(table, net.NONE).befores
 
+    def size(self) -> int:
+        """Bytes of the files."""
+        return sum(file.bytes for file in self.files)
+
+
+@dataclass(frozen=True)
+class Window:
+    """A stretch of the log that is applied to some tables: what comes after ``start``, up to what the tables say.
+
+    ``name`` begins the names of its files. ``segments`` gives its segments.
+    """
+
+    name: str
+    start: str
+    tables: tuple[TrackedTable, ...]
+    segments: Callable[[], list[LogSegment]]
+
+    @property
+    def plan_name(self) -> str:
+        return PLAN if self.name == BACK else f"delta/plan-{self.name}.json"
+
+    def record_name(self, segment: LogSegment) -> str:
+        return f"{DONE}/{self.name}-{segment.number:06}.json"
+
 
 @dataclass(frozen=True)
 class ReadSegment:
-    """What a task that reads a segment needs to know. It is sent to executors.
+    """What a task that reads a segment of the window ``name`` needs to know. It is sent to executors.
 
     ``skips``: a table that cannot be copied is left out, and does not stop the step.
     """
@@ -86,6 +116,7 @@ class ReadSegment:
     staging: Staging
     plan: str
     source: Source
+    name: str
     initial: str
     tables: tuple[TrackedTable, ...]
     skips: bool = False
@@ -103,11 +134,11 @@ class ReadSegment:
                 refused[own] = reason(error)
                 tables = tuple(tracked for tracked in tables if str(tracked.table.name) != own)
             else:
-                records.write(self.staging.folder, _record_name(segment), record)
+                records.write(self.staging.folder, f"{DONE}/{self.name}-{segment.number:06}.json", record)
                 return record
 
     def _read(self, segment: LogSegment, tables: tuple[TrackedTable, ...]) -> SegmentRecord:
-        name = f"delta/segment-{segment.number:06}"
+        name = f"delta/{self.name}-{segment.number:06}"
         keyless = [tracked.index for tracked in tables if tracked.table.keyless]
         counts: list[net.Counts] = []
         pending = 0
@@ -141,9 +172,10 @@ def _gathered(reader: Any) -> Any:
 
 @dataclass(frozen=True)
 class ComposeBuckets:
-    """What a task that composes segments needs to know. It is sent to executors."""
+    """What a task that composes segments of the window ``name`` needs to know. It is sent to executors."""
 
     staging: Staging
+    name: str
     segments: tuple[tuple[int, tuple[StagedFile, ...]], ...]
     decisions: net.Decisions
     keyless: tuple[int, ...]
@@ -164,7 +196,7 @@ class ComposeBuckets:
             for number, files in self.segments
         ]
         composed = net.compose(pa.concat_tables(settled), self.keyless)
-        with self.staging.writer(f"delta/net-{buckets[0]:02}", net.NET_SCHEMA) as writer:
+        with self.staging.writer(f"delta/{self.name}-net-{buckets[0]:02}", net.NET_SCHEMA) as writer:
             writer.write(composed.sort_by([("table", "ascending"), ("bucket", "ascending")]))
         return NetChange(tuple(writer.files), net.count_by_table(composed))
 
@@ -202,28 +234,19 @@ def extract_delta(spark: SparkSession, folder: Storage, settings: ConnectionSett
 def _extract_delta(step: Step) -> DeltaResult:
     if step.manifest.at_upper:
         return _extract_again(step)
-    manifest, source = step.manifest, step.source
-    log_end = step.run.found(SnapshotResult).log_end
-    read = _read(step, PLAN, lambda: source.log_segments(manifest.initial_position, log_end, manifest.identity))
-    decisions, unmatched_commits = net.decide([record.summary for record in read])
-    while unmatched_commits:
-        first = read[0].summary.segment
-        earlier: list[SegmentRecord] = []
-        if isinstance(source, PreparesBeforeWindow):
-            before = partial(source.segments_before, first, step.slots)
-            earlier = _read(step, f"delta/before-{-first.number}.json", before)
-        if not earlier:
-            raise _prepared_nowhere(unmatched_commits)
-        read = earlier + read
-        decisions, unmatched_commits = net.decide([record.summary for record in read])
-    summaries = [record.summary for record in read]
     skipped = dict(step.run.found(SnapshotResult).skipped)
+    read: list[SegmentRecord] = []
+    changes = []
+    for window in _windows(step):
+        own, decisions = _read_window(step, window)
+        changes.append(_compose(step, window, own, decisions))
+        read += own
     for one in read:
         skipped |= one.refused
 
-    change = _compose(step, read, decisions)
+    change = NetChange(tuple(file for one in changes for file in one.files), net.add_counts(c.counts for c in changes))
     transactions, row_images = (
-        sum(getattr(summary, what) for summary in summaries) for what in ("transactions", "row_images")
+        sum(getattr(one.summary, what) for one in read) for what in ("transactions", "row_images")
     )
     return _result(step, change, transactions, row_images, len(read), skipped)
 
@@ -264,28 +287,80 @@ def _result(
     return found
 
 
-def _read(step: Step, name: str, segments: Callable[[], list[LogSegment]]) -> list[SegmentRecord]:
+def _windows(step: Step) -> list[Window]:
+    """The windows of the run, each with its tables."""
+    manifest, source = step.manifest, step.source
+    found = step.run.found(SnapshotResult)
+    windows = []
+    for number, (run_id, base) in enumerate(sorted(manifest.bases.items())):
+        if tables := rolled_forward(manifest, run_id):
+            # Settings that the log does not show must not have changed since the base's position either.
+            rolls = rolling_forward(source)
+            check = partial(source.check_identity, base.identity, base.position)
+            persist("extract_delta: check the source since the copy before", check)
+            segments = partial(rolls.segments_between, base.position, manifest.initial_position, base.identity)
+            windows.append(Window(f"forward-{number}", base.position, tables, segments))
+    read = read_table_files(step.run)
+    tracked = tuple(
+        TrackedTable(index, entry.table, read[str(entry.table.name)].upper)
+        for index, entry in enumerate(step.tables)
+        if not entry.base and str(entry.table.name) not in found.skipped
+    )
+    if tracked:
+        segments = partial(source.log_segments, manifest.initial_position, found.log_end, manifest.identity)
+        windows.append(Window(BACK, manifest.initial_position, tracked, segments))
+    return windows
+
+
+def rolled_forward(manifest: Manifest, run_id: str) -> tuple[TrackedTable, ...]:
+    """The tables that are rolled forward from the copies of a run."""
+    return tuple(
+        TrackedTable(index, entry.table, manifest.initial_position, forward=True)
+        for index, entry in enumerate(manifest.tables)
+        if entry.base == run_id
+    )
+
+
+def _read_window(step: Step, window: Window) -> tuple[list[SegmentRecord], net.Decisions]:
+    """The records of a window's segments, and what became of transactions that were prepared in one of them."""
+    source = step.source
+    read = _read(step, window, window.plan_name, window.segments)
+    decisions, unmatched_commits = net.decide([record.summary for record in read])
+    while unmatched_commits:
+        first = read[0].summary.segment
+        earlier: list[SegmentRecord] = []
+        if isinstance(source, PreparesBeforeWindow):
+            name = f"delta/before{'' if window.name == BACK else f'-{window.name}'}-{-first.number}.json"
+            earlier = _read(step, window, name, partial(source.segments_before, first, step.slots))
+        if not earlier:
+            raise _prepared_nowhere(unmatched_commits)
+        read = earlier + read
+        decisions, unmatched_commits = net.decide([record.summary for record in read])
+    return read, decisions
+
+
+def _read(step: Step, window: Window, name: str, segments: Callable[[], list[LogSegment]]) -> list[SegmentRecord]:
     """The records of segments, in log order; those that no earlier try of this plan has are read.
 
     :param name: of the plan.
     """
     plan = step.plan(name, LogSegment, lambda: persist(f"plan {name}", segments))
     planned = plan.orders
-    done = step.finished(plan, SegmentRecord, {segment.number: _record_name(segment) for segment in planned})
+    done = step.finished(plan, SegmentRecord, {segment.number: window.record_name(segment) for segment in planned})
     kept = {number: record.files for number, record in done.items()}
     whole = without_damaged(step, kept, "extract_delta: segment")
     done = {number: record for number, record in done.items() if number in whole}
     missing = [segment for segment in planned if segment.number not in done]
-    what = "log segments" if name == PLAN else "earlier log segments, for what was prepared there"
+    what = "log segments" if name == window.plan_name else "earlier log segments, for what was prepared there"
     say(f"extract_delta: {len(planned)} {what}" + (f", {len(done)} kept" if done else ""))
     note = ProgressFile(step.folder).note
     progress = Progress("extract_delta", "segments", len(missing), len(missing), note=note)
-    initial, options = step.manifest.initial_position, step.manifest.options
+    skips = step.manifest.options.skips
     read = run_tasks(
         step.spark,
         "read the log",
         missing,
-        ReadSegment(step.staging, plan.id, step.source, initial, _tracked(step), options.skips),
+        ReadSegment(step.staging, plan.id, step.source, window.name, window.start, window.tables, skips),
         lambda record: progress.add(1, record.summary.row_images, 1),
         meanwhile=progress.tick,
     )
@@ -302,21 +377,7 @@ def _prepared_nowhere(unmatched_commits: Mapping[str, str]) -> ExactnessError:
     )
 
 
-def _tracked(step: Step) -> tuple[TrackedTable, ...]:
-    read = read_table_files(step.run)
-    skipped = step.run.found(SnapshotResult).skipped
-    return tuple(
-        TrackedTable(index, entry.table, read[str(entry.table.name)].upper)
-        for index, entry in enumerate(step.tables)
-        if str(entry.table.name) not in skipped
-    )
-
-
-def _record_name(segment: LogSegment) -> str:
-    return f"{DONE}/segment-{segment.number:06}.json"
-
-
-def _compose(step: Step, read: Sequence[SegmentRecord], decisions: net.Decisions) -> NetChange:
+def _compose(step: Step, window: Window, read: Sequence[SegmentRecord], decisions: net.Decisions) -> NetChange:
     segments = [(record.segment, record.files) for record in read if record.files]
     pending = any(record.pending for record in read)
     parts = any(record.summary.parts > 1 for record in read)
@@ -329,7 +390,7 @@ def _compose(step: Step, read: Sequence[SegmentRecord], decisions: net.Decisions
             step.spark,
             "compose the net change",
             net.bucket_ranges(tasks),
-            ComposeBuckets(step.staging, tuple(segments), decisions, keyless),
+            ComposeBuckets(step.staging, window.name, tuple(segments), decisions, keyless),
         )
     files = tuple(file for one in composed for file in one.files)
     return NetChange(files, net.add_counts(one.counts for one in composed))

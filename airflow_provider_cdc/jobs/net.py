@@ -26,10 +26,12 @@ NET_SCHEMA = DELTA_SCHEMA.append(pa.field("bucket", pa.uint8(), nullable=False))
 
 @dataclass(frozen=True)
 class Count:
-    """How many ``keys`` are touched, and of how many there is a row before."""
+    """How many ``keys`` are touched, of how many there is a row before, and of how many one after (0 unless the table
+    is rolled forward)."""
 
     keys: int
     befores: int
+    afters: int = 0
 
 
 NONE = Count(0, 0)
@@ -119,22 +121,27 @@ def settle(rows: pa.Table, segment: int, decisions: Decisions) -> pa.Table:
 
 
 def compose(rows: pa.Table, keyless: Sequence[int]) -> pa.Table:
-    """One row per table and key: the first one's ``before``, and the sum of the counts (``core.net_change.net``).
+    """One row per table and key: the first one's ``before``, the last one's ``after``, and the sum of the counts
+    (``core.net_change.net``).
 
     :param rows: changes of `NET_SCHEMA`, none of them pending.
     :param keyless: the tables whose rows without a count are no change.
     """
     rows = rows.combine_chunks()
+    forward = rows["after"].null_count < rows.num_rows
     first = np.lexsort((rows["suborder"].to_numpy(), rows["order"].to_numpy()))
     rank = np.empty(len(first), np.int64)
     rank[first] = np.arange(len(first))
     groups = (
         pa.table({"table": rows["table"], "key": rows["key"], "rank": rank, "count": rows["count"]})
         .group_by(["table", "key"])
-        .aggregate([("rank", "min"), ("count", "sum")])
+        .aggregate([("rank", "min"), ("count", "sum"), *([("rank", "max")] if forward else [])])
     )
     result = rows.take(pa.array(first[groups["rank_min"].to_numpy()]))
     result = result.set_column(5, NET_SCHEMA.field("count"), groups["count_sum"].combine_chunks())
+    if forward:
+        last = rows["after"].take(pa.array(first[groups["rank_max"].to_numpy()]))
+        result = result.set_column(7, NET_SCHEMA.field("after"), last)
     return without_effect_dropped(result, keyless)
 
 
@@ -162,8 +169,10 @@ def without_effect_dropped(rows: pa.Table, keyless: Sequence[int]) -> pa.Table:
 
 def count_by_table(rows: pa.Table) -> Counts:
     """How many keys of each table are touched."""
-    totals = rows.group_by("table").aggregate([("key", "count"), ("before", "count")])
-    return {row["table"]: Count(row["key_count"], row["before_count"]) for row in totals.to_pylist()}
+    totals = rows.group_by("table").aggregate([("key", "count"), ("before", "count"), ("after", "count")])
+    return {
+        row["table"]: Count(row["key_count"], row["before_count"], row["after_count"]) for row in totals.to_pylist()
+    }
 
 
 def add_counts(several: Iterable[Counts]) -> Counts:
@@ -172,5 +181,5 @@ def add_counts(several: Iterable[Counts]) -> Counts:
     for counts in several:
         for table, own in counts.items():
             so_far = total.get(table, NONE)
-            total[table] = Count(so_far.keys + own.keys, so_far.befores + own.befores)
+            total[table] = Count(so_far.keys + own.keys, so_far.befores + own.befores, so_far.afters + own.afters)
     return total

@@ -40,12 +40,12 @@ class Part:
 
 
 def cut(source: Source, tables: Sequence[RunTable], chunk_rows: int, slots: int) -> list[Part]:
-    """Cut tables into parts.
+    """Cut tables into parts; those that are rolled forward have none.
 
     :param chunk_rows: about how many rows a chunk is to have.
     :param slots: how many tasks run at the same time.
     """
-    total = sum(entry.table.rows for entry in tables)
+    total = sum(entry.table.rows for entry in tables if not entry.base)
 
     def planned(own: Sequence[RunTable]) -> list[list[Chunk]]:
         with source.one_session() as mine:
@@ -58,6 +58,8 @@ def cut(source: Source, tables: Sequence[RunTable], chunk_rows: int, slots: int)
 
 
 def _planned(source: Source, entry: RunTable, chunk_rows: int) -> list[Chunk]:
+    if entry.base:
+        return []
     with naming(str(entry.table.name)):
         return persist(f"plan {entry.table.name}", lambda: source.plan_chunks(entry.table, chunk_rows))
 
@@ -104,6 +106,8 @@ def plan_parts(tables: Sequence[RunTable], chunks: Sequence[Sequence[Chunk]], sl
     limit = min(FILE_BYTES, max(SMALLEST_PART_BYTES, total // (slots * PARTS_PER_SLOT)))
     groups: list[tuple[int, int, tuple[Chunk, ...]]] = []
     for index, entry in enumerate(tables):
+        if entry.base:
+            continue
         if entry.table.needs_one_position and entry.consistency != "exported":
             groups.append((sum(weights[index]), index, tuple(chunks[index])))
             continue
@@ -125,6 +129,7 @@ def _weights(entry: RunTable, chunks: Sequence[Chunk]) -> list[int]:
     """Estimated bytes of each chunk, at least 1."""
     rows = sum(chunk.rows for chunk in chunks)
     if not rows:
-        return [max(1, entry.table.bytes // len(chunks))] * len(chunks)
+        # One that is rolled forward has no chunks.
+        return [max(1, entry.table.bytes // max(1, len(chunks)))] * len(chunks)
     per_row = max(1.0, entry.table.bytes / max(1, entry.table.rows, rows))
     return [max(1, round(chunk.rows * per_row)) for chunk in chunks]

@@ -47,7 +47,8 @@ class Restore:
 class Outcome:
     """What an order led to: files ``adopted`` as they are, files ``written``, how many were ``replaced`` by these; and
     how many values of each column were put back as null because no Arrow type holds them (``nulled``). ``refused``: why
-    the table cannot be copied."""
+    the table cannot be copied. Where a copy is rolled forward, its files are ``kept``, and ``found`` is how many
+    touched rows were in it."""
 
     table: int
     adopted: tuple[StagedFile, ...] = ()
@@ -55,6 +56,8 @@ class Outcome:
     replaced: int = 0
     nulled: Mapping[str, int] = field(default_factory=dict)
     refused: str = ""
+    kept: tuple[StagedFile, ...] = ()
+    found: int = 0
 
 
 @dataclass(frozen=True)

@@ -186,8 +186,13 @@ def snapshot(spark: SparkSession, folder: Storage, settings: ConnectionSettings)
 
 
 def _snapshot(step: Step) -> SnapshotResult:
+    tables = [entry.table for entry in step.tables if not entry.base]
+    if rolled := len(step.tables) - len(tables):
+        say(f"snapshot: {rolled} tables are not read: their last copies are rolled forward")
+    if not tables:
+        return _nothing_read(step)
     # Better to find out now than after hours of reading.
-    persist("snapshot: check the tables", lambda: step.source.check_tables([entry.table for entry in step.tables]))
+    persist("snapshot: check the tables", lambda: step.source.check_tables(tables))
     chunk_rows = step.manifest.options.chunk_rows
     plan = step.plan(PLAN, Part, lambda: cut(step.source, step.tables, chunk_rows, step.slots))
     parts = plan.orders
@@ -212,7 +217,6 @@ def _snapshot(step: Step) -> SnapshotResult:
             f"the server restarted during each of {READS} reads",
             hint="find out why it restarts; the task can be retried as it is",
         )
-    tables = [entry.table for entry in step.tables]
     persist("snapshot: check the tables", lambda: step.source.check_tables(tables))
 
     extents: dict[int, list[Extent]] = defaultdict(list)
@@ -225,8 +229,9 @@ def _snapshot(step: Step) -> SnapshotResult:
     skipped = {_name(step, part): done[part.number].refused for part in parts if done[part.number].refused}
     if seen:
         skipped |= seen.skipped
-    copied = {name: own for name, own in files.items() if name not in skipped}
-    check_some_left(copied, skipped)
+    check_some_left([name for name in files if name not in skipped], skipped)
+    live = {str(table.name) for table in tables}
+    copied = {name: own for name, own in files.items() if name in live and name not in skipped}
     record = records.write_named(step.folder, "chunks/files", files)
     chunks: Counter[str] = Counter()
     for part in parts:
@@ -291,6 +296,19 @@ def _waits_for_view(step: Step, part: Part) -> bool:
     return entry.at_upper and entry.consistency == "exported"
 
 
+def _nothing_read(step: Step) -> SnapshotResult:
+    record = records.write_named(step.folder, "chunks/files", _by_table(step, [], {}))
+    return SnapshotResult(
+        snapshot_upper=step.manifest.initial_position,
+        log_end="",
+        rows=0,
+        tables={},
+        nulled={},
+        lock_seconds=0.0,
+        record=record,
+    )
+
+
 def _read(step: Step, plan: Plan[Part], done: dict[int, PartRecord]) -> None:
     """Read the parts that have no record, but for those that the view is for, and add theirs to ``done``."""
     patience = Patience("snapshot: read in one view")
@@ -323,7 +341,8 @@ def _read_missing(
 ) -> None:
     chunks = sum(len(part.chunks) for part in missing)
     kept = f", {len(done)} kept" if done else ""
-    say(f"snapshot: {len(step.tables)} tables, {chunks} chunks in {len(missing)} parts{kept}")
+    live = sum(not entry.base for entry in step.tables)
+    say(f"snapshot: {live} tables, {chunks} chunks in {len(missing)} parts{kept}")
 
     weights = {part.number: part.weight for part in missing}
 

@@ -51,8 +51,9 @@ class TouchedKeys:
     def of(cls, batches: Sequence[pa.RecordBatch], keyless: bool, first: pa.DataType) -> TouchedKeys:
         rows = pa.Table.from_batches(batches).combine_chunks()
         keys = rows["key"].chunk(0)
-        left = rows["count"].to_numpy().copy() if keyless else None
-        return cls(keys, left, row_bytes.first_values(keys, first) if _has_one_pattern(first) else None)
+        # What a window that is undone added is taken out, and what one that is rolled forward removed.
+        left = np.abs(rows["count"].to_numpy()) if keyless else None
+        return cls(keys, left, row_bytes.first_values(keys, first) if has_one_pattern(first) else None)
 
     def may_lie_in(self, statistics: pq.Statistics | None) -> bool:
         """Whether a touched key may lie between the least and the greatest first value of a row group."""
@@ -64,7 +65,7 @@ class TouchedKeys:
             or statistics.null_count
         ):
             return True
-        low, high = _bounds(statistics, self.first.type)
+        low, high = bounds(statistics, self.first.type)
         at = bisect_left(self._sorted, low)
         return at < len(self._sorted) and bool(self._sorted[at] <= high)
 
@@ -90,17 +91,17 @@ class TouchedKeys:
         result[rows[taken]] = True
         return result
 
-    def check_all_found(self, table: Table) -> None:
-        """:raises CopyMismatch: the log added rows to a keyless table that were not read."""
+    def check_all_found(self, table: Table, does: str = "adds") -> None:
+        """:raises CopyMismatch: rows of a keyless table, to which the log ``does`` that, are not in its files."""
         if self.left is not None and self.left.any():
             raise CopyMismatch(
-                f"the log adds {int(self.left.sum())} rows that the copy does not hold",
+                f"the log {does} {int(self.left.sum())} rows that the copy does not hold",
                 where=str(table.name),
                 hint="trigger a new run; if it recurs, report it with the server's version",
             )
 
 
-def _has_one_pattern(kind: pa.DataType) -> bool:
+def has_one_pattern(kind: pa.DataType) -> bool:
     """Whether equal values of an Arrow type have equal bits, so that a search by value finds every equal key."""
     return bool(
         pa.types.is_integer(kind)
@@ -124,8 +125,8 @@ def _sorted_values(values: pa.Array) -> Any:
     return np.sort(values.to_numpy())
 
 
-def _bounds(statistics: pq.Statistics, kind: pa.DataType) -> tuple[Any, Any]:
-    """The least and the greatest value as `_sorted_values` has them."""
+def bounds(statistics: pq.Statistics, kind: pa.DataType) -> tuple[Any, Any]:
+    """The least and the greatest value, as whole numbers or bytes that sort as the values do."""
     low, high = statistics.min_raw, statistics.max_raw
     if pa.types.is_unsigned_integer(kind):
         # Parquet stores them in signed integers of 32 or 64 bits, and orders them as unsigned.
@@ -144,15 +145,15 @@ class MarkedFile:
         self._open: pq.ParquetFile | None = None
 
     @property
-    def _parquet(self) -> pq.ParquetFile:
+    def parquet(self) -> pq.ParquetFile:
         if self._open is None:
             self._open = pq.ParquetFile(self._run.path(self.staged.name), filesystem=self._run.filesystem)
         return self._open
 
     def groups(self, key: Sequence[str], touched: TouchedKeys) -> Iterator[_Group]:
         """The row groups that may hold touched rows."""
-        metadata = self._parquet.metadata
-        columns = [self._parquet.schema_arrow.get_field_index(name) for name in key]
+        metadata = self.parquet.metadata
+        columns = [self.parquet.schema_arrow.get_field_index(name) for name in key]
         for number in range(metadata.num_row_groups):
             group = metadata.row_group(number)
             if touched.may_lie_in(group.column(columns[0]).statistics):
@@ -160,7 +161,7 @@ class MarkedFile:
                 yield _Group(self, number, group.num_rows, size)
 
     def read(self, group: int, columns: Sequence[str] | None = None) -> pa.Table:
-        return self._parquet.read_row_group(group, columns=columns)
+        return self.parquet.read_row_group(group, columns=columns)
 
     def mark(self, group: int, mask: BoolArray) -> None:
         earlier = self.marks.get(group)
@@ -168,7 +169,7 @@ class MarkedFile:
 
     def unmarked(self) -> Iterator[pa.Table]:
         """The rows that stay."""
-        for group in range(self._parquet.metadata.num_row_groups):
+        for group in range(self.parquet.metadata.num_row_groups):
             marked = self.marks.get(group)
             if marked is None:
                 yield self.read(group)

@@ -45,6 +45,6 @@ class Watch:
         step = self._step
         try:
             step.source.check_identity(step.manifest.identity, step.manifest.initial_position)
-            step.source.check_tables([entry.table for entry in step.tables])
+            step.source.check_tables([entry.table for entry in step.tables if not entry.base])
         except Exception as error:
             self._error = error

@@ -11,6 +11,8 @@ from airflow_provider_cdc.core.manifest import LAKE_FORMAT
 from airflow_provider_cdc.core.options import checked, declared
 from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.records import encode
+from airflow_provider_cdc.core.refreshing import choose
+from airflow_provider_cdc.core.run import scratch_of
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.errors import PreflightError, Problem, TerminalError, TransientError
@@ -90,6 +92,9 @@ class PreflightOperator(TargetOperator):
             if lake is not None and plans:
                 with _collected(problems, "parameter target"):
                     _check_lake(lake, source, options.source_conn_id, [plan.table for plan in plans])
+            if lake is not None and plans and not problems:
+                with _collected(problems, "parameter refresh"):
+                    plans = choose(source, open_sink(LAKE_FORMAT, lake), scratch_of(lake.uri), plans, options.steps)
             if plans:
                 with _collected(problems, "parameter as_of"):
                     check_point(source, plans, options.steps, may_begin=not problems)

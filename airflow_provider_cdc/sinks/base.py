@@ -14,6 +14,7 @@ from typing import Protocol
 
 from airflow_provider_cdc.core.lake_uri import LakeUri
 from airflow_provider_cdc.core.staging import StagedFile, Staging
+from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import TableName
 
 
@@ -21,17 +22,18 @@ from airflow_provider_cdc.core.table import TableName
 class TableChange:
     """What becomes of the files of one table's copy.
 
-    ``added`` are files in the run's staging. ``dropped`` names files of the copy before that the new one does not rest
-    on; None: all of them.
+    ``added`` are files in the run's staging. ``kept``, named without a folder, are those that the copy of the run
+    ``base`` has, too.
     """
 
     table: TableName
     added: tuple[StagedFile, ...]
-    dropped: tuple[str, ...] | None = None
+    kept: tuple[StagedFile, ...] = ()
+    base: str = ""
 
     @property
     def rows(self) -> int:
-        return sum(file.rows for file in self.added)
+        return sum(file.rows for file in (*self.added, *self.kept))
 
 
 @dataclass(frozen=True)
@@ -121,6 +123,9 @@ class Sink(Protocol):
         :raises PublishIncomplete: it stopped half-way; calling it again completes it.
         :raises CommitUnknown: whether the copies can be seen is not known; calling it again finds out.
         """
+
+    def copy_folder(self, run_id: str, table: TableName) -> Storage:
+        """The folder with the files of the copy that a run published of a table."""
 
     def difference(self, run_id: str, table: TableName, file: StagedFile) -> str:
         """How a file differs from its record where `publish` puts it; empty if it does not."""

@@ -20,7 +20,6 @@ from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.errors import (
     CommitUnknown,
-    ConfigurationError,
     FileDamaged,
     ManifestError,
     PublishIncomplete,
@@ -88,6 +87,9 @@ class ParquetSink:
                 published[change.table] = PublishedCopy(uri, is_latest)
         return published
 
+    def copy_folder(self, run_id: str, table: TableName) -> Storage:
+        return self._lake.folder(*place_of(table, run_id).split("/"))
+
     def difference(self, run_id: str, table: TableName, file: StagedFile) -> str:
         return difference(self._lake, f"{place_of(table, run_id)}/{file.base_name}", file)
 
@@ -101,26 +103,24 @@ class ParquetSink:
 
     def _place(self, publication: Publication, change: TableChange) -> None:
         """Put the files of one table where readers will find them. The place holds these files and no others then."""
-        if change.dropped is not None:
-            raise ConfigurationError(
-                "a copy in plain Parquet rests on files of its own, and cannot keep some of the copy before",
-                where=str(change.table),
-                hint="read the table anew, or choose another format",
-            )
         folder = place_of(change.table, publication.run_id)
         try:
-            self._move(publication.staging, folder, change.added)
+            self._move(publication.staging, folder, change)
         except (OSError, pa.ArrowException) as error:
             raise PublishIncomplete(
                 f"a file could not be put in place: {error}", where=self._lake.uri_of(folder), hint=_INCOMPLETE
             ) from error
 
-    def _move(self, staging: Staging, folder: str, files: Sequence[StagedFile]) -> None:
+    def _move(self, staging: Staging, folder: str, change: TableChange) -> None:
         self._lake.make_folder(folder)
-        wanted = {f"{folder}/{file.base_name}": file for file in files}
+        kept = {f"{folder}/{file.base_name}": file for file in change.kept}
+        wanted = {f"{folder}/{file.base_name}": file for file in change.added} | kept
         present = self._lake.sizes(folder)
 
         def move(name: str) -> None:
+            if name in kept:
+                self._adopt(f"{place_of(change.table, change.base)}/{kept[name].base_name}", name)
+                return
             try:
                 staging.folder.move_to(wanted[name].name, self._lake, name)
             except (OSError, pa.ArrowException):
@@ -146,6 +146,17 @@ class ParquetSink:
                 where=self._lake.uri_of(folder),
                 hint="find out who wrote them, remove them, and clear the task",
             )
+
+    def _adopt(self, name: str, new_name: str) -> None:
+        # The copy stands alone: whoever removes the one before takes nothing away from it.
+        try:
+            self._lake.adopt(name, new_name)
+        except (OSError, pa.ArrowException) as error:
+            if self._lake.exists(name):
+                raise
+            raise FileDamaged(
+                "a file of the copy before, which this one keeps, is gone", where=self._lake.uri_of(name), hint=_DAMAGED
+            ) from error
 
     def _announce(self, table: TableName, latest: Copy) -> bool:
         """Make ``latest`` the table's latest copy, unless one at a newer position is; say whether it is now."""
@@ -190,5 +201,9 @@ def _latest(publication: Publication, change: TableChange, uri: str) -> Copy:
         source=dict(publication.source),
         rows=change.rows,
         published_at=publication.published_at,
+        files=tuple(
+            {"name": file.base_name, "rows": file.rows, "bytes": file.bytes, "checksum": file.checksum}
+            for file in sorted((*change.added, *change.kept), key=lambda file: file.base_name)
+        ),
         **under_its_own_name,
     )

@@ -21,7 +21,7 @@ from airflow_provider_cdc.core.as_of import AsOf
 from airflow_provider_cdc.core.chunk import Chunk
 from airflow_provider_cdc.core.options import AS_DECLARED, LockPolicy, StepOptions, TableOptions
 from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
-from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import ConfigurationError, PreflightError, Problem
 from airflow_provider_cdc.sources.late import late_problems
 from airflow_provider_cdc.sources.odd_values import OddValue
@@ -349,6 +349,28 @@ def telling_reach(source: Source) -> TellsReach:
     return source
 
 
+@runtime_checkable
+class RollsForward(Protocol):
+    """A source whose log tells what every changed row became: a published copy can be rolled forward by it."""
+
+    def refusals_since(
+        self, identity: Mapping[str, str], position: str, tables: Sequence[Table], to: AsOf | None
+    ) -> dict[TableName, str]:
+        """Why copies of ``tables``, exact at ``position`` of the server of ``identity``, cannot be rolled forward to
+        ``to`` (None: to now); tables that can be are not in it.
+
+        :raises ExactnessError: none can be.
+        :raises SourceUnavailable: the server cannot be reached.
+        """
+
+    def segments_between(self, start: str, stop: str, identity: Mapping[str, str]) -> list[LogSegment]:
+        """The segments that hold every change after ``start`` up to ``stop``, both positions, in log order.
+
+        :param identity: of the server as it was at ``start``.
+        :raises LogGone: the log no longer reaches back to ``start``.
+        """
+
+
 def shared_reads(source: Source, consistencies: Collection[str], lock: LockPolicy) -> AbstractContextManager[Source]:
     """The source to read tables of these consistencies with, while the context is open: `SharesReads`, if one is
     ``exported``."""
@@ -397,14 +419,30 @@ def check_point(source: Source, plans: Sequence[TablePlan], options: StepOptions
         raise PreflightError(problems)
     if may_begin and options.standing_slot and isinstance(source, KeepsPast):
         source.keep_past(plans, options)
-    if (wanted := as_of.parse(options.as_of)) is not None:
-        going_back(source).check_past(wanted, plans, options)
+    wanted = as_of.parse(options.as_of)
+    # Of copies that are rolled forward that is known already.
+    if wanted is not None and (live := [plan for plan in plans if not plan.base]):
+        going_back(source).check_past(wanted, live, options)
 
 
 def give_up_past(source: Source, options: StepOptions) -> None:
     """`KeepsPast.give_up_past`, where anything is kept."""
     if options.standing_slot and isinstance(source, KeepsPast):
         source.give_up_past(options)
+
+
+def rolling_forward(source: Source) -> RollsForward:
+    """The source, as one whose copies can be rolled forward.
+
+    :raises ConfigurationError: they cannot.
+    """
+    if not isinstance(source, RollsForward):
+        raise ConfigurationError(
+            f"copies of a {source.kind} source cannot be rolled forward yet",
+            where="parameter refresh",
+            hint="choose full or auto: the tables are then read in full",
+        )
+    return source
 
 
 def release_run(source: Source, run_id: str) -> None:

@@ -104,6 +104,7 @@ def _batch(
     rows = len(records)
     orders = change.arena[records + ORDER]
     counts = suborders = np.zeros(rows, np.int64)
+    after = pa.nulls(rows, pa.binary())
     if one.table.keyless:
         before = _binary(change, records, _KEYS)
         keys = row_bytes.encode(decode(one.table, before), [column.name for column in one.table.columns])
@@ -117,6 +118,8 @@ def _batch(
             before, counts = images, change.arena[records + COUNT]
         else:
             suborders = change.arena[records + SUBORDER]
+        if one.forward:
+            after = _binary(change, change.last_rows(records), _ROWS)
     if waits_for is not None:
         suborders = orders
     return pa.record_batch(
@@ -128,6 +131,7 @@ def _batch(
             before,
             pa.array(counts),
             pa.nulls(rows, pa.string()) if waits_for is None else pa.array([waits_for] * rows, pa.string()),
+            after,
         ],
         schema=DELTA_SCHEMA,
     )

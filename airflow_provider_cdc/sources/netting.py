@@ -5,6 +5,9 @@ prepared transaction of the segment did to it. A *record* stands for one key of 
 the row before the key's first change (``core.net_change``: to rewind, no later one matters), of a keyless table the
 row itself and how often it came and went.
 
+Of a table that is rolled forward a key has a second record, in the group ``after_group``: the row after its last
+change.
+
 Records lie one behind the other in an ``int64`` arena and are found through ``slots``, an open-addressing table of
 which each entry is 0 or 24 bits of the key's hash above 40 bits of the record's word plus one. A record is ``HEADER``
 words and then key and row, each rounded up to whole words:
@@ -35,7 +38,7 @@ GROUP, LENGTHS, ORDER, COUNT = 0, 1, 2, 3
 SUBORDER = COUNT
 DEAD = -1
 NO_ROW = -1
-"""``row_bytes`` of `touch` where the key had no row before."""
+"""``row_bytes`` of `touch` and `leave` where the key had no row before, or after."""
 
 USED, FILLED, WASTED = 0, 1, 2
 """``NetChange.state``: words of the arena in use; slots in use; words of dead records."""
@@ -57,9 +60,28 @@ class Net(NamedTuple):
 
 
 @inner
+def after_group(group: int) -> int:
+    """The group of the last rows of ``group``'s keys: below ``DEAD``. It is its own inverse."""
+    return -2 - group
+
+
+@inner
 def record_words(key_bytes: int, row_bytes: int) -> int:
     """Words that a record takes."""
     return HEADER + ((key_bytes + 7) >> 3) + ((row_bytes + 7) >> 3)
+
+
+@inner
+def _next(arena: Int64s, record: int) -> int:
+    lengths = arena[record + LENGTHS]
+    return record + record_words(lengths >> 32, max(0, (lengths & _LOW_HALF) - 1))
+
+
+@inner
+def _matters(arena: Int64s, record: int, keyless: Bytes) -> bool:
+    """Whether a record has an effect."""
+    group = arena[record]
+    return bool(group < DEAD or (group >= 0 and not (keyless[group % len(keyless)] and arena[record + COUNT] == 0)))
 
 
 @inner
@@ -160,6 +182,31 @@ def note_last(net: Net, group: int, key_bytes: int, left: int, order: int) -> No
 
 
 @inner
+def leave(net: Net, group: int, key_bytes: int, data: Bytes, row_at: int, row_bytes: int, order: int) -> None:
+    """Note the row that a change of a key left, in place of what earlier ones did: as `touch`, which comes first."""
+    record = net.state[USED]
+    after = after_group(group)
+    found, slot, hashed = _find(net, after, key_place(net.state), key_bytes)
+    words = record_words(key_bytes, row_bytes)
+    if found >= 0 and _next(net.arena, found) - found == words:
+        record = found
+    elif found >= 0:
+        net.arena[found] = DEAD
+        net.state[WASTED] += _next(net.arena, found) - found
+        net.slots[slot] = (hashed & ~_WORD_MASK) | (record + 1)
+    else:
+        _enter(net, slot, record, hashed)
+    if record == net.state[USED]:
+        net.arena[record] = after
+        net.state[USED] = record + words
+    net.arena[record + LENGTHS] = key_bytes << 32 | (row_bytes + 1)
+    net.arena[record + ORDER] = order
+    net.arena[record + SUBORDER] = 0
+    if row_bytes > 0:
+        copy_bytes(net.bytes, (record + HEADER + ((key_bytes + 7) >> 3)) << 3, data, row_at, row_bytes)
+
+
+@inner
 def count(net: Net, group: int, row_bytes: int, change: int, order: int) -> None:
     """Note that a row of a keyless table came (``change`` 1) or went (-1).
 
@@ -178,12 +225,6 @@ def count(net: Net, group: int, row_bytes: int, change: int, order: int) -> None
     net.state[USED] = record + record_words(row_bytes, 0)
 
 
-@inner
-def _next(arena: Int64s, record: int) -> int:
-    lengths = arena[record + LENGTHS]
-    return record + record_words(lengths >> 32, max(0, (lengths & _LOW_HALF) - 1))
-
-
 @kernel
 def decide(net: Net, start: int, stop: int, transaction: int, counts: Bytes, keyless: Bytes, order: int) -> None:
     """Make what a prepared transaction did part of its tables' net change: its records among ``arena[start:stop]``.
@@ -198,18 +239,29 @@ def decide(net: Net, start: int, stop: int, transaction: int, counts: Bytes, key
     record = start
     while record < stop:
         following = _next(arena, record)
-        table = arena[record] - tables * (transaction + 1)
+        after = arena[record] < DEAD
+        table = (after_group(arena[record]) if after else arena[record]) - tables * (transaction + 1)
         if 0 <= table < tables:
             key_bytes = arena[record + LENGTHS] >> 32
-            found, slot, hashed = _find(net, table, (record + HEADER) << 3, key_bytes)
-            if counts[table] and found < 0:
+            group = after_group(table) if after else table
+            found, slot, hashed = _find(net, group, (record + HEADER) << 3, key_bytes)
+            if counts[table] and after and found >= 0:
+                # The last one counts, and whoever changed the key before had to end first.
+                net.state[WASTED] += _next(arena, found) - found
+                arena[found] = DEAD
+                arena[record] = group
+                net.slots[slot] = (hashed & ~_WORD_MASK) | (record + 1)
+            elif counts[table] and after:
+                arena[record] = group
+                _enter(net, slot, record, hashed)
+            elif counts[table] and found < 0:
                 arena[record] = table
                 if not keyless[table]:
                     arena[record + SUBORDER] = arena[record + ORDER]
                 arena[record + ORDER] = order
                 _enter(net, slot, record, hashed)
             else:
-                if counts[table] and keyless[table]:
+                if counts[table] and keyless[table] and not after:
                     arena[found + COUNT] += arena[record + COUNT]
                 arena[record] = DEAD
                 net.state[WASTED] += following - record
@@ -219,7 +271,6 @@ def decide(net: Net, start: int, stop: int, transaction: int, counts: Bytes, key
 @kernel
 def _compact(arena: Int64s, state: Int64s, keyless: Bytes, marks: Int64s) -> None:
     """Move the records that matter to the front; ``marks``, increasing words of the arena, follow them."""
-    tables = len(keyless)
     record = target = 0
     mark = 0
     while record < state[USED]:
@@ -227,8 +278,7 @@ def _compact(arena: Int64s, state: Int64s, keyless: Bytes, marks: Int64s) -> Non
             marks[mark] = target
             mark += 1
         following = _next(arena, record)
-        group = arena[record]
-        if group != DEAD and not (keyless[group % tables] and arena[record + COUNT] == 0):
+        if _matters(arena, record, keyless):
             if target != record:
                 for word in range(following - record):
                     arena[target + word] = arena[record + word]
@@ -259,16 +309,23 @@ def _rehash(net: Net) -> None:
 
 
 @kernel
+def _last_rows(net: Net, records: Int64s, out: Int64s) -> None:
+    """The record of the last row of each key in ``records``; -1: there is none."""
+    for index in range(len(records)):
+        record = records[index]
+        key_bytes = net.arena[record + LENGTHS] >> 32
+        out[index], _, _ = _find(net, after_group(net.arena[record]), (record + HEADER) << 3, key_bytes)
+
+
+@kernel
 def _list_records(arena: Int64s, state: Int64s, keyless: Bytes, records: Int64s, groups: Int64s) -> int:
-    tables = len(keyless)
     found = 0
     record = 0
     while record < state[USED]:
-        group = arena[record]
-        if group != DEAD and not (keyless[group % tables] and arena[record + COUNT] == 0):
+        if arena[record] >= 0 and _matters(arena, record, keyless):
             if found < len(records):
                 records[found] = record
-                groups[found] = group
+                groups[found] = arena[record]
             found += 1
         record = _next(arena, record)
     return found
@@ -333,3 +390,9 @@ class NetChange:
         _list_records(self.arena, self.state, self.keyless, records, groups)
         by_group = np.argsort(groups, kind="stable")
         return records[by_group], groups[by_group]
+
+    def last_rows(self, records: Int64s) -> Int64s:
+        """The records with the last rows of the keys of ``records``, which are of tables that are rolled forward."""
+        found: Int64s = np.empty(len(records), np.int64)
+        _last_rows(self.arrays, records, found)
+        return found

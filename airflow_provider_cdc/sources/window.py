@@ -17,6 +17,7 @@ DELTA_SCHEMA = pa.schema(
         pa.field("before", pa.binary()),
         pa.field("count", pa.int64(), nullable=False),
         pa.field("pending", pa.string()),
+        pa.field("after", pa.binary()),
     ]
 )
 """One net change of one log segment.
@@ -36,6 +37,8 @@ DELTA_SCHEMA = pa.schema(
 ``pending``
     null, or the id of a prepared transaction that the segment prepares but does not decide: the changes count only if
     ``SegmentSummary.decided`` of some segment names that id, and then at that order.
+``after``
+    keyed tables that are rolled forward: the row after the segment, as ``before``. Null for all others.
 """
 
 
@@ -67,15 +70,17 @@ class LogSegment:
 class TrackedTable:
     """A table as the log reader follows it.
 
-    ``index`` is what ``DELTA_SCHEMA.table`` says. ``upper`` is the exact position at which a table was read that needs
-    one; the changes after it do not count. Empty for other tables, whose changes count up to the window's end.
-    ``keys_only``: of its changes only the keys are read.
+    ``index`` is what ``DELTA_SCHEMA.table`` says. ``upper`` is the exact position up to which changes count: of a table
+    that was read at one, that; of one that is rolled forward, the position to publish. Empty for other tables, whose
+    changes count up to the window's end. ``forward``: the rows after the changes are wanted, too. ``keys_only``: of its
+    changes only the keys are read.
     """
 
     index: int
     table: Table
     upper: str = ""
     keys_only: bool = False
+    forward: bool = False
 
     @property
     def bounded(self) -> bool:

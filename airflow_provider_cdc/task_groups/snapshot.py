@@ -69,6 +69,10 @@ class SnapshotTaskGroup(TaskGroup):
         same name share it. It costs the server disk, and stays until someone drops it.
     :param standing_slot_hours: PostgreSQL: Hours of the past that the standing slot keeps: when a run is published,
         it gives up what is older.
+    :param refresh: ``full``: all tables are read. ``auto``: the last copy of a table is rolled forward by what the log
+        says was changed since, at the cost of the changes, where that is exact; other tables are read in full, and
+        the log of ``preflight`` says why. ``changes``: as ``auto``, but a table that would have to be read in full
+        stops the run. Copies of PostgreSQL cannot be rolled forward yet.
     :param lock_wait_seconds: Seconds that one try to take a lock may keep others waiting.
     :param lock_tries: How often a lock is tried.
     :param lock_pause_seconds: Seconds between two tries.
@@ -109,6 +113,7 @@ class SnapshotTaskGroup(TaskGroup):
         as_of_wait_seconds: int | str = 600,
         standing_slot: str = "",
         standing_slot_hours: int | str = 48,
+        refresh: str = "full",
         lock_wait_seconds: int | str = 5,
         lock_tries: int | str = 12,
         lock_pause_seconds: float | str = 2.0,

@@ -14,11 +14,13 @@ from airflow_provider_cdc.core.beginning import begin
 from airflow_provider_cdc.core.options import LockPolicy, StepOptions, TableOptions
 from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.records import encode
+from airflow_provider_cdc.core.refreshing import choose
 from airflow_provider_cdc.core.run import release, scratch_of
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.jobs.consolidate import consolidate
 from airflow_provider_cdc.jobs.extract_delta import extract_delta
 from airflow_provider_cdc.jobs.snapshot import snapshot
+from airflow_provider_cdc.sinks.registry import open_sink
 from airflow_provider_cdc.sources.capabilities import check_point, record_point, release_run
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.registry import open_source
@@ -46,11 +48,13 @@ class Pipeline:
         on_table_error: str = "fail",
         standing_slot: str = "",
         standing_slot_hours: int = 48,
+        refresh: str = "full",
     ) -> None:
         self.target = Storage(target)
         self.run = Storage(scratch_of(target)).folder(run_id)
         self.source = open_source(settings)
         self.found: dict[str, dict[str, Any]] = {}
+        self.plans: list[TablePlan] = []
         self._spark = spark
         self._settings = settings
         self._tables = tables
@@ -62,6 +66,7 @@ class Pipeline:
             as_of,
             standing_slot=standing_slot,
             standing_slot_hours=standing_slot_hours,
+            refresh=refresh,
             lock=self._lock,
             on_table_error=on_table_error,
         )
@@ -70,8 +75,10 @@ class Pipeline:
     def preflight(self) -> list[TablePlan]:
         """What `record` begins with."""
         plans = self.source.preflight(self._tables, self._table_options)
-        check_point(self.source, plans, self._options)
-        return plans
+        sink = open_sink("parquet", self.target)
+        self.plans = choose(self.source, sink, self.run.parent().uri, plans, self._options)
+        check_point(self.source, self.plans, self._options)
+        return self.plans
 
     def record(self) -> str:
         """Preflight and lock_and_record; returns the initial position."""

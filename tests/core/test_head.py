@@ -96,7 +96,7 @@ def test_another_source_is_told_by_kind_server_database_and_history(
 def test_what_a_later_version_added_is_kept_and_nothing_is_added_to_what_an_earlier_one_wrote() -> None:
     for data in (
         {"run_id": "r", "initial_lsn": "0/5"},
-        {"run_id": "r", "position": "0/5", "rows": 3, "files": ["a"], "lineage": {"of": "r0"}},
+        {"run_id": "r", "position": "0/5", "rows": 3, "pages": ["a"], "lineage": {"of": "r0"}},
     ):
         assert encode_copy(decode_copy(data, "")) == data | {"rows": data.get("rows", 0)}
 

@@ -45,6 +45,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
             {"vs_snapshot_and_log"},
         ),
         (
+            "refresh",
+            [],
+            {"full", "unchanged", "1000_neighbours", "1000_scattered", "100000_scattered"},
+            {f"vs_full_{night}" for night in ("unchanged", "1000_neighbours", "1000_scattered", "100000_scattered")},
+        ),
+        (
             "consolidate",
             [],
             {"snapshot", "consolidate_0", "consolidate_1000_hot", "consolidate_1000_scattered", "consolidate_all"},

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,7 +17,7 @@ import pytest
 
 from airflow_provider_cdc.core import parquet_writer
 from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.jobs import consolidate, extract_delta, rewind, snapshot, step, touched, verify
+from airflow_provider_cdc.jobs import consolidate, extract_delta, forward, rewind, roll, snapshot, step, touched, verify
 from tests.jobs import history_source
 from tests.jobs.history_source import NAMES, SETTINGS, HistorySource, Row, begin_run
 
@@ -84,12 +84,15 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRunner:
             meanwhile()
         return results
 
-    for module in (snapshot, extract_delta, consolidate, verify):
+    for module in (snapshot, extract_delta, consolidate, forward, verify):
         monkeypatch.setattr(module, "run_tasks", run_here)
     monkeypatch.setattr(parquet_writer, "ROW_GROUP_ROWS", 3)
     monkeypatch.setattr(parquet_writer.ParquetWriter.__init__, "__defaults__", (300,))
-    monkeypatch.setattr(rewind, "TOUCHED_ROWS", 2)
-    monkeypatch.setattr(rewind, "DECODED_ROWS", 2)
+    for module in (rewind, roll):
+        monkeypatch.setattr(module, "TOUCHED_ROWS", 2)
+        monkeypatch.setattr(module, "DECODED_ROWS", 2)
+    monkeypatch.setattr(forward, "ROLL_BYTES", 500)
+    monkeypatch.setattr(forward, "LOOKED_AT", 2)
     monkeypatch.setattr(touched, "BLOCK_ROWS", 7)
     monkeypatch.setattr(consolidate, "RESTORE_ROWS", 3)
     monkeypatch.setattr(extract_delta, "SORT_BYTES", 400)
@@ -115,7 +118,8 @@ def make_runner(
     initial: int,
     name: str = "lake",
     run_id: str = "20260101T000000Z-00000000",
+    bases: Mapping[str, str] | None = None,
 ) -> Runner:
     monkeypatch.setattr(step, "open_source", lambda settings: source)
     target = Storage((folder / name).as_uri())
-    return Runner(spark, target, monkeypatch, source, begin_run(target, source, initial, run_id))
+    return Runner(spark, target, monkeypatch, source, begin_run(target, source, initial, run_id, bases))

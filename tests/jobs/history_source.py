@@ -19,6 +19,7 @@ import pyarrow as pa
 
 from airflow_provider_cdc.core import row_bytes
 from airflow_provider_cdc.core.chunk import Chunk, partition
+from airflow_provider_cdc.core.decision import base_of, published_run
 from airflow_provider_cdc.core.manifest import RunTable
 from airflow_provider_cdc.core.options import AS_DECLARED, LockPolicy, StepOptions, TableOptions
 from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
@@ -243,6 +244,14 @@ class HistorySource:
             for number, start in enumerate(starts)
         ]
 
+    def refusals_since(
+        self, identity: Mapping[str, str], position: str, tables: Sequence[Table], to: Any
+    ) -> dict[TableName, str]:
+        raise NotImplementedError
+
+    def segments_between(self, start: str, stop: str, identity: Mapping[str, str]) -> list[LogSegment]:
+        return self.log_segments(start, stop, identity)
+
     def segments_before(self, segment: LogSegment, count: int) -> list[LogSegment]:
         length = self.segment_length
         return [
@@ -301,7 +310,7 @@ class _Segment:
         self.summary = SegmentSummary(segment)
         self._source = source
         self._initial = initial
-        self._tables = tables
+        self._tables = {one.index: one for one in tables}
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         net: dict[tuple[int, bytes, str | None], list[Any]] = {}
@@ -335,24 +344,30 @@ class _Segment:
 
     def _add(self, net: dict[Any, Any], changes: Sequence[ChangeOf], order: int, pending: str | None) -> None:
         for suborder, (table, before, after) in enumerate(changes):
+            if table not in self._tables:
+                continue
             self.summary.row_images += (before is not None) + (after is not None)
             upper = self._tables[table].upper
-            if upper and order // 100 >= int(upper):
+            if upper and pending is None and order // 100 >= int(upper):
                 continue
             for row, step in ((before, -1), (after, 1)):
                 if row is None:
                     continue
                 key = table, key_bytes(table, row), pending
                 if table == KEYLESS:
-                    net.setdefault(key, [order, suborder, image(row), 0])[3] += step
+                    net.setdefault(key, [order, suborder, image(row), 0, None])[3] += step
                 else:
-                    same = before is not None and key_of(table, before) == key_of(table, row)
-                    old = image(before) if same and before is not None else None
-                    net.setdefault(key, [order, suborder, old, 0])
+                    old, new = (
+                        image(one) if one is not None and key_of(table, one) == key_of(table, row) else None
+                        for one in (before, after)
+                    )
+                    noted = net.setdefault(key, [order, suborder, old, 0, None])
+                    if self._tables[table].forward:
+                        noted[4] = new
 
 
 def _batches(net: Mapping[tuple[int, bytes, str | None], list[Any]]) -> Iterator[pa.RecordBatch]:
-    rows = [[table, key, *values, pending] for (table, key, pending), values in net.items()]
+    rows = [[table, key, *values[:4], pending, values[4]] for (table, key, pending), values in net.items()]
     for start in range(0, len(rows), 5):
         columns = list(zip(*rows[start : start + 5], strict=True))
         yield pa.record_batch(
@@ -362,17 +377,30 @@ def _batches(net: Mapping[tuple[int, bytes, str | None], list[Any]]) -> Iterator
 
 
 def begin_run(
-    target: Storage, source: HistorySource, initial: int, run_id: str = "20260101T000000Z-00000000"
+    target: Storage,
+    source: HistorySource,
+    initial: int,
+    run_id: str = "20260101T000000Z-00000000",
+    bases: Mapping[str, str] | None = None,
 ) -> Storage:
-    """Write the manifest that lock_and_record would."""
+    """Write the manifest that lock_and_record would.
+
+    :param bases: the run whose copy each table is rolled forward from, by the table's name; others are read.
+    """
     source.initial = initial
+    bases = bases or {}
+    scratch = run_folder(target, run_id).parent()
     run = run_folder(target, run_id)
     manifest = manifest_of(
         target,
         run_id,
         initial_position=str(initial),
         identity={"server": "history"},
-        tables=tuple(RunTable(table, "lock" if table.keyless else "watermark", "") for table in tables()),
+        tables=tuple(
+            RunTable(table, "lock" if table.keyless else "watermark", "", base=bases.get(str(table.name), ""))
+            for table in tables()
+        ),
+        bases={base: base_of(published_run(scratch, base)) for base in bases.values()},
         options=StepOptions(chunk_rows=10),
     )
     Run.create(manifest, instead_of=Run.load(run) if Run.exists(run) else None)

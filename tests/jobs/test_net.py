@@ -23,9 +23,16 @@ EVENTS = st.lists(
 )
 
 
+def after_of(order: int) -> bytes | None:
+    """What the change of an order left."""
+    return None if order % 4 == 3 else b"%d" % order
+
+
 def changes(events: list[tuple[int, Event]]) -> pa.Table:
     rows: list[tuple[Any, ...]] = [
-        (table, key, order, order % 3, before if table == KEYED else key, count if table == KEYLESS else 0, None)
+        (table, key, order, order % 3, before, 0, None, after_of(order))
+        if table == KEYED
+        else (table, key, order, order % 3, key, count, None, None)
         for order, (table, key, before, count) in events
     ]
     columns = list(zip(*rows, strict=True)) or [()] * len(DELTA_SCHEMA)
@@ -48,6 +55,8 @@ def test_composing_is_netting_in_any_order_of_rows(events: list[Event], rng: Any
     rows = net.compose(net.in_buckets(changes(ordered)), [KEYLESS]).to_pylist()
 
     assert {row["key"]: row["before"] for row in rows if row["table"] == KEYED} == keyed
+    lasts = {key: after_of(order) for order, (table, key, _, _) in enumerate(events) if table == KEYED}
+    assert {row["key"]: row["after"] for row in rows if row["table"] == KEYED} == lasts
     assert {row["key"]: row["count"] for row in rows if row["table"] == KEYLESS} == {
         k: n for k, n in counts.items() if n
     }

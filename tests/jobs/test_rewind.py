@@ -76,7 +76,16 @@ def take_out(
     images = [None if key else json.dumps(list(row.values())).encode() for row in touched.to_pylist()]
     before = pa.array(images, pa.binary())
     changes = pa.table(
-        [[0] * size, encoded, [1] * size, [0] * size, before, counts, pa.nulls(size, pa.string())],
+        [
+            [0] * size,
+            encoded,
+            [1] * size,
+            [0] * size,
+            before,
+            counts,
+            pa.nulls(size, pa.string()),
+            pa.nulls(size, pa.binary()),
+        ],
         schema=DELTA_SCHEMA,
     )
     with staging.writer("delta/net", net.NET_SCHEMA) as delta:

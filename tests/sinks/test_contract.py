@@ -70,8 +70,9 @@ class Lake:
     def sink(self) -> Sink:
         return open_sink(self.format, self.storage)
 
-    def stage(self, number: int, count: int = 3, run_id: str = "") -> Publication:
-        """A run at position ``number``, whose copies hold that number ``count`` times, in a file each."""
+    def stage(self, number: int, count: int = 3, run_id: str = "", before: Publication | None = None) -> Publication:
+        """A run at position ``number``, whose copies hold that number ``count`` times, in a file each; and those two
+        files of the copies ``before`` that come first."""
         # The order of the runs is the reverse of that of their positions.
         run_id = run_id or f"202601{99 - number:02}T000000Z-00000000"
         staging = Staging(self.storage.folder(SCRATCH, run_id))
@@ -82,7 +83,9 @@ class Lake:
                 with staging.writer(f"chunks/{folder_name(table)}/part-{at:06}", SCHEMA) as writer:
                     writer.write(pa.table({"id": [number]}))
                 files += writer.files
-            changes.append(TableChange(table, tuple(files)))
+            kept = () if before is None else before.tables[TABLES.index(table)].added[:2]
+            named = tuple(replace(file, name=file.base_name) for file in kept)
+            changes.append(TableChange(table, tuple(files), named, before.run_id if before else ""))
         position = f"{SERVER}:1-{number}"
         when = "2026-01-01T00:00:00+00:00"
         return Publication(run_id, staging, tuple(changes), "initial_gtid_set", position, when, when, MYSQL)
@@ -133,6 +136,35 @@ def test_an_older_position_is_published_and_does_not_become_the_latest(lake: Lak
     assert lake.seen() == [[5, 5, 5], [5, 5, 5]]
     assert all(copy.is_latest for copy in lake.sink.publish(lake.stage(7)).values())
     assert lake.seen() == [[7, 7, 7], [7, 7, 7]]
+
+
+def test_files_of_the_copy_before_are_kept_and_the_new_copy_stands_alone(lake: Lake) -> None:
+    first = lake.stage(5)
+    lake.sink.publish(first)
+    second = lake.stage(7, before=first)
+    with pytest.MonkeyPatch.context() as patch:
+        interrupt_at(patch, 5)
+        with pytest.raises(Interrupted):
+            lake.sink.publish(second)
+    assert lake.seen() == [[5, 5, 5], [5, 5, 5]]
+    lake.sink.publish(second)
+    assert lake.seen() == [[5, 5, 7, 7, 7]] * 2
+    for table in TABLES:
+        folder = lake.sink.copy_folder(first.run_id, table)
+        for name in folder.files():
+            folder.delete_file(name)
+    lake.sink.publish(second)
+    assert lake.seen() == [[5, 5, 7, 7, 7]] * 2
+
+
+def test_a_kept_file_that_is_gone_before_it_is_taken_over_publishes_nothing(lake: Lake) -> None:
+    first = lake.stage(5)
+    lake.sink.publish(first)
+    second = lake.stage(7, before=first)
+    lake.sink.copy_folder(first.run_id, TABLES[0]).delete_file(second.tables[0].kept[0].name)
+    with pytest.raises(FileDamaged, match="is gone"):
+        lake.sink.publish(second)
+    assert READERS[lake.format](lake.storage, TABLES[1]) == [5, 5, 5]
 
 
 def test_what_is_published_is_never_touched_by_later_runs(lake: Lake) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 from pathlib import Path
 
 import pytest
 
 from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.errors import ConfigurationError, FileDamaged
+from airflow_provider_cdc.errors import FileDamaged
 from tests.sinks.test_contract import ORDERS, Lake
 
 
@@ -38,11 +40,22 @@ def test_no_file_that_is_in_a_place_is_ever_touched(lake: Lake) -> None:
     assert lake.sink.publish(publication)
 
 
-def test_a_copy_cannot_rest_on_files_of_the_one_before(lake: Lake) -> None:
-    publication = lake.stage(5)
-    tables = tuple(
-        type(change)(change.table, change.added, dropped=("part-0.parquet",)) for change in publication.tables
-    )
-    with pytest.raises(ConfigurationError, match="rests on files of its own"):
-        lake.sink.publish(type(publication)(**{**vars(publication), "tables": tables}))
-    assert lake.seen() == [None, None]
+def test_kept_files_share_their_content_with_the_copy_before(lake: Lake) -> None:
+    first = lake.stage(5)
+    lake.sink.publish(first)
+    second = lake.stage(7, before=first)
+    uri = lake.sink.publish(second)[ORDERS].uri
+    kept = [Storage(uri).path(file.base_name) for file in second.tables[0].kept]
+    older = lake.sink.copy_folder(first.run_id, ORDERS)
+    assert [Path(older.path(Path(name).name)).samefile(name) for name in kept] == [True, True]
+
+
+def test_a_disk_without_links_gets_whole_copies(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(*arguments: object, **how: object) -> None:
+        raise OSError(errno.EPERM, "no links here")
+
+    first = lake.stage(5)
+    lake.sink.publish(first)
+    monkeypatch.setattr(os, "link", refuse)
+    lake.sink.publish(lake.stage(7, before=first))
+    assert lake.seen()[0] == [5, 5, 7, 7, 7]

@@ -18,9 +18,11 @@ Decoder = Callable[[Table, pa.BinaryArray], pa.RecordBatch]
 
 @dataclass
 class Changes:
-    """``before`` by table and key, ``counts`` by keyless table and row."""
+    """``before`` by table and key, ``counts`` by keyless table and row; ``after`` as ``before``, of what is read
+    forward."""
 
     before: dict[str, dict[bytes, Row | None]] = field(default_factory=dict)
+    after: dict[str, dict[bytes, Row | None]] = field(default_factory=dict)
     counts: dict[str, Counter[Row]] = field(default_factory=dict)
 
     def take(self, table: Table, changes: Iterable[Mapping[str, Any]], decode: Decoder) -> None:
@@ -29,7 +31,10 @@ class Changes:
         :param decode: the source's ``decode_images``.
         """
         changes = list(changes)
-        images = iter(_rows(decode, table, [row["before"] for row in changes if row["before"] is not None]))
+        images, lasts = (
+            iter(_rows(decode, table, [row[which] for row in changes if row[which] is not None]))
+            for which in ("before", "after")
+        )
         for row in changes:
             before = None if row["before"] is None else next(images)
             if table.keyless:
@@ -38,6 +43,8 @@ class Changes:
                 counts[before] += row["count"]
             else:
                 self.before.setdefault(table.name.name, {}).setdefault(row["key"], before)
+                last = None if row["after"] is None else next(lasts)
+                self.after.setdefault(table.name.name, {})[row["key"]] = last
 
 
 def _rows(decode: Decoder, table: Table, images: list[bytes]) -> list[Row]:

@@ -97,6 +97,7 @@ def test_a_keyed_table_tells_the_row_before_and_whether_there_was_one() -> None:
             "before": before,
             "count": 0,
             "pending": None,
+            "after": None,
         }
         for key, before, order in ((b"a", image(b"a", b"was"), 5), (b"b", None, 6), (b"c", b"", 7))
     ]

@@ -21,6 +21,7 @@ from airflow_provider_cdc.sources.netting import (
     decide,
     has_room,
     key_place,
+    leave,
     touch,
 )
 
@@ -42,6 +43,17 @@ def _change(net: Net, group: int, data: Bytes, keys: Int64s, row: int, row_bytes
     if keys[2] >= 0:
         copy_bytes(net.bytes, key_place(net.state), data, keys[2], keys[3] - keys[2])
         touch(net, group, keys[3] - keys[2], data, 0, NO_ROW, order)
+    return True
+
+
+@kernel
+def _leave(net: Net, group: int, data: Bytes, key_bytes: int, row_bytes: int, order: int) -> bool:
+    if not has_room(net, 2, WORDS):
+        return False
+    copy_bytes(net.bytes, key_place(net.state), data, 0, key_bytes)
+    touch(net, group, key_bytes, data, 0, NO_ROW, order)
+    copy_bytes(net.bytes, key_place(net.state), data, 0, key_bytes)
+    leave(net, group, key_bytes, data, key_bytes, row_bytes, order)
     return True
 
 
@@ -70,6 +82,26 @@ def counted(net: NetChange, group: int, row: bytes, change: int, order: int) -> 
     data = np.frombuffer(row + b"!", np.uint8).copy()
     while not _count(net.arrays, group, data, len(row), change, order):
         net.reserve(1, WORDS, NONE)
+
+
+def left(net: NetChange, group: int, key: bytes, row: bytes | None, order: int) -> None:
+    data = np.frombuffer(key + (row or b"") + b"!", np.uint8).copy()
+    while not _leave(net.arrays, group, data, len(key), NO_ROW if row is None else len(row), order):
+        net.reserve(2, WORDS, NONE)
+
+
+def last_rows(net: NetChange) -> dict[tuple[int, bytes], bytes | None]:
+    """By group and key: the row after the last change."""
+    found = {}
+    records, groups = net.records()
+    for record, last, group in zip(records.tolist(), net.last_rows(records).tolist(), groups.tolist(), strict=True):
+        key_bytes = int(net.arena[record + LENGTHS]) >> 32
+        row_bytes = (int(net.arena[last + LENGTHS]) & 0xFFFFFFFF) - 1
+        at = 8 * (record + HEADER)
+        row_at = 8 * (last + HEADER) + (key_bytes + 7) // 8 * 8
+        row = net.bytes[row_at : row_at + row_bytes].tobytes() if row_bytes >= 0 else None
+        found[group, net.bytes[at : at + key_bytes].tobytes()] = row
+    return found
 
 
 def contents(net: NetChange) -> dict[tuple[int, bytes], tuple[bytes | None, int, int]]:
@@ -109,6 +141,56 @@ def test_of_each_key_the_first_change_stays(
         if after is not None:
             expected.setdefault((group, after), (None, order, 0))
     assert contents(net) == expected
+
+
+@given(st.lists(st.tuples(st.integers(0, 2), KEYS, st.one_of(st.none(), st.binary(min_size=1, max_size=30)))))
+def test_of_each_key_the_last_row_stays(changes: list[tuple[int, bytes, bytes | None]]) -> None:
+    net = new()
+    expected = {}
+    for order, (transaction, key, row) in enumerate(changes, 1):
+        left(net, KEYED + TABLES * transaction, key, row, order)
+        expected[KEYED + TABLES * transaction, key] = row
+    assert last_rows(net) == expected
+    net.reserve(2, WORDS, NONE)
+    assert last_rows(net) == expected
+
+
+def test_last_rows_survive_while_it_grows() -> None:
+    net = new()
+    for order in range(30_000):
+        left(net, KEYED, (order % 7_000).to_bytes(4, "big"), b"row" * (order % 9 + 1), order)
+    found = last_rows(net)
+    assert found == {
+        (KEYED, key.to_bytes(4, "big")): b"row" * (max(range(key, 30_000, 7_000)) % 9 + 1) for key in range(7_000)
+    }
+
+
+@given(
+    st.dictionaries(KEYS, st.binary(min_size=1, max_size=9), max_size=5),
+    st.dictionaries(KEYS, st.one_of(st.none(), st.binary(min_size=1, max_size=9)), max_size=5),
+    st.dictionaries(KEYS, st.binary(min_size=1, max_size=9), max_size=5),
+    st.booleans(),
+)
+def test_what_a_prepared_transaction_left_counts_at_its_commit(
+    before: dict[bytes, bytes], prepared: dict[bytes, bytes | None], after: dict[bytes, bytes], counts: bool
+) -> None:
+    net = new()
+    for key, row in before.items():
+        left(net, KEYED, key, row, 1)
+    start = int(net.state[USED])
+    for key, last in prepared.items():
+        left(net, KEYED + TABLES, key, b"first", 2)
+        left(net, KEYED + TABLES, key, last, 3)
+    stop = int(net.state[USED])
+    # Whoever else changes these keys meanwhile has to wait.
+    others = {key: row for key, row in after.items() if key not in prepared}
+    for key, row in others.items():
+        left(net, KEYED, key, row, 4)
+    decide(net.arrays, start, stop, 0, np.array([counts, 0], np.uint8), net.keyless, 5)
+    for key, row in after.items():
+        left(net, KEYED, key, row, 6)
+    expected = {**before, **others, **(prepared if counts else {}), **after}
+    assert last_rows(net) == {(KEYED, key): row for key, row in expected.items()}
 
 
 @given(st.lists(st.tuples(KEYS, st.sampled_from([1, -1])), max_size=80))

@@ -73,7 +73,7 @@ def check_past(settings: ConnectionSettings, as_of: AsOf, plans: Sequence[TableP
         _check_time(connection, as_of)
         past = resolve(settings, as_of)
         tables, problems = recheck(connection, tables_of(connection, plans), plans)
-        problems = [*problems, *_replication_problems(connection, past, tables)]
+        problems = [*problems, *replication_problems(connection, past.prefix.position, tables)]
         problems = [*problems, *problems_since(settings, connection, past)]
         # Without a whole log there is nothing to look through.
         if problems or (problems := statement_problems(settings, connection, past, tables)):
@@ -95,7 +95,7 @@ def record_past(
             raise PreflightError([NO_POSITION])
         wait_until_visible(connection, past.prefix.position, wait_seconds)
         tables, problems = recheck(connection, tables_of(connection, plans), plans)
-        problems = [*problems, *_replication_problems(connection, past, tables)]
+        problems = [*problems, *replication_problems(connection, past.prefix.position, tables)]
         # What the log says is found when it is read for the rows; preflight said it before any work.
         problems = [*problems, *problems_since(settings, connection, past)]
         if problems:
@@ -103,12 +103,12 @@ def record_past(
     return InitialPoint(str(past.prefix.position), found | {LOG_PLACE: str(past.prefix.place)}, tables, 0.0)
 
 
-def _replication_problems(connection: Connection, past: Past, tables: Sequence[Table]) -> list[Problem]:
-    """What is wrong if the server was a replica since ``past``: a promoted one tells no longer that it was, but its log
-    names the servers whose transactions it applied."""
+def replication_problems(connection: Connection, position: GtidSet, tables: Sequence[Table]) -> list[Problem]:
+    """What is wrong if the server was a replica since ``position``: a promoted one tells no longer that it was, but its
+    log names the servers whose transactions it applied."""
     executed = GtidSet.parse(value(connection, "@@global.gtid_executed"))
     own = GtidSet.parse(f"{value(connection, '@@global.server_uuid')}:1")
-    if {uuid for uuid, _, _ in (executed - past.prefix.position).items()} <= {uuid for uuid, _, _ in own.items()}:
+    if {uuid for uuid, _, _ in (executed - position).items()} <= {uuid for uuid, _, _ in own.items()}:
         return []
     return [*setting_problems(connection, replicated=True), *replicated_problems(connection, tables)]
 

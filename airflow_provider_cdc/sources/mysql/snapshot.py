@@ -74,7 +74,7 @@ def record_initial(settings: ConnectionSettings, plans: Sequence[TablePlan], loc
     :raises PreflightError: what preflight checked was changed since then.
     :raises SchemaChanged: a table is gone, or lost the key that its plan relies on.
     """
-    locked = [plan.table for plan in plans if plan.consistency == "lock"]
+    locked = [plan.table for plan in plans if plan.locked]
     with session(settings) as connection:
         # Before the position: what is set later shows up as a difference.
         found = identity(settings, connection)

@@ -14,7 +14,7 @@ from airflow_provider_cdc.core.chunk import Chunk
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.core.options import AS_DECLARED, LockPolicy, StepOptions, TableOptions
 from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
-from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.capabilities import (
     ChecksServer,
@@ -23,6 +23,7 @@ from airflow_provider_cdc.sources.capabilities import (
     OrdersChunks,
     PreparesBeforeWindow,
     Reach,
+    RollsForward,
     SegmentReader,
     Source,
     TellsReach,
@@ -88,6 +89,18 @@ class MysqlSource:
         from airflow_provider_cdc.sources.mysql import reach
 
         return reach.has_reached(self.settings, point, seen)
+
+    def refusals_since(
+        self, identity: Mapping[str, str], position: str, tables: Sequence[Table], to: AsOf | None
+    ) -> dict[TableName, str]:
+        from airflow_provider_cdc.sources.mysql import forward
+
+        return forward.refusals_since(self.settings, identity, position, tables, to)
+
+    def segments_between(self, start: str, stop: str, identity: Mapping[str, str]) -> list[LogSegment]:
+        from airflow_provider_cdc.sources.mysql import forward
+
+        return forward.segments_between(self.settings, start, stop, identity)
 
     def of_run(self, identity: Mapping[str, str], position: str) -> MysqlSource:
         return MysqlSource(RunSettings.of(self.settings, identity, position), identity)
@@ -156,5 +169,5 @@ if TYPE_CHECKING:
 
     def _is_source(
         source: MysqlSource,
-    ) -> tuple[Source, OrdersChunks, PreparesBeforeWindow, GoesBack, TellsReach, ChecksServer]:
-        return source, source, source, source, source, source
+    ) -> tuple[Source, OrdersChunks, PreparesBeforeWindow, GoesBack, TellsReach, ChecksServer, RollsForward]:
+        return source, source, source, source, source, source, source

@@ -88,6 +88,8 @@ class Order:
     ``meanwhile`` are statements for the server once the initial position is recorded: changes to rewind. A contender
     ``as_of`` is the point that the copy is exact at; empty: now. A contender
     that reads the log nets the ``files`` of it that name ``rows`` row images of the table, and writes nothing.
+    ``night`` counts the runs into one target, from the second one on: such a one rolls the copy before forward, once
+    the statements ``before`` are done.
     """
 
     table: str
@@ -97,6 +99,8 @@ class Order:
     meanwhile: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     as_of: str = ""
+    before: tuple[str, ...] = ()
+    night: int = 0
 
 
 Work = Callable[[Order], Mapping[str, Any]]

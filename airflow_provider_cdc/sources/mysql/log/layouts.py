@@ -20,6 +20,7 @@ from airflow_provider_cdc.sources.mysql.log.membership import SetArrays, set_arr
 from airflow_provider_cdc.sources.mysql.log.walk_state import (
     COLUMNS,
     COLUMNS_AT,
+    FORWARD,
     JSON_COLUMNS,
     KEYS,
     KEYS_AT,
@@ -106,6 +107,7 @@ def _arrays(tables: Sequence[TrackedTable], sets: list[GtidSet]) -> TableArrays:
         row[KEYS_AT], row[KEYS] = keys_at, layout.keys
         row[JSON_COLUMNS] = sum(column.family is Family.JSON for column in column_types(one.table))
         row[UPPER] = _number(sets, GtidSet.parse(one.upper)) if one.bounded else 0
+        row[FORWARD] = one.forward
         columns_at += len(layout.widths)
         keys_at += layout.keys
     return TableArrays(

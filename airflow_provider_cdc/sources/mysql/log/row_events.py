@@ -34,6 +34,7 @@ from airflow_provider_cdc.sources.mysql.log.walk_state import (
     CASCADES,
     COLUMNS,
     COLUMNS_AT,
+    FORWARD,
     IMAGES,
     JSON_COLUMNS,
     KEYS,
@@ -49,9 +50,12 @@ from airflow_provider_cdc.sources.mysql.log.walk_state import (
     WANTED,
     XA,
 )
-from airflow_provider_cdc.sources.netting import HEADER, NO_ROW, Net, count, has_room, key_place, touch
+from airflow_provider_cdc.sources.netting import HEADER, NO_ROW, Net, count, has_room, key_place, leave, touch
 
 _ROW_SLACK = 2 * HEADER + 8
+MOST_RECORDS = 4
+"""That one row change may add: what was there before, and of tables that are rolled forward what it left, of two
+keys."""
 
 
 class KeyRanges(NamedTuple):
@@ -242,6 +246,7 @@ def net_rows(
     key_prefixes, bytes_, net_state = tables.key_prefixes, net.bytes, net.state
     before_ranges, after_ranges = ranges.before, ranges.after
     json_columns = tables.words[info + JSON_COLUMNS]
+    forward = tables.words[info + FORWARD] != 0
     while at < body_end:
         row = at
         before = before_end = after = after_end = -1
@@ -263,7 +268,9 @@ def net_rows(
                 return BAD_ROWS
             after_end = at
         words = _ROW_SLACK + ((at - row) >> 2)
-        if not has_room(net, 2, words):
+        if forward:
+            words *= 2
+        if not has_room(net, MOST_RECORDS, words):
             state[ROW] = row - event
             state[WANTED] = words
             return NO_ROOM
@@ -278,16 +285,25 @@ def net_rows(
                 copy_bytes(bytes_, key_place(net_state), data, after, after_end - after)
                 count(net, group, after_end - after, 1, state[ORDER])
         else:
+            if forward and after >= 0 and diffs:
+                return NOT_WHOLE
+            same = before >= 0 and after >= 0 and _same_key(data, before_ranges, after_ranges, keys)
             if before >= 0:
                 size = _put_key(bytes_, key_place(net_state), data, before_ranges, key_prefixes, keys_at, keys)
                 if size < 0:
                     return SHAPE
                 touch(net, group, size, data, before, before_end - before, state[ORDER])
-            if after >= 0 and (before < 0 or not _same_key(data, before_ranges, after_ranges, keys)):
+                if forward and not same:
+                    size = _put_key(bytes_, key_place(net_state), data, before_ranges, key_prefixes, keys_at, keys)
+                    leave(net, group, size, data, 0, NO_ROW, state[ORDER])
+            if after >= 0 and not same:
                 size = _put_key(bytes_, key_place(net_state), data, after_ranges, key_prefixes, keys_at, keys)
                 if size < 0:
                     return SHAPE
                 touch(net, group, size, data, 0, NO_ROW, state[ORDER])
+            if forward and after >= 0:
+                size = _put_key(bytes_, key_place(net_state), data, after_ranges, key_prefixes, keys_at, keys)
+                leave(net, group, size, data, after, after_end - after, state[ORDER])
         state[TRACKED] += 1
         state[IMAGES] += 1 if before < 0 or after < 0 else 2
     state[ROW] = 0

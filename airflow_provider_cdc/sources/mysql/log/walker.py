@@ -24,7 +24,7 @@ from airflow_provider_cdc.sources.mysql.log.index_changes import is_recomputed
 from airflow_provider_cdc.sources.mysql.log.layouts import layouts, parents_of
 from airflow_provider_cdc.sources.mysql.log.membership import TSID_BYTES, in_set, tsid_parts
 from airflow_provider_cdc.sources.mysql.log.names import TrackedNames
-from airflow_provider_cdc.sources.mysql.log.row_events import KeyRanges
+from airflow_provider_cdc.sources.mysql.log.row_events import MOST_RECORDS, KeyRanges
 from airflow_provider_cdc.sources.mysql.log.statements import Effect, meaning
 from airflow_provider_cdc.sources.mysql.log.table_maps import TableMaps
 from airflow_provider_cdc.sources.mysql.log.walk import walk
@@ -169,7 +169,7 @@ class LogWalker:
         """Deal with what the kernel stopped for; True: the file ends here."""
         state = self.state
         if code == walk_state.NO_ROOM:
-            self.xa.reserve(2, int(state[walk_state.WANTED]))
+            self.xa.reserve(MOST_RECORDS, int(state[walk_state.WANTED]))
             return False
         if code in refusals.DAMAGE:
             raise refusals.damaged(refusals.DAMAGE[code], self.where)

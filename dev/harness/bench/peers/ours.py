@@ -22,10 +22,20 @@ def prepare(address: Address) -> Work:
     spark = open_spark(tempfile.mkdtemp(prefix="cdc-bench-spark-"))
 
     def copy(order: Order) -> dict[str, Any]:
-        Path(order.target).mkdir()
+        Path(order.target).mkdir(exist_ok=order.night > 0)
         pipeline = Pipeline(
-            spark, address.settings, order.target, [order.table], consistency=order.consistency, as_of=order.as_of
+            spark,
+            address.settings,
+            order.target,
+            [order.table],
+            run_id=f"202601{order.night + 1:02}T000000Z-00000000",
+            consistency=order.consistency,
+            as_of=order.as_of,
+            refresh="changes" if order.night else "full",
         )
+        with address.cursor() as cursor:
+            for statement in order.before:
+                cursor.execute(statement)
         steps = {"record": _seconds(pipeline.record)}
         with address.cursor() as cursor:
             for statement in order.meanwhile:

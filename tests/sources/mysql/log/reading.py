@@ -55,9 +55,12 @@ class LogReading:
     def segments(self, end: str | None = None) -> list[LogSegment]:
         return log_segments(self.settings, self.initial, end or log_end(self.server))
 
-    def tracked(self, upper: str | None = None) -> list[TrackedTable]:
+    def tracked(self, upper: str | None = None, *, forward: bool = False) -> list[TrackedTable]:
         upper = upper or executed(self.server)
-        return [TrackedTable(index, table, upper if table.keyless else "") for index, table in enumerate(self.tables)]
+        return [
+            TrackedTable(index, table, upper if table.keyless or forward else "", forward=forward)
+            for index, table in enumerate(self.tables)
+        ]
 
     def batches(
         self, segment: LogSegment, tracked: Sequence[TrackedTable]
@@ -66,9 +69,9 @@ class LogReading:
             rows = [row for batch in reader for row in batch.to_pylist()]
             return rows, reader.summary
 
-    def read(self, end: str | None = None, upper: str | None = None) -> Window:
-        """The net change up to ``end`` (now), of keyless tables up to ``upper`` (now)."""
-        tracked = self.tracked(upper)
+    def read(self, end: str | None = None, upper: str | None = None, *, forward: bool = False) -> Window:
+        """The net change up to ``end`` (now), of keyless tables, or ``forward``, up to ``upper`` (now)."""
+        tracked = self.tracked(upper, forward=forward)
         read = [self.batches(segment, tracked) for segment in self.segments(end)]
         window = Window(summaries=[summary for _, summary in read])
         decisions = _decisions(window.summaries)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from pymysqlreplication import BinLogStreamReader
 from pymysqlreplication.row_event import DeleteRowsEvent, UpdateRowsEvent, WriteRowsEvent
 
-from airflow_provider_cdc.core.net_change import Change, net, net_counts, rewind, rewind_counts
+from airflow_provider_cdc.core.net_change import Change, net, net_counts, rewind, rewind_counts, roll_forward
 from airflow_provider_cdc.sources.mysql.log import dump, segments
 from harness.mysql_server import MysqlServer
 from tests.sources.changes import Row, key
@@ -112,7 +112,7 @@ def empty(db: Connection) -> None:
 @pytest.mark.parametrize("in_parts", [False, True])
 @given(before=st.lists(TRANSACTIONS, max_size=4), within=st.lists(TRANSACTIONS, max_size=8))
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
-def test_the_net_change_undoes_the_history(
+def test_the_net_change_undoes_the_history_and_does_it_again(
     in_parts: bool,
     server: MysqlServer,
     db: Connection,
@@ -132,6 +132,12 @@ def test_the_net_change_undoes_the_history(
         apply(db, number, transaction)
     window = reading.read()
     keyed_after, keyless_after = rows_of(server)
+
+    rolled = reading.read(forward=True)
+    later = {k: Change(rolled.before["a"][k], row) for k, row in rolled.after.get("a", {}).items()}
+    assert roll_forward(keyed, later) == keyed_after
+    assert all(change.before == keyed.get(k) for k, change in later.items())
+    assert rewind_counts(keyless, {row: -count for row, count in rolled.counts.get("k", {}).items()}) == keyless_after
 
     touched = window.before.get("a", {})
     assert rewind(keyed_after, {k: Change(row, None) for k, row in touched.items()}) == keyed

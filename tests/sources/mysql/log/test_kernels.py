@@ -7,6 +7,7 @@ import random
 import struct
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
@@ -187,6 +188,7 @@ KEYED = Table(
 )
 KEYLESS = Table(TableName("s", "k"), (Column("id", "int", True),))
 TRACKED = [TrackedTable(0, KEYED), TrackedTable(1, KEYLESS, "00000000-0000-0000-0000-000000000000:1-1000000")]
+FORWARD = [replace(TRACKED[0], upper=TRACKED[1].upper, forward=True), replace(TRACKED[1], forward=True)]
 SOURCE = bytes(16)
 
 Row = tuple[int, bytes | None]
@@ -254,13 +256,17 @@ def log_of(parts: Sequence[bytes]) -> bytes:
     return log
 
 
-def net_change_of(walker: LogWalker, segment: int = 0) -> list[pa.RecordBatch]:
-    return list(delta_batches(walker.change, TRACKED, segment, decode_images, walker.xa.pending))
+def net_change_of(
+    walker: LogWalker, segment: int = 0, tracked: Sequence[TrackedTable] = TRACKED
+) -> list[pa.RecordBatch]:
+    return list(delta_batches(walker.change, tracked, segment, decode_images, walker.xa.pending))
 
 
-def walked(log: bytes, step: int, data: Bytes | None = None) -> tuple[LogWalker, bool]:
+def walked(
+    log: bytes, step: int, data: Bytes | None = None, tracked: Sequence[TrackedTable] = TRACKED
+) -> tuple[LogWalker, bool]:
     summary = SegmentSummary(LogSegment(0, "f", 4, None))
-    walker = LogWalker("f", 4, 4 + len(log), GtidSet(), TRACKED, summary)
+    walker = LogWalker("f", 4, 4 + len(log), GtidSet(), tracked, summary)
     data = np.frombuffer(log, np.uint8).copy() if data is None else data
     for end in range(step, len(log) + step, step):
         if walker.run(data, min(end, len(log))):
@@ -315,6 +321,16 @@ def test_nets_as_the_specification_says(
     assert befores == {k: image(change.before) if change.before else None for k, change in net(keyed).items()}
     assert counts == net_counts(keyless)
     assert all(batch.schema.equals(DELTA_SCHEMA) for batch in net_change_of(walker))
+    assert all(row["after"] is None for row in found)
+
+    walker, _ = walked(log_of(parts), step, tracked=FORWARD)
+    found = [row for batch in net_change_of(walker, tracked=FORWARD) for row in batch.to_pylist()]
+    both = {struct.unpack("<xi", row["key"])[0]: (row["before"], row["after"]) for row in found if row["table"] == 0}
+    assert both == {
+        k: tuple(image(row) if row else None for row in (change.before, change.after))
+        for k, change in net(keyed).items()
+    }
+    assert counts == {struct.unpack("<xi", row["before"])[0]: row["count"] for row in found if row["table"] == 1}
 
 
 def sample() -> list[bytes]:

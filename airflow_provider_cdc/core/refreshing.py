@@ -1,0 +1,193 @@
+"""Which tables of a run are rolled forward from the copies that are there, and why the others are read in full."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from airflow_provider_cdc.core import as_of
+from airflow_provider_cdc.core.as_of import AsOf
+from airflow_provider_cdc.core.decision import Decision, base_of, decision_of, published_run
+from airflow_provider_cdc.core.gtid import GtidSet
+from airflow_provider_cdc.core.manifest import Base, RunTable
+from airflow_provider_cdc.core.options import StepOptions
+from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
+from airflow_provider_cdc.core.run import Run
+from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.core.table import Table, TableName
+from airflow_provider_cdc.errors import (
+    CdcError,
+    ManifestError,
+    PreflightError,
+    Problem,
+    SchemaChanged,
+    TerminalError,
+)
+
+FULL, CHANGES = "full", "changes"
+_ANEW = "clear preflight and the tasks after it"
+
+
+@runtime_checkable
+class Rolls(Protocol):
+    """A source whose copies can be rolled forward; ``sources.capabilities.RollsForward`` says more."""
+
+    def arrow_schema(self, table: Table) -> pa.Schema: ...
+
+    def refusals_since(
+        self, identity: Mapping[str, str], position: str, tables: Sequence[Table], to: AsOf | None
+    ) -> dict[TableName, str]: ...
+
+
+class Latest(Protocol):
+    """A table's latest copy; ``sinks.base.LatestCopy`` says more."""
+
+    @property
+    def run_id(self) -> str: ...
+
+    @property
+    def position(self) -> str: ...
+
+
+class Copies(Protocol):
+    """The lake; ``sinks.base.Sink`` says more."""
+
+    def latest(self, table: TableName) -> Latest | None: ...
+
+    def copy_folder(self, run_id: str, table: TableName) -> Storage: ...
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A copy that a table might be rolled forward from."""
+
+    run: Run
+    table: Table
+
+
+class _NotFit(Exception):
+    """Why a copy cannot be rolled forward."""
+
+
+def choose(
+    source: Any, copies: Copies, scratch: str, plans: Sequence[TablePlan], options: StepOptions
+) -> list[TablePlan]:
+    """The plans, each with the base that its table is rolled forward from, or with the reason why it has none.
+
+    :param scratch: URI of the folder in which the folders of runs lie.
+    :raises PreflightError: ``refresh`` is `CHANGES`, and tables would have to be read in full.
+    """
+    if options.refresh == FULL:
+        return list(plans)
+    runs, to = Storage(scratch), as_of.parse(options.as_of)
+    refused: dict[TableName, str] = {}
+    fit: dict[str, dict[TableName, _Candidate]] = {}
+    known: dict[str, tuple[Run, Decision]] = {}
+    for plan in plans:
+        try:
+            found = _candidate(source, copies, runs, plan, known)
+            fit.setdefault(found.run.run_id, {})[plan.table] = found
+        except (_NotFit, ManifestError) as error:
+            refused[plan.table] = str(getattr(error, "message", error))
+    for own in fit.values():
+        run = next(iter(own.values())).run
+        tables = [one.table for one in own.values()]
+        try:
+            refused |= source.refusals_since(run.manifest.identity, run.position, tables, to)
+        except TerminalError as error:
+            refused |= dict.fromkeys(own, _said(error))
+    if refused and options.refresh == CHANGES:
+        hint = "choose auto: such tables are then read in full"
+        raise PreflightError(
+            [Problem(str(table), f"its copy cannot be rolled forward: {why}", hint) for table, why in refused.items()]
+        )
+    base = {table: run_id for run_id, own in fit.items() for table in own if table not in refused}
+    return [
+        replace(plan, base=base[plan.table], reason=f"the copy of run {base[plan.table]} is rolled forward")
+        if plan.table in base
+        else replace(plan, reason=f"read in full: {refused[plan.table]}; {plan.reason}")
+        for plan in plans
+    ]
+
+
+def bases_of(plans: Sequence[TablePlan], initial: InitialPoint, scratch: Storage) -> dict[str, Base]:
+    """What the tables of a run are rolled forward from, by the run's id.
+
+    :raises PreflightError: a copy is of a later position than the run's.
+    :raises SchemaChanged: a table is no longer what it was for its copy.
+    :raises ManifestError: the run that made a copy is gone.
+    """
+    now = {table.name: table for table in initial.tables}
+    bases = {}
+    for run_id in sorted({plan.base for plan in plans if plan.base}):
+        run = published_run(scratch, run_id)
+        base = bases[run_id] = base_of(run)
+        if not GtidSet.parse(base.position) <= GtidSet.parse(initial.position):
+            where, what = f"run {run_id}", "its copies, which are to be rolled forward, are of a later position"
+            raise PreflightError([Problem(where, what, _ANEW)])
+        for plan in plans:
+            if plan.base == run_id and not _alike(_entry(run, plan.table).table, now[plan.table]):
+                raise SchemaChanged("the table changed since preflight", where=str(plan.table), hint=_ANEW)
+    return bases
+
+
+def _candidate(
+    source: Any, copies: Copies, scratch: Storage, plan: TablePlan, known: dict[str, tuple[Run, Decision]]
+) -> _Candidate:
+    if not isinstance(source, Rolls):
+        raise _NotFit("copies of this kind of source cannot be rolled forward yet")
+    head = copies.latest(plan.table)
+    if head is None:
+        raise _NotFit("there is no copy yet")
+    if head.run_id not in known:
+        run = published_run(scratch, head.run_id)
+        known[head.run_id] = run, decision_of(run)
+    run, decision = known[head.run_id]
+    name = str(plan.table)
+    if run.manifest.kind != getattr(source, "kind", "") or run.position != head.position:
+        raise _NotFit("the run that made the last copy is another than the copy says")
+    if name not in decision.files:
+        raise _NotFit("the last copy is not whole")
+    table = _entry(run, plan.table).table
+    if table.options.unrepresentable != plan.unrepresentable:
+        raise _NotFit(f"the last copy was made with unrepresentable = {table.options.unrepresentable}")
+    _check_files(copies.copy_folder(run.run_id, plan.table), decision, name, source.arrow_schema(table))
+    return _Candidate(run, table)
+
+
+def _check_files(folder: Storage, decision: Decision, name: str, schema: pa.Schema) -> None:
+    files = decision.files_of(name)
+    sizes = folder.sizes()
+    wrong = [file.name for file in files if sizes.get(file.name) != file.bytes]
+    if wrong:
+        raise _NotFit(f"files of the last copy are gone, or have other sizes: {', '.join(wrong[:3])}")
+    with folder.filesystem.open_input_file(folder.path(files[0].name)) as file:
+        try:
+            found = pq.read_schema(file)
+        except pa.ArrowInvalid as error:
+            raise _NotFit(f"the file {files[0].name} of the last copy is no Parquet file") from error
+    if not found.equals(schema):
+        raise _NotFit("its columns are published as other types than in the last copy")
+
+
+def _entry(run: Run, table: TableName) -> RunTable:
+    for entry in run.manifest.tables:
+        if entry.table.name == table:
+            return entry
+    raise ManifestError(f"the run has no table {table}", where=run.folder.uri, hint="read the table in full")
+
+
+def _alike(before: Table, now: Table) -> bool:
+    return (
+        before.same_shape(now)
+        and before.key_index == now.key_index
+        and before.options.unrepresentable == now.options.unrepresentable
+    )
+
+
+def _said(error: CdcError) -> str:
+    return f"{error.where}: {error.message}" if error.where else error.message

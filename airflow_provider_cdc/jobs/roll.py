@@ -1,0 +1,310 @@
+"""The tasks of consolidate for tables that are rolled forward: they take touched rows out of the files of the copy
+before, hold them against the log, and put in what the window left.
+
+What is taken out has to be, bit for bit, what the log says was there before the window: a difference is a row that was
+changed behind the log's back, or a change that is lost. New rows go into the file whose range of keys holds them, and
+there into the row group: so the statistics of files go on telling which file a key can be in.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_provider_cdc.core import row_bytes
+from airflow_provider_cdc.core.manifest import RunTable
+from airflow_provider_cdc.core.names import folder_name
+from airflow_provider_cdc.core.parquet_writer import ParquetWriter
+from airflow_provider_cdc.core.staging import StagedFile, Staging, difference
+from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.errors import CopyMismatch, FileDamaged, ValueNotRepresentable
+from airflow_provider_cdc.jobs import net
+from airflow_provider_cdc.jobs.extract_delta import NetChange
+from airflow_provider_cdc.jobs.ranges import Bound, Range, divided, group_extent
+from airflow_provider_cdc.jobs.rewind import DECODED_ROWS, TOUCHED_ROWS, Outcome
+from airflow_provider_cdc.jobs.skipped import reason
+from airflow_provider_cdc.jobs.touched import MarkedFile, TouchedKeys, has_one_pattern, mark
+from airflow_provider_cdc.sinks.base import Sink
+from airflow_provider_cdc.sources.capabilities import Source
+
+DAMAGED = "something else than this provider changed it, or the storage lost it: read the table in full (refresh=full)"
+FOREIGN = (
+    "something changed the copy's files or the table behind the log's back (sql_log_bin=0): read the table in full "
+    "(refresh=full), and report it if it recurs"
+)
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where rows go: into ``file`` of the copy before (None: into a new one) those in ``range``; None: none."""
+
+    file: StagedFile | None
+    range: Range | None
+
+
+@dataclass(frozen=True)
+class Roll:
+    """An order: take the touched rows out of these files of one table's copy, and put in the rows that go there."""
+
+    table: int
+    targets: tuple[Target, ...]
+
+    @property
+    def bytes(self) -> int:
+        return sum(target.file.bytes for target in self.targets if target.file is not None)
+
+
+@dataclass(frozen=True)
+class RollTask:
+    """What a task that rolls a copy forward needs to know. It is sent to executors.
+
+    ``skips``: that a table cannot be copied is its outcome, and does not stop the step.
+    """
+
+    staging: Staging
+    source: Source
+    sink: Sink
+    tables: tuple[RunTable, ...]
+    change: NetChange
+    skips: bool = False
+
+    def __call__(self, order: Roll) -> Outcome:
+        with self.staging.reading():
+            try:
+                return _Rolling(self, order).done()
+            except ValueNotRepresentable as error:
+                if not self.skips:
+                    raise
+                return Outcome(order.table, refused=reason(error))
+
+
+class _Rolling:
+    """One order at work."""
+
+    def __init__(self, task: RollTask, order: Roll) -> None:
+        self._task = task
+        self._order = order
+        entry = task.tables[order.table]
+        self._table: Table = entry.table
+        self._schema: pa.Schema = task.source.arrow_schema(entry.table)
+        self._key = self._schema.names if entry.table.keyless else list(entry.table.key)
+        self._first: pa.DataType = self._schema.field(self._key[0]).type
+        self._folder = task.sink.copy_folder(entry.base, entry.table.name)
+        self._files = [MarkedFile(self._folder, one.file) for one in order.targets if one.file is not None]
+        self._added: dict[int, list[pa.RecordBatch]] = {}
+        self._befores = pa.table({})
+        self._nulled: dict[str, int] = {}
+
+    def done(self) -> Outcome:
+        try:
+            return self._done()
+        except (OSError, pa.ArrowException):
+            # What cannot be read may not be what was written.
+            for file in self._files:
+                self._check_whole(file)
+            raise
+
+    def _done(self) -> Outcome:
+        for touched in self._touched():
+            mark(self._files, self._key, touched)
+            touched.check_all_found(self._table, "removes")
+        found = 0
+        if not self._table.keyless:
+            keys = self._keys_found()
+            found = len(keys)
+            self._befores = self._rows_before(keys)
+        for number, rows in self._incoming(into_files=True):
+            self._added.setdefault(number, []).append(rows)
+        kept: list[StagedFile] = []
+        written: list[StagedFile] = []
+        replaced = 0
+        files = iter(self._files)
+        for number, target in enumerate(self._order.targets):
+            added = self._added.get(number, [])
+            file = None if target.file is None else next(files)
+            if file is not None and not file.marks and not added:
+                kept.append(file.staged)
+            elif file is not None:
+                written += self._rewritten(file, added)
+                replaced += 1
+        written += self._new()
+        return Outcome(
+            self._order.table,
+            kept=tuple(kept),
+            written=tuple(written),
+            replaced=replaced,
+            nulled=self._nulled,
+            found=found,
+        )
+
+    def _changes(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        task = self._task
+        return net.read(task.staging.folder, task.change.files, columns, table=self._order.table)
+
+    def _touched(self) -> Iterator[TouchedKeys]:
+        keyless = self._table.keyless
+        batches: list[pa.RecordBatch] = []
+        rows = 0
+        for batch in self._changes(["key", "count"]):
+            if keyless:
+                batch = batch.filter(pc.less(batch["count"], 0))
+            batches.append(batch)
+            rows += batch.num_rows
+            if rows >= TOUCHED_ROWS:
+                yield TouchedKeys.of(batches, keyless, self._first)
+                batches, rows = [], 0
+        if rows:
+            yield TouchedKeys.of(batches, keyless, self._first)
+
+    def _keys_found(self) -> pa.ChunkedArray:
+        """The keys of the rows that are taken out."""
+        found = []
+        for file in self._files:
+            for group, mask in file.marks.items():
+                rows = file.read(group, self._key).filter(pa.array(mask))
+                found += [row_bytes.encode(batch, self._key) for batch in rows.combine_chunks().to_batches()]
+        keys = pa.chunked_array(found, pa.binary())
+        if pc.count_distinct(keys).as_py() != len(keys):
+            raise CopyMismatch("the copy holds two rows of one key", where=str(self._table.name), hint=FOREIGN)
+        return keys
+
+    def _rows_before(self, keys: pa.ChunkedArray) -> pa.Table:
+        """What ``keys`` were before the window, as the log's own bytes."""
+        changes = self._changes(["key", "before"]) if len(keys) else ()
+        batches = [batch.filter(pc.is_in(batch["key"], value_set=keys)) for batch in changes]
+        schema = pa.schema([("key", pa.binary()), ("before", pa.binary())])
+        return pa.Table.from_batches(
+            [batch.select(schema.names).cast(schema) for batch in batches], schema
+        ).combine_chunks()
+
+    def _incoming(self, *, into_files: bool) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """The rows that the window left, each with the number of the target that it goes into: of those that are files,
+        or of those that are not."""
+        targets = [
+            (number, one.range)
+            for number, one in enumerate(self._order.targets)
+            if one.range is not None and (one.file is not None) == into_files
+        ]
+        if not targets:
+            return
+        row, rows_left = ("before", pc.greater) if self._table.keyless else ("after", None)
+        for batch in self._changes(["key", row, "count"]):
+            left = rows_left(batch["count"], 0) if rows_left else batch[row].is_valid()
+            batch = batch.filter(left)
+            if not batch.num_rows:
+                continue
+            ranged = has_one_pattern(self._first) and not self._table.keyless
+            firsts = row_bytes.first_values(batch["key"], self._first) if ranged else None
+            for number, range in targets:
+                own = batch if firsts is None else batch.filter(pa.array(range.holds(firsts)))
+                for rows in self._decoded(own[row], own["count"]):
+                    yield number, rows
+
+    def _decoded(self, images: pa.BinaryArray, counts: pa.Int64Array) -> Iterator[pa.RecordBatch]:
+        for start in range(0, len(images), DECODED_ROWS):
+            part = images.slice(start, DECODED_ROWS)
+            rows = self._task.source.decode_images(self._table, part, self._nulled)
+            if not self._table.keyless:
+                yield rows
+                continue
+            copies = np.repeat(np.arange(rows.num_rows), counts.slice(start, DECODED_ROWS).to_numpy())
+            for first in range(0, len(copies), DECODED_ROWS):
+                yield rows.take(pa.array(copies[first : first + DECODED_ROWS]))
+
+    def _new(self) -> list[StagedFile]:
+        """Write the rows that go into no file of the copy before."""
+        if all(target.file is not None for target in self._order.targets):
+            return []
+        with self._task.staging.writer(self._name("part-new"), self._schema) as writer:
+            for _, rows in self._incoming(into_files=False):
+                writer.write(self._sorted(pa.Table.from_batches([rows])))
+        return writer.files
+
+    def _rewritten(self, file: MarkedFile, added: Sequence[pa.RecordBatch]) -> list[StagedFile]:
+        """Write a file anew, without its marked rows and with those that are added."""
+        self._check_whole(file)
+        name = self._name("-".join(file.staged.base_name.split("-")[:2]))
+        with self._task.staging.writer(name, self._schema) as writer:
+            rows = self._write_groups(file, pa.Table.from_batches(added, self._schema), writer)
+            writer.write(self._sorted(rows))
+        return writer.files
+
+    def _check_whole(self, file: MarkedFile) -> None:
+        """Read a file from its first to its last byte, and compare it with its record.
+
+        :raises FileDamaged: it differs.
+        """
+        if what := difference(self._folder, file.staged.name, file.staged):
+            raise FileDamaged(
+                f"a file of the copy that is rolled forward: {what}",
+                where=self._folder.uri_of(file.staged.name),
+                hint=DAMAGED,
+            )
+
+    def _name(self, part: str) -> str:
+        return f"staged/{folder_name(self._table.name)}/{part}"
+
+    def _write_groups(self, file: MarkedFile, added: pa.Table, writer: ParquetWriter) -> pa.Table:
+        """Write the rows that stay, each row group with what is added to its range; return what is left to add."""
+        ranges = self._group_ranges(file) if added.num_rows else None
+        for group in range(file.parquet.metadata.num_row_groups):
+            rows = file.read(group)
+            mask = file.marks.get(group)
+            if mask is not None:
+                self._check_before(rows.filter(pa.array(mask)))
+                rows = rows.filter(pa.array(~mask))
+            if ranges is not None and added.num_rows:
+                inside = ranges[group].holds(pa.concat_arrays(added[self._key[0]].chunks))
+                if inside.any():
+                    rows = self._sorted(pa.concat_tables([rows, added.filter(pa.array(inside))]))
+                    added = added.filter(pa.array(~inside))
+            writer.write(rows)
+        return added
+
+    def _group_ranges(self, file: MarkedFile) -> list[Range] | None:
+        """The range of keys of each row group; None: it is not known, or they do not lie in the order of the keys."""
+        metadata = file.parquet.metadata
+        column = file.parquet.schema_arrow.get_field_index(self._key[0])
+        lows: list[Bound] = []
+        for group in range(metadata.num_row_groups):
+            found = group_extent(metadata, group, column, self._first)
+            if found is None or (lows and found[0] < lows[-1]):  # type: ignore[operator]
+                return None
+            lows.append(found[0])
+        return divided(lows) if lows and not self._table.keyless else None
+
+    def _sorted(self, rows: pa.Table) -> pa.Table:
+        if self._table.keyless or not has_one_pattern(self._first):
+            return rows
+        # Batches have dictionaries of their own.
+        rows = rows.unify_dictionaries().combine_chunks()
+        return rows.take(pc.sort_indices(rows[self._key[0]]))
+
+    def _check_before(self, rows: pa.Table) -> None:
+        """Make sure that rows which are taken out are what the log says was there before.
+
+        :raises CopyMismatch: they are not.
+        """
+        if self._table.keyless:
+            return
+        names = self._schema.names
+        for start in range(0, rows.num_rows, DECODED_ROWS):
+            batch = rows.slice(start, DECODED_ROWS).combine_chunks().to_batches()[0]
+            keys = row_bytes.encode(batch, self._key)
+            at = pc.index_in(keys, value_set=self._befores["key"])
+            images = pa.concat_arrays(self._befores["before"].take(at).chunks)
+            if images.null_count:
+                raise self._mismatch(batch, images.is_null(), "the log adds a row of a key that the copy holds already")
+            logged = row_bytes.encode(self._task.source.decode_images(self._table, images, {}), names)
+            if (differs := pc.not_equal(row_bytes.encode(batch, names), logged)).true_count:
+                raise self._mismatch(batch, differs, "a row of the copy is not what the log says it was before")
+
+    def _mismatch(self, batch: pa.RecordBatch, wrong: pa.Array, what: str) -> CopyMismatch:
+        # The key alone: the rest of a row is nobody's business in a log.
+        key = batch.filter(wrong).select(self._key).slice(0, 1).to_pylist()[0]
+        shown = ", ".join(f"{name} = {value!r:.60}" for name, value in key.items())
+        return CopyMismatch(what, where=f"{self._table.name} at {shown}", hint=FOREIGN)

@@ -1,0 +1,158 @@
+"""Whether a published copy can be rolled forward by the log, and the part of the log that does so.
+
+What has to hold is what has to hold during a run, from the copy's position on: the run that made the copy noted the
+server's state before that position, so it is compared with the present one as if that run still went on. What the log
+shows is read from the log, here only to know in time: whoever nets the window stops for it, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from airflow_provider_cdc.core.as_of import AsOf
+from airflow_provider_cdc.core.gtid import GtidSet
+from airflow_provider_cdc.core.table import Table, TableName
+from airflow_provider_cdc.errors import CdcError, ExactnessError
+from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.mysql.history import LogPlace, check_place, end_of_log, log_files
+from airflow_provider_cdc.sources.mysql.log import codes, walk_state
+from airflow_provider_cdc.sources.mysql.log.dump import Dump
+from airflow_provider_cdc.sources.mysql.log.grammar import Statement
+from airflow_provider_cdc.sources.mysql.log.index_changes import is_recomputed
+from airflow_provider_cdc.sources.mysql.log.names import TrackedNames
+from airflow_provider_cdc.sources.mysql.log.prefixes import prefix_of
+from airflow_provider_cdc.sources.mysql.log.segments import log_segments
+from airflow_provider_cdc.sources.mysql.log.statements import Effect, meaning
+from airflow_provider_cdc.sources.mysql.log.walker import LogWalker
+from airflow_provider_cdc.sources.mysql.past import replication_problems, resolve
+from airflow_provider_cdc.sources.mysql.schema import difference, read_tables
+from airflow_provider_cdc.sources.mysql.server import LOG_PLACE, check_identity
+from airflow_provider_cdc.sources.mysql.session import Connection, session, value
+from airflow_provider_cdc.sources.window import LogSegment, SegmentSummary
+
+
+def refusals_since(
+    settings: ConnectionSettings,
+    identity: Mapping[str, str],
+    position: str,
+    tables: Sequence[Table],
+    to: AsOf | None,
+) -> dict[TableName, str]:
+    """`RollsForward.refusals_since`."""
+    start = GtidSet.parse(position)
+    with session(settings) as connection:
+        check_identity(settings, connection, identity, position)
+        if problems := replication_problems(connection, start, tables):
+            raise ExactnessError(problems[0].what, where=problems[0].where, hint=problems[0].hint)
+        end = None
+        if to is not None:
+            prefix = resolve(settings, to).prefix
+            if not start <= prefix.position:
+                return dict.fromkeys((table.name for table in tables), "the copy is of a later position")
+            end = prefix.place
+        refused = {table.name: why for table in tables if (why := _unfit(table))}
+        fit = [table for table in tables if table.name not in refused]
+        for table, now in zip(fit, read_tables(connection, [table.name for table in fit]), strict=True):
+            if why := difference(table, now) or (
+                "its key is another index" if table.key_index != now.key_index else ""
+            ):
+                refused[table.name] = f"since the copy {why}"
+        fit = [table for table in fit if table.name not in refused]
+        if _logs_differences(connection):
+            documents = [table for table in fit if any(column.type == "json" for column in table.columns)]
+            refused |= {table.name: "the log has differences of JSON documents only" for table in documents}
+            fit = [table for table in fit if table.name not in refused]
+        return refused | (
+            _broken(settings, connection, LogPlace.parse(identity[LOG_PLACE]), start, end, fit) if fit else {}
+        )
+
+
+def segments_between(
+    settings: ConnectionSettings, start: str, stop: str, identity: Mapping[str, str]
+) -> list[LogSegment]:
+    """`RollsForward.segments_between`."""
+    end = prefix_of(settings, GtidSet.parse(stop)).place
+    return log_segments(settings, start, str(end), identity.get(LOG_PLACE, ""))
+
+
+def _unfit(table: Table) -> str:
+    if table.cascades_from:
+        return "foreign keys change its rows, and the server does not log that"
+    return ""
+
+
+def _logs_differences(connection: Connection) -> bool:
+    return "PARTIAL_JSON" in str(value(connection, "@@global.binlog_row_value_options"))
+
+
+def _broken(
+    settings: ConnectionSettings,
+    connection: Connection,
+    begin: LogPlace,
+    start: GtidSet,
+    end: LogPlace | None,
+    tables: Sequence[Table],
+) -> dict[TableName, str]:
+    """Why tables cannot be rolled forward by what the log says after ``start``.
+
+    :param begin: a place in the log from which on all that comes after ``start`` is found.
+    """
+    # The end first: its file is then among the files.
+    end, files = end or end_of_log(settings, connection), log_files(connection)
+    check_place(settings, files, begin)
+    names = list(files)
+    first, last = names.index(begin.file), names.index(end.file)
+    found: dict[TableName, str] = {}
+    for number, file in enumerate(names[first : last + 1]):
+        left = [table for table in tables if table.name not in found]
+        at = begin.position if number == 0 else codes.FIRST_POSITION
+        stop = end.position if file == end.file else None
+        if not left or (stop is not None and at >= stop):
+            break
+        try:
+            found |= _broken_in(settings, file, at, stop, start, left)
+        except ExactnessError as error:
+            return {table.name: found.get(table.name, _said(error)) for table in tables}
+    return found
+
+
+def _broken_in(
+    settings: ConnectionSettings, file: str, at: int, stop: int | None, start: GtidSet, tables: Sequence[Table]
+) -> dict[TableName, str]:
+    walker = _Survey(file, at, stop, start, tables)
+    dump = Dump(settings, file, at)
+    try:
+        while not walker.run(dump.data, dump.end):
+            dump.at = int(walker.state[walk_state.AT])
+            if not dump.fill():
+                break
+            walker.state[walk_state.AT] = 0
+    finally:
+        dump.close()
+    return walker.broken
+
+
+class _Survey(LogWalker):
+    """Goes on where a run would stop, and notes which tables it would stop for."""
+
+    def __init__(self, file: str, start: int, stop: int | None, initial: GtidSet, tables: Sequence[Table]) -> None:
+        super().__init__(file, start, stop, initial, (), SegmentSummary(LogSegment(0, file, start, stop)), tables)
+        self.broken: dict[TableName, str] = {}
+        self._left = list(tables)
+
+    def _check(self, statement: Statement) -> None:
+        # A statement may name several tables, and each look finds one.
+        while self._left and (found := meaning(statement, self._names)).effect is not Effect.HARMLESS:
+            touched = [table for table in self._left if table.name == found.table] or self._left
+            for table in touched:
+                self.broken[table.name] = f"since the copy: {found.statement} ({self.where})"
+            self._left = [table for table in self._left if table.name not in self.broken]
+            self._names = TrackedNames(
+                [table.name for table in self._left],
+                {table.name: table.key_index for table in self._left},
+                [table.name for table in self._left if is_recomputed(table)],
+            )
+
+
+def _said(error: CdcError) -> str:
+    return f"{error.where}: {error.message}" if error.where else error.message

@@ -1,0 +1,189 @@
+"""Nights on a real server, each against a copy that is read anew at the same position, bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from airflow_provider_cdc.core import row_bytes
+from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.errors import CopyMismatch, SchemaChanged
+from harness.mysql_server import MysqlServer
+from harness.pipeline import Pipeline, settings_of
+from tests.sources.mysql.values import CASES, create_table, rows_of
+
+Bytes = list[bytes]
+
+
+class Nights:
+    """Copies of one schema in one lake, one after the other."""
+
+    def __init__(self, mysql: MysqlServer, spark: SparkSession, schema: str, folder: Path) -> None:
+        self.mysql = mysql
+        self.spark = spark
+        self.schema = schema
+        self.folder = folder
+        self.number = 0
+
+    def do(self, *statements: str) -> None:
+        with self.mysql.connect(database=self.schema) as connection, connection.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+
+    def night(self, refresh: str = "changes", **more: Any) -> Pipeline:
+        """The next run; it is not begun yet."""
+        self.number += 1
+        run_id = f"202601{self.number:02}T000000Z-00000000"
+        settings, lake = settings_of(self.mysql), (self.folder / "lake").as_uri()
+        return Pipeline(self.spark, settings, lake, [f"{self.schema}.*"], run_id=run_id, refresh=refresh, **more)
+
+    def rolled(self) -> None:
+        """Roll forward, and compare with a copy that is read anew."""
+        run = self.night()
+        run.record()
+        assert {bool(plan.base) for plan in run.plans} == {True}
+        tables = run.finish()["published"]
+        assert run.found["snapshot"]["rows"] == 0
+        anew = Pipeline(
+            self.spark, settings_of(self.mysql), (self.folder / f"anew-{self.number}").as_uri(), [f"{self.schema}.*"]
+        )
+        anew.record()
+        wanted = anew.finish()["published"]
+        assert tables.keys() == wanted.keys()
+        for name in tables:
+            assert sorted(contents(tables[name])) == sorted(contents(wanted[name])), f"night {self.number}, {name}"
+
+
+def contents(uri: str) -> Bytes:
+    """The bytes of all rows of a copy."""
+    folder = Storage(uri)
+    found: Bytes = []
+    for name in folder.files():
+        for batch in pq.read_table(folder.path(name)).combine_chunks().to_batches():
+            found += row_bytes.encode(batch, batch.schema.names).to_pylist()
+    return found
+
+
+@pytest.fixture
+def nights(mysql: MysqlServer, spark: SparkSession, schema: str, tmp_path: Path) -> Nights:
+    return Nights(mysql, spark, schema, tmp_path)
+
+
+def test_every_type_at_its_extremes(nights: Nights) -> None:
+    groups = {f"t{start}": CASES[start : start + 45] for start in range(0, len(CASES), 45)}
+    for name, cases in groups.items():
+        rows = rows_of(cases)
+        nights.do(
+            create_table(name, cases),
+            *(f"INSERT INTO {name} VALUES ({number}, {', '.join(row)})" for number, row in enumerate(rows)),
+            # One without a key, with the same rows.
+            f"CREATE TABLE {name}_keyless AS SELECT * FROM {name}",
+        )
+    run = nights.night("full")
+    run.record()
+    run.finish()
+    for name in groups:
+        for table in (name, f"{name}_keyless"):
+            # What was is taken out by its before image; what is comes from its after image.
+            nights.do(
+                f"UPDATE {table} SET id = id + 100 WHERE id % 2",
+                f"UPDATE {table} SET c0 = c0 WHERE id = 2",
+                f"INSERT INTO {table} SELECT * FROM (SELECT * FROM {name} WHERE id = 0) s"
+                if table != name
+                else f"DELETE FROM {table} WHERE id = 0",
+            )
+    nights.rolled()
+    nights.do(*(f"DELETE FROM {name} WHERE id > 100" for name in groups))
+    nights.rolled()
+
+
+def test_a_transaction_that_is_prepared_on_one_night_and_committed_on_the_next(nights: Nights) -> None:
+    nights.do("CREATE TABLE stock (id INT PRIMARY KEY, left_over INT)", "CREATE TABLE notes (text VARCHAR(9))")
+    nights.do("INSERT INTO stock VALUES (1, 10), (2, 20), (3, 30)", "INSERT INTO notes VALUES ('a'), ('a'), ('b')")
+    run = nights.night("full")
+    run.record()
+    run.finish()
+    nights.do(
+        "SET xa_detach_on_prepare = ON",
+        "XA START 'long'",
+        "UPDATE stock SET left_over = 0 WHERE id = 2",
+        "DELETE FROM stock WHERE id = 3",
+        "DELETE FROM notes WHERE text = 'b'",
+        "XA END 'long'",
+        "XA PREPARE 'long'",
+        "UPDATE stock SET left_over = 11 WHERE id = 1",
+        "FLUSH BINARY LOGS",
+    )
+    try:
+        nights.rolled()
+    finally:
+        nights.do("XA COMMIT 'long'")
+    nights.do("UPDATE stock SET left_over = left_over + 1", "INSERT INTO notes VALUES ('c')")
+    nights.rolled()
+
+
+def test_statements_between_preflight_and_the_position_stop_the_run(nights: Nights) -> None:
+    nights.do("CREATE TABLE stock (id INT PRIMARY KEY, left_over INT)", "INSERT INTO stock VALUES (1, 10)")
+    run = nights.night("full")
+    run.record()
+    run.finish()
+    run = nights.night("auto")
+    plans = run.preflight()
+    assert plans[0].base
+    nights.do("TRUNCATE stock")
+    run.preflight = lambda: plans  # type: ignore[method-assign]
+    run.record()
+    run.snapshot()
+    with pytest.raises(SchemaChanged, match="TRUNCATE"):
+        run.extract_delta()
+    nights.do("INSERT INTO stock VALUES (5, 50)")
+    run = nights.night("auto")
+    run.record()
+    assert "read in full: since the copy: TRUNCATE TABLE" in run.plans[0].reason
+    assert run.finish()["rows"] == {f"{nights.schema}.stock": 1}
+    nights.do("UPDATE stock SET left_over = 1")
+    nights.rolled()
+
+
+def test_a_change_behind_the_log_stops_the_run(nights: Nights) -> None:
+    nights.do("CREATE TABLE stock (id INT PRIMARY KEY, left_over INT)", "INSERT INTO stock VALUES (1, 10), (2, 20)")
+    run = nights.night("full")
+    run.record()
+    run.finish()
+    nights.do("SET sql_log_bin = 0", "UPDATE stock SET left_over = 5 WHERE id = 1", "SET sql_log_bin = 1")
+    nights.do("UPDATE stock SET left_over = 6 WHERE id = 1")
+    run = nights.night()
+    run.record()
+    run.snapshot()
+    run.extract_delta()
+    with pytest.raises(CopyMismatch, match="is not what the log says"):
+        run.consolidate()
+
+
+def test_tables_that_join_are_read_and_all_are_of_one_position(nights: Nights) -> None:
+    nights.do("CREATE TABLE a (id INT PRIMARY KEY, v INT)", "INSERT INTO a VALUES (1, 1), (2, 2)")
+    run = nights.night("full")
+    run.record()
+    run.finish()
+    nights.do("CREATE TABLE b (id INT PRIMARY KEY, v INT)", "INSERT INTO b VALUES (1, 1)", "UPDATE a SET v = 3")
+    run = nights.night("auto")
+    run.record()
+    assert [bool(plan.base) for plan in run.plans] == [True, False]
+    # After the position: what is read live goes back, and what is rolled forward ends before it.
+    nights.do("UPDATE a SET v = 4", "UPDATE b SET v = 4", "INSERT INTO b VALUES (2, 2)", "DELETE FROM a WHERE id = 1")
+    tables = run.finish()["published"]
+    found = {name.rpartition(".")[2]: pq.read_table(Storage(uri).path()) for name, uri in tables.items()}
+    assert {name: sorted(zip(*_values(rows), strict=True)) for name, rows in found.items()} == {
+        "a": [(1, 3), (2, 3)],
+        "b": [(1, 1)],
+    }
+    nights.rolled()
+
+
+def _values(rows: pa.Table) -> list[list[int]]:
+    return [rows[name].to_pylist() for name in ("id", "v")]

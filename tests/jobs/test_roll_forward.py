@@ -1,0 +1,219 @@
+"""A copy that is rolled forward, night after night, is what a fresh one at the same position would be."""
+
+from __future__ import annotations
+
+import os
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_cdc.core import records
+from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.errors import CopyMismatch, FileDamaged, ManifestError
+from airflow_provider_cdc.jobs import forward
+from tests.jobs.conftest import MakeRunner, Runner
+from tests.jobs.history_source import NAMES, Entry, History, HistorySource, random_history
+
+SEEDS = int(os.environ.get("CDC_HISTORIES", "3"))
+FIRST, SECOND = (f"2026010{day}T000000Z-00000000" for day in (1, 2))
+
+
+def nights(make: MakeRunner, source: HistorySource, rng: random.Random, name: str, count: int) -> Iterator[Runner]:
+    """Runs of one lake, each at a later position; each table of the last copy is rolled forward, as a rule."""
+    length = len(source.history.entries)
+    positions = sorted(rng.choice(range(length // 4, length)) for _ in range(count + 1))
+    last: dict[str, str] = {}
+    for number, position in enumerate(positions):
+        source.end = rng.randint(position, length)
+        run_id = f"202601{number + 1:02}T000000Z-00000000"
+        bases = {table: run for table, run in last.items() if rng.random() < 0.85}
+        runner = make(source, position, name=name, run_id=run_id, bases=bases)
+        runner.all()
+        last = dict.fromkeys(NAMES, run_id)
+        yield runner
+
+
+def make_source(seed: int, length: int = 90) -> tuple[HistorySource, random.Random]:
+    rng = random.Random(seed)
+    return HistorySource(random_history(rng, length), seed, segment_length=rng.choice([3, 7, 20, 1000])), rng
+
+
+@pytest.mark.parametrize("small", [0, 500, 10**6])
+def test_chains_of_nights(here: MakeRunner, monkeypatch: pytest.MonkeyPatch, small: int) -> None:
+    monkeypatch.setattr(forward, "SMALL_BYTES", small)
+    for seed in range(small % 7 * 100, small % 7 * 100 + SEEDS):
+        source, rng = make_source(seed)
+        for number, night in enumerate(nights(here, source, rng, f"lake-{seed}", 4)):
+            assert night.published() == night.expected(), f"seed {seed}, night {number}"
+        for older in night.run.parent().folders():
+            assert Storage(night.target.uri_of(f"{NAMES[0]}/snapshot={older}")).files(), "a copy stands alone"
+
+
+def test_chains_of_nights_on_spark(on_spark: MakeRunner) -> None:
+    source, rng = make_source(11, 200)
+    for night in nights(on_spark, source, rng, "lake", 2):
+        assert night.published() == night.expected()
+
+
+def two_nights(make: MakeRunner, *entries: Entry, first: int) -> Runner:
+    """The second of two runs; the first one, at ``first``, is done."""
+    source = HistorySource(History(list(entries)), 1)
+    source.end = first
+    make(source, first, run_id=FIRST).all()
+    source.end = len(entries)
+    return make(source, len(entries), run_id=SECOND, bases=dict.fromkeys(NAMES, FIRST))
+
+
+def inserted(*rows: Any, table: int = 0) -> Entry:
+    return Entry("commit", tuple((table, None, row) for row in rows))
+
+
+ROWS = [(number, "new", "x" * 9) for number in range(0, 40, 2)]
+
+
+def test_untouched_files_are_the_same_bytes_and_stay_when_the_copy_before_goes(here: MakeRunner) -> None:
+    night = two_nights(here, inserted(*ROWS), inserted((1, "paid", "")), first=1)
+    night.all()
+    before, now = (Storage(night.target.uri_of(f"{NAMES[0]}/snapshot={run}")) for run in (FIRST, SECOND))
+    kept = set(before.files()) & set(now.files())
+    assert len(kept) == len(before.files()) - 1
+    assert all(Path(before.path(name)).samefile(now.path(name)) for name in kept)
+    night.target.delete_folder(f"{NAMES[0]}/snapshot={FIRST}")
+    assert night.published() == night.expected()
+
+
+def test_the_head_lists_all_files_of_the_copy(here: MakeRunner) -> None:
+    night = two_nights(here, inserted(*ROWS), inserted((1, "paid", "")), first=1)
+    night.all()
+    head = night.target.read_json(f"{NAMES[0]}/_latest.json")
+    folder = Storage(head["path"])
+    assert [file["name"] for file in head["files"]] == folder.files()
+    assert {file["name"]: file["bytes"] for file in head["files"]} == folder.sizes()
+    assert sum(file["rows"] for file in head["files"]) == head["rows"] == len(ROWS) + 1
+
+
+def test_rows_go_into_the_file_whose_keys_they_lie_among(here: MakeRunner) -> None:
+    night = two_nights(here, inserted(*ROWS), inserted((5, "paid", ""), (33, "paid", "")), first=1)
+    found = night.all()
+    assert found.files_rewritten == 2
+
+
+@pytest.mark.parametrize(
+    ("lost", "message"),
+    [
+        pytest.param(inserted((50, "new", "")), "which holds", id="insert"),
+        pytest.param(Entry("commit", ((0, (2, "new", "x" * 9), (2, "paid", "")),)), "is not what the log", id="update"),
+        pytest.param(Entry("commit", ((0, (2, "new", "x" * 9), None),)), "holds already", id="delete"),
+    ],
+)
+def test_a_change_that_the_log_lost_stops_the_run(here: MakeRunner, lost: Entry, message: str) -> None:
+    later = {"insert": (50, "new", ""), "update": (2, "paid", ""), "delete": None}
+    row = lost.changes[0][2]
+    change = Entry("commit", ((0, row, (row[0], "paid", "later")),)) if row else inserted((2, "new", "again"))
+    assert row in later.values()
+    night = two_nights(here, inserted(*ROWS), lost, change, first=1)
+    # The server changed the row, and the log does not say so.
+    night.source.history.entries[1] = Entry("commit")
+    with pytest.raises(CopyMismatch, match=message):
+        night.all()
+    assert night.target.read_json(f"{NAMES[0]}/_latest.json")["run_id"] == FIRST
+
+
+def test_a_keyless_row_that_the_copy_lacks_stops_the_run(here: MakeRunner) -> None:
+    night = two_nights(
+        here, inserted((1, "p"), table=2), inserted((2, "q"), table=2), Entry("commit", ((2, (2, "q"), None),)), first=1
+    )
+    night.source.history.entries[1] = Entry("commit")
+    with pytest.raises(CopyMismatch, match="does not hold"):
+        night.all()
+
+
+def test_a_base_file_that_is_gone_or_damaged_stops_the_run(here: MakeRunner) -> None:
+    night = two_nights(here, inserted(*ROWS), Entry("commit", ((0, ROWS[0], None),)), first=1)
+    folder = Storage(night.target.uri_of(f"{NAMES[0]}/snapshot={FIRST}"))
+    read, delta, consolidate = night.steps()
+    read()
+    delta()
+    whole = {name: Path(folder.path(name)).read_bytes() for name in folder.files()}
+    for name, data in whole.items():
+        path = Path(folder.path(name))
+        path.unlink()
+        with pytest.raises(FileDamaged, match="is gone"):
+            consolidate()
+        path.write_bytes(data[:-1])
+        with pytest.raises(FileDamaged, match="bytes, not"):
+            consolidate()
+        path.write_bytes(data)
+    # The file that is written anew is read whole, and compared with its checksum.
+    for name, data in whole.items():
+        at = data.index(b"x" * 9) if b"x" * 9 in data else 4
+        Path(folder.path(name)).write_bytes(data[:at] + bytes([data[at] ^ 1]) + data[at + 1 :])
+    with pytest.raises(FileDamaged, match="checksum"):
+        consolidate()
+    assert night.target.read_json(f"{NAMES[0]}/_latest.json")["run_id"] == FIRST
+    for name, data in whole.items():
+        Path(folder.path(name)).write_bytes(data)
+    consolidate()
+    assert night.published() == night.expected()
+
+
+def test_a_base_that_is_another_than_the_manifest_names_stops_the_run(here: MakeRunner) -> None:
+    night = two_nights(here, inserted(*ROWS), Entry("commit", ((0, ROWS[0], None),)), first=1)
+    read, delta, consolidate = night.steps()
+    read()
+    delta()
+    steps = night.run.parent().folder(FIRST, "steps")
+    for folder in steps.folders():
+        commit = steps.read_json(f"{folder}/commit.json")
+        record = night.run.parent().folder(FIRST).read_json(commit["record"])
+        record["rewound"] = {}
+        commit["record"] = records.write_named(night.run.parent().folder(FIRST), "commit/files", record)
+        steps.write_json(f"{folder}/commit.json", commit)
+    with pytest.raises(ManifestError):
+        consolidate()
+
+
+def test_the_head_may_move_on_while_a_run_rolls_forward(here: MakeRunner) -> None:
+    night = two_nights(here, inserted(*ROWS), Entry("commit", ((0, ROWS[0], None),)), first=1)
+    for one in night.steps()[:2]:
+        one()
+    third = here(night.source, 2, run_id="20260103T000000Z-00000000")
+    third.all()
+    found = night.steps()[2]()
+    assert found.rows[NAMES[0]] == len(ROWS) - 1
+    assert night.target.read_json(f"{NAMES[0]}/_latest.json")["run_id"] == third.run.uri.rpartition("/")[2]
+
+
+def test_a_crash_while_files_are_put_in_place_leaves_the_last_copy(
+    here: MakeRunner, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    night = two_nights(here, inserted(*ROWS), Entry("commit", ((0, ROWS[0], None),)), first=1)
+    before = night.published()
+    adopt = Storage.adopt
+    left = [2]
+
+    def dying(self: Storage, name: str, new_name: str) -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise KeyboardInterrupt
+        adopt(self, name, new_name)
+
+    monkeypatch.setattr(Storage, "adopt", dying)
+    with pytest.raises(KeyboardInterrupt):
+        night.all()
+    assert night.published() == before
+    monkeypatch.setattr(Storage, "adopt", adopt)
+    night.all()
+    assert night.published() == night.expected()
+
+
+def test_nothing_is_read_of_tables_that_are_rolled_forward(here: MakeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    night = two_nights(here, inserted(*ROWS), Entry("commit", ((0, ROWS[0], None),)), first=1)
+    monkeypatch.setattr(HistorySource, "reader", None)
+    monkeypatch.setattr(HistorySource, "plan_chunks", None)
+    monkeypatch.setattr(HistorySource, "bound_reads", None)
+    night.all()
+    assert night.published() == night.expected()
