@@ -104,7 +104,8 @@ def read_tables(connection: Connection, names: Sequence[TableName], publication:
     `leaves` reads; ``tree``, how partitions hang together; ``children``, the tables that inherit from it and are no
     partitions; ``via_root``: whether the log tells the changes of any partitions as their root's, ``as_root``: and so
     of its own; ``version`` and ``placed`` of `placing`; ``key``, the OID of the constraint, or else of the index, that
-    keeps the key unique; and ``keys``, the columns of every key that it has, by such an OID.
+    keeps the key unique; ``key_version``, which is another after that was lifted for a while; and ``keys``, the columns
+    of every key that it has, by its version.
 
     The key is the index by which the log identifies rows, if one was named (USING INDEX), else the primary key, else
     the first unique index of whole NOT NULL columns. Deferrable keys do not
@@ -133,7 +134,7 @@ def read_tables(connection: Connection, names: Sequence[TableName], publication:
             )
         oid, kind, identity = found[name]
         usable = _usable(columns[oid], keys.get(oid, []))
-        key_index, key, key_oid = usable[0] if usable else ("", (), 0)
+        key_index, key, key_oid, key_version = usable[0] if usable else ("", (), 0, "")
         own, rows, size = held.get(oid, ([], 0, 0))
         names_in_order = [column.name for column in columns[oid]]
         details = {
@@ -147,7 +148,8 @@ def read_tables(connection: Connection, names: Sequence[TableName], publication:
             "as_root": kind == "p" and via_root,
             **placing.described(versions, oid, own_leaves.get(oid, [])),
             "key": key_oid,
-            "keys": {str(own_oid): list(own_key) for _, own_key, own_oid in usable},
+            "key_version": key_version,
+            "keys": {version: list(own_key) for _, own_key, _, version in usable},
         }
         tables.append(Table(name, tuple(columns[oid]), key, key_index, rows, size, details))
     return tuple(tables)
@@ -173,7 +175,8 @@ def difference(recorded: Table, now: Table, *, versions: bool = True) -> str:
     A key is known by its constraint, whose index may be replaced (REINDEX CONCURRENTLY), for the server lets nobody
     drop it meanwhile. A unique index without a constraint is known by its OID, and REINDEX CONCURRENTLY gives it
     another one. Afterwards the catalog holds nothing of the old index: it looks just as if that had been dropped, rows
-    that share a key had come and gone, and an index had been made again. So that stops the run.
+    that share a key had come and gone, and an index had been made again. So that stops the run. So does a new version
+    of its row: DROP INDEX CONCURRENTLY that is cut short leaves it dead, and REINDEX INDEX brings it back to life.
     """
     if recorded.details["oid"] != now.details["oid"]:
         return RENAMED
@@ -181,7 +184,7 @@ def difference(recorded: Table, now: Table, *, versions: bool = True) -> str:
     if before != after:
         names = {shape[0] for shape in set(before) ^ set(after)} or {"their order"}
         return f"its columns have changed ({', '.join(sorted(map(str, names)))})"
-    if recorded.key and now.details["keys"].get(str(recorded.details["key"])) != list(recorded.key):
+    if recorded.key and now.details["keys"].get(recorded.details["key_version"]) != list(recorded.key):
         return _another_key(recorded, now)
     if versions and recorded.key != now.key:
         return "its key has changed"
@@ -214,7 +217,8 @@ def _another_key(recorded: Table, now: Table) -> str:
         return "its key has changed"
     table, index = quote(recorded.name.schema, recorded.name.name), quote(recorded.key_index)
     return (
-        f"its key has changed: {index} was made anew (REINDEX CONCURRENTLY of an index without a constraint does so), "
+        f"its key has changed: {index} was altered or made anew (REINDEX CONCURRENTLY of an index without a constraint "
+        "does so), "
         "and nothing shows that no two rows shared a key in between "
         f"(ALTER TABLE {table} ADD UNIQUE USING INDEX {index} makes it a constraint, which survives a REINDEX)"
     )
@@ -317,25 +321,25 @@ def _columns(connection: Connection, oids: Sequence[int]) -> dict[int, list[Colu
 
 
 _KEYS = """
-SELECT i.indrelid, c.relname, COALESCE(
-    (SELECT k.oid FROM pg_constraint k WHERE k.conindid = c.oid AND k.contype IN ('p', 'u')), c.oid), ARRAY(
+SELECT i.indrelid, c.relname, COALESCE(n.oid, c.oid), COALESCE(n.oid::text, concat(c.oid, '/', i.xmin)), ARRAY(
     SELECT a.attname::text FROM unnest(i.indkey::int2[]) WITH ORDINALITY k(attnum, place)
     JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
     WHERE k.place <= i.indnkeyatts ORDER BY k.place)
 FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+LEFT JOIN pg_constraint n ON n.conindid = c.oid AND n.contype IN ('p', 'u')
 WHERE i.indrelid = ANY(%s::oid[]) AND i.indisunique AND i.indimmediate AND i.indisvalid AND i.indisready AND i.indislive
     AND i.indpred IS NULL AND i.indexprs IS NULL
 ORDER BY i.indrelid, NOT i.indisreplident, NOT i.indisprimary, c.relname
 """
 
 
-_Key = tuple[str, tuple[str, ...], int]
+_Key = tuple[str, tuple[str, ...], int, str]
 
 
 def _keys(connection: Connection, oids: Sequence[int]) -> dict[int, list[_Key]]:
     found: dict[int, list[_Key]] = defaultdict(list)
-    for relation, index, oid, key in query(connection, _KEYS, (list(oids),)):
-        found[relation].append((index, tuple(key), oid))
+    for relation, index, oid, version, key in query(connection, _KEYS, (list(oids),)):
+        found[relation].append((index, tuple(key), oid, version))
     return found
 
 

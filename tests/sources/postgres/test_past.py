@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 
+import psycopg
 import pytest
 
 from airflow_provider_cdc.core import as_of
@@ -204,6 +206,37 @@ def test_what_changes_no_row_and_no_meaning_ends_no_past(kept: Kept) -> None:
     kept.run("CREATE INDEX ON stock (v)", "CREATE UNIQUE INDEX ON stock (id, v)", "ANALYZE stock", "VACUUM stock")
     kept.run("UPDATE stock SET v = 9", "CREATE TABLE unrelated (v int)")
     kept.check(point, "stock")
+
+
+def test_a_key_that_was_lifted_for_a_while_cannot_be_gone_back_beyond(kept: Kept) -> None:
+    kept.run(
+        "CREATE TABLE bare (id int NOT NULL, v int); ALTER TABLE bare REPLICA IDENTITY FULL",
+        "CREATE UNIQUE INDEX bare_key ON bare (id)",
+        "INSERT INTO bare VALUES (1, 1)",
+    )
+    kept.keep("bare")
+    with (
+        kept.server.connect(database=kept.database, autocommit=False) as first,
+        kept.server.connect(database=kept.database, autocommit=False) as second,
+        kept.server.connect(database=kept.database) as other,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        # Half-way through, the server waits for those who still use the index, and leaves it dead if that is cut short.
+        first.execute("SELECT FROM bare")
+        dropping = pool.submit(other.execute, "DROP INDEX CONCURRENTLY bare_key")
+        wait_for(kept.server, "wait_event_type = 'Lock' AND query LIKE 'DROP INDEX%'")
+        second.execute("SELECT FROM bare")
+        first.rollback()
+        while kept.ask("SELECT indislive FROM pg_index WHERE indexrelid = 'bare_key'::regclass"):
+            time.sleep(0.02)
+        other.cancel()
+        with pytest.raises(psycopg.errors.QueryCanceled):
+            dropping.result(20)
+    kept.run("INSERT INTO bare VALUES (1, 2)")
+    point = kept.here()
+    kept.run("DELETE FROM bare WHERE v = 2", "REINDEX INDEX bare_key")
+    (problem,) = kept.refusals(point, "bare")
+    assert "altered" in problem.what
 
 
 def test_children_that_came_and_went_before_hide_others(kept: Kept) -> None:
