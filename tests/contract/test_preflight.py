@@ -152,7 +152,8 @@ def test_a_lock_that_waits_for_others_blocks_readers_and_is_named(
     monkeypatch.setattr(f"airflow_provider_cdc.sources.{shop.kind}.blockers.SECONDS", 1)
     source = open_source(shop.settings)
     shop.insert("orders", [(1, "a")])
-    with closing(shop.connect()) as reading, reading.cursor() as cursor, ThreadPoolExecutor(1) as pool:
+    # Should this fail, the reading session has to end before the pool waits for the other one.
+    with ThreadPoolExecutor(1) as pool, closing(shop.connect()) as reading, reading.cursor() as cursor:
         cursor.execute("BEGIN")
         cursor.execute("SELECT * FROM orders")
         cursor.fetchall()
