@@ -20,8 +20,8 @@ from harness.pipeline import Pipeline, published, settings_of
 from tests.consistency.mysql import history
 from tests.consistency.writing import Writing
 
-CHAINS = int(os.environ.get("CDC_CHAINS", "3"))
-NIGHTS = int(os.environ.get("CDC_NIGHTS", "5"))
+CHAINS = int(os.environ.get("CDC_CHAINS", "2"))
+NIGHTS = int(os.environ.get("CDC_NIGHTS", "4"))
 
 
 @pytest.mark.parametrize("seed", range(CHAINS))

@@ -79,10 +79,14 @@ def test_every_type_at_its_extremes(nights: Nights) -> None:
     for name, cases in groups.items():
         rows = rows_of(cases)
         nights.do(
+            # An ENUM's 0 is an error otherwise.
+            "SET sql_mode = ''",
             create_table(name, cases),
             *(f"INSERT INTO {name} VALUES ({number}, {', '.join(row)})" for number, row in enumerate(rows)),
             # One without a key, with the same rows.
-            f"CREATE TABLE {name}_keyless AS SELECT * FROM {name}",
+            f"CREATE TABLE {name}_keyless LIKE {name}",
+            f"ALTER TABLE {name}_keyless DROP PRIMARY KEY",
+            f"INSERT INTO {name}_keyless SELECT * FROM {name}",
         )
     run = nights.night("full")
     run.record()
@@ -91,6 +95,7 @@ def test_every_type_at_its_extremes(nights: Nights) -> None:
         for table in (name, f"{name}_keyless"):
             # What was is taken out by its before image; what is comes from its after image.
             nights.do(
+                "SET sql_mode = ''",
                 f"UPDATE {table} SET id = id + 100 WHERE id % 2",
                 f"UPDATE {table} SET c0 = c0 WHERE id = 2",
                 f"INSERT INTO {table} SELECT * FROM (SELECT * FROM {name} WHERE id = 0) s"
@@ -113,7 +118,6 @@ def test_a_transaction_that_is_prepared_on_one_night_and_committed_on_the_next(n
         "XA START 'long'",
         "UPDATE stock SET left_over = 0 WHERE id = 2",
         "DELETE FROM stock WHERE id = 3",
-        "DELETE FROM notes WHERE text = 'b'",
         "XA END 'long'",
         "XA PREPARE 'long'",
         "UPDATE stock SET left_over = 11 WHERE id = 1",
