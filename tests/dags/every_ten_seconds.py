@@ -24,8 +24,9 @@ with DAG(
     is_paused_upon_creation=False,
 ):
     SnapshotTaskGroup(
-        source_conn_id="cdc_mysql",
+        source_conn_id=os.environ["TEST_CONNECTION"],
         tables=[os.environ["TEST_SCHEMA"] + ".*"],
         target=os.environ["TEST_TARGET"],
         as_of="{{ data_interval_end }}",
+        standing_slot=os.environ["TEST_STANDING_SLOT"],
     )
