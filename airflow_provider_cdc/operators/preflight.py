@@ -22,8 +22,8 @@ from airflow_provider_cdc.operators.lake_checks import check_names, tell_leftove
 from airflow_provider_cdc.operators.parameters import Allowed, check_conf, take_options, taking_options
 from airflow_provider_cdc.operators.spark_step import check_spark
 from airflow_provider_cdc.sinks.registry import open_sink
-from airflow_provider_cdc.sources.capabilities import Source, check_point
-from airflow_provider_cdc.sources.survey import survey
+from airflow_provider_cdc.sources.capabilities import Source
+from airflow_provider_cdc.sources.survey import survey, survey_past
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -97,7 +97,10 @@ class PreflightOperator(TargetOperator):
                     plans = choose(source, open_sink(LAKE_FORMAT, lake), scratch_of(lake.uri), plans, options.steps)
             if plans:
                 with _collected(problems, "parameter as_of"):
-                    check_point(source, plans, options.steps, may_begin=not problems)
+                    found = survey_past(
+                        source, found, options.tables, options.table, options.steps, may_begin=not problems
+                    )
+                    plans, skipped = found.plans, found.skipped
             if problems:
                 raise PreflightError(problems)
         if lake is not None:

@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from airflow_provider_cdc.core.options import TableOptions
+from airflow_provider_cdc.core.options import StepOptions, TableOptions
 from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.errors import PreflightError, Problem
-from airflow_provider_cdc.sources.capabilities import PlansRuns
+from airflow_provider_cdc.sources.capabilities import PlansRuns, Source, check_point
 from airflow_provider_cdc.sources.patterns import NOTHING_LEFT, exactly
 
 
@@ -57,6 +57,39 @@ def survey(source: PlansRuns, patterns: Sequence[str], options: TableOptions, on
     if own and on_table_error != "skip":
         return _refused(own, on_table_error)
     return Survey(plans, {table: _reason(problems) for table, problems in own.items()})
+
+
+def survey_past(
+    source: Source,
+    found: Survey,
+    patterns: Sequence[str],
+    options: TableOptions,
+    steps: StepOptions,
+    *,
+    may_begin: bool,
+) -> Survey:
+    """`check_point` for what `survey` found; of tables that cannot be copied as they were then, those that may be
+    skipped are left out.
+
+    :param may_begin: as for `check_point`.
+    :raises PreflightError: with every problem found that counts.
+    """
+    while True:
+        try:
+            check_point(source, found.plans, steps, may_begin=may_begin)
+            return found
+        except PreflightError as error:
+            own: dict[str, list[Problem]] = {}
+            for problem in error.problems:
+                own.setdefault(problem.table, []).append(problem)
+            if not steps.skips or "" in own:
+                raise
+            if {plan.table for plan in found.plans} <= {TableName.parse(table) for table in own}:
+                _refused(own, steps.on_table_error)
+        skipped = found.skipped | {table: _reason(problems) for table, problems in own.items()}
+        left_out = ["!" + exactly(TableName.parse(table)) for table in skipped]
+        found = survey(source, [*patterns, *left_out], options, steps.on_table_error)
+        found = Survey(found.plans, skipped | found.skipped)
 
 
 def _refused(own: dict[str, list[Problem]], on_table_error: str) -> Survey:
