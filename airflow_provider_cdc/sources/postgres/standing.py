@@ -66,7 +66,8 @@ def keep_past(settings: ConnectionSettings, plans: Sequence[TablePlan], options:
         alone(connection, name, options.lock.slot_wait_seconds)
         record = usable(connection, name)
         if record is None:
-            slots.drop(settings, name, name)
+            # Runs in progress read by the publication; only one that is not known to be ours must go.
+            slots.drop(settings, name, "" if load(connection, name) else name)
         try:
             record = _join(settings, connection, name, record, plans, options)
         except BaseException:
@@ -157,7 +158,7 @@ def _join(
     new = [table for table in tables if str(table.name) not in held]
     if record is not None and not new:
         return record
-    if record is None:
+    if record is None and not publishing.publication_state(connection, name):
         publishing.create_publication(connection, name, [], options.lock)
     publishing.add_tables(connection, name, new, options.lock)
     for _ in range(_TRIES):

@@ -106,6 +106,7 @@ def test_no_row_differs_from_the_past(
                 primary.query("SELECT pg_switch_wal()")
         # Let what was inserted by then be on disk.
         primary.query("CHECKPOINT")
+        asked = chance.choice(points)
         run = pipeline(
             spark,
             primary,
@@ -114,7 +115,7 @@ def test_no_row_differs_from_the_past(
             consistency=chance.choice(["auto", "auto", "exported"]),
             chunk_rows=chance.choice([15, 60, 1000]),
             chunk_pause=chance.choice([0, 0.01]),
-            as_of=chance.choice(points),
+            as_of=asked,
         )
         initial = run.record()
         time.sleep(chance.choice([0, 0.5]))
@@ -134,6 +135,9 @@ def test_no_row_differs_from_the_past(
             where = f"seed {seed}, {name} at {initial}"
             assert not missing, f"{where}: missing {list(missing)[:3]}, instead {list(extra)[:3]}"
             assert not extra, f"{where}: extra {list(extra)[:3]}"
+            if "T" in asked:
+                ((last,),) = connection.execute(f"SELECT max(pg_xact_commit_timestamp(xmin)) FROM {name}")
+                assert last <= datetime.fromisoformat(asked), f"{where}: a row is of a later time than {asked}"
     assert run.found["extract_delta"]["transactions"] > 0, f"seed {seed}: nothing was written since"
     primary.query(f"DROP SCHEMA {schema} CASCADE")
 

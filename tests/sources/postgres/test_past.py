@@ -15,13 +15,12 @@ import pytest
 from airflow_provider_cdc.core import as_of
 from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.core.options import StepOptions, TableOptions
-from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, LockNotGranted, PreflightError
 from airflow_provider_cdc.sources.postgres import PostgresSource, commits, slots
 from airflow_provider_cdc.sources.postgres.session import session
 from airflow_provider_cdc.sources.postgres.standing_record import said
 from airflow_provider_cdc.sources.postgres.times import prefix_at
-from airflow_provider_cdc.sources.survey import Survey, survey, survey_past
+from airflow_provider_cdc.sources.survey import survey, survey_past
 from airflow_provider_cdc.sources.window import TrackedTable
 from tests.conftest import PostgresFactory
 from tests.sources.postgres.standing import RUN_ID, Kept
@@ -136,7 +135,8 @@ def test_a_log_is_looked_through_in_parts(kept: Kept, monkeypatch: pytest.Monkey
         whole = list(found)
     monkeypatch.setattr(commits, "PART_BYTES", 5_000)
     with closing(commits.commits_since(kept.source.settings, kept.name, start)) as found:
-        assert list(found) == whole
+        # More may follow: the server analyzes tables by itself.
+        assert list(found)[: len(whole)] == whole
     assert len(whole) >= 200
 
 
@@ -269,16 +269,20 @@ def test_tables_without_a_past_are_left_out_if_that_is_asked_for(kept: Kept) -> 
     kept.run("CREATE TABLE other (v int); ALTER TABLE other REPLICA IDENTITY FULL")
     asked, options = ["public.*"], TableOptions()
     steps = replace(kept.options, as_of=kept.here(), on_table_error="skip")
-    found = survey_past(
-        kept.source, survey(kept.source, asked, options, "skip"), asked, options, steps, may_begin=True
-    )
+    found = survey_past(kept.source, survey(kept.source, asked, options, "skip"), asked, options, steps, may_begin=True)
     assert [str(plan.table) for plan in found.plans] == ["public.stock"]
     assert "it joined the standing slot then" in found.skipped["public.other"]
     # It did join: the next run has it.
     assert "public.other" in kept.record.tables
-    only = [replace(plan, table=TableName("public", "other")) for plan in found.plans]
     with pytest.raises(PreflightError, match="skipping leaves none"):
-        survey_past(kept.source, Survey(only, {}), ["public.other"], options, steps, may_begin=True)
+        survey_past(
+            kept.source,
+            survey(kept.source, ["public.other"], options, "skip"),
+            ["public.other"],
+            options,
+            steps,
+            may_begin=True,
+        )
 
 
 def test_before_the_slot_and_before_a_table_joined_there_is_no_past(kept: Kept) -> None:

@@ -169,6 +169,9 @@ def test_a_run_in_progress_bears_what_becomes_of_the_standing_slot(kept: Kept) -
     kept.source.check_identity(begun.identity, begun.position)
     kept.run(f"SELECT pg_drop_replication_slot('{kept.name}')")
     kept.source.check_identity(begun.identity, begun.position)
+    # And another run begins the past anew.
+    kept.keep("stock", "other")
+    kept.source.check_identity(begun.identity, begun.position)
 
 
 def test_the_application_is_refused_nothing(kept: Kept) -> None:
