@@ -7,6 +7,8 @@ import sys
 
 import pytest
 
+from airflow_provider_cdc.core import head
+from airflow_provider_cdc.core.options import declared
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.sources.capabilities import (
     KeepsForRun,
@@ -33,6 +35,12 @@ def test_a_kind_is_what_its_source_and_its_hook_say_it_is(kind: Kind) -> None:
     assert {capability for capability in set().union(*OPTIONAL.values()) if isinstance(source, capability)} == OPTIONAL[
         kind.name
     ]
+
+
+def test_what_core_says_of_kinds_is_what_is_registered() -> None:
+    """`core` may not ask the registry: options say for which kind they are, and heads of old copies say no kind."""
+    assert {option.only for option in declared()} - {""} <= {kind.name for kind in KINDS}
+    assert {kind.load(kind.source).position_key: kind.name for kind in KINDS} == head._KINDS
 
 
 def test_an_unknown_kind_is_refused_and_the_known_ones_are_named() -> None:
