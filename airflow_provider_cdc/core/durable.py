@@ -16,8 +16,14 @@ import time
 import uuid
 from contextlib import suppress
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pyarrow import fs
+from airflow_provider_cdc.core.lazy import LazyModule
+
+if TYPE_CHECKING:
+    from pyarrow import fs
+else:
+    fs = LazyModule("pyarrow.fs")
 
 SETTLE_SECONDS = 2.0
 """How long a writer waits for candidates of others where the storage cannot refuse the second one."""

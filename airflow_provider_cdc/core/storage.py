@@ -7,15 +7,19 @@ import json
 import posixpath
 import uuid
 from datetime import datetime
-from typing import Any, NoReturn
-
-import pyarrow as pa
-from pyarrow import fs
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from airflow_provider_cdc.core import durable
 from airflow_provider_cdc.core.lake_uri import LakeUri
+from airflow_provider_cdc.core.lazy import LazyModule
 from airflow_provider_cdc.core.storage_errors import told
 from airflow_provider_cdc.errors import ConfigurationError, ManifestError, StorageRefused
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    from pyarrow import fs
+else:
+    pa, fs = LazyModule("pyarrow"), LazyModule("pyarrow.fs")
 
 
 class Storage:
@@ -150,6 +154,11 @@ class Storage:
         """Write a file that readers see whole or not at all, and that survives a crash once this returns."""
         with told(self.uri_of(name)):
             durable.write(self._filesystem, self.path(name), _json_bytes(data))
+
+    def write_text(self, name: str, text: str) -> None:
+        """`write_json`, for a page of text."""
+        with told(self.uri_of(name)):
+            durable.write(self._filesystem, self.path(name), text.encode())
 
     def create_json(self, name: str, data: Any, settle: float | None = None) -> bool:
         """`write_json`, unless the file is there: then it stays as it is. Whether it is ``data`` that is there now.

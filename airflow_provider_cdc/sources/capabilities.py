@@ -12,9 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import ClassVar, Protocol, runtime_checkable
-
-import pyarrow as pa
+from typing import TYPE_CHECKING, ClassVar, Protocol, runtime_checkable
 
 from airflow_provider_cdc.core import as_of
 from airflow_provider_cdc.core.as_of import AsOf
@@ -24,8 +22,12 @@ from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import ConfigurationError, PreflightError, Problem
 from airflow_provider_cdc.sources.late import late_problems
-from airflow_provider_cdc.sources.odd_values import OddValue
-from airflow_provider_cdc.sources.window import LogSegment, SegmentSummary, TrackedTable, UpperBound
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from airflow_provider_cdc.sources.odd_values import OddValue
+    from airflow_provider_cdc.sources.window import LogSegment, SegmentSummary, TrackedTable, UpperBound
 
 
 class ChunkReader(Protocol):

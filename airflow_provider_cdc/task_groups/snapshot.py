@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
+from difflib import get_close_matches
+from inspect import signature
 from typing import Any
 
 from airflow.providers.common.compat.sdk import AssetAlias, TaskGroup, XComArg
 
 from airflow_provider_cdc.assets import copies_alias, outlets_of
 from airflow_provider_cdc.core.options import declared
+from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.operators.consolidate import ConsolidateOperator
 from airflow_provider_cdc.operators.extract_delta import ExtractDeltaOperator
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
@@ -95,6 +98,7 @@ class SnapshotTaskGroup(TaskGroup):
     :param prefix_group_id: whether the ids of the tasks begin with that of the group. A DAG with two of these groups
         needs it for all but one.
     :param kwargs: what else ``TaskGroup`` takes.
+    :raises ConfigurationError: an argument is neither ours nor one of ``TaskGroup``.
     """
 
     def __init__(
@@ -131,6 +135,7 @@ class SnapshotTaskGroup(TaskGroup):
         # By their names, so that an option that is new has no other place here but the signature.
         given = dict(locals())
         options = {option.argument: given[option.name] for option in declared()}
+        _check_arguments(kwargs)
         super().__init__(group_id=group_id, prefix_group_id=prefix_group_id, **kwargs)
         # Ours are the weakest: a group's own arguments would otherwise win over the DAG's.
         self.default_args: dict[str, Any] = {**RETRYING, **(self.dag.default_args or {}), **self.default_args}
@@ -193,3 +198,16 @@ class SnapshotTaskGroup(TaskGroup):
     def published(self) -> XComArg:
         """The URI of each table's new files, by the table's name."""
         return self.consolidate.output["published"]
+
+
+def _check_arguments(given: Mapping[str, Any]) -> None:
+    """Airflow would name its own class and its own arguments."""
+    theirs = {name for name in signature(TaskGroup.__init__).parameters if name not in ("self", "kwargs")}
+    ours = [*signature(SnapshotTaskGroup.__init__).parameters][1:-1]
+    for name in given:
+        if name not in theirs:
+            alike = get_close_matches(name, [*ours, *theirs], 1)
+            raise ConfigurationError(
+                f"SnapshotTaskGroup has no argument {name!r}",
+                hint=f"did you mean {alike[0]}?" if alike else f"its own are {', '.join(ours)}",
+            )

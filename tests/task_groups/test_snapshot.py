@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import copy
 import inspect
+import os
 import re
 import socket
+import subprocess
+import sys
 from datetime import datetime, timedelta
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,7 +19,9 @@ from airflow.sdk import DAG, BaseHook, TaskGroup
 from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_provider_cdc.core.options import AuthorOptions, declared
+from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
+from harness.airflow_home import ROOT
 
 STEPS = ["preflight", "lock_and_record", "snapshot", "extract_delta", "consolidate"]
 
@@ -139,3 +145,35 @@ def test_every_option_reaches_preflight() -> None:
     assert {one.argument: getattr(preflight, one.argument) for one in declared()} == {
         one.argument: given[one.name] for one in declared()
     }
+
+
+@pytest.mark.parametrize(
+    ("given", "hint"),
+    [("chunk_row", "did you mean chunk_rows?"), ("zzz", "source_conn_id, tables, target"), ("tooltip_", "tooltip")],
+)
+def test_an_argument_that_nobody_knows_is_refused_with_the_ones_that_are_ours(given: str, hint: str) -> None:
+    with dag(), pytest.raises(ConfigurationError, match=f"SnapshotTaskGroup has no argument '{given}'") as refused:
+        group(**{given: 5})
+    assert hint in str(refused.value)
+
+
+def test_parsing_a_dag_does_not_import_what_only_its_tasks_need(tmp_path: Path) -> None:
+    """Airflow parses the files of DAGs all the time, each time in a process of its own."""
+    file = tmp_path / "nightly.yaml"
+    file.write_text("sources:\n  - {kind: mysql, source_conn_id: a, tables: [b.c], target: /lake}\n")
+    code = """
+import runpy, sys
+from airflow.sdk import DAG
+for name in sys.argv[1:]:
+    runpy.run_path(name)
+import airflow_provider_cdc.sensors.position, airflow_provider_cdc.sensors.published
+print({"numba", "numpy", "pandas", "psycopg", "pyarrow", "pymysql", "pyspark"} & {*sys.modules})
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code, *map(str, ROOT.glob("dags/*.py"))],
+        env={**os.environ, "AIRFLOW__CDC__NIGHTLY": str(file)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert done.stdout.splitlines()[-1] == "set()"
