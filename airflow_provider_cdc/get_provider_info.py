@@ -41,6 +41,7 @@ def get_provider_info() -> dict[str, Any]:
                 "python-modules": ["airflow_provider_cdc.triggers.position", "airflow_provider_cdc.triggers.published"],
             }
         ],
+        "extra-links": ["airflow_provider_cdc.links.report.ReportLink"],
         "notifications": ["airflow_provider_cdc.notifications.failure.FailureNotifier"],
         "connection-types": [_connection_type(kind) for kind in KINDS],
     }

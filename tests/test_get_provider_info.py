@@ -39,7 +39,7 @@ def test_everything_it_names_exists() -> None:
         for entry in info[section]:
             for module in entry["python-modules"]:
                 importlib.import_module(module)
-    for name in info["notifications"]:
+    for name in [*info["notifications"], *info["extra-links"]]:
         module, _, name = name.rpartition(".")
         assert hasattr(importlib.import_module(module), name)
     for connection in info["connection-types"]:

@@ -1,0 +1,20 @@
+"""Where a run's report lies."""
+
+from __future__ import annotations
+
+from airflow_provider_cdc.core.run import Run
+from airflow_provider_cdc.report.facts import report_of
+from airflow_provider_cdc.report.page import to_html, to_markdown
+
+HTML, MARKDOWN = "report.html", "report.md"
+
+
+def write_report(run: Run) -> str:
+    """Write the report of a published run into its folder, and return the URI of the page.
+
+    :raises CdcError: it is not published, or the store did not take it.
+    """
+    report = report_of(run)
+    run.folder.write_text(HTML, to_html(report))
+    run.folder.write_text(MARKDOWN, to_markdown(report))
+    return run.folder.uri_of(HTML)

@@ -1,0 +1,92 @@
+"""The report tells what the records say, and a table's name can be anything but markup."""
+
+from __future__ import annotations
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_cdc.core.manifest import RunTable
+from airflow_provider_cdc.core.results import TableRead
+from airflow_provider_cdc.core.run import Run
+from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.core.table import Column, Table, TableName
+from airflow_provider_cdc.errors import ManifestError
+from airflow_provider_cdc.report.files import write_report
+from tests.runs import consolidate_result, delta_result, manifest_of, snapshot_result
+
+ODD = TableName("shop", "<script>alert('1')</script>|`a`\n*b*")
+POSITION = "3e11fa47-71ca-11e1-9e33-c80aa9429562:1-5"
+
+
+def published(tmp_path: Path) -> Run:
+    table = RunTable(Table(ODD, (Column("id", "int", False),), ("id",)), "watermark", "its key tells")
+    run = Run.create(manifest_of(Storage(tmp_path.as_uri()), initial_position=POSITION, tables=(table,)))
+    name = str(ODD)
+    run.finish_step("snapshot", snapshot_result(1234, tables={name: TableRead(1234, 3, 2, 2**20)}, seconds=2.0))
+    run.finish_step("extract_delta", delta_result(7))
+    run.finish_step(
+        "consolidate",
+        consolidate_result(
+            published={name: "file:///x"},
+            rows={name: 1234},
+            rewound={name: 5},
+            nulled={name: {"<b>": 3}},
+            skipped={"shop.stray": "its engine <MyISAM>"},
+        ),
+    )
+    return Run.load(run.folder)
+
+
+class Seen(HTMLParser):
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.text: list[str] = []
+        self.feed(page)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.add(tag)
+        assert not {name for name, _ in attrs} & {"src", "href", "onclick", "onload"}
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+def test_the_page_tells_what_was_found_and_takes_no_name_for_markup(tmp_path: Path) -> None:
+    run = published(tmp_path)
+    assert write_report(run) == run.folder.uri_of("report.html")
+    page = (tmp_path / "_runs" / run.run_id / "report.html").read_text()
+    seen = Seen(page)
+    assert seen.tags == {*"html head meta title style body h1 h2 div table thead tbody tr th td p".split()}
+    text = "".join(seen.text)
+    for told in (
+        str(ODD),
+        POSITION,
+        "1,234",
+        "617 rows/s",
+        "7 transactions",
+        "its engine <MyISAM>",
+        "<b>",
+        "file:///x",
+    ):
+        assert told in text, told
+    assert 'name="viewport"' in page
+
+
+def test_markdown_has_a_line_for_each_row_whatever_the_names(tmp_path: Path) -> None:
+    run = published(tmp_path)
+    write_report(run)
+    text = (tmp_path / "_runs" / run.run_id / "report.md").read_text()
+    line, _ = (line for line in text.splitlines() if "script" in line)
+    assert len(re.findall(r"(?<!\\)\|", line)) == 9
+    assert "\\<script\\>" in line
+    assert "\\`a\\` \\*b\\*" in line
+
+
+def test_a_run_that_is_not_published_has_no_report(tmp_path: Path) -> None:
+    with pytest.raises(ManifestError):
+        write_report(Run.create(manifest_of(Storage(tmp_path.as_uri()))))
+    assert not list(tmp_path.rglob("report*"))
