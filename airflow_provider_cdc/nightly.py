@@ -149,7 +149,8 @@ def _preferred(kind: str, ours: Mapping[str, Option], given: Mapping[str, Any]) 
     """The options that are other by default than those of a single run, as far as this kind of source has them."""
     # PostgreSQL keeps no log for the past unless it is told to.
     goes_back = "as_of" in ours and (kind == "mysql" or bool(given.get("standing_slot")))
-    return {"as_of": INTERVAL_END} if goes_back else {}
+    preferred = {"as_of": INTERVAL_END} if goes_back else {}
+    return preferred | ({"refresh": "auto"} if "refresh" in ours else {})
 
 
 def _check_option(option: Option, value: Value, problems: list[Problem]) -> None:

@@ -54,12 +54,15 @@ def test_what_is_invisible_to_readers_is_no_file_of_a_copy(lake: Lake) -> None:
     assert read_latest(lake.storage.uri, "shop.orders") == before
 
 
-def test_a_copy_whose_files_are_gone_is_not_an_empty_table(lake: Lake) -> None:
+def test_a_copy_whose_files_are_gone_is_not_a_smaller_table(lake: Lake) -> None:
     lake.sink.publish(lake.stage(5))
     copy = read_latest(lake.storage.uri, "shop.orders")
     assert copy is not None
+    Storage(copy.path).delete_file(copy.files[0].rpartition("/")[2])
+    with pytest.raises(ManifestError, match="lacks 1 of its files"):
+        read_latest(lake.storage.uri, "shop.orders")
     lake.storage.delete_folder(f"shop.orders/{copy.path.rpartition('/')[2]}")
-    with pytest.raises(ManifestError, match="no files any more"):
+    with pytest.raises(ManifestError, match="lacks 3 of its files"):
         read_latest(lake.storage.uri, "shop.orders")
 
 

@@ -54,6 +54,7 @@ def test_what_the_file_says_is_what_runs(tmp_path: Path) -> None:
     assert (mysql.name, postgres.name) == ("cdc_mysql", "cdc_pg")
     assert mysql.options == {
         "as_of": INTERVAL_END,
+        "refresh": "auto",
         "on_table_error": "skip",
         "source_conn_id": "cdc_mysql",
         "tables": ["shop.*", "!shop.tmp_*"],

@@ -55,10 +55,12 @@ class ParquetSink:
             return None
         path = head.path or self._lake.uri_of(place_of(table, head.run_id))
         folder = Storage(path)
-        files = tuple(folder.uri_of(name) for name in folder.files() if _is_visible(name))
-        if not files:
+        present = [name for name in folder.files() if _is_visible(name)]
+        # Records of earlier versions name no files: theirs are all in the folder.
+        wanted = sorted(str(file["name"]) for file in head.files) or present
+        if not wanted or not {*wanted} <= {*present}:
             raise ManifestError(
-                "the latest copy has no files any more",
+                f"the latest copy lacks {len({*wanted} - {*present}) or 'all'} of its files",
                 where=path,
                 hint=f"somebody removed them: remove {LATEST} there, too, and trigger a new run",
             )
@@ -66,7 +68,7 @@ class ParquetSink:
             table=str(table),
             run_id=head.run_id,
             path=path,
-            files=files,
+            files=tuple(map(folder.uri_of, wanted)),
             rows=head.rows,
             position=position_of(head),
             as_of=head.as_of,
