@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import sys
 import traceback
@@ -29,7 +28,7 @@ Job = Callable[[SparkSession, Storage, ConnectionSettings], StepResult]
 
 
 def main(task_id: str, job: Job, arguments: Sequence[str] | None = None) -> None:
-    """Run one step of the run at ``--run-uri``, and print what it found.
+    """Run one step of the run at ``--run-uri``; what it found is recorded there.
 
     A `CdcError` is printed without its trace, left in a record under the run (`error_file`), and ends the process
     with `TRANSIENT` or `TERMINAL`. So does any other error, with its trace: those of the storage and of Spark may pass,
@@ -53,7 +52,6 @@ def main(task_id: str, job: Job, arguments: Sequence[str] | None = None) -> None
         traceback.print_exc(file=sys.stderr)
         _fail(task_id, run_uri, _unforeseen(task_id, error))
     say(f"{task_id}: done in {duration(found.seconds)}")
-    say(json.dumps(records.encode(found)))
 
 
 def _unforeseen(task_id: str, error: Exception) -> CdcError:

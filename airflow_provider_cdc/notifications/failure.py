@@ -58,7 +58,7 @@ def _of_the_run(task: Any) -> list[str]:
 
     try:
         run = Run.load(Storage(uri))
-        position = f"{run.manifest.position_key} {run.position}"
+        position = f"{run.manifest.position_key} {run.manifest.initial_position}"
     except Exception as error:
         # Nothing must keep the rest from being told.
         position = f"it cannot be read ({error})"

@@ -88,6 +88,16 @@ def say_skipped(log: Any, skipped: Mapping[str, str]) -> None:
         log.warning("SKIPPED, not copied: %s (%s)", table, reason)
 
 
+def hand_on(context: Context, outputs: Mapping[str, Any]) -> None:
+    """Leave each output for later tasks, under its own key.
+
+    For operators with ``do_xcom_push=False``: Airflow's own ``multiple_outputs`` stores all of it a second time, as
+    ``return_value``, and the plan of a large run is large.
+    """
+    for key, value in outputs.items():
+        context["ti"].xcom_push(key=key, value=value)
+
+
 class TargetOperator(BaseOperator):
     """A task with a ``target``. Airflow keeps what a task's arguments were rendered to, and shows it: what could be a
     secret in this one is removed first. What remains is refused by `execute`, as the whole would have been."""

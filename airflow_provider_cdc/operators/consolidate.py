@@ -11,8 +11,11 @@ from airflow_provider_cdc.core.results import ConsolidateResult
 from airflow_provider_cdc.core.run import Run, read_is_latest
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Table, TableName
-from airflow_provider_cdc.operators.base import airflow_errors, say_skipped
+from airflow_provider_cdc.errors import CdcError
+from airflow_provider_cdc.links.report import ReportLink
+from airflow_provider_cdc.operators.base import airflow_errors, hand_on, say_skipped
 from airflow_provider_cdc.operators.spark_step import SparkStepOperator
+from airflow_provider_cdc.report.files import write_report
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -31,6 +34,8 @@ class ConsolidateOperator(SparkStepOperator):
     """
 
     step = "consolidate"
+    operator_extra_links = (ReportLink(),)
+    report_uri = ""
     outputs = ("published", "skipped", "position")
 
     def execute(self, context: Context) -> dict[str, Any]:
@@ -49,7 +54,18 @@ class ConsolidateOperator(SparkStepOperator):
                 found["published"][table],
             )
         say_skipped(self.log, found["skipped"])
+        self._report(run)
+        hand_on(context, {"latest": latest})
         return {**found, "latest": latest}
+
+    def _report(self, run: Run) -> None:
+        try:
+            self.report_uri = write_report(run)
+        except (CdcError, OSError) as error:
+            # The run is published: a page about it is no reason to fail.
+            self.log.warning("The run's report could not be written: %s", error)
+        else:
+            self.log.info("What the run did: %s", self.report_uri)
 
 
 def _copies(run: Run, published: Mapping[str, str], latest: Mapping[str, bool]) -> dict[TableName, dict[str, Any]]:

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.common.compat.sdk import AirflowException
 
 from airflow_provider_cdc.core import records
-from airflow_provider_cdc.core.beginning import begin
 from airflow_provider_cdc.core.options import StepOptions
 from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.hooks import open_hook
-from airflow_provider_cdc.operators.base import TargetOperator, airflow_errors, lake_of, run_id_of
+from airflow_provider_cdc.operators.base import TargetOperator, airflow_errors, hand_on, lake_of, run_id_of
 from airflow_provider_cdc.operators.parameters import Allowed
 from airflow_provider_cdc.operators.releasing import ReleasingOperator
 from airflow_provider_cdc.sources.capabilities import record_point
@@ -54,7 +53,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
         targets: Sequence[str] | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(multiple_outputs=True, **kwargs)
+        super().__init__(do_xcom_push=False, **kwargs)
         self.source_conn_id = source_conn_id
         self.target = target
         self.plan = plan
@@ -64,6 +63,9 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
         self._recording = False
 
     def execute(self, context: Context) -> dict[str, Any]:
+        # What looks into files takes a while to import, and DAGs are parsed all the time.
+        from airflow_provider_cdc.core.beginning import begin
+
         with airflow_errors():
             self.allowed.check(self.source_conn_id, self.target)
             lake = lake_of(self.target, self.source_conn_id)
@@ -83,7 +85,9 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
                 skipped=self.skipped,
             )
             self._recording = False
-        return {"run_uri": run.folder.uri, run.manifest.position_key: run.manifest.initial_position}
+        outputs = {"run_uri": run.folder.uri, run.manifest.position_key: run.manifest.initial_position}
+        hand_on(context, outputs)
+        return outputs
 
     def on_kill(self) -> None:
         # What is being made on the source is unmade on the way out.

@@ -11,13 +11,12 @@ from airflow_provider_cdc.core.manifest import LAKE_FORMAT
 from airflow_provider_cdc.core.options import checked, declared
 from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.records import encode
-from airflow_provider_cdc.core.refreshing import choose
 from airflow_provider_cdc.core.run import scratch_of
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.errors import PreflightError, Problem, TerminalError, TransientError
 from airflow_provider_cdc.hooks import open_hook
-from airflow_provider_cdc.operators.base import TargetOperator, airflow_errors, lake_of, say_skipped
+from airflow_provider_cdc.operators.base import TargetOperator, airflow_errors, hand_on, lake_of, say_skipped
 from airflow_provider_cdc.operators.lake_checks import check_names, tell_leftovers
 from airflow_provider_cdc.operators.parameters import Allowed, check_conf, take_options, taking_options
 from airflow_provider_cdc.operators.spark_step import check_spark
@@ -55,7 +54,7 @@ class PreflightOperator(TargetOperator):
         **kwargs: Any,
     ) -> None:
         options = take_options(kwargs)
-        super().__init__(multiple_outputs=True, **kwargs)
+        super().__init__(do_xcom_push=False, **kwargs)
         # Params keep their types, whatever the DAG's own setting is.
         self.render_template_as_native_obj = True
         for name, value in options.items():
@@ -65,6 +64,9 @@ class PreflightOperator(TargetOperator):
         self.strict_conf = strict_conf
 
     def execute(self, context: Context) -> dict[str, Any]:
+        # What looks into files takes a while to import, and DAGs are parsed all the time.
+        from airflow_provider_cdc.core.refreshing import choose
+
         plans: list[TablePlan] = []
         skipped: dict[str, str] = {}
         problems: list[Problem] = []
@@ -107,7 +109,9 @@ class PreflightOperator(TargetOperator):
             tell_leftovers(lake)
         say_skipped(self.log, skipped)
         self.log.info("%d tables will be copied:\n%s", len(plans), _readable(plans))
-        return {"plan": encode(plans), "options": encode(options.steps), "skipped": skipped}
+        outputs = {"plan": encode(plans), "options": encode(options.steps), "skipped": skipped}
+        hand_on(context, outputs)
+        return outputs
 
 
 def _check_lake(lake: Storage, source: Source, conn_id: str, tables: Sequence[TableName]) -> None:

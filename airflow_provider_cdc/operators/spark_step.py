@@ -28,9 +28,10 @@ from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import ConfigurationError, ManifestError
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.operators import guardian
-from airflow_provider_cdc.operators.base import airflow_errors, supervisor_channel
+from airflow_provider_cdc.operators.base import airflow_errors, hand_on, supervisor_channel
 from airflow_provider_cdc.operators.releasing import ReleasingOperator
 from airflow_provider_cdc.operators.scratch import scratch, scratch_parent
+from airflow_provider_cdc.operators.spark_log import levelled, log4j_option
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 
 if TYPE_CHECKING:
@@ -80,7 +81,7 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
         **kwargs: Any,
     ) -> None:
         # The deploy mode given here wins over every other place that could name one.
-        super().__init__(conf=conf, deploy_mode="client", multiple_outputs=True, **kwargs)
+        super().__init__(conf=conf, deploy_mode="client", do_xcom_push=False, **kwargs)
         # Params keep their types, whatever the DAG's own setting is.
         self.render_template_as_native_obj = True
         self.source_conn_id = source_conn_id
@@ -105,7 +106,9 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
         shown = records.encode(found)
         outputs = {name: shown.pop(name) for name in self.outputs}
         # What remains as text is for the next step: names of records, a place in the log.
-        return {**outputs, "counts": {name: value for name, value in shown.items() if not isinstance(value, str)}}
+        outputs["counts"] = {name: value for name, value in shown.items() if not isinstance(value, str)}
+        hand_on(context, outputs)
+        return outputs
 
     def _submit(
         self, context: Context, run: Storage, properties: Mapping[str, Any], variables: Mapping[str, str]
@@ -125,7 +128,7 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
             self.name = re.sub(r"[^\w.:+-]", "_", f"{context['ti'].dag_id}.{self.step}.{run.uri.rsplit('/', 1)[-1]}")
             self._hook = None
             try:
-                with environment({**variables, **scratch_environment(folder, variables)}):
+                with environment({**variables, **scratch_environment(folder, variables, log4j_option(properties))}):
                     super().execute(context)
             except Exception:
                 self._raise_what_the_app_said(run, error_file(self.step, token))
@@ -148,6 +151,8 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
         hook = super()._get_hook()
         build, guard = hook._build_spark_submit_command, guardian.command(self._scratch, _supervisor())
         hook._build_spark_submit_command = lambda application: [*guard, *build(application)]
+        process = hook._process_spark_submit_log
+        hook._process_spark_submit_log = lambda lines: process(levelled(lines, self.log))
         return hook
 
     def on_kill(self) -> None:
@@ -227,12 +232,15 @@ def driver_environment(settings: ConnectionSettings, master: str) -> dict[str, s
     return variables
 
 
-def scratch_environment(folder: Path, variables: Mapping[str, str]) -> dict[str, str]:
-    """The variables by which all that the driver's processes write on this machine lies in ``folder``."""
+def scratch_environment(folder: Path, variables: Mapping[str, str], more: str = "") -> dict[str, str]:
+    """The variables by which all that the driver's processes write on this machine lies in ``folder``.
+
+    :param more: options of the driver's JVM.
+    """
     from airflow_provider_cdc.jobs.session import JVM_VARIABLE
 
     # A later option wins, so user-set values do.
-    jvm = f'"-Djava.io.tmpdir={folder}" -XX:-UsePerfData {variables.get(JVM_VARIABLE, "")}'.strip()
+    jvm = f'"-Djava.io.tmpdir={folder}" -XX:-UsePerfData {more} {variables.get(JVM_VARIABLE, "")}'.strip()
     return {"TMPDIR": str(folder), "SPARK_LOCAL_DIRS": str(folder), JVM_VARIABLE: jvm}
 
 

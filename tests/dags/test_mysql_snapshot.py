@@ -113,13 +113,13 @@ def test_every_task_succeeds_at_once(copied: Copied) -> None:
 
 
 def test_xcoms_are_those_of_the_contract(copied: Copied) -> None:
-    xcoms = {task: set(values) - {"return_value"} for task, values in copied.first.xcoms.items()}
+    xcoms = {task: set(values) for task, values in copied.first.xcoms.items()}
     assert xcoms == {
         "preflight": {"plan", "options", "skipped"},
         "lock_and_record": {"run_uri", "initial_gtid_set"},
         "snapshot": {"snapshot_upper", "counts"},
         "extract_delta": {"counts"},
-        "consolidate": {"published", "latest", "skipped", "counts"},
+        "consolidate": {"_link_ReportLink", "published", "position", "latest", "skipped", "counts"},
     }
     values = copied.first.xcoms
     assert [plan["table"] for plan in values["preflight"]["plan"]] == TABLES
@@ -247,3 +247,10 @@ def test_tables_that_cannot_be_copied_are_skipped_if_the_form_says_so_and_named_
         assert result.xcoms[step]["skipped"].keys() == {"mixed.stray"}
     assert set(result.xcoms["consolidate"]["published"]) == {"mixed.good"}
     assert "SKIPPED, not copied: mixed.stray" in result.log
+    (said,) = (line for line in result.log.splitlines() if "mixed.stray is SKIPPED" in line)
+    assert "[warning" in said
+    for noise in ("NativeCodeLoader", "incubator", "log4j", "setLogLevel", "Setting default log level"):
+        assert noise not in result.log, noise
+    assert not any("return_value" in xcoms for xcoms in result.xcoms.values())
+    report = result.xcoms["consolidate"]["_link_ReportLink"]
+    assert "MyISAM" in Path(report.removeprefix("file://")).read_text()

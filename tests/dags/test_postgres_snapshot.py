@@ -120,13 +120,13 @@ def test_every_task_succeeds_at_once(copied: Copied) -> None:
 
 
 def test_xcoms_are_those_of_the_contract(copied: Copied) -> None:
-    xcoms = {task: set(values) - {"return_value"} for task, values in copied.first.xcoms.items()}
+    xcoms = {task: set(values) for task, values in copied.first.xcoms.items()}
     assert xcoms == {
         "preflight": {"plan", "options", "skipped"},
         "lock_and_record": {"run_uri", "initial_lsn"},
         "snapshot": {"snapshot_upper", "counts"},
         "extract_delta": {"counts"},
-        "consolidate": {"published", "latest", "skipped", "counts"},
+        "consolidate": {"_link_ReportLink", "published", "position", "latest", "skipped", "counts"},
     }
     plans = {plan["table"]: plan["consistency"] for plan in copied.first.xcoms["preflight"]["plan"]}
     assert plans == dict(zip(TABLES, ["watermark", "watermark", "exported"], strict=True))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -98,8 +97,3 @@ def environment_without_us(cache: Path, **more: str) -> dict[str, str]:
     """This process's environment without our path, and with a cache of its own."""
     kept = {name: os.environ[name] for name in ("PATH", "JAVA_HOME", "HOME", "LANG") if name in os.environ}
     return {**kept, "XDG_CACHE_HOME": str(cache), **more}
-
-
-def last_json(text: str) -> object:
-    """What an app printed in its last line."""
-    return json.loads(text.strip().splitlines()[-1])

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.core.records import encode
 from airflow_provider_cdc.core.results import ConsolidateResult
 from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.storage import Storage
@@ -18,7 +17,7 @@ from airflow_provider_cdc.jobs.shipping import package_zip
 from harness.environment import spark_environment
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published, settings_of
-from tests.jobs.cluster import Cluster, cluster, environment_without_us, last_json
+from tests.jobs.cluster import Cluster, cluster, environment_without_us
 
 ROOT = Path(__file__).parents[2]
 
@@ -84,7 +83,8 @@ def test_a_run_on_a_cluster_publishes_the_initial_position(
             more=to_environment(settings),
         )
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
-        assert last_json(done.stdout) == encode(Run.load(run.run).steps[step])
+        assert f"{step}: done in" in done.stdout
+        assert step in Run.load(run.run).steps
         if step == "snapshot":
             # Rows that no chunk returned, rows to be taken out, a row to be put back as it was.
             mysql.query(f"DELETE FROM {schema}.orders WHERE id < 50")

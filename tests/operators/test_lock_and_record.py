@@ -75,7 +75,7 @@ def source(monkeypatch: pytest.MonkeyPatch) -> FakeSource:
 def context(**changes: Any) -> Any:
     names: dict[str, Any] = {"dag_id": "d", "run_id": "manual__2026-01-01T00:00:00+00:00", "task_id": "lock_and_record"}
     names |= {"map_index": -1, "run_after": datetime(2026, 1, 1, 12, 30, tzinfo=UTC), **changes}
-    everything = SimpleNamespace(**names)
+    everything = SimpleNamespace(xcom_push=lambda **_: None, **names)
     return {"dag_run": everything, "ti": everything}
 
 

@@ -52,7 +52,12 @@ def operator(server: MysqlServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 def context() -> Any:
     everything = SimpleNamespace(
-        dag_id="d", run_id="r", task_id="t", map_index=-1, run_after=datetime(2026, 1, 1, tzinfo=UTC)
+        dag_id="d",
+        run_id="r",
+        task_id="t",
+        map_index=-1,
+        run_after=datetime(2026, 1, 1, tzinfo=UTC),
+        xcom_push=lambda **_: None,
     )
     return {"dag_run": everything, "ti": everything}
 

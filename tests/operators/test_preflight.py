@@ -32,6 +32,7 @@ def preflight(target: str, conf: Mapping[str, Any] | None = None, **arguments: A
     with DAG("d", schedule=None, params={"target": target, "tables": ["a.b"]}) as dag:
         task = PreflightOperator(task_id="preflight", target="{{ params.target }}", **given)
     context: Any = {"dag": dag, "dag_run": SimpleNamespace(conf=conf or {}), "params": {"target": target}}
+    context["ti"] = SimpleNamespace(xcom_push=lambda **_: None)
     task.render_template_fields(context)
     assert "s3cr3t" not in task.target
     return task.execute(context)

@@ -37,7 +37,7 @@ OPTIONS = {"chunk_rows": 7, "chunk_pause": 0.0, "lock": {}, "keep_slot": False}
 
 @pytest.fixture
 def context(tmp_path: Any) -> Any:
-    names = {"dag_id": "d", "run_id": "r", "task_id": "t", "map_index": -1, "task": None}
+    names = {"dag_id": "d", "run_id": "r", "task_id": "t", "map_index": -1, "task": None, "xcom_push": lambda **_: None}
     everything = SimpleNamespace(**names, run_after=datetime(2026, 1, 1, 12, 30, tzinfo=UTC))
     return {"dag_run": everything, "ti": everything}
 

@@ -96,7 +96,7 @@ def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 
 CONTEXT: Any = {
-    "ti": SimpleNamespace(dag_id="my dag", task_id="snapshot", map_index=-1),
+    "ti": SimpleNamespace(dag_id="my dag", task_id="snapshot", map_index=-1, xcom_push=lambda **_: None),
     "dag_run": SimpleNamespace(dag_id="my dag", run_id="r", run_after=datetime(2026, 1, 1, tzinfo=UTC)),
     "outlet_events": OutletEventAccessors(),
 }
@@ -123,6 +123,8 @@ def test_step_pushes_its_outputs_and_counts_and_nothing_for_other_steps(
             "lock_seconds": 0.0,
             "skipped": {},
             "seconds": 0.0,
+            "keys_again": 0,
+            "view_seconds": 0.0,
         },
     }
     alias = copies_alias("my dag", "g")
@@ -130,6 +132,7 @@ def test_step_pushes_its_outputs_and_counts_and_nothing_for_other_steps(
         "published": {"shop.orders": "file:///x"},
         "latest": LATEST,
         "skipped": {},
+        "position": "",
         "counts": {
             "rows": {"shop.orders": 3},
             "rewound": {},

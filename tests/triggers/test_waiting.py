@@ -16,7 +16,7 @@ from airflow_provider_cdc.errors import SourceUnavailable
 from airflow_provider_cdc.sensors.position import PositionSensor
 from airflow_provider_cdc.triggers.position import PositionTrigger
 from airflow_provider_cdc.triggers.published import PublishedTrigger, Wanted
-from airflow_provider_cdc.triggers.waiting import Outage, WaitingTrigger
+from airflow_provider_cdc.triggers.waiting import Answer, Outage, WaitingTrigger
 from harness.mysql_server import MysqlServer
 from harness.server_process import free_port
 from tests.sinks.test_contract import Lake
@@ -51,6 +51,25 @@ def test_an_outage_is_borne_for_as_long_as_was_said_and_counts_from_the_last_ans
     now = 128.0
     with pytest.raises(SourceUnavailable):
         outage.bear(error)
+
+
+class Scripted(WaitingTrigger):
+    """Is told what to be told: None stands for no answer."""
+
+    def __init__(self, *answers: bool | None, outage_seconds: float) -> None:
+        super().__init__(poll_seconds=0.1, outage_seconds=outage_seconds)
+        self.answers = list(answers)
+
+    async def ask(self) -> Answer:
+        answer = self.answers.pop(0)
+        if answer is None:
+            raise SourceUnavailable("down")
+        return Answer(answer, "", "it")
+
+
+def test_two_short_outages_are_not_one_long_one() -> None:
+    assert event_of(Scripted(None, None, False, None, None, True, outage_seconds=0.25)) == {"found": "it"}
+    assert "failure" in event_of(Scripted(None, None, None, None, None, True, outage_seconds=0.25))
 
 
 def test_a_trigger_survives_the_way_into_the_database_and_holds_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
