@@ -16,9 +16,12 @@ from airflow_provider_cdc.sources.postgres.session import Connection, query, quo
 FULL = "f"
 _GENERATED_COLUMNS_SINCE = 180_000
 
-# The columns that identify old rows; all of them (null) with FULL, and none (empty) without an identity.
+# The columns that identify old rows; all of them (null) with FULL, and none (empty) without an identity. A virtual
+# column makes FULL none: while a publication has such a table, the server refuses the application's UPDATE and DELETE.
 IDENTIFYING = """
-SELECT c.oid, c.relreplident, CASE c.relreplident WHEN 'f' THEN NULL ELSE COALESCE((
+SELECT c.oid, c.relreplident, CASE WHEN c.relreplident = 'f' AND NOT EXISTS (
+    SELECT FROM pg_attribute v WHERE v.attrelid = c.oid AND v.attgenerated = 'v' AND NOT v.attisdropped
+) THEN NULL ELSE COALESCE((
     SELECT array_agg(a.attname::text) FROM pg_index i
     JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = ANY((i.indkey::int2[])[0:i.indnkeyatts - 1])
     WHERE i.indrelid = c.oid AND i.indisvalid AND i.indimmediate

@@ -120,7 +120,7 @@ def _publish(connection: Connection, name: str, relations: Sequence[tuple[TableN
                 continue
             what, repair = f"the replica identity of {leaf.sql} has changed", "put it back"
             if leaf.identity == FULL:
-                what = f"the replica identity of {leaf.sql} is not FULL any more"
+                what = f"the replica identity of {leaf.sql} is not FULL any more, or it has a virtual column now"
                 repair = f"ALTER TABLE {leaf.sql} REPLICA IDENTITY FULL"
             raise SchemaChanged(what, where=str(table), hint=f"{repair}, and clear preflight and the tasks after it")
 

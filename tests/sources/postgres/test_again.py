@@ -18,6 +18,7 @@ from airflow_provider_cdc.sources.postgres.schema import read_tables
 from airflow_provider_cdc.sources.postgres.session import session
 from airflow_provider_cdc.sources.rereading import KeyReader
 from harness.postgres_server import PostgresServer
+from tests.conftest import PostgresFactory
 from tests.sources.postgres.log.messages import tuple_data
 from tests.sources.postgres.log.reading import Run
 from tests.sources.postgres.log.reading import settings as settings_of
@@ -230,3 +231,24 @@ def test_a_table_that_is_another_in_the_view_stops_the_run(
         assert shared.bound_view([table]).position == shared.view.upper
     with source.share_reads(LockPolicy()) as shared, pytest.raises(SchemaChanged, match=why):
         shared.bound_view([table])
+
+
+def test_a_virtual_column_beside_full_makes_the_application_fail_nowhere(postgres_factory: PostgresFactory) -> None:
+    server = postgres_factory(version=18)
+    source = PostgresSource(settings_of(server, "postgres"))
+    columns = "id int PRIMARY KEY, v int, twice int GENERATED ALWAYS AS (v * 2) VIRTUAL"
+    for name, identity in (("whole", "FULL"), ("keyed", "DEFAULT")):
+        server.query(f"CREATE TABLE {name} ({columns})")
+        server.query(f"ALTER TABLE {name} REPLICA IDENTITY {identity}")
+        server.query(f"INSERT INTO {name} VALUES (1, 1), (2, 2)")
+    plans = source.preflight(["public.whole", "public.keyed"])
+    # What the publication had of the one would have the server refuse its changes.
+    assert {str(plan.table): plan.consistency for plan in plans} == {
+        "public.whole": "exported",
+        "public.keyed": "again",
+    }
+    source.record_initial(plans, LockPolicy(), "20260101T000000Z-0a1b2c3d")
+    for name in ("whole", "keyed"):
+        server.query(f"UPDATE {name} SET v = 7 WHERE id = 1")
+        server.query(f"DELETE FROM {name} WHERE id = 2")
+    source.release("20260101T000000Z-0a1b2c3d")
