@@ -125,12 +125,12 @@ def give_up_past(settings: ConnectionSettings, options: StepOptions) -> None:
         marks = record.since(slot.confirmed)
         oldest = now(connection) - options.standing_slot_hours * _HOUR
         prefix = prefix_at(settings, name, marks, record.joins, oldest)
-        if prefix is None or prefix.position == slot.confirmed:
+        if prefix is None or (there := Lsn.parse(prefix.mark.position)) == slot.confirmed:
             return
-        advance(connection, name, prefix.position)
+        advance(connection, name, there)
         record = record.with_mark(prefix.mark)
-        joins = tuple(join for join in record.joins if Lsn.parse(join.position) >= prefix.position)
-        store(connection, name, replace(record, marks=record.since(prefix.position), joins=joins))
+        joins = tuple(join for join in record.joins if Lsn.parse(join.position) >= there)
+        store(connection, name, replace(record, marks=record.since(there), joins=joins))
         _log.info("The standing slot %s gave up what is older than %s", name, said(oldest))
 
 

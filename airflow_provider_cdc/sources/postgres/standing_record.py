@@ -145,8 +145,9 @@ def states_of(connection: Connection, name: str, tables: Sequence[Table]) -> dic
     around = dict(query(connection, _AROUND, (name, list(oids))))
     states = {}
     for table in tables:
-        # Other keys than the one that tells rows apart may come and go.
-        details = {part: known for part, known in table.details.items() if part != "keys"}
+        # Other keys than the one that tells rows apart may come and go. And not all callers read the publication.
+        left_out = ("keys", "via_root", "as_root")
+        details = {part: known for part, known in table.details.items() if part not in left_out}
         own = [around.get(oid, "") for oid in sorted({table.details["oid"], *(leaf.oid for leaf in leaves(table))})]
         found = records.encode([str(table.name), table.columns, table.key, details, own])
         states[str(table.name)] = hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:32]

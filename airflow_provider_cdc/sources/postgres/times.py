@@ -22,14 +22,15 @@ from airflow_provider_cdc.sources.postgres.standing_record import Join, Mark, al
 
 @dataclass(frozen=True)
 class Prefix:
-    """The longest prefix without a later commit. ``final``: a later one follows, so that it stays the longest."""
+    """The longest prefix without a later commit, which ends at ``position``.
 
+    ``mark`` is where its last commit ends: what lies between them depends on the time that was asked for. ``final``: a
+    later commit follows, so that it stays the longest.
+    """
+
+    position: Lsn
     mark: Mark
     final: bool
-
-    @property
-    def position(self) -> Lsn:
-        return Lsn.parse(self.mark.position)
 
 
 def prefix_at(
@@ -55,8 +56,8 @@ def prefix_at(
             position, latest = commit.end, max(latest, commit.at)
     # A later commit that ends after a point begins after it: both are ends of records.
     points = [Lsn.parse(join.position) for join in joins if join.at <= when]
-    position = max([position, *(point for point in points if until is None or point < until)])
-    return Prefix(Mark(str(position), latest), until is not None)
+    end = max([position, *(point for point in points if until is None or point < until)])
+    return Prefix(end, Mark(str(position), latest), until is not None)
 
 
 def remember(settings: ConnectionSettings, name: str, beginning: str, mark: Mark, seconds: float) -> None:

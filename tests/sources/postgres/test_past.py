@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
@@ -115,6 +115,25 @@ def test_commits_that_touch_no_copied_table_count(kept: Kept, commits_at: _Commi
     assert commits_at.up_to(200) == 1
 
 
+def test_a_time_within_a_join_is_the_same_before_and_after_a_later_one_was_resolved(kept: Kept) -> None:
+    kept.keep("stock")
+    kept.server.query("CREATE TABLE IF NOT EXISTS elsewhere (v int)")
+    kept.run("CREATE TABLE other (v int); ALTER TABLE other REPLICA IDENTITY FULL")
+    with kept.server.connect(autocommit=False) as writer, ThreadPoolExecutor(1) as pool:
+        # Nothing is committed in this database between the end of the log and the point at which the table joins.
+        writer.execute("INSERT INTO elsewhere VALUES (1)")
+        joining = pool.submit(kept.keep, "stock", "other")
+        wait_for(kept.server, "query LIKE 'CREATE_REPLICATION_SLOT%' AND wait_event_type = 'Lock'")
+        within = kept.clock()
+        writer.rollback()
+        joining.result(20)
+    joined = kept.record.tables["public.other"]
+    first = kept.position_of(within, "stock")
+    after = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=joined.at)
+    assert Lsn.parse(first) < Lsn.parse(kept.position_of(after, "stock"))
+    assert kept.position_of(within, "stock") == first
+
+
 def test_large_transactions_count_by_their_commit(kept: Kept, commits_at: _Commits) -> None:
     kept.keep("stock")
     commits_at.make(100)
@@ -200,6 +219,14 @@ def test_what_was_altered_cannot_be_gone_back_beyond_even_if_it_was_undone(kept:
     kept.check(said(earliest.at), "stock")
     (problem,) = kept.refusals(said(earliest.at - 1), "stock")
     kept.check(earliest.position, "stock")
+
+
+def test_a_publication_that_was_altered_is_relied_on_again(kept: Kept) -> None:
+    kept.keep("stock")
+    kept.run(f"ALTER PUBLICATION {kept.name} SET (publish_via_partition_root = true)")
+    kept.keep("stock")
+    begun = kept.record_at(kept.here(), "stock")
+    assert begun.tables
 
 
 def test_what_changes_no_row_and_no_meaning_ends_no_past(kept: Kept) -> None:
