@@ -106,7 +106,8 @@ def test_no_row_differs_from_the_past(
                 primary.query("SELECT pg_switch_wal()")
         # Let what was inserted by then be on disk.
         primary.query("CHECKPOINT")
-        asked = chance.choice(points)
+        # Times and positions in turn.
+        asked = chance.choice(points[seed % 2 :: 2])
         run = pipeline(
             spark,
             primary,
