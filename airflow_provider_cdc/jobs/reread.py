@@ -23,7 +23,8 @@ from airflow_provider_cdc.sources.capabilities import Source
 from airflow_provider_cdc.sources.rereading import KeyReader
 
 LOOKUP_KEYS = 1000
-"""Keys in one statement."""
+LOOKUP_BYTES = 2**20
+"""Bounds on the keys in one statement; one at least."""
 _NO_KEYS = net.NET_SCHEMA.empty_table()
 
 
@@ -97,8 +98,7 @@ class ReadAgain:
             self.source.reader(table, "exported" if self.view else "again", self.lock) as opened,
         ):
             reader = cast(KeyReader, opened)
-            for start in range(0, keys.num_rows, LOOKUP_KEYS):
-                some = keys.slice(start, LOOKUP_KEYS).combine_chunks()
+            for some in _portions(keys):
                 wrong = np.zeros(some.num_rows, np.bool_)
                 seen = np.zeros(some.num_rows, np.int64)
                 wanted = some["key"].chunk(0)
@@ -134,3 +134,15 @@ class ReadAgain:
         if reader.nulled:
             found.nulled[index] = dict(reader.nulled)
         return pa.concat_tables(doubtful)
+
+
+def _portions(keys: pa.Table) -> Iterator[pa.Table]:
+    """``keys`` in portions for one statement each."""
+    ends = np.cumsum(pc.binary_length(keys["before"]).to_numpy())
+    start = 0
+    while start < keys.num_rows:
+        told = ends[start - 1] if start else 0
+        stop = int(np.searchsorted(ends, told + LOOKUP_BYTES, side="right"))
+        stop = max(start + 1, min(stop, start + LOOKUP_KEYS, keys.num_rows))
+        yield keys.slice(start, stop - start).combine_chunks()
+        start = stop

@@ -7,11 +7,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from airflow_provider_cdc.core.table import Table
-from airflow_provider_cdc.sources.postgres import publishing, slots
+from airflow_provider_cdc.sources.postgres import publishing, slots, waiting
 from airflow_provider_cdc.sources.postgres.session import Connection, query, quote
 
 BYTES_PER_SECOND = 20_000_000
 _LOG_PER_TABLE_BYTE = 0.1
+_LONG_SECONDS = 60
 _LEAST_SECONDS = 600
 """A run is expected to read so fast, and while it does the server to write so much log; the rest of it takes a while,
 too."""
@@ -34,6 +35,7 @@ def advise(connection: Connection, tables: Sequence[Table]) -> None:
     _warn_of_version(connection.info.server_version)
     _warn_of_crashes(connection)
     _warn_of_limits(connection, tables)
+    _warn_of_writers(connection)
     _warn_of_left(connection)
 
 
@@ -89,6 +91,16 @@ def _warn_of_limits(connection: Connection, tables: Sequence[Table]) -> None:
             "the server may throw the run's log away",
             idle,
             seconds,
+        )
+
+
+def _warn_of_writers(connection: Connection) -> None:
+    """A run's slots wait for them, and then give up; the last one, for rows that are read again, late in the run."""
+    if long := waiting.blockers(connection, _LONG_SECONDS):
+        _log.warning(
+            "The run's slots have to wait for every transaction that writes, and these have run for more than %d s: %s",
+            _LONG_SECONDS,
+            "; ".join(long),
         )
 
 

@@ -92,25 +92,30 @@ WHERE NOT pg_visible_in_snapshot(x::xid8, pg_current_snapshot())
 
 def _held_up(settings: ConnectionSettings, what: str, seconds: float) -> LockNotGranted:
     with session(settings) as connection:
-        blockers = _blockers(connection)
+        named = blockers(connection)
     return LockNotGranted(
-        f"transactions held up {what} for {seconds:.0f} s: {'; '.join(blockers) or 'they have ended by now'}",
+        f"transactions held up {what} for {seconds:.0f} s: {'; '.join(named) or 'they have ended by now'}",
         where=settings.address,
         hint="let them end, or end them (pg_terminate_backend, ROLLBACK PREPARED); the task can be retried",
     )
 
 
-def _blockers(connection: Connection) -> list[str]:
+def blockers(connection: Connection, seconds: float = 0) -> list[str]:
+    """The transactions that have written, prepared ones included, which a slot would wait for: those that have run for
+    ``seconds`` at least."""
     running: list[tuple[Any, ...]] = query(
         connection,
         "SELECT pid, usename, COALESCE(state, 'state not shown: GRANT pg_read_all_stats'), wait_event, "
         "date_trunc('second', now() - xact_start)::text FROM pg_stat_activity "
-        "WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid() ORDER BY xact_start LIMIT 20",
+        "WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid() "
+        "AND xact_start <= now() - make_interval(secs => %s) ORDER BY xact_start LIMIT 20",
+        (seconds,),
     )
     prepared: list[tuple[Any, ...]] = query(
         connection,
         "SELECT gid, owner, date_trunc('second', now() - prepared)::text FROM pg_prepared_xacts "
-        "ORDER BY prepared LIMIT 20",
+        "WHERE prepared <= now() - make_interval(secs => %s) ORDER BY prepared LIMIT 20",
+        (seconds,),
     )
     return [
         f"session {pid} of {user}, {what}{f', waiting for {event}' if event else ''}, for {age}"
@@ -130,5 +135,5 @@ def _watch(settings: ConnectionSettings, waiting: Connection, seconds: float, do
             _log.info(
                 "Waiting for transactions that write to end, up to %.0f s more (nobody waits for this): %s",
                 deadline - time.monotonic(),
-                "; ".join(_blockers(connection)) or "they have ended by now",
+                "; ".join(blockers(connection)) or "they have ended by now",
             )

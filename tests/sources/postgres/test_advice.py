@@ -38,6 +38,22 @@ def test_settings_that_make_a_crash_costly_are_reported(
     assert [line.split()[:3] for line in caplog.messages] == [[setting, "is", "off:"]]
 
 
+def test_transactions_that_write_for_long_are_named_before_a_slot_waits_for_them(
+    postgres: PostgresServer, database: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(advice, "_LONG_SECONDS", 0.2)
+    postgres.query("CREATE TABLE stock (id int PRIMARY KEY)", database=database)
+    source = PostgresSource(settings_of(postgres, database))
+    with postgres.connect(database=database, autocommit=False) as writer:
+        writer.execute("SELECT pg_sleep(0.3)")
+        source.preflight(["public.stock"])
+        assert "wait for every transaction" not in caplog.text, "it has written nothing"
+        writer.execute("INSERT INTO stock VALUES (1)")
+        source.preflight(["public.stock"])
+        assert f"session {writer.info.backend_pid} of" in caplog.text
+        writer.rollback()
+
+
 @pytest.fixture
 def clerk(postgres: PostgresServer, database: str) -> Iterator[PostgresSource]:
     """A source whose user may do everything but replicate."""

@@ -1,0 +1,78 @@
+"""Tables without REPLICA IDENTITY FULL that the log tells of in odd ways: not all columns, others' publications."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from airflow_provider_cdc.jobs import reread
+from harness.pipeline import Pipeline, published, settings_of
+from harness.postgres_binaries import installations
+from harness.postgres_server import PostgresServer
+from tests.conftest import PostgresFactory
+
+VERSIONS = sorted({installations()[0].major, max(one.major for one in installations())})
+
+
+@pytest.fixture(params=VERSIONS)
+def own(request: pytest.FixtureRequest, postgres_factory: PostgresFactory) -> PostgresServer:
+    server = postgres_factory(None, request.param)
+    virtual = ", thrice int GENERATED ALWAYS AS (id * 3) VIRTUAL" if request.param >= 18 else ""
+    server.query(
+        f"""
+        CREATE TABLE made (id int PRIMARY KEY, n int, twice int GENERATED ALWAYS AS (n * 2) STORED, note text{virtual});
+        INSERT INTO made (id, n, note) SELECT i, i, 'x' FROM generate_series(1, 100) i;
+        CREATE TABLE tree (note text, id int PRIMARY KEY, n int) PARTITION BY RANGE (id);
+        CREATE TABLE low PARTITION OF tree FOR VALUES FROM (0) TO (50);
+        CREATE TABLE high (id int NOT NULL, n int, note text);
+        ALTER TABLE tree ATTACH PARTITION high FOR VALUES FROM (50) TO (500);
+        INSERT INTO tree (id, n) SELECT i, i FROM generate_series(1, 99) i
+        """
+    )
+    return server
+
+
+def write(server: PostgresServer) -> None:
+    server.query(
+        """
+        UPDATE made SET n = -n WHERE id % 7 = 0; DELETE FROM made WHERE id % 7 = 1;
+        UPDATE made SET id = id + 1000 WHERE id % 7 = 2; INSERT INTO made (id, n) VALUES (1, 5), (0, 0);
+        UPDATE tree SET id = id + 200 WHERE id < 20; DELETE FROM tree WHERE id % 7 = 1;
+        UPDATE tree SET n = 0, note = repeat('y', 5000) WHERE id % 7 = 2
+        """
+    )
+
+
+def check(server: PostgresServer, run: Pipeline) -> None:
+    """Write during a run, and compare: nothing is written after the view."""
+    run.record()
+    write(server)
+    found = run.finish()
+    assert run.found["snapshot"]["keys_again"] > 60
+    for name, rows in found["published"].items():
+        truth: Counter[Any] = Counter(tuple(row) for row in server.query(f"SELECT * FROM {name}"))
+        assert Counter(published(rows)[1]) == truth, name
+
+
+def test_generated_columns_need_not_be_in_the_log(
+    own: PostgresServer, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nor do keys have to fit into one statement."""
+    monkeypatch.setattr(reread, "LOOKUP_BYTES", 20)
+    check(own, Pipeline(spark, settings_of(own), tmp_path.as_uri(), ["public.*"]))
+
+
+@pytest.mark.parametrize(
+    "told", ["FOR TABLE made, low, high", "FOR ALL TABLES WITH (publish_via_partition_root = true)"]
+)
+def test_a_publication_of_others_may_tell_of_partitions_as_it_likes(
+    own: PostgresServer, spark: SparkSession, tmp_path: Path, told: str
+) -> None:
+    own.query(f"CREATE PUBLICATION theirs {told}")
+    settings = dataclasses.replace(settings_of(own), options={"publication": "theirs"})
+    check(own, Pipeline(spark, settings, tmp_path.as_uri(), ["public.*"]))
