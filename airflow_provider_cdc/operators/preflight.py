@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.core.head import source_of
@@ -97,6 +98,7 @@ class PreflightOperator(TargetOperator):
             if lake is not None and plans and not problems:
                 with _collected(problems, "parameter refresh"):
                     plans = choose(source, open_sink(LAKE_FORMAT, lake), scratch_of(lake.uri), plans, options.steps)
+                    found = replace(found, plans=plans)
             if plans:
                 with _collected(problems, "parameter as_of"):
                     found = survey_past(

@@ -88,8 +88,10 @@ def survey_past(
                 _refused(own, steps.on_table_error)
         skipped = found.skipped | {table: _reason(problems) for table, problems in own.items()}
         left_out = ["!" + exactly(TableName.parse(table)) for table in skipped]
+        # What was decided for the others, such as what they are rolled forward from, stays.
+        known = {plan.table: plan for plan in found.plans}
         found = survey(source, [*patterns, *left_out], options, steps.on_table_error)
-        found = Survey(found.plans, skipped | found.skipped)
+        found = Survey([known.get(plan.table, plan) for plan in found.plans], skipped | found.skipped)
 
 
 def _refused(own: dict[str, list[Problem]], on_table_error: str) -> Survey:

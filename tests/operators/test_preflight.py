@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,6 +17,7 @@ from airflow.sdk.exceptions import AirflowFailException
 
 from airflow_provider_cdc.core.manifest import RunTable
 from airflow_provider_cdc.core.names import NAME_BYTES, folder_name
+from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.run import Commit, Run
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Table, TableName
@@ -193,3 +195,21 @@ def test_what_failed_runs_left_is_named_once_they_are_old(tmp_path: Path, caplog
     # The try that published it was killed before it could say so: readers are led to that copy.
     lake.write_json("shop.orders/_latest.json", {"run_id": RUN})
     assert [found.folders for found in find_leftovers(lake)] == [(f"{lake.uri}/_runs/{RUN}",)]
+
+
+def test_what_is_rolled_forward_and_why_not_is_in_the_plan(
+    shop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tables = [f"{shop}.accounts"]
+    (plan,) = preflight(tmp_path.as_uri(), tables=tables, refresh="auto")["plan"]
+    assert plan["base"] == ""
+    assert plan["reason"].startswith("read in full: there is no copy yet; ")
+    with pytest.raises(AirflowFailException, match="cannot be rolled forward: there is no copy yet"):
+        preflight(tmp_path.as_uri(), tables=tables, refresh="changes")
+
+    def chosen(source: Any, copies: Any, scratch: str, plans: list[TablePlan], options: Any) -> list[TablePlan]:
+        return [replace(plan, base="r1") for plan in plans]
+
+    monkeypatch.setattr("airflow_provider_cdc.operators.preflight.choose", chosen)
+    (plan,) = preflight(tmp_path.as_uri(), tables=tables, refresh="auto")["plan"]
+    assert plan["base"] == "r1"

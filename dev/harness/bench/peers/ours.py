@@ -47,7 +47,7 @@ def prepare(address: Address) -> Work:
             steps[step.__name__] = _seconds(step)
         found = pipeline.found
         return {
-            "rows": found["snapshot"]["rows"],
+            "rows": sum(found["consolidate"]["rows"].values()) if order.night else found["snapshot"]["rows"],
             "seconds": steps["snapshot"],
             "steps": steps,
             "sessions": sessions,
