@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import socket
 import time
@@ -19,6 +20,8 @@ from airflow_provider_cdc.errors import LockNotGranted, SchemaChanged
 from airflow_provider_cdc.sources.postgres.identities import FULL, IDENTIFYING
 from airflow_provider_cdc.sources.postgres.schema import Leaf, leaves
 from airflow_provider_cdc.sources.postgres.session import APPLICATION, Connection, literal, query, quote, value
+
+_log = logging.getLogger(__name__)
 
 _GENERATED_COLUMNS_SINCE = 180_000
 _PUBLISHED_AT_ONCE = 200
@@ -61,6 +64,22 @@ def create_publication(
 def add_tables(connection: Connection, name: str, tables: Sequence[Table], lock: LockPolicy) -> None:
     """Publish every change of ``tables``, too, as `create_publication` does. Those that it has stay as they are."""
     _locking(connection, tables, lock, lambda: _publish_all(connection, name, tables), lambda: None)
+
+
+def let_go(connection: Connection, name: str) -> None:
+    """Take out of a publication what it has the server refuse UPDATE and DELETE of: tables that have lost what identifies
+    their old rows since they joined."""
+    rows = query(
+        connection,
+        "SELECT c.oid, n.nspname, c.relname FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid "
+        "JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace n ON n.oid = c.relnamespace WHERE p.pubname = %s",
+        (name,),
+    )
+    listed = {oid: quote(schema, table) for oid, schema, table in rows}
+    for oid, _, names in query(connection, IDENTIFYING, (list(listed),)):
+        if names == []:
+            _log.warning("%s has no replica identity any more, and leaves the publication %s", listed[oid], name)
+            query(connection, f"ALTER PUBLICATION {quote(name)} DROP TABLE ONLY {listed[oid]}")
 
 
 def _locking(

@@ -68,6 +68,7 @@ def keep_past(settings: ConnectionSettings, plans: Sequence[TablePlan], options:
         if record is None:
             # Runs in progress read by the publication; only one that is not known to be ours must go.
             slots.drop(settings, name, "" if load(connection, name) else name)
+        publishing.let_go(connection, name)
         try:
             record = _join(settings, connection, name, record, plans, options)
         except BaseException:
@@ -122,16 +123,34 @@ def give_up_past(settings: ConnectionSettings, options: StepOptions) -> None:
         record, slot = usable(connection, name), slots.state(connection, name)
         if record is None or slot is None:
             return
-        marks = record.since(slot.confirmed)
         oldest = now(connection) - options.standing_slot_hours * _HOUR
-        prefix = prefix_at(settings, name, marks, record.joins, oldest)
-        if prefix is None or (there := Lsn.parse(prefix.mark.position)) == slot.confirmed:
+        try:
+            prefix = prefix_at(settings, name, record.since(slot.confirmed), record.joins, oldest)
+            mark = prefix.mark if prefix is not None else None
+        except ConfigurationError as untold:
+            _log.info("The standing slot %s is moved on by the clock: %s", name, untold)
+            record, mark = _by_the_clock(connection, record, slot.confirmed, oldest)
+            store(connection, name, record)
+        if mark is None or (there := Lsn.parse(mark.position)) == slot.confirmed:
             return
         advance(connection, name, there)
-        record = record.with_mark(prefix.mark)
+        record = record.with_mark(mark)
         joins = tuple(join for join in record.joins if Lsn.parse(join.position) >= there)
         store(connection, name, replace(record, marks=record.since(there), joins=joins))
         _log.info("The standing slot %s gave up what is older than %s", name, said(oldest))
+
+
+def _by_the_clock(
+    connection: Connection, record: Standing, confirmed: Lsn | None, oldest: int
+) -> tuple[Standing, Mark | None]:
+    """For servers on which nothing tells when transactions committed: the record with a mark of here and now, and the
+    last of the earlier marks that is older than ``oldest``. Without them the log would be kept until the disk is full.
+
+    What has committed by now has an earlier time, unless the clock was set back or it came from another server.
+    """
+    here = Mark(str(value(connection, "pg_current_wal_flush_lsn()")), now(connection))
+    older = [mark for mark in record.since(confirmed) if mark.latest <= oldest]
+    return record.with_mark(here), older[-1] if older else None
 
 
 def joining(tables: Sequence[Table]) -> list[Table]:

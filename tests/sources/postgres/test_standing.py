@@ -8,13 +8,14 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
+import psycopg
 import pytest
 
 from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.errors import ConfigurationError, LockNotGranted
 from airflow_provider_cdc.sources.connection import ConnectionSettings
-from airflow_provider_cdc.sources.postgres import PostgresSource
+from airflow_provider_cdc.sources.postgres import PostgresSource, commits, standing
 from airflow_provider_cdc.sources.postgres.session import session
 from airflow_provider_cdc.sources.postgres.standing_record import store
 from tests.sources.postgres.standing import RUN_ID, Kept
@@ -133,6 +134,29 @@ def test_the_slot_gives_up_what_is_older_and_nothing_else(kept: Kept, monkeypatc
     assert "before the standing slot" in problem.what
 
 
+def test_a_server_that_does_not_tell_commit_times_keeps_no_log_for_ever(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(commits, "PLUGIN", "no_such_plugin")
+    kept.keep("stock")
+    begun, point = kept.slot.confirmed, ""
+    assert begun is not None
+    real = standing.now
+    for hours in (2, 4):
+        assert kept.slot.confirmed == begun
+        kept.run("UPDATE stock SET v = v + 1")
+        point = point or kept.here()
+        # The clock cannot be put on by hours.
+        monkeypatch.setattr(standing, "now", lambda connection, more=hours: real(connection) + more * 3_600_000_000)
+        kept.give_up(hours=1)
+    moved = kept.slot.confirmed
+    assert moved is not None
+    assert begun < moved <= Lsn.parse(point)
+    kept.check(point, "stock")
+    (problem,) = kept.refusals(str(begun), "stock")
+    assert "before the standing slot" in problem.what
+
+
 def test_runs_at_one_time_make_one_slot(kept: Kept) -> None:
     kept.run(OTHER)
     barrier = threading.Barrier(4)
@@ -179,6 +203,18 @@ def test_the_application_is_refused_nothing(kept: Kept) -> None:
     kept.run("CREATE TABLE leaf PARTITION OF tree FOR VALUES FROM (0) TO (9)", "INSERT INTO tree VALUES (1)")
     kept.keep("stock")
     kept.run("INSERT INTO plain VALUES (1)", "UPDATE plain SET v = 2", "UPDATE tree SET v = 2", "DELETE FROM stock")
+
+
+def test_what_the_server_refuses_to_change_leaves_the_publication(kept: Kept) -> None:
+    kept.run(OTHER)
+    kept.keep("stock", "other")
+    # What the owner does to it concerns the standing publication as long as that lists it.
+    kept.run("ALTER TABLE other REPLICA IDENTITY DEFAULT", "INSERT INTO other VALUES (1)")
+    with pytest.raises(psycopg.errors.ObjectNotInPrerequisiteState):
+        kept.run("DELETE FROM other")
+    kept.keep("stock")
+    kept.run("DELETE FROM other")
+    kept.check(kept.here(), "stock")
 
 
 def test_preflight_says_what_it_costs(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
