@@ -67,8 +67,8 @@ def add_tables(connection: Connection, name: str, tables: Sequence[Table], lock:
 
 
 def let_go(connection: Connection, name: str) -> None:
-    """Take out of a publication what it has the server refuse UPDATE and DELETE of: tables that have lost what identifies
-    their old rows since they joined."""
+    """Take those tables out of a publication that have lost what identifies their old rows since they joined: the
+    server refuses their UPDATEs and DELETEs because of it."""
     rows = query(
         connection,
         "SELECT c.oid, n.nspname, c.relname FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid "

@@ -17,7 +17,7 @@ from airflow_provider_cdc.errors import ConfigurationError, LockNotGranted
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres import PostgresSource, commits, standing
 from airflow_provider_cdc.sources.postgres.session import session
-from airflow_provider_cdc.sources.postgres.standing_record import store
+from airflow_provider_cdc.sources.postgres.standing_record import now, store
 from tests.sources.postgres.standing import RUN_ID, Kept
 
 OTHER = "CREATE TABLE other (v int); ALTER TABLE other REPLICA IDENTITY FULL"
@@ -141,13 +141,12 @@ def test_a_server_that_does_not_tell_commit_times_keeps_no_log_for_ever(
     kept.keep("stock")
     begun, point = kept.slot.confirmed, ""
     assert begun is not None
-    real = standing.now
     for hours in (2, 4):
         assert kept.slot.confirmed == begun
         kept.run("UPDATE stock SET v = v + 1")
         point = point or kept.here()
         # The clock cannot be put on by hours.
-        monkeypatch.setattr(standing, "now", lambda connection, more=hours: real(connection) + more * 3_600_000_000)
+        monkeypatch.setattr(standing, "now", lambda connection, more=hours: now(connection) + more * 3_600_000_000)
         kept.give_up(hours=1)
     moved = kept.slot.confirmed
     assert moved is not None
