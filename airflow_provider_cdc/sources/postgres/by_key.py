@@ -25,15 +25,18 @@ SELECT pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_conf
     pg_catalog.set_config('enable_mergejoin', 'off', true)
 """
 
-# Of each column of an index: its name, and the operator by which the index tells values equal (strategy 3 of a B-tree).
+# Of each column of an index: its name, the operator by which the index tells values equal (strategy 3 of a B-tree), and
+# the collation by which it does.
 _EQUALITIES = """
-SELECT a.attname::text, n.nspname::text, o.oprname::text
+SELECT a.attname::text, n.nspname::text, o.oprname::text, b.nspname::text, l.collname::text
 FROM pg_catalog.pg_index i CROSS JOIN LATERAL pg_catalog.generate_series(0, i.indnkeyatts - 1) k(place)
 JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[k.place]
 JOIN pg_catalog.pg_opclass c ON c.oid = i.indclass[k.place]
 JOIN pg_catalog.pg_amop m ON m.amopfamily = c.opcfamily AND m.amoplefttype = c.opcintype
     AND m.amoprighttype = c.opcintype AND m.amopstrategy = 3 AND m.amoppurpose = 's'
 JOIN pg_catalog.pg_operator o ON o.oid = m.amopopr JOIN pg_catalog.pg_namespace n ON n.oid = o.oprnamespace
+LEFT JOIN pg_catalog.pg_collation l ON l.oid = i.indcollation[k.place]
+LEFT JOIN pg_catalog.pg_namespace b ON b.oid = l.collnamespace
 WHERE i.indexrelid = COALESCE(
     (SELECT conindid FROM pg_catalog.pg_constraint WHERE oid = {key}), {key})
 """
@@ -47,10 +50,11 @@ class KeyLookup:
 
     def __init__(self, ask: Callable[[str], Sequence[Sequence[Any]]], table: Table) -> None:
         self._name = str(table.name)
-        found = {
-            name: f"OPERATOR({quote(schema)}.{sign})"
-            for name, schema, sign in ask(_EQUALITIES.format(key=int(table.details["key"])))
-        }
+        found: dict[str, str] = {}
+        collations: dict[str, str] = {}
+        for name, schema, sign, *collation in ask(_EQUALITIES.format(key=int(table.details["key"]))):
+            found[name] = f"OPERATOR({quote(schema)}.{sign})"
+            collations[name] = f" COLLATE {quote(*collation)}" if all(collation) else ""
         kinds = ", ".join("pg_catalog.format_type({}, {})".format(*base_type(table.column(name))) for name in table.key)
         (self._types,) = ask(f"SELECT {kinds}")
         if missing := [name for name in table.key if name not in found]:
@@ -59,8 +63,10 @@ class KeyLookup:
                 where=self._name,
                 hint="the table changed since the run began: trigger a new run",
             )
+        # On both sides: the server first makes one of keys that are equal, by the collation that these have.
+        self._collations = [collations[name] for name in table.key]
         self._condition = " AND ".join(
-            f"w.k{place} {found[name]} t.{quote(name)}" for place, name in enumerate(table.key)
+            f"w.k{place} {found[name]} t.{quote(name)}{collations[name]}" for place, name in enumerate(table.key)
         )
         self._names = ", ".join(f"k{place}" for place in range(len(table.key)))
 
@@ -77,7 +83,8 @@ class KeyLookup:
         values = _texts(image)
         if len(values) != len(self._types):
             raise DecodeError("a key has another number of columns", where=self._name, hint="report this")
-        typed = (f"{literal(text)}::{kind}" for text, kind in zip(values, self._types, strict=True))
+        parts = zip(values, self._types, self._collations, strict=True)
+        typed = (f"{literal(text)}::{kind}{collation}" for text, kind, collation in parts)
         return f"({', '.join(typed)})"
 
 

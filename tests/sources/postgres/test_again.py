@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
+import psycopg
 import pyarrow as pa
 import pytest
 
@@ -17,6 +18,7 @@ from airflow_provider_cdc.sources.postgres.identities import followed
 from airflow_provider_cdc.sources.postgres.schema import read_tables
 from airflow_provider_cdc.sources.postgres.session import session
 from airflow_provider_cdc.sources.rereading import KeyReader
+from harness.postgres_binaries import installations
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
 from tests.sources.postgres.log.messages import tuple_data
@@ -42,6 +44,8 @@ def found(source: PostgresSource, table: Table, *keys: tuple[str, ...]) -> list[
         return sorted(tuple(row.values()) for batch in batches for row in batch.to_pylist())
 
 
+VERSIONS = sorted({one.major for one in installations()})
+
 KEYS: dict[str, tuple[tuple[str, ...], list[tuple[str, ...]]]] = {
     "int": (("int",), [("5",), ("7",)]),
     "wide": (("int", "text"), [("5", "it's"), ("7", "\\x'; --")]),
@@ -61,6 +65,7 @@ KEYS: dict[str, tuple[tuple[str, ...], list[tuple[str, ...]]]] = {
     "documents": (("jsonb",), [('{"a": [1, 2.50]}',)]),
     "moods": (("mood",), [("sad",), ("it's",)]),
     "domains": (("positive",), [("5",)]),
+    "collated": (('name COLLATE "POSIX"',), [("a",), ("A",)]),
     "odd names": (("int", '"Odd Type"'), [("1", "x")]),
 }
 
@@ -90,6 +95,33 @@ def test_equality_wider_than_bytes_finds_a_row_once(run: Run, source: PostgresSo
     run("CREATE TABLE a (n numeric PRIMARY KEY)", "INSERT INTO a VALUES (1.0), (2)")
     table = table_of(source, "a")
     assert found(source, table, ("1.00",), ("1.0",), ("1",)) == [("1.0",)]
+
+
+def _ignores_case(server: PostgresServer) -> bool:
+    try:
+        server.query("CREATE COLLATION any_case (provider = icu, locale = 'und-u-ks-level2', deterministic = false)")
+    except psycopg.errors.FeatureNotSupported:
+        return False
+    return True
+
+
+def test_keys_that_a_collation_takes_for_equal_find_a_row_once(postgres_factory: PostgresFactory) -> None:
+    """Under a collation of the index's own, too, and through that index."""
+    server = next((own for major in VERSIONS if _ignores_case(own := postgres_factory(None, major))), None)
+    if server is None:
+        pytest.skip("no PostgreSQL here is built with ICU")
+    with server.connect() as connection:
+        for statement in (
+            "CREATE TABLE a (name text COLLATE any_case PRIMARY KEY)",
+            "CREATE TABLE b (name text NOT NULL)",
+            "CREATE UNIQUE INDEX b_name ON b (name COLLATE any_case)",
+            "INSERT INTO a VALUES ('Abc'), ('d')",
+            "INSERT INTO b VALUES ('Abc'), ('d')",
+        ):
+            connection.execute(statement)
+    source = PostgresSource(settings_of(server, "postgres"))
+    for name in ("a", "b"):
+        assert found(source, table_of(source, name), ("abc",), ("ABC",), ("Abc",)) == [("Abc",)]
 
 
 def test_an_index_with_an_equality_of_its_own(run: Run, source: PostgresSource) -> None:
