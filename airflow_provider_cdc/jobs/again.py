@@ -162,7 +162,8 @@ def _read_again(
             found = _look_up(step, shared, keys.waiting, bound, 0, meanwhile)
             in_view(shared)
             seconds = time.monotonic() - opened
-        if (incarnations() | {one.incarnation for one in found}) - {bound.incarnation}:
+        # A task all of whose tables turned out to be impossible to copy has none.
+        if (incarnations() | {one.incarnation for one in found if one.incarnation}) - {bound.incarnation}:
             return None
         keys.layers.append(_layer(step, tail.order, found))
         keys.nulled += _nulled(step, found)

@@ -356,3 +356,24 @@ def test_a_key_that_comes_back_in_other_bytes_is_another_key(
     rows = Counter(tuple(row) for row in world.server.query(f"SELECT amount::text FROM {name}"))
     found = run.finish()["published"]
     assert Counter(published(found[name])[1]) == rows
+
+
+@pytest.mark.parametrize("moment", ["pass", "search"])
+def test_a_table_whose_rows_turn_out_to_fit_no_type_is_skipped_alone(
+    moment: str, world: World, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A task that has no other table then cannot say which server it read from."""
+    world.run("ALTER TABLE orders ADD at timestamptz")
+    tables = [f"{world.schema}.{table}" for table in ("orders", "parts")]
+    run = Pipeline(spark, settings_of(world.server), tmp_path.as_uri(), tables, on_table_error="skip")
+    monkeypatch.setattr(again, "FEW_KEYS", 0 if moment == "pass" else again.FEW_KEYS)
+    happened = at(monkeypatch, moment, lambda: None)
+    run.record()
+    try:
+        at(monkeypatch, "log", lambda: world.run("UPDATE orders SET at = 'infinity' WHERE id = 7"))
+        run.snapshot()
+        assert happened
+        check(run, world, {"parts": world.rows("parts")})
+    finally:
+        run.release()
+    assert list(run.found["consolidate"]["skipped"]) == tables[:1]
