@@ -110,7 +110,8 @@ class Window:
 class ReadSegment:
     """What a task that reads a segment of the window ``name`` needs to know. It is sent to executors.
 
-    ``skips``: a table that cannot be copied is left out, and does not stop the step.
+    ``skips``: a table that cannot be copied is left out, and does not stop the step, unless no other is left: ``alone``
+    says that the run has none but ``tables``.
     """
 
     staging: Staging
@@ -120,6 +121,7 @@ class ReadSegment:
     initial: str
     tables: tuple[TrackedTable, ...]
     skips: bool = False
+    alone: bool = True
 
     def __call__(self, segment: LogSegment) -> SegmentRecord:
         """Write the net change of one segment, and the record that says so."""
@@ -129,7 +131,7 @@ class ReadSegment:
                 record = replace(self._read(segment, tables), refused=refused)
             except ValueNotRepresentable as error:
                 own = table_of(error, (str(tracked.table.name) for tracked in tables)) if self.skips else None
-                if own is None or len(tables) == 1:
+                if own is None or (self.alone and len(tables) == 1):
                     raise
                 refused[own] = reason(error)
                 tables = tuple(tracked for tracked in tables if str(tracked.table.name) != own)
@@ -355,12 +357,12 @@ def _read(step: Step, window: Window, name: str, segments: Callable[[], list[Log
     say(f"extract_delta: {len(planned)} {what}" + (f", {len(done)} kept" if done else ""))
     note = ProgressFile(step.folder).note
     progress = Progress("extract_delta", "segments", len(missing), len(missing), note=note)
-    skips = step.manifest.options.skips
+    skips, alone = step.manifest.options.skips, len(window.tables) == len(step.tables)
     read = run_tasks(
         step.spark,
         "read the log",
         missing,
-        ReadSegment(step.staging, plan.id, step.source, window.name, window.start, window.tables, skips),
+        ReadSegment(step.staging, plan.id, step.source, window.name, window.start, window.tables, skips, alone),
         lambda record: progress.add(1, record.summary.row_images, 1),
         meanwhile=progress.tick,
     )
