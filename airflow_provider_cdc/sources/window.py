@@ -73,7 +73,7 @@ class TrackedTable:
     ``index`` is what ``DELTA_SCHEMA.table`` says. ``upper`` is the exact position up to which changes count: of a table
     that was read at one, that; of one that is rolled forward, the position to publish. Empty for other tables, whose
     changes count up to the window's end. ``forward``: the rows after the changes are wanted, too. ``keys_only``: of its
-    changes only the keys are read.
+    changes only the keys are read. ``looked_at``: nothing is read, but the reader stops for what it could not read.
     """
 
     index: int
@@ -81,11 +81,12 @@ class TrackedTable:
     upper: str = ""
     keys_only: bool = False
     forward: bool = False
+    looked_at: bool = False
 
     @property
     def bounded(self) -> bool:
         """Whether only the changes up to ``upper`` count."""
-        return bool(self.upper) or self.table.keyless
+        return not self.looked_at and (bool(self.upper) or self.table.keyless)
 
 
 @dataclass

@@ -15,7 +15,7 @@ from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import CdcError, ExactnessError
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.history import LogPlace, check_place, end_of_log, log_files
-from airflow_provider_cdc.sources.mysql.log import codes, walk_state
+from airflow_provider_cdc.sources.mysql.log import codes, refusals, walk_state
 from airflow_provider_cdc.sources.mysql.log.dump import Dump
 from airflow_provider_cdc.sources.mysql.log.grammar import Statement
 from airflow_provider_cdc.sources.mysql.log.index_changes import is_recomputed
@@ -23,12 +23,13 @@ from airflow_provider_cdc.sources.mysql.log.names import TrackedNames
 from airflow_provider_cdc.sources.mysql.log.prefixes import prefix_of
 from airflow_provider_cdc.sources.mysql.log.segments import log_segments
 from airflow_provider_cdc.sources.mysql.log.statements import Effect, meaning
+from airflow_provider_cdc.sources.mysql.log.walk_state import LOOKED_AT, TABLE_WORDS
 from airflow_provider_cdc.sources.mysql.log.walker import LogWalker
 from airflow_provider_cdc.sources.mysql.past import replication_problems, resolve
 from airflow_provider_cdc.sources.mysql.schema import difference, read_tables
 from airflow_provider_cdc.sources.mysql.server import LOG_PLACE, check_identity
 from airflow_provider_cdc.sources.mysql.session import Connection, session, value
-from airflow_provider_cdc.sources.window import LogSegment, SegmentSummary
+from airflow_provider_cdc.sources.window import LogSegment, SegmentSummary, TrackedTable
 
 
 def refusals_since(
@@ -136,22 +137,33 @@ class _Survey(LogWalker):
     """Goes on where a run would stop, and notes which tables it would stop for."""
 
     def __init__(self, file: str, start: int, stop: int | None, initial: GtidSet, tables: Sequence[Table]) -> None:
-        super().__init__(file, start, stop, initial, (), SegmentSummary(LogSegment(0, file, start, stop)), tables)
+        tracked = [TrackedTable(index, table, looked_at=True) for index, table in enumerate(tables)]
+        super().__init__(file, start, stop, initial, tracked, SegmentSummary(LogSegment(0, file, start, stop)))
         self.broken: dict[TableName, str] = {}
+        self._tables = tables
         self._left = list(tables)
 
     def _check(self, statement: Statement) -> None:
         # A statement may name several tables, and each look finds one.
         while self._left and (found := meaning(statement, self._names)).effect is not Effect.HARMLESS:
             touched = [table for table in self._left if table.name == found.table] or self._left
-            for table in touched:
-                self.broken[table.name] = f"since the copy: {found.statement} ({self.where})"
-            self._left = [table for table in self._left if table.name not in self.broken]
-            self._names = TrackedNames(
-                [table.name for table in self._left],
-                {table.name: table.key_index for table in self._left},
-                [table.name for table in self._left if is_recomputed(table)],
-            )
+            self._note(touched, f"{found.statement} ({self.where})")
+
+    def _bad_rows(self, code: int, table: TableName) -> None:
+        # Whether a prepared transaction counts does not matter here: to read a table in full is right in any case.
+        if own := [one for one in self._left if one.name == table]:
+            self._note(own, f"{refusals.bad_rows(code, table, '').message} ({self.where})")
+
+    def _note(self, tables: Sequence[Table], why: str) -> None:
+        for table in tables:
+            self.broken[table.name] = f"since the copy: {why}"
+            self._layouts.tables.words[TABLE_WORDS * self._tables.index(table) + LOOKED_AT] = 2
+        self._left = [table for table in self._left if table.name not in self.broken]
+        self._names = TrackedNames(
+            [table.name for table in self._left],
+            {table.name: table.key_index for table in self._left},
+            [table.name for table in self._left if is_recomputed(table)],
+        )
 
 
 def _said(error: CdcError) -> str:

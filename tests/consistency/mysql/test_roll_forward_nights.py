@@ -169,6 +169,43 @@ def test_a_change_behind_the_log_stops_the_run(nights: Nights) -> None:
         run.consolidate()
 
 
+def test_rows_that_a_session_logged_in_part_are_read_in_full(nights: Nights) -> None:
+    nights.do(*(f"CREATE TABLE {name} (id INT PRIMARY KEY, v INT, doc JSON)" for name in ("a", "b", "c", "d")))
+    nights.do(*(f"INSERT INTO {name} VALUES (1, 1, '{{\"n\": 1}}'), (2, 2, '{{}}')" for name in ("a", "b", "c", "d")))
+    nights.do("CREATE TABLE keyless (v INT, w INT)", "INSERT INTO keyless VALUES (1, 1)")
+    run = nights.night("full")
+    run.record()
+    run.finish()
+    nights.do("SET binlog_row_image = MINIMAL", "UPDATE a SET v = 5", "DELETE FROM a WHERE id = 2")
+    nights.do("SET binlog_row_image = MINIMAL", "UPDATE keyless SET v = 5")
+    nights.do("SET binlog_row_value_options = PARTIAL_JSON", "UPDATE b SET doc = JSON_SET(doc, '$.n', 2)")
+    nights.do("SET binlog_row_image = MINIMAL", "SET binlog_transaction_compression = ON", "UPDATE c SET v = 5")
+    nights.do("UPDATE d SET v = 5")
+    run = nights.night("auto")
+    run.record()
+    rolled = {plan.table.name: bool(plan.base) for plan in run.plans}
+    assert rolled == {"a": False, "b": False, "c": False, "d": True, "keyless": False}
+    assert all("read in full: since the copy: the row images lack" in p.reason for p in run.plans if not p.base)
+    run.finish()
+    nights.do("UPDATE a SET v = 6", "UPDATE keyless SET v = 6")
+    nights.rolled()
+
+
+def test_a_table_that_cannot_be_copied_is_left_out_also_if_no_other_is_rolled_forward(nights: Nights) -> None:
+    nights.do("CREATE TABLE a (id DATE PRIMARY KEY, v INT)", "INSERT INTO a VALUES ('2020-01-01', 1)")
+    run = nights.night("full")
+    run.record()
+    run.finish()
+    nights.do("CREATE TABLE b (id INT PRIMARY KEY, v INT)", "INSERT INTO b VALUES (1, 1)")
+    nights.do("SET sql_mode = ''", "INSERT INTO a VALUES ('0000-00-00', 1)")
+    run = nights.night("auto", on_table_error="skip")
+    run.record()
+    assert [bool(plan.base) for plan in run.plans] == [True, False]
+    found = run.finish()
+    assert found["rows"] == {f"{nights.schema}.b": 1}
+    assert set(found["skipped"]) == {f"{nights.schema}.a"}
+
+
 def test_tables_that_join_are_read_and_all_are_of_one_position(nights: Nights) -> None:
     nights.do("CREATE TABLE a (id INT PRIMARY KEY, v INT)", "INSERT INTO a VALUES (1, 1), (2, 2)")
     run = nights.night("full")

@@ -24,6 +24,7 @@ from airflow_provider_cdc.sources.mysql.log.walk_state import (
     JSON_COLUMNS,
     KEYS,
     KEYS_AT,
+    LOOKED_AT,
     TABLE_WORDS,
     UPPER,
 )
@@ -108,6 +109,7 @@ def _arrays(tables: Sequence[TrackedTable], sets: list[GtidSet]) -> TableArrays:
         row[JSON_COLUMNS] = sum(column.family is Family.JSON for column in column_types(one.table))
         row[UPPER] = _number(sets, GtidSet.parse(one.upper)) if one.bounded else 0
         row[FORWARD] = one.forward
+        row[LOOKED_AT] = one.looked_at
         columns_at += len(layout.widths)
         keys_at += layout.keys
     return TableArrays(

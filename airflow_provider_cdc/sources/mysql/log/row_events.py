@@ -39,6 +39,7 @@ from airflow_provider_cdc.sources.mysql.log.walk_state import (
     JSON_COLUMNS,
     KEYS,
     KEYS_AT,
+    LOOKED_AT,
     MORE,
     NO_ROOM,
     NOT_WHOLE,
@@ -229,10 +230,16 @@ def net_rows(
     keys_at, keys = tables.words[info + KEYS_AT], tables.words[info + KEYS]
     writes = _writes(kind)
     deletes = _deletes(kind)
+    looked_at = tables.words[info + LOOKED_AT]
+    if looked_at > 1:
+        return MORE
 
     at = _first_row(data, kind, event, body_end, columns)
     if at < 0:
         return -at
+    if looked_at:
+        # Whether it has differences of documents would take a look at each row.
+        return NOT_WHOLE if kind == PARTIAL_UPDATE_ROWS else MORE
     if state[ROW]:
         at = event + state[ROW]
 

@@ -55,7 +55,8 @@ UNTRACKED, OTHER_SHAPE = -1, -2
 
 # `tables`: `TABLE_WORDS` words for each tracked table, or for each parent: the key of that is what is referenced.
 TABLE_WORDS = 8
-COLUMNS_AT, COLUMNS, KEYS_AT, KEYS, UPPER, JSON_COLUMNS, FORWARD = 0, 1, 2, 3, 4, 5, 6
+COLUMNS_AT, COLUMNS, KEYS_AT, KEYS, UPPER, JSON_COLUMNS, FORWARD, LOOKED_AT = 0, 1, 2, 3, 4, 5, 6, 7
 """First column in ``prefixes``, ``widths``, ``slots``; their number; first key column in ``key_prefixes``; their
 number; number of the set that a transaction must be in to count, or 0 (all count); columns of type JSON; whether the
-rows after the changes are wanted, too."""
+rows after the changes are wanted, too; whether its rows are only looked at, to see if they could be read: 1, and 2 once
+they could not."""

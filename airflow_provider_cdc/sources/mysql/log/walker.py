@@ -15,7 +15,7 @@ import zstandard
 
 from airflow_provider_cdc.core.gtid import Gtid, GtidSet
 from airflow_provider_cdc.core.kernel import Bytes, Int64s
-from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.sources.mysql.log import codes, events, refusals, walk_state
 from airflow_provider_cdc.sources.mysql.log.crc32 import TABLES
@@ -183,12 +183,16 @@ class LogWalker:
         if code == walk_state.ODD:
             ended = self._odd(kind, bool(data[at + codes.FLAGS_AT] & codes.ARTIFICIAL), body)
         else:
-            self._breaks(refusals.bad_rows(code, self._maps.name(int.from_bytes(body[:6], "little")), self.where))
+            self._bad_rows(code, self._maps.name(int.from_bytes(body[:6], "little")))
         state[walk_state.ROW] = 0
         state[walk_state.AT] += length
         if state[walk_state.POSITION] >= 0:
             state[walk_state.POSITION] += length
         return ended
+
+    def _bad_rows(self, code: int, table: TableName) -> None:
+        """Deal with rows that do not say what the tracked ``table`` needs."""
+        self._breaks(refusals.bad_rows(code, table, self.where))
 
     def _odd(self, kind: int, artificial: bool, body: bytes) -> bool:
         """Deal with an event that the kernel leaves alone; True: the file ends here."""
