@@ -14,7 +14,7 @@ from uuid import uuid4
 import psycopg
 
 from airflow_provider_cdc.core.lsn import Lsn
-from airflow_provider_cdc.errors import ConfigurationError, LogGone
+from airflow_provider_cdc.errors import ConfigurationError, LogGone, SourceUnavailable
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres import slots
 from airflow_provider_cdc.sources.postgres.session import Connection, query, session, slot_errors, value
@@ -46,7 +46,8 @@ def commits_since(settings: ConnectionSettings, slot: str, start: Lsn) -> Genera
     """The commits whose records begin at ``start`` or later, in the order of the log, as far as it is on disk.
 
     :param slot: one that has the log since ``start``. It stays as it is.
-    :raises LogGone: it has not.
+    :raises LogGone: it is gone.
+    :raises SourceUnavailable: it has not, any more.
     :raises ConfigurationError: the server lacks test_decoding.
     """
     copy = f"{slots.PREFIX}times_{uuid4().hex[:12]}"
@@ -62,7 +63,15 @@ def commits_since(settings: ConnectionSettings, slot: str, start: Lsn) -> Genera
                 hint="install PostgreSQL's additional modules on the server (the package postgresql-contrib), or give "
                 "an LSN",
             ) from None
-        advance(connection, copy, start)
+        try:
+            advance(connection, copy, start)
+        except LogGone as error:
+            # It had that log when the caller looked.
+            raise SourceUnavailable(
+                f"another run had the slot move on meanwhile: {error.message}",
+                where=f"replication slot {slot}",
+                hint="the task can be retried as it is",
+            ) from error
         at, end = start, Lsn.parse(value(connection, "pg_current_wal_flush_lsn()::text"))
         while at < end:
             # What was open at the beginning is decoded again by every call.

@@ -40,7 +40,8 @@ def prefix_at(
 
     :param marks: those of which the slot still has the log.
     :param when: in microseconds since 1970.
-    :raises LogGone: the slot is gone, or was moved.
+    :raises LogGone: the slot is gone.
+    :raises SourceUnavailable: it was moved on meanwhile.
     :raises ConfigurationError: the server does not tell when transactions committed.
     """
     earlier = [mark for mark in marks if mark.latest <= when]

@@ -15,7 +15,7 @@ import pytest
 from airflow_provider_cdc.core import as_of
 from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.core.options import StepOptions, TableOptions
-from airflow_provider_cdc.errors import CdcError, ConfigurationError, LockNotGranted, PreflightError
+from airflow_provider_cdc.errors import CdcError, ConfigurationError, LockNotGranted, PreflightError, SourceUnavailable
 from airflow_provider_cdc.sources.postgres import PostgresSource, commits, slots
 from airflow_provider_cdc.sources.postgres.session import session
 from airflow_provider_cdc.sources.postgres.standing_record import said
@@ -157,6 +157,18 @@ def test_a_log_is_looked_through_in_parts(kept: Kept, monkeypatch: pytest.Monkey
         # More may follow: the server analyzes tables by itself.
         assert list(found)[: len(whole)] == whole
     assert len(whole) >= 200
+
+
+def test_a_time_can_be_asked_for_again_if_another_run_had_the_slot_give_up_meanwhile(kept: Kept) -> None:
+    kept.keep("stock")
+    start = kept.slot.confirmed
+    assert start is not None
+    kept.run("UPDATE stock SET v = 1", f"SELECT pg_replication_slot_advance('{kept.name}', pg_current_wal_flush_lsn())")
+    with (
+        pytest.raises(SourceUnavailable, match="another run"),
+        closing(commits.commits_since(kept.source.settings, kept.name, start)) as found,
+    ):
+        next(found)
 
 
 def test_a_transaction_that_was_prepared_long_ago_belongs_to_its_commit(kept: Kept) -> None:
