@@ -23,7 +23,8 @@ from airflow_provider_cdc.sources.postgres.server import identity
 from airflow_provider_cdc.sources.postgres.session import APPLICATION, Connection, literal, query, quote, value
 
 _FORMAT = 1
-_GROUND = (*prepared.OF_THE_SERVER, prepared.MEANING)
+_MONEY = (790, 791)
+"""The types ``money`` and ``money[]``; others that somebody made may have it in them."""
 
 
 @dataclass(frozen=True)
@@ -99,7 +100,7 @@ def name_of(connection: Connection, name: str) -> str:
 def ground(connection: Connection) -> dict[str, str]:
     """What has to be the same for positions and digests on record to mean anything."""
     found = identity(connection)
-    return {name: found[name] for name in _GROUND}
+    return {name: found[name] for name in prepared.OF_THE_SERVER}
 
 
 def load(connection: Connection, name: str) -> Standing | None:
@@ -143,13 +144,16 @@ def states_of(connection: Connection, name: str, tables: Sequence[Table]) -> dic
     what it is called, or to what the publication ``name`` tells of it, even one that was undone."""
     oids = {leaf.oid for table in tables for leaf in leaves(table)} | {table.details["oid"] for table in tables}
     around = dict(query(connection, _AROUND, (name, list(oids))))
+    meaning = value(connection, f"current_setting('{prepared.MEANING}')")
     states = {}
     for table in tables:
+        kinds = [column.details for column in table.columns]
+        has_money = any(kind["definition"] or kind["base_oid"] in _MONEY for kind in kinds)
         # Other keys than the one that tells rows apart may come and go. And not all callers read the publication.
         left_out = ("keys", "via_root", "as_root")
         details = {part: known for part, known in table.details.items() if part not in left_out}
         own = [around.get(oid, "") for oid in sorted({table.details["oid"], *(leaf.oid for leaf in leaves(table))})]
-        found = records.encode([str(table.name), table.columns, table.key, details, own])
+        found = records.encode([str(table.name), table.columns, table.key, details, own, has_money and meaning])
         states[str(table.name)] = hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:32]
     return states
 

@@ -216,6 +216,24 @@ def test_what_the_server_refuses_to_change_leaves_the_publication(kept: Kept) ->
     kept.check(kept.here(), "stock")
 
 
+def test_a_user_to_whom_money_means_something_else_ends_no_past_but_that_of_money(kept: Kept) -> None:
+    role = f"banker_{kept.database}"
+    kept.run("CREATE TABLE other (v money); ALTER TABLE other REPLICA IDENTITY FULL")
+    kept.keep("stock", "other")
+    point, beginning = kept.here(), kept.record.beginning
+    meaning = "POSIX" if kept.ask("SHOW lc_monetary") == "C" else "C"
+    kept.run(f"CREATE ROLE {role} LOGIN SUPERUSER PASSWORD 'p'", f"ALTER ROLE {role} SET lc_monetary = '{meaning}'")
+    own, kept.source = kept.source, PostgresSource(replace(kept.source.settings, user=role, password="p"))
+    kept.keep("stock")
+    kept.check(point, "stock")
+    (problem,) = kept.refusals(point, "other")
+    assert "altered" in problem.what
+    kept.source = own
+    kept.check(point, "stock", "other")
+    assert kept.record.beginning == beginning
+    kept.run(f"DROP ROLE {role}")
+
+
 def test_preflight_says_what_it_costs(kept: Kept, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         kept.keep("stock")
