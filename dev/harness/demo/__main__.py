@@ -10,9 +10,11 @@ import time
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pyarrow.parquet as pq
@@ -28,6 +30,20 @@ from harness.demo.stage import KEYS, SCHEMA, Row, Stage, StageFactory
 from harness.errors import HarnessError
 
 STAGES: Mapping[str, StageFactory] = {"mysql": MysqlStage.start, "postgres": PostgresStage.start}
+
+
+PAST_SECONDS = 3
+"""How long the writers have been at work at the time of the copy of the past, and go on before any DAG begins."""
+
+
+@dataclass
+class Copy:
+    """A run of the DAG beside the first one, with options of its own, and what the proof found for all its tables."""
+
+    title: str
+    lake: Path
+    options: dict[str, Any]
+    differences: int = field(default=-1)
 
 
 @dataclass
@@ -79,29 +95,72 @@ def _demo(folder: Path, stage: Stage, rows: int, writes: float) -> bool:
     airflow = AirflowHome(folder / f"{stage.kind}-airflow", {connection: stage.connection()})
     with _step("prepare an Airflow of its own"):
         airflow.prepare()
-    plain, writers = stage.plain_read(pause=0.4), stage.writers(writes)
     conf = {
         "source_conn_id": connection,
         "tables": [f"{SCHEMA}.{table}" for table in KEYS],
-        "target": lake.as_uri(),
         "spark_conn_id": "spark_default",
         "chunk_rows": 50_000,
     }
-    with _step(f"run the DAG {dag} through Airflow, Spark local[2], while 4 writers write"), writers, plain:
-        airflow.run("dags", "test", dag, "--conf", json.dumps(conf), log=log)
+
+    def run_dag(target: Path, options: dict[str, Any]) -> Run:
+        ordered = json.dumps({**conf, **options, "target": target.as_uri()})
+        before = _runs(target)
+        airflow.run("dags", "test", dag, "--conf", ordered, log=log)
+        (folder_of_run,) = _runs(target) - before
+        return Run.load(Storage(target.as_uri()).folder("_runs", folder_of_run))
+
+    plain, writers = stage.plain_read(pause=0.4), stage.writers(writes)
+    made: list[tuple[Copy, Run]] = []
+    with writers:
+        time.sleep(PAST_SECONDS)
+        past = datetime.now(UTC).isoformat()
+        time.sleep(PAST_SECONDS)
+        with _step(f"run the DAG {dag} through Airflow, Spark local[2], while 4 writers write"), plain:
+            first = run_dag(lake, {})
+        for copy in _more_copies(stage.kind, folder, lake, past):
+            with _step(f"run it again, {copy.title}"):
+                made.append((copy, run_dag(copy.lake, copy.options)))
     print(f"      the writers committed {writers.committed:,} transactions meanwhile")
-    run = _run(lake)
-    position = run.manifest.initial_position
+    # The proof only ever goes forward.
+    for copy, run in (one for one in made if one[0].options.get("as_of")):
+        _prove(copy, run, stage)
     with _step("rebuild the shop at the initial position, without this package"):
-        rebuilt = stage.rebuild(position)
+        rebuilt = stage.rebuild(first.position)
     print(f"      {rebuilt}; {stage.proof}")
     with _step("compare every row"):
-        results = [_compare(lake, table, run, stage, plain.rows[table]) for table in KEYS]
+        results = [_compare(table, first, stage, plain.rows[table]) for table in KEYS]
         money, plain_money = _money(stage.truth("accounts")), _money(plain.rows["accounts"])
-    _report(results, run, money, plain_money)
+    for copy, run in (one for one in made if not one[0].options.get("as_of")):
+        _prove(copy, run, stage)
+    _report(results, first, money, plain_money)
+    for copy, run in made:
+        _report_copy(copy, run, first)
     _show_reading(lake)
     print(f"\nThe Airflow log: {log}", end="\n\n")
-    return any(result.differences for result in results)
+    return any(result.differences for result in results) or any(copy.differences for copy, _ in made)
+
+
+def _more_copies(kind: str, folder: Path, lake: Path, past: str) -> list[Copy]:
+    """What else the DAG shows on a kind of database, in the order in which it is run."""
+    if kind == "mysql":
+        return [
+            Copy(f"as of {past}, before any DAG began", folder / "mysql_lake_of_the_past", {"as_of": past}),
+            Copy("rolling the first copy forward by what the log says", lake, {"refresh": "changes"}),
+        ]
+    again = {"consistency": "again"}
+    return [Copy("as if no table had REPLICA IDENTITY FULL", folder / f"{kind}_lake_read_again", again)]
+
+
+def _runs(lake: Path) -> set[str]:
+    return {path.parent.name for path in lake.glob("_runs/*/manifest.json")}
+
+
+def _prove(copy: Copy, run: Run, stage: Stage) -> None:
+    with _step(f"rebuild the shop at {run.position}, and compare every row"):
+        stage.rebuild(run.position)
+        copy.differences = sum(
+            _unlike(_copied(run, table, stage), stage.truth(table), width) for table, width in KEYS.items()
+        )
 
 
 @contextmanager
@@ -116,15 +175,9 @@ def _step(what: str) -> Iterator[None]:
     print(f" {time.monotonic() - started:.1f} s", flush=True)
 
 
-def _run(lake: Path) -> Run:
-    (path,) = lake.glob("_runs/*/manifest.json")
-    return Run.load(Storage(lake.as_uri()).folder("_runs", path.parent.name))
-
-
-def _compare(lake: Path, table: str, run: Run, stage: Stage, plainly_read: Counter[Row]) -> TableResult:
+def _compare(table: str, run: Run, stage: Stage, plainly_read: Counter[Row]) -> TableResult:
     name, width = f"{SCHEMA}.{table}", KEYS[table]
-    truth = stage.truth(table)
-    copied = Counter(_published(lake, name, stage, stage.columns[table]))
+    truth, copied = stage.truth(table), _copied(run, table, stage)
     return TableResult(
         name,
         copied.total(),
@@ -139,16 +192,25 @@ def _money(accounts: Counter[Row]) -> Decimal:
     return sum((row[2] * count for row, count in accounts.items()), Decimal(0))
 
 
-def _published(lake: Path, name: str, stage: Stage, columns: list[str]) -> Iterator[Row]:
-    for file in sorted(_latest(lake, name).glob("part-*.parquet")):
+def _copied(run: Run, table: str, stage: Stage) -> Counter[Row]:
+    return Counter(_published(run, table, stage))
+
+
+def _published(run: Run, table: str, stage: Stage) -> Iterator[Row]:
+    folder, columns = _path(run.found(ConsolidateResult).published[f"{SCHEMA}.{table}"]), stage.columns[table]
+    for file in sorted(folder.glob("part-*.parquet")):
         for batch in pq.ParquetFile(file).iter_batches(columns=columns):
             for row in zip(*(column.to_pylist() for column in batch.columns), strict=True):
                 yield stage.comparable_row(row, columns)
 
 
+def _path(uri: str) -> Path:
+    return Path(unquote(urlsplit(uri).path))
+
+
 def _latest(lake: Path, name: str) -> Path:
     latest = json.loads((lake / name / "_latest.json").read_text())
-    return Path(unquote(urlsplit(latest["path"]).path))
+    return _path(latest["path"])
 
 
 def _unlike(rows: Counter[Row], truth: Counter[Row], width: int) -> int:
@@ -158,7 +220,7 @@ def _unlike(rows: Counter[Row], truth: Counter[Row], width: int) -> int:
 
 
 def _report(results: list[TableResult], run: Run, money: Decimal, plain_money: Decimal) -> None:
-    print(f"\nEvery row against the proof, at {run.manifest.position_key} = {run.manifest.initial_position}\n")
+    print(f"\nEvery row against the proof, at {run.manifest.position_key} = {run.position}\n")
     print(f"{'table':<16}{'rows':>10}{'chunks':>8}{'keys rewound':>14}{'wrong in a plain read':>23}{'differences':>13}")
     for result in results:
         print(
@@ -174,6 +236,19 @@ def _report(results: list[TableResult], run: Run, money: Decimal, plain_money: D
     print(f"longest lock {locked * 1000:.1f} ms")
     seconds = [f"{name} {found.seconds:.1f} s" for name, found in run.steps.items()]
     print(f"seconds per step: {', '.join(seconds)}")
+
+
+def _report_copy(copy: Copy, run: Run, first: Run) -> None:
+    found, seconds, of_first = run.found(ConsolidateResult), _seconds(run), _seconds(first)
+    print(f"\nThe DAG again, {copy.title}:")
+    print(f"  {sum(found.rows.values()):,} rows, exact at {run.position}")
+    print(f"  {copy.differences:,} differences to the proof; {sum(found.rewound.values()):,} keys restored")
+    print(f"  {found.files_adopted} files kept, {found.files_rewritten} written anew; ", end="")
+    print(f"{seconds:.1f} s of work, {seconds / of_first:.0%} of the first run's")
+
+
+def _seconds(run: Run) -> float:
+    return sum(found.seconds for found in run.steps.values())
 
 
 def _show_reading(lake: Path) -> None:
