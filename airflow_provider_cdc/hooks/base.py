@@ -10,8 +10,9 @@ from typing import Any, ClassVar
 from airflow.providers.common.compat.sdk import BaseHook
 
 from airflow_provider_cdc.errors import CdcError, ConfigurationError
-from airflow_provider_cdc.sources.capabilities import ChecksServer, Source
+from airflow_provider_cdc.sources.capabilities import Source
 from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.optional import ChecksServer
 from airflow_provider_cdc.sources.registry import Kind, kind_of, open_source
 from airflow_provider_cdc.sources.trust import warning
 

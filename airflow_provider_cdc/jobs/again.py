@@ -36,7 +36,8 @@ from airflow_provider_cdc.jobs.reread import FoundAgain, ReadAgain
 from airflow_provider_cdc.jobs.skipped import reason, table_of
 from airflow_provider_cdc.jobs.step import Step
 from airflow_provider_cdc.jobs.tasks import run_tasks
-from airflow_provider_cdc.sources.capabilities import SharesReads, Source
+from airflow_provider_cdc.sources.capabilities import Source
+from airflow_provider_cdc.sources.optional import SharesReads
 from airflow_provider_cdc.sources.rereading import LogTail, ReadsAgain
 from airflow_provider_cdc.sources.window import DELTA_SCHEMA, TrackedTable, UpperBound
 

@@ -29,9 +29,9 @@ from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.errors import CdcError, ManifestError, naming
 from airflow_provider_cdc.jobs.again import read_record
-from airflow_provider_cdc.jobs.extract_delta import NetChange, read_net_change
+from airflow_provider_cdc.jobs.extract_delta import read_net_change
 from airflow_provider_cdc.jobs.forward import BaseFile, look_at_bases, roll_forward
-from airflow_provider_cdc.jobs.net import BUCKETS, bucket_ranges
+from airflow_provider_cdc.jobs.net import BUCKETS, NetChange, bucket_ranges
 from airflow_provider_cdc.jobs.nulled import add_nulled, say_nulled
 from airflow_provider_cdc.jobs.patience import persist
 from airflow_provider_cdc.jobs.progress import Progress, ProgressFile, say, table
@@ -43,8 +43,8 @@ from airflow_provider_cdc.jobs.survivors import check_survivors, surviving
 from airflow_provider_cdc.jobs.tasks import run_tasks
 from airflow_provider_cdc.jobs.verify import Checked, require_whole
 from airflow_provider_cdc.sinks.base import Publication, PublishedCopy, TableChange
-from airflow_provider_cdc.sources.capabilities import give_up_past, release_run
 from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.optional import give_up_past, release_run
 from airflow_provider_cdc.sources.registry import open_source
 
 FILES = "commit/files"

@@ -21,7 +21,7 @@ from airflow_provider_cdc.core.staging import StagedFile
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.storage_errors import told
 from airflow_provider_cdc.errors import CopyMismatch, FileDamaged
-from airflow_provider_cdc.jobs.extract_delta import NetChange
+from airflow_provider_cdc.jobs.net import NetChange
 from airflow_provider_cdc.jobs.progress import Progress, ProgressFile, say
 from airflow_provider_cdc.jobs.ranges import Bound, Range, after, divided, extent
 from airflow_provider_cdc.jobs.rewind import Outcome

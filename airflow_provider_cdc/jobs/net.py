@@ -43,6 +43,26 @@ Decisions = Mapping[tuple[int, str], int]
 """The order at which a prepared transaction was committed, by the segment that prepared it and its id."""
 
 
+@dataclass(frozen=True)
+class NetChange:
+    """The files that hold the net change of several segments, or of the whole window, and what is in them."""
+
+    files: tuple[StagedFile, ...]
+    counts: Counts
+
+    def keys(self, table: int) -> int:
+        """How many keys of a table, by its index, the window touches."""
+        return self.counts.get(table, NONE).keys
+
+    def befores(self, table: int) -> int:
+        """How many of them had a row before the window."""
+        return self.counts.get(table, NONE).befores
+
+    def size(self) -> int:
+        """Bytes of the files."""
+        return sum(file.bytes for file in self.files)
+
+
 def bucket_ranges(count: int) -> list[tuple[int, int]]:
     """All buckets in ``count`` ranges, each from one up to another."""
     edges = [BUCKETS * number // count for number in range(count + 1)]

@@ -15,7 +15,7 @@ from airflow_provider_cdc.core.staging import StagedFile, Staging
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import ValueNotRepresentable
 from airflow_provider_cdc.jobs import net
-from airflow_provider_cdc.jobs.extract_delta import NetChange
+from airflow_provider_cdc.jobs.net import NetChange
 from airflow_provider_cdc.jobs.skipped import reason
 from airflow_provider_cdc.jobs.touched import MarkedFile, TouchedKeys, mark
 from airflow_provider_cdc.sources.capabilities import Source

@@ -23,7 +23,7 @@ from airflow_provider_cdc.core.staging import StagedFile, Staging, difference
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import CopyMismatch, FileDamaged, ValueNotRepresentable
 from airflow_provider_cdc.jobs import net
-from airflow_provider_cdc.jobs.extract_delta import NetChange
+from airflow_provider_cdc.jobs.net import NetChange
 from airflow_provider_cdc.jobs.ranges import Bound, Range, divided, group_extent
 from airflow_provider_cdc.jobs.rewind import DECODED_ROWS, TOUCHED_ROWS, Outcome
 from airflow_provider_cdc.jobs.skipped import reason

@@ -7,42 +7,38 @@ that was presumed dead, may end later, and what those leave is not in there.
 
 from __future__ import annotations
 
-import time
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core import records
-from airflow_provider_cdc.core.manifest import RunTable
-from airflow_provider_cdc.core.names import folder_name
-from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.results import SNAPSHOT, SnapshotResult, TableRead
 from airflow_provider_cdc.core.run import Run
-from airflow_provider_cdc.core.staging import StagedFile, Staging
+from airflow_provider_cdc.core.staging import StagedFile
 from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.errors import SourceUnavailable, TransientError, ValueNotRepresentable
+from airflow_provider_cdc.errors import SourceUnavailable, TransientError
 from airflow_provider_cdc.jobs.again import Seen, read_again
-from airflow_provider_cdc.jobs.key_order import Extent, KeyExtents, check_key_order
+from airflow_provider_cdc.jobs.key_order import Extent, check_key_order
 from airflow_provider_cdc.jobs.nulled import add_nulled, say_nulled
 from airflow_provider_cdc.jobs.parts import Part, bundle, cut
 from airflow_provider_cdc.jobs.patience import Patience, persist
 from airflow_provider_cdc.jobs.progress import Progress, ProgressFile, say, table
-from airflow_provider_cdc.jobs.skipped import check_some_left, reason, say_skipped
+from airflow_provider_cdc.jobs.read_part import DONE, PartRecord, ReadPart
+from airflow_provider_cdc.jobs.skipped import check_some_left, say_skipped
 from airflow_provider_cdc.jobs.step import Plan, Step, run_step
-from airflow_provider_cdc.jobs.survivors import OddRow, check_count, noted
+from airflow_provider_cdc.jobs.survivors import OddRow
 from airflow_provider_cdc.jobs.tasks import run_tasks
 from airflow_provider_cdc.jobs.verify import without_damaged
 from airflow_provider_cdc.jobs.watch import Watch
-from airflow_provider_cdc.sources.capabilities import OrdersChunks, Source, shared_reads
+from airflow_provider_cdc.sources.capabilities import Source
 from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.optional import shared_reads
 from airflow_provider_cdc.sources.window import UpperBound
 
 PLAN = "chunks/plan.json"
-DONE = "chunks/done"
 READS = 5
 """How often parts are read again because the server restarted."""
 
@@ -63,118 +59,6 @@ class TableFiles:
     @property
     def bytes(self) -> int:
         return sum(file.bytes for file in self.files)
-
-
-@dataclass(frozen=True)
-class PartRecord:
-    """A part that was read: into which files, for which plan, by a server of which incarnation.
-
-    ``odd``: what `survivors.noted` returned. ``extents``: those of its chunks (`key_order`). ``refused``: why its table
-    cannot be copied; then the part has no files.
-    """
-
-    plan: str
-    part: int
-    files: tuple[StagedFile, ...]
-    rows: int
-    bytes: int
-    upper: str
-    incarnation: str
-    lock_seconds: float
-    nulled: dict[str, int]
-    odd: tuple[OddRow, ...]
-    extents: tuple[Extent, ...]
-    chunks: int
-    seconds: float
-    refused: str = ""
-
-
-@dataclass(frozen=True)
-class ReadPart:
-    """What a task that reads parts needs to know. It is sent to executors.
-
-    ``skips``: a part of a table that cannot be copied is recorded as that, and does not stop the step.
-    """
-
-    staging: Staging
-    plan: str
-    source: Source
-    tables: tuple[RunTable, ...]
-    lock: LockPolicy
-    pause: float
-    skips: bool = False
-
-    @contextmanager
-    def session(self) -> Iterator[ReadPart]:
-        """The same, for several parts, on as few sessions as will do."""
-        with self.source.one_session() as source:
-            yield replace(self, source=source)
-
-    def __call__(self, part: Part) -> PartRecord:
-        """Read one part to files, and write the record that says so."""
-        started = time.monotonic()
-        try:
-            record = self._read(part, started)
-        except ValueNotRepresentable as error:
-            if not self.skips:
-                raise
-            record = PartRecord(
-                plan=self.plan,
-                part=part.number,
-                files=(),
-                rows=0,
-                bytes=0,
-                upper="",
-                incarnation="",
-                lock_seconds=0.0,
-                nulled={},
-                odd=(),
-                extents=(),
-                chunks=len(part.chunks),
-                seconds=round(time.monotonic() - started, 3),
-                refused=reason(error),
-            )
-        records.write(self.staging.folder, f"{DONE}/{part.name}.json", record)
-        return record
-
-    def _read(self, part: Part, started: float) -> PartRecord:
-        entry = self.tables[part.table]
-        schema = self.source.arrow_schema(entry.table)
-        ordered = self.source.key_order(entry.table) if isinstance(self.source, OrdersChunks) else None
-        extents = KeyExtents(ordered)
-        odd: list[OddRow] = []
-        name = f"chunks/{folder_name(entry.table.name)}/{part.name}"
-        with (
-            self.staging.writer(name, schema) as writer,
-            self.source.reader(entry.table, entry.consistency, self.lock) as reader,
-        ):
-            for at, chunk in enumerate(part.chunks):
-                if at and self.pause:
-                    time.sleep(self.pause)
-                for batch in reader.read(chunk):
-                    if reader.odd:
-                        odd += noted(entry.table, batch, reader.odd)
-                        check_count(odd)
-                    extents.add(chunk.number, batch)
-                    writer.write(batch)
-            incarnation = reader.settle()
-            upper, lock_seconds, nulled = reader.upper, reader.lock_seconds, dict(reader.nulled)
-        check_key_order(entry.table, extents.found)
-        return PartRecord(
-            plan=self.plan,
-            part=part.number,
-            files=tuple(writer.files),
-            rows=sum(file.rows for file in writer.files),
-            bytes=sum(file.bytes for file in writer.files),
-            upper=upper,
-            incarnation=incarnation,
-            lock_seconds=lock_seconds,
-            nulled=nulled,
-            odd=tuple(odd),
-            extents=tuple(extents.found),
-            chunks=len(part.chunks),
-            seconds=round(time.monotonic() - started, 3),
-        )
 
 
 def snapshot(spark: SparkSession, folder: Storage, settings: ConnectionSettings) -> SnapshotResult:

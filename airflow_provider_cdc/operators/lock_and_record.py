@@ -15,7 +15,7 @@ from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.operators.base import TargetOperator, airflow_errors, hand_on, lake_of, run_id_of
 from airflow_provider_cdc.operators.parameters import Allowed
 from airflow_provider_cdc.operators.releasing import ReleasingOperator
-from airflow_provider_cdc.sources.capabilities import record_point
+from airflow_provider_cdc.sources.optional import record_point
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

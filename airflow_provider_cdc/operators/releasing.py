@@ -13,8 +13,8 @@ from airflow_provider_cdc.core.run import release as release_what_is_kept
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.operators.base import lake_of, run_folder, run_id_for, run_id_of, supervisor_channel
-from airflow_provider_cdc.sources.capabilities import release_run
 from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.optional import release_run
 from airflow_provider_cdc.sources.registry import open_source
 
 if TYPE_CHECKING:

@@ -15,7 +15,8 @@ from airflow_provider_cdc.core.options import StepOptions, TableOptions
 from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.errors import PreflightError, Problem
-from airflow_provider_cdc.sources.capabilities import PlansRuns, Source, check_point
+from airflow_provider_cdc.sources.capabilities import PlansRuns, Source
+from airflow_provider_cdc.sources.optional import check_point
 from airflow_provider_cdc.sources.patterns import NOTHING_LEFT, exactly
 
 

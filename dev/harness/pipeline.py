@@ -21,8 +21,8 @@ from airflow_provider_cdc.jobs.consolidate import consolidate
 from airflow_provider_cdc.jobs.extract_delta import extract_delta
 from airflow_provider_cdc.jobs.snapshot import snapshot
 from airflow_provider_cdc.sinks.registry import open_sink
-from airflow_provider_cdc.sources.capabilities import check_point, record_point, release_run
 from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.optional import check_point, record_point, release_run
 from airflow_provider_cdc.sources.registry import open_source
 from harness.mysql_server import MysqlServer
 from harness.postgres_server import SUPERUSER, PostgresServer

@@ -17,7 +17,8 @@ from airflow_provider_cdc.core.options import LockPolicy, TableOptions
 from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.records import decode, encode
 from airflow_provider_cdc.core.table import Table
-from airflow_provider_cdc.sources.capabilities import KeepsForRun, Source, release_run, shared_reads
+from airflow_provider_cdc.sources.capabilities import Source
+from airflow_provider_cdc.sources.optional import KeepsForRun, release_run, shared_reads
 from airflow_provider_cdc.sources.registry import open_source
 from airflow_provider_cdc.sources.window import DELTA_SCHEMA, TrackedTable
 from tests.contract.databases import Database

@@ -11,8 +11,8 @@ from airflow_provider_cdc.core.as_of import AsOf
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.errors import ConfigurationError, SourceUnavailable
-from airflow_provider_cdc.sources.capabilities import Reach, TellsReach, telling_reach
 from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.optional import Reach, TellsReach, telling_reach
 from airflow_provider_cdc.sources.registry import open_source
 from harness.server_process import free_port
 from tests.contract.databases import Database

@@ -19,7 +19,7 @@ import pytest
 
 from airflow_provider_cdc.core.options import StepOptions
 from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.sources.capabilities import check_point
+from airflow_provider_cdc.sources.optional import check_point
 from airflow_provider_cdc.sources.registry import open_source
 from harness import oracle
 from harness.airflow_home import AirflowHome

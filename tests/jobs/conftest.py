@@ -17,7 +17,18 @@ import pytest
 
 from airflow_provider_cdc.core import parquet_writer
 from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.jobs import consolidate, extract_delta, forward, rewind, roll, snapshot, step, touched, verify
+from airflow_provider_cdc.jobs import (
+    consolidate,
+    extract_delta,
+    forward,
+    read_segment,
+    rewind,
+    roll,
+    snapshot,
+    step,
+    touched,
+    verify,
+)
 from tests.jobs import history_source
 from tests.jobs.history_source import NAMES, SETTINGS, HistorySource, Row, begin_run
 
@@ -95,7 +106,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRunner:
     monkeypatch.setattr(forward, "LOOKED_AT", 2)
     monkeypatch.setattr(touched, "BLOCK_ROWS", 7)
     monkeypatch.setattr(consolidate, "RESTORE_ROWS", 3)
-    monkeypatch.setattr(extract_delta, "SORT_BYTES", 400)
+    monkeypatch.setattr(read_segment, "SORT_BYTES", 400)
     monkeypatch.setattr(extract_delta, "COMPOSE_BYTES", 3000)
     spark = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))
     return lambda source, initial, **more: make_runner(spark, tmp_path, monkeypatch, source, initial, **more)

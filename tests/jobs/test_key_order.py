@@ -17,7 +17,7 @@ from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.errors import CopyMismatch
 from airflow_provider_cdc.jobs.key_order import Extent, check_key_order
 from airflow_provider_cdc.jobs.parts import Part
-from airflow_provider_cdc.jobs.snapshot import ReadPart
+from airflow_provider_cdc.jobs.read_part import ReadPart
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource, axes, chunks
 from airflow_provider_cdc.sources.mysql.schema import read_tables

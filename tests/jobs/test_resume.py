@@ -135,6 +135,9 @@ def test_a_finished_run_holds_its_manifest_and_what_it_published(here: MakeRunne
     assert files.startswith("commit/files-")
     assert found.published == {name: f"{runner.target.uri}/{name}/snapshot=20260101T000000Z-00000000" for name in NAMES}
     latest = json.loads(Path(runner.target.path("shop.empty/_latest.json")).read_text())
+    (file,) = latest.pop("files")
+    assert file["rows"] == 0
+    assert f"shop.empty/snapshot={latest['run_id']}/{file['name']}" in names
     assert latest == {
         "run_id": "20260101T000000Z-00000000",
         "path": found.published["shop.empty"],

@@ -26,7 +26,7 @@ from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.errors import CopyMismatch
 from airflow_provider_cdc.jobs import net, rewind, touched
-from airflow_provider_cdc.jobs.extract_delta import NetChange
+from airflow_provider_cdc.jobs.net import NetChange
 from airflow_provider_cdc.jobs.touched import MarkedFile
 from airflow_provider_cdc.sources.window import DELTA_SCHEMA
 

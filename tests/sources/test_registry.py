@@ -10,13 +10,8 @@ import pytest
 from airflow_provider_cdc.core import head
 from airflow_provider_cdc.core.options import declared
 from airflow_provider_cdc.errors import ConfigurationError
-from airflow_provider_cdc.sources.capabilities import (
-    KeepsForRun,
-    OrdersChunks,
-    PreparesBeforeWindow,
-    SharesReads,
-)
 from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.optional import KeepsForRun, OrdersChunks, PreparesBeforeWindow, SharesReads
 from airflow_provider_cdc.sources.registry import KINDS, Kind, kind_of, open_source
 
 OPTIONAL = {

@@ -8,10 +8,10 @@ from airflow_provider_cdc.core.as_of import AsOf
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.errors import ConfigurationError
-from airflow_provider_cdc.sources.capabilities import Reach
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.log.prefixes import has_commit_after
 from airflow_provider_cdc.sources.mysql.session import query, session
+from airflow_provider_cdc.sources.optional import Reach
 
 
 def has_reached(settings: ConnectionSettings, point: AsOf, seen: Reach | None = None) -> Reach:

@@ -16,22 +16,20 @@ from airflow_provider_cdc.core.options import AS_DECLARED, LockPolicy, StepOptio
 from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import Problem
-from airflow_provider_cdc.sources.capabilities import (
+from airflow_provider_cdc.sources.capabilities import ChunkReader, SegmentReader, Source
+from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.kept import Kept, keeping, session_of
+from airflow_provider_cdc.sources.mysql import axes, chunks, preflight, sample, schema, server, snapshot, types
+from airflow_provider_cdc.sources.mysql.session import RunSettings, session, value
+from airflow_provider_cdc.sources.optional import (
     ChecksServer,
-    ChunkReader,
     GoesBack,
     OrdersChunks,
     PreparesBeforeWindow,
     Reach,
     RollsForward,
-    SegmentReader,
-    Source,
     TellsReach,
 )
-from airflow_provider_cdc.sources.connection import ConnectionSettings
-from airflow_provider_cdc.sources.kept import Kept, keeping, session_of
-from airflow_provider_cdc.sources.mysql import axes, chunks, preflight, sample, schema, server, snapshot, types
-from airflow_provider_cdc.sources.mysql.session import RunSettings, session, value
 from airflow_provider_cdc.sources.window import LogSegment, TrackedTable, UpperBound
 
 

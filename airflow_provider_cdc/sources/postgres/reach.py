@@ -8,8 +8,8 @@ from airflow_provider_cdc.core.as_of import AsOf
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.errors import ConfigurationError
-from airflow_provider_cdc.sources.capabilities import Reach
 from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.optional import Reach
 from airflow_provider_cdc.sources.postgres.session import query, session
 
 # What a standby has replayed, it shows to readers. Both functions fail on the other kind of server.

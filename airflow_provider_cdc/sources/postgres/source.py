@@ -15,20 +15,18 @@ from airflow_provider_cdc.core.options import AS_DECLARED, LockPolicy, StepOptio
 from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import Problem
-from airflow_provider_cdc.sources.capabilities import (
+from airflow_provider_cdc.sources.capabilities import ChunkReader, SegmentReader, Source
+from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.kept import Kept, keeping, session_of
+from airflow_provider_cdc.sources.optional import (
     ChecksServer,
-    ChunkReader,
     GoesBack,
     KeepsForRun,
     KeepsPast,
     Reach,
-    SegmentReader,
     SharesReads,
-    Source,
     TellsReach,
 )
-from airflow_provider_cdc.sources.connection import ConnectionSettings
-from airflow_provider_cdc.sources.kept import Kept, keeping, session_of
 from airflow_provider_cdc.sources.postgres import (
     chunks,
     past,

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.table import TableName
-from airflow_provider_cdc.sources.capabilities import Source, release_run
+from airflow_provider_cdc.sources.capabilities import Source
+from airflow_provider_cdc.sources.optional import release_run
 
 RUN_ID = "bench"
 

@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from airflow_provider_cdc.core.options import LockPolicy, TableOptions
 from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.errors import CascadeNotLogged, PreflightError, SchemaChanged
-from airflow_provider_cdc.jobs.snapshot import DONE
+from airflow_provider_cdc.jobs.read_part import DONE
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from harness.mysql_server import MysqlServer

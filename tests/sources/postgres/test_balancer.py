@@ -16,7 +16,7 @@ from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.plan import InitialPoint
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, ExactnessError, LogGone, SourceReplaced
-from airflow_provider_cdc.sources.capabilities import shared_reads
+from airflow_provider_cdc.sources.optional import shared_reads
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.decode import rows
 from airflow_provider_cdc.sources.postgres.prepared import of_run

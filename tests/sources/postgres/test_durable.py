@@ -13,7 +13,8 @@ import pytest
 from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.errors import SourceUnavailable
-from airflow_provider_cdc.sources.capabilities import ChunkReader, shared_reads
+from airflow_provider_cdc.sources.capabilities import ChunkReader
+from airflow_provider_cdc.sources.optional import shared_reads
 from airflow_provider_cdc.sources.postgres import PostgresSource, durable
 from airflow_provider_cdc.sources.postgres.decode import rows
 from harness.postgres_server import PostgresServer

@@ -17,8 +17,8 @@ from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, LogGone, SchemaChanged, SourceUnavailable
-from airflow_provider_cdc.sources.capabilities import shared_reads
 from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.optional import shared_reads
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.decode import rows
 from airflow_provider_cdc.sources.postgres.log.segments import messages

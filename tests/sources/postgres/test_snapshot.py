@@ -19,7 +19,8 @@ from airflow_provider_cdc.core.options import LockPolicy, TableOptions
 from airflow_provider_cdc.core.records import decode, encode
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import CopyMismatch, PreflightError, SchemaChanged, SourceUnavailable
-from airflow_provider_cdc.sources.capabilities import Source, shared_reads
+from airflow_provider_cdc.sources.capabilities import Source
+from airflow_provider_cdc.sources.optional import shared_reads
 from airflow_provider_cdc.sources.postgres import PostgresSource, durable, slots
 from airflow_provider_cdc.sources.postgres.decode.rows import CopyReader, open_rows
 from airflow_provider_cdc.sources.postgres.durable import insert_end

@@ -13,22 +13,18 @@ Formats: https://www.postgresql.org/docs/current/protocol-logicalrep-message-for
 
 from __future__ import annotations
 
-from airflow_provider_cdc.core.kernel import (
-    Bytes,
-    Int32s,
-    Int64s,
-    copy_bytes,
-    inner,
-    kernel,
-    load8,
-    load16be,
-    load32be,
-    load64be,
-    same_bytes,
-    store8,
-)
+from airflow_provider_cdc.core.kernel import Bytes, Int32s, Int64s, copy_bytes, inner, kernel, load8, load32be, load64be
 from airflow_provider_cdc.sources.netting import HEADER, NO_ROW, Net, count, has_room, key_place, note_last, touch
-from airflow_provider_cdc.sources.postgres.decode.images import NULL_VALUE, TEXT_VALUE, UNCHANGED_VALUE
+from airflow_provider_cdc.sources.postgres.log.tuples import (
+    fill_in,
+    find_relation,
+    has_unchanged,
+    put_key,
+    put_row,
+    reorder,
+    same_key,
+    take_tuple,
+)
 from airflow_provider_cdc.sources.postgres.log.walk_state import (
     AT,
     BAD_COMMIT,
@@ -67,124 +63,7 @@ _ORIGIN, _TYPE, _MESSAGE = 0x4F, 0x59, 0x4D
 _OLD, _KEY, _NEW = 0x4F, 0x4B, 0x4E
 _BEGIN_BYTES, _COMMIT_BYTES = 21, 26
 
-# `places`: two words for each column of a tuple, where its field begins (the letter before the value) and its bytes.
 _ROW_SLACK = 2 * HEADER + 8
-
-
-@inner
-def find_relation(relations: Int64s, oid: int) -> int:
-    """The word of ``relations`` at which the entry for an OID is or would be."""
-    mask = (len(relations) >> 1) - 1
-    entry = (oid * 0x9E3779B1 >> 7) & mask
-    while relations[2 * entry] != 0 and relations[2 * entry] != oid + 1:
-        entry = (entry + 1) & mask
-    return 2 * entry
-
-
-@inner
-def _take_tuple(data: Bytes, at: int, end: int, columns: int, places: Int64s) -> int:
-    """Find the fields of a TupleData; returns the position after it, or minus one of the codes."""
-    if end - at < 2:
-        return -BAD_TUPLE
-    if load16be(data, at) != columns:
-        return -SHAPE
-    at += 2
-    for column in range(columns):
-        if at >= end:
-            return -BAD_TUPLE
-        kind = load8(data, at)
-        size = 1
-        if kind == TEXT_VALUE:
-            if end - at < 5:
-                return -BAD_TUPLE
-            size = 5 + load32be(data, at + 1)
-            if size > end - at:
-                return -BAD_TUPLE
-        elif kind != NULL_VALUE and kind != UNCHANGED_VALUE:
-            return -BAD_TUPLE
-        places[2 * column] = at
-        places[2 * column + 1] = size
-        at += size
-    return at
-
-
-@inner
-def _unchanged(data: Bytes, columns: int, places: Int64s) -> bool:
-    """Whether a tuple leaves out a value."""
-    found = False
-    for column in range(columns):
-        found |= load8(data, places[2 * column]) == UNCHANGED_VALUE
-    return found
-
-
-@inner
-def _fill_in(data: Bytes, columns: int, places: Int64s, others: Int64s) -> None:
-    """Let the values that a new row does not repeat be those of the old row."""
-    for column in range(columns):
-        if load8(data, places[2 * column]) == UNCHANGED_VALUE:
-            places[2 * column] = others[2 * column]
-            places[2 * column + 1] = others[2 * column + 1]
-
-
-@inner
-def _put_row(net: Net, data: Bytes, columns: int, places: Int64s) -> int:
-    """Make a row ready for ``net``: all fields as an image; its size."""
-    target = key_place(net.state)
-    store8(net.bytes, target, columns >> 8)
-    store8(net.bytes, target + 1, columns)
-    at = target + 2
-    for column in range(columns):
-        copy_bytes(net.bytes, at, data, places[2 * column], places[2 * column + 1])
-        at += places[2 * column + 1]
-    return at - target
-
-
-@inner
-def _reorder(
-    data: Bytes, at: int, end: int, columns: int, orders: Int32s, order: int, places: Int64s, row: Bytes
-) -> int:
-    """Write the tuples in ``data[at:end]`` to ``row``, their fields in the table's order; the size, or minus a code."""
-    target = 0
-    while at < end:
-        store8(row, target, load8(data, at))
-        at = _take_tuple(data, at + 1, end, columns, places)
-        if at < 0:
-            return at
-        store8(row, target + 1, columns >> 8)
-        store8(row, target + 2, columns)
-        target += 3
-        for column in range(columns):
-            place = 2 * int(orders[order + column])
-            copy_bytes(row, target, data, places[place], places[place + 1])
-            target += places[place + 1]
-    return target
-
-
-@inner
-def _put_key(net: Net, data: Bytes, places: Int64s, key_columns: Int32s, keys_at: int, keys: int) -> int:
-    """Make a key ready for ``net``: its columns' fields as an image of their own; its size, or -1: a NULL."""
-    target = key_place(net.state)
-    store8(net.bytes, target, keys >> 8)
-    store8(net.bytes, target + 1, keys)
-    at = target + 2
-    for key in range(keys):
-        column = key_columns[keys_at + key]
-        start, size = places[2 * column], places[2 * column + 1]
-        if load8(data, start) != TEXT_VALUE:
-            return -1
-        copy_bytes(net.bytes, at, data, start, size)
-        at += size
-    return at - target
-
-
-@inner
-def _same_key(data: Bytes, places: Int64s, others: Int64s, key_columns: Int32s, keys_at: int, keys: int) -> bool:
-    for key in range(keys):
-        column = key_columns[keys_at + key]
-        at, other, size = places[2 * column], others[2 * column], places[2 * column + 1]
-        if others[2 * column + 1] != size or not same_bytes(data, at, data, other, size):
-            return False
-    return True
 
 
 @inner
@@ -214,23 +93,23 @@ def _net_change(
         if tag != _OLD:
             return BAD_TUPLE
         old = at + 1
-        old_end = at = _take_tuple(data, old, end, columns, places)
+        old_end = at = take_tuple(data, old, end, columns, places)
         if at < 0:
             return -at
-        if _unchanged(data, columns, places):
+        if has_unchanged(data, columns, places):
             return NOT_WHOLE
     new = -1
     if kind != _DELETE:
         if at >= end or load8(data, at) != _NEW:
             return BAD_TUPLE
         new = at + 1
-        at = _take_tuple(data, new, end, columns, new_places)
+        at = take_tuple(data, new, end, columns, new_places)
         if at < 0:
             return -at
-        if _unchanged(data, columns, new_places):
+        if has_unchanged(data, columns, new_places):
             if old < 0:
                 return BAD_TUPLE
-            _fill_in(data, columns, new_places, places)
+            fill_in(data, columns, new_places, places)
     if at != end:
         return BAD_LENGTH
 
@@ -245,16 +124,16 @@ def _net_change(
             copy_bytes(net.bytes, key_place(net.state), data, old, old_end - old)
             count(net, table, old_end - old, -1, state[ORDER])
         if new >= 0:
-            size = _put_row(net, data, columns, new_places)
+            size = put_row(net, data, columns, new_places)
             count(net, table, size, 1, state[ORDER])
     else:
         if old >= 0:
-            size = _put_key(net, data, places, key_columns, keys_at, keys)
+            size = put_key(net, data, places, key_columns, keys_at, keys)
             if size < 0:
                 return SHAPE
             touch(net, table, size, data, old, old_end - old, state[ORDER])
-        if new >= 0 and (old < 0 or not _same_key(data, places, new_places, key_columns, keys_at, keys)):
-            size = _put_key(net, data, new_places, key_columns, keys_at, keys)
+        if new >= 0 and (old < 0 or not same_key(data, places, new_places, key_columns, keys_at, keys)):
+            size = put_key(net, data, new_places, key_columns, keys_at, keys)
             if size < 0:
                 return SHAPE
             touch(net, table, size, data, 0, NO_ROW, state[ORDER])
@@ -288,7 +167,7 @@ def _net_keys(
         return BAD_LENGTH
     if kind != _INSERT and load8(data, at) in (_OLD, _KEY):
         old = True
-        at = _take_tuple(data, at + 1, end, columns, places)
+        at = take_tuple(data, at + 1, end, columns, places)
         if at < 0:
             return -at
     elif kind == _DELETE:
@@ -297,11 +176,11 @@ def _net_keys(
         if at >= end or load8(data, at) != _NEW:
             return BAD_TUPLE
         new = True
-        at = _take_tuple(data, at + 1, end, columns, new_places)
+        at = take_tuple(data, at + 1, end, columns, new_places)
         if at < 0:
             return -at
         if old:
-            _fill_in(data, columns, new_places, places)
+            fill_in(data, columns, new_places, places)
     if at != end:
         return BAD_LENGTH
     words = _ROW_SLACK + ((2 * (end - start)) >> 3)
@@ -310,12 +189,12 @@ def _net_keys(
         return NO_ROOM
     state[ORDER] += 1
     if old:
-        size = _put_key(net, data, places, key_columns, keys_at, keys)
+        size = put_key(net, data, places, key_columns, keys_at, keys)
         if size < 0:
             return SHAPE
         note_last(net, table, size, 0, state[ORDER])
     if new:
-        size = _put_key(net, data, new_places, key_columns, keys_at, keys)
+        size = put_key(net, data, new_places, key_columns, keys_at, keys)
         if size < 0:
             return SHAPE
         note_last(net, table, size, 1, state[ORDER])
@@ -388,7 +267,7 @@ def walk(
                 change, start, stop = data, at + 5, end
                 if order >= 0:
                     columns = tables[table * TABLE_WORDS + COLUMNS]
-                    stop = _reorder(data, start, end, columns, orders, order, places, row)
+                    stop = reorder(data, start, end, columns, orders, order, places, row)
                     if stop < 0:
                         return -stop
                     change, start = row, 0

@@ -25,7 +25,8 @@ from airflow_provider_cdc.errors import (
 )
 from airflow_provider_cdc.sources.netting import NetChange
 from airflow_provider_cdc.sources.postgres.log import pgoutput, walk_state
-from airflow_provider_cdc.sources.postgres.log.walk import find_relation, walk
+from airflow_provider_cdc.sources.postgres.log.tuples import find_relation
+from airflow_provider_cdc.sources.postgres.log.walk import walk
 from airflow_provider_cdc.sources.postgres.schema import columns_of, leaves
 from airflow_provider_cdc.sources.window import TrackedTable
 

@@ -1,0 +1,151 @@
+"""The tasks of extract_delta: read segments of the log to files, and compose what several of them say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_provider_cdc.core import records
+from airflow_provider_cdc.core.staging import StagedFile, Staging
+from airflow_provider_cdc.errors import ValueNotRepresentable
+from airflow_provider_cdc.jobs import net
+from airflow_provider_cdc.jobs.skipped import reason, table_of
+from airflow_provider_cdc.sources.capabilities import Source
+from airflow_provider_cdc.sources.window import DELTA_SCHEMA, LogSegment, SegmentSummary, TrackedTable
+
+DONE = "delta/done"
+SORT_BYTES = 256 * 2**20
+"""How many bytes of changes a segment's task holds in memory to sort them."""
+
+
+@dataclass(frozen=True)
+class SegmentRecord:
+    """A segment that was read: into which files, for which plan. ``counts`` is what `net.count_by_table` gives.
+    ``refused``: why tables cannot be copied, by their names; of these the files may lack changes."""
+
+    plan: str
+    segment: int
+    files: tuple[StagedFile, ...]
+    counts: net.Counts
+    pending: int
+    summary: SegmentSummary
+    refused: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ReadSegment:
+    """What a task that reads a segment of the window ``name`` needs to know. It is sent to executors.
+
+    ``skips``: a table that cannot be copied is left out, and does not stop the step, unless no other is left: ``alone``
+    says that the run has none but ``tables``.
+    """
+
+    staging: Staging
+    plan: str
+    source: Source
+    name: str
+    initial: str
+    tables: tuple[TrackedTable, ...]
+    skips: bool = False
+    alone: bool = True
+
+    def __call__(self, segment: LogSegment) -> SegmentRecord:
+        """Write the net change of one segment, and the record that says so."""
+        tables, refused = self.tables, dict[str, str]()
+        while True:
+            try:
+                record = replace(self._read(segment, tables), refused=refused)
+            except ValueNotRepresentable as error:
+                own = table_of(error, (str(tracked.table.name) for tracked in tables)) if self.skips else None
+                if own is None or (self.alone and len(tables) == 1):
+                    raise
+                refused[own] = reason(error)
+                tables = tuple(tracked for tracked in tables if str(tracked.table.name) != own)
+            else:
+                records.write(self.staging.folder, f"{DONE}/{self.name}-{segment.number:06}.json", record)
+                return record
+
+    def _read(self, segment: LogSegment, tables: tuple[TrackedTable, ...]) -> SegmentRecord:
+        name = f"delta/{self.name}-{segment.number:06}"
+        keyless = [tracked.index for tracked in tables if tracked.table.keyless]
+        counts: list[net.Counts] = []
+        pending = 0
+        with (
+            self.staging.writer(name, net.NET_SCHEMA) as writer,
+            self.source.read_segment(segment, self.initial, tables) as reader,
+        ):
+            for rows in _gathered(reader):
+                rows = net.without_effect_dropped(rows, keyless)
+                writer.write(net.in_buckets(rows))
+                counts.append(net.count_by_table(rows))
+                pending += rows.num_rows - rows["pending"].null_count
+            summary = reader.summary
+        total = net.add_counts(counts)
+        return SegmentRecord(self.plan, segment.number, tuple(writer.files), total, pending, summary)
+
+
+def _gathered(reader: Any) -> Any:
+    """The reader's batches, several of them as one table."""
+    batches: list[pa.RecordBatch] = []
+    size = 0
+    for batch in reader:
+        batches.append(batch)
+        size += batch.nbytes
+        if size >= SORT_BYTES:
+            yield pa.Table.from_batches(batches, DELTA_SCHEMA)
+            batches, size = [], 0
+    if batches:
+        yield pa.Table.from_batches(batches, DELTA_SCHEMA)
+
+
+@dataclass(frozen=True)
+class ComposeBuckets:
+    """What a task that composes segments of the window ``name`` needs to know. It is sent to executors."""
+
+    staging: Staging
+    name: str
+    segments: tuple[tuple[int, tuple[StagedFile, ...]], ...]
+    decisions: net.Decisions
+    keyless: tuple[int, ...]
+
+    def __call__(self, buckets: tuple[int, int]) -> net.NetChange:
+        """Compose the changes of all segments in some buckets."""
+        with self.staging.reading():
+            return self._composed(buckets)
+
+    def _composed(self, buckets: tuple[int, int]) -> net.NetChange:
+        columns = net.NET_SCHEMA.names
+        settled = [
+            net.settle(
+                pa.Table.from_batches(net.read(self.staging.folder, files, columns, buckets=buckets), net.NET_SCHEMA),
+                number,
+                self.decisions,
+            )
+            for number, files in self.segments
+        ]
+        composed = net.compose(pa.concat_tables(settled), self.keyless)
+        with self.staging.writer(f"delta/{self.name}-net-{buckets[0]:02}", net.NET_SCHEMA) as writer:
+            writer.write(composed.sort_by([("table", "ascending"), ("bucket", "ascending")]))
+        return net.NetChange(tuple(writer.files), net.count_by_table(composed))
+
+
+@dataclass(frozen=True)
+class LastOfBuckets:
+    """What a task that composes touched keys needs to know. It is sent to executors."""
+
+    staging: Staging
+    files: tuple[StagedFile, ...]
+
+    def __call__(self, buckets: tuple[int, int]) -> net.NetChange:
+        """The last change of each key in some buckets."""
+        with self.staging.reading():
+            rows = net.last(
+                pa.Table.from_batches(
+                    net.read(self.staging.folder, self.files, net.NET_SCHEMA.names, buckets=buckets), net.NET_SCHEMA
+                )
+            )
+        with self.staging.writer(f"delta/net-{buckets[0]:02}", net.NET_SCHEMA) as writer:
+            writer.write(rows.sort_by([("table", "ascending"), ("bucket", "ascending")]))
+        return net.NetChange(tuple(writer.files), net.count_by_table(rows))

@@ -1,0 +1,139 @@
+"""Tuples in pgoutput messages: where their values lie, and how rows and keys are put where changes are netted.
+
+``places``, here and in ``walk``, has two words for each column of a tuple: where its field begins (the letter before
+the value), and its bytes.
+"""
+
+from __future__ import annotations
+
+from airflow_provider_cdc.core.kernel import (
+    Bytes,
+    Int32s,
+    Int64s,
+    copy_bytes,
+    inner,
+    load8,
+    load16be,
+    load32be,
+    same_bytes,
+    store8,
+)
+from airflow_provider_cdc.sources.netting import Net, key_place
+from airflow_provider_cdc.sources.postgres.decode.images import NULL_VALUE, TEXT_VALUE, UNCHANGED_VALUE
+from airflow_provider_cdc.sources.postgres.log.walk_state import BAD_TUPLE, SHAPE
+
+
+@inner
+def find_relation(relations: Int64s, oid: int) -> int:
+    """The word of ``relations`` at which the entry for an OID is or would be."""
+    mask = (len(relations) >> 1) - 1
+    entry = (oid * 0x9E3779B1 >> 7) & mask
+    while relations[2 * entry] != 0 and relations[2 * entry] != oid + 1:
+        entry = (entry + 1) & mask
+    return 2 * entry
+
+
+@inner
+def take_tuple(data: Bytes, at: int, end: int, columns: int, places: Int64s) -> int:
+    """Find the fields of a TupleData; returns the position after it, or minus one of the codes."""
+    if end - at < 2:
+        return -BAD_TUPLE
+    if load16be(data, at) != columns:
+        return -SHAPE
+    at += 2
+    for column in range(columns):
+        if at >= end:
+            return -BAD_TUPLE
+        kind = load8(data, at)
+        size = 1
+        if kind == TEXT_VALUE:
+            if end - at < 5:
+                return -BAD_TUPLE
+            size = 5 + load32be(data, at + 1)
+            if size > end - at:
+                return -BAD_TUPLE
+        elif kind != NULL_VALUE and kind != UNCHANGED_VALUE:
+            return -BAD_TUPLE
+        places[2 * column] = at
+        places[2 * column + 1] = size
+        at += size
+    return at
+
+
+@inner
+def has_unchanged(data: Bytes, columns: int, places: Int64s) -> bool:
+    """Whether a tuple leaves out a value."""
+    found = False
+    for column in range(columns):
+        found |= load8(data, places[2 * column]) == UNCHANGED_VALUE
+    return found
+
+
+@inner
+def fill_in(data: Bytes, columns: int, places: Int64s, others: Int64s) -> None:
+    """Let the values that a new row does not repeat be those of the old row."""
+    for column in range(columns):
+        if load8(data, places[2 * column]) == UNCHANGED_VALUE:
+            places[2 * column] = others[2 * column]
+            places[2 * column + 1] = others[2 * column + 1]
+
+
+@inner
+def put_row(net: Net, data: Bytes, columns: int, places: Int64s) -> int:
+    """Make a row ready for ``net``: all fields as an image; its size."""
+    target = key_place(net.state)
+    store8(net.bytes, target, columns >> 8)
+    store8(net.bytes, target + 1, columns)
+    at = target + 2
+    for column in range(columns):
+        copy_bytes(net.bytes, at, data, places[2 * column], places[2 * column + 1])
+        at += places[2 * column + 1]
+    return at - target
+
+
+@inner
+def reorder(
+    data: Bytes, at: int, end: int, columns: int, orders: Int32s, order: int, places: Int64s, row: Bytes
+) -> int:
+    """Write the tuples in ``data[at:end]`` to ``row``, their fields in the table's order; the size, or minus a code."""
+    target = 0
+    while at < end:
+        store8(row, target, load8(data, at))
+        at = take_tuple(data, at + 1, end, columns, places)
+        if at < 0:
+            return at
+        store8(row, target + 1, columns >> 8)
+        store8(row, target + 2, columns)
+        target += 3
+        for column in range(columns):
+            place = 2 * int(orders[order + column])
+            copy_bytes(row, target, data, places[place], places[place + 1])
+            target += places[place + 1]
+    return target
+
+
+@inner
+def put_key(net: Net, data: Bytes, places: Int64s, key_columns: Int32s, keys_at: int, keys: int) -> int:
+    """Make a key ready for ``net``: its columns' fields as an image of their own; its size, or -1: a NULL."""
+    target = key_place(net.state)
+    store8(net.bytes, target, keys >> 8)
+    store8(net.bytes, target + 1, keys)
+    at = target + 2
+    for key in range(keys):
+        column = key_columns[keys_at + key]
+        start, size = places[2 * column], places[2 * column + 1]
+        if load8(data, start) != TEXT_VALUE:
+            return -1
+        copy_bytes(net.bytes, at, data, start, size)
+        at += size
+    return at - target
+
+
+@inner
+def same_key(data: Bytes, places: Int64s, others: Int64s, key_columns: Int32s, keys_at: int, keys: int) -> bool:
+    for key in range(keys):
+        column = key_columns[keys_at + key]
+        at, other, size = places[2 * column], others[2 * column], places[2 * column + 1]
+        if others[2 * column + 1] != size or not same_bytes(data, at, data, other, size):
+            return False
+    return True
