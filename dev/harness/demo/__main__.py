@@ -144,8 +144,8 @@ def _more_copies(kind: str, folder: Path, lake: Path, past: str) -> list[Copy]:
     """What else the DAG shows on a kind of database, in the order in which it is run."""
     if kind == "mysql":
         return [
-            Copy(f"as of {past}, before any DAG began", folder / "mysql_lake_of_the_past", {"as_of": past}),
             Copy("rolling the first copy forward by what the log says", lake, {"refresh": "changes"}),
+            Copy(f"as of {past}, before any DAG began", folder / "mysql_lake_of_the_past", {"as_of": past}),
         ]
     again = {"consistency": "again"}
     return [Copy("as if no table had REPLICA IDENTITY FULL", folder / f"{kind}_lake_read_again", again)]

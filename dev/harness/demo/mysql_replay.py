@@ -34,7 +34,7 @@ class ShopReplay:
     def __init__(self, server: MysqlServer, columns: dict[str, list[str]]) -> None:
         self._server = server
         self._log_file, self._log_position, *_ = server.query("SHOW BINARY LOG STATUS")[0]
-        self._base = _parse_gtid_set(server.query("SELECT @@global.gtid_executed")[0][0])
+        self._applied = _parse_gtid_set(server.query("SELECT @@global.gtid_executed")[0][0])
         self.columns = columns
         self.rows: dict[str, Counter[Row] | dict[Row, Row]] = {}
         with server.connect(cursorclass=SSCursor) as connection:
@@ -42,12 +42,13 @@ class ShopReplay:
                 self.rows[table] = self._indexed(table, _select(connection, table, self.columns[table]))
 
     def forward_to(self, gtid_set: str) -> int:
-        """Apply the transactions in ``gtid_set`` that the base did not have; returns how many.
+        """Apply the transactions in ``gtid_set``, which holds all that were applied so far, that are yet to be applied;
+        returns how many.
 
         :raises HarnessError: the log ended before all of them were seen.
         """
         wanted = _parse_gtid_set(gtid_set)
-        missing = _count(wanted) - _count(self._base)
+        missing = _count(wanted) - _count(self._applied)
         applied, applying = 0, False
         stream = BinLogStreamReader(
             connection_settings={
@@ -68,7 +69,7 @@ class ShopReplay:
                 if isinstance(event, GtidEvent):
                     if applied == missing:
                         break
-                    applying = _contains(wanted, event.gtid)
+                    applying = _contains(wanted, event.gtid) and not _contains(self._applied, event.gtid)
                     applied += applying
                 elif applying and event.schema == SCHEMA:
                     self._apply(event)
@@ -77,6 +78,7 @@ class ShopReplay:
                     raise HarnessError(f"the log held {applied} of the {missing} transactions up to {gtid_set}")
         finally:
             stream.close()
+        self._applied = wanted
         return applied
 
     def _indexed(self, table: str, rows: Iterator[Row]) -> Counter[Row] | dict[Row, Row]:
