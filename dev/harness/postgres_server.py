@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -82,11 +83,16 @@ class PostgresServer(ServerProcess):
         """
         # Otherwise it would react to the first one's end.
         self._signal(signal.SIGSTOP)
-        for child in _children(self.pid):
+        children = _children(self.pid)
+        for child in children:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(child, signal.SIGKILL)
         self._signal(signal.SIGKILL)
         self._ended_within(STOP_SECONDS)
+        # A new one does not start as long as one of them still has the shared memory.
+        deadline = time.monotonic() + STOP_SECONDS
+        while any(_has_memory(child) for child in children) and time.monotonic() < deadline:
+            time.sleep(0.01)
         self._launch()
 
     @property
@@ -147,6 +153,14 @@ class PostgresServer(ServerProcess):
             return str(self.query("SHOW data_directory")[0][0])
         except psycopg.OperationalError:
             return None
+
+
+def _has_memory(pid: int) -> bool:
+    """Whether a process is there and not a zombie."""
+    try:
+        return bool(Path(f"/proc/{pid}/maps").read_text())
+    except OSError:
+        return False
 
 
 def _children(pid: int) -> list[int]:

@@ -210,6 +210,6 @@ def test_what_is_rolled_forward_and_why_not_is_in_the_plan(
     def chosen(source: Any, copies: Any, scratch: str, plans: list[TablePlan], options: Any) -> list[TablePlan]:
         return [replace(plan, base="r1") for plan in plans]
 
-    monkeypatch.setattr("airflow_provider_cdc.operators.preflight.choose", chosen)
+    monkeypatch.setattr("airflow_provider_cdc.core.refreshing.choose", chosen)
     (plan,) = preflight(tmp_path.as_uri(), tables=tables, refresh="auto")["plan"]
     assert plan["base"] == "r1"

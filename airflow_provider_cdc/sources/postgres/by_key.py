@@ -14,7 +14,7 @@ import pyarrow as pa
 
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import DecodeError, SchemaChanged
-from airflow_provider_cdc.sources.postgres.decode.images import TEXT_VALUE
+from airflow_provider_cdc.sources.postgres.decode.tuple_data import TEXT_VALUE
 from airflow_provider_cdc.sources.postgres.session import literal, quote
 from airflow_provider_cdc.sources.postgres.types import base_type
 

@@ -17,11 +17,8 @@ from airflow_provider_cdc.errors import DecodeError
 from airflow_provider_cdc.sources.located import ALL_GOOD, NULL, Located
 from airflow_provider_cdc.sources.postgres.decode.columns import finish
 from airflow_provider_cdc.sources.postgres.decode.image_cells import image_array
+from airflow_provider_cdc.sources.postgres.decode.tuple_data import NULL_VALUE, TEXT_VALUE
 from airflow_provider_cdc.sources.postgres.types import arrow_schema, column_types
-
-NULL_VALUE, TEXT_VALUE, UNCHANGED_VALUE = 0x6E, 0x74, 0x75
-"""The byte before a value: ``n``, ``t`` or ``u``. The last means that a new row has the same TOASTed value as the old
-row; images do not contain it."""
 
 
 def decode_images(table: Table, images: pa.BinaryArray, nulled: dict[str, int] | None = None) -> pa.RecordBatch:

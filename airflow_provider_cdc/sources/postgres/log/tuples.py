@@ -19,7 +19,7 @@ from airflow_provider_cdc.core.kernel import (
     store8,
 )
 from airflow_provider_cdc.sources.netting import Net, key_place
-from airflow_provider_cdc.sources.postgres.decode.images import NULL_VALUE, TEXT_VALUE, UNCHANGED_VALUE
+from airflow_provider_cdc.sources.postgres.decode.tuple_data import NULL_VALUE, TEXT_VALUE, UNCHANGED_VALUE
 from airflow_provider_cdc.sources.postgres.log.walk_state import BAD_TUPLE, SHAPE
 
 
