@@ -18,10 +18,8 @@ in the view itself; and if the view is lost, all that was read in it is dropped.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-
-import pyarrow as pa
 
 from airflow_provider_cdc.core import records
 from airflow_provider_cdc.core.results import Nulled, Skipped, SnapshotResult
@@ -39,7 +37,7 @@ from airflow_provider_cdc.jobs.tasks import run_tasks
 from airflow_provider_cdc.sources.capabilities import Source
 from airflow_provider_cdc.sources.optional import SharesReads
 from airflow_provider_cdc.sources.rereading import LogTail, ReadsAgain
-from airflow_provider_cdc.sources.window import DELTA_SCHEMA, TrackedTable, UpperBound
+from airflow_provider_cdc.sources.window import TrackedTable, UpperBound
 
 FEW_KEYS = 10_000
 """So many touched keys are looked up in the view without another pass: it is a matter of a second."""
@@ -188,22 +186,9 @@ def followed(step: Step) -> list[TrackedTable]:
 def _touched(step: Step, tail: LogTail, stop: str = "") -> list[StagedFile]:
     """The keys that were touched since the last look, as files."""
     with step.staging.writer("delta/touched", net.NET_SCHEMA) as writer:
-        for rows in _gathered(tail.read(stop)):
+        for rows in net.gathered(tail.read(stop), SORT_BYTES):
             writer.write(net.in_buckets(net.last(rows)))
     return list(writer.files)
-
-
-def _gathered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.Table]:
-    together: list[pa.RecordBatch] = []
-    size = 0
-    for batch in batches:
-        together.append(batch)
-        size += batch.nbytes
-        if size >= SORT_BYTES:
-            yield pa.Table.from_batches(together, DELTA_SCHEMA)
-            together, size = [], 0
-    if together:
-        yield pa.Table.from_batches(together, DELTA_SCHEMA)
 
 
 def _pass(step: Step, tail: LogTail, keys: _Keys, incarnations: set[str], meanwhile: Callable[[], None]) -> bool:

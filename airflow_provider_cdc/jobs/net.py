@@ -69,6 +69,20 @@ def bucket_ranges(count: int) -> list[tuple[int, int]]:
     return list(pairwise(edges))
 
 
+def gathered(batches: Iterable[pa.RecordBatch], limit: int) -> Iterator[pa.Table]:
+    """Batches of `DELTA_SCHEMA`, several of them as one table, which has ``limit`` bytes or a batch more."""
+    together: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        together.append(batch)
+        size += batch.nbytes
+        if size >= limit:
+            yield pa.Table.from_batches(together, DELTA_SCHEMA)
+            together, size = [], 0
+    if together:
+        yield pa.Table.from_batches(together, DELTA_SCHEMA)
+
+
 def in_buckets(rows: pa.Table) -> pa.Table:
     """Changes of `DELTA_SCHEMA` as those of `NET_SCHEMA`, sorted by table and bucket."""
     rows = rows.combine_chunks()

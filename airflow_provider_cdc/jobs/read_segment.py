@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import pyarrow as pa
 
@@ -13,7 +12,7 @@ from airflow_provider_cdc.errors import ValueNotRepresentable
 from airflow_provider_cdc.jobs import net
 from airflow_provider_cdc.jobs.skipped import reason, table_of
 from airflow_provider_cdc.sources.capabilities import Source
-from airflow_provider_cdc.sources.window import DELTA_SCHEMA, LogSegment, SegmentSummary, TrackedTable
+from airflow_provider_cdc.sources.window import LogSegment, SegmentSummary, TrackedTable
 
 DONE = "delta/done"
 SORT_BYTES = 256 * 2**20
@@ -76,7 +75,7 @@ class ReadSegment:
             self.staging.writer(name, net.NET_SCHEMA) as writer,
             self.source.read_segment(segment, self.initial, tables) as reader,
         ):
-            for rows in _gathered(reader):
+            for rows in net.gathered(reader, SORT_BYTES):
                 rows = net.without_effect_dropped(rows, keyless)
                 writer.write(net.in_buckets(rows))
                 counts.append(net.count_by_table(rows))
@@ -84,20 +83,6 @@ class ReadSegment:
             summary = reader.summary
         total = net.add_counts(counts)
         return SegmentRecord(self.plan, segment.number, tuple(writer.files), total, pending, summary)
-
-
-def _gathered(reader: Any) -> Any:
-    """The reader's batches, several of them as one table."""
-    batches: list[pa.RecordBatch] = []
-    size = 0
-    for batch in reader:
-        batches.append(batch)
-        size += batch.nbytes
-        if size >= SORT_BYTES:
-            yield pa.Table.from_batches(batches, DELTA_SCHEMA)
-            batches, size = [], 0
-    if batches:
-        yield pa.Table.from_batches(batches, DELTA_SCHEMA)
 
 
 @dataclass(frozen=True)
