@@ -32,6 +32,14 @@ settings.load_profile("cdc")
 os.environ["AIRFLOW_HOME"] = str(cache_directory() / "tests-airflow")
 
 
+LONGEST_FIRST = [ROOT / "tests" / name for name in ("dags", "consistency", "contract", "jobs", "sinks")]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # Two processes take file after file: what begins last must be short, or one of them ends long before the other.
+    items.sort(key=lambda item: next((i for i, at in enumerate(LONGEST_FIRST) if at in item.path.parents), 99))
+
+
 class PostgresFactory(Protocol):
     def __call__(self, options: Mapping[str, str] | None = None, version: int | None = None) -> PostgresServer: ...
 

@@ -139,6 +139,7 @@ def losing_sessions(db: Database, run: Pipeline) -> Iterator[None]:
         killing.join()
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("run", [0.3], indirect=True)
 def test_a_snapshot_that_failed_goes_on_from_the_same_position(
     bank: Database, run: Pipeline, monkeypatch: pytest.MonkeyPatch

@@ -193,6 +193,7 @@ def test_password_is_nowhere_but_in_the_drivers_environment(copied: Copied) -> N
         assert PASSWORD not in result.log
 
 
+@pytest.mark.long
 def test_author_s_own_dag_hands_on_what_was_published(
     dag_runner: DagRunner, bank: dict[str, Any], tmp_path: Path
 ) -> None:
@@ -207,6 +208,7 @@ def test_author_s_own_dag_hands_on_what_was_published(
     assert result.xcoms["shop.snapshot"]["counts"]["tables"]["bank.accounts"]["chunks"] > 1
 
 
+@pytest.mark.long
 def test_values_without_an_arrow_type_become_what_the_form_says_and_are_counted(
     dag_runner: DagRunner, mysql: MysqlServer, tmp_path: Path
 ) -> None:
@@ -227,6 +229,7 @@ def test_values_without_an_arrow_type_become_what_the_form_says_and_are_counted(
     assert "values of odd.t: d 2, n 1" in result.log
 
 
+@pytest.mark.long
 def test_tables_that_cannot_be_copied_are_skipped_if_the_form_says_so_and_named_loudly(
     dag_runner: DagRunner, mysql: MysqlServer, tmp_path: Path
 ) -> None:

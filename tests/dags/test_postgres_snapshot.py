@@ -201,6 +201,7 @@ def test_a_run_that_fails_for_good_leaves_no_slot_either(
     assert not list(tmp_path.glob("bank.*"))
 
 
+@pytest.mark.long
 def test_a_slot_that_was_asked_for_stays_at_the_copy_s_position(
     dag_runner: DagRunner, bank: dict[str, Any], postgres: PostgresServer, tmp_path: Path
 ) -> None:

@@ -41,6 +41,7 @@ def away(server: MysqlServer | PostgresServer) -> None:
     server.restart()
 
 
+@pytest.mark.long
 @pytest.mark.timeout(150)
 def test_mysql_restarts_in_the_midst_of_a_read(spark: Any, mysql_factory: MysqlFactory, tmp_path: Path) -> None:
     mysql = mysql_factory({"innodb_flush_log_at_trx_commit": "1", "sync_binlog": "1"})
@@ -90,6 +91,7 @@ def check(run: Pipeline, tables: list[str]) -> None:
         assert sorted(row[0] for row in published(found[name])[1]) == list(range(ROWS))
 
 
+@pytest.mark.long
 @pytest.mark.timeout(150)
 def test_workers_that_are_killed_do_not_fail_the_step(
     spark: Any, mysql: MysqlServer, schema: str, tmp_path: Path

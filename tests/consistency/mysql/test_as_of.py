@@ -6,7 +6,6 @@ time means the right position is held against mysqlbinlog in ``sources/mysql/log
 
 from __future__ import annotations
 
-import os
 import random
 import threading
 import time
@@ -21,11 +20,10 @@ from harness.pipeline import Pipeline, published, settings_of
 from tests.consistency.mysql import history
 from tests.consistency.mysql.replayed import Replayed
 from tests.consistency.writing import Writing
+from tests.seeds import seeds
 
-HISTORIES = int(os.environ.get("CDC_HISTORIES", "8"))
 
-
-@pytest.mark.parametrize("seed", range(HISTORIES))
+@pytest.mark.parametrize("seed", seeds("CDC_HISTORIES", plain=3, ci=10))
 def test_no_row_differs_from_the_past(
     seed: int, mysql: MysqlServer, mysql_oracle: MysqlServer, spark: SparkSession, schema: str, tmp_path: Path
 ) -> None:

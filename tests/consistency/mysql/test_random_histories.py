@@ -5,7 +5,6 @@ The oracle is MySQL itself: its own tools replay exactly the transactions of the
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from pathlib import Path
@@ -18,11 +17,10 @@ from harness.pipeline import Pipeline, settings_of
 from tests.consistency.mysql import history
 from tests.consistency.mysql.replayed import Replayed
 from tests.consistency.writing import Writing
+from tests.seeds import seeds
 
-HISTORIES = int(os.environ.get("CDC_HISTORIES", "20"))
 
-
-@pytest.mark.parametrize("seed", range(HISTORIES))
+@pytest.mark.parametrize("seed", seeds("CDC_HISTORIES", plain=6, ci=20))
 def test_no_row_differs_from_the_initial_position(
     seed: int, mysql: MysqlServer, mysql_oracle: MysqlServer, spark: SparkSession, schema: str, tmp_path: Path
 ) -> None:

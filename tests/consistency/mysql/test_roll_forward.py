@@ -19,12 +19,12 @@ from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published, settings_of
 from tests.consistency.mysql import history
 from tests.consistency.writing import Writing
+from tests.seeds import seeds
 
-CHAINS = int(os.environ.get("CDC_CHAINS", "2"))
 NIGHTS = int(os.environ.get("CDC_NIGHTS", "4"))
 
 
-@pytest.mark.parametrize("seed", range(CHAINS))
+@pytest.mark.parametrize("seed", seeds("CDC_CHAINS", plain=1, ci=4))
 def test_no_row_differs_after_any_night(
     seed: int, mysql: MysqlServer, mysql_oracle: MysqlServer, spark: SparkSession, schema: str, tmp_path: Path
 ) -> None:

@@ -5,7 +5,6 @@ The oracle is PostgreSQL's own recovery to that LSN.
 
 from __future__ import annotations
 
-import os
 import random
 import tempfile
 import time
@@ -26,9 +25,8 @@ from harness.postgres_recovery import PostgresRecovery
 from harness.postgres_server import PostgresServer
 from tests.consistency.postgres import history
 from tests.consistency.writing import Writing
+from tests.seeds import seeds
 
-HISTORIES = int(os.environ.get("CDC_HISTORIES", "4"))
-"""Per version."""
 VERSIONS = sorted({one.major for one in installations()})
 
 
@@ -57,7 +55,7 @@ def plain(value: Any) -> Any:
     return value.astimezone(UTC).replace(tzinfo=None) if isinstance(value, datetime) and value.tzinfo else value
 
 
-@pytest.mark.parametrize("seed", range(HISTORIES))
+@pytest.mark.parametrize("seed", seeds("CDC_HISTORIES", plain=1, ci=4))
 def test_no_row_differs_from_the_view(
     seed: int,
     primary: PostgresServer,

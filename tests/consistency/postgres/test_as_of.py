@@ -7,7 +7,6 @@ the rows themselves tell.
 
 from __future__ import annotations
 
-import os
 import random
 import tempfile
 import time
@@ -30,9 +29,8 @@ from harness.postgres_recovery import PostgresRecovery
 from harness.postgres_server import PostgresServer
 from tests.consistency.postgres import history
 from tests.consistency.writing import Writing
+from tests.seeds import seeds
 
-HISTORIES = int(os.environ.get("CDC_HISTORIES", "2"))
-"""Per version."""
 VERSIONS = sorted({installations()[0].major, max(one.major for one in installations())})
 SUBJECTS = [subject for subject in history.SUBJECTS if not subject.leaves]
 HERE = "SELECT pg_current_wal_insert_lsn()::text"
@@ -83,7 +81,7 @@ def pipeline(spark: SparkSession, primary: PostgresServer, target: Path, schema:
     return Pipeline(spark, settings_of(primary), target.as_uri(), tables, standing_slot="night", **options)
 
 
-@pytest.mark.parametrize("seed", range(HISTORIES))
+@pytest.mark.parametrize("seed", seeds("CDC_HISTORIES", plain=1, ci=4))
 def test_no_row_differs_from_the_past(
     seed: int, primary: PostgresServer, recovery: PostgresRecovery, spark: SparkSession, tmp_path: Path
 ) -> None:

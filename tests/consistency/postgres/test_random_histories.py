@@ -5,7 +5,6 @@ The oracle is PostgreSQL itself: physical recovery brings a second server to tha
 
 from __future__ import annotations
 
-import os
 import random
 import tempfile
 import time
@@ -26,9 +25,8 @@ from harness.postgres_server import PostgresServer
 from tests.consistency.comparing import assert_same_rows
 from tests.consistency.postgres import history
 from tests.consistency.writing import Writing
+from tests.seeds import seeds
 
-HISTORIES = int(os.environ.get("CDC_HISTORIES", "5"))
-"""Per version and consistency."""
 VERSIONS = sorted({installations()[0].major, max(one.major for one in installations())})
 
 
@@ -61,7 +59,7 @@ def plain(value: Any) -> Any:
     return value.astimezone(UTC).replace(tzinfo=None) if isinstance(value, datetime) and value.tzinfo else value
 
 
-@pytest.mark.parametrize("seed", range(HISTORIES))
+@pytest.mark.parametrize("seed", seeds("CDC_HISTORIES", plain=2, ci=5))
 @pytest.mark.parametrize("consistency", ["auto", "exported"])
 def test_no_row_differs_from_the_initial_position(
     consistency: str,
