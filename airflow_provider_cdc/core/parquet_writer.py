@@ -117,10 +117,10 @@ class _OpenFile:
         self._name = name
         self._rows = 0
         run.make_folder(name.rpartition("/")[0])
-        self._stream = _Checked(run.filesystem.open_output_stream(run.path(name)))
+        self._stream = CheckedStream(run.filesystem.open_output_stream(run.path(name)))
         # Trying a dictionary on every column and giving it up on most takes three times as long as all the rest.
         self._writer = pq.ParquetWriter(
-            self._stream, first.schema, compression=COMPRESSION, use_dictionary=_repetitive(first)
+            self._stream, first.schema, compression=COMPRESSION, use_dictionary=repetitive(first)
         )
 
     @property
@@ -146,7 +146,7 @@ class _OpenFile:
             self._run.delete_file(self._name)
 
 
-class _Checked:
+class CheckedStream:
     """A stream that knows the size and the checksum of what was written to it, for that is what should be there.
 
     CRC-32 finds all damage but one in four thousand million, and costs a hundredth of what writing Parquet does.
@@ -179,7 +179,7 @@ class _Checked:
         self._stream.close()
 
 
-def _repetitive(rows: pa.Table) -> list[str]:
+def repetitive(rows: pa.Table) -> list[str]:
     """The columns whose values repeat so often that a dictionary pays."""
     sample = rows.slice(0, _SAMPLE_ROWS)
     return [

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from airflow_provider_cdc.core.parquet_splice import SplicedFile
 from airflow_provider_cdc.core.parquet_writer import ParquetWriter, StagedFile, write_empty
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.storage_errors import told
@@ -43,6 +44,18 @@ class Staging:
         except BaseException:
             writer.abort()
             raise
+
+    @contextmanager
+    def spliced(self, name: str, folder: Storage, source: str) -> Iterator[SplicedFile]:
+        """Write a file whose name begins with ``name``, most of which is that of the file ``source`` in ``folder``. On
+        an error, nothing that was written counts."""
+        with told(self.folder.uri_of(name)):
+            file = SplicedFile(self.folder, f"{_own(name)}-0.parquet", folder, source)
+            try:
+                yield file
+            except BaseException:
+                file.abort()
+                raise
 
     def write_empty(self, name: str, schema: pa.Schema) -> StagedFile:
         """A file without rows, which shows readers the schema of a table that has none. ``name`` begins its name."""

@@ -2,14 +2,16 @@
 before, hold them against the log, and put in what the window left.
 
 What is taken out has to be, bit for bit, what the log says was there before the window: a difference is a row that was
-changed behind the log's back, or a change that is lost. New rows go into the file whose range of keys holds them, and
-there into the row group: so the statistics of files go on telling which file a key can be in.
+changed behind the log's back, or a change that is lost. Rows that were changed stay in their places, and of a file with
+none but such rows only the columns are encoded anew in which something changed. New rows go into the file whose range
+of keys holds them, and there into the row group: so the statistics of files go on telling which file a key can be in.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -18,6 +20,7 @@ import pyarrow.compute as pc
 from airflow_provider_cdc.core import row_bytes
 from airflow_provider_cdc.core.manifest import RunTable
 from airflow_provider_cdc.core.names import folder_name
+from airflow_provider_cdc.core.parquet_splice import can_be_spliced
 from airflow_provider_cdc.core.parquet_writer import ParquetWriter
 from airflow_provider_cdc.core.staging import StagedFile, Staging, difference
 from airflow_provider_cdc.core.table import Table
@@ -27,7 +30,7 @@ from airflow_provider_cdc.jobs.net import NetChange
 from airflow_provider_cdc.jobs.ranges import Bound, Range, divided, group_extent
 from airflow_provider_cdc.jobs.rewind import DECODED_ROWS, TOUCHED_ROWS, Outcome
 from airflow_provider_cdc.jobs.skipped import reason
-from airflow_provider_cdc.jobs.touched import MarkedFile, TouchedKeys, has_one_pattern, mark
+from airflow_provider_cdc.jobs.touched import BoolArray, MarkedFile, TouchedKeys, has_one_pattern, mark
 from airflow_provider_cdc.sinks.base import Sink
 from airflow_provider_cdc.sources.capabilities import Source
 
@@ -82,6 +85,27 @@ class RollTask:
                 return Outcome(order.table, refused=reason(error))
 
 
+@dataclass(frozen=True)
+class Left:
+    """What the window left of the touched rows of a row group: at ``places`` the ``rows``, which differ from those
+    before in the columns ``changed``; nothing of those that are ``gone``, which is a mask."""
+
+    places: np.ndarray[Any, np.dtype[np.int64]]
+    rows: pa.Table
+    gone: BoolArray
+    changed: list[str]
+
+    def put_into(self, rows: pa.Table) -> pa.Table:
+        """``rows``, some columns of the row group, with what is left in the places of what was there."""
+        if not len(self.places) or not rows.num_columns:
+            return rows
+        taken = np.arange(rows.num_rows)
+        taken[self.places] = rows.num_rows + np.arange(len(self.places))
+        together = pa.concat_tables([rows, self.rows.select(rows.column_names)])
+        # Batches have dictionaries of their own.
+        return together.unify_dictionaries().combine_chunks().take(pa.array(taken))
+
+
 class _Rolling:
     """One order at work."""
 
@@ -96,7 +120,7 @@ class _Rolling:
         self._folder = task.sink.copy_folder(entry.base, entry.table.name)
         self._files = [MarkedFile(self._folder, one.file) for one in order.targets if one.file is not None]
         self._added: dict[int, list[pa.RecordBatch]] = {}
-        self._befores = pa.table({})
+        self._images: dict[tuple[str, int], pa.Table] = {}
         self._nulled: dict[str, int] = {}
 
     def done(self) -> Outcome:
@@ -112,11 +136,7 @@ class _Rolling:
         for touched in self._touched():
             mark(self._files, self._key, touched)
             touched.check_all_found(self._table, "removes")
-        found = 0
-        if not self._table.keyless:
-            keys = self._keys_found()
-            found = len(keys)
-            self._befores = self._rows_before(keys)
+        found = 0 if self._table.keyless else self._find_images()
         for number, rows in self._incoming(into_files=True):
             self._added.setdefault(number, []).append(rows)
         kept: list[StagedFile] = []
@@ -160,30 +180,33 @@ class _Rolling:
         if rows:
             yield TouchedKeys.of(batches, keyless, self._first)
 
-    def _keys_found(self) -> pa.ChunkedArray:
-        """The keys of the rows that are taken out."""
-        found = []
+    def _find_images(self) -> int:
+        """Fill ``_images``: of each row group with touched rows what these were before the window, and what it left of
+        them, as the log's own bytes; return how many they are."""
+        places, found = [], []
         for file in self._files:
             for group, mask in file.marks.items():
-                rows = file.read(group, self._key).filter(pa.array(mask))
-                found += [row_bytes.encode(batch, self._key) for batch in rows.combine_chunks().to_batches()]
+                rows = file.read(group, self._key).filter(pa.array(mask)).combine_chunks()
+                places.append((file.staged.name, group))
+                found.append(row_bytes.encode(rows.to_batches()[0], self._key))
         keys = pa.chunked_array(found, pa.binary())
         if pc.count_distinct(keys).as_py() != len(keys):
             raise CopyMismatch("the copy holds two rows of one key", where=str(self._table.name), hint=FOREIGN)
-        return keys
-
-    def _rows_before(self, keys: pa.ChunkedArray) -> pa.Table:
-        """What ``keys`` were before the window, as the log's own bytes."""
-        changes = self._changes(["key", "before"]) if len(keys) else ()
+        schema = pa.schema([(name, pa.binary()) for name in ("key", "before", "after")])
+        changes = self._changes(schema.names) if found else ()
         batches = [batch.filter(pc.is_in(batch["key"], value_set=keys)) for batch in changes]
-        schema = pa.schema([("key", pa.binary()), ("before", pa.binary())])
-        return pa.Table.from_batches(
-            [batch.select(schema.names).cast(schema) for batch in batches], schema
-        ).combine_chunks()
+        images = pa.Table.from_batches([batch.select(schema.names).cast(schema) for batch in batches], schema)
+        images = images.combine_chunks()
+        images = images.take(pc.index_in(keys, value_set=images["key"]))
+        at = 0
+        for place, own in zip(places, found, strict=True):
+            self._images[place] = images.slice(at, len(own))
+            at += len(own)
+        return at
 
     def _incoming(self, *, into_files: bool) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """The rows that the window left, each with the number of the target that it goes into: of those that are files,
-        or of those that are not."""
+        """The rows that the window added, each with the number of the target that it goes into: of those that are
+        files, or of those that are not."""
         targets = [
             (number, one.range)
             for number, one in enumerate(self._order.targets)
@@ -191,13 +214,17 @@ class _Rolling:
         ]
         if not targets:
             return
-        row, rows_left = ("before", pc.greater) if self._table.keyless else ("after", None)
-        for batch in self._changes(["key", row, "count"]):
-            left = rows_left(batch["count"], 0) if rows_left else batch[row].is_valid()
-            batch = batch.filter(left)
+        keyless = self._table.keyless
+        row = "before" if keyless else "after"
+        for batch in self._changes(["key", "before", "after", "count"]):
+            if keyless:
+                batch = batch.filter(pc.greater(batch["count"], 0))
+            else:
+                # A row that was there stays where it was.
+                batch = batch.filter(pc.and_(batch["after"].is_valid(), batch["before"].is_null()))
             if not batch.num_rows:
                 continue
-            ranged = has_one_pattern(self._first) and not self._table.keyless
+            ranged = has_one_pattern(self._first) and not keyless
             firsts = row_bytes.first_values(batch["key"], self._first) if ranged else None
             for number, range in targets:
                 own = batch if firsts is None else batch.filter(pa.array(range.holds(firsts)))
@@ -225,13 +252,33 @@ class _Rolling:
         return writer.files
 
     def _rewritten(self, file: MarkedFile, added: Sequence[pa.RecordBatch]) -> list[StagedFile]:
-        """Write a file anew, without its marked rows and with those that are added."""
+        """Write a file anew: with what the window left of its marked rows, and with those that are added."""
         self._check_whole(file)
         name = self._name("-".join(file.staged.base_name.split("-")[:2]))
+        if not added and self._keeps_all(file) and can_be_spliced(self._folder, file.staged.name, self._schema):
+            return [self._spliced(file, name)]
         with self._task.staging.writer(name, self._schema) as writer:
             rows = self._write_groups(file, pa.Table.from_batches(added, self._schema), writer)
             writer.write(self._sorted(rows))
         return writer.files
+
+    def _keeps_all(self, file: MarkedFile) -> bool:
+        """Whether a file loses no row."""
+        return not self._table.keyless and not any(
+            self._images[file.staged.name, group]["after"].null_count for group in file.marks
+        )
+
+    def _spliced(self, file: MarkedFile, name: str) -> StagedFile:
+        """Write a file anew in which rows were changed and nothing else: only the columns in which they were."""
+        with self._task.staging.spliced(name, self._folder, file.staged.name) as writer:
+            for group in range(file.parquet.metadata.num_row_groups):
+                columns = pa.table({})
+                if group in file.marks:
+                    rows = file.read(group)
+                    left = self._left(file, group, rows)
+                    columns = left.put_into(rows.select(left.changed))
+                writer.write(columns)
+            return writer.close()
 
     def _check_whole(self, file: MarkedFile) -> None:
         """Read a file from its first to its last byte, and compare it with its record.
@@ -254,9 +301,11 @@ class _Rolling:
         for group in range(file.parquet.metadata.num_row_groups):
             rows = file.read(group)
             mask = file.marks.get(group)
-            if mask is not None:
-                self._check_before(rows.filter(pa.array(mask)))
+            if mask is not None and self._table.keyless:
                 rows = rows.filter(pa.array(~mask))
+            elif mask is not None:
+                left = self._left(file, group, rows)
+                rows = left.put_into(rows).filter(pa.array(~left.gone))
             if ranges is not None and added.num_rows:
                 inside = ranges[group].holds(pa.concat_arrays(added[self._key[0]].chunks))
                 if inside.any():
@@ -284,27 +333,51 @@ class _Rolling:
         rows = rows.unify_dictionaries().combine_chunks()
         return rows.take(pc.sort_indices(rows[self._key[0]]))
 
-    def _check_before(self, rows: pa.Table) -> None:
-        """Make sure that rows which are taken out are what the log says was there before.
+    def _left(self, file: MarkedFile, group: int, rows: pa.Table) -> Left:
+        """What the window left of the marked ones among ``rows``, which are those of a row group.
 
-        :raises CopyMismatch: they are not.
+        :raises CopyMismatch: they are not what the log says was there before.
         """
-        if self._table.keyless:
-            return
         names = self._schema.names
-        for start in range(0, rows.num_rows, DECODED_ROWS):
-            batch = rows.slice(start, DECODED_ROWS).combine_chunks().to_batches()[0]
-            keys = row_bytes.encode(batch, self._key)
-            at = pc.index_in(keys, value_set=self._befores["key"])
-            images = pa.concat_arrays(self._befores["before"].take(at).chunks)
-            if images.null_count:
-                raise self._mismatch(batch, images.is_null(), "the log adds a row of a key that the copy holds already")
-            logged = row_bytes.encode(self._task.source.decode_images(self._table, images, {}), names)
-            if (differs := pc.not_equal(row_bytes.encode(batch, names), logged)).true_count:
+        marked, images = np.flatnonzero(file.marks[group]), self._images[file.staged.name, group]
+        gone = np.zeros(rows.num_rows, np.bool_)
+        places, after, changed = [], [], set[str]()
+        for start in range(0, len(marked), DECODED_ROWS):
+            own = marked[start : start + DECODED_ROWS]
+            batch = rows.take(pa.array(own)).combine_chunks().to_batches()[0]
+            (image,) = images.slice(start, DECODED_ROWS).combine_chunks().to_batches()
+            if image["before"].null_count:
+                unknown = image["before"].is_null()
+                raise self._mismatch(batch, unknown, "the log adds a row of a key that the copy holds already")
+            logged = self._task.source.decode_images(self._table, image["before"], {})
+            differs = pc.not_equal(row_bytes.encode(batch, names), row_bytes.encode(logged, names))
+            if differs.true_count:
                 raise self._mismatch(batch, differs, "a row of the copy is not what the log says it was before")
+            stays = image["after"].is_valid()
+            gone[own] = image["after"].is_null().to_numpy(zero_copy_only=False)
+            if stays.true_count:
+                now = self._task.source.decode_images(self._table, image["after"].filter(stays), self._nulled)
+                places.append(own[~gone[own]])
+                after.append(now)
+                changed |= _differing(batch.filter(stays), now)
+        return Left(
+            np.concatenate([np.zeros(0, np.int64), *places]),
+            pa.Table.from_batches(after, self._schema),
+            gone,
+            [name for name in names if name in changed],
+        )
 
     def _mismatch(self, batch: pa.RecordBatch, wrong: pa.Array, what: str) -> CopyMismatch:
         # The key alone: the rest of a row is nobody's business in a log.
         key = batch.filter(wrong).select(self._key).slice(0, 1).to_pylist()[0]
         shown = ", ".join(f"{name} = {value!r:.60}" for name, value in key.items())
         return CopyMismatch(what, where=f"{self._table.name} at {shown}", hint=FOREIGN)
+
+
+def _differing(before: pa.RecordBatch, after: pa.RecordBatch) -> set[str]:
+    """The columns in which rows are not bit for bit what they were."""
+    return {
+        name
+        for name in before.schema.names
+        if not row_bytes.encode(before, [name]).equals(row_bytes.encode(after, [name]))
+    }
