@@ -15,8 +15,7 @@ from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import CdcError, ExactnessError
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.history import LogPlace, check_place, end_of_log, log_files
-from airflow_provider_cdc.sources.mysql.log import codes, refusals, walk_state
-from airflow_provider_cdc.sources.mysql.log.dump import Dump
+from airflow_provider_cdc.sources.mysql.log import codes, refusals
 from airflow_provider_cdc.sources.mysql.log.grammar import Statement
 from airflow_provider_cdc.sources.mysql.log.index_changes import is_recomputed
 from airflow_provider_cdc.sources.mysql.log.names import TrackedNames
@@ -24,12 +23,12 @@ from airflow_provider_cdc.sources.mysql.log.prefixes import prefix_of
 from airflow_provider_cdc.sources.mysql.log.segments import log_segments
 from airflow_provider_cdc.sources.mysql.log.statements import Effect, meaning
 from airflow_provider_cdc.sources.mysql.log.walk_state import LOOKED_AT, TABLE_WORDS
-from airflow_provider_cdc.sources.mysql.log.walker import LogWalker
+from airflow_provider_cdc.sources.mysql.long_prepared import LongPrepared, PreparedWalker
 from airflow_provider_cdc.sources.mysql.past import replication_problems, resolve
 from airflow_provider_cdc.sources.mysql.schema import difference, read_tables
 from airflow_provider_cdc.sources.mysql.server import LOG_PLACE, check_identity
 from airflow_provider_cdc.sources.mysql.session import Connection, session, value
-from airflow_provider_cdc.sources.window import LogSegment, SegmentSummary, TrackedTable
+from airflow_provider_cdc.sources.window import LogSegment, TrackedTable
 
 
 def refusals_since(
@@ -104,41 +103,33 @@ def _broken(
     names = list(files)
     first, last = names.index(begin.file), names.index(end.file)
     found: dict[TableName, str] = {}
+    prepared = LongPrepared()
     for number, file in enumerate(names[first : last + 1]):
         left = [table for table in tables if table.name not in found]
         at = begin.position if number == 0 else codes.FIRST_POSITION
         stop = end.position if file == end.file else None
         if not left or (stop is not None and at >= stop):
             break
+        walker = _Survey(file, at, stop, start, left)
         try:
-            found |= _broken_in(settings, file, at, stop, start, left)
+            walker.walk_through(settings)
         except ExactnessError as error:
             return {table.name: found.get(table.name, _said(error)) for table in tables}
+        found |= walker.broken
+        prepared.add(walker)
+    # It may have changed any table. Every run from this copy on would stop for it.
+    if lost := prepared.without_rows(settings, names, begin, start):
+        why = f"since the copy: {_said(lost[0][0])}"
+        return {table.name: found.get(table.name, why) for table in tables}
     return found
 
 
-def _broken_in(
-    settings: ConnectionSettings, file: str, at: int, stop: int | None, start: GtidSet, tables: Sequence[Table]
-) -> dict[TableName, str]:
-    walker = _Survey(file, at, stop, start, tables)
-    dump = Dump(settings, file, at)
-    try:
-        while not walker.run(dump.data, dump.end):
-            dump.at = int(walker.state[walk_state.AT])
-            if not dump.fill():
-                break
-            walker.state[walk_state.AT] = 0
-    finally:
-        dump.close()
-    return walker.broken
-
-
-class _Survey(LogWalker):
+class _Survey(PreparedWalker):
     """Goes on where a run would stop, and notes which tables it would stop for."""
 
     def __init__(self, file: str, start: int, stop: int | None, initial: GtidSet, tables: Sequence[Table]) -> None:
         tracked = [TrackedTable(index, table, looked_at=True) for index, table in enumerate(tables)]
-        super().__init__(file, start, stop, initial, tracked, SegmentSummary(LogSegment(0, file, start, stop)))
+        super().__init__(file, start, stop, initial, tracked)
         self.broken: dict[TableName, str] = {}
         self._tables = tables
         self._left = list(tables)

@@ -36,10 +36,9 @@ from airflow_provider_cdc.sources.mysql.history import (
     file_number,
     log_files,
 )
-from airflow_provider_cdc.sources.mysql.log import codes, walk_state
-from airflow_provider_cdc.sources.mysql.log.dump import Dump
+from airflow_provider_cdc.sources.mysql.log import codes
 from airflow_provider_cdc.sources.mysql.log.prefixes import Prefix, latest_commit, prefix_at, prefix_of
-from airflow_provider_cdc.sources.mysql.log.walker import LogWalker
+from airflow_provider_cdc.sources.mysql.long_prepared import LongPrepared, PreparedWalker
 from airflow_provider_cdc.sources.mysql.preflight import recheck
 from airflow_provider_cdc.sources.mysql.server import (
     LOG_PLACE,
@@ -51,7 +50,6 @@ from airflow_provider_cdc.sources.mysql.server import (
 )
 from airflow_provider_cdc.sources.mysql.session import Connection, session, value
 from airflow_provider_cdc.sources.mysql.snapshot import NO_POSITION, tables_of
-from airflow_provider_cdc.sources.window import LogSegment, SegmentSummary
 
 _POLL_SECONDS = 0.5
 _BREAKS = 20
@@ -279,20 +277,16 @@ def _first_break(
     settings: ConnectionSettings, prefix: Prefix, end: LogPlace, files: Sequence[str], tables: Sequence[Table]
 ) -> tuple[CdcError, LogPlace] | None:
     first, last = files.index(prefix.place.file), files.index(end.file)
+    prepared = LongPrepared()
     for number, file in enumerate(files[first : last + 1]):
         start = prefix.place.position if number == 0 else codes.FIRST_POSITION
         stop = end.position if file == end.file else None
-        summary = SegmentSummary(LogSegment(number, file, start, stop))
-        walker = LogWalker(file, start, stop, prefix.position, (), summary, watched=tables)
-        dump = Dump(settings, file, start)
+        walker = PreparedWalker(file, start, stop, prefix.position, watched=tables)
         try:
-            while not walker.run(dump.data, dump.end):
-                dump.at = int(walker.state[walk_state.AT])
-                if not dump.fill():
-                    break
-                walker.state[walk_state.AT] = 0
+            walker.walk_through(settings)
         except ExactnessError as error:
             return error, LogPlace(file, walker.position)
-        finally:
-            dump.close()
-    return None
+        prepared.add(walker)
+    # What comes after the first of them is looked at next.
+    lost = prepared.without_rows(settings, files, prefix.place, prefix.position)
+    return min(lost, key=lambda one: (file_number(one[1].file), one[1].position), default=None)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.errors import ExactnessError
+from airflow_provider_cdc.errors import ExactnessError, PreflightError
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published, settings_of
 from tests.conftest import MysqlFactory
@@ -64,3 +64,65 @@ def test_a_log_that_does_not_reach_back_to_the_preparation_stops_the_run(
     mysql_long_ago.query(f"PURGE BINARY LOGS TO '{current}'")
     with pytest.raises(ExactnessError, match="prepared transaction X'6f6c64'"):
         run.extract_delta()
+
+
+def test_a_night_after_the_rows_of_a_prepared_transaction_were_purged_reads_in_full(
+    mysql_long_ago: MysqlServer, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Its commit lies between the copies, and its rows before both of them: no night could ever roll forward again."""
+
+    def night(number: int, refresh: str) -> Pipeline:
+        run_id = f"2026010{number}T000000Z-00000000"
+        return Pipeline(
+            spark, settings_of(mysql_long_ago), tmp_path.as_uri(), ["shop.*"], run_id=run_id, refresh=refresh
+        )
+
+    first = night(1, "full")
+    first.record()
+    first.finish()
+    current = mysql_long_ago.query("SHOW BINARY LOG STATUS")[0][0]
+    mysql_long_ago.query("UPDATE shop.stock SET left_over = 13 WHERE id = 1")
+    second = night(2, "changes")
+    second.record()
+    second.finish()
+    mysql_long_ago.query("XA COMMIT 'old'")
+    # As long as the log has them, they are found.
+    assert night(3, "auto").preflight()[0].base
+    mysql_long_ago.query(f"PURGE BINARY LOGS TO '{current}'")
+    with pytest.raises(PreflightError, match="prepared transaction X'6f6c64'"):
+        night(3, "changes").preflight()
+    third = night(3, "auto")
+    third.record()
+    assert "read in full: since the copy: " in third.plans[0].reason
+    found = third.finish()
+    assert sorted(published(found["published"]["shop.stock"])[1]) == [(1, 13), (2, 0), (3, 30), (4, 40)]
+    mysql_long_ago.query("UPDATE shop.stock SET left_over = 14 WHERE id = 1")
+    fourth = night(4, "changes")
+    fourth.record()
+    found = fourth.finish()
+    assert sorted(published(found["published"]["shop.stock"])[1]) == [(1, 14), (2, 0), (3, 30), (4, 40)]
+
+
+def test_a_past_before_the_commit_of_rows_that_were_purged_is_refused_before_any_work(
+    mysql_long_ago: MysqlServer, spark: SparkSession, tmp_path: Path
+) -> None:
+    def run(as_of: str) -> Pipeline:
+        target = tmp_path / str(len(list(tmp_path.iterdir())))
+        target.mkdir()
+        return Pipeline(spark, settings_of(mysql_long_ago), target.as_uri(), ["shop.*"], as_of=as_of)
+
+    (position,) = mysql_long_ago.query("SELECT @@global.gtid_executed")[0]
+    current = mysql_long_ago.query("SHOW BINARY LOG STATUS")[0][0]
+    mysql_long_ago.query("XA COMMIT 'old'")
+    mysql_long_ago.query("UPDATE shop.stock SET left_over = 13 WHERE id = 1")
+    before = run(position)
+    before.record()
+    assert sorted(published(before.finish()["published"]["shop.stock"])[1]) == [(1, 12), (2, 20), (3, 30)]
+    mysql_long_ago.query(f"PURGE BINARY LOGS TO '{current}'")
+    with pytest.raises(PreflightError, match=r"(?s)prepared transaction X'6f6c64'.*ask for 2"):
+        run(position).preflight()
+    (position,) = mysql_long_ago.query("SELECT @@global.gtid_executed")[0]
+    mysql_long_ago.query("UPDATE shop.stock SET left_over = 15 WHERE id = 1")
+    after = run(position)
+    after.record()
+    assert sorted(published(after.finish()["published"]["shop.stock"])[1]) == [(1, 13), (2, 0), (3, 30), (4, 40)]
