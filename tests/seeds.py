@@ -9,8 +9,9 @@ import pytest
 
 
 def seeds(variable: str, plain: int, ci: int) -> list[Any]:
-    """The seeds of a parametrized test: as many as the environment's `variable` says, else `ci`, of which all but the
-    first `plain` are ``long``."""
+    """The seeds of a parametrized test: as many as the environment's `variable` says, from ``CDC_FIRST_SEED`` on (they
+    are ``slow`` then), else `ci`, of which all but the first `plain` are ``long``."""
     if wanted := os.environ.get(variable):
-        return list(range(int(wanted)))
+        first = int(os.environ.get("CDC_FIRST_SEED", "0"))
+        return [pytest.param(seed, marks=pytest.mark.slow) for seed in range(first, first + int(wanted))]
     return [*range(plain), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(plain, ci))]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +15,8 @@ from airflow_provider_cdc.errors import CopyMismatch, FileDamaged, ManifestError
 from airflow_provider_cdc.jobs import forward
 from tests.jobs.conftest import MakeRunner, Runner
 from tests.jobs.history_source import NAMES, Entry, History, HistorySource, random_history
+from tests.seeds import seeds
 
-SEEDS = int(os.environ.get("CDC_HISTORIES", "3"))
 FIRST, SECOND = (f"2026010{day}T000000Z-00000000" for day in (1, 2))
 
 
@@ -41,15 +40,15 @@ def make_source(seed: int, length: int = 90) -> tuple[HistorySource, random.Rand
     return HistorySource(random_history(rng, length), seed, segment_length=rng.choice([3, 7, 20, 1000])), rng
 
 
+@pytest.mark.parametrize("seed", seeds("CDC_CHAINS", plain=3, ci=6))
 @pytest.mark.parametrize("small", [0, 500, 10**6])
-def test_chains_of_nights(here: MakeRunner, monkeypatch: pytest.MonkeyPatch, small: int) -> None:
+def test_chains_of_nights(here: MakeRunner, monkeypatch: pytest.MonkeyPatch, small: int, seed: int) -> None:
     monkeypatch.setattr(forward, "SMALL_BYTES", small)
-    for seed in range(small % 7 * 100, small % 7 * 100 + SEEDS):
-        source, rng = make_source(seed)
-        for number, night in enumerate(nights(here, source, rng, f"lake-{seed}", 4)):
-            assert night.published() == night.expected(), f"seed {seed}, night {number}"
-        for older in night.run.parent().folders():
-            assert Storage(night.target.uri_of(f"{NAMES[0]}/snapshot={older}")).files(), "a copy stands alone"
+    source, rng = make_source(small % 7 * 100 + seed)
+    for number, night in enumerate(nights(here, source, rng, "lake", 4)):
+        assert night.published() == night.expected(), f"seed {seed}, night {number}"
+    for older in night.run.parent().folders():
+        assert Storage(night.target.uri_of(f"{NAMES[0]}/snapshot={older}")).files(), "a copy stands alone"
 
 
 def test_chains_of_nights_on_spark(on_spark: MakeRunner) -> None:

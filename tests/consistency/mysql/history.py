@@ -21,6 +21,9 @@ from tests.consistency.writing import Write
 
 Cursor = Any
 
+ELSEWHERE = "elsewhere"
+"""A schema that no run copies."""
+
 WORDS = [
     "alpha",
     "Beta",
@@ -40,7 +43,10 @@ WORDS = [
 
 @dataclass(frozen=True)
 class Subject:
-    """A table of the history: its columns, how to draw its key, and how to draw its other columns."""
+    """A table of the history: its columns, how to draw its key, and how to draw its other columns.
+
+    ``more`` is what its definition ends with. Columns that are neither of the key nor drawn are generated.
+    """
 
     name: str
     columns: str
@@ -48,6 +54,13 @@ class Subject:
     values: tuple[str, ...]
     draw_key: Callable[[random.Random], tuple[Any, ...]]
     draw_values: Callable[[random.Random], tuple[Any, ...]]
+    more: str = ""
+
+    @property
+    def into(self) -> str:
+        """What an INSERT of `row` says after INTO."""
+        names = (*self.key, *self.values)
+        return f"{self.name} ({', '.join(names)}) VALUES ({', '.join(['%s'] * len(names))})"
 
     def row(self, chance: random.Random) -> tuple[Any, ...]:
         return self.draw_key(chance) + self.draw_values(chance)
@@ -56,6 +69,10 @@ class Subject:
 def _word(chance: random.Random) -> str:
     word = chance.choice(WORDS) + str(chance.randrange(60))
     return chance.choice([word, word.swapcase(), word.upper()])
+
+
+def _minute(chance: random.Random) -> str:
+    return f"{chance.randrange(60):02}"
 
 
 SUBJECTS = (
@@ -114,6 +131,34 @@ SUBJECTS = (
         ),
     ),
     Subject(
+        "moments",
+        "amount DECIMAL(18,6) NOT NULL, at DATETIME(6) NOT NULL, tags SET('a','b','c') NULL, "
+        "hidden INT NULL INVISIBLE, doubled BIGINT GENERATED ALWAYS AS (hidden * 2) STORED, PRIMARY KEY (amount, at)",
+        ("amount", "at"),
+        ("tags", "hidden"),
+        lambda chance: (
+            chance.choice(["0", "-0.000001", "1.5", "999999999999.999999", str(chance.randrange(30))]),
+            chance.choice(["0001-01-01 00:00:00", "9999-12-31 23:59:59.999999", f"2026-03-29 02:{_minute(chance)}:00"]),
+        ),
+        lambda chance: (
+            chance.choice([None, "", "a", "a,c"]),
+            chance.choice([None, chance.randrange(-(2**31), 2**31)]),
+        ),
+    ),
+    Subject(
+        "parted",
+        "id BIGINT NOT NULL AUTO_INCREMENT, day DATE NOT NULL, note MEDIUMTEXT NULL, PRIMARY KEY (id, day)",
+        ("id", "day"),
+        ("note",),
+        # Another day, as often as not in another partition.
+        lambda chance: (chance.randrange(1, 400), f"2026-0{chance.randrange(1, 10)}-01"),
+        lambda chance: (
+            chance.choice([None, "short", "".join(chance.choices("abcdé", k=9)) * chance.choice([1, 100, 3000])]),
+        ),
+        " PARTITION BY RANGE COLUMNS (day) (PARTITION p0 VALUES LESS THAN ('2026-04-01'), "
+        "PARTITION p1 VALUES LESS THAN (MAXVALUE))",
+    ),
+    Subject(
         "keyless",
         "a INT NOT NULL, b VARCHAR(20) NULL, c FLOAT NULL, KEY (a)",
         (),
@@ -132,12 +177,11 @@ def create(connection: pymysql.Connection[Any], schema: str, seed: int, rows: in
     """Make the tables in ``schema`` (which exists) and about ``rows`` rows in each."""
     chance = random.Random(f"{seed}/rows")
     with connection.cursor() as cursor:
+        cursor.execute(f"CREATE DATABASE IF NOT EXISTS `{ELSEWHERE}`")
         cursor.execute(f"USE `{schema}`")
         for subject in SUBJECTS:
-            cursor.execute(f"CREATE TABLE {subject.name} ({subject.columns}) CHARACTER SET utf8mb4")
-            draws = [subject.row(chance) for _ in range(rows)]
-            marks = ", ".join(["%s"] * len(draws[0]))
-            cursor.executemany(f"INSERT IGNORE INTO {subject.name} VALUES ({marks})", draws)
+            cursor.execute(f"CREATE TABLE {subject.name} ({subject.columns}) CHARACTER SET utf8mb4{subject.more}")
+            cursor.executemany(f"INSERT IGNORE INTO {subject.into}", [subject.row(chance) for _ in range(rows)])
 
 
 def write(connect: Callable[[], pymysql.Connection[Any]], schema: str, pause: float = 0.002) -> Write:
@@ -155,6 +199,9 @@ def write(connect: Callable[[], pymysql.Connection[Any]], schema: str, pause: fl
 
 
 def _one(cursor: Cursor, chance: random.Random) -> None:
+    if chance.random() < 0.02:
+        _elsewhere(cursor, chance)
+        return
     cursor.execute("SET SESSION binlog_transaction_compression = %s", (chance.random() < 0.3,))
     tag = f"AUTOMATIC:tag{chance.randrange(3)}" if chance.random() < 0.2 else "AUTOMATIC"
     cursor.execute("SET SESSION gtid_next = %s", (tag,))
@@ -174,6 +221,22 @@ def _one(cursor: Cursor, chance: random.Random) -> None:
         cursor.execute("ROLLBACK")
     else:
         cursor.execute("COMMIT")
+
+
+def _elsewhere(cursor: Cursor, chance: random.Random) -> None:
+    """DDL in the midst of it all, on what is not copied; or on what is, without a trace in any row."""
+    cursor.execute("SET SESSION gtid_next = 'AUTOMATIC'")
+    other = f"`{ELSEWHERE}`.t{chance.randrange(3)}"
+    cursor.execute(
+        chance.choice(
+            [
+                f"CREATE TABLE IF NOT EXISTS {other} (id INT PRIMARY KEY)",
+                f"DROP TABLE IF EXISTS {other}",
+                f"CREATE TEMPORARY TABLE IF NOT EXISTS {other} (id INT)",
+                "ANALYZE TABLE integers",
+            ]
+        )
+    )
 
 
 def _finish_xa(cursor: Cursor, chance: random.Random, xid: str) -> None:
@@ -206,11 +269,10 @@ def _operation(cursor: Cursor, chance: random.Random, *, savepoints: bool) -> No
     where = " AND ".join(f"{name} = %s" for name in subject.key)
     new_values = ", ".join(f"{name} = %s" for name in subject.values)
     new_key = ", ".join(f"{name} = %s" for name in subject.key)
-    marks = ", ".join(["%s"] * (len(subject.key) + len(subject.values)))
     key = subject.draw_key(chance)
-    kind = chance.randrange(9)
+    kind = chance.randrange(11)
     if kind == 0:
-        cursor.execute(f"INSERT IGNORE INTO {subject.name} VALUES ({marks})", subject.row(chance))
+        cursor.execute(f"INSERT IGNORE INTO {subject.into}", subject.row(chance))
     elif kind == 1:
         cursor.execute(f"UPDATE {subject.name} SET {new_values} WHERE {where}", subject.draw_values(chance) + key)
     elif kind == 2:
@@ -219,18 +281,26 @@ def _operation(cursor: Cursor, chance: random.Random, *, savepoints: bool) -> No
         cursor.execute(f"DELETE FROM {subject.name} WHERE {where}", key)
     elif kind == 4:
         cursor.execute(f"DELETE FROM {subject.name} WHERE {where}", key)
-        cursor.execute(f"INSERT IGNORE INTO {subject.name} VALUES ({marks})", key + subject.draw_values(chance))
+        cursor.execute(f"INSERT IGNORE INTO {subject.into}", key + subject.draw_values(chance))
     elif kind == 5:
-        cursor.execute(f"REPLACE INTO {subject.name} VALUES ({marks})", subject.row(chance))
+        cursor.execute(f"REPLACE INTO {subject.into}", subject.row(chance))
     elif kind == 6:
         cursor.execute(
-            f"INSERT INTO {subject.name} VALUES ({marks}) ON DUPLICATE KEY UPDATE {new_values}",
+            f"INSERT INTO {subject.into} ON DUPLICATE KEY UPDATE {new_values}",
             subject.row(chance) + subject.draw_values(chance),
         )
     elif kind == 7 and isinstance(key[0], str):
         # Only the case changes: the same key to the collation, another one to the bytes.
         other = tuple(part.swapcase() if isinstance(part, str) else part for part in key)
         cursor.execute(f"UPDATE IGNORE {subject.name} SET {new_key} WHERE {where}", other + key)
+    elif kind == 9:
+        # Many rows at once, and one column of each: an event of the log holds several rows.
+        value = chance.randrange(len(subject.values))
+        change = f"{subject.values[value]} = %s"
+        drawn = subject.draw_values(chance)[value]
+        cursor.execute(f"UPDATE {subject.name} SET {change} WHERE {subject.key[0]} > %s LIMIT 30", (drawn, key[0]))
+    elif kind == 10:
+        cursor.executemany(f"INSERT IGNORE INTO {subject.into}", [subject.row(chance) for _ in range(5)])
     elif savepoints:
         cursor.execute("SAVEPOINT here")
         cursor.execute(f"UPDATE {subject.name} SET {new_values} WHERE {where}", subject.draw_values(chance) + key)
@@ -241,7 +311,7 @@ def _keyless_operation(cursor: Cursor, chance: random.Random, subject: Subject) 
     row = subject.draw_values(chance)
     kind = chance.randrange(3)
     if kind == 0:
-        cursor.execute(f"INSERT INTO {subject.name} VALUES (%s, %s, %s)", row)
+        cursor.execute(f"INSERT INTO {subject.into}", row)
     elif kind == 1:
         cursor.execute(f"DELETE FROM {subject.name} WHERE a = %s LIMIT 2", row[:1])
     else:
