@@ -36,6 +36,17 @@ def parse(text: str) -> AsOf | None:
         ) from None
 
 
+def reaches(later: str, earlier: str) -> bool:
+    """Whether a position has all of another one of the same source.
+
+    :raises PositionError: they are no positions.
+    """
+    try:
+        return Lsn.parse(earlier) <= Lsn.parse(later)
+    except PositionError:
+        return GtidSet.parse(earlier) <= GtidSet.parse(later)
+
+
 def text_of(value: Any) -> Any:
     """The option's value as text: a template may have made a time of it."""
     return value.isoformat() if isinstance(value, datetime) else value

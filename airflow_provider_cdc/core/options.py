@@ -40,7 +40,8 @@ Options = TypeVar("Options")
 CONSISTENCIES = ("auto", "watermark", "lock", "exported", "again")
 UNREPRESENTABLE = ("error", "null", "string")
 ON_TABLE_ERROR = ("fail", "skip")
-REFRESHES = ("full", "auto", "changes")
+FULL, CHANGES = "full", "changes"
+REFRESHES = (FULL, "auto", CHANGES)
 
 
 @dataclass(frozen=True)
@@ -162,15 +163,16 @@ class StepOptions:
         only="postgres",
         title="Standing slot",
         help="A name, such as `nightly`: the server then keeps a replication slot of that name from run to run, and "
-        "with it the log that `as_of` goes back over; empty: none. Runs that give the same name share it. It costs the "
-        "server disk, and stays until someone drops it.",
+        "with it the log that `as_of` goes back over and that `refresh` rolls copies forward by; empty: none. Runs "
+        "that give the same name share it. It costs the server disk, and stays until someone drops it.",
         example="a name such as nightly",
     )
     standing_slot_hours: int = option(
         48,
         accepts=COUNT,
         only="postgres",
-        help="Hours of the past that the standing slot keeps: when a run is published, it gives up what is older.",
+        help="Hours of the past that the standing slot keeps: when a run is published, it gives up what is older, but "
+        "not the log since the last copies that `refresh` is to roll forward (for a week at most).",
         example="a number such as 48",
     )
     refresh: str = option(
@@ -180,7 +182,7 @@ class StepOptions:
         help="`full`: all tables are read. `auto`: the last copy of a table is rolled forward by what the log says was "
         "changed since, at the cost of the changes, where that is exact; other tables are read in full, and the "
         "log of `preflight` says why. `changes`: as `auto`, but a table that would have to be read in full stops "
-        "the run. Copies of PostgreSQL cannot be rolled forward yet.",
+        "the run. On PostgreSQL it needs a `standing_slot`.",
         example="full, auto or changes",
     )
     lock: LockPolicy = field(default_factory=LockPolicy)

@@ -15,7 +15,8 @@ class TablePlan:
 
     ``at_upper``: it is to be published at the position where its reads end, which the snapshot step fixes, and not at
     the initial one. All tables of a run agree in that.
-    ``base`` is the id of the run whose copy is rolled forward; empty: the table is read.
+    ``base`` is the id of the run whose copy is rolled forward, and ``base_position`` the position of that copy; empty:
+    the table is read.
     """
 
     table: TableName
@@ -26,6 +27,7 @@ class TablePlan:
     unrepresentable: str = "error"
     at_upper: bool = False
     base: str = ""
+    base_position: str = ""
 
     @property
     def locked(self) -> bool:

@@ -12,9 +12,8 @@ import pyarrow.parquet as pq
 from airflow_provider_cdc.core import as_of
 from airflow_provider_cdc.core.as_of import AsOf
 from airflow_provider_cdc.core.decision import Decision, base_of, decision_of, published_run
-from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.core.manifest import Base, RunTable
-from airflow_provider_cdc.core.options import StepOptions
+from airflow_provider_cdc.core.options import CHANGES, FULL, StepOptions
 from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.storage import Storage
@@ -28,7 +27,6 @@ from airflow_provider_cdc.errors import (
     TerminalError,
 )
 
-FULL, CHANGES = "full", "changes"
 _ANEW = "clear preflight and the tasks after it"
 
 
@@ -39,7 +37,12 @@ class Rolls(Protocol):
     def arrow_schema(self, table: Table) -> pa.Schema: ...
 
     def refusals_since(
-        self, identity: Mapping[str, str], position: str, tables: Sequence[Table], to: AsOf | None
+        self,
+        identity: Mapping[str, str],
+        position: str,
+        tables: Sequence[Table],
+        to: AsOf | None,
+        options: StepOptions,
     ) -> dict[TableName, str]: ...
 
 
@@ -97,7 +100,7 @@ def choose(
         run = next(iter(own.values())).run
         tables = [one.table for one in own.values()]
         try:
-            refused |= source.refusals_since(run.manifest.identity, run.position, tables, to)
+            refused |= source.refusals_since(run.manifest.identity, run.position, tables, to, options)
         except TerminalError as error:
             refused |= dict.fromkeys(own, _said(error))
     if refused and options.refresh == CHANGES:
@@ -105,13 +108,18 @@ def choose(
         raise PreflightError(
             [Problem(str(table), f"its copy cannot be rolled forward: {why}", hint) for table, why in refused.items()]
         )
-    base = {table: run_id for run_id, own in fit.items() for table in own if table not in refused}
+    base = {table: found.run for own in fit.values() for table, found in own.items() if table not in refused}
     return [
-        replace(plan, base=base[plan.table], reason=f"the copy of run {base[plan.table]} is rolled forward")
+        _rolled(plan, base[plan.table])
         if plan.table in base
         else replace(plan, reason=f"read in full: {refused[plan.table]}; {plan.reason}")
         for plan in plans
     ]
+
+
+def _rolled(plan: TablePlan, base: Run) -> TablePlan:
+    reason = f"the copy of run {base.run_id} is rolled forward"
+    return replace(plan, base=base.run_id, base_position=base.position, reason=reason)
 
 
 def bases_of(plans: Sequence[TablePlan], initial: InitialPoint, scratch: Storage) -> dict[str, Base]:
@@ -126,12 +134,15 @@ def bases_of(plans: Sequence[TablePlan], initial: InitialPoint, scratch: Storage
     for run_id in sorted({plan.base for plan in plans if plan.base}):
         run = published_run(scratch, run_id)
         base = bases[run_id] = base_of(run)
-        if not GtidSet.parse(base.position) <= GtidSet.parse(initial.position):
+        if not as_of.reaches(initial.position, base.position):
             where, what = f"run {run_id}", "its copies, which are to be rolled forward, are of a later position"
             raise PreflightError([Problem(where, what, _ANEW)])
         for plan in plans:
-            if plan.base == run_id and not _alike(_entry(run, plan.table).table, now[plan.table]):
-                raise SchemaChanged("the table changed since preflight", where=str(plan.table), hint=_ANEW)
+            if plan.base != run_id:
+                continue
+            if plan.base_position != base.position or not _alike(_entry(run, plan.table).table, now[plan.table]):
+                what = "the table, or the copy that is to be rolled forward, changed since preflight"
+                raise SchemaChanged(what, where=str(plan.table), hint=_ANEW)
     return bases
 
 
@@ -140,6 +151,8 @@ def _candidate(
 ) -> _Candidate:
     if not isinstance(source, Rolls):
         raise _NotFit("copies of this kind of source cannot be rolled forward yet")
+    if plan.at_upper:
+        raise _NotFit("copies cannot be rolled forward yet in a run in which rows are read again")
     head = copies.latest(plan.table)
     if head is None:
         raise _NotFit("there is no copy yet")

@@ -22,8 +22,9 @@ from pyspark.sql import SparkSession
 from airflow_provider_cdc.core import records
 from airflow_provider_cdc.core.decision import Decision, decision_of
 from airflow_provider_cdc.core.names import folder_name
+from airflow_provider_cdc.core.options import FULL
 from airflow_provider_cdc.core.results import CONSOLIDATE, ConsolidateResult, DeltaResult
-from airflow_provider_cdc.core.run import Commit, Run, release
+from airflow_provider_cdc.core.run import Commit, Run, read_is_latest, release
 from airflow_provider_cdc.core.staging import StagedFile, Staging
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import TableName
@@ -318,10 +319,13 @@ def _release(run: Run, settings: ConnectionSettings) -> None:
 def _give_up_past(run: Run, settings: ConnectionSettings) -> None:
     """Let the source give up what it keeps of its past for longer than it should. The run is published, so failing to
     do so does not fail the step: the next run does it."""
-    options = run.manifest.options
+    manifest, options = run.manifest, run.manifest.options
     if not options.standing_slot:
         return
+    # Where copies are rolled forward, the next run wants the log since this one's.
+    position = run.position if options.refresh != FULL else ""
     try:
-        give_up_past(open_source(settings), options)
+        wanted = {table: position for table, is_latest in read_is_latest(run.folder).items() if is_latest}
+        give_up_past(open_source(settings), options, manifest.lake, wanted)
     except CdcError as error:
         say(f"consolidate: the source keeps its past for longer than {options.standing_slot_hours} hours: {error}")

@@ -143,9 +143,10 @@ def _windows(step: Step) -> list[Window]:
         if tables := rolled_forward(manifest, run_id):
             # Settings that the log does not show must not have changed since the base's position either.
             rolls = rolling_forward(source)
-            check = partial(source.check_identity, base.identity, base.position)
+            check = partial(rolls.check_since, base.identity, base.position)
             persist("extract_delta: check the source since the copy before", check)
-            segments = partial(rolls.segments_between, base.position, manifest.initial_position, base.identity)
+            ends = base.position, manifest.initial_position
+            segments = partial(rolls.segments_between, *ends, base.identity, manifest.identity)
             windows.append(Window(f"forward-{number}", base.position, tables, segments))
     read = read_table_files(step.run)
     tracked = tuple(

@@ -111,8 +111,12 @@ class KeepsPast(Protocol):
         :raises SourceUnavailable: the server cannot be reached.
         """
 
-    def give_up_past(self, options: StepOptions) -> None:
-        """Have the server give up what is older than ``options.standing_slot_hours``, if anything is.
+    def give_up_past(self, options: StepOptions, lake: str, wanted: Mapping[str, str]) -> None:
+        """Have the server give up what is older than ``options.standing_slot_hours``, if anything is, and wanted by
+        nobody: neither now nor, for some days, in what was told before of other tables and lakes.
+
+        :param wanted: the positions of copies in ``lake`` since which the log is wanted, by the table's name; empty:
+            not any more.
 
         :raises SourceUnavailable: the server cannot be reached; it keeps what it kept.
         """
@@ -178,7 +182,12 @@ class RollsForward(Protocol):
     """A source whose log tells what every changed row became: a published copy can be rolled forward by it."""
 
     def refusals_since(
-        self, identity: Mapping[str, str], position: str, tables: Sequence[Table], to: AsOf | None
+        self,
+        identity: Mapping[str, str],
+        position: str,
+        tables: Sequence[Table],
+        to: AsOf | None,
+        options: StepOptions,
     ) -> dict[TableName, str]:
         """Why copies of ``tables``, exact at ``position`` of the server of ``identity``, cannot be rolled forward to
         ``to`` (None: to now); tables that can be are not in it.
@@ -187,11 +196,38 @@ class RollsForward(Protocol):
         :raises SourceUnavailable: the server cannot be reached.
         """
 
-    def segments_between(self, start: str, stop: str, identity: Mapping[str, str]) -> list[LogSegment]:
+    def check_since(self, identity: Mapping[str, str], position: str) -> None:
+        """Make sure that this is the server of ``identity``, which had ``position``, with its history since then
+        intact, and unchanged whatever the log does not show.
+
+        :raises ExactnessError: it is not.
+        :raises SourceUnavailable: the server cannot be reached.
+        """
+
+    def segments_between(
+        self, start: str, stop: str, since: Mapping[str, str], identity: Mapping[str, str]
+    ) -> list[LogSegment]:
         """The segments that hold every change after ``start`` up to ``stop``, both positions, in log order.
 
-        :param identity: of the server as it was at ``start``.
+        :param since: the identity of the server as it was at ``start``.
+        :param identity: that of the run.
         :raises LogGone: the log no longer reaches back to ``start``.
+        """
+
+
+@runtime_checkable
+class KeepsWindow(Protocol):
+    """A source whose server keeps the log since the copies that a run rolls forward only if it is told to."""
+
+    def keep_window(
+        self, point: InitialPoint, plans: Sequence[TablePlan], options: StepOptions, run_id: str
+    ) -> InitialPoint:
+        """Have the server keep, until the run is released (`KeepsForRun`), the log between the copies that ``plans``
+        are rolled forward from and the run's ``point``; return the point with the identity that names it. If it raises,
+        it has discarded what was made for ``point``.
+
+        :raises PreflightError: the log is not there any more, or a table was altered since its copy.
+        :raises SourceUnavailable: the server cannot be reached.
         """
 
 
@@ -213,8 +249,12 @@ def record_point(source: Source, options: StepOptions, plans: Sequence[TablePlan
         raise PreflightError(problems)
     wanted = as_of.parse(options.as_of)
     if wanted is None:
-        return source.record_initial(plans, options.lock, run_id)
-    return going_back(source).record_past(wanted, plans, options, run_id)
+        point = source.record_initial(plans, options.lock, run_id)
+    else:
+        point = going_back(source).record_past(wanted, plans, options, run_id)
+    if isinstance(source, KeepsWindow) and any(plan.base for plan in plans):
+        point = source.keep_window(point, plans, options, run_id)
+    return point
 
 
 def going_back(source: Source) -> GoesBack:
@@ -249,10 +289,10 @@ def check_point(source: Source, plans: Sequence[TablePlan], options: StepOptions
         going_back(source).check_past(wanted, live, options)
 
 
-def give_up_past(source: Source, options: StepOptions) -> None:
+def give_up_past(source: Source, options: StepOptions, lake: str, wanted: Mapping[str, str]) -> None:
     """`KeepsPast.give_up_past`, where anything is kept."""
     if options.standing_slot and isinstance(source, KeepsPast):
-        source.give_up_past(options)
+        source.give_up_past(options, lake, wanted)
 
 
 def rolling_forward(source: Source) -> RollsForward:

@@ -68,14 +68,16 @@ class SnapshotTaskGroup(TaskGroup):
     :param as_of_wait_seconds: Seconds to wait for the first commit after the time in ``as_of``: before it, what is
         committed next may still belong to that time.
     :param standing_slot: PostgreSQL: A name, such as ``nightly``: the server then keeps a replication slot of that
-        name from run to run, and with it the log that ``as_of`` goes back over; empty: none. Runs that give the
-        same name share it. It costs the server disk, and stays until someone drops it.
+        name from run to run, and with it the log that ``as_of`` goes back over and that ``refresh`` rolls copies
+        forward by; empty: none. Runs that give the same name share it. It costs the server disk, and stays until
+        someone drops it.
     :param standing_slot_hours: PostgreSQL: Hours of the past that the standing slot keeps: when a run is published,
-        it gives up what is older.
+        it gives up what is older, but not the log since the last copies that ``refresh`` is to roll forward (for a
+        week at most).
     :param refresh: ``full``: all tables are read. ``auto``: the last copy of a table is rolled forward by what the log
         says was changed since, at the cost of the changes, where that is exact; other tables are read in full, and
         the log of ``preflight`` says why. ``changes``: as ``auto``, but a table that would have to be read in full
-        stops the run. Copies of PostgreSQL cannot be rolled forward yet.
+        stops the run. On PostgreSQL it needs a ``standing_slot``.
     :param lock_wait_seconds: Seconds that one try to take a lock may keep others waiting.
     :param lock_tries: How often a lock is tried.
     :param lock_pause_seconds: Seconds between two tries.

@@ -245,11 +245,16 @@ class HistorySource:
         ]
 
     def refusals_since(
-        self, identity: Mapping[str, str], position: str, tables: Sequence[Table], to: Any
+        self, identity: Mapping[str, str], position: str, tables: Sequence[Table], to: Any, options: StepOptions
     ) -> dict[TableName, str]:
         raise NotImplementedError
 
-    def segments_between(self, start: str, stop: str, identity: Mapping[str, str]) -> list[LogSegment]:
+    def check_since(self, identity: Mapping[str, str], position: str) -> None:
+        self.check_identity(identity, position)
+
+    def segments_between(
+        self, start: str, stop: str, since: Mapping[str, str], identity: Mapping[str, str]
+    ) -> list[LogSegment]:
         return self.log_segments(start, stop, identity)
 
     def segments_before(self, segment: LogSegment, count: int) -> list[LogSegment]:

@@ -31,7 +31,9 @@ def plans(unrepresentable: str = "error") -> list[TablePlan]:
 class Refusing(HistorySource):
     refused: dict[TableName, str] | LogGone
 
-    def refusals_since(self, identity: Any, position: str, tables: Sequence[Table], to: Any) -> dict[TableName, str]:
+    def refusals_since(
+        self, identity: Any, position: str, tables: Sequence[Table], to: Any, options: StepOptions
+    ) -> dict[TableName, str]:
         if isinstance(self.refused, LogGone):
             raise self.refused
         return {name: why for name, why in self.refused.items() if name in {table.name for table in tables}}

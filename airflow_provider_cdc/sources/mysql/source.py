@@ -89,16 +89,26 @@ class MysqlSource:
         return reach.has_reached(self.settings, point, seen)
 
     def refusals_since(
-        self, identity: Mapping[str, str], position: str, tables: Sequence[Table], to: AsOf | None
+        self,
+        identity: Mapping[str, str],
+        position: str,
+        tables: Sequence[Table],
+        to: AsOf | None,
+        options: StepOptions,
     ) -> dict[TableName, str]:
         from airflow_provider_cdc.sources.mysql import forward
 
         return forward.refusals_since(self.settings, identity, position, tables, to)
 
-    def segments_between(self, start: str, stop: str, identity: Mapping[str, str]) -> list[LogSegment]:
+    def check_since(self, identity: Mapping[str, str], position: str) -> None:
+        self.check_identity(identity, position)
+
+    def segments_between(
+        self, start: str, stop: str, since: Mapping[str, str], identity: Mapping[str, str]
+    ) -> list[LogSegment]:
         from airflow_provider_cdc.sources.mysql import forward
 
-        return forward.segments_between(self.settings, start, stop, identity)
+        return forward.segments_between(self.settings, start, stop, since)
 
     def of_run(self, identity: Mapping[str, str], position: str) -> MysqlSource:
         return MysqlSource(RunSettings.of(self.settings, identity, position), identity)

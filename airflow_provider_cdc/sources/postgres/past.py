@@ -52,8 +52,8 @@ _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
-class _Past:
-    """The standing slot of the server: its name, what is on record of it, and where it stands."""
+class Past:
+    """A standing slot of the server: its name, what is on record of it, and where it stands."""
 
     name: str
     record: Standing
@@ -70,7 +70,7 @@ def check_past(settings: ConnectionSettings, as_of: AsOf, plans: Sequence[TableP
     """`GoesBack.check_past`."""
     with session(settings) as connection:
         past = _past(connection, options)
-        position = _resolve(settings, connection, past, as_of, options, final=False)
+        position = resolve(settings, connection, past, as_of, options, final=False)
         tables = read_tables(connection, [plan.table for plan in plans])
         if problems := _problems_since(connection, past, tables, plans, position, as_of):
             raise PreflightError(problems)
@@ -85,11 +85,11 @@ def record_past(
             raise PreflightError(problems)
         found = identity(connection)
         past = _past(connection, options)
-        position = _resolve(settings, connection, past, as_of, options, final=True)
+        position = resolve(settings, connection, past, as_of, options, final=True)
         earlier = slots.names_of_run(connection, run_id)
         name = slots.name_of_try(run_id)
         try:
-            _copy_slot(connection, past, name, position)
+            copy_slot(connection, past, name, position)
             # Only now: whatever commits before the position may have been on its way when it was resolved.
             waiting.settle(settings, connection, options.lock.slot_wait_seconds)
             # And only now: what is as it was when it joined has been so at the position.
@@ -125,7 +125,17 @@ def record_past(
     )
 
 
-def _past(connection: Connection, options: StepOptions) -> _Past:
+def find_past(connection: Connection, options: StepOptions) -> Past | None:
+    """The standing slot that ``options`` name; None: there is none yet, or its past was lost, and then the log says
+    why."""
+    name = name_of(connection, options.standing_slot)
+    record, slot = usable(connection, name), slots.state(connection, name)
+    if record is None or slot is None or slot.confirmed is None:
+        return None
+    return Past(name, record, record.since(slot.confirmed), slot.confirmed)
+
+
+def _past(connection: Connection, options: StepOptions) -> Past:
     if not options.standing_slot:
         raise PreflightError(
             [
@@ -136,25 +146,24 @@ def _past(connection: Connection, options: StepOptions) -> _Past:
                 )
             ]
         )
-    name = name_of(connection, options.standing_slot)
-    record, slot = usable(connection, name), slots.state(connection, name)
-    if record is None or slot is None or slot.confirmed is None:
+    past = find_past(connection, options)
+    if past is None:
         raise PreflightError(
             [
                 Problem(
-                    f"standing slot {name}",
+                    f"standing slot {name_of(connection, options.standing_slot)}",
                     "there is none yet, or its past was lost",
                     "it is made by preflight of the next run that has no other problem; ask for a time after that",
                 )
             ]
         )
-    return _Past(name, record, record.since(slot.confirmed), slot.confirmed)
+    return past
 
 
-def _resolve(
+def resolve(
     settings: ConnectionSettings,
     connection: Connection,
-    past: _Past,
+    past: Past,
     as_of: AsOf,
     options: StepOptions,
     *,
@@ -208,10 +217,11 @@ def _resolve(
 
 
 def _problems_since(
-    connection: Connection, past: _Past, tables: Sequence[Table], plans: Sequence[TablePlan], position: Lsn, as_of: AsOf
+    connection: Connection, past: Past, tables: Sequence[Table], plans: Sequence[TablePlan], position: Lsn, as_of: AsOf
 ) -> list[Problem]:
     """Why a copy of ``tables`` cannot be exact at ``position``: each with the earliest one at which it could be."""
-    problems = [*publication_problems(connection, past.name, [table for table in tables if _told(past, table)])]
+    told = [table for table in tables if table.details["kind"] == "r" and str(table.name) in past.record.tables]
+    problems = [*publication_problems(connection, past.name, told)]
     problems += inheritance_problems(connection, tables)
     states, parents = states_of(connection, past.name, tables), parents_among(connection, tables)
     for table, plan in zip(tables, plans, strict=True):
@@ -265,11 +275,7 @@ def _problems_since(
     return problems
 
 
-def _told(past: _Past, table: Table) -> bool:
-    return str(table.name) in past.record.tables
-
-
-def _copy_slot(connection: Connection, past: _Past, name: str, position: Lsn) -> None:
+def copy_slot(connection: Connection, past: Past, name: str, position: Lsn) -> None:
     """Make the run's slot: a copy of the standing one that stands at ``position``.
 
     A slot that is moved on is not written to disk at once, and a crash would set it back. A new one is: so the one that

@@ -85,6 +85,8 @@ def check_identity(connection: Connection, expected: Mapping[str, str], position
                 hint="point the connection back to the first server, or trigger a new run on this one",
             )
     _check_slot(connection, expected["slot"], Lsn.parse(position))
+    for start, name in slots.forward_slots(expected).items():
+        _check_slot(connection, name, Lsn.parse(start))
     relations = expected.get("publication_relations", "")
     state = publishing.publication_state(connection, expected["publication"], relations)
     if state != expected["publication_state"]:

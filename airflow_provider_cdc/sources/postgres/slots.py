@@ -11,6 +11,7 @@ the id of the run alone.
 from __future__ import annotations
 
 import hashlib
+import json
 import logging
 import re
 import time
@@ -35,6 +36,8 @@ DROP_SECONDS = 15
 
 _LONGEST_NAME = 63
 _TOKEN_DIGITS = 8
+_FORWARD = "forward_slots"
+STANDING_PUBLICATION = "standing_publication"
 _POLL_SECONDS = 0.02
 
 _log = logging.getLogger(__name__)
@@ -189,12 +192,28 @@ def identity_of_try(slot: str, publication: str = "") -> dict[str, str]:
     return {"slot": slot, "publication": publication or slot, "publication_made": "" if publication else "yes"}
 
 
+def with_forward_slots(identity: Mapping[str, str], made: Mapping[str, str], standing: str) -> dict[str, str]:
+    """The identity of a try that also made these slots, by the positions of the copies that are rolled forward.
+
+    :param standing: the publication that tells of the tables since then.
+    """
+    return {**identity, _FORWARD: json.dumps(dict(made)), STANDING_PUBLICATION: standing}
+
+
+def forward_slots(identity: Mapping[str, str]) -> dict[str, str]:
+    """The slots that have the log since the copies that a run rolls forward, by the positions of these."""
+    found: dict[str, str] = json.loads(identity.get(_FORWARD, "{}"))
+    return found
+
+
 def discard(settings: ConnectionSettings, identity: Mapping[str, str]) -> None:
     """Drop what one try made, which `identity_of_try` names, but not a publication that was there before it.
 
     :raises SourceUnavailable: the server cannot be reached; what it keeps stays.
     :raises TransientError: a session that uses the slot did not end.
     """
+    for name in forward_slots(identity).values():
+        drop(settings, name)
     drop(settings, identity["slot"], identity["publication"] if identity["publication_made"] else "")
 
 

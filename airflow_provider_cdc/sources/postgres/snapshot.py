@@ -169,8 +169,9 @@ def _in_log(plans: Sequence[TablePlan], tables: Sequence[Table]) -> list[Table]:
 
 
 def needs_log(plan: TablePlan) -> bool:
-    """Whether a run needs the log of a table: not if all of it is read in the view at which the run is exact."""
-    return not (plan.at_upper and plan.consistency == "exported")
+    """Whether a run needs the log of a table from its own position on: not if all of it is read in the view at which
+    the run is exact, or if its last copy is rolled forward to that position."""
+    return not plan.base and not (plan.at_upper and plan.consistency == "exported")
 
 
 def _check_publication(

@@ -13,7 +13,7 @@ from airflow_provider_cdc.core.as_of import AsOf
 from airflow_provider_cdc.core.chunk import Chunk
 from airflow_provider_cdc.core.options import AS_DECLARED, LockPolicy, StepOptions, TableOptions
 from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
-from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.capabilities import ChunkReader, SegmentReader, Source
 from airflow_provider_cdc.sources.connection import ConnectionSettings
@@ -23,12 +23,15 @@ from airflow_provider_cdc.sources.optional import (
     GoesBack,
     KeepsForRun,
     KeepsPast,
+    KeepsWindow,
     Reach,
+    RollsForward,
     SharesReads,
     TellsReach,
 )
 from airflow_provider_cdc.sources.postgres import (
     chunks,
+    forward,
     past,
     preflight,
     prepared,
@@ -86,8 +89,33 @@ class PostgresSource:
     def keep_past(self, plans: Sequence[TablePlan], options: StepOptions) -> None:
         standing.keep_past(self.settings, plans, options)
 
-    def give_up_past(self, options: StepOptions) -> None:
-        standing.give_up_past(self.settings, options)
+    def give_up_past(self, options: StepOptions, lake: str, wanted: Mapping[str, str]) -> None:
+        standing.give_up_past(self.settings, options, lake, wanted)
+
+    def refusals_since(
+        self,
+        identity: Mapping[str, str],
+        position: str,
+        tables: Sequence[Table],
+        to: AsOf | None,
+        options: StepOptions,
+    ) -> dict[TableName, str]:
+        return forward.refusals_since(self.settings, identity, position, tables, to, options)
+
+    def check_since(self, identity: Mapping[str, str], position: str) -> None:
+        forward.check_since(self.settings, identity, position)
+
+    def keep_window(
+        self, point: InitialPoint, plans: Sequence[TablePlan], options: StepOptions, run_id: str
+    ) -> InitialPoint:
+        return forward.keep_window(self.settings, point, plans, options, run_id)
+
+    def segments_between(
+        self, start: str, stop: str, since: Mapping[str, str], identity: Mapping[str, str]
+    ) -> list[LogSegment]:
+        from airflow_provider_cdc.sources.postgres.log.segments import segments_between
+
+        return segments_between(self.settings, start, stop, identity)
 
     def check_past(self, as_of: AsOf, plans: Sequence[TablePlan], options: StepOptions) -> None:
         past.check_past(self.settings, as_of, plans, options)
@@ -180,5 +208,16 @@ if TYPE_CHECKING:
 
     def _is_source(
         source: PostgresSource,
-    ) -> tuple[Source, SharesReads, KeepsForRun, GoesBack, KeepsPast, TellsReach, ChecksServer, ReadsAgain]:
-        return source, source, source, source, source, source, source, source
+    ) -> tuple[
+        Source,
+        SharesReads,
+        KeepsForRun,
+        GoesBack,
+        KeepsPast,
+        TellsReach,
+        ChecksServer,
+        ReadsAgain,
+        RollsForward,
+        KeepsWindow,
+    ]:
+        return source, source, source, source, source, source, source, source, source, source

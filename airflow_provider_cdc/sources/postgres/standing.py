@@ -9,10 +9,11 @@ then moves on to the oldest position that is still wanted.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from uuid import uuid4
 
+from airflow_provider_cdc.core import records
 from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.core.options import StepOptions
 from airflow_provider_cdc.core.plan import TablePlan
@@ -24,6 +25,7 @@ from airflow_provider_cdc.sources.postgres.commits import advance
 from airflow_provider_cdc.sources.postgres.schema import read_tables
 from airflow_provider_cdc.sources.postgres.server import identity, setting_problems
 from airflow_provider_cdc.sources.postgres.session import Connection, query, quote, session, value
+from airflow_provider_cdc.sources.postgres.snapshot import identity_problem
 from airflow_provider_cdc.sources.postgres.standing_record import (
     Join,
     Joined,
@@ -115,7 +117,7 @@ def usable(connection: Connection, name: str) -> Standing | None:
 _STRANGE = "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s AND (plugin <> %s OR temporary OR two_phase)"
 
 
-def give_up_past(settings: ConnectionSettings, options: StepOptions) -> None:
+def give_up_past(settings: ConnectionSettings, options: StepOptions, lake: str, wanted: Mapping[str, str]) -> None:
     """`KeepsPast.give_up_past`."""
     with session(settings) as connection:
         name = name_of(connection, options.standing_slot)
@@ -123,9 +125,15 @@ def give_up_past(settings: ConnectionSettings, options: StepOptions) -> None:
         record, slot = usable(connection, name), slots.state(connection, name)
         if record is None or slot is None:
             return
-        oldest = now(connection) - options.standing_slot_hours * _HOUR
+        at = now(connection)
+        oldest = at - options.standing_slot_hours * _HOUR
+        wished = record.with_wishes(records.digest_of(lake)[:12], wanted, at)
+        if wished != record:
+            record = wished
+            store(connection, name, record)
         try:
-            prefix = prefix_at(settings, name, record.since(slot.confirmed), record.joins, oldest)
+            marks = record.since(slot.confirmed)
+            prefix = prefix_at(settings, name, marks, record.joins, oldest, record.wanted)
             mark = prefix.mark if prefix is not None else None
         except ConfigurationError as untold:
             _log.info("The standing slot %s is moved on by the clock: %s", name, untold)
@@ -149,14 +157,18 @@ def _by_the_clock(
     What has committed by now has an earlier time, unless the clock was set back or it came from another server.
     """
     here = Mark(str(value(connection, "pg_current_wal_flush_lsn()")), now(connection))
-    older = [mark for mark in record.since(confirmed) if mark.latest <= oldest]
+    most = record.wanted
+    older = [
+        mark
+        for mark in record.since(confirmed)
+        if mark.latest <= oldest and (most is None or Lsn.parse(mark.position) <= most)
+    ]
     return record.with_mark(here), older[-1] if older else None
 
 
 def joining(tables: Sequence[Table]) -> list[Table]:
-    """The tables that can join: what a partitioned one was in the past cannot be known (see `past`), and the others
-    must have whole old rows in the log."""
-    return [table for table in tables if table.details["kind"] == "r" and table.details["identity"] == "f"]
+    """The tables that can join: the log must have whole old rows."""
+    return [table for table in tables if identity_problem(table) is None]
 
 
 def _join(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime, timedelta
@@ -23,6 +23,9 @@ from airflow_provider_cdc.sources.postgres.server import identity
 from airflow_provider_cdc.sources.postgres.session import APPLICATION, Connection, literal, query, quote, value
 
 _FORMAT = 1
+_DAY = 24 * 3_600_000_000
+WISH_DAYS = 7
+"""So long a wish counts."""
 _MONEY = (790, 791)
 """The types ``money`` and ``money[]``; others that somebody made may have it in them."""
 
@@ -60,22 +63,56 @@ class Join:
 
 
 @dataclass(frozen=True)
+class Wish:
+    """The log since ``position`` is wanted: copies of ``tables`` at that position are to be rolled forward. A run said
+    so ``at`` that time, in microseconds since 1970."""
+
+    position: str
+    at: int
+    tables: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class Standing:
     """The record. ``beginning`` is another one whenever the slot is made anew. ``server`` says which server's log the
     positions are of. ``tables`` is by the table's name. ``marks`` are in the order of their positions. ``joins`` has
-    also those of tables that have joined anew since."""
+    also those of tables that have joined anew since. ``wishes`` is by a digest of
+    the lake."""
 
     beginning: str
     server: dict[str, str]
     marks: tuple[Mark, ...] = ()
     joins: tuple[Join, ...] = ()
     tables: dict[str, Joined] = field(default_factory=dict)
+    wishes: dict[str, tuple[Wish, ...]] = field(default_factory=dict)
     made_by: str = APPLICATION
     format: int = _FORMAT
 
     def since(self, confirmed: Lsn | None) -> tuple[Mark, ...]:
         """The marks of which the slot still has the log, given where it stands."""
         return tuple(mark for mark in self.marks if confirmed is not None and Lsn.parse(mark.position) >= confirmed)
+
+    def with_wishes(self, lake: str, wanted: Mapping[str, str], at: int) -> Standing:
+        """With what is wanted in a lake at a time, by the table's name (empty: not any more), and without what nobody
+        wanted for `WISH_DAYS`: that lake may be gone."""
+        wishes: dict[str, tuple[Wish, ...]] = {}
+        for own, before in self.wishes.items():
+            left = [
+                replace(wish, tables=tuple(name for name in wish.tables if own != lake or name not in wanted))
+                for wish in before
+            ]
+            wishes[own] = tuple(wish for wish in left if wish.tables and wish.at > at - WISH_DAYS * _DAY)
+        new = [
+            Wish(position, at, tuple(name for name in wanted if wanted[name] == position))
+            for position in {*wanted.values()} - {""}
+        ]
+        wishes[lake] = (*wishes.get(lake, ()), *new)
+        return replace(self, wishes={own: left for own, left in wishes.items() if left})
+
+    @property
+    def wanted(self) -> Lsn | None:
+        """The oldest position since which the log is wanted."""
+        return min((Lsn.parse(wish.position) for own in self.wishes.values() for wish in own), default=None)
 
     def with_mark(self, mark: Mark) -> Standing:
         """With another mark, in its place."""

@@ -34,24 +34,30 @@ class Prefix:
 
 
 def prefix_at(
-    settings: ConnectionSettings, slot: str, marks: Sequence[Mark], joins: Sequence[Join], when: int
+    settings: ConnectionSettings,
+    slot: str,
+    marks: Sequence[Mark],
+    joins: Sequence[Join],
+    when: int,
+    most: Lsn | None = None,
 ) -> Prefix | None:
     """The prefix that a time means; None: it ends before the first mark.
 
     :param marks: those of which the slot still has the log.
     :param when: in microseconds since 1970.
+    :param most: a position that the prefix must not go beyond, whatever the time.
     :raises LogGone: the slot is gone.
     :raises SourceUnavailable: it was moved on meanwhile.
     :raises ConfigurationError: the server does not tell when transactions committed.
     """
-    earlier = [mark for mark in marks if mark.latest <= when]
+    earlier = [mark for mark in marks if mark.latest <= when and (most is None or Lsn.parse(mark.position) <= most)]
     if not earlier:
         return None
     position, latest = Lsn.parse(earlier[-1].position), earlier[-1].latest
     until: Lsn | None = None
     with closing(commits_since(settings, slot, position)) as commits:
         for commit in commits:
-            if commit.at > when:
+            if commit.at > when or (most is not None and commit.end > most):
                 until = commit.end
                 break
             position, latest = commit.end, max(latest, commit.at)

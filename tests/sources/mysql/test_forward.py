@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import pytest
 
 from airflow_provider_cdc.core.gtid import GtidSet
-from airflow_provider_cdc.core.options import LockPolicy
+from airflow_provider_cdc.core.options import LockPolicy, StepOptions
 from airflow_provider_cdc.core.plan import InitialPoint
 from airflow_provider_cdc.errors import ExactnessError, SourceReplaced
 from airflow_provider_cdc.sources.mysql.log import codes
@@ -36,7 +36,9 @@ class Since:
                 cursor.execute(statement)
 
     def refused(self, to: GtidSet | None = None) -> dict[str, str]:
-        found = self.source.refusals_since(self.point.identity, self.point.position, self.point.tables, to)
+        found = self.source.refusals_since(
+            self.point.identity, self.point.position, self.point.tables, to, StepOptions()
+        )
         return {table.name: why for table, why in found.items()}
 
 
@@ -133,7 +135,7 @@ def test_the_window_ends_where_the_position_does(since: Since) -> None:
     since.do("UPDATE a SET v = 6")
     position = str(since.server.query("SELECT @@gtid_executed")[0][0]).replace("\n", "")
     since.do("UPDATE a SET v = 7", "TRUNCATE a")
-    segments = since.source.segments_between(since.point.position, position, since.point.identity)
+    segments = since.source.segments_between(since.point.position, position, since.point.identity, {})
     file, end = since.server.query("SHOW BINARY LOG STATUS")[0][:2]
     assert segments[-1].name == file
     assert codes.FIRST_POSITION < (segments[-1].stop or 0) < int(end)

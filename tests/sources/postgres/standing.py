@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
@@ -110,8 +110,8 @@ class Kept:
         ]
         return found[0]
 
-    def give_up(self, hours: int) -> None:
-        self.source.give_up_past(replace(self.options, standing_slot_hours=hours))
+    def give_up(self, hours: int, wanted: Mapping[str, str] | None = None, lake: str = "lake") -> None:
+        self.source.give_up_past(replace(self.options, standing_slot_hours=hours), lake, wanted or {})
 
     def forget(self) -> None:
         """Drop everything, as a user does who wants no past any more."""

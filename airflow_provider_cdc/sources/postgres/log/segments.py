@@ -62,6 +62,17 @@ def log_segments(
     return [LogSegment(0, f"{identity['slot']}:{identity['publication']}", int(start), int(stop))]
 
 
+def segments_between(
+    settings: ConnectionSettings, start: str, stop: str, identity: Mapping[str, str]
+) -> list[LogSegment]:
+    """`RollsForward.segments_between`: the one segment."""
+    first, last = Lsn.parse(start), Lsn.parse(stop)
+    slot = slots.forward_slots(identity)[start]
+    with session(settings) as connection:
+        check_slot(connection, slot, first, last)
+    return [LogSegment(0, f"{slot}:{identity[slots.STANDING_PUBLICATION]}", int(first), int(last))]
+
+
 class PostgresSegmentReader:
     """``sources.capabilities.SegmentReader`` for a slot. It reads the slot when it is iterated over, once."""
 

@@ -79,16 +79,15 @@ def fill_in(data: Bytes, columns: int, places: Int64s, others: Int64s) -> None:
 
 
 @inner
-def put_row(net: Net, data: Bytes, columns: int, places: Int64s) -> int:
-    """Make a row ready for ``net``: all fields as an image; its size."""
-    target = key_place(net.state)
-    store8(net.bytes, target, columns >> 8)
-    store8(net.bytes, target + 1, columns)
-    at = target + 2
+def put_row(target: Bytes, start: int, data: Bytes, columns: int, places: Int64s) -> int:
+    """Write a row to ``target``: all fields as an image; its size."""
+    store8(target, start, columns >> 8)
+    store8(target, start + 1, columns)
+    at = start + 2
     for column in range(columns):
-        copy_bytes(net.bytes, at, data, places[2 * column], places[2 * column + 1])
+        copy_bytes(target, at, data, places[2 * column], places[2 * column + 1])
         at += places[2 * column + 1]
-    return at - target
+    return at - start
 
 
 @inner

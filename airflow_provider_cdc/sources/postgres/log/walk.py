@@ -14,7 +14,17 @@ Formats: https://www.postgresql.org/docs/current/protocol-logicalrep-message-for
 from __future__ import annotations
 
 from airflow_provider_cdc.core.kernel import Bytes, Int32s, Int64s, copy_bytes, inner, kernel, load8, load32be, load64be
-from airflow_provider_cdc.sources.netting import HEADER, NO_ROW, Net, count, has_room, key_place, note_last, touch
+from airflow_provider_cdc.sources.netting import (
+    HEADER,
+    NO_ROW,
+    Net,
+    count,
+    has_room,
+    key_place,
+    leave,
+    note_last,
+    touch,
+)
 from airflow_provider_cdc.sources.postgres.log.tuples import (
     fill_in,
     find_relation,
@@ -35,6 +45,7 @@ from airflow_provider_cdc.sources.postgres.log.walk_state import (
     COMMIT,
     COUNTS,
     DONE,
+    FORWARD,
     IMAGES,
     INITIAL,
     KEYS,
@@ -64,6 +75,9 @@ _OLD, _KEY, _NEW = 0x4F, 0x4B, 0x4E
 _BEGIN_BYTES, _COMMIT_BYTES = 21, 26
 
 _ROW_SLACK = 2 * HEADER + 8
+MOST_RECORDS = 4
+"""That one row change may add: what was there before, and of tables that are rolled forward what it left, of two keys.
+"""
 
 
 @inner
@@ -83,6 +97,7 @@ def _net_change(
     """Net the change in ``data[at:end]``, what follows the OID of the relation; MORE stands for success."""
     info = table * TABLE_WORDS
     columns, keys_at, keys = tables[info + COLUMNS], tables[info + KEYS_AT], tables[info + KEYS]
+    forward = tables[info + FORWARD] != 0
     old = old_end = -1
     if at >= end:
         return BAD_LENGTH
@@ -114,8 +129,12 @@ def _net_change(
         return BAD_LENGTH
 
     # At most the old row as a row, as a key, and as what the new key or row takes over from it; and the new row.
-    words = _ROW_SLACK + ((3 * (end - (old if old >= 0 else new))) >> 3)
-    if not has_room(net, 2, words):
+    span = end - (old if old >= 0 else new)
+    words = _ROW_SLACK + ((3 * span) >> 3)
+    if forward:
+        # Both keys stand there once more, the new one with its row.
+        words *= 2
+    if not has_room(net, MOST_RECORDS, words):
         state[WANTED] = words
         return NO_ROOM
     state[ORDER] += 1
@@ -124,19 +143,29 @@ def _net_change(
             copy_bytes(net.bytes, key_place(net.state), data, old, old_end - old)
             count(net, table, old_end - old, -1, state[ORDER])
         if new >= 0:
-            size = put_row(net, data, columns, new_places)
+            size = put_row(net.bytes, key_place(net.state), data, columns, new_places)
             count(net, table, size, 1, state[ORDER])
     else:
+        same = old >= 0 and new >= 0 and same_key(data, places, new_places, key_columns, keys_at, keys)
         if old >= 0:
             size = put_key(net, data, places, key_columns, keys_at, keys)
             if size < 0:
                 return SHAPE
             touch(net, table, size, data, old, old_end - old, state[ORDER])
-        if new >= 0 and (old < 0 or not same_key(data, places, new_places, key_columns, keys_at, keys)):
+            if forward and not same:
+                size = put_key(net, data, places, key_columns, keys_at, keys)
+                leave(net, table, size, data, 0, NO_ROW, state[ORDER])
+        if new >= 0 and not same:
             size = put_key(net, data, new_places, key_columns, keys_at, keys)
             if size < 0:
                 return SHAPE
             touch(net, table, size, data, 0, NO_ROW, state[ORDER])
+        if new >= 0 and forward:
+            size = put_key(net, data, new_places, key_columns, keys_at, keys)
+            # Values may be the old row's, so the new row is put together: right where it is to stay.
+            row = key_place(net.state) + ((size + 7) >> 3 << 3)
+            row_bytes = put_row(net.bytes, row, data, columns, new_places)
+            leave(net, table, size, net.bytes, row, row_bytes, state[ORDER])
     state[IMAGES] += 1 if old < 0 or new < 0 else 2
     return MORE
 

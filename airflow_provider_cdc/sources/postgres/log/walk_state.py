@@ -41,7 +41,7 @@ BETWEEN, OPEN = 0, 1
 UNTRACKED = -1
 
 # `tables`: `TABLE_WORDS` words for each tracked table.
-TABLE_WORDS = 5
-COLUMNS, KEYS_AT, KEYS, UPPER, KEYS_ONLY = 0, 1, 2, 3, 4
+TABLE_WORDS = 6
+COLUMNS, KEYS_AT, KEYS, UPPER, KEYS_ONLY, FORWARD = 0, 1, 2, 3, 4, 5
 """Number of columns; first key column in ``key_columns``; their number; where commits must begin before to count; 1 if
-only the keys of changes are read."""
+only the keys of changes are read; 1 if the rows after them are wanted, too."""

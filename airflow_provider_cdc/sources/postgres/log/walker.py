@@ -26,7 +26,7 @@ from airflow_provider_cdc.errors import (
 from airflow_provider_cdc.sources.netting import NetChange
 from airflow_provider_cdc.sources.postgres.log import pgoutput, walk_state
 from airflow_provider_cdc.sources.postgres.log.tuples import find_relation
-from airflow_provider_cdc.sources.postgres.log.walk import walk
+from airflow_provider_cdc.sources.postgres.log.walk import MOST_RECORDS, walk
 from airflow_provider_cdc.sources.postgres.schema import columns_of, leaves
 from airflow_provider_cdc.sources.window import TrackedTable
 
@@ -112,7 +112,7 @@ class LogWalker:
                 return code == walk_state.DONE
             if code == walk_state.NO_ROOM:
                 none: Int64s = np.empty(0, np.int64)
-                self.change.reserve(2, int(self.state[walk_state.WANTED]), none)
+                self.change.reserve(MOST_RECORDS, int(self.state[walk_state.WANTED]), none)
                 continue
             at = int(self.state[walk_state.AT])
             message = data[int(ends[at]) : int(ends[at + 1])].tobytes()
@@ -146,6 +146,7 @@ class LogWalker:
             words[walk_state.COLUMNS] = len(names)
             words[walk_state.KEYS_AT], words[walk_state.KEYS] = len(key_columns), len(one.table.key)
             words[walk_state.KEYS_ONLY] = one.keys_only
+            words[walk_state.FORWARD] = one.forward
             words[walk_state.UPPER] = int(Lsn.parse(one.upper)) if one.table.keyless else _ALWAYS
             key_columns += [names.index(name) for name in one.table.key]
         return np.array(key_columns, np.int32)

@@ -1,0 +1,296 @@
+"""Nights on a real server, each against a copy that is read anew at the same position, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from pyspark.sql import SparkSession
+
+from airflow_provider_cdc.core import row_bytes
+from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.core.table import TableName
+from airflow_provider_cdc.errors import CopyMismatch, PreflightError
+from airflow_provider_cdc.sources.postgres.schema import read_tables
+from airflow_provider_cdc.sources.postgres.session import session
+from airflow_provider_cdc.sources.postgres.standing_record import load, states_of, store
+from harness.pipeline import Pipeline, settings_of
+from harness.postgres_binaries import installations
+from harness.postgres_server import PostgresServer
+from tests.conftest import PostgresFactory
+from tests.sources.postgres.values import CASES, SETUP
+
+VERSIONS = sorted({installations()[0].major, max(one.major for one in installations())})
+Bytes = list[bytes]
+
+
+class Nights:
+    """Copies of the schema public in one lake, one after the other."""
+
+    def __init__(self, server: PostgresServer, spark: SparkSession, folder: Path) -> None:
+        self.server = server
+        self.spark = spark
+        self.folder = folder
+        self.number = 0
+
+    def do(self, *statements: str) -> None:
+        with self.server.connect() as connection:
+            for statement in statements:
+                connection.execute(statement.encode())
+
+    def ask(self, sql: str) -> Any:
+        return self.server.query(sql)[0][0]
+
+    def night(self, refresh: str = "changes", tables: Sequence[str] = ("public.*",), **more: Any) -> Pipeline:
+        """The next run; it is not begun yet."""
+        self.number += 1
+        run_id = f"202601{self.number:02}T000000Z-00000000"
+        settings, lake = settings_of(self.server), (self.folder / "lake").as_uri()
+        options = {"refresh": refresh, "standing_slot": "night", **more}
+        return Pipeline(self.spark, settings, lake, tables, run_id=run_id, **options)
+
+    def first(self) -> None:
+        run = self.night("full")
+        run.record()
+        run.finish()
+
+    def rolled(self, **more: Any) -> dict[str, Any]:
+        """Roll forward, and compare with a copy that is read anew."""
+        run = self.night(**more)
+        run.record()
+        assert {bool(plan.base) for plan in run.plans} == {True}
+        found = run.finish()
+        assert run.found["snapshot"]["rows"] == 0
+        self.check(found["published"])
+        return found
+
+    def check(self, tables: dict[str, str]) -> None:
+        """Compare with a copy that is read anew; nothing is written meanwhile."""
+        lake = (self.folder / f"anew-{self.number}").as_uri()
+        anew = Pipeline(self.spark, settings_of(self.server), lake, ["public.*"])
+        anew.record()
+        wanted = anew.finish()["published"]
+        assert tables.keys() == wanted.keys()
+        for name in tables:
+            assert sorted(contents(tables[name])) == sorted(contents(wanted[name])), f"night {self.number}, {name}"
+
+
+def contents(uri: str) -> Bytes:
+    """The bytes of all rows of a copy."""
+    folder = Storage(uri)
+    found: Bytes = []
+    for name in folder.files():
+        for batch in pq.read_table(folder.path(name)).combine_chunks().to_batches():
+            found += row_bytes.encode(batch, batch.schema.names).to_pylist()
+    return found
+
+
+@pytest.fixture
+def nights(postgres_factory: PostgresFactory, spark: SparkSession, tmp_path: Path) -> Nights:
+    return Nights(postgres_factory(None, VERSIONS[-1]), spark, tmp_path)
+
+
+FULL = "ALTER TABLE {0} REPLICA IDENTITY FULL"
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_every_type_at_its_extremes(
+    version: int, postgres_factory: PostgresFactory, spark: SparkSession, tmp_path: Path
+) -> None:
+    nights = Nights(postgres_factory(None, version), spark, tmp_path)
+    kinds = list(CASES.items())
+    most = max(len(values) for _, values in kinds)
+    columns = ", ".join(f"c{number} {kind}" for number, (kind, _) in enumerate(kinds))
+    made = ", made bigint GENERATED ALWAYS AS (c1 * 2::bigint) STORED" if version >= 18 else ""
+    nights.do(SETUP)
+    for name, key in (("t", "id int PRIMARY KEY"), ("keyless", "id int")):
+        nights.do(f"CREATE TABLE {name} ({key}, {columns}{made})", FULL.format(name))
+        for number in range(most):
+            row = ", ".join(values[number] if number < len(values) else "NULL" for _, values in kinds)
+            nights.do(f"INSERT INTO {name} VALUES ({number}, {row})")
+    nights.first()
+    for name in ("t", "keyless"):
+        # What was is taken out by its before image; what is comes from its after image, which does not repeat what is
+        # stored out of line.
+        nights.do(
+            f"UPDATE {name} SET id = id + 100 WHERE id % 2 = 1",
+            f"UPDATE {name} SET c0 = 5 WHERE id % 4 = 0",
+            f"UPDATE {name} SET c1 = 6 WHERE id % 4 = 0",
+            f"DELETE FROM {name} WHERE id = 2",
+        )
+    nights.do(
+        "INSERT INTO keyless SELECT * FROM (TABLE keyless LIMIT 2) s"
+        if not made
+        else "DELETE FROM keyless WHERE id = 4"
+    )
+    nights.rolled()
+    nights.do("DELETE FROM t WHERE id > 100", "UPDATE keyless SET id = -id")
+    nights.rolled()
+
+
+def test_a_transaction_that_is_prepared_on_one_night_and_committed_on_the_next(nights: Nights) -> None:
+    nights.do("CREATE TABLE stock (id int PRIMARY KEY, v int)", FULL.format("stock"))
+    nights.do("INSERT INTO stock VALUES (1, 10), (2, 20), (3, 30)")
+    nights.first()
+    with nights.server.connect() as writer:
+        writer.execute("BEGIN; UPDATE stock SET v = 0 WHERE id = 2; DELETE FROM stock WHERE id = 3")
+        writer.execute("PREPARE TRANSACTION 'long'")
+    nights.do("UPDATE stock SET v = 11 WHERE id = 1")
+    # A slot waits for what is prepared; the position of a time does not.
+    run = nights.night(as_of=str(nights.ask("SELECT pg_current_wal_flush_lsn()")))
+    position = run.record()
+    nights.do("COMMIT PREPARED 'long'", "UPDATE stock SET v = v + 1")
+    assert sorted(pq.read_table(Storage(run.finish()["published"]["public.stock"]).path())["v"].to_pylist()) == [
+        11,
+        20,
+        30,
+    ]
+    assert run.found["consolidate"]["position"] == position
+    nights.rolled()
+
+
+def test_partitions_and_rows_that_move_between_them(nights: Nights) -> None:
+    nights.do(
+        "CREATE TABLE tree (note text, id int PRIMARY KEY, n int) PARTITION BY RANGE (id)",
+        "CREATE TABLE low PARTITION OF tree FOR VALUES FROM (0) TO (50)",
+        # Its columns come in another order.
+        "CREATE TABLE high (id int NOT NULL, n int, note text)",
+        "ALTER TABLE tree ATTACH PARTITION high FOR VALUES FROM (50) TO (500)",
+        *(FULL.format(name) for name in ("tree", "low", "high")),
+        "INSERT INTO tree SELECT repeat(md5(i::text), 300), i, i FROM generate_series(1, 99) i",
+    )
+    nights.first()
+    nights.do(
+        "UPDATE tree SET id = id + 100 WHERE id < 20",
+        "UPDATE tree SET n = 0 WHERE id % 3 = 0",
+        "DELETE FROM tree WHERE id % 7 = 0",
+        "UPDATE tree SET id = id - 100 WHERE id > 115",
+        # It came and went, and rows through it.
+        "CREATE TABLE more PARTITION OF tree FOR VALUES FROM (500) TO (600)",
+        FULL.format("more"),
+        "UPDATE tree SET id = 500 + id WHERE id BETWEEN 60 AND 64",
+        "UPDATE tree SET id = id - 500 WHERE id IN (560, 561)",
+        "DROP TABLE more",
+    )
+    nights.rolled()
+    nights.do("CREATE TABLE more PARTITION OF tree FOR VALUES FROM (500) TO (600)", FULL.format("more"))
+    nights.do("INSERT INTO tree VALUES ('x', 555, 1)")
+    run = nights.night("auto")
+    run.record()
+    assert "read in full: it, its schema or the publication was altered" in run.plans[0].reason
+    nights.check(run.finish()["published"])
+    nights.do("UPDATE tree SET id = 1000 - id WHERE id > 500")
+    nights.rolled()
+
+
+def test_what_happens_between_preflight_and_the_position(nights: Nights) -> None:
+    nights.do("CREATE TABLE stock (id int PRIMARY KEY, v int)", FULL.format("stock"), "INSERT INTO stock VALUES (1, 1)")
+    nights.first()
+    run = nights.night("auto")
+    plans = run.preflight()
+    assert plans[0].base
+    nights.do("TRUNCATE stock")
+    run.preflight = lambda: plans  # type: ignore[method-assign]
+    with pytest.raises(PreflightError, match="altered since"):
+        run.record()
+    nights.do("INSERT INTO stock VALUES (5, 50)")
+    run = nights.night("auto")
+    run.record()
+    assert "read in full" in run.plans[0].reason
+    assert run.finish()["rows"] == {"public.stock": 1}
+    nights.do("UPDATE stock SET v = 1")
+    nights.rolled()
+
+
+def test_a_run_rests_on_what_it_was_begun_with_whatever_happens_later(nights: Nights) -> None:
+    nights.do("CREATE TABLE stock (id int PRIMARY KEY, v int)", FULL.format("stock"), "INSERT INTO stock VALUES (1, 1)")
+    nights.first()
+    nights.do("INSERT INTO stock VALUES (2, 2)")
+    run = nights.night()
+    run.record()
+    name = nights.ask("SELECT pubname FROM pg_publication WHERE pubname LIKE 'cdc_standing%'")
+    nights.do("TRUNCATE stock", "ALTER TABLE stock ADD n int", f"SELECT pg_drop_replication_slot('{name}')")
+    assert run.finish()["rows"] == {"public.stock": 2}
+    # Nothing is wanted any more that is not there: the next night begins anew, and says so.
+    run = nights.night("auto")
+    run.record()
+    assert "it was lost" in run.plans[0].reason
+    nights.check(run.finish()["published"])
+    nights.do("INSERT INTO stock VALUES (7, 7, 7)")
+    nights.rolled()
+
+
+def test_a_change_that_the_log_lost_stops_the_run(nights: Nights) -> None:
+    nights.do("CREATE TABLE stock (id int PRIMARY KEY, v int)", FULL.format("stock"))
+    nights.do("INSERT INTO stock VALUES (1, 10), (2, 20)")
+    nights.first()
+    settings = settings_of(nights.server)
+    name = nights.ask("SELECT pubname FROM pg_publication")
+    nights.do(f"ALTER PUBLICATION {name} DROP TABLE stock", "UPDATE stock SET v = 7 WHERE id = 2")
+    nights.do(f"ALTER PUBLICATION {name} ADD TABLE stock", "UPDATE stock SET v = 8 WHERE id = 2")
+    # The record is forged: nothing else would say that the log was silent for a while.
+    with session(settings) as connection:
+        record = load(connection, name)
+        assert record is not None
+        states = states_of(connection, name, read_tables(connection, [TableName("public", "stock")]))
+        tables = {table: replace(joined, state=states[table]) for table, joined in record.tables.items()}
+        store(connection, name, replace(record, tables=tables))
+    run = nights.night()
+    run.record()
+    run.snapshot()
+    run.extract_delta()
+    with pytest.raises(CopyMismatch, match="is not what the log says"):
+        run.consolidate()
+
+
+def test_tables_that_join_are_read_and_all_are_of_one_position(nights: Nights) -> None:
+    nights.do("CREATE TABLE a (id int PRIMARY KEY, v int)", FULL.format("a"), "INSERT INTO a VALUES (1, 1), (2, 2)")
+    nights.first()
+    nights.do("CREATE TABLE b (id int PRIMARY KEY, v int)", FULL.format("b"), "INSERT INTO b VALUES (1, 1)")
+    nights.do("UPDATE a SET v = 3")
+    run = nights.night("auto")
+    run.record()
+    assert [bool(plan.base) for plan in run.plans] == [True, False]
+    # After the position: what is read live goes back, and what is rolled forward ends before it.
+    nights.do("UPDATE a SET v = 4", "UPDATE b SET v = 4", "INSERT INTO b VALUES (2, 2)", "DELETE FROM a WHERE id = 1")
+    tables = run.finish()["published"]
+    found = {name: pq.read_table(Storage(uri).path()).to_pylist() for name, uri in tables.items()}
+    assert {name: sorted((row["id"], row["v"]) for row in rows) for name, rows in found.items()} == {
+        "public.a": [(1, 3), (2, 3)],
+        "public.b": [(1, 1)],
+    }
+    nights.rolled()
+
+
+def test_copies_of_several_nights_and_two_lakes_share_one_slot(nights: Nights, tmp_path: Path) -> None:
+    nights.do(*(f"CREATE TABLE {name} (id int PRIMARY KEY, v int)" for name in "ab"), *map(FULL.format, "ab"))
+    nights.do("INSERT INTO a VALUES (1, 1)", "INSERT INTO b VALUES (1, 1)")
+    nights.first()
+    other = Nights(nights.server, nights.spark, tmp_path / "other")
+    nights.do("UPDATE a SET v = 2", "UPDATE b SET v = 2")
+    other.first()
+    # Without b: its copy stays that of the night before.
+    nights.do("UPDATE a SET v = 3", "ALTER TABLE b ADD n int", "UPDATE b SET v = 3", "INSERT INTO b VALUES (9, 9)")
+    run = nights.night(tables=["public.a"])
+    run.record()
+    run.finish()
+    nights.do("UPDATE a SET v = 4")
+    run = nights.night("auto")
+    run.record()
+    assert [bool(plan.base) for plan in run.plans] == [True, False]
+    nights.check(run.finish()["published"])
+    nights.do("UPDATE a SET v = 5", "UPDATE b SET n = 5")
+    run = nights.night(tables=["public.b"])
+    run.record()
+    run.finish()
+    nights.do("DELETE FROM a", "INSERT INTO b VALUES (7, 7, 7)")
+    # The two copies are of two positions.
+    nights.rolled()
+    run = other.night("auto")
+    run.record()
+    assert [bool(plan.base) for plan in run.plans] == [True, False]
+    other.check(run.finish()["published"])
