@@ -36,7 +36,7 @@ from airflow_provider_cdc.jobs.step import Step, run_step
 from airflow_provider_cdc.jobs.tasks import run_tasks
 from airflow_provider_cdc.jobs.verify import Checked, require_whole, without_damaged
 from airflow_provider_cdc.sources.connection import ConnectionSettings
-from airflow_provider_cdc.sources.optional import PreparesBeforeWindow, rolling_forward
+from airflow_provider_cdc.sources.optional import LogsStatements, PreparesBeforeWindow, rolling_forward
 from airflow_provider_cdc.sources.window import LogSegment, TrackedTable
 
 PLAN = "delta/plan.json"
@@ -184,6 +184,10 @@ def _read_window(step: Step, window: Window) -> tuple[list[SegmentRecord], net.D
             raise _prepared_nowhere(unmatched_commits)
         read = earlier + read
         decisions, unmatched_commits = net.decide([record.summary for record in read])
+    if any(record.summary.writes for record in read):
+        assert isinstance(source, LogsStatements)
+        check = partial(source.check_writes, [record.summary for record in read])
+        persist("extract_delta: check what was logged as statements", check)
     return read, decisions
 
 

@@ -19,7 +19,7 @@ from airflow_provider_cdc.sources.capabilities import Source
 from airflow_provider_cdc.sources.late import late_problems
 
 if TYPE_CHECKING:
-    from airflow_provider_cdc.sources.window import LogSegment
+    from airflow_provider_cdc.sources.window import LogSegment, SegmentSummary
 
 
 @runtime_checkable
@@ -52,6 +52,19 @@ class PreparesBeforeWindow(Protocol):
     def segments_before(self, segment: LogSegment, count: int) -> list[LogSegment]:
         """Up to ``count`` whole segments right before ``segment``, in log order. Their numbers lead up to its number.
         None: the log goes no further back.
+        """
+
+
+@runtime_checkable
+class LogsStatements(Protocol):
+    """A source whose log may have a change as the statement that made it, and not as the rows that it changed."""
+
+    def check_writes(self, summaries: Sequence[SegmentSummary]) -> None:
+        """Make sure that the statements in a window, of which ``summaries`` are those of all segments in log order,
+        changed no copied table. The reader has stopped for those that name one.
+
+        :raises ImageNotWhole: one may have.
+        :raises SourceUnavailable: the server cannot be reached.
         """
 
 

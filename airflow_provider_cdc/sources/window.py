@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.core.table import Table, TableName
 
 DELTA_SCHEMA = pa.schema(
     [
@@ -89,12 +89,25 @@ class TrackedTable:
         return not self.looked_at and (bool(self.upper) or self.table.keyless)
 
 
+@dataclass(frozen=True)
+class StatementWrite:
+    """Changes of rows of a table that is not copied, which the log has as statements only; the last is at ``place``.
+
+    ``read`` are the other tables that they read, but for copied ones.
+    """
+
+    read: tuple[TableName, ...]
+    place: str
+
+
 @dataclass
 class SegmentSummary:
     """What one segment held. ``decided`` maps a prepared transaction's id to the order at which it was committed here.
 
     ``rolled_back`` are ids rolled back here. ``seconds`` is the time it took to read it. ``parts`` is how many net
     changes the segment was given as, one after the other: whose keys do not fit into memory is netted in parts.
+    ``writes`` are the tables that are not copied and were written to by statements; ``redefined`` those of which some
+    statement here may have changed whether they are views, or have triggers (`sources.optional.LogsStatements`).
     """
 
     segment: LogSegment
@@ -106,3 +119,5 @@ class SegmentSummary:
     rolled_back: list[str] = field(default_factory=list)
     prepared: list[str] = field(default_factory=list)
     parts: int = 1
+    writes: dict[TableName, StatementWrite] = field(default_factory=dict)
+    redefined: list[TableName] = field(default_factory=list)

@@ -28,6 +28,7 @@ from airflow_provider_cdc.sources.mysql.past import replication_problems, resolv
 from airflow_provider_cdc.sources.mysql.schema import difference, read_tables
 from airflow_provider_cdc.sources.mysql.server import LOG_PLACE, check_identity
 from airflow_provider_cdc.sources.mysql.session import Connection, session, value
+from airflow_provider_cdc.sources.mysql.statement_writes import check_writes
 from airflow_provider_cdc.sources.window import LogSegment, TrackedTable
 
 
@@ -102,6 +103,7 @@ def _broken(
     first, last = names.index(begin.file), names.index(end.file)
     found: dict[TableName, str] = {}
     prepared = LongPrepared()
+    summaries = []
     for number, file in enumerate(names[first : last + 1]):
         left = [table for table in tables if table.name not in found]
         at = begin.position if number == 0 else codes.FIRST_POSITION
@@ -115,10 +117,15 @@ def _broken(
             return {table.name: found.get(table.name, _said(error)) for table in tables}
         found |= walker.broken
         prepared.add(walker)
+        summaries.append(walker.summary)
     # It may have changed any table. Every run from this copy on would stop for it.
     if lost := prepared.without_rows(settings, names, begin, start):
         why = f"since the copy: {_said(lost[0][0])}"
         return {table.name: found.get(table.name, why) for table in tables}
+    try:
+        check_writes(settings, summaries)
+    except ExactnessError as error:
+        return {table.name: found.get(table.name, f"since the copy: {_said(error)}") for table in tables}
     return found
 
 
@@ -133,10 +140,13 @@ class _Survey(PreparedWalker):
         self._left = list(tables)
 
     def _check(self, statement: Statement) -> None:
+        found = meaning(statement, self._names)
+        self._remember(found)
         # A statement may name several tables, and each look finds one.
-        while self._left and (found := meaning(statement, self._names)).effect is not Effect.HARMLESS:
+        while self._left and found.effect not in (Effect.HARMLESS, Effect.ELSEWHERE):
             touched = [table for table in self._left if table.name == found.table] or self._left
             self._note(touched, f"{found.statement} ({self.where})")
+            found = meaning(statement, self._names)
 
     def _bad_rows(self, code: int, table: TableName) -> None:
         # Whether a prepared transaction counts does not matter here: to read a table in full is right in any case.

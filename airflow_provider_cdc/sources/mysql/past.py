@@ -21,6 +21,7 @@ from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import (
     CdcError,
     ExactnessError,
+    ImageNotWhole,
     LogGone,
     PreflightError,
     Problem,
@@ -50,6 +51,7 @@ from airflow_provider_cdc.sources.mysql.server import (
 )
 from airflow_provider_cdc.sources.mysql.session import Connection, session, value
 from airflow_provider_cdc.sources.mysql.snapshot import NO_POSITION, tables_of
+from airflow_provider_cdc.sources.mysql.statement_writes import check_writes
 
 _POLL_SECONDS = 0.5
 _BREAKS = 20
@@ -278,6 +280,7 @@ def _first_break(
 ) -> tuple[CdcError, LogPlace] | None:
     first, last = files.index(prefix.place.file), files.index(end.file)
     prepared = LongPrepared()
+    summaries = []
     for number, file in enumerate(files[first : last + 1]):
         start = prefix.place.position if number == 0 else codes.FIRST_POSITION
         stop = end.position if file == end.file else None
@@ -287,6 +290,11 @@ def _first_break(
         except ExactnessError as error:
             return error, LogPlace(file, walker.position)
         prepared.add(walker)
+        summaries.append(walker.summary)
     # What comes after the first of them is looked at next.
-    lost = prepared.without_rows(settings, files, prefix.place, prefix.position)
+    lost: list[tuple[CdcError, LogPlace]] = [*prepared.without_rows(settings, files, prefix.place, prefix.position)]
+    try:
+        check_writes(settings, summaries)
+    except ImageNotWhole as error:
+        lost.append((error, LogPlace.parse(error.where)))
     return min(lost, key=lambda one: (file_number(one[1].file), one[1].position), default=None)

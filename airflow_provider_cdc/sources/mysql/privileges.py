@@ -72,6 +72,10 @@ class Privileges:
             f"GRANT SELECT ON {table_sql(name)} TO {self._account}",
         )
 
+    def sees_triggers(self, name: TableName) -> bool:
+        """Whether the server tells this user of the table's triggers."""
+        return self._granted("TRIGGER", name)
+
     def lock_problems(self, names: Sequence[TableName]) -> list[Problem]:
         """What is missing to lock these tables."""
         lacking = [name for name in names if not self._granted("LOCK TABLES", name)]

@@ -24,13 +24,14 @@ from airflow_provider_cdc.sources.mysql.session import RunSettings, session, val
 from airflow_provider_cdc.sources.optional import (
     ChecksServer,
     GoesBack,
+    LogsStatements,
     OrdersChunks,
     PreparesBeforeWindow,
     Reach,
     RollsForward,
     TellsReach,
 )
-from airflow_provider_cdc.sources.window import LogSegment, TrackedTable, UpperBound
+from airflow_provider_cdc.sources.window import LogSegment, SegmentSummary, TrackedTable, UpperBound
 
 
 class MysqlSource:
@@ -155,6 +156,11 @@ class MysqlSource:
 
         return segments_before(self.settings, segment, count)
 
+    def check_writes(self, summaries: Sequence[SegmentSummary]) -> None:
+        from airflow_provider_cdc.sources.mysql import statement_writes
+
+        statement_writes.check_writes(self.settings, summaries)
+
     def read_segment(
         self, segment: LogSegment, initial: str, tables: Sequence[TrackedTable]
     ) -> AbstractContextManager[SegmentReader]:
@@ -177,5 +183,7 @@ if TYPE_CHECKING:
 
     def _is_source(
         source: MysqlSource,
-    ) -> tuple[Source, OrdersChunks, PreparesBeforeWindow, GoesBack, TellsReach, ChecksServer, RollsForward]:
-        return source, source, source, source, source, source, source
+    ) -> tuple[
+        Source, OrdersChunks, PreparesBeforeWindow, LogsStatements, GoesBack, TellsReach, ChecksServer, RollsForward
+    ]:
+        return source, source, source, source, source, source, source, source

@@ -143,6 +143,7 @@ def query(body: bytes) -> Statement:
         # A number that is not known to be absent counts as present.
         atomic=_ATOMIC in variables or -1 in variables,
         schemas=_schemas(variables.get(_SCHEMAS)),
+        charset=_charset(variables[_CHARSET]) if _CHARSET in variables else "",
     )
 
 
@@ -182,15 +183,24 @@ def _schemas(data: bytes | None) -> frozenset[str] | None:
     return frozenset(name.decode("utf-8", "surrogateescape") for name in data[1:-1].split(b"\0"))
 
 
-def _decode(text: bytes, charset: bytes | None) -> str:
-    """The text, in which a byte that is no character is a lone surrogate: no name has one, a literal may."""
-    collation = int.from_bytes(charset[:2], "little") if charset else 0
+def _collation(charset: bytes | None) -> int:
+    return int.from_bytes(charset[:2], "little") if charset else 0
+
+
+def _charset(charset: bytes | None) -> str:
+    """The name of the client's character set; empty: it is not known."""
+    collation = _collation(charset)
     try:
         known_to_driver: Any = charset_by_id(collation)
-        name = known_to_driver.name
+        return str(known_to_driver.name)
     except LookupError:
         # From here on the driver does not know them all, and all are of utf8mb4. 0: the event does not tell.
-        name = "utf8mb4" if collation >= _FIRST_LATE_COLLATION else "ascii" if not collation else ""
+        return "utf8mb4" if collation >= _FIRST_LATE_COLLATION else "ascii" if not collation else ""
+
+
+def _decode(text: bytes, charset: bytes | None) -> str:
+    """The text, in which a byte that is no character is a lone surrogate: no name has one, a literal may."""
+    name = _charset(charset)
     if name in ("utf8mb4", "utf8mb3", "binary"):
         return text.decode("utf-8", "surrogateescape")
     if name == "ascii":
@@ -208,7 +218,7 @@ def _decode(text: bytes, charset: bytes | None) -> str:
             )
         except UnicodeDecodeError:
             pass
-    raise UnknownEvent(f"a statement is in a character set (collation {collation}) that cannot be read")
+    raise UnknownEvent(f"a statement is in a character set (collation {_collation(charset)}) that cannot be read")
 
 
 def _surrogate(byte: int) -> str:

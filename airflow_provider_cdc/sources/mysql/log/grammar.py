@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 from airflow_provider_cdc.core.table import TableName
@@ -19,7 +19,7 @@ class Statement:
 
     ``atomic`` is whether the server logged it with the number of a storage engine transaction, as it does when a
     statement really changed the dictionary. ``schemas`` are those of all tables that it opened, in any way, as the
-    server says; None if it does not.
+    server says; None if it does not. ``charset`` is the character set that the text was sent in.
     """
 
     text: str
@@ -28,6 +28,7 @@ class Statement:
     backslash_escapes: bool = True
     atomic: bool = True
     schemas: frozenset[str] | None = None
+    charset: str = "utf8mb4"
 
 
 class UnreadableError(Exception):
@@ -36,11 +37,15 @@ class UnreadableError(Exception):
 
 @dataclass(frozen=True)
 class Token:
-    """A word (``word``, upper case, is its keyword reading), a quoted name, a string, or a sign."""
+    """A word (``word``, upper case, is its keyword reading), a quoted name, a string, or a sign.
+
+    ``spaced`` is whether it stands apart from what is before it.
+    """
 
     text: str
     word: str = ""
     name: bool = False
+    spaced: bool = field(default=False, compare=False)
 
     @property
     def can_name(self) -> bool:
@@ -77,6 +82,7 @@ def _tokens(statement: Statement) -> Iterator[Token]:
     pattern = _pattern(statement.backslash_escapes, statement.ansi_quotes)
     text = statement.text
     at = 0
+    spaced = False
     while at < len(text):
         match = pattern.match(text, at)
         if match is None:
@@ -98,7 +104,8 @@ def _tokens(statement: Statement) -> Iterator[Token]:
         elif kind == "string":
             yield Token("'")
         elif kind == "sign":
-            yield Token(match["sign"])
+            yield Token(match["sign"], spaced=spaced)
+        spaced = kind in ("space", "comment", "versioned", "end_of_versioned", None)
 
 
 def known(name: str) -> str:

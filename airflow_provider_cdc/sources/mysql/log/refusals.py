@@ -45,8 +45,8 @@ def logged_as_statement(statement: str, where: str) -> CdcError:
     return ImageNotWhole(
         f"{statement} was logged as a statement, without row images",
         where=where,
-        hint="let all sessions use binlog_format=ROW, and what cannot (pt-table-checksum) touch no schema with copied "
-        f"tables while a run lasts; then {_NEW_RUN}",
+        hint="let all sessions use binlog_format=ROW, and what cannot (pt-table-checksum) write to one table of "
+        f"another schema, named with it, and call built-in functions only; then {_NEW_RUN}",
     )
 
 

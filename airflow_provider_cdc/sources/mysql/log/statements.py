@@ -11,11 +11,12 @@ them into the log, such as DROP TABLE with its generated comment, are of the sam
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from itertools import pairwise
 
 from airflow_provider_cdc.core.table import TableName
+from airflow_provider_cdc.sources.mysql.log.elsewhere import Write, write_of
 from airflow_provider_cdc.sources.mysql.log.grammar import Reader, Statement, Token, UnreadableError, known
 from airflow_provider_cdc.sources.mysql.log.index_changes import alters_no_row, drops_index, makes_index
 from airflow_provider_cdc.sources.mysql.log.names import TrackedNames
@@ -29,16 +30,27 @@ class Effect(Enum):
     """It changes a copied table in a way that leaves no row images."""
     ROW_CHANGE = "row change"
     """It changes rows and was logged as text: there are no images, whatever tables it reached."""
+    ELSEWHERE = "elsewhere"
+    """As `ROW_CHANGE`, but it writes to one table that is not copied, unless a view or a trigger hides behind it."""
     NOT_UNDERSTOOD = "not understood"
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """``statement`` is its kind, such as ALTER TABLE; ``table`` the copied one that it touches."""
+    """``statement`` is its kind, such as ALTER TABLE; ``table`` the copied one that it touches.
+
+    ``write``: what it writes to `Effect.ELSEWHERE`. ``redefines``: the tables, copied or not, of which it may change
+    whether they are views, or have triggers; ``*`` stands for all.
+    """
 
     effect: Effect
     statement: str
     table: TableName | None = None
+    write: Write | None = None
+    redefines: tuple[TableName, ...] = ()
+
+
+EVERY_TABLE = TableName("*", "*")
 
 
 class _Parser(Reader):
@@ -51,8 +63,11 @@ class _Parser(Reader):
     def rows_as_text(self, what: str) -> Meaning:
         """It changes rows. If no table of a schema with copied ones was opened, they are of others."""
         schemas = self.statement.schemas
-        elsewhere = schemas is not None and not any(self.tracked.first_in(known(schema)) for schema in schemas)
-        return Meaning(Effect.HARMLESS if elsewhere else Effect.ROW_CHANGE, what)
+        if schemas is not None and not any(self.tracked.first_in(known(schema)) for schema in schemas):
+            return Meaning(Effect.HARMLESS, what)
+        if (write := write_of(self.statement, self.tracked)) is not None:
+            return Meaning(Effect.ELSEWHERE, what, write=write)
+        return Meaning(Effect.ROW_CHANGE, what)
 
     def found(self, table: TableName) -> TableName | None:
         return self.tracked.find(table.schema, table.name)
@@ -63,6 +78,15 @@ class _Parser(Reader):
             if found is not None:
                 return Meaning(Effect.TOUCHES, what, found)
         return Meaning(Effect.HARMLESS, what)
+
+    def redefines(self, what: str, *tables: TableName) -> Meaning:
+        """As `touches`, of a statement after which a name may stand for something else."""
+        return replace(self.touches(what, *tables), redefines=tables)
+
+    def other(self, what: str) -> Meaning:
+        """A statement about an object that is no table, index or schema. Views and triggers count for tables."""
+        words = {token.word for token in self.tokens}
+        return Meaning(Effect.HARMLESS, what, redefines=(EVERY_TABLE,) if words & {"TRIGGER", "VIEW"} else ())
 
 
 _ROW_CHANGES = {"INSERT", "REPLACE", "UPDATE", "DELETE", "LOAD", "WITH", "SELECT", "DO", "CALL", "TABLE", "VALUES"}
@@ -137,7 +161,7 @@ def _alter(parser: _Parser) -> Meaning:
         return Meaning(Effect.HARMLESS, "ALTER DATABASE")
     other = parser.take(*_OTHER_OBJECTS)
     if other:
-        return Meaning(Effect.HARMLESS, f"ALTER {other}")
+        return parser.other(f"ALTER {other}")
     parser.take("ONLINE", "OFFLINE")
     parser.take("IGNORE")
     parser.need("TABLE", "TABLES")
@@ -162,7 +186,7 @@ def _alter(parser: _Parser) -> Meaning:
             tables.append(parser.table())
         else:
             parser.at += 1
-    return parser.touches("ALTER TABLE", *tables)
+    return parser.redefines("ALTER TABLE", *tables)
 
 
 def _create(parser: _Parser) -> Meaning:
@@ -186,7 +210,7 @@ def _create(parser: _Parser) -> Meaning:
     temporary = parser.take("TEMPORARY")
     other = "" if temporary else parser.take(*_OTHER_OBJECTS)
     if other:
-        return Meaning(Effect.HARMLESS, f"CREATE {other}")
+        return parser.other(f"CREATE {other}")
     parser.take("EXTERNAL")
     parser.need("TABLE")
     rest = [token.word for token in parser.tokens[parser.at :]]
@@ -207,8 +231,10 @@ def _create(parser: _Parser) -> Meaning:
 def _drop(parser: _Parser) -> Meaning:
     if parser.take("DATABASE", "SCHEMA"):
         parser.if_exists()
-        found = parser.tracked.first_in(parser.name())
-        return Meaning(Effect.TOUCHES if found else Effect.HARMLESS, "DROP DATABASE", found)
+        schema = parser.name()
+        found = parser.tracked.first_in(schema)
+        redefines = (TableName(schema, "*"),)
+        return Meaning(Effect.TOUCHES if found else Effect.HARMLESS, "DROP DATABASE", found, redefines=redefines)
     if parser.take("INDEX"):
         name = parser.name()
         parser.need("ON")
@@ -222,10 +248,10 @@ def _drop(parser: _Parser) -> Meaning:
         return Meaning(Effect.HARMLESS, "DROP TEMPORARY TABLE")
     other = parser.take(*_OTHER_OBJECTS)
     if other:
-        return Meaning(Effect.HARMLESS, f"DROP {other}")
+        return parser.other(f"DROP {other}")
     parser.need("TABLE", "TABLES")
     parser.if_exists()
-    return parser.touches("DROP TABLE", *_table_list(parser))
+    return parser.redefines("DROP TABLE", *_table_list(parser))
 
 
 def _rename(parser: _Parser) -> Meaning:
@@ -238,4 +264,4 @@ def _rename(parser: _Parser) -> Meaning:
         parser.need("TO")
         tables.append(parser.table())
         if not parser.sign(","):
-            return parser.touches("RENAME TABLE", *tables)
+            return parser.redefines("RENAME TABLE", *tables)

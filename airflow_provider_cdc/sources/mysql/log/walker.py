@@ -25,18 +25,19 @@ from airflow_provider_cdc.sources.mysql.log.layouts import layouts, parents_of
 from airflow_provider_cdc.sources.mysql.log.membership import TSID_BYTES, in_set, tsid_parts
 from airflow_provider_cdc.sources.mysql.log.names import TrackedNames
 from airflow_provider_cdc.sources.mysql.log.row_events import MOST_RECORDS, KeyRanges
-from airflow_provider_cdc.sources.mysql.log.statements import Effect, meaning
+from airflow_provider_cdc.sources.mysql.log.statements import EVERY_TABLE, Effect, Meaning, meaning
 from airflow_provider_cdc.sources.mysql.log.table_maps import TableMaps
 from airflow_provider_cdc.sources.mysql.log.walk import walk
 from airflow_provider_cdc.sources.mysql.log.xa import XaLedger
 from airflow_provider_cdc.sources.netting import NetChange
-from airflow_provider_cdc.sources.window import SegmentSummary, TrackedTable
+from airflow_provider_cdc.sources.window import SegmentSummary, StatementWrite, TrackedTable
 
 _Read = TypeVar("_Read")
 
 _KNOWN_BETWEEN_TRANSACTIONS = (codes.PREVIOUS_GTIDS, codes.STOP)
 _MAX_FORMAT_BYTES = 1 << 16
 _INNER_BYTES = 1 << 18
+_MOST_NAMES = 1000
 
 
 class LogWalker:
@@ -237,12 +238,26 @@ class LogWalker:
     def _check(self, statement: Statement) -> None:
         """Stop the run if a statement changes a copied table, or might."""
         found = meaning(statement, self._names)
+        self._remember(found)
         if found.effect is Effect.TOUCHES:
             self._breaks(refusals.touched(found.statement, found.table, found.table in self._parents, self.where))
         elif found.effect is Effect.ROW_CHANGE:
             self._breaks(refusals.logged_as_statement(found.statement, self.where))
         elif found.effect is Effect.NOT_UNDERSTOOD:
             self._breaks(refusals.not_understood(found.statement, self.where))
+
+    def _remember(self, found: Meaning) -> None:
+        """Note what tells, once the whole window is read, whether statements wrote to copied tables."""
+        summary = self._summary
+        if found.write is not None:
+            table, read = found.write.table, set(found.write.read)
+            if (before := summary.writes.get(table)) is not None:
+                read |= set(before.read)
+            summary.writes[table] = StatementWrite(tuple(sorted(read)), f"{self._file}:{self.position}")
+        for table in found.redefines:
+            if table not in summary.redefined:
+                many = len(summary.redefined) == _MOST_NAMES
+                summary.redefined = [EVERY_TABLE] if many else [*summary.redefined, table]
 
     def _xa_statement(self, xa: events.XaStatement) -> None:
         state = self.state
