@@ -29,5 +29,15 @@ def interrupt_at(patch: pytest.MonkeyPatch, number: int) -> None:
 
         patch.setattr(Storage, name, replacement)
 
-    for name in ("write_json", "create_json", "delete_file", "delete_folder", "make_folder", "move_to", "adopt"):
+    for name in (
+        "write_json",
+        "create_json",
+        "delete_file",
+        "delete_folder",
+        "delete_empty_folder",
+        "rename_folder",
+        "make_folder",
+        "move_to",
+        "adopt",
+    ):
         counted(name)

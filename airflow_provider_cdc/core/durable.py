@@ -91,6 +91,33 @@ def adopt(filesystem: fs.FileSystem, path: str, new_path: str) -> None:
     filesystem.move(temporary, new_path)
 
 
+def delete_empty_folder(filesystem: fs.FileSystem, path: str) -> bool:
+    """Remove a folder unless something lies in it; whether it is gone now."""
+    if isinstance(filesystem, fs.LocalFileSystem):
+        try:
+            Path(path).rmdir()
+        except FileNotFoundError:
+            return True
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+            return False
+        return True
+    if filesystem.get_file_info(fs.FileSelector(path, allow_not_found=True)):
+        return False
+    if _exists(filesystem, path):
+        filesystem.delete_dir(path)
+    return True
+
+
+def rename_folder(filesystem: fs.FileSystem, path: str, new_path: str) -> bool:
+    """Give a folder another name at once, for everybody; False: this store has no folders, or the name is taken."""
+    if filesystem.type_name in _OBJECT_STORES or _exists(filesystem, new_path):
+        return False
+    filesystem.move(path, new_path)
+    return True
+
+
 def make_folder(filesystem: fs.FileSystem, path: str) -> None:
     """Make a folder, and those above it, that survive a crash once this returns."""
     if not isinstance(filesystem, fs.LocalFileSystem):

@@ -112,6 +112,10 @@ def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
 
+def _is_zero(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value == 0
+
+
 def _is_time(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
 
@@ -141,6 +145,9 @@ TABLE_NAMES = Accepted(
 PATTERNS = Accepted("a list of patterns, or nothing", _are_texts_or_none, {"type": ["array", "null"]})
 PROPERTIES = Accepted("an object of Spark properties", _are_properties, {"type": ["object", "null"]})
 COUNT = Accepted("a whole number above 0", _is_count, {"type": "integer", "minimum": 1})
+COUNT_OR_NONE = Accepted(
+    "a whole number", lambda value: _is_count(value) or _is_zero(value), {"type": "integer", "minimum": 0}
+)
 WHOLE_SECONDS = Accepted("a whole number of seconds above 0", _is_count, {"type": "integer", "minimum": 1})
 SECONDS = Accepted("a number of seconds", _is_time, {"type": "number", "minimum": 0})
 AS_OF = Accepted(

@@ -21,6 +21,7 @@ from airflow_provider_cdc.core.option import (
     AS_OF,
     CONNECTION,
     COUNT,
+    COUNT_OR_NONE,
     FLAG,
     PATTERNS,
     PROPERTIES,
@@ -184,6 +185,14 @@ class StepOptions:
         "log of `preflight` says why. `changes`: as `auto`, but a table that would have to be read in full stops "
         "the run. On PostgreSQL it needs a `standing_slot`.",
         example="full, auto or changes",
+    )
+    keep: int = option(
+        0,
+        accepts=COUNT_OR_NONE,
+        title="Copies to keep",
+        help="How many copies of each table stay: when a run has published the latest one, it removes those that are "
+        "older than the newest so many of its tables, whichever run made them; 0: all of them stay.",
+        example="a number such as 7",
     )
     lock: LockPolicy = field(default_factory=LockPolicy)
     keep_slot: bool = option(

@@ -100,6 +100,19 @@ class Storage:
             infos = self._filesystem.get_file_info(fs.FileSelector(self.path(name), allow_not_found=True))
         return {posixpath.join(name, info.base_name): info.mtime for info in infos if info.type == fs.FileType.File}
 
+    def newest_time(self) -> datetime:
+        """When anything in this folder, or in those below it, was last written, by the store's clock.
+
+        :raises FileNotFoundError: there is no file.
+        """
+        with told(self.uri):
+            infos = self._filesystem.get_file_info(fs.FileSelector(self._root, allow_not_found=True, recursive=True))
+        times = [info.mtime for info in infos if info.type == fs.FileType.File]
+        if not times:
+            raise FileNotFoundError(self.uri)
+        newest: datetime = max(times)
+        return newest
+
     def folders(self, name: str = "") -> list[str]:
         """Names of the folders directly in folder ``name``, sorted; empty if it does not exist."""
         return self._entries(name, fs.FileType.Directory)
@@ -129,6 +142,16 @@ class Storage:
         if self.exists(name):
             with told(self.uri_of(name)):
                 self._filesystem.delete_dir(self.path(name))
+
+    def delete_empty_folder(self, name: str) -> bool:
+        """Remove a folder unless something lies in it; whether it is gone now."""
+        with told(self.uri_of(name)):
+            return durable.delete_empty_folder(self._filesystem, self.path(name))
+
+    def rename_folder(self, name: str, new_name: str) -> bool:
+        """Give a folder another name at once, for everybody; False: this store cannot do that, or the name is taken."""
+        with told(self.uri_of(name)):
+            return durable.rename_folder(self._filesystem, self.path(name), self.path(new_name))
 
     def delete_file(self, name: str) -> None:
         if self.exists(name):

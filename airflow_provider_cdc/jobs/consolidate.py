@@ -6,7 +6,7 @@ The step has four moments, and a try that begins after a crash goes on from the 
 2. The commit fixes the files that count, for all tables. Only one try can make it, and from here on the run is
    published, whatever happens: all that follows is done from the commit alone, by any try, or by several at once.
 3. The sink publishes what the commit names. Only then is the step done.
-4. The work files are removed, and so is what the source kept for the run.
+4. The work files are removed, and so is what the source kept for the run, and older copies (`jobs.retain`).
 
 So no try can ever make a file visible that the commit does not name, however late it wakes up.
 """
@@ -36,6 +36,7 @@ from airflow_provider_cdc.jobs.net import BUCKETS, NetChange, bucket_ranges
 from airflow_provider_cdc.jobs.nulled import add_nulled, say_nulled
 from airflow_provider_cdc.jobs.patience import persist
 from airflow_provider_cdc.jobs.progress import Progress, ProgressFile, say, table
+from airflow_provider_cdc.jobs.retain import check_own_copies, retain
 from airflow_provider_cdc.jobs.rewind import Outcome, Restore, Rewind, RewindTask
 from airflow_provider_cdc.jobs.skipped import check_some_left, say_skipped
 from airflow_provider_cdc.jobs.snapshot import read_table_files
@@ -70,11 +71,13 @@ def consolidate(spark: SparkSession, folder: Storage, settings: ConnectionSettin
     found = run_step(CONSOLIDATE, spark, folder, settings, _consolidate)
     run = Run.load(folder)
     if done_before:
+        check_own_copies(run)
         # The heads may have been removed since.
         _publish(run, decision_of(run))
     clean(run)
     _release(run, settings)
     _give_up_past(run, settings)
+    retain(run, open_source(settings))
     return found
 
 

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 from airflow_provider_cdc.core.decision import read_bases
 from airflow_provider_cdc.core.manifest import RunTable
 from airflow_provider_cdc.core.parquet_writer import FILE_BYTES
+from airflow_provider_cdc.core.retention import check_not_removed
 from airflow_provider_cdc.core.staging import StagedFile
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.storage_errors import told
@@ -104,7 +105,11 @@ def look_at_bases(step: Step) -> dict[int, list[BaseFile]]:
     :raises FileDamaged: a file is gone, or not what its record says.
     """
     manifest = step.manifest
-    bases = read_bases(Storage(manifest.scratch), manifest.bases)
+    scratch = Storage(manifest.scratch)
+    bases = read_bases(scratch, manifest.bases)
+    for run_id in bases:
+        # The manifest names them, so from here on nobody begins to remove them.
+        check_not_removed(scratch.folder(run_id), [one.table.name for one in step.tables if one.base == run_id])
     files = [
         BaseFile(index, file)
         for index, entry in enumerate(step.tables)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.assets import announce
 from airflow_provider_cdc.core.records import digest_of
+from airflow_provider_cdc.core.removed import Removed, read_removed
 from airflow_provider_cdc.core.results import ConsolidateResult
 from airflow_provider_cdc.core.run import Run, read_is_latest
 from airflow_provider_cdc.core.storage import Storage
@@ -26,7 +27,8 @@ class ConsolidateOperator(SparkStepOperator):
 
     XComs: ``published``, the URI of each table's new files by the table's name; ``latest``, by the table's name,
     whether this run's copy is the one that ``_latest.json`` names (a newer one stays); ``skipped``, why each table that
-    was named is not published, by its name; ``position``, the one at which all copies are exact; and ``counts``.
+    was named is not published, by its name; ``position``, the one at which all copies are exact; ``removed``, the URIs
+    of the older copies that are gone now (``keep``), by the table's name; and ``counts``.
 
     Each copy is an event of its table's asset (`airflow_provider_cdc.assets`), whose ``extra`` has ``run_id``, the
     ``position`` (also under the source's own name for it), ``rows``, ``path``, ``latest``, and ``schema_digest``, which
@@ -44,6 +46,7 @@ class ConsolidateOperator(SparkStepOperator):
             run = Run.load(Storage(self.run_uri))
             latest = read_is_latest(run.folder)
             copies = _copies(run, found["published"], latest)
+            removed = read_removed(run.folder) if run.manifest.options.keep else Removed()
             announce(context["outlet_events"], self.outlets, self.source_conn_id, copies)
         for table in (name for name, is_latest in latest.items() if not is_latest):
             self.log.warning(
@@ -55,8 +58,9 @@ class ConsolidateOperator(SparkStepOperator):
             )
         say_skipped(self.log, found["skipped"])
         self._report(run)
-        hand_on(context, {"latest": latest})
-        return {**found, "latest": latest}
+        more = {"latest": latest, "removed": {table: list(uris) for table, uris in removed.copies.items()}}
+        hand_on(context, more)
+        return {**found, **more}
 
     def _report(self, run: Run) -> None:
         try:

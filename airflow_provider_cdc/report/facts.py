@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from airflow_provider_cdc.core.removed import Removed, read_removed
 from airflow_provider_cdc.core.results import ConsolidateResult, DeltaResult, SnapshotResult
 from airflow_provider_cdc.core.run import Run
 
@@ -39,6 +40,8 @@ def report_of(run: Run) -> Report:
     if done.skipped:
         why = tuple(sorted(done.skipped.items()))
         sections.append(Section("Left out", ("table", "why"), why, "Their folders keep the copies that they had."))
+    if run.manifest.options.keep:
+        sections.append(_removed(read_removed(run.folder), run.manifest.options.keep))
     if nulls := _nulls(read, done):
         note = "Values that no Arrow type holds, which became null because `unrepresentable` is `null`."
         sections.append(Section("Null instead of a value", ("table", "column", "values"), nulls, note))
@@ -106,6 +109,14 @@ def _steps(read: SnapshotResult, delta: DeltaResult, done: ConsolidateResult) ->
         ),
     )
     return Section("Steps", ("step", "seconds", "what it did"), rows, "Without the time that Spark took to start.")
+
+
+def _removed(removed: Removed, keep: int) -> Section:
+    rows = [(name, uri, "removed") for name, uris in removed.copies.items() for uri in uris]
+    rows += [("", f"run {run_id}", "its folder was removed") for run_id in removed.runs]
+    rows += [("", uri, f"stays: {why}") for uri, why in sorted(removed.left.items())]
+    note = f"Of each table the newest {keep:,} stay." if keep > 1 else "Of each table the newest one stays."
+    return Section("Older copies", ("table", "copy", "what became of it"), tuple(rows), note)
 
 
 def _nulls(read: SnapshotResult, done: ConsolidateResult) -> Rows:

@@ -127,6 +127,17 @@ class Sink(Protocol):
     def copy_folder(self, run_id: str, table: TableName) -> Storage:
         """The folder with the files of the copy that a run published of a table."""
 
+    def copies(self, table: TableName) -> list[str]:
+        """The ids of the runs whose copies of a table lie here, whole or in part: also what a `publish` or a `remove`
+        that is not done left."""
+
+    def remove(self, run_id: str, table: TableName, files: Sequence[StagedFile]) -> list[str]:
+        """Remove the copy of a table that a run published, and that is not the latest one. Other copies stay whole. If
+        it stops half-way, calling it again completes it.
+
+        Returns the URIs of what lies there and is none of ``files``, the files of the copy: that stays.
+        """
+
     def difference(self, run_id: str, table: TableName, file: StagedFile) -> str:
         """How a file differs from its record where `publish` puts it; empty if it does not."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -30,6 +31,9 @@ from airflow_provider_cdc.errors import (
 from airflow_provider_cdc.sinks.base import LatestCopy, Publication, PublishedCopy, TableChange
 from airflow_provider_cdc.sinks.latest import LATEST, check_source, read_latest, replace_latest
 
+_COPY = "snapshot="
+_REMOVED = "_removed="
+"""What the folder of a copy is called while it is removed, where a folder can be renamed: readers do not see it."""
 _MOVERS = 8
 _INCOMPLETE = "run the task again: it completes what was begun"
 _DAMAGED = "something else than this provider changed it, or the storage lost it: trigger a new run"
@@ -91,6 +95,37 @@ class ParquetSink:
 
     def copy_folder(self, run_id: str, table: TableName) -> Storage:
         return self._lake.folder(*place_of(table, run_id).split("/"))
+
+    def copies(self, table: TableName) -> list[str]:
+        names = [name.rpartition("/")[2] for name in self._lake.folders(folder_name(table))]
+        found = {name.partition("=")[2] for name in names if name.startswith((_COPY, _REMOVED))}
+        return sorted(found)
+
+    def remove(self, run_id: str, table: TableName, files: Sequence[StagedFile]) -> list[str]:
+        place = place_of(table, run_id)
+        hidden = f"{folder_name(table)}/{_REMOVED}{run_id}"
+        own = {file.base_name for file in files}
+        if self._lake.exists(place) and not self._strange(place, own):
+            # Readers of the folder see all of the copy or nothing of it, where the store can do that.
+            self._lake.rename_folder(place, hidden)
+        left = []
+        for folder in (place, hidden):
+            present = [name for name in self._lake.files(folder) if name.rpartition("/")[2] in own]
+            # An object store is waited for.
+            with ThreadPoolExecutor(_MOVERS) as removers:
+                list(removers.map(self._delete, present))
+            if not self._lake.delete_empty_folder(folder):
+                left += [self._lake.uri_of(name) for name in self._strange(folder, own)]
+        return left
+
+    def _strange(self, folder: str, own: set[str]) -> list[str]:
+        found = [*self._lake.files(folder), *self._lake.folders(folder)]
+        return [name for name in found if name.rpartition("/")[2] not in own]
+
+    def _delete(self, name: str) -> None:
+        # Another run may remove the same copy.
+        with suppress(FileNotFoundError):
+            self._lake.delete_file(name)
 
     def difference(self, run_id: str, table: TableName, file: StagedFile) -> str:
         return difference(self._lake, f"{place_of(table, run_id)}/{file.base_name}", file)
@@ -189,7 +224,7 @@ def _is_visible(name: str) -> bool:
 
 def place_of(table: TableName, run_id: str) -> str:
     """The folder of one copy of a table, relative to the lake."""
-    return f"{folder_name(table)}/snapshot={run_id}"
+    return f"{folder_name(table)}/{_COPY}{run_id}"
 
 
 def _latest(publication: Publication, change: TableChange, uri: str) -> Copy:

@@ -49,6 +49,7 @@ class Pipeline:
         standing_slot: str = "",
         standing_slot_hours: int = 48,
         refresh: str = "full",
+        keep: int = 0,
     ) -> None:
         self.target = Storage(target)
         self.run = Storage(scratch_of(target)).folder(run_id)
@@ -67,6 +68,7 @@ class Pipeline:
             standing_slot=standing_slot,
             standing_slot_hours=standing_slot_hours,
             refresh=refresh,
+            keep=keep,
             lock=self._lock,
             on_table_error=on_table_error,
         )

@@ -130,7 +130,8 @@ def make_runner(
     name: str = "lake",
     run_id: str = "20260101T000000Z-00000000",
     bases: Mapping[str, str] | None = None,
+    keep: int = 0,
 ) -> Runner:
     monkeypatch.setattr(step, "open_source", lambda settings: source)
     target = Storage((folder / name).as_uri())
-    return Runner(spark, target, monkeypatch, source, begin_run(target, source, initial, run_id, bases))
+    return Runner(spark, target, monkeypatch, source, begin_run(target, source, initial, run_id, bases, keep))

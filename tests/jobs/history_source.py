@@ -387,6 +387,7 @@ def begin_run(
     initial: int,
     run_id: str = "20260101T000000Z-00000000",
     bases: Mapping[str, str] | None = None,
+    keep: int = 0,
 ) -> Storage:
     """Write the manifest that lock_and_record would.
 
@@ -406,7 +407,7 @@ def begin_run(
             for table in tables()
         ),
         bases={base: base_of(published_run(scratch, base)) for base in bases.values()},
-        options=StepOptions(chunk_rows=10),
+        options=StepOptions(chunk_rows=10, keep=keep),
     )
     Run.create(manifest, instead_of=Run.load(run) if Run.exists(run) else None)
     return run

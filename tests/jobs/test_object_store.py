@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -58,6 +59,43 @@ def test_a_run_is_exact_on_s3_and_its_head_goes_forward(spark: SparkSession, mys
     assert late.run.read_json("latest.json") == {f"{schema}.t": True, f"{schema}.none": True}
     assert early.run.read_json("latest.json") == {f"{schema}.t": False, f"{schema}.none": False}
     assert set(Storage("s3://lake").folders()) >= {f"{schema} raw"}
+
+
+@pytest.mark.usefixtures("on_s3")
+def test_older_copies_are_removed_on_s3_but_those_of_a_table_that_was_left_out(
+    spark: SparkSession, mysql: MysqlServer, schema: str
+) -> None:
+    mysql.query(f"CREATE TABLE {schema}.`odd ü name` (id int PRIMARY KEY)")
+    mysql.query(f"INSERT INTO {schema}.`odd ü name` VALUES (1), (2), (3)")
+    mysql.query(f"CREATE TABLE {schema}.days (id int PRIMARY KEY, day date)")
+    mysql.query(f"INSERT INTO {schema}.days VALUES (1, '2026-01-01')")
+    target = f"s3://lake/{schema}-kept"
+    lake = Storage(target)
+    ids = [f"2026010{number}T000000Z-00000000" for number in (1, 2, 3)]
+
+    def night(number: int) -> dict[str, Any]:
+        tables = [f"{schema}.*"]
+        run = Pipeline(
+            spark, settings_of(mysql), target, tables, run_id=ids[number], on_table_error="skip", refresh="auto", keep=1
+        )
+        run.record()
+        return run.finish()
+
+    def left() -> list[list[int]]:
+        folders = {name: lake.folders(name) for name in lake.folders() if not name.startswith("_")}
+        found = [[one.rpartition("=")[2] for one in own if "=" in one] for own in folders.values()]
+        # This store goes on listing folders in which nothing is left.
+        runs = [one.rpartition("/")[2] for one in lake.folders("_runs") if lake.exists(f"{one}/manifest.json")]
+        return [[ids.index(one) for one in own] for own in [*found, runs]]
+
+    night(0)
+    mysql.query(f"INSERT IGNORE INTO {schema}.days VALUES (2, '0000-00-00')")
+    assert list(night(1)["skipped"]) == [f"{schema}.days"]
+    assert left() == [[0], [1], [0, 1]]
+    mysql.query(f"DELETE FROM {schema}.days WHERE id = 2")
+    found = night(2)
+    assert left() == [[2], [2], [2]]
+    assert sorted(published(found["published"][f"{schema}.odd ü name"])[1]) == [(1,), (2,), (3,)]
 
 
 @pytest.mark.usefixtures("on_s3")

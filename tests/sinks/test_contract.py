@@ -175,6 +175,51 @@ def test_what_is_published_is_never_touched_by_later_runs(lake: Lake) -> None:
         assert [lake.sink.difference(first.run_id, change.table, file) for file in change.added] == [""] * 3
 
 
+def test_a_copy_that_is_removed_takes_nothing_from_the_others(lake: Lake) -> None:
+    first = lake.stage(5)
+    lake.sink.publish(first)
+    second = lake.stage(7, before=first)
+    lake.sink.publish(second)
+    assert [lake.sink.copies(table) for table in TABLES] == [sorted([first.run_id, second.run_id])] * 2
+    assert lake.sink.copies(TableName("shop", "none")) == []
+    assert lake.sink.remove(first.run_id, ORDERS, first.tables[0].added) == []
+    assert lake.sink.copies(ORDERS) == [second.run_id]
+    assert lake.sink.copy_folder(first.run_id, ORDERS).files() == []
+    assert lake.seen() == [[5, 5, 7, 7, 7]] * 2
+    assert [lake.sink.difference(first.run_id, LINES, file) for file in first.tables[1].added] == [""] * 3
+    assert lake.sink.remove(first.run_id, ORDERS, first.tables[0].added) == []
+
+
+def test_a_removal_that_is_interrupted_anywhere_is_completed_by_the_next_call(lake: Lake) -> None:
+    number, interrupted = 0, True
+    while interrupted:
+        number += 1
+        publication = lake.stage(number)
+        lake.sink.publish(publication)
+        with pytest.MonkeyPatch.context() as patch:
+            interrupt_at(patch, number)
+            try:
+                lake.sink.remove(publication.run_id, ORDERS, publication.tables[0].added)
+                interrupted = False
+            except Interrupted:
+                pass
+        lake.sink.remove(publication.run_id, ORDERS, publication.tables[0].added)
+        assert lake.sink.copies(ORDERS) == [], f"interrupted at change {number}"
+    assert number > 4
+
+
+def test_what_is_not_of_the_copy_stays_when_it_is_removed(lake: Lake) -> None:
+    publication = lake.stage(5)
+    uri = lake.sink.publish(publication)[ORDERS].uri
+    for name in ("notes.txt", "more/notes.txt"):
+        Storage(uri).write_text(name, "mine")
+    for _ in range(2):
+        left = lake.sink.remove(publication.run_id, ORDERS, publication.tables[0].added)
+        assert left == [f"{uri}/notes.txt", f"{uri}/more"]
+        assert lake.sink.copies(ORDERS) == [publication.run_id]
+    assert Storage(uri).files("more") == ["more/notes.txt"]
+
+
 def test_publishing_that_is_interrupted_anywhere_is_completed_by_the_next_call(lake: Lake) -> None:
     lake.sink.publish(lake.stage(1))
     number = 0
