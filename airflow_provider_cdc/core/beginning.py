@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 from typing import Protocol, runtime_checkable
 
 from airflow_provider_cdc.core import records
+from airflow_provider_cdc.core.damage import damage_of
 from airflow_provider_cdc.core.manifest import Manifest, RunTable
 from airflow_provider_cdc.core.options import StepOptions
 from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
@@ -135,6 +136,9 @@ def _goes_on(run: Run, source: RunSource, plans: Sequence[TablePlan]) -> bool:
         except LogGone as error:
             _log.warning("The run begins anew: %s", error)
             return False
+        if damaged := _damaged_bases(run, plans):
+            _log.warning("The run begins anew: the copy that was to be rolled forward is damaged: %s", damaged)
+            return False
     _log.info(
         "The run began at %s: keeping %s %s", manifest.created_at, manifest.position_key, manifest.initial_position
     )
@@ -147,6 +151,19 @@ def _goes_on(run: Run, source: RunSource, plans: Sequence[TablePlan]) -> bool:
             ", ".join(sorted(wanted - tables)) or "none",
         )
     return True
+
+
+def _damaged_bases(run: Run, plans: Sequence[TablePlan]) -> str:
+    """Which tables of the run were to be rolled forward from a copy that is damaged, and have another plan now."""
+    planned = {plan.table: plan.base for plan in plans}
+    scratch = run.folder.parent()
+    return ", ".join(
+        str(entry.table.name)
+        for entry in run.manifest.tables
+        if entry.base
+        and planned.get(entry.table.name, entry.base) != entry.base
+        and damage_of(scratch.folder(entry.base), entry.table.name)
+    )
 
 
 def _discard(source: RunSource, identity: Mapping[str, str]) -> None:

@@ -11,12 +11,15 @@ import pyarrow.parquet as pq
 
 from airflow_provider_cdc.core import as_of
 from airflow_provider_cdc.core.as_of import AsOf
+from airflow_provider_cdc.core.damage import damage_of
 from airflow_provider_cdc.core.decision import Decision, base_of, decision_of, published_run
 from airflow_provider_cdc.core.manifest import Base, RunTable
 from airflow_provider_cdc.core.options import CHANGES, FULL, StepOptions
 from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.run import Run
+from airflow_provider_cdc.core.staging import difference
 from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.core.storage_errors import told
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import (
     CdcError,
@@ -165,6 +168,8 @@ def _candidate(
         raise _NotFit("the run that made the last copy is another than the copy says")
     if name not in decision.files:
         raise _NotFit("the last copy is not whole")
+    if what := damage_of(run.folder, plan.table):
+        raise _NotFit(f"the last copy is damaged: {what}")
     table = _entry(run, plan.table).table
     if table.options.unrepresentable != plan.unrepresentable:
         raise _NotFit(f"the last copy was made with unrepresentable = {table.options.unrepresentable}")
@@ -178,11 +183,14 @@ def _check_files(folder: Storage, decision: Decision, name: str, schema: pa.Sche
     wrong = [file.name for file in files if sizes.get(file.name) != file.bytes]
     if wrong:
         raise _NotFit(f"files of the last copy are gone, or have other sizes: {', '.join(wrong[:3])}")
-    with folder.filesystem.open_input_file(folder.path(files[0].name)) as file:
-        try:
+    try:
+        with told(folder.uri_of(files[0].name)), folder.filesystem.open_input_file(folder.path(files[0].name)) as file:
             found = pq.read_schema(file)
-        except pa.ArrowInvalid as error:
-            raise _NotFit(f"the file {files[0].name} of the last copy is no Parquet file") from error
+    except (CdcError, pa.ArrowException) as error:
+        # To Arrow a damaged footer is the same error as a store that does not answer.
+        if what := difference(folder, files[0].name, files[0]):
+            raise _NotFit(f"the file {files[0].name} of the last copy is damaged: {what}") from error
+        raise
     if not found.equals(schema):
         raise _NotFit("its columns are published as other types than in the last copy")
 

@@ -31,7 +31,7 @@ from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.errors import CdcError, ManifestError, naming
 from airflow_provider_cdc.jobs.again import read_record
 from airflow_provider_cdc.jobs.extract_delta import read_net_change
-from airflow_provider_cdc.jobs.forward import BaseFile, look_at_bases, roll_forward
+from airflow_provider_cdc.jobs.forward import BaseFile, look_at_bases, noting_damage, roll_forward
 from airflow_provider_cdc.jobs.net import BUCKETS, NetChange, bucket_ranges
 from airflow_provider_cdc.jobs.nulled import add_nulled, say_nulled
 from airflow_provider_cdc.jobs.patience import persist
@@ -190,13 +190,15 @@ def _stage(step: Step) -> Decision:
         check_survivors(step.folder, change.files, odd)
     copied = [index for index, name in enumerate(names) if name not in skipped]
     check_some_left([names[index] for index in copied], skipped)
-    bases = look_at_bases(step)
+    with noting_damage(step):
+        bases = look_at_bases(step)
     orders = _orders(step, change, files, layers, [index for index in copied if index not in bases])
     touched = sum(change.keys(index) for index in copied)
     searched = sum(len(order.files) for order in orders if isinstance(order, Rewind))
     say(f"consolidate: {touched:,} keys touched; looking for them in {searched} files")
     progress = Progress("consolidate", "tasks", len(orders), len(orders), note=ProgressFile(step.folder).note)
-    outcomes = roll_forward(step, change, {index: bases[index] for index in copied if index in bases})
+    with noting_damage(step, bases):
+        outcomes = roll_forward(step, change, {index: bases[index] for index in copied if index in bases})
     outcomes += run_tasks(
         step.spark,
         "rewind",

@@ -8,20 +8,23 @@ one if not. So no night leaves another small file behind.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from airflow_provider_cdc.core.damage import note_damage
 from airflow_provider_cdc.core.decision import read_bases
 from airflow_provider_cdc.core.manifest import RunTable
 from airflow_provider_cdc.core.parquet_writer import FILE_BYTES
 from airflow_provider_cdc.core.retention import check_not_removed
-from airflow_provider_cdc.core.staging import StagedFile
+from airflow_provider_cdc.core.staging import StagedFile, difference
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.storage_errors import told
-from airflow_provider_cdc.errors import CopyMismatch, FileDamaged
+from airflow_provider_cdc.errors import CdcError, CopyMismatch, FileDamaged
 from airflow_provider_cdc.jobs.net import NetChange
 from airflow_provider_cdc.jobs.progress import Progress, ProgressFile, say
 from airflow_provider_cdc.jobs.ranges import Bound, Range, after, divided, extent
@@ -85,8 +88,11 @@ class LookAtFiles:
                         what = "has other columns than the table is published with now"
         except FileNotFoundError:
             what = "is gone"
-        except pa.ArrowInvalid as error:
-            what = f"is no Parquet file: {error}"
+        except (CdcError, pa.ArrowException):
+            # To Arrow a damaged footer is the same error as a store that does not answer.
+            if not (differs := difference(folder, one.file.name, one.file)):
+                raise
+            what = f"is damaged: {differs}"
         if what:
             raise FileDamaged(
                 f"a file of the copy that is rolled forward {what}", where=folder.uri_of(one.file.name), hint=DAMAGED
@@ -95,6 +101,18 @@ class LookAtFiles:
             return one
         column = schema.get_field_index(entry.table.key[0])
         return BaseFile(one.table, one.file, extent(found.metadata, column, schema.field(column).type))
+
+
+@dataclass(frozen=True)
+class CheckBaseFile:
+    """What a task that reads a file of a copy from its first to its last byte needs to know. It is sent to
+    executors."""
+
+    folder: Storage
+
+    def __call__(self, file: StagedFile) -> str:
+        """How the file differs from its record; empty if it does not."""
+        return difference(self.folder, file.name, file)
 
 
 def look_at_bases(step: Step) -> dict[int, list[BaseFile]]:
@@ -125,6 +143,54 @@ def look_at_bases(step: Step) -> dict[int, list[BaseFile]]:
         for one in seen:
             found.setdefault(one.table, []).append(one)
     return found
+
+
+@contextmanager
+def noting_damage(step: Step, bases: Mapping[int, Sequence[BaseFile]] = MappingProxyType({})) -> Iterator[None]:
+    """Leave a note of a base's file that is found to be damaged, for the next `preflight`: it takes that copy no more.
+
+    :param bases: what `look_at_bases` gave. Where rows of a table contradict the log, damage may be why: so all of that
+        table's files are read then.
+    :raises FileDamaged: a file of a base was damaged.
+    """
+    try:
+        yield
+    except FileDamaged as error:
+        for entry in step.tables:
+            if entry.base and error.where.startswith(f"{_base_folder(step, entry).uri}/"):
+                _note(step, entry, error)
+        raise
+    except CopyMismatch as mismatch:
+        for index, files in bases.items():
+            entry = step.tables[index]
+            if f"{mismatch.where} at ".startswith(f"{entry.table.name} at ") and (
+                damaged := _damaged(step, entry, [one.file for one in files])
+            ):
+                _note(step, entry, damaged)
+                raise damaged from mismatch
+        raise
+
+
+def _damaged(step: Step, entry: RunTable, files: Sequence[StagedFile]) -> FileDamaged | None:
+    say(f"consolidate: the copy of {entry.table.name} contradicts the log: looking whether its files are whole")
+    folder = _base_folder(step, entry)
+    found = run_tasks(step.spark, "check the copy before", files, CheckBaseFile(folder))
+    for file, what in zip(files, found, strict=True):
+        if what:
+            return FileDamaged(
+                f"a file of the copy that is rolled forward: {what}", where=folder.uri_of(file.name), hint=DAMAGED
+            )
+    return None
+
+
+def _note(step: Step, entry: RunTable, error: FileDamaged) -> None:
+    # That this cannot be noted must not hide what is to be noted.
+    with suppress(CdcError, OSError):
+        note_damage(Storage(step.manifest.scratch).folder(entry.base), entry.table.name, error.message, error.where)
+
+
+def _base_folder(step: Step, entry: RunTable) -> Storage:
+    return step.sink.copy_folder(entry.base, entry.table.name)
 
 
 def roll_forward(step: Step, change: NetChange, bases: Mapping[int, Sequence[BaseFile]]) -> list[Outcome]:

@@ -34,7 +34,10 @@ from airflow_provider_cdc.jobs.touched import BoolArray, MarkedFile, TouchedKeys
 from airflow_provider_cdc.sinks.base import Sink
 from airflow_provider_cdc.sources.capabilities import Source
 
-DAMAGED = "something else than this provider changed it, or the storage lost it: read the table in full (refresh=full)"
+DAMAGED = (
+    "something else than this provider changed it, or the storage lost it: clear preflight and the tasks after it, or "
+    "leave it to the next run; with refresh=auto the table is then read in full"
+)
 FOREIGN = (
     "something changed the copy's files or the table behind the log's back (sql_log_bin=0): read the table in full "
     "(refresh=full), and report it if it recurs"

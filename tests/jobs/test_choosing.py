@@ -95,6 +95,18 @@ def test_files_that_are_gone_or_cut_short(lake: Runner, source: Refusing) -> Non
     assert all(re.search("are gone, or have other sizes|lacks 1 of its files", why) for why in found.values()), found
 
 
+@pytest.mark.parametrize("at", [-5, -9])
+def test_a_footer_that_is_damaged(lake: Runner, source: Refusing, at: int) -> None:
+    folder = Storage(lake.target.uri_of(f"{NAMES[0]}/snapshot={RUN}"))
+    path = Path(folder.path(folder.files()[0]))
+    data = bytearray(path.read_bytes())
+    data[at] ^= 0x55
+    path.write_bytes(data)
+    found = reasons(chosen(lake, source))
+    assert set(found) == {NAMES[0]}
+    assert "is damaged: its checksum is" in found[NAMES[0]]
+
+
 def test_values_that_would_be_published_otherwise(lake: Runner, source: Refusing) -> None:
     found = reasons(chosen(lake, source, own=plans("string")))
     assert all("unrepresentable = error" in why for why in found.values())

@@ -3,18 +3,24 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.core import records
+from airflow_provider_cdc.core import beginning, records
+from airflow_provider_cdc.core.options import StepOptions
+from airflow_provider_cdc.core.plan import TablePlan
+from airflow_provider_cdc.core.refreshing import choose
+from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import CopyMismatch, FileDamaged, ManifestError
 from airflow_provider_cdc.jobs import forward
+from airflow_provider_cdc.sinks.registry import open_sink
 from tests.jobs.conftest import MakeRunner, Runner
-from tests.jobs.history_source import NAMES, Entry, History, HistorySource, random_history
+from tests.jobs.history_source import NAMES, Entry, History, HistorySource, random_history, tables
 from tests.seeds import seeds
 
 FIRST, SECOND = (f"2026010{day}T000000Z-00000000" for day in (1, 2))
@@ -216,3 +222,77 @@ def test_nothing_is_read_of_tables_that_are_rolled_forward(here: MakeRunner, mon
     monkeypatch.setattr(HistorySource, "bound_reads", None)
     night.all()
     assert night.published() == night.expected()
+
+
+class Rolling(HistorySource):
+    """One of which preflight may ask what has to hold since a copy: all of it does."""
+
+    def refusals_since(
+        self, identity: Any, position: str, tables: Sequence[Table], to: Any, options: StepOptions
+    ) -> dict[TableName, str]:
+        return {}
+
+
+def flipped(path: Path, at: int) -> None:
+    data = path.read_bytes()
+    path.write_bytes(data[:at] + bytes([data[at] ^ 0x55]) + data[at + 1 :])
+
+
+def test_damage_that_leaves_a_file_its_size_is_found_wherever_it_lies(here: MakeRunner) -> None:
+    night = two_nights(here, inserted(*ROWS[:3]), Entry("commit", ((0, ROWS[0], None),)), first=1)
+    for step in night.steps()[:2]:
+        step()
+    folder = night.target.folder(NAMES[0], f"snapshot={FIRST}")
+    (name,) = folder.files()
+    path = Path(folder.path(name))
+    whole = path.read_bytes()
+    for at in range(0, len(whole), 13):
+        flipped(path, at)
+        with pytest.raises(FileDamaged, match="of the copy that is rolled forward") as damage:
+            night.steps()[2]()
+        assert path.name in damage.value.where, f"byte {at}"
+        path.write_bytes(whole)
+    night.all()
+    assert night.published() == night.expected()
+
+
+def test_a_copy_that_was_found_to_be_damaged_is_read_in_full_by_the_next_run(here: MakeRunner) -> None:
+    history = History([inserted(*ROWS), Entry("commit", ((0, ROWS[0], None),))])
+    source = Rolling(history, 1)
+    source.end = 1
+    first = here(source, 1, run_id=FIRST)
+    first.all()
+    source.end = 2
+    night = here(source, 2, run_id=SECOND, bases=dict.fromkeys(NAMES, FIRST))
+    folder = night.target.folder(NAMES[0], f"snapshot={FIRST}")
+    for name in folder.files():
+        flipped(Path(folder.path(name)), 8)
+    options, scratch = StepOptions(chunk_rows=10, refresh="auto"), night.run.parent().uri
+
+    def planned() -> list[TablePlan]:
+        plans = [TablePlan(table.name, "lock" if table.keyless else "watermark", "") for table in tables()]
+        return choose(source, open_sink("parquet", night.target), scratch, plans, options)
+
+    before = planned()
+    assert {plan.base for plan in before} == {FIRST}
+    with pytest.raises(FileDamaged):
+        night.all()
+    found = planned()
+    assert [plan.base for plan in found] == ["", FIRST, FIRST, FIRST]
+    assert "read in full: the last copy is damaged: a file of the copy" in found[0].reason
+    # Whoever clears preflight and what follows need not wait for the next night.
+    assert beginning._goes_on(Run.load(night.run), source, before)
+    assert not beginning._goes_on(Run.load(night.run), source, found)
+    night = here(source, 2, run_id=SECOND, bases=dict.fromkeys(NAMES[1:], FIRST))
+    assert Run.load(night.run).generation == 2
+    night.all()
+    assert night.published() == night.expected()
+
+
+def test_rows_that_contradict_the_log_in_whole_files_are_no_damage(here: MakeRunner) -> None:
+    row = (50, "new", "")
+    night = two_nights(here, inserted(*ROWS), inserted(row), Entry("commit", ((0, row, None),)), first=1)
+    night.source.history.entries[1] = Entry("commit")
+    with pytest.raises(CopyMismatch):
+        night.all()
+    assert night.run.parent().folder(FIRST).folders("damaged") == []
