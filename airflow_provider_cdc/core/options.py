@@ -263,6 +263,13 @@ class RunOptions:
         help="Spark properties. They show in the process list: no secrets.",
         example='an object such as {"spark.executor.cores": "2"}',
     )
+    shared_app_seconds: float = option(
+        60.0,
+        accepts=SECONDS,
+        help="The Spark application of a step goes on with the next ones as long as it is younger than this: a small "
+        "run then starts one, not three. 0: each step has its own.",
+        example="a number such as 60",
+    )
     steps: StepOptions = field(default_factory=StepOptions)
 
 

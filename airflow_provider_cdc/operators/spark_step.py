@@ -27,10 +27,20 @@ from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import ConfigurationError, ManifestError
 from airflow_provider_cdc.hooks import open_hook
+from airflow_provider_cdc.jobs.driver import (
+    JVM_VARIABLE,
+    TRY_VARIABLE,
+    check_pyspark,
+    done_file,
+    driver_jvm,
+    error_file,
+    to_environment,
+)
 from airflow_provider_cdc.operators import guardian
 from airflow_provider_cdc.operators.base import airflow_errors, hand_on, supervisor_channel
 from airflow_provider_cdc.operators.releasing import ReleasingOperator
 from airflow_provider_cdc.operators.scratch import scratch, scratch_parent
+from airflow_provider_cdc.operators.shared_app import steps_after
 from airflow_provider_cdc.operators.spark_log import levelled, log4j_option
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 
@@ -59,6 +69,7 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
     :param run_uri: XCom ``run_uri`` of lock_and_record.
     :param spark_conn_id: connection to Spark.
     :param conf: Spark properties. They show in the process list: no secrets.
+    :param shared_app_seconds: how old the app may be when it goes on with the step of the next task (`shared_app`).
     """
 
     step: ClassVar[str]
@@ -66,7 +77,7 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
     outputs: ClassVar[tuple[str, ...]] = ()
     """What the step finds that has an XCom of its own."""
 
-    template_fields: Sequence[str] = ("source_conn_id", "run_uri", "spark_conn_id", "conf")
+    template_fields: Sequence[str] = ("source_conn_id", "run_uri", "spark_conn_id", "conf", "shared_app_seconds")
     ui_color = "#f9d8b5"
     _hook: Any
     _scratch: Path
@@ -78,6 +89,7 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
         run_uri: Any,
         spark_conn_id: str = "spark_default",
         conf: Mapping[str, Any] | str | None = None,
+        shared_app_seconds: float | str = 0.0,
         **kwargs: Any,
     ) -> None:
         # The deploy mode given here wins over every other place that could name one.
@@ -87,15 +99,16 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
         self.source_conn_id = source_conn_id
         self.run_uri = run_uri
         self.spark_conn_id = spark_conn_id
+        self.shared_app_seconds = shared_app_seconds
 
     def execute(self, context: Context) -> dict[str, Any]:
         with airflow_errors():
             run = Storage(self.run_uri)
-            properties = {**QUIET, **(self.conf or {})}
-            master = check_spark(self.spark_conn_id, properties)
-            settings = open_hook(self.source_conn_id).settings()
-            self.will_release(run, settings, context)
-            self._submit(context, run, properties, driver_environment(settings, master))
+            # Whoever clears a task wants it to be done, even if all that is left to do is to look.
+            if context["ti"].try_number != 1 or not run.exists(done_file(self.step)):
+                self._do(context, run)
+            else:
+                self.log.info("%s: done in the Spark application of an earlier task, whose log tells of it", self.step)
             found = Run.load(run).steps.get(self.step)
             if found is None:
                 raise ManifestError(
@@ -110,10 +123,28 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
         hand_on(context, outputs)
         return outputs
 
+    def _do(self, context: Context, run: Storage) -> None:
+        properties = {**QUIET, **(self.conf or {})}
+        master = check_spark(self.spark_conn_id, properties)
+        settings = open_hook(self.source_conn_id).settings()
+        self.will_release(run, settings, context)
+        then = self._then(context)
+        try:
+            self._submit(context, run, properties, driver_environment(settings, master), then)
+        except AirflowException as error:
+            # Then a step after this one is what broke the application, and its own task does it again.
+            if not then or Run.load(run).steps.get(self.step) is None:
+                raise
+            self.log.warning("%s is done, but its Spark application did not end well: %s", self.step, error)
+
     def _submit(
-        self, context: Context, run: Storage, properties: Mapping[str, Any], variables: Mapping[str, str]
+        self,
+        context: Context,
+        run: Storage,
+        properties: Mapping[str, Any],
+        variables: Mapping[str, str],
+        then: Sequence[str],
     ) -> None:
-        from airflow_provider_cdc.jobs.session import TRY_VARIABLE, error_file
         from airflow_provider_cdc.jobs.shipping import package_zip
 
         token = uuid.uuid4().hex
@@ -123,7 +154,7 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
             self._conn_id = self.spark_conn_id
             self.conf = dict(properties)
             self.application = str(spark_app(self.step))
-            self.application_args = ["--run-uri", run.uri]
+            self.application_args = ["--run-uri", run.uri, *then]
             self.py_files = str(package_zip(folder))
             self.name = re.sub(r"[^\w.:+-]", "_", f"{context['ti'].dag_id}.{self.step}.{run.uri.rsplit('/', 1)[-1]}")
             self._hook = None
@@ -133,6 +164,14 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
             except Exception:
                 self._raise_what_the_app_said(run, error_file(self.step, token))
                 raise
+
+    def _then(self, context: Context) -> list[str]:
+        if not self.shared_app_seconds:
+            return []
+        # The one that stands in the DAG: this one has its templates rendered.
+        own = context["dag"].get_task(self.task_id)
+        following = [f"--then={step}" for step in steps_after(own, SparkStepOperator)]
+        return [*following, f"--within={self.shared_app_seconds}"] if following else []
 
     def _raise_what_the_app_said(self, run: Storage, record: str) -> None:
         if not run.exists(record):
@@ -213,9 +252,6 @@ def check_spark(conn_id: str, properties: Mapping[str, Any]) -> str:
         raise ConfigurationError(
             f"there is no {binary} here", where=where, hint="install pyspark where Airflow's tasks run"
         )
-    # PySpark takes a while to import, and a DAG's file is parsed again and again.
-    from airflow_provider_cdc.jobs.session import check_pyspark
-
     check_pyspark()
     return connection.host or ""
 
@@ -223,8 +259,6 @@ def check_spark(conn_id: str, properties: Mapping[str, Any]) -> str:
 def driver_environment(settings: ConnectionSettings, master: str) -> dict[str, str]:
     """The variables that a Spark driver needs: the credentials, options of its JVM, and the Python that has our
     packages."""
-    from airflow_provider_cdc.jobs.session import driver_jvm, to_environment
-
     variables = {**to_environment(settings), **driver_jvm(), "PATH": _path(), "PYSPARK_DRIVER_PYTHON": sys.executable}
     if master.startswith("local"):
         # On a cluster it is the cluster's own business.
@@ -237,8 +271,6 @@ def scratch_environment(folder: Path, variables: Mapping[str, str], more: str = 
 
     :param more: options of the driver's JVM.
     """
-    from airflow_provider_cdc.jobs.session import JVM_VARIABLE
-
     # A later option wins, so user-set values do.
     jvm = f'"-Djava.io.tmpdir={folder}" -XX:-UsePerfData {more} {variables.get(JVM_VARIABLE, "")}'.strip()
     return {"TMPDIR": str(folder), "SPARK_LOCAL_DIRS": str(folder), JVM_VARIABLE: jvm}

@@ -59,6 +59,8 @@ class SnapshotTaskGroup(TaskGroup):
         as text.
     :param spark_conn_id: Connection to Spark: local, standalone, or any cluster in client mode.
     :param spark_conf: Spark properties. They show in the process list: no secrets.
+    :param shared_app_seconds: The Spark application of a step goes on with the next ones as long as it is younger
+        than this: a small run then starts one, not three. 0: each step has its own.
     :param chunk_rows: Rows that one statement reads, about; raised where a table would have more than 10,000
         chunks, or a run more than 50,000.
     :param chunk_pause: Seconds that a reader rests after each chunk, to spare the source; below 900.
@@ -115,6 +117,7 @@ class SnapshotTaskGroup(TaskGroup):
         unrepresentable: str = "error",
         spark_conn_id: str = "spark_default",
         spark_conf: Mapping[str, Any] | str | None = None,
+        shared_app_seconds: float | str = 60.0,
         chunk_rows: int | str = 100_000,
         chunk_pause: float | str = 0.0,
         as_of: str = "",
@@ -166,6 +169,7 @@ class SnapshotTaskGroup(TaskGroup):
                 "run_uri": self.run_uri,
                 "spark_conn_id": spark_conn_id,
                 "conf": spark_conf,
+                "shared_app_seconds": shared_app_seconds,
             }
             self.snapshot = SnapshotOperator(task_id="snapshot", **on_spark)
             self.extract_delta = ExtractDeltaOperator(task_id="extract_delta", **on_spark)

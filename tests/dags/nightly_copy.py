@@ -28,6 +28,8 @@ with DAG(
         tables="{{ params.tables }}",
         target="{{ params.target }}/raw",
         spark_conf={"spark.ui.enabled": "false"},
+        # However slow the machine is.
+        shared_app_seconds=3600,
         chunk_rows=50,
         group_id="shop",
         prefix_group_id=True,

@@ -14,7 +14,7 @@ from pyspark.errors import PySparkRuntimeError
 from airflow_provider_cdc.core.results import SnapshotResult
 from airflow_provider_cdc.errors import ConfigurationError, SchemaChanged, SourceUnavailable, naming
 from airflow_provider_cdc.jobs import app
-from airflow_provider_cdc.jobs.session import check_pyspark, settings_from_environment, to_environment
+from airflow_provider_cdc.jobs.driver import check_pyspark, settings_from_environment, to_environment
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from tests.jobs.conftest import MakeRunner
 from tests.jobs.history_source import HistorySource, random_history
@@ -42,6 +42,48 @@ def test_a_step_says_at_the_end_how_long_it_took_and_stops_spark(
 
     app.main("snapshot", job, ["--run-uri", tmp_path.as_uri()])
     assert capsys.readouterr().out == "snapshot: done in 2 s\n"
+    assert stopped == ["cdc snapshot"]
+
+
+LATER = ["--then=extract_delta", "--then=consolidate"]
+
+
+@pytest.mark.parametrize(
+    ("within", "failing", "done"),
+    [
+        ("--within=60", "", ["extract_delta", "consolidate"]),
+        ("--within=60", "consolidate", ["extract_delta"]),
+        # What failed is not passed over.
+        ("--within=60", "extract_delta", []),
+        # The application is too old.
+        ("--within=-1", "", []),
+    ],
+)
+def test_an_application_goes_on_with_the_steps_after_its_own_and_their_failure_is_not_its_own(
+    within: str,
+    failing: str,
+    done: list[str],
+    stopped: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    began: list[str] = []
+
+    def work(task_id: str) -> Any:
+        assert not stopped, "they need the session"
+        began.append(task_id)
+        if task_id == failing:
+            raise SchemaChanged("altered", where="s.t", hint="again")
+        return snapshot_result(1)
+
+    for task_id in ("extract_delta", "consolidate"):
+        monkeypatch.setattr(f"airflow_provider_cdc.jobs.{task_id}.{task_id}", lambda *given, own=task_id: work(own))
+    app.main("snapshot", lambda *given: snapshot_result(5), ["--run-uri", tmp_path.as_uri(), *LATER, within])
+    assert began == [*done, *([failing] if failing else [])]
+    assert sorted(path.stem for path in tmp_path.glob("done/*")) == sorted(done)
+    assert not (tmp_path / "errors").exists()
+    assert ("left to its own task, after SchemaChanged: s.t: altered" in capsys.readouterr().out) == bool(failing)
     assert stopped == ["cdc snapshot"]
 
 
@@ -158,6 +200,6 @@ def test_settings_survive_the_environment() -> None:
 
 def test_two_versions_of_pyspark_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"pyspark": "4.2.0", "pyspark-client": "4.1.0"}
-    monkeypatch.setattr("airflow_provider_cdc.jobs.session.version", versions.__getitem__)
+    monkeypatch.setattr("airflow_provider_cdc.jobs.driver.version", versions.__getitem__)
     with pytest.raises(ConfigurationError, match=r"pyspark 4\.2\.0 and pyspark-client 4\.1\.0"):
         check_pyspark()

@@ -12,7 +12,7 @@ import pytest
 from airflow_provider_cdc.core.results import ConsolidateResult
 from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.jobs.session import to_environment
+from airflow_provider_cdc.jobs.driver import to_environment
 from airflow_provider_cdc.jobs.shipping import package_zip
 from harness.environment import spark_environment
 from harness.mysql_server import MysqlServer

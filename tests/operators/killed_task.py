@@ -13,7 +13,7 @@ from types import SimpleNamespace
 from typing import Any
 
 CONTEXT: Any = {
-    "ti": SimpleNamespace(dag_id="killed", task_id="snapshot", map_index=-1, xcom_push=lambda **_: None),
+    "ti": SimpleNamespace(dag_id="killed", task_id="snapshot", map_index=-1, try_number=1, xcom_push=lambda **_: None),
     "dag_run": SimpleNamespace(dag_id="killed", run_id="r", run_after=datetime(2026, 1, 1, tzinfo=UTC)),
 }
 

@@ -19,6 +19,7 @@ RIGHT: dict[str, Any] = {
     "unrepresentable": "error",
     "spark_conn_id": "spark_default",
     "conf": None,
+    "shared_app_seconds": 0,
     "chunk_rows": 1,
     "chunk_pause": 0,
     "as_of": "",
@@ -44,6 +45,7 @@ WRONG: dict[str, list[Any]] = {
     "unrepresentable": ["Null", "", None, True, ["null"]],
     "spark_conn_id": ["", None],
     "conf": ["spark.x=1", [("spark.x", 1)], {1: 2}],
+    "shared_app_seconds": [-1, "60", None, True],
     "chunk_rows": [0, -1, 1.5, "1", True, None, float("nan")],
     "chunk_pause": [-1, "1", None, True, float("nan"), float("inf")],
     "as_of": [

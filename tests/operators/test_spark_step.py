@@ -16,6 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from airflow.sdk.execution_time.context import OutletEventAccessors
 
@@ -27,6 +28,7 @@ from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.errors import ConfigurationError
+from airflow_provider_cdc.jobs.driver import done_file
 from airflow_provider_cdc.operators import spark_step
 from airflow_provider_cdc.operators.consolidate import ConsolidateOperator
 from airflow_provider_cdc.operators.snapshot import SnapshotOperator
@@ -52,7 +54,7 @@ from airflow_provider_cdc.core.results import ConsolidateResult, SnapshotResult,
 from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Column, Table, TableName
-from airflow_provider_cdc.jobs.session import TRY_VARIABLE, error_file
+from airflow_provider_cdc.jobs.driver import TRY_VARIABLE, error_file
 run = Storage(sys.argv[sys.argv.index("--run-uri") + 1])
 run.write_json("seen.json", {{"argv": sys.argv[1:], "environment": dict(os.environ)}})
 print("snapshot: 1 of 2 chunks")
@@ -72,6 +74,8 @@ if "TEST_FORGETS" not in os.environ:
     begun.finish_step("snapshot", {FOUND!r})
     begun.finish_step("consolidate", {PUBLISHED!r})
     run.write_json("latest.json", {LATEST!r})
+if "TEST_BREAKS_LATER" in os.environ:
+    sys.exit("java.lang.OutOfMemoryError")
 """
 
 
@@ -91,12 +95,19 @@ def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     shop = {"conn_type": "cdc_mysql", "host": "db", "login": "cdc", "password": PASSWORD}
     monkeypatch.setenv("AIRFLOW_CONN_SHOP", json.dumps(shop))
     monkeypatch.setenv("AIRFLOW_CONN_SPARK", json.dumps({"conn_type": "spark", "host": "local[2]"}))
-    for name in ("CDC_SOURCE", "PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON", "TEST_FAILURE", "TEST_FORGETS"):
+    for name in (
+        "CDC_SOURCE",
+        "PYSPARK_PYTHON",
+        "PYSPARK_DRIVER_PYTHON",
+        "TEST_FAILURE",
+        "TEST_FORGETS",
+        "TEST_BREAKS_LATER",
+    ):
         monkeypatch.delenv(name, raising=False)
 
 
 CONTEXT: Any = {
-    "ti": SimpleNamespace(dag_id="my dag", task_id="snapshot", map_index=-1, xcom_push=lambda **_: None),
+    "ti": SimpleNamespace(dag_id="my dag", task_id="snapshot", map_index=-1, try_number=1, xcom_push=lambda **_: None),
     "dag_run": SimpleNamespace(dag_id="my dag", run_id="r", run_after=datetime(2026, 1, 1, tzinfo=UTC)),
     "outlet_events": OutletEventAccessors(),
 }
@@ -157,6 +168,50 @@ def test_step_pushes_its_outputs_and_counts_and_nothing_for_other_steps(
     (told,) = (line for line in capfd.readouterr().out.splitlines() if "newer copy stays" in line)
     assert "[warning" in told
     assert "shop.orders is published at file:///x" in told
+
+
+def shared(run: Storage) -> tuple[Any, Any]:
+    """A task that shares its application with the one after it, and its context."""
+    with DAG("my_dag") as dag:
+        task = operator(run, shared_app_seconds=60.0)
+        task >> ConsolidateOperator(
+            task_id="later", source_conn_id="shop", run_uri=run.uri, spark_conn_id="spark", shared_app_seconds=60.0
+        )
+    return task, {**CONTEXT, "dag": dag}
+
+
+def test_an_app_is_told_what_to_go_on_with(run: Storage) -> None:
+    task, context = shared(run)
+    task.execute(context)
+    assert seen(run)[0][-4:] == ["--run-uri", run.uri, "--then=consolidate", "--within=60.0"]
+
+
+def test_what_the_app_of_an_earlier_task_did_is_handed_on_and_done_again_only_if_the_task_is_cleared(
+    run: Storage,
+) -> None:
+    task, context = shared(run)
+    task.execute(context)
+    run.delete_file("seen.json")
+    run.write_json(done_file("snapshot"), {})
+    assert task.execute(context)["counts"]["rows"] == 3
+    assert not run.exists("seen.json")
+    cleared = SimpleNamespace(**{**vars(context["ti"]), "try_number": 2})
+    assert task.execute({**context, "ti": cleared})["counts"]["rows"] == 3
+    assert run.exists("seen.json")
+
+
+@pytest.mark.parametrize("own", ["done", "not done"])
+def test_an_app_that_breaks_in_a_later_step_fails_the_task_only_if_its_own_is_not_done(
+    own: str, run: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TEST_BREAKS_LATER", "")
+    task, context = shared(run)
+    if own == "done":
+        assert task.execute(context)["counts"]["rows"] == 3
+    else:
+        monkeypatch.setenv("TEST_FORGETS", "")
+        with pytest.raises(AirflowException, match="Error code is: 1"):
+            task.execute(context)
 
 
 def test_credentials_reach_the_driver_by_its_environment_alone(
@@ -286,7 +341,7 @@ def test_cluster_mode_is_refused(by: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_mixture_of_two_pysparks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"pyspark": "4.2.0", "pyspark-client": "4.3.0"}
-    monkeypatch.setattr("airflow_provider_cdc.jobs.session.version", versions.get)
+    monkeypatch.setattr("airflow_provider_cdc.jobs.driver.version", versions.get)
     with pytest.raises(ConfigurationError, match=r"4\.3\.0"):
         spark_step.check_spark("spark", {})
 
