@@ -6,6 +6,8 @@ import copy
 import json
 import posixpath
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, NoReturn
 
@@ -29,6 +31,8 @@ class Storage:
 
     :raises ConfigurationError: the URI is not one that pyarrow.fs knows.
     """
+
+    _batch: durable.Batch | None = None
 
     def __init__(self, uri: str) -> None:
         self._lake = LakeUri.parse(uri)
@@ -66,7 +70,7 @@ class Storage:
 
     def _other(self, lake: LakeUri, root: str) -> Storage:
         other = copy.copy(self)
-        other._lake, other._root = lake, root
+        other._lake, other._root, other._batch = lake, root, self._batch
         return other
 
     def path(self, name: str = "") -> str:
@@ -75,6 +79,23 @@ class Storage:
 
     def uri_of(self, name: str) -> str:
         return str(self._lake.joined(name))
+
+    @contextmanager
+    def together(self) -> Iterator[Storage]:
+        """This folder, for many small files: what is written there survives a crash once the context has ended without
+        an error, and costs a disk about as much as one file. Until then files of `write_json` are not there.
+        """
+        if not isinstance(self._filesystem, fs.LocalFileSystem):
+            yield self
+            return
+        own = copy.copy(self)
+        own._batch = durable.Batch()
+        try:
+            yield own
+            with told(self.uri):
+                own._batch.settle()
+        finally:
+            own._batch.drop()
 
     def exists(self, name: str) -> bool:
         with told(self.uri_of(name)):
@@ -124,7 +145,7 @@ class Storage:
 
     def make_folder(self, name: str = "") -> None:
         with told(self.uri_of(name)):
-            durable.make_folder(self._filesystem, self.path(name))
+            durable.make_folder(self._filesystem, self.path(name), self._batch)
 
     def move_to(self, name: str, other: Storage, new_name: str) -> None:
         """Move a file to ``other``, on the same file system, whose folder for it exists. Replaces what is there."""
@@ -176,7 +197,11 @@ class Storage:
     def write_json(self, name: str, data: Any) -> None:
         """Write a file that readers see whole or not at all, and that survives a crash once this returns."""
         with told(self.uri_of(name)):
-            durable.write(self._filesystem, self.path(name), _json_bytes(data))
+            if self._batch is None:
+                durable.write(self._filesystem, self.path(name), _json_bytes(data))
+            else:
+                durable.make_folder(self._filesystem, posixpath.dirname(self.path(name)), self._batch)
+                self._batch.write(self.path(name), _json_bytes(data))
 
     def write_text(self, name: str, text: str) -> None:
         """`write_json`, for a page of text."""
@@ -194,7 +219,10 @@ class Storage:
     def sync(self, name: str = "") -> None:
         """Have the content of a file, or the names in a folder, survive a crash."""
         with told(self.uri_of(name)):
-            durable.sync(self._filesystem, self.path(name))
+            if self._batch is None:
+                durable.sync(self._filesystem, self.path(name))
+            else:
+                self._batch.add(self.path(name))
 
     def check_writable(self) -> None:
         """Write and remove a probe.

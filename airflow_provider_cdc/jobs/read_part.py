@@ -64,9 +64,11 @@ class ReadPart:
 
     @contextmanager
     def session(self) -> Iterator[ReadPart]:
-        """The same, for several parts, on as few sessions as will do."""
-        with self.source.one_session() as source:
-            yield replace(self, source=source)
+        """The same, for several parts, on as few sessions as will do. The files and records of all of them survive a
+        crash together, when the context ends; before that no record is there.
+        """
+        with self.staging.folder.together() as folder, self.source.one_session() as source:
+            yield replace(self, staging=replace(self.staging, folder=folder), source=source)
 
     def __call__(self, part: Part) -> PartRecord:
         """Read one part to files, and write the record that says so."""

@@ -18,7 +18,7 @@ import time
 import traceback
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -66,7 +66,7 @@ def run_tasks(
     :param title: what Spark's own UI calls the job.
     :param work: runs in an executor; it, the orders and the results are pickled. A Spark task may run twice, even at
         the same time, so whatever it leaves behind must do no harm. If it has a method ``session``, that gives a
-        context whose value is called instead, for all orders of one Spark task.
+        context whose value is called instead, for all orders of one Spark task; they are done if it ends well.
     :param done: is told each result once, in the driver, as soon as it is there. What it raises ends the job.
     :param meanwhile: is called now and then while the job runs. What it raises ends the job.
     :param bundle: how many orders, neighbours among those it is given, each Spark task is to work on; without it one.
@@ -249,18 +249,31 @@ def _work_in_task(
 ) -> Iterator[tuple[int, Any]]:
     _acknowledge()
     for bundle in bundles:
-        # What has a session keeps it for all that it does in this task.
-        with work.session() if hasattr(work, "session") else nullcontext(work) as do:
-            for index, order in bundle:
-                outcome = _outcome(title, do, order)
-                early.add([(index, outcome)])
-                yield index, outcome
+        if hasattr(work, "session"):
+            outcomes = _outcomes(title, work, bundle)
+        else:
+            outcomes = [(index, _outcome(title, work, work, order)) for index, order in bundle]
+        early.add(outcomes)
+        yield from outcomes
     _spare_modules()
 
 
-def _outcome(title: str, work: Callable[[Any], Any], order: Any) -> Any:
+def _outcomes(title: str, work: Any, bundle: Sequence[tuple[int, Any]]) -> list[tuple[int, Any]]:
+    """What becomes of orders in one session: nothing that was done in it counts if it does not end well."""
+    found: list[tuple[int, Any]] = []
+
+    def all_of_them(first: Any) -> None:
+        with work.session() as do:
+            found.extend((index, _outcome(title, work, do, order)) for index, order in bundle)
+
+    failed = _outcome(title, work, all_of_them, bundle[0][1])
+    return found if failed is None else [(index, failed) for index, _ in bundle]
+
+
+def _outcome(title: str, work: Any, call: Callable[[Any], Any], order: Any) -> Any:
+    """What ``call``, all of ``work`` or a part of it, makes of an order, or the error that it raised."""
     try:
-        return work(order)
+        return call(order)
     except TransientError as error:
         outcome: CdcError = error
     except CdcError as error:

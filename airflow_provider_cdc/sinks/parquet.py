@@ -34,7 +34,7 @@ from airflow_provider_cdc.sinks.latest import LATEST, check_source, read_latest,
 _COPY = "snapshot="
 _REMOVED = "_removed="
 """What the folder of a copy is called while it is removed, where a folder can be renamed: readers do not see it."""
-_MOVERS = 8
+_PUBLISHERS, _MOVERS = 8, 8
 _INCOMPLETE = "run the task again: it completes what was begun"
 _DAMAGED = "something else than this provider changed it, or the storage lost it: trigger a new run"
 
@@ -82,16 +82,20 @@ class ParquetSink:
         )
 
     def publish(self, publication: Publication) -> dict[TableName, PublishedCopy]:
-        for change in publication.tables:
+        def place(change: TableChange) -> None:
             with naming(str(change.table)):
                 self._place(publication, change)
-        published = {}
-        for change in publication.tables:
+
+        def announce(change: TableChange) -> PublishedCopy:
             with naming(str(change.table)):
                 uri = self._lake.uri_of(place_of(change.table, publication.run_id))
-                is_latest = self._announce(change.table, _latest(publication, change, uri))
-                published[change.table] = PublishedCopy(uri, is_latest)
-        return published
+                return PublishedCopy(uri, self._announce(change.table, _latest(publication, change, uri)))
+
+        # Each one waits for the store. No table is announced before all files of all tables are in place.
+        with ThreadPoolExecutor(_PUBLISHERS) as publishers:
+            list(publishers.map(place, publication.tables))
+            copies = list(publishers.map(announce, publication.tables))
+        return {change.table: copy for change, copy in zip(publication.tables, copies, strict=True)}
 
     def copy_folder(self, run_id: str, table: TableName) -> Storage:
         return self._lake.folder(*place_of(table, run_id).split("/"))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import threading
+import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -14,6 +15,8 @@ import pytest
 from pyarrow import fs
 
 from airflow_provider_cdc.core import durable
+from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.errors import StorageUnavailable
 from tests.small_disk import small_disk
 
 WRITERS = 8
@@ -153,3 +156,72 @@ def test_folders_and_names_are_synced_before_the_call_returns(tmp_path: Path, mo
     monkeypatch.setattr(os, "fsync", noted)
     durable.create(fs.LocalFileSystem(), str(tmp_path / "a/b/record.json"), b"first")
     assert {str(tmp_path), str(tmp_path / "a"), str(tmp_path / "a/b")} <= synced
+
+
+def test_what_is_written_together_appears_once_all_of_it_survives_a_crash(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Storage(tmp_path.as_uri())
+    synced: set[str] = set()
+    original = durable._sync
+
+    def sync(path: str) -> None:
+        record = tmp_path / "done" / "1.json"
+        assert not record.exists() or path == str(record.parent), "a record was there before what it rests on"
+        original(path)
+        synced.add(Path(path).name)
+
+    monkeypatch.setattr(durable, "_sync", sync)
+    with folder.together() as together:
+        together.make_folder("chunks/t")
+        (tmp_path / "chunks" / "t" / "file").write_bytes(b"rows")
+        together.sync("chunks/t/file")
+        together.sync("chunks/t")
+        for number in range(3):
+            together.folder("done").write_json(f"{number}.json", {})
+        assert not synced
+        assert folder.files("done") != ["done/0.json", "done/1.json", "done/2.json"]
+    assert folder.files("done") == ["done/0.json", "done/1.json", "done/2.json"]
+    assert {"file", "t", "chunks", "done", tmp_path.name} <= synced
+
+
+@pytest.mark.parametrize("when", ["work", "sync"])
+def test_of_what_is_written_together_nothing_counts_after_an_error(
+    when: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = Storage(tmp_path.as_uri())
+
+    def fail(path: str) -> None:
+        raise OSError(errno.EIO, "Input/output error")
+
+    def work() -> None:
+        with folder.together() as together:
+            together.write_json("done/1.json", {})
+            if when == "work":
+                raise ZeroDivisionError
+            monkeypatch.setattr(durable, "_sync", fail)
+
+    with pytest.raises((StorageUnavailable, ZeroDivisionError)):
+        work()
+    assert list((tmp_path / "done").iterdir()) == []
+
+
+def test_what_is_written_together_costs_a_disk_two_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder = Storage(tmp_path.as_uri())
+    waiting, most = 0, 0
+    gate = threading.Lock()
+
+    def sync(path: str) -> None:
+        nonlocal waiting, most
+        with gate:
+            waiting += 1
+            most = max(most, waiting)
+        time.sleep(0.05)
+        with gate:
+            waiting -= 1
+
+    monkeypatch.setattr(durable, "_sync", sync)
+    with folder.together() as together:
+        for number in range(30):
+            together.write_json(f"done/{number}.json", {})
+    assert most >= 8

@@ -7,6 +7,8 @@ import os
 import signal
 import time
 import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
@@ -209,3 +211,19 @@ def test_modules_are_kept_out_of_the_garbage_collection_after_each_task_and_garb
         if min(frozen for frozen, _ in found) > 10_000:
             return
     pytest.fail("some worker has not frozen its modules")
+
+
+def test_what_was_done_in_a_session_counts_only_if_it_ends_well(spark: Any, tmp_path: Path) -> None:
+    class Work:
+        @contextmanager
+        def session(self) -> Iterator[Any]:
+            failed = tmp_path / "failed"
+            before = failed.exists()
+            yield lambda number: number * 2 if before else 0
+            if not before:
+                failed.touch()
+                raise TransientError("the disk took nothing")
+
+    told: list[int] = []
+    assert run_tasks(spark, "settle", [1, 2, 3], Work(), told.append, bundle=lambda orders: [len(orders)]) == [2, 4, 6]  # type: ignore[arg-type]
+    assert told == [2, 4, 6]

@@ -63,7 +63,10 @@ class _Inline:
     def __exit__(self, *error: object) -> None: ...
 
     def map(self, work: Any, orders: Any) -> list[Any]:
-        return [work(order) for order in sorted(orders)]
+        own = list(orders)
+        # Those of a set come in another order in every process.
+        done = {index: work(own[index]) for index in sorted(range(len(own)), key=lambda index: str(own[index]))}
+        return [done[index] for index in range(len(own))]
 
 
 def check(runner: Runner) -> None:
