@@ -60,13 +60,18 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (
             "postgres",
             ["--rounds=1", "--changes=2000"],
-            {"ours", "ours_decode", "connectorx_parquet", "psql_copy", "delta_bulk", "delta_oltp"},
+            {
+                *("ours", "ours_decode", "connectorx_parquet", "psql_copy", "delta_bulk", "delta_oltp"),
+                *("ours_again", "view_1000_keys", "view_2000_keys"),
+            },
             {
                 *(f"vs_{peer}" for peer in ("spark_jdbc", "connectorx_parquet", "dlt_connectorx", "psql_copy")),
                 "vs_drain_delta_bulk",
                 "vs_drain_delta_oltp",
+                *("vs_rewinding", "vs_full_log_one_column", "vs_full_log_beside_40_kb"),
             },
         ),
+        ("postgres-as-of", ["--keys=2000"], {"now", "past", "log_alone"}, {"vs_snapshot_and_log"}),
         (
             "many-tables",
             ["--rounds=1", "--tables=20"],

@@ -17,6 +17,7 @@ BENCHES = {
     "many-tables": "hundreds of small tables to Parquet, on both databases, beside a loop over them",
     "delta": "the log to net changes, beside mysql-replication",
     "as-of": "a copy as of the past, beside one of now and the reading of the log in between",
+    "postgres-as-of": "PostgreSQL: a copy as of the past, likewise",
     "refresh": "a copy that is rolled forward, beside a full one, against the number of changes",
     "consolidate": "rewind and publish, against the number of touched keys",
     "source-impact": "what a snapshot costs those who write meanwhile, beside dumps",

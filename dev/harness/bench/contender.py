@@ -86,10 +86,10 @@ class Order:
     """Copy ``table`` (``schema.table``, keys 1 to ``rows``) into the folder ``target``, which does not exist yet.
 
     ``meanwhile`` are statements for the server once the initial position is recorded: changes to rewind. A contender
-    ``as_of`` is the point that the copy is exact at; empty: now. A contender
-    that reads the log nets the ``files`` of it that name ``rows`` row images of the table, and writes nothing.
-    ``night`` counts the runs into one target, from the second one on: such a one rolls the copy before forward, once
-    the statements ``before`` are done.
+    ``as_of`` is the point that the copy is exact at; empty: now. ``standing_slot`` is what keeps the past for it. A
+    contender that reads the log nets the ``files`` of it that name ``rows`` row images of the table, and writes
+    nothing. ``night`` counts the runs into one target, from the second one on: such a one rolls the copy before
+    forward, once the statements ``before`` are done.
     """
 
     table: str
@@ -99,6 +99,7 @@ class Order:
     meanwhile: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     as_of: str = ""
+    standing_slot: str = ""
     before: tuple[str, ...] = ()
     night: int = 0
 

@@ -3,6 +3,7 @@
 The snapshot is measured as `bench snapshot` measures that of MySQL; the limit is `psql` copying in binary to nowhere
 over as many connections as ours has. The delta is measured on updates of the same table that a slot recorded: what a
 process takes to net them and to decode the rows before, against receiving the same messages and throwing them away.
+The way without REPLICA IDENTITY FULL is measured by `postgres_again`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from harness.bench import postgres_again
 from harness.bench.contender import Address, Contender, Order
 from harness.bench.postgres_tables import SHAPES, churn, ensure_table
 from harness.bench.report import Report, Result, print_ratios, print_table
@@ -55,6 +57,7 @@ def run(arguments: argparse.Namespace, directory: Path) -> Report:
         measured = measure(address, [*OURS, *PEERS], tables, arguments.rounds, Path(work), logs)
         changed = Order(ensure_table(server, shape, rows // 4), 0)
         deltas = {kind: _delta(address, logs, changed, rows // 4, arguments, block) for kind, block in BLOCKS.items()}
+        again = postgres_again.measured(server, tables, arguments.rounds, Path(work), logs)
     fill(report, measured, limits={"psql_copy"})
     print_measured(measured, {**OURS, **PEERS}, kernels)
     lines = []
@@ -67,6 +70,7 @@ def run(arguments: argparse.Namespace, directory: Path) -> Report:
         lines[-1] += [f"{found['rows'] / s:,.0f}" for s in figures]
     print()
     print_table(["delta", "ours s", "drain s", "ours changes/s", "drain changes/s"], lines)
+    postgres_again.fill(report, again, measured[0])
     print_ratios(report.ratios)
     print("(rates are slopes where both have one; psql against ours with nothing written)")
     return report

@@ -31,6 +31,7 @@ def prepare(address: Address) -> Work:
             run_id=f"202601{order.night + 1:02}T000000Z-00000000",
             consistency=order.consistency,
             as_of=order.as_of,
+            standing_slot=order.standing_slot,
             refresh="changes" if order.night else "full",
         )
         with address.cursor() as cursor:
@@ -52,6 +53,8 @@ def prepare(address: Address) -> Work:
             "steps": steps,
             "sessions": sessions,
             "lock_seconds": found["snapshot"]["lock_seconds"],
+            "view_seconds": found["snapshot"]["view_seconds"],
+            "keys_in_view": found["snapshot"]["keys_again"],
             "rewound": sum(found["consolidate"]["rewound"].values()),
             "files_rewritten": found["consolidate"]["files_rewritten"],
             "files_adopted": found["consolidate"]["files_adopted"],
