@@ -40,6 +40,8 @@ class World(ABC):
 
     kind: str
     port: int
+    rolls: bool
+    """Whether copies of it can be rolled forward."""
 
     @abstractmethod
     def close(self) -> None:
@@ -95,6 +97,7 @@ def compared(where: str, truth: Rows, copied: Rows) -> str:
 
 class MysqlWorld(World):
     kind = "mysql"
+    rolls = True
 
     def __init__(self, directory: Path) -> None:
         self._server = MysqlServer.start(directory / "source")
@@ -152,6 +155,7 @@ class MysqlWorld(World):
 
 class PostgresWorld(World):
     kind = "postgres"
+    rolls = False
 
     def __init__(self, directory: Path) -> None:
         # What a writer has not asked to be on disk stays in memory for long, and is lost by a crash.

@@ -12,9 +12,10 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core import row_bytes
 from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.errors import CopyMismatch, SchemaChanged
+from airflow_provider_cdc.errors import CopyMismatch, PreflightError, SchemaChanged
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, settings_of
+from tests.conftest import MysqlFactory
 from tests.sources.mysql.values import CASES, create_table, rows_of
 
 Bytes = list[bytes]
@@ -224,6 +225,40 @@ def test_tables_that_join_are_read_and_all_are_of_one_position(nights: Nights) -
         "b": [(1, 1)],
     }
     nights.rolled()
+
+
+def test_nights_between_which_the_server_is_restarted(
+    mysql_factory: MysqlFactory, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Once it is known to have changed nothing; after a second time, or a crash, tables are read in full."""
+    server = mysql_factory({})
+    server.query("CREATE DATABASE shop")
+    nights = Nights(server, spark, "shop", tmp_path)
+    nights.do("CREATE TABLE stock (id INT PRIMARY KEY, n INT)", "INSERT INTO stock VALUES (1, 10), (2, 20), (3, 30)")
+    nights.do("CREATE TABLE notes (text VARCHAR(9))", "INSERT INTO notes VALUES ('a'), ('a'), ('b')")
+    run = nights.night("full")
+    run.record()
+    run.finish()
+    for _ in range(2):
+        nights.do("UPDATE stock SET n = n + 1 WHERE id < 3", "DELETE FROM notes LIMIT 1")
+        server.restart()
+        nights.do("INSERT INTO stock SELECT MAX(id) + 1, 0 FROM stock", "INSERT INTO notes VALUES ('c')")
+        nights.rolled()
+    for again in (server.restart, server.crash):
+        nights.do("UPDATE stock SET n = n + 1 WHERE id > 1")
+        server.restart()
+        nights.do("UPDATE stock SET n = n + 1 WHERE id > 2")
+        again()
+        nights.do("UPDATE stock SET n = n + 1")
+        with pytest.raises(PreflightError, match="cannot be rolled forward"):
+            nights.night().preflight()
+        run = nights.night("auto")
+        run.record()
+        assert not any(plan.base for plan in run.plans)
+        assert all("read in full: " in plan.reason for plan in run.plans)
+        run.finish()
+        nights.do("DELETE FROM stock WHERE id = 2", "UPDATE stock SET id = 2 WHERE id = 3")
+        nights.rolled()
 
 
 def _values(rows: pa.Table) -> list[list[int]]:
