@@ -7,6 +7,7 @@ ten, that is the most part of writing a file anew.
 from __future__ import annotations
 
 from contextlib import suppress
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -16,6 +17,8 @@ from airflow_provider_cdc.core.parquet_footer import MAGIC, Chunk, Footer, RowGr
 from airflow_provider_cdc.core.parquet_writer import COMPRESSION, CheckedStream, StagedFile, repetitive
 from airflow_provider_cdc.core.storage import Storage
 
+__all__ = ["SplicedFile", "UnknownFooter"]
+
 _TAIL = 8
 """Bytes after the footer: its size, and `MAGIC`."""
 
@@ -24,16 +27,20 @@ class SplicedFile:
     """A file in the making, from ``source`` in ``folder``: call `write` for each of its row groups, in order.
 
     :param run: the folder that ``name`` is relative to.
-    :raises UnknownFooter: this file cannot be taken apart; nothing was written.
+    :param schema: of the file.
+    :raises UnknownFooter: this file cannot be taken apart, or was written in another way than files are now; nothing
+        was written.
     """
 
-    def __init__(self, run: Storage, name: str, folder: Storage, source: str) -> None:
+    def __init__(self, run: Storage, name: str, schema: pa.Schema, folder: Storage, source: str) -> None:
         self._run = run
         self._name = name
         self._input = folder.filesystem.open_input_file(folder.path(source))
         try:
             self._footer = _footer_of(self._input)
-            self._columns = self._footer.columns
+            now = _written_now(schema)
+            if self._footer.columns != now.columns or self._footer.writer != now.writer:
+                raise UnknownFooter("it was written in another way than files are now")
             self._left = self._footer.groups
         except BaseException:
             self._input.close()
@@ -84,26 +91,19 @@ class SplicedFile:
             writer.write_table(columns, row_group_size=columns.num_rows)
         data = sink.getvalue()
         footer = _footer_of(pa.BufferReader(data))
-        if any(self._columns[name] != said for name, said in footer.columns.items()):
-            raise UnknownFooter("a column is written in another way than before")
+        if any(self._footer.columns[name] != said for name, said in footer.columns.items()):
+            raise ValueError("a column has another type than in the file")
         (group,) = footer.groups
         return {chunk.name: (chunk, data[chunk.start : chunk.start + chunk.size]) for chunk in group.chunks}
 
 
-def can_be_spliced(folder: Storage, name: str, schema: pa.Schema) -> bool:
-    """Whether the file ``name`` can be taken apart, and its columns, which are ``schema``, are written now as they were
-    when it was."""
-    with folder.filesystem.open_input_file(folder.path(name)) as stream:
-        try:
-            found = _footer_of(stream)
-            columns = found.columns
-        except UnknownFooter:
-            return False
+@lru_cache(maxsize=16)
+def _written_now(schema: pa.Schema) -> Footer:
+    """The footer of a file without rows."""
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, schema, compression=COMPRESSION):
         pass
-    now = _footer_of(pa.BufferReader(sink.getvalue()))
-    return columns == now.columns and found.writer == now.writer
+    return _footer_of(pa.BufferReader(sink.getvalue()))
 
 
 def _footer_of(stream: Any) -> Footer:

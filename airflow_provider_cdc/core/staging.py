@@ -46,11 +46,14 @@ class Staging:
             raise
 
     @contextmanager
-    def spliced(self, name: str, folder: Storage, source: str) -> Iterator[SplicedFile]:
+    def spliced(self, name: str, schema: pa.Schema, folder: Storage, source: str) -> Iterator[SplicedFile]:
         """Write a file whose name begins with ``name``, most of which is that of the file ``source`` in ``folder``. On
-        an error, nothing that was written counts."""
+        an error, nothing that was written counts.
+
+        :raises UnknownFooter: that cannot be done with this file; nothing was written.
+        """
         with told(self.folder.uri_of(name)):
-            file = SplicedFile(self.folder, f"{_own(name)}-0.parquet", folder, source)
+            file = SplicedFile(self.folder, f"{_own(name)}-0.parquet", schema, folder, source)
             try:
                 yield file
             except BaseException:

@@ -10,6 +10,7 @@ of keys holds them, and there into the row group: so the statistics of files go 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ import pyarrow.compute as pc
 from airflow_provider_cdc.core import row_bytes
 from airflow_provider_cdc.core.manifest import RunTable
 from airflow_provider_cdc.core.names import folder_name
-from airflow_provider_cdc.core.parquet_splice import can_be_spliced
+from airflow_provider_cdc.core.parquet_splice import UnknownFooter
 from airflow_provider_cdc.core.parquet_writer import ParquetWriter
 from airflow_provider_cdc.core.staging import StagedFile, Staging, difference
 from airflow_provider_cdc.core.table import Table
@@ -258,8 +259,9 @@ class _Rolling:
         """Write a file anew: with what the window left of its marked rows, and with those that are added."""
         self._check_whole(file)
         name = self._name("-".join(file.staged.base_name.split("-")[:2]))
-        if not added and self._keeps_all(file) and can_be_spliced(self._folder, file.staged.name, self._schema):
-            return [self._spliced(file, name)]
+        if not added and self._keeps_all(file):
+            with suppress(UnknownFooter):
+                return [self._spliced(file, name)]
         with self._task.staging.writer(name, self._schema) as writer:
             rows = self._write_groups(file, pa.Table.from_batches(added, self._schema), writer)
             writer.write(self._sorted(rows))
@@ -272,8 +274,11 @@ class _Rolling:
         )
 
     def _spliced(self, file: MarkedFile, name: str) -> StagedFile:
-        """Write a file anew in which rows were changed and nothing else: only the columns in which they were."""
-        with self._task.staging.spliced(name, self._folder, file.staged.name) as writer:
+        """Write a file anew in which rows were changed and nothing else: only the columns in which they were.
+
+        :raises UnknownFooter: this is no file with which that can be done.
+        """
+        with self._task.staging.spliced(name, self._schema, self._folder, file.staged.name) as writer:
             for group in range(file.parquet.metadata.num_row_groups):
                 columns = pa.table({})
                 if group in file.marks:

@@ -12,7 +12,7 @@ import pytest
 
 from airflow_provider_cdc.core import parquet_splice
 from airflow_provider_cdc.core.parquet_footer import Footer, UnknownFooter
-from airflow_provider_cdc.core.parquet_splice import can_be_spliced
+from airflow_provider_cdc.core.parquet_splice import SplicedFile
 from airflow_provider_cdc.core.parquet_writer import ParquetWriter, StagedFile
 from airflow_provider_cdc.core.staging import Staging, difference
 from airflow_provider_cdc.core.storage import Storage
@@ -94,9 +94,8 @@ def test_no_value_differs_whatever_is_put_in(folder: Storage, seed: int) -> None
     chance = random.Random(seed)
     groups = [table(chance, chance.choice([1, 7, 500])) for _ in range(chance.randrange(1, 5))]
     before = written(folder, groups)
-    assert can_be_spliced(folder, before.name, SCHEMA)
     expected = []
-    with Staging(folder).spliced("after", folder, before.name) as spliced:
+    with Staging(folder).spliced("after", SCHEMA, folder, before.name) as spliced:
         for group in groups:
             anew = table(chance, group.num_rows).select(chance.sample(list(KINDS), chance.randrange(len(KINDS) + 1)))
             spliced.write(anew)
@@ -126,7 +125,7 @@ def values(rows: pa.Table) -> list[list[str]]:
 
 def test_the_same_file_again_is_the_same_bytes(folder: Storage) -> None:
     before = written(folder, [table(random.Random(1), 300), table(random.Random(2), 300)])
-    with Staging(folder).spliced("after", folder, before.name) as spliced:
+    with Staging(folder).spliced("after", SCHEMA, folder, before.name) as spliced:
         spliced.write(pa.table({}))
         spliced.write(pa.table({}))
         after = spliced.close()
@@ -138,7 +137,7 @@ def test_what_fails_half_way_leaves_nothing(folder: Storage) -> None:
     before = written(folder, [table(random.Random(1), 30), table(random.Random(2), 30)])
 
     def half() -> None:
-        with Staging(folder).spliced("after", folder, before.name) as spliced:
+        with Staging(folder).spliced("after", SCHEMA, folder, before.name) as spliced:
             spliced.write(pa.table({}))
             spliced.close()
 
@@ -162,15 +161,18 @@ def test_a_file_that_is_written_in_another_way_is_not_taken_apart(folder: Storag
         schema = pa.schema([("id", pa.list_(pa.int64()))])
         rows = pa.table({"id": pa.array([[1], [2, 3]])}, schema)
     pq.write_table(rows, folder.path("other.parquet"), **options)
-    assert not can_be_spliced(folder, "other.parquet", schema)
+    with pytest.raises(UnknownFooter):
+        SplicedFile(folder, "after", schema, folder, "other.parquet")
+    assert folder.files() == ["other.parquet"]
 
 
 def test_a_column_of_another_type_is_refused(folder: Storage) -> None:
     before = written(folder, [table(random.Random(1), 3)])
-    assert not can_be_spliced(folder, before.name, SCHEMA.remove(1))
+    with pytest.raises(UnknownFooter):
+        SplicedFile(folder, "after", SCHEMA.remove(1), folder, before.name)
     rows = pa.table({"small": pa.array([1, 2, 3], pa.int64())})
-    with Staging(folder).spliced("after", folder, before.name) as spliced:
-        with pytest.raises(UnknownFooter):
+    with Staging(folder).spliced("after", SCHEMA, folder, before.name) as spliced:
+        with pytest.raises(ValueError, match="another type"):
             spliced.write(rows)
         spliced.abort()
 

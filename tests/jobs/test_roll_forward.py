@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.core import beginning, records
+from airflow_provider_cdc.core import beginning, parquet_splice, records
 from airflow_provider_cdc.core.options import StepOptions
+from airflow_provider_cdc.core.parquet_splice import SplicedFile
 from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.refreshing import choose
 from airflow_provider_cdc.core.run import Run
@@ -125,6 +126,29 @@ def test_a_change_that_the_log_lost_stops_the_run(here: MakeRunner, lost: Entry,
     with pytest.raises(CopyMismatch, match=message):
         night.all()
     assert night.target.read_json(f"{NAMES[0]}/_latest.json")["run_id"] == FIRST
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["taken apart", "of another writer"])
+def test_a_file_in_which_rows_were_changed_keeps_all_rows_whoever_wrote_it(
+    here: MakeRunner, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    encoded: list[int] = []
+
+    def counting(self: SplicedFile, columns: Any) -> None:
+        encoded.append(columns.num_columns)
+        write(self, columns)
+
+    write = SplicedFile.write
+    monkeypatch.setattr(SplicedFile, "write", counting)
+    changes = tuple((0, row, (row[0], "paid", row[2])) for row in (ROWS[0], ROWS[7], ROWS[11], ROWS[-1]))
+    night = two_nights(here, inserted(*ROWS), Entry("commit", changes), first=1)
+    if not known:
+        now = parquet_splice._written_now
+        monkeypatch.setattr(parquet_splice, "_written_now", lambda schema: now(schema.remove(0)))
+    night.all()
+    assert night.published() == night.expected()
+    # The row groups of a file with four changed rows: each either as it was, or with one column of three encoded anew.
+    assert (set(encoded) == {0, 1} and encoded.count(1) >= 3) if known else not encoded
 
 
 def test_a_keyless_row_that_the_copy_lacks_stops_the_run(here: MakeRunner) -> None:
