@@ -71,6 +71,8 @@ class SplicedFile:
         self._stream.close()
         self._input.close()
         self._run.sync(self._name)
+        # The name is durable once its folder is.
+        self._run.sync(self._name.rpartition("/")[0])
         rows = sum(group.rows for group in self._groups)
         return StagedFile(self._name, rows, self._stream.size, self._stream.checksum)
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -80,9 +80,10 @@ class RollTask:
     skips: bool = False
 
     def __call__(self, order: Roll) -> Outcome:
-        with self.staging.reading():
+        # What one task writes counts together, so the disk is waited for once.
+        with self.staging.reading(), self.staging.folder.together() as folder:
             try:
-                return _Rolling(self, order).done()
+                return _Rolling(replace(self, staging=Staging(folder)), order).done()
             except ValueNotRepresentable as error:
                 if not self.skips:
                     raise

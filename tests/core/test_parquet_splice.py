@@ -187,3 +187,13 @@ def test_a_footer_with_more_than_is_known_here_is_refused(folder: Storage) -> No
             Footer.parse(data[:cut])
     with pytest.raises(UnknownFooter):
         Footer.parse(data + b"\0")
+
+
+def test_the_file_and_its_name_survive_a_crash(folder: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = written(folder, [table(random.Random(1), 3)])
+    synced: list[str] = []
+    monkeypatch.setattr(Storage, "sync", lambda self, name="": synced.append(name))
+    with Staging(folder).spliced("staged/after", SCHEMA, folder, before.name) as spliced:
+        spliced.write(pa.table({}))
+        after = spliced.close()
+    assert synced == [after.name, "staged"]
