@@ -85,11 +85,14 @@ def _why_again(connection: Connection, tables: Sequence[Table], options: TableOp
         return "again was asked for"
     if options.consistency != "auto":
         return ""
-    lacking = [table.name for table in tables if any(_rewind_problems(connection, table))]
+    lacking = [(table.name, found[0]) for table in tables if (found := list(_rewind_problems(connection, table)))]
     if not lacking:
         return ""
+    name, problem = lacking[0]
     others = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
-    return f"the log does not tell what rows of {lacking[0]}{others} were before"
+    column = problem.where.removeprefix(f"{name}.")
+    why = f"{column} {problem.what}" if column != problem.where else "its replica identity is not FULL"
+    return f"the log does not tell what rows of {name}{others} were before ({why})"
 
 
 def _plans_again(tables: Sequence[Table], told: Sequence[bool], options: TableOptions, why: str) -> list[TablePlan]:
