@@ -81,6 +81,13 @@ class _Retention:
         self._runs.refresh()
         for one in found:
             self._attempt(self._uri(one), partial(self._remove, one))
+        # What was removed is told, whatever comes in the way of the rest.
+        self._attempt(self._scratch.uri, self._remove_folders)
+        removed = Removed(self._copies, tuple(self._folders), self._left)
+        self._tell(removed)
+        note_removed(self._run, removed)
+
+    def _remove_folders(self) -> None:
         now = self._run.folder.newest_time()
         for run in lifeless(self._run, self._tables, self._runs, now):
             self._attempt(run.folder.uri, partial(self._remove_lifeless, run))
@@ -89,9 +96,6 @@ class _Retention:
         for name in self._runs.remains:
             folder = self._scratch.folder(name)
             self._attempt(folder.uri, partial(remove_remains, folder))
-        removed = Removed(self._copies, tuple(self._folders), self._left)
-        self._tell(removed)
-        note_removed(self._run, removed)
 
     def _attempt(self, uri: str, removal: Callable[[], None]) -> None:
         try:

@@ -119,7 +119,7 @@ def test_xcoms_are_those_of_the_contract(copied: Copied) -> None:
         "lock_and_record": {"run_uri", "initial_gtid_set"},
         "snapshot": {"snapshot_upper", "counts"},
         "extract_delta": {"counts"},
-        "consolidate": {"_link_ReportLink", "published", "position", "latest", "skipped", "counts"},
+        "consolidate": {"_link_ReportLink", "published", "position", "latest", "skipped", "removed", "counts"},
     }
     values = copied.first.xcoms
     assert [plan["table"] for plan in values["preflight"]["plan"]] == TABLES
@@ -259,3 +259,29 @@ def test_tables_that_cannot_be_copied_are_skipped_if_the_form_says_so_and_named_
     assert not any("return_value" in xcoms for xcoms in result.xcoms.values())
     report = result.xcoms["consolidate"]["_link_ReportLink"]
     assert "MyISAM" in Path(report.removeprefix("file://")).read_text()
+
+
+@pytest.mark.long
+def test_older_copies_go_when_the_form_says_how_many_stay(
+    dag_runner: DagRunner, mysql: MysqlServer, tmp_path: Path
+) -> None:
+    mysql.query("CREATE DATABASE kept")
+    mysql.query("CREATE TABLE kept.t (id INT PRIMARY KEY)")
+    mysql.query("INSERT INTO kept.t VALUES (1), (2)")
+    address = {"conn_type": "mysql", "host": mysql.host, "port": mysql.port, "login": "root"}
+    conf = {"tables": ["kept.*"], "target": tmp_path.as_uri(), "keep": 1, "refresh": "auto"}
+    first, second = (
+        dag_runner.run(
+            "mysql_snapshot", conf, at=datetime(2026, 1, day, tzinfo=UTC), connections={"cdc_mysql": address}
+        )
+        for day in (7, 8)
+    )
+    assert first.xcoms["consolidate"]["removed"] == {}
+    assert second.states == dict.fromkeys(STEPS, "success"), second.log[-8000:]
+    gone = first.xcoms["consolidate"]["published"]["kept.t"]
+    assert second.xcoms["consolidate"]["removed"] == {"kept.t": [gone]}
+    assert rows_of(second.xcoms, "kept.t") == [(1,), (2,)]
+    assert len([*(tmp_path / "kept.t").glob("*=*")]) == len([*(tmp_path / "_runs").iterdir()]) == 1
+    assert "keep = 1: 1 older copies and the folders of 1 runs removed" in second.log
+    report = Path(second.xcoms["consolidate"]["_link_ReportLink"].removeprefix("file://"))
+    assert gone in report.read_text()

@@ -126,7 +126,7 @@ def test_xcoms_are_those_of_the_contract(copied: Copied) -> None:
         "lock_and_record": {"run_uri", "initial_lsn"},
         "snapshot": {"snapshot_upper", "counts"},
         "extract_delta": {"counts"},
-        "consolidate": {"_link_ReportLink", "published", "position", "latest", "skipped", "counts"},
+        "consolidate": {"_link_ReportLink", "published", "position", "latest", "skipped", "removed", "counts"},
     }
     plans = {plan["table"]: plan["consistency"] for plan in copied.first.xcoms["preflight"]["plan"]}
     assert plans == dict(zip(TABLES, ["watermark", "watermark", "exported"], strict=True))
