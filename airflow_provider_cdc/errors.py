@@ -17,6 +17,7 @@
     │       ├── LogGone            the log no longer reaches back to the initial position
     │       ├── SourceReplaced     another server answers than the one the run began on
     │       ├── ImageNotWhole      a row image without all its columns, or no row image at all
+    │       ├── CascadeNotLogged   a foreign key may have changed rows, and the log does not hold that
     │       ├── UnknownEvent       a log event that this reader does not know
     │       └── CopyMismatch       the rows that were read contradict the log
     └── TransientError             the same call may succeed later: Airflow retries it

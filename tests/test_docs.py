@@ -15,14 +15,22 @@ ROOT = Path(__file__).resolve().parents[1]
 DOCS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
 
 
+RAISED = {
+    name
+    for name, kind in vars(errors).items()
+    if isinstance(kind, type) and issubclass(kind, errors.CdcError) and kind.__module__ == errors.__name__
+} - {"CdcError", "TerminalError", "TransientError"}
+
+
 def test_every_error_has_its_paragraph_and_no_paragraph_is_about_none() -> None:
     told = set(re.findall(r"^### (\w+)$", (ROOT / "docs/errors.md").read_text(), re.MULTILINE))
-    raised = {
-        name
-        for name, kind in vars(errors).items()
-        if isinstance(kind, type) and issubclass(kind, errors.CdcError) and kind.__module__ == errors.__name__
-    }
-    assert told == raised - {"CdcError", "TerminalError", "TransientError"}
+    assert told == RAISED
+
+
+def test_the_runbook_has_every_error_where_somebody_looks_for_its_name() -> None:
+    by_name, found, _ = (ROOT / "docs/runbook.md").read_text().partition("## When there is no such name")
+    assert found
+    assert re.findall(r"^### (\w+)$", by_name, re.MULTILINE) == sorted(RAISED)
 
 
 @pytest.mark.parametrize("page", DOCS, ids=lambda page: str(page.relative_to(ROOT)))
@@ -44,6 +52,10 @@ def test_what_is_generated_is_what_the_code_says(page: Path) -> None:
 def test_every_part_that_can_be_generated_has_its_place() -> None:
     text = "".join(page.read_text() for page in ROOT.glob("docs/*.md"))
     assert sorted(re.findall("<!-- generated: (.*) -->", text)) == sorted(PARTS)
+
+
+def test_the_error_s_tree_is_drawn_whole() -> None:
+    assert set(re.findall(r"[├└]── (\w+)", errors.__doc__ or "")) >= RAISED
 
 
 @pytest.mark.parametrize("page", ["dag-authors.md", "nightly.md"])
