@@ -6,6 +6,8 @@ from typing import Any
 
 from airflow_provider_cdc.sources.registry import KINDS, Kind
 
+_GUIDES = tuple(f"/docs/{page}.md" for page in ("concepts", "dag-authors", "nightly", "deploying", "runbook"))
+
 
 def get_provider_info() -> dict[str, Any]:
     """The provider's description, as ``provider_info.schema.json`` of Airflow wants it."""
@@ -13,7 +15,9 @@ def get_provider_info() -> dict[str, Any]:
         "package-name": "airflow-provider-cdc",
         "name": "CDC",
         "description": "Copies of MySQL and PostgreSQL tables in a lake, all of them exact at one committed point.",
-        "integrations": [{"integration-name": "CDC", "tags": ["service"]}],
+        "integrations": [
+            {"integration-name": "CDC", "logo": "/docs/logo.svg", "tags": ["service"], "how-to-guide": list(_GUIDES)}
+        ],
         "hooks": [
             {"integration-name": "CDC", "python-modules": [kind.hook.rpartition(".")[0] for kind in KINDS]},
         ],

@@ -49,6 +49,14 @@ def test_everything_it_names_exists() -> None:
         assert hook.hook_name == connection["hook-name"]
 
 
+def test_the_pages_and_the_picture_that_it_names_are_there() -> None:
+    (integration,) = get_provider_info()["integrations"]
+    root = Path(__file__).parents[1]
+    for path in (*integration["how-to-guide"], integration["logo"]):
+        assert path.startswith("/docs/")
+        assert (root / path[1:]).is_file(), path
+
+
 def test_airflow_lists_provider_hook_and_form_fields(dag_runner: DagRunner) -> None:
     code = """
 import json
