@@ -49,7 +49,8 @@ def outlets_of(source_conn_id: str, tables: Any, on_table_error: Any, alias: Ass
 
     :param tables: the group's argument, as are the two others: patterns, or a template.
     """
-    if on_table_error != "fail" or _is_template(source_conn_id) or isinstance(tables, str):
+    # A template, or what differs from group to group where groups are mapped, is known only when the tasks run.
+    if on_table_error != "fail" or _is_template(source_conn_id) or not isinstance(tables, (list, tuple)):
         return [alias]
     patterns = list(tables)
     if any(pattern.startswith("!") or _is_template(pattern) for pattern in patterns):

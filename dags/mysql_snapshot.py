@@ -1,5 +1,7 @@
 """Copy MySQL tables to Parquet, all of them exactly as they were at one GTID set. Triggered by hand or by the API.
 
+It is the DAG `backfill` with a form for MySQL alone: only the options, and the choices, that MySQL has.
+
 Whoever may trigger this DAG fills in its params, but its tasks have Airflow's rights. So it takes only the connections
 and targets that whoever runs Airflow names in its configuration, section `cdc`, as comma-separated lists:
 
@@ -12,14 +14,10 @@ and targets that whoever runs Airflow names in its configuration, section `cdc`,
 
 from __future__ import annotations
 
-from airflow.configuration import conf
 from airflow.sdk import DAG
 
 from airflow_provider_cdc.task_groups import form
 from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
-
-SOURCE_CONN_IDS = conf.get("cdc", "source_conn_ids", fallback="cdc_*").replace(",", " ").split()
-TARGETS = conf.get("cdc", "targets", fallback="").replace(",", " ").split()
 
 with DAG(
     "mysql_snapshot",
@@ -31,9 +29,4 @@ with DAG(
     render_template_as_native_obj=True,
     params=form.params("mysql", source_conn_id="cdc_mysql"),
 ):
-    SnapshotTaskGroup(
-        **form.from_params("mysql"),
-        source_conn_ids=SOURCE_CONN_IDS,
-        targets=TARGETS,
-        strict_conf=True,
-    )
+    SnapshotTaskGroup(**form.from_params("mysql"), **form.allowed(), strict_conf=True)

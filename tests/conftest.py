@@ -167,5 +167,6 @@ def dag_runner() -> Iterator[DagRunner]:
         )
         home.environment["SPARK_CONF_DIR"] = str(home.home)
         home.prepare()
-        with DagRunner(home, [*ROOT.glob("dags/*.py"), ROOT / "tests/dags/nightly_copy.py"]) as runner:
+        own = [ROOT / "tests/dags" / f"{name}.py" for name in ("nightly_copy", "every_shop")]
+        with DagRunner(home, [*ROOT.glob("dags/*.py"), *own]) as runner:
             yield runner

@@ -16,7 +16,7 @@ from airflow_provider_cdc.errors import Problem
 class Accepted:
     """What values an option accepts.
 
-    ``what`` completes "… is not …"; ``schema`` is the same as JSON schema, for a form.
+    ``what`` completes "… is not …"; ``schema`` is the same as JSON schema, for a form: it may let more through.
     """
 
     what: str
@@ -24,6 +24,17 @@ class Accepted:
     schema: Mapping[str, Any]
     plain: Callable[[Any], Any] = lambda value: value
     """Makes an accepted value one of the option's type."""
+    only: Mapping[Any, str] = field(default_factory=dict)
+    """The kind of source that a choice is for, of the choices that are for one."""
+
+    def schema_for(self, kind: str) -> dict[str, Any]:
+        """The JSON schema of what can work for one kind of source; empty: for any."""
+        schema = dict(self.schema)
+        if kind and self.only:
+            fit = [choice for choice in schema["enum"] if self.only.get(choice, kind) == kind]
+            schema["enum"] = fit
+            schema["values_display"] = {choice: schema["values_display"][choice] for choice in fit}
+        return schema
 
 
 @dataclass(frozen=True)
@@ -33,7 +44,8 @@ class Option:
     ``default`` is `MISSING` where a value has to be given. ``type`` is the type of a checked value. ``argument`` is the
     name that an operator's argument has for it. ``only`` names the one kind of source that it is for, if it is for one.
     ``secret``: people put secrets there, so its value is never shown. ``in_form``: the DAGs that come with the package
-    have a param for it, called ``title``. ``fixed``: the DAG's author sets it, and it is no template.
+    have a param for it, called ``title``, in the form's ``section``; empty: the one that is open at first. ``fixed``:
+    the DAG's author sets it, and it is no template.
     """
 
     name: str
@@ -47,6 +59,7 @@ class Option:
     secret: bool
     in_form: bool
     title: str
+    section: str
     fixed: bool
 
     @property
@@ -72,6 +85,7 @@ def option(
     only: str = "",
     secret: bool = False,
     title: str = "",
+    section: str = "",
     fixed: bool = False,
 ) -> Any:
     """Declare an option; see `Option`. ``name`` is for those that users know by another name than the field's."""
@@ -84,6 +98,7 @@ def option(
         "only": only,
         "secret": secret,
         "title": title,
+        "section": section,
         "in_form": bool(title),
         "fixed": fixed,
     }
@@ -124,12 +139,17 @@ def _is_flag(value: Any) -> bool:
     return isinstance(value, bool)
 
 
-def one_of(choices: Sequence[str]) -> Accepted:
-    """One of several words."""
+def one_of(choices: Sequence[str], shown: Sequence[str], only: Mapping[str, str] | None = None) -> Accepted:
+    """One of several words.
+
+    :param shown: what a form shows for each.
+    :param only: see `Accepted`.
+    """
     return Accepted(
         f"one of {', '.join(choices)}",
         lambda value: isinstance(value, str) and value in choices,
-        {"type": "string", "enum": list(choices)},
+        {"type": "string", "enum": list(choices), "values_display": dict(zip(choices, shown, strict=True))},
+        only=only or {},
     )
 
 
@@ -140,7 +160,7 @@ URI = Accepted("a URI", _is_text, _TEXT)
 TABLE_NAMES = Accepted(
     "a list of table names",
     _are_texts,
-    {"type": "array", "items": {"type": "string", "minLength": 3}, "minItems": 1},
+    {"type": "array", "items": {"type": "string", "minLength": 3, "pattern": r"\."}, "minItems": 1},
 )
 PATTERNS = Accepted("a list of patterns, or nothing", _are_texts_or_none, {"type": ["array", "null"]})
 PROPERTIES = Accepted("an object of Spark properties", _are_properties, {"type": ["object", "null"]})
@@ -151,7 +171,11 @@ COUNT_OR_NONE = Accepted(
 WHOLE_SECONDS = Accepted("a whole number of seconds above 0", _is_count, {"type": "integer", "minimum": 1})
 SECONDS = Accepted("a number of seconds", _is_time, {"type": "number", "minimum": 0})
 AS_OF = Accepted(
-    "a time with its zone, a GTID set or an LSN, or empty", as_of.is_as_of, {"type": "string"}, as_of.text_of
+    "a time with its zone, a GTID set or an LSN, or empty",
+    as_of.is_as_of,
+    # A time of the day has a colon, or at least a letter before it; a GTID set has colons, an LSN has a slash.
+    {"type": "string", "pattern": r"^\s*$|[/:]|\d[^\d-]\d"},
+    as_of.text_of,
 )
 SLOT_NAME = Accepted(
     "up to 30 lower-case letters, digits and underscores, or empty",

@@ -38,6 +38,9 @@ from airflow_provider_cdc.errors import PreflightError
 
 Options = TypeVar("Options")
 
+ADVANCED = "Advanced"
+"""The section of a form with what few runs need."""
+
 CONSISTENCIES = ("auto", "watermark", "lock", "exported", "again")
 UNREPRESENTABLE = ("error", "null", "string")
 ON_TABLE_ERROR = ("fail", "skip")
@@ -55,8 +58,19 @@ class TableOptions:
 
     consistency: str = option(
         "auto",
-        accepts=one_of(CONSISTENCIES),
+        accepts=one_of(
+            CONSISTENCIES,
+            (
+                "auto: what suits each table",
+                "watermark: no lock; needs a key",
+                "lock: a lock of milliseconds, then one transaction (MySQL)",
+                "exported: all in one exported snapshot (PostgreSQL)",
+                "again: touched rows are read again (PostgreSQL)",
+            ),
+            {"lock": "mysql", "exported": "postgres", "again": "postgres"},
+        ),
         title="Consistency",
+        section=ADVANCED,
         help="How the tables are read. `watermark`: no lock, chunks at any time, needs a key. `lock` (MySQL): a lock "
         "of milliseconds, then one transaction. `exported` (PostgreSQL): all tasks read in one exported snapshot. "
         "`again` (PostgreSQL): as `watermark`, but needs no `REPLICA IDENTITY FULL`: rows that were touched are read "
@@ -66,8 +80,12 @@ class TableOptions:
     )
     unrepresentable: str = option(
         "error",
-        accepts=one_of(UNREPRESENTABLE),
+        accepts=one_of(
+            UNREPRESENTABLE,
+            ("error: stop the run", "null: publish null, and count them", "string: publish such columns as text"),
+        ),
         title="Values without an Arrow type",
+        section=ADVANCED,
         help="What becomes of values that no Arrow type holds, such as `0000-00-00` or `infinity`: `error` stops if "
         "one survives, `null` publishes null and counts them, `string` publishes such columns as text.",
         example="error, unless you know better",
@@ -132,6 +150,7 @@ class StepOptions:
         100_000,
         accepts=COUNT,
         title="Rows per chunk",
+        section=ADVANCED,
         help="Rows that one statement reads, about; raised where a table would have more than 10,000 chunks, or a run "
         "more than 50,000.",
         example="a number such as 100000",
@@ -163,6 +182,7 @@ class StepOptions:
         accepts=SLOT_NAME,
         only="postgres",
         title="Standing slot",
+        section=ADVANCED,
         help="A name, such as `nightly`: the server then keeps a replication slot of that name from run to run, and "
         "with it the log that `as_of` goes back over and that `refresh` rolls copies forward by; empty: none. Runs "
         "that give the same name share it. It costs the server disk, and stays until someone drops it.",
@@ -178,7 +198,14 @@ class StepOptions:
     )
     refresh: str = option(
         "full",
-        accepts=one_of(REFRESHES),
+        accepts=one_of(
+            REFRESHES,
+            (
+                "full: read all tables",
+                "auto: roll the last copies forward where that is exact",
+                "changes: roll the last copies forward, or stop",
+            ),
+        ),
         title="Refresh",
         help="`full`: all tables are read. `auto`: the last copy of a table is rolled forward by what the log says was "
         "changed since, at the cost of the changes, where that is exact; other tables are read in full, and the "
@@ -190,6 +217,7 @@ class StepOptions:
         0,
         accepts=COUNT_OR_NONE,
         title="Copies to keep",
+        section=ADVANCED,
         help="How many copies of each table stay: when a run has published the latest one, it removes those that are "
         "older than the newest so many of its tables, whichever run made them; 0: all of them stay.",
         example="a number such as 7",
@@ -200,14 +228,16 @@ class StepOptions:
         accepts=FLAG,
         only="postgres",
         title="Keep the slot",
+        section=ADVANCED,
         help="Leave the publication and the slot there when the run is published, to stream on from `initial_lsn`. "
         "You then have to drop them.",
         example="true or false",
     )
     on_table_error: str = option(
         "fail",
-        accepts=one_of(ON_TABLE_ERROR),
+        accepts=one_of(ON_TABLE_ERROR, ("fail: stop the run", "skip: leave them out, and say so")),
         title="Tables that cannot be copied",
+        section=ADVANCED,
         help="What becomes of tables that cannot be copied (no transactions, no key where one is needed, no `REPLICA "
         "IDENTITY FULL`, a type or a value without an Arrow type): `fail` stops the run, `skip` leaves them out, says "
         "so in the logs, and lists them with the reasons in the XCom `skipped`.",
@@ -252,6 +282,7 @@ class RunOptions:
         "spark_default",
         accepts=CONNECTION,
         title="Spark",
+        section=ADVANCED,
         help="Connection to Spark: local, standalone, or any cluster in client mode.",
         example="text such as spark_default",
     )
@@ -271,6 +302,14 @@ class RunOptions:
         example="a number such as 60",
     )
     steps: StepOptions = field(default_factory=StepOptions)
+    plan_only: bool = option(
+        False,
+        accepts=FLAG,
+        title="Show the plan only",
+        help="Check everything, show what a run would do and about how long it would take, and copy nothing: the tasks "
+        "after `preflight` are skipped.",
+        example="true or false",
+    )
 
 
 @dataclass(frozen=True)
@@ -320,6 +359,18 @@ def checked(values: Mapping[str, Any]) -> RunOptions:
         raise PreflightError(problems)
     made: RunOptions = _made(RunOptions, {one.name: one.accepts.plain(values[one.argument]) for one in declared()})
     return made
+
+
+def values_of(options: Any) -> dict[str, Any]:
+    """The values of ``options``, an instance of one of the classes here, by the option's name."""
+    found: dict[str, Any] = {}
+    for one in fields(options):
+        value = getattr(options, one.name)
+        if is_dataclass(value):
+            found |= values_of(value)
+        else:
+            found[one.metadata["option"]["name"] or one.name] = value
+    return found
 
 
 def _walk(kind: type[Any]) -> Iterator[Option]:

@@ -35,8 +35,10 @@ class Progress:
     :param total: how many of them there are.
     :param weight: the work they make in all, in any unit; how much is done and the time left are judged by it.
     :param at_work: the tables that are at work now.
+    :param backlog: how many bytes of log wait to be read; None: that is not known.
     :param note: takes the same as data: ``step``, ``at`` (ISO 8601), ``percent``, ``done``, ``total``, ``unit``,
-        ``rows``, ``bytes``, ``rows_per_second``, ``seconds_left`` (null: not known yet), ``tables``.
+        ``rows``, ``bytes``, ``rows_per_second``, ``seconds_left`` (null: not known yet), ``tables``, and
+        ``log_backlog_bytes`` (null: not known).
     """
 
     def __init__(
@@ -47,6 +49,7 @@ class Progress:
         weight: float,
         *,
         at_work: Callable[[], Sequence[str]] = lambda: (),
+        backlog: Callable[[], int | None] = lambda: None,
         note: Callable[[dict[str, Any]], None] = lambda told: None,
         every: float = EVERY_SECONDS,
         clock: Callable[[], float] = time.monotonic,
@@ -57,6 +60,7 @@ class Progress:
         self._total = total
         self._weight = weight
         self._at_work = at_work
+        self._backlog = backlog
         self._note = note
         self._every = every
         self._clock = clock
@@ -107,6 +111,7 @@ class Progress:
             "rows_per_second": round((self._rows - rows) / (now - since)) if now > since else 0,
             "seconds_left": self._seconds_left(now),
             "tables": list(self._at_work()),
+            "log_backlog_bytes": self._backlog(),
         }
 
     def _seconds_left(self, now: float) -> float | None:
@@ -128,6 +133,8 @@ class Progress:
         parts.append(f"{told['rows_per_second']:,} rows/s")
         if told["seconds_left"] is not None:
             parts.append(f"about {duration(told['seconds_left'])} left")
+        if told["log_backlog_bytes"] is not None:
+            parts.append(f"{told['log_backlog_bytes'] / 2**20:,.1f} MiB of log to read")
         line = ", ".join(parts)
         if tables := told["tables"]:
             more = f" and {len(tables) - SHOWN_TABLES} more" if len(tables) > SHOWN_TABLES else ""

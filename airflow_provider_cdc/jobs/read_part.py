@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import socket
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -28,7 +30,8 @@ class PartRecord:
     """A part that was read: into which files, for which plan, by a server of which incarnation.
 
     ``odd``: what `survivors.noted` returned. ``extents``: those of its chunks (`key_order`). ``refused``: why its table
-    cannot be copied; then the part has no files.
+    cannot be copied; then the part has no files. ``began`` (Unix seconds) and ``lane``: when it was read, and by which
+    worker, for the run's report.
     """
 
     plan: str
@@ -45,6 +48,8 @@ class PartRecord:
     chunks: int
     seconds: float
     refused: str = ""
+    began: float = 0.0
+    lane: str = ""
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,7 @@ class ReadPart:
 
     def __call__(self, part: Part) -> PartRecord:
         """Read one part to files, and write the record that says so."""
-        started = time.monotonic()
+        began, started = time.time(), time.monotonic()
         try:
             record = self._read(part, started)
         except ValueNotRepresentable as error:
@@ -94,6 +99,7 @@ class ReadPart:
                 seconds=round(time.monotonic() - started, 3),
                 refused=reason(error),
             )
+        record = replace(record, began=round(began, 3), lane=f"{socket.gethostname()}:{os.getpid()}")
         records.write(self.staging.folder, f"{DONE}/{part.name}.json", record)
         return record
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from itertools import islice
 
@@ -19,7 +20,8 @@ from airflow_provider_cdc.core.results import SNAPSHOT, SnapshotResult, TableRea
 from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.staging import StagedFile
 from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.errors import SourceUnavailable, TransientError
+from airflow_provider_cdc.core.timeline import Bar, write_timeline
+from airflow_provider_cdc.errors import CdcError, SourceUnavailable, TransientError
 from airflow_provider_cdc.jobs.again import Seen, read_again
 from airflow_provider_cdc.jobs.key_order import Extent, check_key_order
 from airflow_provider_cdc.jobs.nulled import add_nulled, say_nulled
@@ -137,7 +139,20 @@ def _snapshot(step: Step) -> SnapshotResult:
     )
     say_skipped(skipped)
     _summarize(found)
+    _note_timeline(step, parts, done)
     return found
+
+
+def _note_timeline(step: Step, parts: Sequence[Part], done: Mapping[int, PartRecord]) -> None:
+    read = ((part, done[part.number]) for part in parts)
+    bars = [
+        Bar(_name(step, part), part.number, record.lane, record.began, record.seconds, record.rows, record.bytes)
+        for part, record in read
+        if record.began
+    ]
+    # It is for people, and no reason to fail.
+    with suppress(CdcError, OSError):
+        write_timeline(step.folder, bars)
 
 
 def _stale(done: Mapping[int, PartRecord], bound: UpperBound) -> list[int]:
@@ -236,7 +251,15 @@ def _read_missing(
         return list(dict.fromkeys(_name(step, part) for part in islice(unread, step.slots)))
 
     note = ProgressFile(step.folder).note
-    progress = Progress("snapshot", "chunks", chunks, sum(weights.values()), at_work=at_work, note=note)
+    progress = Progress(
+        "snapshot",
+        "chunks",
+        chunks,
+        sum(weights.values()),
+        at_work=at_work,
+        backlog=lambda: watch.backlog,
+        note=note,
+    )
     options = step.manifest.options
     lock, pause = options.lock, options.chunk_pause
 

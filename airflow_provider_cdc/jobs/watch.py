@@ -4,19 +4,25 @@ from __future__ import annotations
 
 import threading
 import time
+from contextlib import suppress
 
 from airflow_provider_cdc.errors import TransientError
 from airflow_provider_cdc.jobs.progress import say
 from airflow_provider_cdc.jobs.step import Step
+from airflow_provider_cdc.sources.optional import TellsBacklog
 
 WATCH_SECONDS = 60.0
 
 
 class Watch:
     """Asks the source by the clock, in a thread of its own: who reads for hours should not learn only at the end that
-    the log was thrown away, or a table altered, in the first one."""
+    the log was thrown away, or a table altered, in the first one.
+
+    ``backlog``: the bytes of log that were there to be read when it last asked; None: it has not, or nobody knows.
+    """
 
     def __init__(self, step: Step) -> None:
+        self.backlog: int | None = None
         self._step = step
         self._last = time.monotonic()
         self._asking: threading.Thread | None = None
@@ -48,3 +54,8 @@ class Watch:
             step.source.check_tables([entry.table for entry in step.tables if not entry.base])
         except Exception as error:
             self._error = error
+            return
+        # It is for people, and no reason to stop.
+        with suppress(Exception):
+            if isinstance(step.source, TellsBacklog):
+                self.backlog = step.source.backlog(step.manifest.initial_position, step.manifest.identity)

@@ -1,4 +1,4 @@
-"""What all steps share: the id of a run, and our errors as Airflow's."""
+"""What all steps share: the id of a run, its folder, and what they leave for each other."""
 
 from __future__ import annotations
 
@@ -6,18 +6,16 @@ import hashlib
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from datetime import UTC
 from typing import TYPE_CHECKING, Any
-
-from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException, BaseOperator
 
 from airflow_provider_cdc.core.lake_uri import LakeUri, redacted
 from airflow_provider_cdc.core.names import safe_name
 from airflow_provider_cdc.core.run import scratch_of
 from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.errors import CdcError, ConfigurationError, TerminalError
+from airflow_provider_cdc.errors import ConfigurationError
+from airflow_provider_cdc.operators.templates import RendersClearly
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -98,7 +96,7 @@ def hand_on(context: Context, outputs: Mapping[str, Any]) -> None:
         context["ti"].xcom_push(key=key, value=value)
 
 
-class TargetOperator(BaseOperator):
+class TargetOperator(RendersClearly):
     """A task with a ``target``. Airflow keeps what a task's arguments were rendered to, and shows it: what could be a
     secret in this one is removed first. What remains is refused by `execute`, as the whole would have been."""
 
@@ -108,20 +106,3 @@ class TargetOperator(BaseOperator):
         super().render_template_fields(context, jinja_env)
         if isinstance(self.target, str):
             self.target = redacted(self.target)
-
-
-@contextmanager
-def airflow_errors() -> Iterator[None]:
-    """Raise our errors as Airflow's: a terminal one fails the task at once, a transient one lets Airflow retry it.
-
-    The message is kept whole, and the chain of causes is cut, so that it is what the log ends with.
-
-    :raises AirflowFailException: a retry cannot help.
-    :raises AirflowException: a retry may help.
-    """
-    try:
-        yield
-    except TerminalError as error:
-        raise AirflowFailException(str(error)) from None
-    except CdcError as error:
-        raise AirflowException(str(error)) from None

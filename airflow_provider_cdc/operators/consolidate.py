@@ -13,8 +13,9 @@ from airflow_provider_cdc.core.run import Run, read_is_latest
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import CdcError
-from airflow_provider_cdc.links.report import ReportLink
-from airflow_provider_cdc.operators.base import airflow_errors, hand_on, say_skipped
+from airflow_provider_cdc.metrics import tell_published
+from airflow_provider_cdc.operators.base import hand_on, say_skipped
+from airflow_provider_cdc.operators.failing import failing
 from airflow_provider_cdc.operators.spark_step import SparkStepOperator
 from airflow_provider_cdc.report.files import write_report
 
@@ -36,18 +37,16 @@ class ConsolidateOperator(SparkStepOperator):
     """
 
     step = "consolidate"
-    operator_extra_links = (ReportLink(),)
-    report_uri = ""
     outputs = ("published", "skipped", "position")
 
+    @failing
     def execute(self, context: Context) -> dict[str, Any]:
         found = super().execute(context)
-        with airflow_errors():
-            run = Run.load(Storage(self.run_uri))
-            latest = read_is_latest(run.folder)
-            copies = _copies(run, found["published"], latest)
-            removed = read_removed(run.folder) if run.manifest.options.keep else Removed()
-            announce(context["outlet_events"], self.outlets, self.source_conn_id, copies)
+        run = Run.load(Storage(self.run_uri))
+        latest = read_is_latest(run.folder)
+        copies = _copies(run, found["published"], latest)
+        removed = read_removed(run.folder) if run.manifest.options.keep else Removed()
+        announce(context["outlet_events"], self.outlets, self.source_conn_id, copies)
         for table in (name for name, is_latest in latest.items() if not is_latest):
             self.log.warning(
                 "%s is published at %s, but a newer copy stays the latest: one of a later position (or, where "
@@ -58,6 +57,7 @@ class ConsolidateOperator(SparkStepOperator):
             )
         say_skipped(self.log, found["skipped"])
         self._report(run)
+        tell_published(run, context["ti"].dag_id, self.source_conn_id)
         more = {"latest": latest, "removed": {table: list(uris) for table, uris in removed.copies.items()}}
         hand_on(context, more)
         return {**found, **more}

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from airflow.providers.common.compat.sdk import AirflowException
+from airflow.providers.common.compat.sdk import AirflowException, AirflowSkipException
 
 from airflow_provider_cdc.core import records
 from airflow_provider_cdc.core.options import StepOptions
 from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.hooks import open_hook
-from airflow_provider_cdc.operators.base import TargetOperator, airflow_errors, hand_on, lake_of, run_id_of
+from airflow_provider_cdc.operators.base import TargetOperator, hand_on, lake_of, run_id_of
+from airflow_provider_cdc.operators.failing import failing
 from airflow_provider_cdc.operators.parameters import Allowed
 from airflow_provider_cdc.operators.releasing import ReleasingOperator
 from airflow_provider_cdc.sources.optional import record_point
@@ -35,11 +36,12 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
     :param plan: XCom ``plan`` of preflight.
     :param options: XCom ``options`` of preflight.
     :param skipped: XCom ``skipped`` of preflight.
+    :param plan_only: as for preflight: this task is skipped, and so are those after it.
     :param source_conn_ids: the connections that may be named, as for preflight.
     :param targets: the folders that may be published in, as for preflight.
     """
 
-    template_fields: Sequence[str] = ("source_conn_id", "target", "plan", "options", "skipped")
+    template_fields: Sequence[str] = ("source_conn_id", "target", "plan", "options", "skipped", "plan_only")
 
     def __init__(
         self,
@@ -49,6 +51,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
         plan: Any,
         options: Any,
         skipped: Any = None,
+        plan_only: bool | str = False,
         source_conn_ids: Sequence[str] | None = None,
         targets: Sequence[str] | None = None,
         **kwargs: Any,
@@ -59,32 +62,36 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
         self.plan = plan
         self.options = options
         self.skipped = skipped
+        self.plan_only = plan_only
         self.allowed = Allowed(source_conn_ids, targets)
         self._recording = False
 
+    @failing
     def execute(self, context: Context) -> dict[str, Any]:
         # What looks into files takes a while to import, and DAGs are parsed all the time.
         from airflow_provider_cdc.core.beginning import begin
 
-        with airflow_errors():
-            self.allowed.check(self.source_conn_id, self.target)
-            lake = lake_of(self.target, self.source_conn_id)
-            source = open_hook(self.source_conn_id).get_conn()
-            plans = records.decode(list[TablePlan], self.plan, "XCom plan of preflight")
-            options = records.decode(StepOptions, self.options, "XCom options of preflight")
-            self._recording = True
-            run_id = run_id_of(context, lake)
-            run = begin(
-                source,
-                plans,
-                options,
-                partial(record_point, source, options, plans, run_id),
-                run_id=run_id,
-                lake=lake,
-                source_conn_id=self.source_conn_id,
-                skipped=self.skipped,
-            )
-            self._recording = False
+        # Preflight has made sure that it is one or the other; a template may have made text of it.
+        if str(self.plan_only).lower() == "true":
+            raise AirflowSkipException("plan_only is set: the log of preflight has the plan, and nothing is copied")
+        self.allowed.check(self.source_conn_id, self.target)
+        lake = lake_of(self.target, self.source_conn_id)
+        source = open_hook(self.source_conn_id).get_conn()
+        plans = records.decode(list[TablePlan], self.plan, "XCom plan of preflight")
+        options = records.decode(StepOptions, self.options, "XCom options of preflight")
+        self._recording = True
+        run_id = run_id_of(context, lake)
+        run = begin(
+            source,
+            plans,
+            options,
+            partial(record_point, source, options, plans, run_id),
+            run_id=run_id,
+            lake=lake,
+            source_conn_id=self.source_conn_id,
+            skipped=self.skipped,
+        )
+        self._recording = False
         outputs = {"run_uri": run.folder.uri, run.manifest.position_key: run.manifest.initial_position}
         hand_on(context, outputs)
         return outputs

@@ -8,7 +8,7 @@ from inspect import Parameter, signature
 from typing import Any, TypeVar
 
 from airflow_provider_cdc.core.lake_uri import LakeUri, glob
-from airflow_provider_cdc.core.options import declared
+from airflow_provider_cdc.core.options import RunOptions, declared, values_of
 from airflow_provider_cdc.errors import ConfigurationError, PreflightError, Problem
 from airflow_provider_cdc.operators.base import lake_of
 
@@ -100,3 +100,19 @@ def check_conf(given: Mapping[str, Any] | None, known: Collection[str]) -> None:
                 for key in unknown
             ]
         )
+
+
+def check_kind(options: RunOptions, kind: str) -> None:
+    """Make sure that nothing is asked for that only another kind of source has: it would be quietly ignored.
+
+    :param kind: of the source.
+    :raises PreflightError: naming what is.
+    """
+    values = values_of(options)
+    problems = [
+        Problem(f"parameter {one.name}", f"it is for {one.only} sources, and this one is {kind}", "leave it as it is")
+        for one in declared()
+        if one.only not in ("", kind) and values[one.name] != one.default
+    ]
+    if problems:
+        raise PreflightError(problems)

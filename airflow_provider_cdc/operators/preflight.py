@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -17,9 +17,11 @@ from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.errors import PreflightError, Problem, TerminalError, TransientError
 from airflow_provider_cdc.hooks import open_hook
-from airflow_provider_cdc.operators.base import TargetOperator, airflow_errors, hand_on, lake_of, say_skipped
+from airflow_provider_cdc.operators.base import TargetOperator, hand_on, lake_of, say_skipped
+from airflow_provider_cdc.operators.failing import failing
 from airflow_provider_cdc.operators.lake_checks import check_names, tell_leftovers
-from airflow_provider_cdc.operators.parameters import Allowed, check_conf, take_options, taking_options
+from airflow_provider_cdc.operators.parameters import Allowed, check_conf, check_kind, take_options, taking_options
+from airflow_provider_cdc.operators.planned import leaving_no_folder, readable, summary
 from airflow_provider_cdc.operators.spark_step import check_spark
 from airflow_provider_cdc.sinks.registry import open_sink
 from airflow_provider_cdc.sources.capabilities import Source
@@ -34,13 +36,15 @@ class PreflightOperator(TargetOperator):
 
     XComs: ``plan``, a list with one object per table (``table``, ``consistency``, ``reason``, estimated ``rows`` and
     ``bytes``); ``skipped``, why each table that was named is not copied, by its name; and ``options``, the checked
-    settings that ``lock_and_record`` writes into the manifest.
+    settings that ``lock_and_record`` writes into the manifest. With ``plan_only`` also ``summary``, what a run would
+    come to, in words.
 
     It takes every option of a run (`core.options`), each of which may be a template, and what a DAG's author allows.
 
     :param source_conn_ids: the connections that may be named, ``*`` for any run of characters; None: any.
     :param targets: the folders that, or below which, may be published in; see `Allowed`; None: any.
-    :param strict_conf: refuse a DAG run whose conf has keys that are no params of the DAG.
+    :param strict_conf: refuse a DAG run whose conf has keys that are no params of the DAG, or that sets what is for
+        another kind of source.
     """
 
     template_fields: Sequence[str] = tuple(option.argument for option in declared())
@@ -64,6 +68,7 @@ class PreflightOperator(TargetOperator):
         self.allowed = Allowed(source_conn_ids, targets)
         self.strict_conf = strict_conf
 
+    @failing
     def execute(self, context: Context) -> dict[str, Any]:
         # What looks into files takes a while to import, and DAGs are parsed all the time.
         from airflow_provider_cdc.core.refreshing import choose
@@ -72,7 +77,7 @@ class PreflightOperator(TargetOperator):
         skipped: dict[str, str] = {}
         problems: list[Problem] = []
         lake: Storage | None = None
-        with airflow_errors():
+        with ExitStack() as afterwards:
             if self.strict_conf:
                 check_conf(context["dag_run"].conf, {*context["dag"].params, *self.params})
             options = checked({name: getattr(self, name) for name in self.template_fields})
@@ -83,6 +88,8 @@ class PreflightOperator(TargetOperator):
                 raise PreflightError(problems)
             with _collected(problems, "parameter target"):
                 target = Storage(lake_of(options.target, options.source_conn_id))
+                if options.plan_only:
+                    afterwards.enter_context(leaving_no_folder(target))
                 target.check_writable()
                 # Nothing more is tried on one that cannot be written to.
                 lake = target
@@ -90,6 +97,8 @@ class PreflightOperator(TargetOperator):
                 check_spark(options.spark_conn_id, options.spark_conf or {})
             with _collected(problems, "parameter source_conn_id"):
                 source = open_hook(options.source_conn_id).get_conn()
+                if self.strict_conf:
+                    check_kind(options, source.kind)
                 found = survey(source, options.tables, options.table, options.steps.on_table_error)
                 plans, skipped = found.plans, found.skipped
             if lake is not None and plans:
@@ -101,8 +110,9 @@ class PreflightOperator(TargetOperator):
                     found = replace(found, plans=plans)
             if plans:
                 with _collected(problems, "parameter as_of"):
+                    may_begin = not problems and not options.plan_only
                     found = survey_past(
-                        source, found, options.tables, options.table, options.steps, may_begin=not problems
+                        source, found, options.tables, options.table, options.steps, may_begin=may_begin
                     )
                     plans, skipped = found.plans, found.skipped
             if problems:
@@ -110,8 +120,16 @@ class PreflightOperator(TargetOperator):
         if lake is not None:
             tell_leftovers(lake)
         say_skipped(self.log, skipped)
-        self.log.info("%d tables will be copied:\n%s", len(plans), _readable(plans))
         outputs = {"plan": encode(plans), "options": encode(options.steps), "skipped": skipped}
+        if not options.plan_only:
+            self.log.info("%d tables will be copied:\n%s", len(plans), readable(plans))
+            hand_on(context, outputs)
+            return outputs
+        assert lake is not None
+        outputs["summary"] = summary(
+            source, open_sink(LAKE_FORMAT, lake), Storage(scratch_of(lake.uri)), plans, options.steps
+        )
+        self.log.info("The plan. Nothing is copied, for plan_only is set:\n%s\n%s", readable(plans), outputs["summary"])
         hand_on(context, outputs)
         return outputs
 
@@ -136,18 +154,3 @@ def _collected(problems: list[Problem], where: str) -> Iterator[None]:
         if problems:
             raise PreflightError(problems) from None
         raise
-
-
-def _readable(plans: Sequence[TablePlan]) -> str:
-    rows = [
-        ("table", "consistency", "rows, about", "MB", "because"),
-        *(
-            (str(plan.table), plan.consistency, f"{plan.rows:,}", f"{plan.bytes / 1e6:,.1f}", plan.reason)
-            for plan in plans
-        ),
-    ]
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    return "\n".join(
-        f"  {row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]:>{widths[3]}}  {row[4]}"
-        for row in rows
-    )

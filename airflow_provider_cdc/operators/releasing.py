@@ -7,12 +7,13 @@ import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow.providers.common.compat.sdk import AirflowTaskTimeout, BaseOperator
+from airflow.providers.common.compat.sdk import AirflowTaskTimeout
 
 from airflow_provider_cdc.core.run import release as release_what_is_kept
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.operators.base import lake_of, run_folder, run_id_for, run_id_of, supervisor_channel
+from airflow_provider_cdc.operators.templates import RendersClearly
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.optional import release_run
 from airflow_provider_cdc.sources.registry import open_source
@@ -26,7 +27,7 @@ _OVER = {"failed", "upstream_failed", "skipped", "removed", "success"}
 """The states of a task that is not run again by itself."""
 
 
-class ReleasingOperator(BaseOperator):
+class ReleasingOperator(RendersClearly):
     """A task whose final failure releases what the source keeps for its run. A try that will be repeated does not."""
 
     source_conn_id: str
@@ -71,7 +72,8 @@ class ReleaseOfRun:
     """``on_failure_callback`` of a DAG: releases what the source keeps for the run of one `SnapshotTaskGroup`.
 
     A task whose process dies at once (SIGKILL, out of memory, its machine) can call nothing any more. Its DAG run still
-    fails, and Airflow then calls the DAG's callback in another process.
+    fails, and Airflow then calls the DAG's callback in another process. A group that is mapped has a run for each of
+    its sources.
 
     :param recording: the task that records the initial position.
     """
@@ -82,15 +84,42 @@ class ReleaseOfRun:
     def __call__(self, context: Context) -> None:
         task: Any = self._recording
         try:
+            if task.get_closest_mapped_task_group() is None:
+                self._release(context, None)
+                return
+            instance: Any = context["ti"]
+            dag_run = context["dag_run"]
+            count = instance.get_ti_count(dag_id=dag_run.dag_id, task_ids=[task.task_id], run_ids=[dag_run.run_id])
+        except Exception as error:
+            _log.warning("The source may still keep what it kept for this run: %s", error)
+            return
+        for index in range(count):
+            own: Any = {**context, "ti": _Instance(instance, index)}
+            self._release(own, index)
+
+    def _release(self, context: Context, map_index: int | None) -> None:
+        task: Any = self._recording
+        try:
             # The task does not run in this process, so nobody has rendered its templates.
             target, source_conn_id = task.render_template([task.target, task.source_conn_id], context)
             # A run that was refused began nothing, so what it named must not be touched.
             task.allowed.check(source_conn_id, target)
             lake = lake_of(target, source_conn_id)
-            run = run_folder(lake, run_id_for(context["dag_run"], task.task_id, lake))
+            run = run_folder(lake, run_id_for(context["dag_run"], task.task_id, lake, map_index))
             task.release(run, open_hook(source_conn_id).settings())
         except Exception as error:
             _log.warning("The source may still keep what it kept for this run: %s", error)
+
+
+class _Instance:
+    """A task instance, as one with another map index."""
+
+    def __init__(self, instance: Any, map_index: int) -> None:
+        self._instance = instance
+        self.map_index = map_index
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._instance, name)
 
 
 def _is_over(context: Context) -> bool:

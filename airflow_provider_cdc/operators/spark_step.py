@@ -10,22 +10,18 @@ import sys
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-from airflow.providers.common.compat.sdk import (
-    AirflowException,
-    AirflowFailException,
-    AirflowNotFoundException,
-    BaseHook,
-)
+from airflow.providers.common.compat.sdk import AirflowException, AirflowNotFoundException, BaseHook
 
 import airflow_provider_cdc
 from airflow_provider_cdc.core import records
 from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.errors import ConfigurationError, ManifestError
+from airflow_provider_cdc.errors import CdcError, ConfigurationError, ManifestError
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.jobs.driver import (
     JVM_VARIABLE,
@@ -36,12 +32,16 @@ from airflow_provider_cdc.jobs.driver import (
     error_file,
     to_environment,
 )
+from airflow_provider_cdc.links.report import ReportLink
 from airflow_provider_cdc.operators import guardian
-from airflow_provider_cdc.operators.base import airflow_errors, hand_on, supervisor_channel
+from airflow_provider_cdc.operators.base import hand_on, supervisor_channel
+from airflow_provider_cdc.operators.failing import airflow_error, failing
 from airflow_provider_cdc.operators.releasing import ReleasingOperator
 from airflow_provider_cdc.operators.scratch import scratch, scratch_parent
 from airflow_provider_cdc.operators.shared_app import steps_after
 from airflow_provider_cdc.operators.spark_log import levelled, log4j_option
+from airflow_provider_cdc.report.facts import Failed
+from airflow_provider_cdc.report.files import write_failure
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 
 if TYPE_CHECKING:
@@ -79,6 +79,9 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
 
     template_fields: Sequence[str] = ("source_conn_id", "run_uri", "spark_conn_id", "conf", "shared_app_seconds")
     ui_color = "#f9d8b5"
+    operator_extra_links = (ReportLink(),)
+    report_uri = ""
+    """Where the report is, once there is one: when the run is published, or when the step has failed."""
     _hook: Any
     _scratch: Path
 
@@ -101,21 +104,28 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
         self.spark_conn_id = spark_conn_id
         self.shared_app_seconds = shared_app_seconds
 
+    @failing
     def execute(self, context: Context) -> dict[str, Any]:
-        with airflow_errors():
-            run = Storage(self.run_uri)
-            # Whoever clears a task wants it to be done, even if all that is left to do is to look.
-            if context["ti"].try_number != 1 or not run.exists(done_file(self.step)):
-                self._do(context, run)
-            else:
-                self.log.info("%s: done in the Spark application of an earlier task, whose log tells of it", self.step)
-            found = Run.load(run).steps.get(self.step)
-            if found is None:
-                raise ManifestError(
-                    f"the Spark app ended well but {self.step} is not recorded as done",
-                    where=run.uri,
-                    hint="look at its output above; the driver must write where this task reads",
-                )
+        try:
+            return self._execute(context)
+        except (CdcError, AirflowException) as error:
+            self._report_failure(error)
+            raise
+
+    def _execute(self, context: Context) -> dict[str, Any]:
+        run = Storage(self.run_uri)
+        # Whoever clears a task wants it to be done, even if all that is left to do is to look.
+        if context["ti"].try_number != 1 or not run.exists(done_file(self.step)):
+            self._do(context, run)
+        else:
+            self.log.info("%s: done in the Spark application of an earlier task, whose log tells of it", self.step)
+        found = Run.load(run).steps.get(self.step)
+        if found is None:
+            raise ManifestError(
+                f"the Spark app ended well but {self.step} is not recorded as done",
+                where=run.uri,
+                hint="look at its output above; the driver must write where this task reads",
+            )
         shown = records.encode(found)
         outputs = {name: shown.pop(name) for name in self.outputs}
         # What remains as text is for the next step: names of records, a place in the log.
@@ -173,6 +183,16 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
         following = [f"--then={step}" for step in steps_after(own, SparkStepOperator)]
         return [*following, f"--within={self.shared_app_seconds}"] if following else []
 
+    def _report_failure(self, error: Exception) -> None:
+        try:
+            run = Run.load(Storage(self.run_uri))
+            self.report_uri = write_failure(run, Failed(self.step, type(error).__name__, str(error)))
+        except (CdcError, OSError) as also:
+            # The error itself is what counts.
+            self.log.info("The run's report could not be written: %s", also)
+        else:
+            self.log.info("How far the run came: %s", self.report_uri)
+
     def _raise_what_the_app_said(self, run: Storage, record: str) -> None:
         if not run.exists(record):
             return
@@ -182,9 +202,7 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
             # Then it is not known whether a retry may help.
             self.log.warning("What the app said of its failure cannot be read: %s", error)
             return
-        if failure.terminal:
-            raise AirflowFailException(failure.message) from None
-        raise AirflowException(failure.message) from None
+        raise airflow_error(failure.type, failure.message, terminal=failure.terminal)
 
     def _get_hook(self) -> Any:
         hook = super()._get_hook()
@@ -229,7 +247,7 @@ def check_spark(conn_id: str, properties: Mapping[str, Any]) -> str:
     """Make sure that Spark apps can be submitted, and return the master.
 
     :raises ConfigurationError: there is no such connection (for spark-submit that would mean YARN), its deploy mode is
-        cluster, or PySpark is not whole.
+        cluster, what its master needs is not installed, or PySpark is not whole.
     """
     where = f"spark_conn_id {conn_id!r}"
     try:
@@ -247,13 +265,20 @@ def check_spark(conn_id: str, properties: Mapping[str, Any]) -> str:
             where=where,
             hint="set it to client: the source's credentials reach the driver by its environment, and by nothing else",
         )
+    master = connection.host or ""
+    if master.startswith("k8s") and find_spec("kubernetes") is None:
+        raise ConfigurationError(
+            "its master is Kubernetes, and Airflow's Spark hook needs a package for that which is not installed",
+            where=where,
+            hint="pip install apache-airflow-providers-cncf-kubernetes, where Airflow's tasks run",
+        )
     binary = connection.extra_dejson.get("spark-binary", "spark-submit")
     if shutil.which(binary, path=_path()) is None:
         raise ConfigurationError(
             f"there is no {binary} here", where=where, hint="install pyspark where Airflow's tasks run"
         )
     check_pyspark()
-    return connection.host or ""
+    return master
 
 
 def driver_environment(settings: ConnectionSettings, master: str) -> dict[str, str]:

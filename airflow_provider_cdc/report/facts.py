@@ -1,25 +1,40 @@
-"""What there is to tell of a run that was published, in sections of plain text."""
+"""What there is to tell of a run, in sections of plain text: of one that was published, or of one that failed."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
 from airflow_provider_cdc.core.removed import Removed, read_removed
-from airflow_provider_cdc.core.results import ConsolidateResult, DeltaResult, SnapshotResult
+from airflow_provider_cdc.core.results import RESULTS, ConsolidateResult, DeltaResult, SnapshotResult, StepResult
 from airflow_provider_cdc.core.run import Run
+from airflow_provider_cdc.core.timeline import Bar, read_timeline
 
 Rows: TypeAlias = tuple[tuple[str, ...], ...]
+
+SLOWEST = 10
 
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and a table beneath it; ``note`` says what is not in the table."""
+    """A heading and a table beneath it; ``note`` says what is not in the table. ``bars`` are shown as a picture, where
+    that can be."""
 
     title: str
     header: tuple[str, ...]
     rows: Rows
     note: str = ""
+    bars: tuple[Bar, ...] = ()
+
+
+@dataclass(frozen=True)
+class Failed:
+    """Why a step failed: the name of the error's class, and its text with the hint."""
+
+    step: str
+    error: str
+    message: str
 
 
 @dataclass(frozen=True)
@@ -36,7 +51,7 @@ def report_of(run: Run) -> Report:
     :raises ManifestError: it is not published.
     """
     read, delta, done = run.found(SnapshotResult), run.found(DeltaResult), run.found(ConsolidateResult)
-    sections = [_run(run, done), _tables(run, read, delta, done), _steps(read, delta, done)]
+    sections = [_run(run, done), _tables(run, read, delta, done), _steps(run.steps.values()), *_timeline(run)]
     if done.skipped:
         why = tuple(sorted(done.skipped.items()))
         sections.append(Section("Left out", ("table", "why"), why, "Their folders keep the copies that they had."))
@@ -48,14 +63,35 @@ def report_of(run: Run) -> Report:
     return Report(f"Copy of {len(done.published):,} tables, run {run.run_id}", tuple(sections))
 
 
-def _run(run: Run, done: ConsolidateResult) -> Section:
+def report_of_failure(run: Run, failed: Failed) -> Report:
+    """The report of a run one of whose steps failed: why, and how far it came."""
+    message, _, hint = failed.message.partition("\n  Hint: ")
+    why = (("step", failed.step), ("error", failed.error), ("what", message), *((("hint", hint),) if hint else ()))
+    note = (
+        "Nothing of this run is published, and the last copies stay as they are. What it has read is kept for a retry."
+    )
+    tables = tuple(
+        (str(entry.table.name), f"{entry.table.rows:,}", f"{entry.consistency}: {entry.reason}")
+        for entry in run.manifest.tables
+    )
+    sections = [
+        Section("What went wrong", ("", ""), why, "" if run.committed else note),
+        _run(run, None),
+        Section("Tables", ("table", "rows, about", "how it is read"), tables),
+        *([_steps(run.steps.values())] if run.steps else []),
+        *_timeline(run),
+    ]
+    return Report(f"{failed.step} failed, run {run.run_id}", tuple(sections))
+
+
+def _run(run: Run, done: ConsolidateResult | None) -> Section:
     manifest = run.manifest
     rows = [
-        ("exact at", run.position),
+        ("exact at", run.position) if done else (manifest.position_key, manifest.initial_position),
         ("asked for", manifest.options.as_of or "the present of the run"),
         *((f"source: {name}", value) for name, value in manifest.source.items()),
         ("recorded at", manifest.created_at),
-        ("published at", done.published_at),
+        *((("published at", done.published_at),) if done else ()),
         ("target", manifest.lake),
         (
             "begun",
@@ -88,26 +124,8 @@ def _tables(run: Run, read: SnapshotResult, delta: DeltaResult, done: Consolidat
     return Section("Tables", header, tuple(rows))
 
 
-def _steps(read: SnapshotResult, delta: DeltaResult, done: ConsolidateResult) -> Section:
-    size = sum(own.bytes for own in read.tables.values())
-    rate = f", {read.rows / read.seconds:,.0f} rows/s" if read.seconds > 0 else ""
-    rows = (
-        (
-            "snapshot",
-            f"{read.seconds:,.1f}",
-            f"{read.rows:,} rows, {size / 2**20:,.1f} MiB{rate}; longest lock {read.lock_seconds * 1000:,.0f} ms",
-        ),
-        (
-            "extract_delta",
-            f"{delta.seconds:,.1f}",
-            f"{delta.transactions:,} transactions, {delta.row_images:,} row images in {delta.segments:,} segments",
-        ),
-        (
-            "consolidate",
-            f"{done.seconds:,.1f}",
-            f"{done.files_rewritten:,} files rewritten, {done.files_adopted:,} adopted as they were",
-        ),
-    )
+def _steps(found: Iterable[StepResult]) -> Section:
+    rows = tuple((_name(one), f"{one.seconds:,.1f}", _did(one)) for one in found)
     return Section("Steps", ("step", "seconds", "what it did"), rows, "Without the time that Spark took to start.")
 
 
@@ -117,6 +135,37 @@ def _removed(removed: Removed, keep: int) -> Section:
     rows += [("", uri, f"stays: {why}") for uri, why in sorted(removed.left.items())]
     note = f"Of each table the newest {keep:,} stay." if keep > 1 else "Of each table the newest one stays."
     return Section("Older copies", ("table", "copy", "what became of it"), tuple(rows), note)
+
+
+def _name(found: StepResult) -> str:
+    return next(name for name, kind in RESULTS.items() if isinstance(found, kind))
+
+
+def _did(found: StepResult) -> str:
+    if isinstance(found, SnapshotResult):
+        size = sum(own.bytes for own in found.tables.values())
+        rate = f", {found.rows / found.seconds:,.0f} rows/s" if found.seconds > 0 else ""
+        lock = f"longest lock {found.lock_seconds * 1000:,.0f} ms"
+        return f"{found.rows:,} rows, {size / 2**20:,.1f} MiB{rate}; {lock}"
+    if isinstance(found, DeltaResult):
+        images = f"{found.row_images:,} row images in {found.segments:,} segments"
+        return f"{found.transactions:,} transactions, {images}"
+    return f"{found.files_rewritten:,} files rewritten, {found.files_adopted:,} adopted as they were"
+
+
+def _timeline(run: Run) -> Iterator[Section]:
+    """Who read which parts when, and the parts that took longest."""
+    bars = read_timeline(run.folder)
+    if not bars:
+        return
+    slowest = sorted(bars, key=lambda bar: -bar.seconds)[:SLOWEST]
+    rows = tuple(
+        (bar.table, f"{bar.part}", f"{bar.seconds:,.1f}", f"{bar.rows:,}", f"{bar.bytes / 2**20:,.1f}", bar.lane)
+        for bar in slowest
+    )
+    lanes = len({bar.lane for bar in bars})
+    note = f"{len(bars):,} parts, read by {lanes:,} workers. The table has those that took longest."
+    yield Section("Timeline", ("table", "part", "seconds", "rows", "MiB", "worker"), rows, note, tuple(bars))
 
 
 def _nulls(read: SnapshotResult, done: ConsolidateResult) -> Rows:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from html import escape
 
+from airflow_provider_cdc.report.chart import to_svg
 from airflow_provider_cdc.report.facts import Report, Section
 
 _STYLE = """
@@ -12,7 +13,14 @@ body { font: 16px/1.45 system-ui, sans-serif; margin: 1rem auto; max-width: 70re
 h1 { font-size: 1.3rem; } h2 { font-size: 1.1rem; margin-top: 1.6rem; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-size: 0.9rem; }
 th, td { text-align: left; padding: 0.3rem 0.7rem; border-bottom: 1px solid #ddd; vertical-align: top; }
-td { overflow-wrap: anywhere; min-width: 4rem; } p { color: #555; }
+td { overflow-wrap: anywhere; min-width: 4rem; white-space: pre-line; } p { color: #555; }
+/* A phone shows each row as a card: its cells one below the other, each with the heading of its column. */
+@media (max-width: 45rem) {
+  table, tbody, tr, td { display: block; } thead { display: none; }
+  tr { border: 1px solid #bbb; border-radius: 0.4rem; margin: 0 0 0.7rem; padding: 0.2rem 0.5rem; }
+  td { border: 0; padding: 0.15rem 0; } td:empty { display: none; }
+  td[data-label]::before { content: attr(data-label) ": "; color: #777; }
+}
 @media (prefers-color-scheme: dark) { body { background: #1b1b1b; color: #e6e6e6; } p { color: #aaa; } }
 """
 _MARKUP = re.compile(r"([\\`*_{}\[\]<>()#+!|~&-])")
@@ -39,10 +47,15 @@ def to_markdown(report: Report) -> str:
 def _html(section: Section) -> str:
     head = "".join(f"<th>{escape(cell)}</th>" for cell in section.header)
     head = f"<thead><tr>{head}</tr></thead>" if any(section.header) else ""
-    rows = "\n".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>" for row in section.rows)
+    rows = "\n".join(f"<tr>{''.join(map(_cell, section.header, row))}</tr>" for row in section.rows)
     note = f"<p>{escape(section.note)}</p>" if section.note else ""
     table = f'<div class="wide"><table>{head}<tbody>\n{rows}\n</tbody></table></div>'
-    return f"<h2>{escape(section.title)}</h2>\n{table}\n{note}"
+    return f"<h2>{escape(section.title)}</h2>\n{to_svg(section.bars)}\n{table}\n{note}"
+
+
+def _cell(heading: str, text: str) -> str:
+    label = f' data-label="{escape(heading)}"' if heading else ""
+    return f"<td{label}>{escape(text)}</td>"
 
 
 def _markdown(section: Section) -> str:

@@ -8,11 +8,12 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.configuration import conf
-from airflow.providers.common.compat.sdk import AirflowException, AirflowFailException, BaseSensorOperator
+from airflow.providers.common.compat.sdk import BaseSensorOperator
 from airflow.sdk import PokeReturnValue
 
 from airflow_provider_cdc.errors import TransientError
-from airflow_provider_cdc.operators.base import airflow_errors
+from airflow_provider_cdc.operators.failing import airflow_error, failing
+from airflow_provider_cdc.operators.templates import RendersClearly
 from airflow_provider_cdc.triggers.waiting import Answer, Failure, Outage, WaitingTrigger
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 OUTAGE_SECONDS = 600.0
 
 
-class WaitingSensor(BaseSensorOperator):
+class WaitingSensor(RendersClearly, BaseSensorOperator):
     """Waits until the answer to a question is yes, and returns what was found.
 
     ``timeout``, ``soft_fail`` and the rest are those of every sensor. Who is asked may fail to answer for
@@ -50,20 +51,21 @@ class WaitingSensor(BaseSensorOperator):
     def trigger(self) -> WaitingTrigger:
         """What asks in the triggerer."""
 
+    @failing
     def poke(self, context: Context) -> PokeReturnValue:
         if self._outage is None:
             self._outage = Outage(self.outage_seconds)
-        with airflow_errors():
-            try:
-                answer = self.ask()
-            except TransientError as error:
-                self.log.warning("%s", self._outage.bear(error))
-                return PokeReturnValue(False)
+        try:
+            answer = self.ask()
+        except TransientError as error:
+            self.log.warning("%s", self._outage.bear(error))
+            return PokeReturnValue(False)
         self._outage.over()
         if not answer.yes:
             self.log.info("Not yet: %s", answer.said)
         return PokeReturnValue(answer.yes, answer.found)
 
+    @failing
     def execute(self, context: Context) -> Any:
         if not self.deferrable:
             return super().execute(context)
@@ -73,6 +75,7 @@ class WaitingSensor(BaseSensorOperator):
         self.defer(trigger=self.trigger(), method_name="resume", timeout=timedelta(seconds=self.timeout))
         raise AssertionError("a task that is deferred ends there")
 
+    @failing
     def resume(self, context: Context, event: Mapping[str, Any]) -> Any:
         """What Airflow calls when the trigger has fired.
 
@@ -81,5 +84,5 @@ class WaitingSensor(BaseSensorOperator):
         """
         if "failure" in event:
             failure = Failure(**event["failure"])
-            raise AirflowFailException(failure.message) if failure.terminal else AirflowException(failure.message)
+            raise airflow_error(failure.type, failure.message, terminal=failure.terminal)
         return event["found"]

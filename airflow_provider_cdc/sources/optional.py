@@ -148,6 +148,38 @@ class ChecksServer(Protocol):
 
 
 @dataclass(frozen=True)
+class Runway:
+    """How long the source will have its log from now on: ``seconds``, or None where no setting bounds the time or it is
+    not known; and ``why``, in words."""
+
+    seconds: float | None
+    why: str
+
+
+@runtime_checkable
+class TellsRunway(Protocol):
+    """A source that says how long a run may take before the log that it needs is thrown away."""
+
+    def runway(self) -> Runway:
+        """How long the server will have its log from now on, as far as its settings tell.
+
+        :raises SourceUnavailable: the server cannot be reached.
+        """
+
+
+@runtime_checkable
+class TellsBacklog(Protocol):
+    """A source that says how much log has been written since a position, for those who watch a run."""
+
+    def backlog(self, initial: str, identity: Mapping[str, str]) -> int:
+        """The bytes of log from ``initial`` to its present end, about.
+
+        :param identity: what `record_initial` gave.
+        :raises SourceUnavailable: the server cannot be reached.
+        """
+
+
+@dataclass(frozen=True)
 class Reach:
     """Whether a server has reached a point, in words what it lacks if not, and where it was then.
 

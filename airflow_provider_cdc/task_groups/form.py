@@ -1,23 +1,53 @@
-"""The params of a DAG that asks for a run, as `core.options` declares them."""
+"""What the DAGs that come with the package share: a form for the options of a run, and what it may name.
+
+Whoever may trigger such a DAG fills in its params, but its tasks have Airflow's rights. So it takes only the
+connections and targets that Airflow's configuration names, in the section `cdc`: `allowed`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from airflow.configuration import conf
 from airflow.sdk import Param
 
 from airflow_provider_cdc.core.option import Option
 from airflow_provider_cdc.core.options import declared
 
+ANY = ""
+"""Any kind of source."""
+
+_TITLES = {"mysql": "MySQL", "postgres": "PostgreSQL"}
+
+
+def allowed() -> dict[str, Any]:
+    """The arguments ``source_conn_ids`` and ``targets`` of a `SnapshotTaskGroup`, as Airflow is configured.
+
+    Both are lists, separated by commas or blanks, in which ``*`` stands for any run of characters:
+
+    - ``source_conn_ids`` (``AIRFLOW__CDC__SOURCE_CONN_IDS``), by default ``cdc_*``: connections made for this purpose.
+    - ``targets`` (``AIRFLOW__CDC__TARGETS``): the folders in which, or below which, may be published. There is no
+      default: where data may be written to is nothing to be guessed.
+    """
+    return {
+        name: conf.get("cdc", name, fallback=default).replace(",", " ").split()
+        for name, default in (("source_conn_ids", "cdc_*"), ("targets", ""))
+    }
+
 
 def params(kind: str, **defaults: Any) -> dict[str, Param]:
-    """A param for each option that has a place in a form.
+    """A param for each option that has a place in a form, the common ones first.
 
-    :param kind: the kind of source, ``mysql`` or ``postgres``: options that are for another have no param.
+    Where Airflow's configuration names connections or targets one by one, the form offers them, and a connection that
+    it does not allow is refused by Airflow itself.
+
+    :param kind: the kind of source, ``mysql`` or ``postgres``: options and choices that are for another have no place;
+        `ANY`: they all have.
     :param defaults: defaults other than those that are declared, by the option's name.
     """
-    return {one.name: _param(one, defaults) for one in _shown(kind)}
+    return {one.name: _param(one, kind, defaults) for one in _shown(kind)}
 
 
 def from_params(kind: str) -> dict[str, Any]:
@@ -26,11 +56,32 @@ def from_params(kind: str) -> dict[str, Any]:
 
 
 def _shown(kind: str) -> Iterator[Option]:
-    return (one for one in declared() if one.in_form and one.only in ("", kind))
+    shown = [one for one in declared() if one.in_form and (kind == ANY or one.only in ("", kind))]
+    # A form shows its sections in the order in which they come.
+    return iter(sorted(shown, key=lambda one: one.section))
 
 
-def _param(one: Option, defaults: dict[str, Any]) -> Param:
-    facts = {**one.accepts.schema, "title": one.title, "description": one.help.replace("`", "")}
-    if one.required and one.name not in defaults:
-        return Param(**facts)
-    return Param(defaults.get(one.name, one.default), **facts)
+def _param(one: Option, kind: str, defaults: dict[str, Any]) -> Param:
+    facts: dict[str, Any] = {**one.accepts.schema_for(kind), "title": one.title}
+    facts["description"] = (f"{_TITLES[one.only]} only. " if one.only and not kind else "") + one.help.replace("`", "")
+    if one.section:
+        facts["section"] = one.section
+    default = None if one.required else one.default
+    default = defaults.get(one.name, default)
+    patterns = {"source_conn_id": "source_conn_ids", "target": "targets"}.get(one.name)
+    if patterns is not None:
+        known = allowed()[patterns]
+        named = [pattern for pattern in known if not set(pattern) & set("*{")]
+        if named:
+            facts["examples"] = named
+        if one.name == "source_conn_id" and known and "*" not in known:
+            facts["pattern"] = _matching(known)
+            # A default that is not allowed would make the whole DAG invalid.
+            default = default if default and re.search(facts["pattern"], default) else None
+        if default is None and known == named and len(named) == 1:
+            (default,) = named
+    return Param(**facts) if default is None else Param(default, **facts)
+
+
+def _matching(patterns: Sequence[str]) -> str:
+    return f"^({'|'.join('.*'.join(map(re.escape, pattern.split('*'))) for pattern in patterns)})$"

@@ -20,6 +20,7 @@ from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
 from airflow_provider_cdc.operators.preflight import PreflightOperator
 from airflow_provider_cdc.operators.releasing import ReleaseOfRun
 from airflow_provider_cdc.operators.snapshot import SnapshotOperator
+from airflow_provider_cdc.task_groups.mapping import PartialGroup
 
 RETRYING = {"retries": 2, "retry_delay": timedelta(seconds=15)}
 
@@ -34,6 +35,10 @@ class SnapshotTaskGroup(TaskGroup):
             refresh(shop.published)
 
     Each copy is an event of its table's asset: see `airflow_provider_cdc.assets`.
+
+    One group for each of several sources::
+
+        SnapshotTaskGroup.partial(tables=["shop.*"], target="s3://lake/{source}").expand(source_conn_id=["eu", "us"])
 
     Every argument but the ids of the group and what is allowed may be a template, and a template keeps the type of the
     value behind it: ``tables="{{ params.tables }}"`` is a list if the param is one. The kind of database comes from the
@@ -93,6 +98,8 @@ class SnapshotTaskGroup(TaskGroup):
     :param on_table_error: What becomes of tables that cannot be copied (no transactions, no key where one is
         needed, no ``REPLICA IDENTITY FULL``, a type or a value without an Arrow type): ``fail`` stops the run,
         ``skip`` leaves them out, says so in the logs, and lists them with the reasons in the XCom ``skipped``.
+    :param plan_only: Check everything, show what a run would do and about how long it would take, and copy nothing: the
+        tasks after ``preflight`` are skipped.
     :param source_conn_ids: The connections that ``source_conn_id`` may name, ``*`` for any run of characters; None:
         any. Whoever may trigger a DAG fills its params, but the tasks have Airflow's rights: give this and
         ``targets`` where ``source_conn_id`` or ``target`` is a template.
@@ -133,6 +140,7 @@ class SnapshotTaskGroup(TaskGroup):
         slot_wait_seconds: int | str = 600,
         keep_slot: bool | str = False,
         on_table_error: str = "fail",
+        plan_only: bool | str = False,
         source_conn_ids: Sequence[str] | None = None,
         targets: Sequence[str] | None = None,
         strict_conf: bool = False,
@@ -162,6 +170,7 @@ class SnapshotTaskGroup(TaskGroup):
                 plan=self.preflight.output["plan"],
                 options=self.preflight.output["options"],
                 skipped=self.preflight.output["skipped"],
+                plan_only=plan_only,
                 **allowed,
             )
             on_spark: dict[str, Any] = {
@@ -180,6 +189,17 @@ class SnapshotTaskGroup(TaskGroup):
             )
             self.snapshot >> self.extract_delta >> self.consolidate
         self._release_when_the_run_fails()
+
+    @classmethod
+    def partial(cls, **shared: Any) -> PartialGroup:
+        """A group for each of several sources: ``shared`` are the arguments that they have in common, and `expand` or
+        `expand_kwargs` of what this returns take the others.
+
+        :raises ConfigurationError: an argument is neither ours nor one of ``TaskGroup``.
+        """
+        ours = [*signature(cls.__init__).parameters][1:-1]
+        _check_arguments({name: value for name, value in shared.items() if name not in ours})
+        return PartialGroup(cls, shared)
 
     def _release_when_the_run_fails(self) -> None:
         # Airflow calls a DAG's callbacks in its DAG processor. `dag.test` does so, too, in the process of the tasks,

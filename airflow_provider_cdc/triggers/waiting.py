@@ -33,10 +33,12 @@ class Answer:
 
 @dataclass(frozen=True)
 class Failure:
-    """An error on its way from a trigger to its task. ``message`` holds no secret: errors never do."""
+    """An error on its way from a trigger to its task. ``message`` holds no secret: errors never do. ``type`` is the
+    name of its class."""
 
     message: str
     terminal: bool
+    type: str = "CdcError"
 
 
 class Outage:
@@ -102,7 +104,7 @@ class WaitingTrigger(BaseTrigger):
             try:
                 answer = await self._answer(outage)
             except CdcError as error:
-                failure = Failure(str(error), isinstance(error, TerminalError))
+                failure = Failure(str(error), isinstance(error, TerminalError), type(error).__name__)
                 yield TriggerEvent({"failure": asdict(failure)})
                 return
             if answer is not None:

@@ -22,7 +22,8 @@ from harness.airflow_home import ROOT, AirflowHome
 
 @dataclass
 class DagRunResult:
-    """What became of a DAG run. ``tries`` and ``states`` are by task_id, ``xcoms`` by task_id and key."""
+    """What became of a DAG run. ``tries`` and ``states`` are by task_id, ``xcoms`` by task_id and key; those of the
+    instances of a mapped task by ``task_id[index]``."""
 
     state: str
     states: dict[str, str]
@@ -190,21 +191,25 @@ def _result(dag_id: str, at: datetime) -> dict[str, Any]:
     with create_session() as session:
         run = _dag_run(dag_id, at, session)
         instances = run.get_task_instances(session=session)
-        xcoms: dict[str, dict[str, Any]] = {instance.task_id: {} for instance in instances}
+        xcoms: dict[str, dict[str, Any]] = {_name(instance): {} for instance in instances}
         for xcom in session.scalars(
             select(XComModel).where(XComModel.dag_id == dag_id, XComModel.run_id == run.run_id)
         ):
-            xcoms[xcom.task_id][xcom.key] = XComModel.deserialize_value(xcom)
+            xcoms[_name(xcom)][xcom.key] = XComModel.deserialize_value(xcom)
         return {
             "state": str(run.state),
-            "states": {instance.task_id: str(instance.state) for instance in instances},
-            "tries": {instance.task_id: instance.try_number for instance in instances},
+            "states": {_name(instance): str(instance.state) for instance in instances},
+            "tries": {_name(instance): instance.try_number for instance in instances},
             "xcoms": xcoms,
             "rendered": {
-                instance.task_id: RenderedTaskInstanceFields.get_templated_fields(instance, session=session)
+                _name(instance): RenderedTaskInstanceFields.get_templated_fields(instance, session=session)
                 for instance in instances
             },
         }
+
+
+def _name(one: Any) -> str:
+    return str(one.task_id) if one.map_index < 0 else f"{one.task_id}[{one.map_index}]"
 
 
 def _dag_run(dag_id: str, at: datetime, session: Any) -> Any:

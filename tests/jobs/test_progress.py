@@ -103,3 +103,26 @@ def test_a_table_lines_up() -> None:
         "shop.a  1,234,567",
         "b             0.2",
     ]
+
+
+def test_the_log_that_waits_is_told_once_it_is_known() -> None:
+    lines: list[str] = []
+    notes: list[dict[str, Any]] = []
+    known: list[int | None] = [None]
+    now = [0.0]
+    progress = Progress(
+        "snapshot",
+        "chunks",
+        10,
+        10.0,
+        backlog=lambda: known[0],
+        note=notes.append,
+        clock=lambda: now[0],
+        out=lines.append,
+    )
+    for backlog in (None, 3 * 2**20):
+        known[0], now[0] = backlog, now[0] + 6
+        progress.tick()
+    assert "of log" not in lines[0]
+    assert lines[1].endswith(", 3.0 MiB of log to read")
+    assert [note["log_backlog_bytes"] for note in notes] == [None, 3 * 2**20]

@@ -35,6 +35,7 @@ RIGHT: dict[str, Any] = {
     "slot_wait_seconds": 600,
     "keep_slot": False,
     "on_table_error": "fail",
+    "plan_only": False,
 }
 
 WRONG: dict[str, list[Any]] = {
@@ -72,6 +73,7 @@ WRONG: dict[str, list[Any]] = {
     "slot_wait_seconds": [0, -1, 1.5, "5", True],
     "keep_slot": ["false", 0, None],
     "on_table_error": ["Skip", "", None, False],
+    "plan_only": ["true", 1, None],
 }
 
 

@@ -11,6 +11,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException
@@ -26,7 +28,7 @@ from airflow_provider_cdc.operators.lake_checks import check_names, find_leftove
 from airflow_provider_cdc.operators.preflight import PreflightOperator
 from harness.mysql_server import MysqlServer
 from harness.postgres_server import PostgresServer
-from tests.runs import consolidate_result, manifest_of
+from tests.runs import consolidate_result, delta_result, manifest_of, snapshot_result
 
 
 def preflight(target: str, conf: Mapping[str, Any] | None = None, **arguments: Any) -> dict[str, Any]:
@@ -213,3 +215,69 @@ def test_what_is_rolled_forward_and_why_not_is_in_the_plan(
     monkeypatch.setattr("airflow_provider_cdc.core.refreshing.choose", chosen)
     (plan,) = preflight(tmp_path.as_uri(), tables=tables, refresh="auto")["plan"]
     assert plan["base"] == "r1"
+
+
+def test_a_plan_tells_what_a_run_would_do_and_leaves_nothing(
+    shop: str, mysql: MysqlServer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    mysql.query(f"INSERT INTO {shop}.accounts VALUES (1), (2)")
+    target = tmp_path / "new" / "lake"
+    found = preflight(target.as_uri(), tables=[f"{shop}.accounts"], plan_only=True)
+    said = capsys.readouterr().out
+    assert found.keys() == {"plan", "options", "skipped", "summary"}
+    assert "1 tables, 0 of them rolled forward" in found["summary"]
+    assert "time: not known" in found["summary"]
+    assert "runway: the source has its log for 30.0 days from now on (binlog_expire_logs_seconds)" in found["summary"]
+    assert f"{shop}.accounts  watermark" in said
+    assert found["summary"] in said
+    assert not list(tmp_path.iterdir()), "not even the folder"
+
+
+def test_a_plan_leaves_what_is_there(shop: str, tmp_path: Path) -> None:
+    (tmp_path / "lake").mkdir()
+    preflight((tmp_path / "lake" / "raw").as_uri(), tables=[f"{shop}.accounts"], plan_only=True)
+    assert [path.name for path in tmp_path.rglob("*")] == ["lake"]
+
+
+def test_a_plan_makes_no_standing_slot(
+    postgres: PostgresServer, database: str, shop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    postgres.query("CREATE TABLE t (id int PRIMARY KEY); ALTER TABLE t REPLICA IDENTITY FULL", database=database)
+    fields = {"host": postgres.host, "port": postgres.port, "login": "postgres", "schema": database}
+    monkeypatch.setenv("AIRFLOW_CONN_OTHER", json.dumps({"conn_type": "cdc_postgres", **fields}))
+    found = preflight(
+        tmp_path.as_uri(), tables=["public.t"], source_conn_id="other", standing_slot="nightly", plan_only=True
+    )
+    assert "runway: max_slot_wal_keep_size is -1" in found["summary"]
+    assert not postgres.query("SELECT 1 FROM pg_replication_slots", database=database)
+    assert not postgres.query("SELECT 1 FROM pg_publication", database=database)
+
+
+def test_a_plan_goes_by_how_fast_the_last_run_was(shop: str, mysql: MysqlServer, tmp_path: Path) -> None:
+    lake = Storage(tmp_path.as_uri())
+    found = {"initial_position": f"{'3e11fa47-71ca-11e1-9e33-c80aa9429562'}:1-5"}
+    run = Run.create(manifest_of(lake, RUN, **found))
+    run.finish_step("snapshot", snapshot_result(1000, seconds=2.0))
+    run.finish_step("extract_delta", replace(delta_result(), seconds=3.0))
+    run.finish_step("consolidate", consolidate_result(seconds=4.0))
+    folder = f"{shop}.accounts"
+    lake.make_folder(f"{folder}/snapshot={RUN}")
+    pq.write_table(pa.table({"id": [1]}), tmp_path / folder / f"snapshot={RUN}/part-0.parquet")
+    path = f"{lake.uri}/{folder}/snapshot={RUN}"
+    source = {"kind": "mysql", "connection": "shop"}
+    lake.write_json(f"{folder}/_latest.json", {"run_id": RUN, "path": path, "source": source, "position": ""})
+    mysql.query(
+        f"INSERT INTO {shop}.accounts "
+        "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 900) SELECT i FROM n"
+    )
+    mysql.query(f"ANALYZE TABLE {shop}.accounts")
+    told = preflight(lake.uri, tables=[f"{shop}.accounts"], plan_only=True)["summary"]
+    assert f"as the run {RUN} read 500 rows/s and took 7 s for the rest" in told
+    assert "time: about 9 s" in told
+
+
+def test_what_is_for_another_kind_of_source_is_refused_where_the_conf_is_strict(shop: str, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"tables": [f"{shop}.accounts"], "standing_slot": "nightly"}
+    with pytest.raises(AirflowFailException, match="parameter standing_slot: it is for postgres sources"):
+        preflight(tmp_path.as_uri(), strict_conf=True, **given)
+    preflight(tmp_path.as_uri(), **given)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import signal
 import subprocess
 from collections.abc import Iterator
@@ -226,6 +227,30 @@ def test_a_failed_dag_run_releases_the_slot_of_a_task_that_could_not_do_so_itsel
     begin_run(source, run_id, tmp_path)
     assert kept(postgres) == 1
     second(last)
+    assert kept(postgres) == 0
+
+
+@pytest.mark.usefixtures("in_dag_processor")
+def test_a_failed_dag_run_releases_the_slots_of_all_groups_of_a_mapped_one(
+    postgres: PostgresServer, source: PostgresSource, context: Any, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW_CONN_CRM", os.environ["AIRFLOW_CONN_SHOP"])
+    with DAG("d", schedule=None) as dag:
+        group = SnapshotTaskGroup.partial(tables=["public.*"], target=f"{tmp_path.as_uri()}/{{source}}").expand(
+            source_conn_id=["shop", "crm", "gone"]
+        )
+
+    def count(**asked: Any) -> int:
+        assert asked == {"dag_id": "d", "task_ids": ["lock_and_record"], "run_ids": ["r"]}
+        return 3
+
+    context["ti"].get_ti_count = count
+    (release,) = dag.on_failure_callback
+    for index, conn_id in enumerate(["shop", "crm"]):
+        lake = tmp_path / conn_id
+        begin_run(source, run_id_for(context["dag_run"], group.lock_and_record.task_id, lake.as_uri(), index), lake)
+    assert kept(postgres) == 2
+    release({**context, "dag": dag})
     assert kept(postgres) == 0
 
 

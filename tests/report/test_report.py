@@ -13,8 +13,11 @@ from airflow_provider_cdc.core.results import TableRead
 from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Column, Table, TableName
-from airflow_provider_cdc.errors import ManifestError
-from airflow_provider_cdc.report.files import write_report
+from airflow_provider_cdc.core.timeline import Bar, write_timeline
+from airflow_provider_cdc.errors import LogGone, ManifestError
+from airflow_provider_cdc.report.chart import to_svg
+from airflow_provider_cdc.report.facts import SLOWEST, Failed
+from airflow_provider_cdc.report.files import write_failure, write_report
 from tests.runs import consolidate_result, delta_result, manifest_of, snapshot_result
 
 ODD = TableName("shop", "<script>alert('1')</script>|`a`\n*b*")
@@ -25,6 +28,7 @@ def published(tmp_path: Path) -> Run:
     table = RunTable(Table(ODD, (Column("id", "int", False),), ("id",)), "watermark", "its key tells")
     run = Run.create(manifest_of(Storage(tmp_path.as_uri()), initial_position=POSITION, tables=(table,)))
     name = str(ODD)
+    write_timeline(run.folder, [Bar(name, n, f"host-{n % 2}:1", 1e9 + n, 1.5 + n, 100, 2**20) for n in range(12)])
     run.finish_step("snapshot", snapshot_result(1234, tables={name: TableRead(1234, 3, 2, 2**20)}, seconds=2.0))
     run.finish_step("extract_delta", delta_result(7))
     run.finish_step(
@@ -60,7 +64,9 @@ def test_the_page_tells_what_was_found_and_takes_no_name_for_markup(tmp_path: Pa
     assert write_report(run) == run.folder.uri_of("report.html")
     page = (tmp_path / "_runs" / run.run_id / "report.html").read_text()
     seen = Seen(page)
-    assert seen.tags == {*"html head meta title style body h1 h2 div table thead tbody tr th td p".split()}
+    assert seen.tags == {
+        *"html head meta title style body h1 h2 div table thead tbody tr th td p svg rect text".split()
+    }
     text = "".join(seen.text)
     for told in (
         str(ODD),
@@ -71,6 +77,8 @@ def test_the_page_tells_what_was_found_and_takes_no_name_for_markup(tmp_path: Pa
         "its engine <MyISAM>",
         "<b>",
         "file:///x",
+        "12 parts, read by 2 workers",
+        "part 11: 12.5 s, 100 rows, 1.0 MiB, by host-1:1",
     ):
         assert told in text, told
     assert 'name="viewport"' in page
@@ -80,7 +88,7 @@ def test_markdown_has_a_line_for_each_row_whatever_the_names(tmp_path: Path) -> 
     run = published(tmp_path)
     write_report(run)
     text = (tmp_path / "_runs" / run.run_id / "report.md").read_text()
-    line, _ = (line for line in text.splitlines() if "script" in line)
+    (line,) = (line for line in text.partition("## Timeline")[0].splitlines() if "script" in line)
     assert len(re.findall(r"(?<!\\)\|", line)) == 9
     assert "\\<script\\>" in line
     assert "\\`a\\` \\*b\\*" in line
@@ -90,3 +98,50 @@ def test_a_run_that_is_not_published_has_no_report(tmp_path: Path) -> None:
     with pytest.raises(ManifestError):
         write_report(Run.create(manifest_of(Storage(tmp_path.as_uri()))))
     assert not list(tmp_path.rglob("report*"))
+
+
+def test_the_slowest_parts_come_first_and_only_some_of_them(tmp_path: Path) -> None:
+    run = published(tmp_path)
+    write_report(run)
+    text = (tmp_path / "_runs" / run.run_id / "report.md").read_text().partition("## Timeline")[2].partition("## ")[0]
+    seconds = [float(line.split(" | ")[2].replace("\\", "")) for line in text.splitlines() if "host" in line]
+    assert seconds == [12.5 - n for n in range(SLOWEST)]
+
+
+def test_a_phone_needs_no_wide_table(tmp_path: Path) -> None:
+    run = published(tmp_path)
+    write_report(run)
+    page = (tmp_path / "_runs" / run.run_id / "report.html").read_text()
+    assert "@media (max-width:" in page
+    # A cell that stands alone says what it is.
+    assert 'data-label="keys put back">5</td>' in page
+
+
+def test_a_run_that_failed_tells_why_and_how_far_it_came(tmp_path: Path) -> None:
+    table = RunTable(Table(ODD, (Column("id", "int", False),), ("id",)), "watermark", "its key tells")
+    run = Run.create(manifest_of(Storage(tmp_path.as_uri()), initial_position=POSITION, tables=(table,)))
+    run.finish_step("snapshot", snapshot_result(1234, seconds=2.0))
+    error = LogGone("it was <purged>", where="binlog.000001", hint="keep it for longer")
+    uri = write_failure(run, Failed("extract_delta", type(error).__name__, str(error)))
+    assert uri == run.folder.uri_of("report.html")
+    text = "".join(Seen((tmp_path / "_runs" / run.run_id / "report.html").read_text()).text)
+    for told in (
+        "extract_delta failed",
+        "LogGone",
+        "binlog.000001: it was <purged>",
+        "keep it for longer",
+        "Nothing of this run is published",
+        POSITION,
+        str(ODD),
+        "1,234 rows",
+    ):
+        assert told in text, told
+    assert "published at" not in text
+
+
+def test_a_picture_of_very_many_parts_stays_small() -> None:
+    bars = [Bar("shop.t", n, f"host:{n % 4}", 1e9 + n * 0.01, 0.009, 10, 100) for n in range(50_000)]
+    picture = to_svg(bars)
+    assert len(picture) < 2_000_000
+    assert picture.count("<rect") < 12_000
+    assert to_svg([]) == ""

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import ParamValidationError
+from hypothesis import given
+from hypothesis import strategies as st
 
-from airflow_provider_cdc.core.options import declared
+from airflow_provider_cdc.core.as_of import is_as_of
+from airflow_provider_cdc.core.options import ADVANCED, declared
 from airflow_provider_cdc.task_groups import form
 
 
 @pytest.mark.parametrize("kind", ["mysql", "postgres"])
 def test_a_param_has_its_option_s_default_help_and_choices(kind: str) -> None:
-    params = form.params(kind, source_conn_id="mine")
-    assert params["source_conn_id"].value == "mine"
+    params = form.params(kind, source_conn_id="cdc_mine")
+    assert params["source_conn_id"].value == "cdc_mine"
     options = {one.name: one for one in declared()}
-    assert params["consistency"].schema["enum"] == ["auto", "watermark", "lock", "exported", "again"]
+    own = {"mysql": ["lock"], "postgres": ["exported", "again"]}[kind]
+    assert params["consistency"].schema["enum"] == ["auto", "watermark", *own]
+    assert params["consistency"].schema["values_display"].keys() == {"auto", "watermark", *own}
     assert params["chunk_rows"].schema["minimum"] == 1
     for name, param in params.items():
         assert param.schema["title"] == options[name].title
@@ -43,3 +49,75 @@ def test_an_option_of_another_kind_of_source_is_in_no_form() -> None:
     assert form.params("mysql").keys() <= form.params("postgres").keys()
     assert form.from_params("mysql").keys() == form.params("mysql").keys()
     assert form.from_params("postgres")["keep_slot"] == "{{ params.keep_slot }}"
+
+
+def test_a_form_for_any_source_has_every_option_and_says_which_are_for_one_kind() -> None:
+    params = form.params(form.ANY)
+    assert params.keys() == form.from_params(form.ANY).keys() == {one.name for one in declared() if one.in_form}
+    assert params["consistency"].schema["enum"] == ["auto", "watermark", "lock", "exported", "again"]
+    assert params["standing_slot"].description.startswith("PostgreSQL only. ")
+    assert not params["source_conn_id"].has_value
+
+
+def test_what_is_common_comes_before_what_is_folded() -> None:
+    sections = {name: param.schema.get("section") for name, param in form.params(form.ANY).items()}
+    common = [name for name, section in sections.items() if section is None]
+    assert common == ["source_conn_id", "tables", "target", "as_of", "refresh", "plan_only"]
+    assert list(sections)[: len(common)] == common
+    assert {section for section in sections.values() if section} == {ADVANCED}
+
+
+def test_a_form_offers_the_connections_and_targets_that_are_allowed_and_refuses_other_connections(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("AIRFLOW__CDC__SOURCE_CONN_IDS", "shop, cdc_*")
+    monkeypatch.setenv("AIRFLOW__CDC__TARGETS", "s3://lake/raw /data/{source}")
+    params = form.params("mysql", source_conn_id="elsewhere")
+    source = params["source_conn_id"]
+    assert source.schema["examples"] == ["shop"]
+    assert not source.has_value, "a default that is not allowed would make the DAG invalid"
+    assert params["target"].schema["examples"] == ["s3://lake/raw"]
+    for value in ("shop", "cdc_x"):
+        assert source.resolve(value) == value
+    for value in ("shopping", "xcdc_", "Shop"):
+        with pytest.raises(ParamValidationError):
+            source.resolve(value)
+
+
+def test_the_only_connection_and_the_only_target_are_there_already(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__CDC__SOURCE_CONN_IDS", "shop.eu")
+    monkeypatch.setenv("AIRFLOW__CDC__TARGETS", "s3://lake/raw")
+    params = form.params(form.ANY)
+    assert (params["source_conn_id"].value, params["target"].value) == ("shop.eu", "s3://lake/raw")
+    with pytest.raises(ParamValidationError):
+        params["source_conn_id"].resolve("shopXeu")
+
+
+_UUID = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
+
+
+@given(
+    st.one_of(
+        st.datetimes(timezones=st.timezones()).map(lambda when: when.isoformat()),
+        st.datetimes(timezones=st.timezones()).map(lambda when: when.strftime("%Y%m%dT%H%M%S%z")),
+        st.sampled_from(["", " ", "2026-01-31T00Z", "2026-W05-1T00+01:00", "16/B374D848", "0/0", "20260131T00Z"]),
+        st.sampled_from([f"{_UUID}:1-5", f" {_UUID}:1,\n{_UUID}:tag:1-3", _UUID.replace("-", "") + ":1"]),
+        st.text(max_size=30),
+    )
+)
+def test_a_form_takes_every_position_that_preflight_takes(text: str) -> None:
+    param = form.params(form.ANY)["as_of"]
+    if is_as_of(text):
+        assert param.resolve(text) == text
+
+
+@pytest.mark.parametrize("text", ["now", "yesterday", "2026-01-31", "12"])
+def test_a_form_refuses_what_is_no_position_at_all(text: str) -> None:
+    with pytest.raises(ParamValidationError):
+        form.params(form.ANY)["as_of"].resolve(text)
+
+
+@pytest.mark.parametrize("tables", [[], ["orders"], "shop.orders", ["shop.orders", 1]])
+def test_a_form_refuses_what_names_no_tables(tables: Any) -> None:
+    with pytest.raises(ParamValidationError):
+        form.params(form.ANY)["tables"].resolve(tables)

@@ -157,6 +157,46 @@ def test_an_argument_that_nobody_knows_is_refused_with_the_ones_that_are_ours(gi
     assert hint in str(refused.value)
 
 
+@pytest.mark.parametrize(
+    "mapped",
+    [
+        lambda partial: partial.expand(source_conn_id=["eu", "us"]),
+        lambda partial: partial.expand_kwargs([{"source_conn_id": "eu"}, {"source_conn_id": "us", "chunk_rows": 5}]),
+    ],
+)
+def test_a_group_for_each_of_several_sources_has_the_same_tasks(mapped: Any) -> None:
+    with dag() as parsed:
+        made = mapped(SnapshotTaskGroup.partial(tables=["shop.*"], target="s3://lake/{source}", group_id="shop"))
+        made >> group(group_id="after", prefix_group_id=True)
+    assert set(parsed.task_ids) == {*STEPS, *(f"after.{step}" for step in STEPS)}
+    assert made.published.operator is parsed.get_task("consolidate")
+    for step in STEPS:
+        assert parsed.get_task(step).get_closest_mapped_task_group().group_id == "each_shop"
+        assert parsed.get_task(step).map_index_template == "{{ task.source_conn_id }}"
+    assert parsed.get_task("after.preflight").get_closest_mapped_task_group() is None
+    assert parsed.get_task("preflight").retries == 2
+    loaded = DagSerialization.deserialize_dag(DagSerialization.serialize_dag(parsed))
+    assert loaded.get_task("preflight").get_parse_time_mapped_ti_count() == 2
+
+
+@pytest.mark.parametrize(
+    ("mapped", "what"),
+    [
+        (lambda: SnapshotTaskGroup.partial(chunk_row=5), "has no argument 'chunk_row'"),
+        (lambda: SnapshotTaskGroup.partial().expand(source_conn_ids=[["a"]]), "'source_conn_ids' cannot differ"),
+        (lambda: SnapshotTaskGroup.partial().expand_kwargs([{"group_id": "a"}]), "'group_id' cannot differ"),
+        (lambda: SnapshotTaskGroup.partial().expand_kwargs(["{{ x }}"]), "a list of objects that is known"),  # type: ignore[list-item]
+        (
+            lambda: SnapshotTaskGroup.partial().expand_kwargs([{"source_conn_id": "a"}, {"tables": ["a.b"]}]),
+            "an element of expand_kwargs has no",
+        ),
+    ],
+)
+def test_what_cannot_differ_from_source_to_source_is_refused(mapped: Any, what: str) -> None:
+    with dag(), pytest.raises(ConfigurationError, match=what):
+        mapped()
+
+
 def test_parsing_a_dag_does_not_import_what_only_its_tasks_need(tmp_path: Path) -> None:
     """Airflow parses the files of DAGs all the time, each time in a process of its own."""
     file = tmp_path / "nightly.yaml"

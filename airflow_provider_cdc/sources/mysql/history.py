@@ -92,6 +92,13 @@ def log_files(connection: Connection) -> dict[str, int]:
     return {str(name): int(size) for name, size, *_ in query(connection, "SHOW BINARY LOGS")}
 
 
+def backlog(connection: Connection, place: str) -> int:
+    """The bytes of log from ``place`` (the text of a `LogPlace`) to its present end."""
+    begin, files = LogPlace.parse(place), log_files(connection)
+    after = [size for name, size in files.items() if file_number(name) > file_number(begin.file)]
+    return max(0, files.get(begin.file, begin.position) - begin.position) + sum(after)
+
+
 def end_of_log(settings: ConnectionSettings, connection: Connection) -> LogPlace:
     """Where the log ends now."""
     file, position, *_ = log_status(connection)

@@ -23,19 +23,25 @@ def setting_hint(setting: str) -> str:
     return f"set {setting} in the parameter group of the instance or cluster, and reboot if it asks for that"
 
 
-def retention_problem(connection: Connection, needed: int) -> Problem | None:
-    """What is wrong with how long the log is kept there, whatever binlog_expire_logs_seconds says.
-
-    :param needed: seconds for which a run needs it. Where this user may not see the setting, nothing is known.
-    """
+def retention_hours(connection: Connection) -> int | None:
+    """For how many hours the log is kept there, whatever binlog_expire_logs_seconds says; 0: it is not set. None: this
+    user may not see it."""
     try:
         found = query(connection, f"SELECT value FROM mysql.rds_configuration WHERE name = '{_RETENTION}'")
     except pymysql.MySQLError as error:
         if error.args[0] in (_NO_TABLE, *_DENIED):
             return None
         raise
-    hours = int(found[0][0] or 0) if found else 0
-    if hours * 3600 >= needed:
+    return int(found[0][0] or 0) if found else 0
+
+
+def retention_problem(connection: Connection, needed: int) -> Problem | None:
+    """What is wrong with how long the log is kept there.
+
+    :param needed: seconds for which a run needs it. Where this user may not see the setting, nothing is known.
+    """
+    hours = retention_hours(connection)
+    if hours is None or hours * 3600 >= needed:
         return None
     return Problem(
         _RETENTION,

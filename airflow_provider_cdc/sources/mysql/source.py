@@ -19,7 +19,7 @@ from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.capabilities import ChunkReader, SegmentReader, Source
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.kept import Kept, keeping, session_of
-from airflow_provider_cdc.sources.mysql import axes, chunks, preflight, sample, schema, server, snapshot, types
+from airflow_provider_cdc.sources.mysql import axes, chunks, history, preflight, sample, schema, server, snapshot, types
 from airflow_provider_cdc.sources.mysql.session import RunSettings, session, value
 from airflow_provider_cdc.sources.optional import (
     ChecksServer,
@@ -29,7 +29,10 @@ from airflow_provider_cdc.sources.optional import (
     PreparesBeforeWindow,
     Reach,
     RollsForward,
+    Runway,
+    TellsBacklog,
     TellsReach,
+    TellsRunway,
 )
 from airflow_provider_cdc.sources.window import LogSegment, SegmentSummary, TrackedTable, UpperBound
 
@@ -88,6 +91,15 @@ class MysqlSource:
         from airflow_provider_cdc.sources.mysql import reach
 
         return reach.has_reached(self.settings, point, seen)
+
+    def backlog(self, initial: str, identity: Mapping[str, str]) -> int:
+        with session(self.settings) as connection:
+            return history.backlog(connection, identity.get(server.LOG_PLACE, ""))
+
+    def runway(self) -> Runway:
+        from airflow_provider_cdc.sources.mysql import runway
+
+        return runway.runway(self.settings)
 
     def refusals_since(
         self,
@@ -184,6 +196,15 @@ if TYPE_CHECKING:
     def _is_source(
         source: MysqlSource,
     ) -> tuple[
-        Source, OrdersChunks, PreparesBeforeWindow, LogsStatements, GoesBack, TellsReach, ChecksServer, RollsForward
+        Source,
+        OrdersChunks,
+        PreparesBeforeWindow,
+        LogsStatements,
+        GoesBack,
+        TellsReach,
+        TellsRunway,
+        TellsBacklog,
+        ChecksServer,
+        RollsForward,
     ]:
-        return source, source, source, source, source, source, source, source
+        return source, source, source, source, source, source, source, source, source, source

@@ -26,8 +26,11 @@ from airflow_provider_cdc.sources.optional import (
     KeepsWindow,
     Reach,
     RollsForward,
+    Runway,
     SharesReads,
+    TellsBacklog,
     TellsReach,
+    TellsRunway,
 )
 from airflow_provider_cdc.sources.postgres import (
     chunks,
@@ -128,6 +131,15 @@ class PostgresSource:
     def has_reached(self, point: AsOf, seen: Reach | None = None) -> Reach:
         return reach.has_reached(self.settings, point)
 
+    def backlog(self, initial: str, identity: Mapping[str, str]) -> int:
+        with session(self.settings) as connection:
+            return int(value(connection, "pg_current_wal_lsn() - %s::pg_lsn", (initial,)))
+
+    def runway(self) -> Runway:
+        from airflow_provider_cdc.sources.postgres import runway
+
+        return runway.runway(self.settings)
+
     def of_run(self, identity: Mapping[str, str], position: str) -> PostgresSource:
         return PostgresSource(prepared.of_run(self.settings, identity, position), self.view)
 
@@ -215,9 +227,24 @@ if TYPE_CHECKING:
         GoesBack,
         KeepsPast,
         TellsReach,
+        TellsRunway,
+        TellsBacklog,
         ChecksServer,
         ReadsAgain,
         RollsForward,
         KeepsWindow,
     ]:
-        return source, source, source, source, source, source, source, source, source, source
+        return (
+            source,
+            source,
+            source,
+            source,
+            source,
+            source,
+            source,
+            source,
+            source,
+            source,
+            source,
+            source,
+        )

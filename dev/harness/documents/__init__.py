@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from harness.documents.errors import error_table
+from harness.documents.metrics import metric_table
 from harness.documents.options import option_table
 from harness.documents.types import mysql_types, postgres_types
 
@@ -21,6 +22,7 @@ DOCS = Path(__file__).resolve().parents[3] / "docs"
 PARTS: Mapping[str, Callable[[], Iterable[Sequence[str]]]] = {
     "options": option_table,
     "errors": error_table,
+    "metrics": metric_table,
     "mysql types": mysql_types,
     "postgres types": postgres_types,
 }

@@ -1,0 +1,105 @@
+"""What runs tell of themselves in numbers, by Airflow's own metrics (StatsD, OpenTelemetry, Datadog).
+
+Each metric is sent twice, as Airflow sends its own. As ``cdc.<name>``, with the tags ``dag_id`` and ``source`` (and
+``error``), for backends that have tags; and for those that have none, which drop tags, as
+``cdc.<name>.<dag_id>.<source>`` (and ``.<error>``).
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime
+
+from airflow_provider_cdc.core.results import ConsolidateResult, DeltaResult, SnapshotResult
+from airflow_provider_cdc.core.run import Run
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric. ``kind`` is ``counter`` or ``gauge``."""
+
+    name: str
+    kind: str
+    unit: str
+    help: str
+
+
+METRICS = (
+    Metric("published", "counter", "runs", "runs that were published"),
+    Metric("errors", "counter", "tries", "tries of tasks that failed, by the class of the error"),
+    Metric("published_at_seconds", "gauge", "Unix time", "when the last run was published"),
+    Metric("tables", "gauge", "tables", "tables that the last run published"),
+    Metric("skipped_tables", "gauge", "tables", "tables that the last run left out (`on_table_error`)"),
+    Metric("rows", "gauge", "rows", "rows of the copies that the last run published"),
+    Metric("rows_read", "gauge", "rows", "rows that the last run read from the tables"),
+    Metric("bytes_read", "gauge", "bytes", "size of the files that were written of them"),
+    Metric("keys_in_window", "gauge", "keys", "keys that the log names in the windows of the last run"),
+    Metric("row_images", "gauge", "row images", "row images that the last run read from the log"),
+    Metric("values_as_null", "gauge", "values", "values that no Arrow type holds, published as null"),
+    Metric("lock_seconds", "gauge", "seconds", "the longest lock of the last run"),
+    Metric("snapshot_seconds", "gauge", "seconds", "how long the snapshot step of the last run worked"),
+    Metric("extract_delta_seconds", "gauge", "seconds", "how long its extract_delta step worked"),
+    Metric("consolidate_seconds", "gauge", "seconds", "how long its consolidate step worked"),
+)
+"""All metrics. The numbers of a run are sent when it is published."""
+
+_STRANGE = re.compile(r"[^A-Za-z0-9_-]")
+
+
+def tell_published(run: Run, dag_id: str, source_conn_id: str) -> None:
+    """Send the numbers of a run that was published. Never fails: they are no part of the run."""
+    try:
+        for name, value in _numbers(run):
+            _send(name, value, dag_id, source_conn_id)
+    except Exception as error:
+        _log.info("The metrics of the run were not sent: %s", error)
+
+
+def tell_error(error: str, dag_id: str, source_conn_id: str) -> None:
+    """Count a try that failed. Never fails.
+
+    :param error: the name of the error's class.
+    """
+    try:
+        _send("errors", 1, dag_id, source_conn_id, error)
+    except Exception as also:
+        _log.info("The metric of the error was not sent: %s", also)
+
+
+def _numbers(run: Run) -> Iterator[tuple[str, float]]:
+    read, delta, done = run.found(SnapshotResult), run.found(DeltaResult), run.found(ConsolidateResult)
+    yield "published", 1
+    yield "published_at_seconds", datetime.fromisoformat(done.published_at).timestamp()
+    yield "tables", len(done.published)
+    yield "skipped_tables", len(done.skipped)
+    yield "rows", sum(done.rows.values())
+    yield "rows_read", read.rows
+    yield "bytes_read", sum(own.bytes for own in read.tables.values())
+    yield "keys_in_window", sum(delta.keys.values())
+    yield "row_images", delta.row_images
+    nulled = (columns for found in (read.nulled, done.nulled) for columns in found.values())
+    yield "values_as_null", sum(count for columns in nulled for count in columns.values())
+    yield "lock_seconds", read.lock_seconds
+    yield "snapshot_seconds", read.seconds
+    yield "extract_delta_seconds", delta.seconds
+    yield "consolidate_seconds", done.seconds
+
+
+def _send(name: str, value: float, dag_id: str, source_conn_id: str, error: str = "") -> None:
+    # It takes a while to import, and DAGs are parsed all the time.
+    from airflow.providers.common.compat.sdk import Stats
+
+    tags = {"dag_id": dag_id or "none", "source": source_conn_id or "none", **({"error": error} if error else {})}
+    # A dot would be one more level of the name.
+    parts = [_STRANGE.sub("_", part) for part in tags.values()]
+    counts = next(metric.kind for metric in METRICS if metric.name == name) == "counter"
+    for stat, own in ((f"cdc.{name}", tags), (".".join(["cdc", name, *parts]), {})):
+        if counts:
+            Stats.incr(stat, int(value), tags=own)
+        else:
+            Stats.gauge(stat, value, tags=own)

@@ -1,0 +1,83 @@
+"""One `SnapshotTaskGroup` for each of several sources, all alike."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from inspect import Parameter, Signature
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import task_group
+
+from airflow_provider_cdc.core.options import declared
+from airflow_provider_cdc.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
+
+_NAMED = {"map_index_template": "{{ task.source_conn_id }}"}
+"""Airflow's UI calls the instances of a task by their sources."""
+
+
+class PartialGroup:
+    """What `SnapshotTaskGroup.partial` gives: a group without the arguments that differ from source to source.
+
+    :param make: makes a group.
+    :param shared: the arguments that all have in common.
+    """
+
+    def __init__(self, make: Callable[..., SnapshotTaskGroup], shared: Mapping[str, Any]) -> None:
+        self._make = make
+        self._shared = dict(shared)
+
+    def expand(self, **lists: Any) -> SnapshotTaskGroup:
+        """One group for each element of a list, such as ``source_conn_id=["shop", "crm"]``. It may be what another task
+        returns. Of several lists: one group for each combination.
+
+        :raises ConfigurationError: an argument cannot differ from group to group.
+        """
+        return self._mapped(list(lists), lambda factory: factory.expand(**lists))
+
+    def expand_kwargs(self, arguments: Sequence[Mapping[str, Any]]) -> SnapshotTaskGroup:
+        """One group for each element, which has the arguments that are its own; those that it lacks have their
+        defaults.
+
+        :raises ConfigurationError: an argument cannot differ from group to group, or one that is required is missing.
+        """
+        if not isinstance(arguments, (list, tuple)) or not all(isinstance(own, Mapping) for own in arguments):
+            raise ConfigurationError(
+                "expand_kwargs takes a list of objects that is known when the DAG is parsed",
+                hint="for what another task returns: expand(source_conn_id=…)",
+            )
+        names = list(dict.fromkeys(name for own in arguments for name in own))
+        self._check(names)
+        defaults = {one.name: one.default for one in declared() if not one.required and one.name in names}
+        whole = [{**defaults, **own} for own in arguments]
+        for own in whole:
+            if missing := [name for name in names if name not in own]:
+                raise ConfigurationError(
+                    f"an element of expand_kwargs has no {missing[0]}", hint="give it in each of them, or in none"
+                )
+        return self._mapped(names, lambda factory: factory.expand_kwargs(whole))
+
+    def _check(self, names: Sequence[str]) -> None:
+        known = [one.name for one in declared()]
+        for name in names:
+            if name not in known:
+                raise ConfigurationError(
+                    f"the argument {name!r} cannot differ from group to group", hint=f"those are {', '.join(known)}"
+                )
+
+    def _mapped(self, names: Sequence[str], expand: Callable[[Any], Any]) -> SnapshotTaskGroup:
+        self._check(names)
+        shared = {**self._shared, "default_args": {**_NAMED, **(self._shared.get("default_args") or {})}}
+
+        def each(**own: Any) -> SnapshotTaskGroup:
+            return self._make(**shared, **own)
+
+        # Airflow goes by what the signature shows.
+        each.__signature__ = Signature(  # type: ignore[attr-defined]
+            [Parameter(name, Parameter.KEYWORD_ONLY) for name in names]
+        )
+        group_id = f"each_{self._shared.get('group_id', 'cdc_snapshot')}"
+        made: SnapshotTaskGroup = expand(task_group(group_id=group_id, prefix_group_id=False)(each))
+        return made
