@@ -130,8 +130,9 @@ def test_a_finished_run_holds_its_manifest_and_what_it_published(here: MakeRunne
     kept = {name.removeprefix(f"_runs/{runner.run.uri[-25:]}/") for name in names if name.startswith("_runs/")}
     digest = Run.load(runner.run).digest[:16]
     steps = {f"steps/{digest}/{name}.json" for name in ("snapshot", "extract_delta", "commit", "consolidate")}
-    (files,) = kept - steps - {"manifest.json", "latest.json"}
-    assert kept == {"manifest.json", "latest.json", files} | steps
+    own = {"manifest.json", "latest.json", "timeline.json"}
+    (files,) = kept - steps - own
+    assert kept == {*own, files} | steps
     assert files.startswith("commit/files-")
     assert found.published == {name: f"{runner.target.uri}/{name}/snapshot=20260101T000000Z-00000000" for name in NAMES}
     latest = json.loads(Path(runner.target.path("shop.empty/_latest.json")).read_text())
