@@ -21,7 +21,7 @@ def make_source(seed: int, length: int = 60) -> tuple[HistorySource, int]:
     return source, rng.randrange(length // 3, length)
 
 
-@pytest.mark.parametrize("block", range(4))
+@pytest.mark.parametrize("block", [0, 1, *(pytest.param(block, marks=pytest.mark.long) for block in (2, 3))])
 def test_random_histories(here: MakeRunner, block: int) -> None:
     for seed in range(block * 10, block * 10 + 10):
         source, initial = make_source(seed)

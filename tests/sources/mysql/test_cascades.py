@@ -204,8 +204,14 @@ def test_a_copy_is_exact_while_no_cascade_reaches_it_before_it_is_read(
     "statements",
     [
         REACHING,
-        ["XA START 'p'", "DELETE FROM up.parent WHERE id = 8", "XA END 'p'", "XA PREPARE 'p'", "XA COMMIT 'p'"],
-        ["XA START 'p'", "DELETE FROM up.parent WHERE id = 8", "XA END 'p'", "XA COMMIT 'p' ONE PHASE"],
+        pytest.param(
+            ["XA START 'p'", "DELETE FROM up.parent WHERE id = 8", "XA END 'p'", "XA PREPARE 'p'", "XA COMMIT 'p'"],
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            ["XA START 'p'", "DELETE FROM up.parent WHERE id = 8", "XA END 'p'", "XA COMMIT 'p' ONE PHASE"],
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["plain", "prepared", "in one phase"],
 )

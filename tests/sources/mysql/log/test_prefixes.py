@@ -191,6 +191,7 @@ def test_the_time_in_the_head_of_a_file_is_only_what_a_session_took_for_the_pres
         prefix_at(settings(server), datetime.now(UTC))
 
 
+@pytest.mark.long
 def test_on_a_lagging_replica_files_begin_at_the_time_of_the_source(mysql_factory: MysqlFactory) -> None:
     source, replica = mysql_factory({}), mysql_factory({"max_binlog_size": "4096"})
     source.query("CREATE DATABASE d")
