@@ -4,32 +4,31 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, Signature
-from typing import TYPE_CHECKING, Any
+from typing import Any, Generic, TypeVar
 
 from airflow.sdk import task_group
 
 from airflow_provider_cdc.core.options import declared
 from airflow_provider_cdc.errors import ConfigurationError
 
-if TYPE_CHECKING:
-    from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
+Group = TypeVar("Group")
 
 _NAMED = {"map_index_template": "{{ task.source_conn_id }}"}
 """Airflow's UI calls the instances of a task by their sources."""
 
 
-class PartialGroup:
+class PartialGroup(Generic[Group]):
     """What `SnapshotTaskGroup.partial` gives: a group without the arguments that differ from source to source.
 
     :param make: makes a group.
     :param shared: the arguments that all have in common.
     """
 
-    def __init__(self, make: Callable[..., SnapshotTaskGroup], shared: Mapping[str, Any]) -> None:
+    def __init__(self, make: Callable[..., Group], shared: Mapping[str, Any]) -> None:
         self._make = make
         self._shared = dict(shared)
 
-    def expand(self, **lists: Any) -> SnapshotTaskGroup:
+    def expand(self, **lists: Any) -> Group:
         """One group for each element of a list, such as ``source_conn_id=["shop", "crm"]``. It may be what another task
         returns. Of several lists: one group for each combination.
 
@@ -37,7 +36,7 @@ class PartialGroup:
         """
         return self._mapped(list(lists), lambda factory: factory.expand(**lists))
 
-    def expand_kwargs(self, arguments: Sequence[Mapping[str, Any]]) -> SnapshotTaskGroup:
+    def expand_kwargs(self, arguments: Sequence[Mapping[str, Any]]) -> Group:
         """One group for each element, which has the arguments that are its own; those that it lacks have their
         defaults.
 
@@ -67,11 +66,11 @@ class PartialGroup:
                     f"the argument {name!r} cannot differ from group to group", hint=f"those are {', '.join(known)}"
                 )
 
-    def _mapped(self, names: Sequence[str], expand: Callable[[Any], Any]) -> SnapshotTaskGroup:
+    def _mapped(self, names: Sequence[str], expand: Callable[[Any], Any]) -> Group:
         self._check(names)
         shared = {**self._shared, "default_args": {**_NAMED, **(self._shared.get("default_args") or {})}}
 
-        def each(**own: Any) -> SnapshotTaskGroup:
+        def each(**own: Any) -> Group:
             return self._make(**shared, **own)
 
         # Airflow goes by what the signature shows.
@@ -79,5 +78,5 @@ class PartialGroup:
             [Parameter(name, Parameter.KEYWORD_ONLY) for name in names]
         )
         group_id = f"each_{self._shared.get('group_id', 'cdc_snapshot')}"
-        made: SnapshotTaskGroup = expand(task_group(group_id=group_id, prefix_group_id=False)(each))
+        made: Group = expand(task_group(group_id=group_id, prefix_group_id=False)(each))
         return made

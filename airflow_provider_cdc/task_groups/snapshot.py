@@ -191,7 +191,7 @@ class SnapshotTaskGroup(TaskGroup):
         self._release_when_the_run_fails()
 
     @classmethod
-    def partial(cls, **shared: Any) -> PartialGroup:
+    def partial(cls, **shared: Any) -> PartialGroup[SnapshotTaskGroup]:
         """A group for each of several sources: ``shared`` are the arguments that they have in common, and `expand` or
         `expand_kwargs` of what this returns take the others.
 
