@@ -46,6 +46,8 @@ class Rolls(Protocol):
         tables: Sequence[Table],
         to: AsOf | None,
         options: StepOptions,
+        *,
+        keys_only: bool = False,
     ) -> dict[TableName, str]: ...
 
 
@@ -90,6 +92,8 @@ def choose(
     if options.refresh == FULL:
         return list(plans)
     runs, to = Storage(scratch), as_of.parse(options.as_of)
+    # All tables of a run agree in that.
+    keys_only = any(plan.at_upper for plan in plans)
     refused: dict[TableName, str] = {}
     fit: dict[str, dict[TableName, _Candidate]] = {}
     known: dict[str, tuple[Run, Decision]] = {}
@@ -103,7 +107,8 @@ def choose(
         run = next(iter(own.values())).run
         tables = [one.table for one in own.values()]
         try:
-            refused |= source.refusals_since(run.manifest.identity, run.position, tables, to, options)
+            since = run.manifest.identity, run.position
+            refused |= source.refusals_since(*since, tables, to, options, keys_only=keys_only)
         except TerminalError as error:
             refused |= dict.fromkeys(own, _said(error))
     if refused and options.refresh == CHANGES:
@@ -122,6 +127,8 @@ def choose(
 
 def _rolled(plan: TablePlan, base: Run) -> TablePlan:
     reason = f"the copy of run {base.run_id} is rolled forward"
+    if plan.at_upper:
+        reason += ": what the log says was touched since is read again, the last of it in a snapshot of seconds"
     return replace(plan, base=base.run_id, base_position=base.position, reason=reason)
 
 
@@ -154,8 +161,8 @@ def _candidate(
 ) -> _Candidate:
     if not isinstance(source, Rolls):
         raise _NotFit("copies of this kind of source cannot be rolled forward yet")
-    if plan.at_upper:
-        raise _NotFit("copies cannot be rolled forward yet in a run in which rows are read again")
+    if plan.at_upper and plan.consistency != "again":
+        raise _NotFit("the log tells no key of its changed rows")
     head = copies.latest(plan.table)
     if head is None:
         raise _NotFit("there is no copy yet")

@@ -33,10 +33,11 @@ from airflow_provider_cdc.jobs.progress import say
 from airflow_provider_cdc.jobs.reread import FoundAgain, ReadAgain
 from airflow_provider_cdc.jobs.skipped import reason, table_of
 from airflow_provider_cdc.jobs.step import Step
+from airflow_provider_cdc.jobs.tails import Tails, open_tails
 from airflow_provider_cdc.jobs.tasks import run_tasks
 from airflow_provider_cdc.sources.capabilities import Source
 from airflow_provider_cdc.sources.optional import SharesReads
-from airflow_provider_cdc.sources.rereading import LogTail, ReadsAgain
+from airflow_provider_cdc.sources.rereading import ReadsAgain
 from airflow_provider_cdc.sources.window import TrackedTable, UpperBound
 
 FEW_KEYS = 10_000
@@ -44,6 +45,8 @@ FEW_KEYS = 10_000
 MOST_PASSES = 4
 KEYS_PER_TASK = 50_000
 """Below this a task costs more than what another core could save."""
+MOST_KEYS = 1_000_000
+"""That one task holds in memory, as far as there are buckets."""
 SORT_BYTES = 64 * 2**20
 """Of keys that the driver holds in memory to sort them."""
 
@@ -137,24 +140,26 @@ def _read_again(
     in_view: Callable[[Source], None],
     meanwhile: Callable[[], None],
 ) -> Seen | None:
-    source, manifest = step.source, step.manifest
+    source = step.source
     assert isinstance(source, ReadsAgain)
     assert isinstance(source, SharesReads)
-    lock, keys = manifest.options.lock, _Keys()
-    with source.follow(manifest.initial_position, manifest.identity, tracked) as tail:
+    lock, keys = step.manifest.options.lock, _Keys()
+    passed: set[str] = set()
+    with open_tails(step, tracked) as tail:
         for _ in range(MOST_PASSES):
             keys.add(_touched(step, tail))
             if keys.count <= FEW_KEYS:
                 break
             say(f"snapshot: {keys.count:,} keys were touched meanwhile, and are read again")
             source.settle(lock)
-            if not _pass(step, tail, keys, incarnations(), meanwhile):
+            passed |= _pass(step, tail, keys, meanwhile)
+            if len(incarnations() | passed) > 1:
                 return None
         with source.share_reads(lock) as shared:
             opened = time.monotonic()
             assert isinstance(shared, ReadsAgain)
             bound = shared.bound_view([entry.table for entry in step.tables])
-            if incarnations() - {bound.incarnation}:
+            if (incarnations() | passed) - {bound.incarnation}:
                 return None
             keys.add(_touched(step, tail, bound.log_end))
             looked_up = keys.count
@@ -177,13 +182,13 @@ def _read_again(
 def followed(step: Step) -> list[TrackedTable]:
     """The tables of which touched rows are read again."""
     return [
-        TrackedTable(index, entry.table, keys_only=True)
+        TrackedTable(index, entry.table, keys_only=True, forward=bool(entry.base))
         for index, entry in enumerate(step.tables)
         if entry.consistency == "again"
     ]
 
 
-def _touched(step: Step, tail: LogTail, stop: str = "") -> list[StagedFile]:
+def _touched(step: Step, tail: Tails, stop: str = "") -> list[StagedFile]:
     """The keys that were touched since the last look, as files."""
     with step.staging.writer("delta/touched", net.NET_SCHEMA) as writer:
         for rows in net.gathered(tail.read(stop), SORT_BYTES):
@@ -191,16 +196,14 @@ def _touched(step: Step, tail: LogTail, stop: str = "") -> list[StagedFile]:
     return list(writer.files)
 
 
-def _pass(step: Step, tail: LogTail, keys: _Keys, incarnations: set[str], meanwhile: Callable[[], None]) -> bool:
-    """Read the keys that wait, as they are now; False if the server was restarted meanwhile."""
+def _pass(step: Step, tail: Tails, keys: _Keys, meanwhile: Callable[[], None]) -> set[str]:
+    """Read the keys that wait, as they are now; return the incarnations of the server that did so."""
     found = _look_up(step, step.source, keys.waiting, None, tail.order, meanwhile)
-    if (incarnations | {one.incarnation for one in found if one.incarnation}) - incarnations:
-        return False
     keys.layers.append(_layer(step, tail.order - 1, found))
     keys.nulled += _nulled(step, found)
     keys.waiting = []
     keys.add(file for one in found for file in one.doubtful)
-    return True
+    return {one.incarnation for one in found if one.incarnation}
 
 
 def _look_up(
@@ -214,7 +217,8 @@ def _look_up(
     if not waiting:
         return []
     count = sum(file.rows for file in waiting)
-    tasks = max(1, min(net.BUCKETS, step.slots * 4, count // KEYS_PER_TASK))
+    # What changed since the last copy may be more than a few tasks can hold.
+    tasks = max(1, min(net.BUCKETS, max(min(step.slots * 4, count // KEYS_PER_TASK), count // MOST_KEYS)))
     work = ReadAgain(
         step.staging,
         source,

@@ -22,7 +22,6 @@ from pyspark.sql import SparkSession
 from airflow_provider_cdc.core import records
 from airflow_provider_cdc.core.decision import Decision, decision_of
 from airflow_provider_cdc.core.names import folder_name
-from airflow_provider_cdc.core.options import FULL
 from airflow_provider_cdc.core.results import CONSOLIDATE, ConsolidateResult, DeltaResult
 from airflow_provider_cdc.core.run import Commit, Run, read_is_latest, release
 from airflow_provider_cdc.core.staging import StagedFile, Staging
@@ -198,7 +197,7 @@ def _stage(step: Step) -> Decision:
     say(f"consolidate: {touched:,} keys touched; looking for them in {searched} files")
     progress = Progress("consolidate", "tasks", len(orders), len(orders), note=ProgressFile(step.folder).note)
     with noting_damage(step, bases):
-        outcomes = roll_forward(step, change, {index: bases[index] for index in copied if index in bases})
+        outcomes = roll_forward(step, change, {index: bases[index] for index in copied if index in bases}, layers)
     outcomes += run_tasks(
         step.spark,
         "rewind",
@@ -213,7 +212,9 @@ def _stage(step: Step) -> Decision:
     outcomes = [outcome for outcome in outcomes if outcome.table in copied]
     final, kept = _final_files(step, files, layers, bases, outcomes, copied)
     replaced = sum(outcome.replaced for outcome in outcomes)
-    before = sum(_count(files[index], layers.get(index, ())) + len(bases.get(index, ())) for index in copied)
+    before = sum(
+        len(bases[index]) if index in bases else _count(files[index], layers.get(index, ())) for index in copied
+    )
     return Decision(
         files={names[index]: tuple(final[index]) for index in copied},
         rewound={names[index]: change.keys(index) for index in copied},
@@ -299,8 +300,9 @@ def _final_files(
             kept[index] = [file for file in own if file.rows or not any(one.rows for one in [*own, *final[index]])]
         elif index not in worked_on:
             final[index] += files[index]
-        for layer in layers.get(index, ())[-1:]:
-            final[index] += layer.files
+        if index not in bases:
+            for layer in layers.get(index, ())[-1:]:
+                final[index] += layer.files
         if not final[index] and not kept.get(index):
             # Readers see the schema of a table without rows, too.
             with naming(str(entry.table.name)):
@@ -327,10 +329,8 @@ def _give_up_past(run: Run, settings: ConnectionSettings) -> None:
     manifest, options = run.manifest, run.manifest.options
     if not options.standing_slot:
         return
-    # Where copies are rolled forward, the next run wants the log since this one's.
-    position = run.position if options.refresh != FULL else ""
     try:
-        wanted = {table: position for table, is_latest in read_is_latest(run.folder).items() if is_latest}
-        give_up_past(open_source(settings), options, manifest.lake, wanted)
+        copies = {table: run.position for table, is_latest in read_is_latest(run.folder).items() if is_latest}
+        give_up_past(open_source(settings), options, manifest.lake, copies)
     except CdcError as error:
         say(f"consolidate: the source keeps its past for longer than {options.standing_slot_hours} hours: {error}")

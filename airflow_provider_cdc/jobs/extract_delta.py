@@ -101,6 +101,7 @@ def _extract_delta(step: Step) -> DeltaResult:
 def _extract_again(step: Step) -> DeltaResult:
     """The log was read while rows were read again: what is left is one net change of what it said."""
     again = read_again_record(step.run)
+    _check_bases(step)
     require_whole(step, [Checked(file, "the keys that were touched") for file in again.keys])
     tasks = min(net.BUCKETS, 1 + sum(file.bytes for file in again.keys) // COMPOSE_BYTES)
     composed: list[net.NetChange] = []
@@ -138,15 +139,12 @@ def _windows(step: Step) -> list[Window]:
     """The windows of the run, each with its tables."""
     manifest, source = step.manifest, step.source
     found = step.run.found(SnapshotResult)
+    _check_bases(step)
     windows = []
     for number, (run_id, base) in enumerate(sorted(manifest.bases.items())):
         if tables := rolled_forward(manifest, run_id):
-            # Settings that the log does not show must not have changed since the base's position either.
-            rolls = rolling_forward(source)
-            check = partial(rolls.check_since, base.identity, base.position)
-            persist("extract_delta: check the source since the copy before", check)
             ends = base.position, manifest.initial_position
-            segments = partial(rolls.segments_between, *ends, base.identity, manifest.identity)
+            segments = partial(rolling_forward(source).segments_between, *ends, base.identity, manifest.identity)
             windows.append(Window(f"forward-{number}", base.position, tables, segments))
     read = read_table_files(step.run)
     tracked = tuple(
@@ -158,6 +156,13 @@ def _windows(step: Step) -> list[Window]:
         segments = partial(source.log_segments, manifest.initial_position, found.log_end, manifest.identity)
         windows.append(Window(BACK, manifest.initial_position, tracked, segments))
     return windows
+
+
+def _check_bases(step: Step) -> None:
+    """Make sure that what the log does not show has not changed since the positions of the copies before either."""
+    for base in step.manifest.bases.values():
+        check = partial(rolling_forward(step.source).check_since, base.identity, base.position)
+        persist("extract_delta: check the source since the copy before", check)
 
 
 def rolled_forward(manifest: Manifest, run_id: str) -> tuple[TrackedTable, ...]:

@@ -28,7 +28,7 @@ from airflow_provider_cdc.errors import CdcError, CopyMismatch, FileDamaged
 from airflow_provider_cdc.jobs.net import NetChange
 from airflow_provider_cdc.jobs.progress import Progress, ProgressFile, say
 from airflow_provider_cdc.jobs.ranges import Bound, Range, after, divided, extent
-from airflow_provider_cdc.jobs.rewind import Outcome
+from airflow_provider_cdc.jobs.rewind import Outcome, Rewind
 from airflow_provider_cdc.jobs.roll import DAMAGED, FOREIGN, Roll, RollTask, Target
 from airflow_provider_cdc.jobs.step import Step
 from airflow_provider_cdc.jobs.tasks import run_tasks
@@ -193,13 +193,22 @@ def _base_folder(step: Step, entry: RunTable) -> Storage:
     return step.sink.copy_folder(entry.base, entry.table.name)
 
 
-def roll_forward(step: Step, change: NetChange, bases: Mapping[int, Sequence[BaseFile]]) -> list[Outcome]:
+def roll_forward(
+    step: Step,
+    change: NetChange,
+    bases: Mapping[int, Sequence[BaseFile]],
+    layers: Mapping[int, Sequence[Rewind]],
+) -> list[Outcome]:
     """Roll the copies of tables forward: those that the window touched.
 
+    :param layers: the files of rows that were read again, by the table's index, the lowest layer first.
     :raises CopyMismatch: rows of a copy are not what the log says.
     """
     orders = [
-        order for index, files in bases.items() if change.keys(index) for order in _orders(step, change, index, files)
+        order
+        for index, files in bases.items()
+        if change.keys(index)
+        for order in _orders(step, change, index, files, layers.get(index))
     ]
     if not orders:
         return []
@@ -218,7 +227,8 @@ def roll_forward(step: Step, change: NetChange, bases: Mapping[int, Sequence[Bas
     for index in sorted({outcome.table for outcome in outcomes} - refused):
         table = step.tables[index].table
         found = sum(outcome.found for outcome in outcomes if outcome.table == index)
-        if not table.keyless and found != change.befores(index):
+        # Keys alone do not tell whether there was a row before.
+        if not table.keyless and index not in layers and found != change.befores(index):
             raise CopyMismatch(
                 f"the log changes {change.befores(index):,} rows of the copy before, which holds {found:,} of them",
                 where=str(table.name),
@@ -227,15 +237,19 @@ def roll_forward(step: Step, change: NetChange, bases: Mapping[int, Sequence[Bas
     return outcomes
 
 
-def _orders(step: Step, change: NetChange, index: int, files: Sequence[BaseFile]) -> list[Roll]:
-    targets = _targets(files, change.size())
+def _orders(
+    step: Step, change: NetChange, index: int, files: Sequence[BaseFile], layers: Sequence[Rewind] | None
+) -> list[Roll]:
+    coming = change.size() if layers is None else sum(file.bytes for layer in layers for file in layer.files)
+    again = None if layers is None else tuple(layers)
+    targets = _targets(files, coming)
     if step.tables[index].table.keyless:
         return [Roll(index, tuple(targets))]
     # Touched keys often lie close together: files that neighbour each other go to different tasks.
     size = sum(one.file.bytes for one in files)
-    tasks = max(min(step.slots * TASKS_PER_SLOT, 1 + size // ROLL_BYTES), 1 + change.size() // ROLL_BYTES)
+    tasks = max(min(step.slots * TASKS_PER_SLOT, 1 + size // ROLL_BYTES), 1 + coming // ROLL_BYTES)
     tasks = min(len(targets), tasks)
-    return [Roll(index, tuple(targets[task::tasks])) for task in range(tasks)]
+    return [Roll(index, tuple(targets[task::tasks]), again) for task in range(tasks)]
 
 
 def _targets(files: Sequence[BaseFile], change_bytes: int) -> list[Target]:

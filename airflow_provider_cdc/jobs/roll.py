@@ -5,6 +5,9 @@ What is taken out has to be, bit for bit, what the log says was there before the
 changed behind the log's back, or a change that is lost. Rows that were changed stay in their places, and of a file with
 none but such rows only the columns are encoded anew in which something changed. New rows go into the file whose range
 of keys holds them, and there into the row group: so the statistics of files go on telling which file a key can be in.
+
+Where the log tells only the keys of what was touched, their rows were read again: those are put in as new ones, and
+there is nothing to hold what is taken out against.
 """
 
 from __future__ import annotations
@@ -27,9 +30,10 @@ from airflow_provider_cdc.core.staging import StagedFile, Staging, difference
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import CopyMismatch, FileDamaged, ValueNotRepresentable
 from airflow_provider_cdc.jobs import net
+from airflow_provider_cdc.jobs.layers import rows_again
 from airflow_provider_cdc.jobs.net import NetChange
 from airflow_provider_cdc.jobs.ranges import Bound, Range, divided, group_extent
-from airflow_provider_cdc.jobs.rewind import DECODED_ROWS, TOUCHED_ROWS, Outcome
+from airflow_provider_cdc.jobs.rewind import DECODED_ROWS, TOUCHED_ROWS, Outcome, Rewind
 from airflow_provider_cdc.jobs.skipped import reason
 from airflow_provider_cdc.jobs.touched import BoolArray, MarkedFile, TouchedKeys, has_one_pattern, mark
 from airflow_provider_cdc.sinks.base import Sink
@@ -55,10 +59,12 @@ class Target:
 
 @dataclass(frozen=True)
 class Roll:
-    """An order: take the touched rows out of these files of one table's copy, and put in the rows that go there."""
+    """An order: take the touched rows out of these files of one table's copy, and put in the rows that go there: those
+    of ``layers``, the lowest first, if touched rows were read again (None: they were not)."""
 
     table: int
     targets: tuple[Target, ...]
+    layers: tuple[Rewind, ...] | None = None
 
     @property
     def bytes(self) -> int:
@@ -124,6 +130,8 @@ class _Rolling:
         self._first: pa.DataType = self._schema.field(self._key[0]).type
         self._folder = task.sink.copy_folder(entry.base, entry.table.name)
         self._files = [MarkedFile(self._folder, one.file) for one in order.targets if one.file is not None]
+        # What became of the single rows that are taken out is not known.
+        self._replaces = entry.table.keyless or order.layers is not None
         self._added: dict[int, list[pa.RecordBatch]] = {}
         self._images: dict[tuple[str, int], pa.Table] = {}
         self._nulled: dict[str, int] = {}
@@ -141,7 +149,7 @@ class _Rolling:
         for touched in self._touched():
             mark(self._files, self._key, touched)
             touched.check_all_found(self._table, "removes")
-        found = 0 if self._table.keyless else self._find_images()
+        found = 0 if self._replaces else self._find_images()
         for number, rows in self._incoming(into_files=True):
             self._added.setdefault(number, []).append(rows)
         kept: list[StagedFile] = []
@@ -219,6 +227,9 @@ class _Rolling:
         ]
         if not targets:
             return
+        if self._order.layers is not None:
+            yield from self._read_again(self._order.layers, targets)
+            return
         keyless = self._table.keyless
         row = "before" if keyless else "after"
         for batch in self._changes(["key", "before", "after", "count"]):
@@ -235,6 +246,17 @@ class _Rolling:
                 own = batch if firsts is None else batch.filter(pa.array(range.holds(firsts)))
                 for rows in self._decoded(own[row], own["count"]):
                     yield number, rows
+
+    def _read_again(
+        self, layers: Sequence[Rewind], targets: Sequence[tuple[int, Range]]
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """`_incoming`, of rows that were read again."""
+        task = self._task
+        for rows in rows_again(task.staging.folder, task.change, layers, self._key, DECODED_ROWS):
+            for number, range in targets:
+                own = rows if range.whole else rows.filter(pa.array(range.holds(rows[self._key[0]])))
+                if own.num_rows:
+                    yield number, own
 
     def _decoded(self, images: pa.BinaryArray, counts: pa.Int64Array) -> Iterator[pa.RecordBatch]:
         for start in range(0, len(images), DECODED_ROWS):
@@ -270,7 +292,7 @@ class _Rolling:
 
     def _keeps_all(self, file: MarkedFile) -> bool:
         """Whether a file loses no row."""
-        return not self._table.keyless and not any(
+        return not self._replaces and not any(
             self._images[file.staged.name, group]["after"].null_count for group in file.marks
         )
 
@@ -310,7 +332,7 @@ class _Rolling:
         for group in range(file.parquet.metadata.num_row_groups):
             rows = file.read(group)
             mask = file.marks.get(group)
-            if mask is not None and self._table.keyless:
+            if mask is not None and self._replaces:
                 rows = rows.filter(pa.array(~mask))
             elif mask is not None:
                 left = self._left(file, group, rows)

@@ -72,9 +72,10 @@ def snapshot(spark: SparkSession, folder: Storage, settings: ConnectionSettings)
 
 
 def _snapshot(step: Step) -> SnapshotResult:
-    tables = [entry.table for entry in step.tables if not entry.base]
-    if rolled := len(step.tables) - len(tables):
+    if rolled := sum(bool(entry.base) for entry in step.tables):
         say(f"snapshot: {rolled} tables are not read: their last copies are rolled forward")
+    # Where rows are read again, those of the others are, too.
+    tables = [entry.table for entry in step.tables if not entry.base or entry.at_upper]
     if not tables:
         return _nothing_read(step)
     # Better to find out now than after hours of reading.
@@ -116,7 +117,7 @@ def _snapshot(step: Step) -> SnapshotResult:
     if seen:
         skipped |= seen.skipped
     check_some_left([name for name in files if name not in skipped], skipped)
-    live = {str(table.name) for table in tables}
+    live = {str(entry.table.name) for entry in step.tables if not entry.base}
     copied = {name: own for name, own in files.items() if name in live and name not in skipped}
     record = records.write_named(step.folder, "chunks/files", files)
     chunks: Counter[str] = Counter()

@@ -18,9 +18,6 @@ def late_problems(plans: Sequence[TablePlan], options: StepOptions) -> list[Prob
     problems = []
     if options.as_of:
         problems.append(Problem("parameter as_of", f"cannot be met: {why}", f"leave as_of empty; {hint}"))
-    if options.standing_slot:
-        what = f"what it keeps is of use only where the log tells what rows were before: {why}"
-        problems.append(Problem("parameter standing_slot", what, f"leave standing_slot empty; {hint}"))
     if options.keep_slot:
         what = f"the slot stands at initial_lsn, and {why}"
         problems.append(Problem("parameter keep_slot", what, f"leave keep_slot off; {hint}"))

@@ -124,12 +124,12 @@ class KeepsPast(Protocol):
         :raises SourceUnavailable: the server cannot be reached.
         """
 
-    def give_up_past(self, options: StepOptions, lake: str, wanted: Mapping[str, str]) -> None:
-        """Have the server give up what is older than ``options.standing_slot_hours``, if anything is, and wanted by
-        nobody: neither now nor, for some days, in what was told before of other tables and lakes.
+    def give_up_past(self, options: StepOptions, lake: str, copies: Mapping[str, str]) -> None:
+        """Have the server give up what is older than ``options.standing_slot_hours``, but not the log since the last
+        copies that are to be rolled forward (``options.refresh``): these ones and, for some days, those of other tables
+        and lakes that it was told of before.
 
-        :param wanted: the positions of copies in ``lake`` since which the log is wanted, by the table's name; empty:
-            not any more.
+        :param copies: the positions of the copies that are the latest ones in ``lake`` now, by the table's name.
 
         :raises SourceUnavailable: the server cannot be reached; it keeps what it kept.
         """
@@ -233,10 +233,13 @@ class RollsForward(Protocol):
         tables: Sequence[Table],
         to: AsOf | None,
         options: StepOptions,
+        *,
+        keys_only: bool = False,
     ) -> dict[TableName, str]:
         """Why copies of ``tables``, exact at ``position`` of the server of ``identity``, cannot be rolled forward to
         ``to`` (None: to now); tables that can be are not in it.
 
+        :param keys_only: of what was touched only the keys are to be read (consistency ``again``).
         :raises ExactnessError: none can be.
         :raises SourceUnavailable: the server cannot be reached.
         """
@@ -334,10 +337,10 @@ def check_point(source: Source, plans: Sequence[TablePlan], options: StepOptions
         going_back(source).check_past(wanted, live, options)
 
 
-def give_up_past(source: Source, options: StepOptions, lake: str, wanted: Mapping[str, str]) -> None:
+def give_up_past(source: Source, options: StepOptions, lake: str, copies: Mapping[str, str]) -> None:
     """`KeepsPast.give_up_past`, where anything is kept."""
     if options.standing_slot and isinstance(source, KeepsPast):
-        source.give_up_past(options, lake, wanted)
+        source.give_up_past(options, lake, copies)
 
 
 def rolling_forward(source: Source) -> RollsForward:

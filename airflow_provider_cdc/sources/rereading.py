@@ -30,6 +30,10 @@ class LogTail(Protocol):
     def row_images(self) -> int:
         """How many were read so far."""
 
+    def go_on_from(self, order: int) -> None:
+        """Have the orders of all changes that come next be greater than ``order``, which is none that is less than
+        `order`."""
+
     def read(self, stop: str = "") -> Iterator[pa.RecordBatch]:
         """What was touched since the last call, up to ``stop``, or else up to the log's present end or a little
         further: batches of ``DELTA_SCHEMA``. A key may come several times: what the last one says counts.
@@ -61,7 +65,8 @@ class ReadsAgain(Protocol):
     def follow(
         self, initial: str, identity: Mapping[str, str], tables: Sequence[TrackedTable]
     ) -> AbstractContextManager[LogTail]:
-        """Read the log on from the initial position."""
+        """Read the log on from ``initial``: the run's initial position; or that of copies, of tables that are rolled
+        ``forward`` from there."""
 
     def settle(self, lock: LockPolicy) -> None:
         """Wait until every commit that the log holds now can be seen.

@@ -245,7 +245,14 @@ class HistorySource:
         ]
 
     def refusals_since(
-        self, identity: Mapping[str, str], position: str, tables: Sequence[Table], to: Any, options: StepOptions
+        self,
+        identity: Mapping[str, str],
+        position: str,
+        tables: Sequence[Table],
+        to: Any,
+        options: StepOptions,
+        *,
+        keys_only: bool = False,
     ) -> dict[TableName, str]:
         raise NotImplementedError
 

@@ -32,7 +32,14 @@ class Refusing(HistorySource):
     refused: dict[TableName, str] | LogGone
 
     def refusals_since(
-        self, identity: Any, position: str, tables: Sequence[Table], to: Any, options: StepOptions
+        self,
+        identity: Any,
+        position: str,
+        tables: Sequence[Table],
+        to: Any,
+        options: StepOptions,
+        *,
+        keys_only: bool = False,
     ) -> dict[TableName, str]:
         if isinstance(self.refused, LogGone):
             raise self.refused

@@ -252,7 +252,14 @@ class Rolling(HistorySource):
     """One of which preflight may ask what has to hold since a copy: all of it does."""
 
     def refusals_since(
-        self, identity: Any, position: str, tables: Sequence[Table], to: Any, options: StepOptions
+        self,
+        identity: Any,
+        position: str,
+        tables: Sequence[Table],
+        to: Any,
+        options: StepOptions,
+        *,
+        keys_only: bool = False,
     ) -> dict[TableName, str]:
         return {}
 

@@ -108,6 +108,8 @@ class MysqlSource:
         tables: Sequence[Table],
         to: AsOf | None,
         options: StepOptions,
+        *,
+        keys_only: bool = False,
     ) -> dict[TableName, str]:
         from airflow_provider_cdc.sources.mysql import forward
 

@@ -22,16 +22,18 @@ from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import CdcError, PreflightError, Problem, SourceReplaced
 from airflow_provider_cdc.sources.connection import ConnectionSettings
-from airflow_provider_cdc.sources.postgres import past, prepared, slots
+from airflow_provider_cdc.sources.postgres import past, prepared, publishing, slots
+from airflow_provider_cdc.sources.postgres.identities import followed
 from airflow_provider_cdc.sources.postgres.past import Past
-from airflow_provider_cdc.sources.postgres.schema import read_tables
+from airflow_provider_cdc.sources.postgres.schema import leaves, read_tables
 from airflow_provider_cdc.sources.postgres.server import identity as identity_of
 from airflow_provider_cdc.sources.postgres.session import Connection, query, session, value
 from airflow_provider_cdc.sources.postgres.snapshot import identity_problem
-from airflow_provider_cdc.sources.postgres.standing_record import parents_among, said, states_of
+from airflow_provider_cdc.sources.postgres.standing_record import KNOWN_DAYS, parents_among, said, states_of
 
-_SLOTS = 3
-"""That a run has at once: its own, the one at the position of the copies, and a temporary one."""
+_SLOTS, _SLOTS_AGAIN = 3, 5
+"""That a run has at once: its own, the one at the position of the copies, and a temporary one; where rows are read
+again, temporary copies of both and that of the view."""
 _ANEW = "clear preflight and the tasks after it: the table is then read in full, or rolled forward from another copy"
 
 _log = logging.getLogger(__name__)
@@ -44,6 +46,7 @@ def refusals_since(
     tables: Sequence[Table],
     to: AsOf | None,
     options: StepOptions,
+    keys_only: bool,
 ) -> dict[TableName, str]:
     """`RollsForward.refusals_since`."""
 
@@ -52,6 +55,8 @@ def refusals_since(
 
     if not options.standing_slot:
         return all_for("the server keeps the log since its last copy only for a standing slot (option standing_slot)")
+    if options.keep_slot:
+        return all_for("keep_slot leaves a slot and a publication, which are to tell of it as of a table that is read")
     start = Lsn.parse(position)
     with session(settings) as connection:
         _check_since(connection, identity, start)
@@ -65,10 +70,12 @@ def refusals_since(
         ((free,),) = query(
             connection, "SELECT current_setting('max_replication_slots')::int - count(*) FROM pg_replication_slots"
         )
-        if free < _SLOTS:
-            return all_for(f"only {free} replication slots are free, and {_SLOTS} are needed (max_replication_slots)")
+        needed = _SLOTS_AGAIN if keys_only else _SLOTS
+        if free < needed:
+            return all_for(f"only {free} replication slots are free, and {needed} are needed (max_replication_slots)")
         now = read_tables(connection, [table.name for table in tables])
-        return _altered(connection, standing, dict.fromkeys((table.name for table in now), start), now, to)
+        starts = dict.fromkeys((table.name for table in now), start)
+        return _altered(connection, standing, starts, now, to, keys_only)
 
 
 def check_since(settings: ConnectionSettings, identity: Mapping[str, str], position: str) -> None:
@@ -95,9 +102,15 @@ def keep_window(
             for position, name in made.items():
                 past.copy_slot(connection, standing, name, Lsn.parse(position))
             # What is as it was when it joined has been so at the run's position, and so has the log of it.
-            altered = _altered(connection, standing, starts, read_tables(connection, list(starts)), None)
-            if altered:
+            tables, keys_only = read_tables(connection, list(starts)), any(plan.at_upper for plan in plans)
+            if altered := _altered(connection, standing, starts, tables, None, keys_only):
                 raise PreflightError([Problem(str(table), why, _ANEW, str(table)) for table, why in altered.items()])
+            identity = slots.with_forward_slots(point.identity, made, standing.name)
+            if keys_only:
+                # Its log is read until the reads end.
+                relations = ",".join(str(leaf.oid) for table in tables for leaf in leaves(table))
+                state = publishing.publication_state(connection, standing.name, relations)
+                identity |= {"standing_relations": relations, "standing_state": state}
     except BaseException:
         # Nobody would ever find them, so they must not stay. The first error is the one to raise.
         try:
@@ -107,7 +120,7 @@ def keep_window(
         except CdcError as also:
             _log.warning("What was made for the run may be left: %s", also)
         raise
-    return replace(point, identity=slots.with_forward_slots(point.identity, made, standing.name))
+    return replace(point, identity=identity)
 
 
 def _check_since(connection: Connection, identity: Mapping[str, str], start: Lsn) -> None:
@@ -141,12 +154,23 @@ def _beyond(standing: Past, start: Lsn) -> str:
 
 
 def _altered(
-    connection: Connection, standing: Past, starts: Mapping[TableName, Lsn], tables: Sequence[Table], to: AsOf | None
+    connection: Connection,
+    standing: Past,
+    starts: Mapping[TableName, Lsn],
+    tables: Sequence[Table],
+    to: AsOf | None,
+    keys_only: bool,
 ) -> dict[TableName, str]:
     """Why copies of tables cannot be rolled forward from ``starts``, by what the record of the standing slot says.
 
     :param tables: as they are now.
+    :param keys_only: the keys of what was touched are all that is wanted of the log.
     """
+    told = (
+        dict(zip((table.name for table in tables), followed(connection, tables, standing.name), strict=True))
+        if keys_only
+        else {}
+    )
     states = states_of(connection, standing.name, tables)
     # What a tree was at a position between the copy and now cannot be known; at both ends it is.
     parents = parents_among(connection, tables) if to is not None else set()
@@ -154,12 +178,20 @@ def _altered(
     for table in tables:
         name = str(table.name)
         joined = standing.record.tables.get(name)
-        if (problem := identity_problem(table)) is not None:
+        if keys_only and not told[table.name]:
+            found[table.name] = "the log tells no key of its changed rows"
+        elif not keys_only and (problem := identity_problem(table)) is not None:
             found[table.name] = problem.what
         elif to is not None and (table.details["kind"] == "p" or name in parents):
             found[table.name] = "it has partitions or children, and what these were at a past position is not known"
         elif joined is None:
             found[table.name] = f"the standing slot {standing.name} does not tell of it yet: it does from this run on"
+        elif not standing.record.has_copy(name, starts[table.name]):
+            # It was written down here after the copy was published: so this is the history that has its position.
+            found[table.name] = (
+                f"the standing slot {standing.name} does not know of the copy: the server's disk was set back, or the "
+                f"copy is older than {KNOWN_DAYS} days, or was made without this standing slot"
+            )
         elif joined.state != states[name]:
             found[table.name] = (
                 f"it, its schema or the publication was altered since {said(joined.at)}, or a privilege on it was "

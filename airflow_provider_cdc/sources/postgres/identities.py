@@ -51,6 +51,13 @@ def followed(connection: Connection, tables: Sequence[Table], publication: str =
     return [tells(table) for table in tables]
 
 
+def whole_rows(connection: Connection, tables: Sequence[Table]) -> list[bool]:
+    """Of each table, whether the log tells what every row that is touched was before, as a publication may have it."""
+    oids = [leaf.oid for table in tables for leaf in leaves(table)]
+    whole = {oid for oid, _, names in query(connection, IDENTIFYING, (oids,)) if names is None}
+    return [whole.issuperset(leaf.oid for leaf in leaves(table)) for table in tables]
+
+
 def logged_columns(connection: Connection, publication: str = "") -> Callable[[Table], list[str]]:
     """Tells the names of a table's columns that the log has: no virtual ones, and stored ones only since PostgreSQL 18.
 

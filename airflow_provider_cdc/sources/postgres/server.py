@@ -87,12 +87,22 @@ def check_identity(connection: Connection, expected: Mapping[str, str], position
     _check_slot(connection, expected["slot"], Lsn.parse(position))
     for start, name in slots.forward_slots(expected).items():
         _check_slot(connection, name, Lsn.parse(start))
-    relations = expected.get("publication_relations", "")
-    state = publishing.publication_state(connection, expected["publication"], relations)
-    if state != expected["publication_state"]:
+    for kind in ("publication", "standing"):
+        _check_publication(connection, expected, kind)
+
+
+def _check_publication(connection: Connection, expected: Mapping[str, str], kind: str) -> None:
+    """
+    :param kind: what the names of what ``expected`` says of it begin with.
+    """
+    if f"{kind}_state" not in expected:
+        return
+    name = expected[slots.STANDING_PUBLICATION] if kind == "standing" else expected[kind]
+    state = publishing.publication_state(connection, name, expected.get(f"{kind}_relations", ""))
+    if state != expected[f"{kind}_state"]:
         raise ExactnessError(
             "the publication was altered since the run began" if state else "the publication was dropped",
-            where=f"publication {expected['publication']}",
+            where=f"publication {name}",
             hint="leave it alone during a run, and trigger a new run",
         )
 

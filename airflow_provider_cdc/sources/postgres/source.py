@@ -92,8 +92,8 @@ class PostgresSource:
     def keep_past(self, plans: Sequence[TablePlan], options: StepOptions) -> None:
         standing.keep_past(self.settings, plans, options)
 
-    def give_up_past(self, options: StepOptions, lake: str, wanted: Mapping[str, str]) -> None:
-        standing.give_up_past(self.settings, options, lake, wanted)
+    def give_up_past(self, options: StepOptions, lake: str, copies: Mapping[str, str]) -> None:
+        standing.give_up_past(self.settings, options, lake, copies)
 
     def refusals_since(
         self,
@@ -102,8 +102,10 @@ class PostgresSource:
         tables: Sequence[Table],
         to: AsOf | None,
         options: StepOptions,
+        *,
+        keys_only: bool = False,
     ) -> dict[TableName, str]:
-        return forward.refusals_since(self.settings, identity, position, tables, to, options)
+        return forward.refusals_since(self.settings, identity, position, tables, to, options, keys_only)
 
     def check_since(self, identity: Mapping[str, str], position: str) -> None:
         forward.check_since(self.settings, identity, position)

@@ -15,17 +15,17 @@ from uuid import uuid4
 
 from airflow_provider_cdc.core import records
 from airflow_provider_cdc.core.lsn import Lsn
-from airflow_provider_cdc.core.options import StepOptions
+from airflow_provider_cdc.core.options import FULL, StepOptions
 from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, PreflightError, SchemaChanged
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres import prepared, publishing, slots, waiting
 from airflow_provider_cdc.sources.postgres.commits import advance
+from airflow_provider_cdc.sources.postgres.identities import followed, whole_rows
 from airflow_provider_cdc.sources.postgres.schema import read_tables
 from airflow_provider_cdc.sources.postgres.server import identity, setting_problems
 from airflow_provider_cdc.sources.postgres.session import Connection, query, quote, session, value
-from airflow_provider_cdc.sources.postgres.snapshot import identity_problem
 from airflow_provider_cdc.sources.postgres.standing_record import (
     Join,
     Joined,
@@ -117,7 +117,7 @@ def usable(connection: Connection, name: str) -> Standing | None:
 _STRANGE = "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s AND (plugin <> %s OR temporary OR two_phase)"
 
 
-def give_up_past(settings: ConnectionSettings, options: StepOptions, lake: str, wanted: Mapping[str, str]) -> None:
+def give_up_past(settings: ConnectionSettings, options: StepOptions, lake: str, copies: Mapping[str, str]) -> None:
     """`KeepsPast.give_up_past`."""
     with session(settings) as connection:
         name = name_of(connection, options.standing_slot)
@@ -127,9 +127,9 @@ def give_up_past(settings: ConnectionSettings, options: StepOptions, lake: str, 
             return
         at = now(connection)
         oldest = at - options.standing_slot_hours * _HOUR
-        wished = record.with_wishes(records.digest_of(lake)[:12], wanted, at)
-        if wished != record:
-            record = wished
+        known = record.with_copies(records.digest_of(lake)[:12], copies, at, options.refresh != FULL)
+        if known != record:
+            record = known
             store(connection, name, record)
         try:
             marks = record.since(slot.confirmed)
@@ -166,9 +166,12 @@ def _by_the_clock(
     return record.with_mark(here), older[-1] if older else None
 
 
-def joining(tables: Sequence[Table]) -> list[Table]:
-    """The tables that can join: the log must have whole old rows."""
-    return [table for table in tables if identity_problem(table) is None]
+def joining(connection: Connection, tables: Sequence[Table]) -> list[Table]:
+    """The tables that can join: the log must have whole old rows, or the keys of all that is touched; and the server
+    must not refuse to change them because of it."""
+    told = followed(connection, tables)
+    whole = whole_rows(connection, tables)
+    return [table for table, keys, rows in zip(tables, told, whole, strict=True) if keys or rows]
 
 
 def _join(
@@ -182,7 +185,7 @@ def _join(
     """Have the publication tell of all tables that can join, make the slot if there is none, and put on record since
     when it is so."""
     names = [plan.table for plan in plans]
-    tables = joining(read_tables(connection, names))
+    tables = joining(connection, read_tables(connection, names))
     states = states_of(connection, name, tables)
     known = record.tables if record is not None else {}
     held = {name for name, joined in known.items() if states.get(name) == joined.state}

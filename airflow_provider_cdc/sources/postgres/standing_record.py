@@ -24,8 +24,8 @@ from airflow_provider_cdc.sources.postgres.session import APPLICATION, Connectio
 
 _FORMAT = 1
 _DAY = 24 * 3_600_000_000
-WISH_DAYS = 7
-"""So long a wish counts."""
+KNOWN_DAYS = 7
+"""So long a copy stays on record."""
 _MONEY = (790, 791)
 """The types ``money`` and ``money[]``; others that somebody made may have it in them."""
 
@@ -63,28 +63,28 @@ class Join:
 
 
 @dataclass(frozen=True)
-class Wish:
-    """The log since ``position`` is wanted: copies of ``tables`` at that position are to be rolled forward. A run said
-    so ``at`` that time, in microseconds since 1970."""
+class Published:
+    """Copies of ``tables`` at ``position`` were published by the time ``at``, in microseconds since 1970. ``wanted``:
+    they are to be rolled forward, so the log since then is wanted."""
 
     position: str
     at: int
     tables: tuple[str, ...]
+    wanted: bool
 
 
 @dataclass(frozen=True)
 class Standing:
     """The record. ``beginning`` is another one whenever the slot is made anew. ``server`` says which server's log the
     positions are of. ``tables`` is by the table's name. ``marks`` are in the order of their positions. ``joins`` has
-    also those of tables that have joined anew since. ``wishes`` is by a digest of
-    the lake."""
+    also those of tables that have joined anew since. ``copies`` are the last ones, by a digest of the lake's URI."""
 
     beginning: str
     server: dict[str, str]
     marks: tuple[Mark, ...] = ()
     joins: tuple[Join, ...] = ()
     tables: dict[str, Joined] = field(default_factory=dict)
-    wishes: dict[str, tuple[Wish, ...]] = field(default_factory=dict)
+    copies: dict[str, tuple[Published, ...]] = field(default_factory=dict)
     made_by: str = APPLICATION
     format: int = _FORMAT
 
@@ -92,27 +92,30 @@ class Standing:
         """The marks of which the slot still has the log, given where it stands."""
         return tuple(mark for mark in self.marks if confirmed is not None and Lsn.parse(mark.position) >= confirmed)
 
-    def with_wishes(self, lake: str, wanted: Mapping[str, str], at: int) -> Standing:
-        """With what is wanted in a lake at a time, by the table's name (empty: not any more), and without what nobody
-        wanted for `WISH_DAYS`: that lake may be gone."""
-        wishes: dict[str, tuple[Wish, ...]] = {}
-        for own, before in self.wishes.items():
-            left = [
-                replace(wish, tables=tuple(name for name in wish.tables if own != lake or name not in wanted))
-                for wish in before
-            ]
-            wishes[own] = tuple(wish for wish in left if wish.tables and wish.at > at - WISH_DAYS * _DAY)
-        new = [
-            Wish(position, at, tuple(name for name in wanted if wanted[name] == position))
-            for position in {*wanted.values()} - {""}
-        ]
-        wishes[lake] = (*wishes.get(lake, ()), *new)
-        return replace(self, wishes={own: left for own, left in wishes.items() if left})
+    def with_copies(self, lake: str, copies: Mapping[str, str], at: int, wanted: bool) -> Standing:
+        """With the last copies in a lake, their positions by the table's name, and without those that nobody has
+        replaced for `KNOWN_DAYS`: that lake may be gone."""
+        found: dict[str, list[Published]] = {}
+        for own, known in self.copies.items():
+            for one in known:
+                tables = tuple(name for name in one.tables if own != lake or name not in copies)
+                if tables and one.at > at - KNOWN_DAYS * _DAY:
+                    found.setdefault(own, []).append(replace(one, tables=tables))
+        for position in sorted({*copies.values()}):
+            tables = tuple(sorted(name for name in copies if copies[name] == position))
+            found.setdefault(lake, []).append(Published(position, at, tables, wanted))
+        return replace(self, copies={own: tuple(known) for own, known in found.items()})
+
+    def has_copy(self, table: str, position: Lsn) -> bool:
+        """Whether a copy of a table at that position was published."""
+        every = [one for known in self.copies.values() for one in known]
+        return any(table in one.tables and Lsn.parse(one.position) == position for one in every)
 
     @property
     def wanted(self) -> Lsn | None:
         """The oldest position since which the log is wanted."""
-        return min((Lsn.parse(wish.position) for own in self.wishes.values() for wish in own), default=None)
+        found = (Lsn.parse(one.position) for known in self.copies.values() for one in known if one.wanted)
+        return min(found, default=None)
 
     def with_mark(self, mark: Mark) -> Standing:
         """With another mark, in its place."""

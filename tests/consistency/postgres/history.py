@@ -276,13 +276,13 @@ def write(
     return writing
 
 
-def vacuum(connect: Callable[..., Connection], schema: str) -> Write:
+def vacuum(connect: Callable[..., Connection], schema: str, subjects: Sequence[Subject] = SUBJECTS) -> Write:
     """VACUUM between the chunks: it prunes, frees line pointers and cuts off empty pages: places are used anew."""
 
     def writing(chance: random.Random, stop: threading.Event) -> None:
         with contextlib.closing(connect()) as connection:
             while not stop.is_set():
-                connection.execute(f"VACUUM {schema}.{chance.choice(SUBJECTS).name}")
+                connection.execute(f"VACUUM {schema}.{chance.choice(subjects).name}")
                 stop.wait(0.05 * chance.random())
 
     return writing

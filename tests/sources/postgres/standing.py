@@ -110,8 +110,8 @@ class Kept:
         ]
         return found[0]
 
-    def give_up(self, hours: int, wanted: Mapping[str, str] | None = None, lake: str = "lake") -> None:
-        self.source.give_up_past(replace(self.options, standing_slot_hours=hours), lake, wanted or {})
+    def give_up(self, hours: int, copies: Mapping[str, str] | None = None, lake: str = "lake", **more: Any) -> None:
+        self.source.give_up_past(replace(self.options, standing_slot_hours=hours, **more), lake, copies or {})
 
     def forget(self) -> None:
         """Drop everything, as a user does who wants no past any more."""

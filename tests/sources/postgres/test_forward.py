@@ -14,7 +14,7 @@ from airflow_provider_cdc.errors import LogGone, PreflightError, SourceReplaced
 from airflow_provider_cdc.sources.optional import record_point
 from airflow_provider_cdc.sources.postgres import commits, slots, standing
 from airflow_provider_cdc.sources.postgres.session import session
-from airflow_provider_cdc.sources.postgres.standing_record import WISH_DAYS, Mark, now, store
+from airflow_provider_cdc.sources.postgres.standing_record import KNOWN_DAYS, Mark, now, store
 from airflow_provider_cdc.sources.window import TrackedTable
 from tests.conftest import PostgresFactory
 from tests.sources.postgres.standing import RUN_ID, Kept
@@ -48,6 +48,11 @@ class Since:
         return record_point(self.kept.source, self.kept.options, self.plans(), RUN_ID)
 
 
+def publish(kept: Kept, point: InitialPoint) -> None:
+    """What a run does at last."""
+    kept.give_up(48, {str(table.name): point.position for table in point.tables})
+
+
 @pytest.fixture
 def since(kept: Kept) -> Since:
     kept.run(
@@ -60,6 +65,7 @@ def since(kept: Kept) -> Since:
     kept.keep(*TABLES)
     point = kept.source.record_initial(kept.plans(*TABLES), kept.options.lock, RUN_ID)
     kept.source.release(RUN_ID)
+    publish(kept, point)
     return Since(kept, point)
 
 
@@ -144,6 +150,7 @@ def test_a_table_that_joined_after_its_copy(since: Since) -> None:
     assert "does not tell of it yet" in since.refused()["late"]
     kept.here()
     kept.keep("late")
+    publish(kept, since.point)
     assert list(since.refused()) == ["late"]
     assert "tells of it since" in since.refused()["late"]
 
@@ -166,6 +173,9 @@ def test_a_standing_slot_that_was_lost_and_none_at_all(since: Since) -> None:
     options = since.kept.options
     since.kept.options = replace(options, standing_slot="")
     assert all("option standing_slot" in why for why in since.refused().values())
+    since.kept.options = replace(options, keep_slot=True)
+    assert all("keep_slot" in why for why in since.refused().values())
+    assert len(since.refused()) == len(TABLES)
     since.kept.options = options
     since.do("SELECT pg_drop_replication_slot('{slot}')")
     assert all("it was lost" in why for why in since.refused().values())
@@ -181,6 +191,7 @@ def test_a_copy_of_a_later_position_than_is_asked_for(since: Since) -> None:
     # What a tree was at a position in between is not known.
     assert list(since.refused(to=since.kept.here())) == ["tree"]
     since.point = replace(point, position=since.kept.here())
+    publish(since.kept, since.point)
     assert set(since.refused(to=earlier).values()) == {"the copy is of a later position"}
 
 
@@ -197,12 +208,26 @@ def test_a_server_that_lost_what_the_copy_has(since: Since) -> None:
         since.refused()
 
 
+def test_a_server_whose_disk_was_put_back(since: Since) -> None:
+    # As it was before the copy: the log has grown beyond its position since, and has the copy's own beginnings.
+    record = since.kept.record
+    with session(since.kept.source.settings) as connection:
+        store(connection, since.kept.name, replace(record, copies={}))
+    since.do("UPDATE stock SET v = 2")
+    assert all("does not know of the copy" in why for why in since.refused().values())
+    assert len(since.refused()) == len(TABLES)
+    # Another copy, of another position, is no proof.
+    since.kept.give_up(48, {"public.stock": since.kept.here(), "public.b": since.point.position})
+    assert sorted(since.refused()) == ["k", "stock", "tree"]
+
+
 def test_a_server_without_room_for_another_slot(postgres_factory: PostgresFactory) -> None:
     kept = Kept(postgres_factory({"max_replication_slots": "3"}), "postgres")
     kept.run("CREATE TABLE stock (id int PRIMARY KEY, v int); ALTER TABLE stock REPLICA IDENTITY FULL")
     kept.keep("stock")
     point = kept.source.record_initial(kept.plans("stock"), kept.options.lock, RUN_ID)
     kept.source.release(RUN_ID)
+    publish(kept, point)
     refused = kept.source.refusals_since(point.identity, point.position, point.tables, None, kept.options)
     assert ["only 2 replication slots" in why for why in refused.values()] == [True]
     kept.forget()
@@ -236,6 +261,14 @@ def test_a_try_that_does_not_count_leaves_no_slot(since: Since) -> None:
     assert since.kept.ask(SLOTS) == 5
     since.kept.source.discard(first.identity)
     since.kept.source.check_identity(second.identity, second.position)
+    assert since.kept.ask(SLOTS) == 3
+    # One that was killed before it could say so is known by its names.
+    since.next()
+    last = since.next()
+    for identity in last.superseded:
+        since.kept.source.discard(identity)
+    since.kept.source.check_identity(last.identity, last.position)
+    assert since.kept.ask(SLOTS) == 3
     since.kept.source.release(RUN_ID)
     assert since.kept.ask(SLOTS) == 1
 
@@ -250,20 +283,21 @@ def test_the_slot_keeps_the_log_since_the_last_copies(since: Since, monkeypatch:
         positions.append(kept.here())
     # The clock cannot be put on by hours.
     hours = 10
-    kept.give_up(1, {"public.stock": positions[1], "public.b": positions[2]})
+    kept.give_up(1, {"public.stock": positions[1], "public.b": positions[2]}, refresh="auto")
     assert kept.slot.confirmed is not None
     assert Lsn.parse(positions[0]) <= kept.slot.confirmed <= Lsn.parse(positions[1])
     # Another lake, and another run of this one.
-    kept.give_up(1, {"public.k": positions[2]}, lake="other")
-    kept.give_up(1, {"public.b": positions[2]})
+    kept.give_up(1, {"public.k": positions[2]}, lake="other", refresh="auto")
+    kept.give_up(1, {"public.b": positions[2]}, refresh="auto")
     assert kept.slot.confirmed <= Lsn.parse(positions[1])
-    kept.give_up(1, {"public.stock": positions[2]})
+    kept.give_up(1, {"public.stock": positions[2]}, refresh="auto")
     assert Lsn.parse(positions[1]) < kept.slot.confirmed <= Lsn.parse(positions[2])
     # Its copies are not rolled forward any more; the other lake's still are.
     since.do("UPDATE stock SET v = v + 1")
-    kept.give_up(1, {"public.stock": "", "public.b": ""})
+    positions.append(kept.here())
+    kept.give_up(1, {"public.stock": positions[3], "public.b": positions[3]}, refresh="full")
     assert kept.slot.confirmed <= Lsn.parse(positions[2])
-    hours += 24 * WISH_DAYS + 1
+    hours += 24 * KNOWN_DAYS + 1
     kept.give_up(1)
     assert kept.slot.confirmed > Lsn.parse(positions[2])
-    assert kept.record.wishes == {}
+    assert kept.record.copies == {}

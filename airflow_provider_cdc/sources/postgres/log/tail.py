@@ -18,6 +18,7 @@ from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import DecodeError
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.delta import NET_BYTES, delta_batches
+from airflow_provider_cdc.sources.postgres import slots
 from airflow_provider_cdc.sources.postgres.decode.images import decode_images
 from airflow_provider_cdc.sources.postgres.identities import logged_columns
 from airflow_provider_cdc.sources.postgres.log import walk_state
@@ -70,6 +71,9 @@ class PostgresLogTail:
     def row_images(self) -> int:
         return int(self._walker.state[walk_state.IMAGES])
 
+    def go_on_from(self, order: int) -> None:
+        self._walker.state[walk_state.ORDER] = order
+
     def read(self, stop: str = "") -> Iterator[pa.RecordBatch]:
         where = f"replication slot {self._slot}"
         with session(self.settings) as connection:
@@ -111,15 +115,21 @@ def open_tail(
 ) -> Iterator[PostgresLogTail]:
     """Follow the log from ``initial`` on.
 
-    :param identity: names the ``slot`` and the ``publication``.
+    :param identity: names the slots and the publications.
+    :param tables: those that are rolled ``forward`` have another slot than the others, so all or none of them are.
     :raises LogGone: the slot is not there any more, or not where it was.
     :raises SourceUnavailable: the server cannot be reached.
     """
+    slot, publication = identity["slot"], identity["publication"]
+    if any(one.forward for one in tables):
+        slot, publication = slots.forward_slots(identity)[initial], identity[slots.STANDING_PUBLICATION]
     with session(settings) as connection:
-        columns = logged_columns(connection, identity["publication"])
-    told = [replace(one, table=as_logged(one.table, columns(one.table)), keys_only=True) for one in tables]
+        columns = logged_columns(connection, publication)
+    told = [
+        replace(one, table=as_logged(one.table, columns(one.table)), keys_only=True, forward=False) for one in tables
+    ]
     with reading_session(settings) as reading:
-        yield PostgresLogTail(settings, reading, identity["slot"], identity["publication"], Lsn.parse(initial), told)
+        yield PostgresLogTail(settings, reading, slot, publication, Lsn.parse(initial), told)
 
 
 def as_logged(table: Table, names: Sequence[str]) -> Table:
