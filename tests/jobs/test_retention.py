@@ -188,13 +188,14 @@ def test_the_run_of_another_lake_stays(night: Callable[..., Runner]) -> None:
 def test_a_removal_that_is_interrupted_anywhere_is_completed_by_the_next_one(
     night: Callable[..., Runner], source: HistorySource, tmp_path: Path
 ) -> None:
-    night(1)
+    one = night(8)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(retain._Retention, "done", lambda self: None)
-        two = night(2, keep=1)
+        two = night(9, keep=1)
     lake, before = Path(two.target.path()), tmp_path / "before"
     shutil.copytree(lake, before)
-    rows = source.history.state(5)[0].total()
+    rows = source.history.state(40)[0].total()
+    assert len(one.target.folder(NAMES[0], f"snapshot={night_id(8)}").files()) > 1
     number, interrupted = 0, True
     while interrupted:
         number += 1
@@ -205,15 +206,15 @@ def test_a_removal_that_is_interrupted_anywhere_is_completed_by_the_next_one(
                 interrupted = False
             except Interrupted:
                 pass
-        assert two.published() == source.history.state(10), "the head"
-        folder = two.target.folder(NAMES[0], f"snapshot={night_id(1)}")
+        assert two.published() == source.history.state(45), "the head"
+        folder = two.target.folder(NAMES[0], f"snapshot={night_id(8)}")
         if folder.files():
             seen = [pq.read_metadata(folder.path(file)).num_rows for file in folder.files()]
             assert sum(seen) == rows, "on a disk a copy is seen whole or not at all"
         retain.retain(Run.load(two.run), source)  # type: ignore[arg-type]
-        assert [copies(two, name) for name in NAMES] == [[2]] * len(NAMES), f"interrupted at change {number}"
+        assert [copies(two, name) for name in NAMES] == [[9]] * len(NAMES), f"interrupted at change {number}"
         assert not [one for name in NAMES for one in two.target.folders(name) if "_removed" in one]
-        assert runs(two) == [2], f"interrupted at change {number}"
+        assert runs(two) == [9], f"interrupted at change {number}"
         shutil.rmtree(lake)
         shutil.copytree(before, lake)
     assert number > 15
@@ -261,13 +262,18 @@ def test_a_run_that_has_shown_no_life_can_publish_no_more_and_goes(
         step()
     assert runs(night(2, keep=1)) == [1, 2], "it may go on yet"
     monkeypatch.setattr(retention, "LIFELESS", timedelta(seconds=-1))
-    removed = night(3, keep=1)
-    assert runs(removed) == [3]
-    assert released == [night_id(1)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(retain, "remove_folder", lambda *arguments: (_ for _ in ()).throw(StorageUnavailable("down")))
+        assert runs(night(3, keep=1)) == [1, 2, 3]
+    with pytest.raises(ManifestError, match="began anew"):
+        dead.steps()[2]()
+    removed = night(4, keep=1)
+    assert runs(removed) == [4]
+    assert released == [night_id(1)] * 2
     # A try of it that wakes up now has nothing to publish with.
     with pytest.raises(CdcError):
         dead.steps()[2]()
-    assert copies(removed) == [3]
+    assert copies(removed) == [4]
 
 
 def test_a_run_that_decided_to_publish_is_never_taken_for_dead(
