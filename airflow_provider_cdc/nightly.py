@@ -161,7 +161,7 @@ def _check_option(option: Option, value: Value, problems: list[Problem]) -> None
         problems.append(value.place.problem(found.what, found.hint))
         return
     try:
-        if option.name == "target":
+        if option.name == "target" or (option.name == "scratch" and value.plain):
             LakeUri.parse(value.plain.replace("{source}", "source"))
         elif option.name == "tables":
             for pattern in value.plain:

@@ -15,6 +15,7 @@ import posixpath
 import threading
 import time
 import uuid
+import zlib
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -33,6 +34,7 @@ SETTLE_SECONDS = 2.0
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK, errno.EXDEV}
 _OBJECT_STORES = {"s3", "gcs", "abfs"}
 _CANDIDATE = ".candidate"
+_COPIED_BYTES = 8 * 2**20
 _SYNCERS = 16
 """A disk that is told of several files at once writes its journal once for all of them."""
 
@@ -130,6 +132,22 @@ def adopt(filesystem: fs.FileSystem, path: str, new_path: str) -> None:
     filesystem.copy_file(path, temporary)
     sync(filesystem, temporary)
     filesystem.move(temporary, new_path)
+
+
+def copy(filesystem: fs.FileSystem, path: str, other: fs.FileSystem, new_path: str) -> str:
+    """Copy a file to another store, where readers see it whole or not at all, and where it survives a crash once this
+    returns and its folder is synced; return the CRC-32 of what was copied, in hexadecimal digits."""
+    whole = other.type_name in _OBJECT_STORES
+    first = new_path if whole else f"{posixpath.dirname(new_path)}/_{uuid.uuid4().hex}.tmp"
+    crc = 0
+    with filesystem.open_input_stream(path, buffer_size=0) as stream, other.open_output_stream(first) as target:
+        while block := stream.read(_COPIED_BYTES):
+            crc = zlib.crc32(block, crc)
+            target.write(block)
+    if not whole:
+        sync(other, first)
+        other.move(first, new_path)
+    return f"{crc:08x}"
 
 
 def delete_empty_folder(filesystem: fs.FileSystem, path: str) -> bool:

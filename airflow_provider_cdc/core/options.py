@@ -29,6 +29,7 @@ from airflow_provider_cdc.core.option import (
     SLOT_NAME,
     TABLE_NAMES,
     URI,
+    URI_OR_EMPTY,
     WHOLE_SECONDS,
     Option,
     one_of,
@@ -277,6 +278,17 @@ class RunOptions:
         "stands for `source_conn_id`: a folder has the copies of one source.",
         example="a URI such as file:///data/lake or s3://bucket/lake",
     )
+    scratch: str = option(
+        "",
+        accepts=URI_OR_EMPTY,
+        title="Scratch",
+        section=ADVANCED,
+        secret=True,
+        help="The folder for the work of runs in progress and for their records, written as `target` is; empty: "
+        "`_runs` in the target. It may lie in another store: files are then copied when they are published. Copies are "
+        "rolled forward only by runs with the same one, and `targets` has to allow it, too.",
+        example="a URI such as s3://bucket/scratch",
+    )
     table: TableOptions = field(default_factory=TableOptions)
     spark_conn_id: str = option(
         "spark_default",
@@ -329,8 +341,8 @@ class AuthorOptions:
         None,
         accepts=PATTERNS,
         fixed=True,
-        help="The folders in which, or below which, `target` may lie, compared part by part; `*` stands for any run of "
-        "characters in a part, `*` alone for any target; None: any.",
+        help="The folders in which, or below which, `target` and `scratch` may lie, compared part by part; `*` stands "
+        "for any run of characters in a part, `*` alone for any target; None: any.",
         example='a list such as ["s3://bucket/lake"]',
     )
     strict_conf: bool = option(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import errno
 import json
 import posixpath
 import uuid
@@ -147,10 +148,22 @@ class Storage:
         with told(self.uri_of(name)):
             durable.make_folder(self._filesystem, self.path(name), self._batch)
 
-    def move_to(self, name: str, other: Storage, new_name: str) -> None:
-        """Move a file to ``other``, on the same file system, whose folder for it exists. Replaces what is there."""
+    def move_to(self, name: str, other: Storage, new_name: str) -> str:
+        """Move a file to ``other``, whose folder for it exists. Replaces what is there.
+
+        Into another store or disk it is copied, and stays here, too: the CRC-32 of what was copied is returned then, in
+        hexadecimal digits, else an empty text.
+        """
         with told(self.uri_of(name)):
-            self._filesystem.move(self.path(name), other.path(new_name))
+            if self._filesystem.equals(other._filesystem):
+                try:
+                    self._filesystem.move(self.path(name), other.path(new_name))
+                except OSError as error:
+                    if error.errno != errno.EXDEV:
+                        raise
+                else:
+                    return ""
+            return durable.copy(self._filesystem, self.path(name), other._filesystem, other.path(new_name))
 
     def adopt(self, name: str, new_name: str) -> None:
         """Have a file, which nobody changes, under a second name, too, whose folder exists; no matter if it is there.

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 SOURCE_PLACEHOLDER = "{source}"
 
 
-def lake_of(target: str, source_conn_id: str) -> str:
+def lake_of(target: str, source_conn_id: str, parameter: str = "target") -> str:
     """The URI of the folder to publish in: ``target`` with ``{source}`` replaced by the id of the connection.
 
     The id is written as parts of table names are, so it is one part of the path: bytes other than ASCII letters,
@@ -35,8 +35,8 @@ def lake_of(target: str, source_conn_id: str) -> str:
     uri = target.replace(SOURCE_PLACEHOLDER, safe_name(source_conn_id))
     if found := re.search(r"\{[^/]*\}", redacted(uri)):
         raise ConfigurationError(
-            f"the target has the placeholder {found[0]}",
-            where="parameter target",
+            f"the {parameter} has the placeholder {found[0]}",
+            where=f"parameter {parameter}",
             hint=f"the only one is {SOURCE_PLACEHOLDER}: the id of the connection to the source",
         )
     return str(LakeUri.parse(uri))
@@ -64,12 +64,32 @@ def run_id_for(dag_run: Any, task_id: str, lake: str, map_index: int | None = No
     return f"{dag_run.run_after.astimezone(UTC):%Y%m%dT%H%M%SZ}-{digest}"
 
 
-def run_folder(lake: str, run_id: str) -> Storage:
+def scratch_for(scratch: str, source_conn_id: str, lake: str) -> str:
+    """The URI of the folder in which the folders of runs lie, of the parameter ``scratch``.
+
+    :param lake: `lake_of` the task's target.
+    :raises ConfigurationError: it is no place to write to, or readers of the lake would take runs for tables.
+    """
+    if not scratch:
+        return scratch_of(lake)
+    found = LakeUri.parse(lake_of(scratch, source_conn_id, "scratch"))
+    own = len(LakeUri.parse(lake).segments)
+    if found.matches(lake) and not any(part.startswith(("_", ".")) for part in found.decoded[own:]):
+        raise ConfigurationError(
+            "it lies in the target, where readers would take runs for tables",
+            where="parameter scratch",
+            hint="name a folder of its own, or one in the target whose name begins with _",
+        )
+    return str(found)
+
+
+def run_folder(scratch: str, run_id: str) -> Storage:
     """Where the run's work lies.
 
+    :param scratch: `scratch_for` it.
     :raises StorageUnavailable: the store does not answer.
     """
-    return Storage(scratch_of(lake)).folder(run_id)
+    return Storage(scratch).folder(run_id)
 
 
 def supervisor_channel() -> Any:
@@ -97,12 +117,16 @@ def hand_on(context: Context, outputs: Mapping[str, Any]) -> None:
 
 
 class TargetOperator(RendersClearly):
-    """A task with a ``target``. Airflow keeps what a task's arguments were rendered to, and shows it: what could be a
-    secret in this one is removed first. What remains is refused by `execute`, as the whole would have been."""
+    """A task with a ``target`` and a ``scratch``. Airflow keeps what a task's arguments were rendered to, and shows it:
+    what could be a secret in these is removed first. What remains is refused by `execute`, as the whole would have
+    been."""
 
     target: str
+    scratch: str = ""
 
     def render_template_fields(self, context: Context, jinja_env: Any = None) -> None:
         super().render_template_fields(context, jinja_env)
         if isinstance(self.target, str):
             self.target = redacted(self.target)
+        if isinstance(self.scratch, str):
+            self.scratch = redacted(self.scratch)

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
 from airflow_provider_cdc.core.names import folder_name
-from airflow_provider_cdc.core.run import SCRATCH, WORK_FOLDERS, Run, is_published
+from airflow_provider_cdc.core.run import WORK_FOLDERS, Run, is_published
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.errors import CdcError, ManifestError, PreflightError, Problem
@@ -72,21 +72,21 @@ class Leftover:
     folders: tuple[str, ...]
 
 
-def find_leftovers(target: Storage, now: datetime | None = None) -> list[Leftover]:
-    """Runs that are over and left files: of those named in ``_runs``, the latest ones that are old enough."""
+def find_leftovers(scratch: Storage, now: datetime | None = None) -> list[Leftover]:
+    """Runs that are over and left files: of those in ``scratch``, the latest ones that are old enough."""
     horizon = (now or datetime.now(UTC)) - OLD
-    names = [name for name in target.folders(SCRATCH) if name.rpartition("/")[2] < f"{horizon:%Y%m%dT%H%M%SZ}"]
+    names = [name for name in scratch.folders() if name < f"{horizon:%Y%m%dT%H%M%SZ}"]
     with ThreadPoolExecutor(_READERS) as readers:
-        found = list(readers.map(lambda name: _leftover(target, name, horizon), names[-LOOKED_AT:]))
+        found = list(readers.map(lambda name: _leftover(scratch, name, horizon), names[-LOOKED_AT:]))
     return [leftover for leftover in found if leftover is not None]
 
 
-def tell_leftovers(target: Storage) -> None:
+def tell_leftovers(scratch: Storage) -> None:
     """Log what failed runs left, and how it is removed. Not being able to is no failure."""
     try:
-        found = find_leftovers(target)
+        found = find_leftovers(scratch)
     except (CdcError, OSError) as error:
-        _log.info("What failed runs may have left in %s could not be looked for: %s", target, error)
+        _log.info("What failed runs may have left in %s could not be looked for: %s", scratch, error)
         return
     if not found:
         return
@@ -101,9 +101,9 @@ def tell_leftovers(target: Storage) -> None:
     )
 
 
-def _leftover(target: Storage, name: str, horizon: datetime) -> Leftover | None:
-    left = {folder.rpartition("/")[2] for folder in target.folders(name)}
-    folder = target.folder(*name.split("/"))
+def _leftover(scratch: Storage, name: str, horizon: datetime) -> Leftover | None:
+    left = {folder.rpartition("/")[2] for folder in scratch.folders(name)}
+    folder = scratch.folder(name)
     if not left.intersection(WORK_FOLDERS):
         return None
     try:
@@ -118,7 +118,7 @@ def _leftover(target: Storage, name: str, horizon: datetime) -> Leftover | None:
     placed: list[str] = []
     if run.committed:
         # What is to be published is decided before the first file of it is.
-        sink = open_sink(run.manifest.lake_format, target)
+        sink = open_sink(run.manifest.lake_format, Storage(run.manifest.lake))
         placed = sink.unread(run.run_id, [entry.table.name for entry in run.manifest.tables])
     return Leftover(run.run_id, run.manifest.created_at, (folder.uri, *placed))
 

@@ -12,7 +12,7 @@ from airflow_provider_cdc.core import records
 from airflow_provider_cdc.core.options import StepOptions
 from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.hooks import open_hook
-from airflow_provider_cdc.operators.base import TargetOperator, hand_on, lake_of, run_id_of
+from airflow_provider_cdc.operators.base import TargetOperator, hand_on, lake_of, run_id_of, scratch_for
 from airflow_provider_cdc.operators.failing import failing
 from airflow_provider_cdc.operators.parameters import Allowed
 from airflow_provider_cdc.operators.releasing import ReleasingOperator
@@ -33,6 +33,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
 
     :param source_conn_id: connection to the source.
     :param target: URI of the folder to publish in; ``{source}`` in it stands for ``source_conn_id``.
+    :param scratch: URI of the folder for the work of runs, as ``target``; empty: ``_runs`` in the target.
     :param plan: XCom ``plan`` of preflight.
     :param options: XCom ``options`` of preflight.
     :param skipped: XCom ``skipped`` of preflight.
@@ -41,7 +42,15 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
     :param targets: the folders that may be published in, as for preflight.
     """
 
-    template_fields: Sequence[str] = ("source_conn_id", "target", "plan", "options", "skipped", "plan_only")
+    template_fields: Sequence[str] = (
+        "source_conn_id",
+        "target",
+        "scratch",
+        "plan",
+        "options",
+        "skipped",
+        "plan_only",
+    )
 
     def __init__(
         self,
@@ -52,6 +61,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
         options: Any,
         skipped: Any = None,
         plan_only: bool | str = False,
+        scratch: str = "",
         source_conn_ids: Sequence[str] | None = None,
         targets: Sequence[str] | None = None,
         **kwargs: Any,
@@ -59,6 +69,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
         super().__init__(do_xcom_push=False, **kwargs)
         self.source_conn_id = source_conn_id
         self.target = target
+        self.scratch = scratch
         self.plan = plan
         self.options = options
         self.skipped = skipped
@@ -74,7 +85,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
         # Preflight has made sure that it is one or the other; a template may have made text of it.
         if str(self.plan_only).lower() == "true":
             raise AirflowSkipException("plan_only is set: the log of preflight has the plan, and nothing is copied")
-        self.allowed.check(self.source_conn_id, self.target)
+        self.allowed.check(self.source_conn_id, self.target, self.scratch)
         lake = lake_of(self.target, self.source_conn_id)
         source = open_hook(self.source_conn_id).get_conn()
         plans = records.decode(list[TablePlan], self.plan, "XCom plan of preflight")
@@ -88,6 +99,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
             partial(record_point, source, options, plans, run_id),
             run_id=run_id,
             lake=lake,
+            scratch=scratch_for(self.scratch, self.source_conn_id, lake),
             source_conn_id=self.source_conn_id,
             skipped=self.skipped,
         )

@@ -54,16 +54,19 @@ class Allowed:
     source_conn_ids: Sequence[str] | None = None
     targets: Sequence[str] | None = None
 
-    def check(self, source_conn_id: str, target: str) -> None:
-        """:raises PreflightError: naming what is not allowed."""
+    def check(self, source_conn_id: str, target: str, scratch: str = "") -> None:
+        """:param scratch: empty: it lies in the target.
+        :raises PreflightError: naming what is not allowed."""
         problems = []
         known = self.source_conn_ids
         if known is not None and not any(glob(pattern, source_conn_id) for pattern in known):
             problems.append(_not_allowed("source_conn_id", source_conn_id, known, "source_conn_ids"))
-        if self.targets is not None and (lake := _lake(target, source_conn_id)) is not None:
+        for parameter, uri in (("target", target), ("scratch", scratch)):
+            if self.targets is None or not uri or (lake := _lake(uri, source_conn_id)) is None:
+                continue
             above = [pattern if pattern == "*" else lake_of(pattern, source_conn_id) for pattern in self.targets]
             if not any(map(lake.matches, above)):
-                problems.append(_not_allowed("target", str(lake), above, "targets"))
+                problems.append(_not_allowed(parameter, str(lake), above, "targets"))
         if problems:
             raise PreflightError(problems)
 

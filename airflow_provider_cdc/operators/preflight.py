@@ -12,12 +12,11 @@ from airflow_provider_cdc.core.manifest import LAKE_FORMAT
 from airflow_provider_cdc.core.options import checked, declared
 from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.records import encode
-from airflow_provider_cdc.core.run import scratch_of
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.errors import PreflightError, Problem, TerminalError, TransientError
 from airflow_provider_cdc.hooks import open_hook
-from airflow_provider_cdc.operators.base import TargetOperator, hand_on, lake_of, say_skipped
+from airflow_provider_cdc.operators.base import TargetOperator, hand_on, lake_of, say_skipped, scratch_for
 from airflow_provider_cdc.operators.failing import failing
 from airflow_provider_cdc.operators.lake_checks import check_names, tell_leftovers
 from airflow_provider_cdc.operators.parameters import Allowed, check_conf, check_kind, take_options, taking_options
@@ -82,7 +81,7 @@ class PreflightOperator(TargetOperator):
                 check_conf(context["dag_run"].conf, {*context["dag"].params, *self.params})
             options = checked({name: getattr(self, name) for name in self.template_fields})
             with _collected(problems, "parameter target"):
-                self.allowed.check(options.source_conn_id, options.target)
+                self.allowed.check(options.source_conn_id, options.target, options.scratch)
             if problems:
                 # What is not allowed is not touched.
                 raise PreflightError(problems)
@@ -93,6 +92,13 @@ class PreflightOperator(TargetOperator):
                 target.check_writable()
                 # Nothing more is tried on one that cannot be written to.
                 lake = target
+            with _collected(problems, "parameter scratch"):
+                if lake is not None:
+                    scratch = scratch_for(options.scratch, options.source_conn_id, lake.uri)
+                    if options.scratch:
+                        if options.plan_only:
+                            afterwards.enter_context(leaving_no_folder(Storage(scratch)))
+                        Storage(scratch).check_writable()
             with _collected(problems, "parameter spark_conn_id"):
                 check_spark(options.spark_conn_id, options.spark_conf or {})
             with _collected(problems, "parameter source_conn_id"):
@@ -106,7 +112,7 @@ class PreflightOperator(TargetOperator):
                     _check_lake(lake, source, options.source_conn_id, [plan.table for plan in plans])
             if lake is not None and plans and not problems:
                 with _collected(problems, "parameter refresh"):
-                    plans = choose(source, open_sink(LAKE_FORMAT, lake), scratch_of(lake.uri), plans, options.steps)
+                    plans = choose(source, open_sink(LAKE_FORMAT, lake), scratch, plans, options.steps)
                     found = replace(found, plans=plans)
             if plans:
                 with _collected(problems, "parameter as_of"):
@@ -118,7 +124,7 @@ class PreflightOperator(TargetOperator):
             if problems:
                 raise PreflightError(problems)
         if lake is not None:
-            tell_leftovers(lake)
+            tell_leftovers(Storage(scratch))
         say_skipped(self.log, skipped)
         outputs = {"plan": encode(plans), "options": encode(options.steps), "skipped": skipped}
         if not options.plan_only:
@@ -126,9 +132,7 @@ class PreflightOperator(TargetOperator):
             hand_on(context, outputs)
             return outputs
         assert lake is not None
-        outputs["summary"] = summary(
-            source, open_sink(LAKE_FORMAT, lake), Storage(scratch_of(lake.uri)), plans, options.steps
-        )
+        outputs["summary"] = summary(source, open_sink(LAKE_FORMAT, lake), Storage(scratch), plans, options.steps)
         self.log.info("The plan. Nothing is copied, for plan_only is set:\n%s\n%s", readable(plans), outputs["summary"])
         hand_on(context, outputs)
         return outputs

@@ -12,7 +12,14 @@ from airflow.providers.common.compat.sdk import AirflowTaskTimeout
 from airflow_provider_cdc.core.run import release as release_what_is_kept
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.hooks import open_hook
-from airflow_provider_cdc.operators.base import lake_of, run_folder, run_id_for, run_id_of, supervisor_channel
+from airflow_provider_cdc.operators.base import (
+    lake_of,
+    run_folder,
+    run_id_for,
+    run_id_of,
+    scratch_for,
+    supervisor_channel,
+)
 from airflow_provider_cdc.operators.templates import RendersClearly
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.optional import release_run
@@ -101,11 +108,14 @@ class ReleaseOfRun:
         task: Any = self._recording
         try:
             # The task does not run in this process, so nobody has rendered its templates.
-            target, source_conn_id = task.render_template([task.target, task.source_conn_id], context)
+            target, scratch, source_conn_id = task.render_template(
+                [task.target, task.scratch, task.source_conn_id], context
+            )
             # A run that was refused began nothing, so what it named must not be touched.
-            task.allowed.check(source_conn_id, target)
+            task.allowed.check(source_conn_id, target, scratch)
             lake = lake_of(target, source_conn_id)
-            run = run_folder(lake, run_id_for(context["dag_run"], task.task_id, lake, map_index))
+            run_id = run_id_for(context["dag_run"], task.task_id, lake, map_index)
+            run = run_folder(scratch_for(scratch, source_conn_id, lake), run_id)
             task.release(run, open_hook(source_conn_id).settings())
         except Exception as error:
             _log.warning("The source may still keep what it kept for this run: %s", error)
@@ -157,7 +167,7 @@ def release_of_task(context: Context) -> None:
             run = Storage(uri)
         else:
             lake = lake_of(task.target, task.source_conn_id)
-            run = run_folder(lake, run_id_of(context, lake))
+            run = run_folder(scratch_for(task.scratch, task.source_conn_id, lake), run_id_of(context, lake))
         task.release(run, open_hook(task.source_conn_id).settings())
     except Exception as error:
         _log.warning("The source may still keep what it kept for this run: %s", error)

@@ -163,11 +163,20 @@ class ParquetSink:
                 self._adopt(f"{place_of(change.table, change.base)}/{kept[name].base_name}", name)
                 return
             try:
-                staging.folder.move_to(wanted[name].name, self._lake, name)
+                copied = staging.folder.move_to(wanted[name].name, self._lake, name)
             except (OSError, pa.ArrowException):
                 # A concurrent attempt that publishes the same commit may already have moved it.
                 if not self._lake.exists(name) and staging.folder.exists(wanted[name].name):
                     raise
+                return
+            if copied not in ("", wanted[name].checksum):
+                # Nobody reads it yet, and the next try would take it for the right one.
+                self._lake.delete_file(name)
+                raise FileDamaged(
+                    f"its checksum is {copied}, not {wanted[name].checksum}",
+                    where=staging.folder.uri_of(wanted[name].name),
+                    hint=_DAMAGED,
+                )
 
         # In an object store a move copies the file, and waits for the store.
         with ThreadPoolExecutor(_MOVERS) as movers:

@@ -53,6 +53,9 @@ class SnapshotTaskGroup(TaskGroup):
     :param target: The folder to publish in, as an absolute path or a URI (``file:///…``, ``s3://…``, ``gs://…``,
         ``abfs://…``, ``hdfs://…``) without query, fragment or user info; Airflow and Spark must both reach it.
         ``{source}`` in it stands for ``source_conn_id``: a folder has the copies of one source.
+    :param scratch: The folder for the work of runs in progress and for their records, written as ``target`` is; empty:
+        ``_runs`` in the target. It may lie in another store: files are then copied when they are published. Copies
+        are rolled forward only by runs with the same one, and ``targets`` has to allow it, too.
     :param consistency: How the tables are read. ``watermark``: no lock, chunks at any time, needs a key. ``lock``
         (MySQL): a lock of milliseconds, then one transaction. ``exported`` (PostgreSQL): all tasks read in one
         exported snapshot. ``again`` (PostgreSQL): as ``watermark``, but needs no ``REPLICA IDENTITY FULL``: rows that
@@ -103,8 +106,8 @@ class SnapshotTaskGroup(TaskGroup):
     :param source_conn_ids: The connections that ``source_conn_id`` may name, ``*`` for any run of characters; None:
         any. Whoever may trigger a DAG fills its params, but the tasks have Airflow's rights: give this and
         ``targets`` where ``source_conn_id`` or ``target`` is a template.
-    :param targets: The folders in which, or below which, ``target`` may lie, compared part by part; ``*`` stands
-        for any run of characters in a part, ``*`` alone for any target; None: any.
+    :param targets: The folders in which, or below which, ``target`` and ``scratch`` may lie, compared part by part;
+        ``*`` stands for any run of characters in a part, ``*`` alone for any target; None: any.
     :param strict_conf: Refuse DAG runs whose conf has keys that are no params of the DAG: a misspelt one is
         otherwise ignored.
     :param group_id: id of the group.
@@ -120,6 +123,7 @@ class SnapshotTaskGroup(TaskGroup):
         source_conn_id: str,
         tables: Sequence[str] | str,
         target: str,
+        scratch: str = "",
         consistency: str = "auto",
         unrepresentable: str = "error",
         spark_conn_id: str = "spark_default",
@@ -167,6 +171,7 @@ class SnapshotTaskGroup(TaskGroup):
                 task_id="lock_and_record",
                 source_conn_id=source_conn_id,
                 target=target,
+                scratch=scratch,
                 plan=self.preflight.output["plan"],
                 options=self.preflight.output["options"],
                 skipped=self.preflight.output["skipped"],

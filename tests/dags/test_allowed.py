@@ -39,6 +39,9 @@ def test_shipped_dags_publish_only_where_they_were_told_to(dag_id: str, monkeypa
     for task in operators(dag_id):
         task.allowed.check("shop", "s3://lake/raw/shop")
         task.allowed.check("cdc_x", "file:///data/lake/x")
+        task.allowed.check("cdc_x", "file:///data/lake/x", "/data/lake/_work")
+        with pytest.raises(PreflightError, match="parameter scratch"):
+            task.allowed.check("cdc_x", "file:///data/lake/x", "/data/work")
         for conn_id, target in (
             ("shop", "s3://lake/raw/cdc_x"),
             ("shopping", "s3://lake/raw/shopping"),

@@ -23,7 +23,7 @@ from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.errors import ConfigurationError, LockNotGranted, LogGone
 from airflow_provider_cdc.operators import lock_and_record
-from airflow_provider_cdc.operators.base import lake_of, run_id_of
+from airflow_provider_cdc.operators.base import lake_of, run_id_of, scratch_for
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
 
 ORDERS, CLICKS = TableName("shop", "orders"), TableName("shop", "clicks")
@@ -99,6 +99,24 @@ def test_manifest_holds_what_later_steps_need(source: FakeSource, tmp_path: Path
         ORDERS: ("watermark", "it has a key"),
         CLICKS: ("lock", "it has none"),
     }
+
+
+def test_the_work_of_a_run_lies_in_the_scratch_that_is_named(source: FakeSource, tmp_path: Path) -> None:
+    task = operator(tmp_path / "lake")
+    task.scratch = f"{tmp_path.as_uri()}/{{source}}/work"
+    pushed = task.execute(context())
+    assert pushed["run_uri"].startswith(f"{tmp_path.as_uri()}/shop/work/20260101T")
+    assert Run.load(Storage(pushed["run_uri"])).manifest.lake == f"{tmp_path.as_uri()}/lake"
+    assert not (tmp_path / "lake").exists()
+
+
+@pytest.mark.parametrize("scratch", ["s3://lake/raw", "s3://lake/raw/", "s3://lake/raw/work/x", "s3://lake/{table}"])
+def test_a_scratch_that_readers_would_take_for_tables_is_refused(scratch: str) -> None:
+    with pytest.raises(ConfigurationError):
+        scratch_for(scratch, "shop", "s3://lake/raw")
+    for fine in ("s3://lake/raw/_work", "s3://lake/raw2", "s3://lake", "file:///work"):
+        assert scratch_for(fine, "shop", "s3://lake/raw") == fine
+    assert scratch_for("", "shop", "s3://lake/raw") == "s3://lake/raw/_runs"
 
 
 def test_cleared_task_keeps_the_position_that_chunks_were_read_after(source: FakeSource, tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ RIGHT: dict[str, Any] = {
     "source_conn_id": "shop",
     "tables": ["shop.orders"],
     "target": "file:///lake",
+    "scratch": "",
     "consistency": "auto",
     "unrepresentable": "error",
     "spark_conn_id": "spark_default",
@@ -42,6 +43,7 @@ WRONG: dict[str, list[Any]] = {
     "source_conn_id": ["", " ", None, 5],
     "tables": ["shop.orders", [], [""], [1], None, {"shop.orders": 1}],
     "target": ["", None, 5, ["file:///lake"]],
+    "scratch": [None, 5, ["file:///lake"]],
     "consistency": ["Auto", "", None, 1, ["auto"]],
     "unrepresentable": ["Null", "", None, True, ["null"]],
     "spark_conn_id": ["", None],
@@ -107,7 +109,7 @@ def test_wrong_value_is_named(name: str, value: Any) -> None:
     (problem,) = refused.value.problems
     assert problem.where == f"parameter {name}"
     # Where people put secrets, nothing is shown.
-    assert (repr(value) in problem.what) == (not value or name not in ("target", "conf"))
+    assert (repr(value) in problem.what) == (not value or name not in ("target", "scratch", "conf"))
     assert problem.hint
 
 

@@ -176,8 +176,8 @@ def test_what_failed_runs_left_is_named_once_they_are_old(tmp_path: Path, caplog
     lake = Storage(tmp_path.as_uri())
     now = datetime.now(UTC)
     long_ago = now - timedelta(days=30)
-    assert find_leftovers(lake) == []
-    tell_leftovers(lake)
+    assert find_leftovers(lake.folder("_runs")) == []
+    tell_leftovers(lake.folder("_runs"))
     assert not caplog.records
     begin(lake, f"{now:%Y%m%dT%H%M%SZ}-00000000", now)
     # A backfill of last year that goes on right now.
@@ -185,18 +185,18 @@ def test_what_failed_runs_left_is_named_once_they_are_old(tmp_path: Path, caplog
     published = begin(lake, "20250103T000000Z-00000000", long_ago)
     published.finish_step("consolidate", consolidate_result())
     lake.folder("_runs", "20250104T000000Z-00000000").make_folder("chunks")
-    assert find_leftovers(lake) == []
+    assert find_leftovers(lake.folder("_runs")) == []
     begun = begin(lake, RUN, long_ago)
-    assert [found.folders for found in find_leftovers(lake)] == [(f"{lake.uri}/_runs/{RUN}",)]
+    assert [found.folders for found in find_leftovers(lake.folder("_runs"))] == [(f"{lake.uri}/_runs/{RUN}",)]
     begun.decide(Commit("a", begun.rests_on, "commit/files-0.json"))
     lake.make_folder(f"shop.orders/snapshot={RUN}")
     with caplog.at_level(logging.WARNING):
-        tell_leftovers(lake)
+        tell_leftovers(lake.folder("_runs"))
     assert f"{lake.uri}/_runs/{RUN}\n" in caplog.text
     assert f"{lake.uri}/shop.orders/snapshot={RUN}" in caplog.text
     # The try that published it was killed before it could say so: readers are led to that copy.
     lake.write_json("shop.orders/_latest.json", {"run_id": RUN})
-    assert [found.folders for found in find_leftovers(lake)] == [(f"{lake.uri}/_runs/{RUN}",)]
+    assert [found.folders for found in find_leftovers(lake.folder("_runs"))] == [(f"{lake.uri}/_runs/{RUN}",)]
 
 
 def test_what_is_rolled_forward_and_why_not_is_in_the_plan(

@@ -112,6 +112,17 @@ def test_a_manifest_that_is_there_is_found_by_lock_and_record_too(
     assert kept(postgres) == 0
 
 
+def test_a_run_in_a_scratch_of_its_own_is_found_by_lock_and_record(
+    postgres: PostgresServer, source: PostgresSource, context: Any, tmp_path: Any
+) -> None:
+    target = f"{tmp_path.as_uri()}/lake"
+    source.record_initial(source.preflight(["public.stock"]), LockPolicy(), run_id_of(context, target))
+    assert kept(postgres) == 1
+    recording: Any = {"plan": [], "options": OPTIONS, "target": target, "scratch": f"{tmp_path.as_uri()}/work"}
+    fail(LockAndRecordOperator(task_id="lock_and_record", source_conn_id="shop", **recording), context)
+    assert kept(postgres) == 0
+
+
 def test_author_s_own_callbacks_stay(run: Storage) -> None:
     def tell(context: Any) -> None: ...
 

@@ -5,7 +5,8 @@ A format that is registered is run through all of this; it only has to say how i
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -64,6 +65,7 @@ class Lake:
 
     def __init__(self, format: str, storage: Storage) -> None:
         self.storage = storage
+        self.scratch = storage.folder(SCRATCH)
         self.format = format
 
     @property
@@ -75,7 +77,7 @@ class Lake:
         files of the copies ``before`` that come first."""
         # The order of the runs is the reverse of that of their positions.
         run_id = run_id or f"202601{99 - number:02}T000000Z-00000000"
-        staging = Staging(self.storage.folder(SCRATCH, run_id))
+        staging = Staging(self.scratch.folder(run_id))
         changes = []
         for table in TABLES:
             files = []
@@ -128,6 +130,39 @@ def test_all_tables_are_published_by_one_call_and_may_be_published_again(lake: L
     assert all(copy.is_latest and copy.uri.startswith(lake.storage.uri) for copy in copies.values())
     assert lake.sink.publish(publication) == copies
     assert lake.seen() == [[5, 5, 5], [5, 5, 5]]
+
+
+@pytest.fixture
+def other_disk() -> Iterator[Storage]:
+    with tempfile.TemporaryDirectory(prefix="cdc-scratch-", dir="/dev/shm") as folder:
+        yield Storage(Path(folder).as_uri())
+
+
+def test_what_was_staged_in_another_store_is_published_as_it_was_written(lake: Lake, other_disk: Storage) -> None:
+    lake.scratch = other_disk
+    publication = lake.stage(5)
+    copies = lake.sink.publish(publication)
+    assert lake.seen() == [[5, 5, 5], [5, 5, 5]]
+    assert lake.sink.publish(publication) == copies
+    for change in publication.tables:
+        assert not [
+            one for file in change.added if (one := lake.sink.difference(publication.run_id, change.table, file))
+        ]
+    for name in lake.storage.folders():
+        assert not [file for copy in lake.storage.folders(name) for file in lake.storage.files(copy) if "tmp" in file]
+
+
+def test_a_file_that_is_damaged_in_another_store_is_published_by_no_call(lake: Lake, other_disk: Storage) -> None:
+    lake.scratch = other_disk
+    publication = lake.stage(5)
+    damaged = Path(publication.staging.folder.path(publication.tables[1].added[1].name))
+    content = bytearray(damaged.read_bytes())
+    content[20] ^= 1
+    damaged.write_bytes(content)
+    for _ in range(2):
+        with pytest.raises(FileDamaged, match="checksum"):
+            lake.sink.publish(publication)
+    assert lake.seen() == [None, None]
 
 
 def test_an_older_position_is_published_and_does_not_become_the_latest(lake: Lake) -> None:
