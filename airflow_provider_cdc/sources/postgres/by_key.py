@@ -42,6 +42,19 @@ WHERE i.indexrelid = COALESCE(
 """
 
 
+# The name may stand for another table by now, and its root's rights are not those of the partitions.
+_THROUGH_ROOT = """
+SELECT (COALESCE(pg_catalog.to_regclass({root})::oid, 0) = {oid}
+    AND pg_catalog.has_table_privilege({oid}::oid, 'SELECT') AND NOT pg_catalog.row_security_active({oid}::oid))::text
+"""
+
+# OFFSET keeps the planner from turning it round: keys come first here, too.
+_LEAVES = """
+SELECT t.leaf::text, w.n::text FROM (VALUES {rows}) AS w(n, {names})
+CROSS JOIN LATERAL (SELECT t.tableoid::oid AS leaf FROM {root} AS t WHERE {condition} OFFSET 0) AS t
+"""
+
+
 class KeyLookup:
     """Conditions for the rows of one table with certain keys.
 
@@ -49,6 +62,8 @@ class KeyLookup:
     """
 
     def __init__(self, ask: Callable[[str], Sequence[Sequence[Any]]], table: Table) -> None:
+        self._ask = ask
+        self._table = table
         self._name = str(table.name)
         found: dict[str, str] = {}
         collations: dict[str, str] = {}
@@ -78,6 +93,23 @@ class KeyLookup:
             f"ONLY {relation} AS t WHERE EXISTS "
             f"(SELECT FROM (VALUES {rows}) AS w({self._names}) WHERE {self._condition})"
         )
+
+    def by_leaf(self, keys: pa.BinaryArray) -> dict[int, pa.BinaryArray] | None:
+        """Those of ``keys`` that the table has a row for, by the OID of the partition which that is in; None: whoever
+        asks may not read the table through its root. A partition is known by the values of the key, so the server looks
+        for each key in one of them only.
+        """
+        root = quote(self._table.name.schema, self._table.name.name)
+        oid = int(self._table.columns[0].details["relation"])
+        if self._ask(_THROUGH_ROOT.format(root=literal(root), oid=oid)) != [("true",)]:
+            return None
+        rows = ", ".join(f"({number}, {self._row(key)[1:]}" for number, key in enumerate(keys.to_pylist()))
+        found: dict[int, list[int]] = {}
+        for leaf, number in self._ask(
+            _LEAVES.format(rows=rows, names=self._names, root=root, condition=self._condition)
+        ):
+            found.setdefault(int(leaf), []).append(int(number))
+        return {leaf: keys.take(pa.array(sorted({*numbers}))) for leaf, numbers in found.items()}
 
     def _row(self, image: bytes) -> str:
         values = _texts(image)

@@ -61,6 +61,8 @@ from airflow_provider_cdc.sources.postgres.session import (
 )
 from airflow_provider_cdc.sources.window import UpperBound
 
+MANY_LEAVES = 3
+"""From so many partitions on it pays to ask first which of them has a key."""
 _TRIES = 3
 
 if TYPE_CHECKING:
@@ -354,8 +356,22 @@ class _Reader:
         with mapped_errors(f"{self._table.name}, rows of {len(keys):,} keys"):
             if self._lookup is None:
                 self._lookup = KeyLookup(self._rows.ask, self._table)
-            for leaf in leaves(self._table):
-                yield from self._read(leaf, self._lookup.source(leaf.sql, keys), ONE_BY_ONE)
+            own = leaves(self._table)
+            found = self._by_leaf(self._lookup, keys) if len(own) >= MANY_LEAVES else None
+            for leaf in own:
+                wanted = keys if found is None else found.get(leaf.oid)
+                if wanted is not None:
+                    yield from self._read(leaf, self._lookup.source(leaf.sql, wanted), ONE_BY_ONE)
+
+    def _by_leaf(self, lookup: KeyLookup, keys: pa.BinaryArray) -> dict[int, pa.BinaryArray] | None:
+        """`KeyLookup.by_leaf`, in the view if there is one. Without one, rows may come and go until they are read: what
+        touches them is in the log, so they are read again."""
+        if not self.upper:
+            self._rows.run("BEGIN READ ONLY ISOLATION LEVEL READ COMMITTED")
+        self._rows.ask(ONE_BY_ONE)
+        found = lookup.by_leaf(keys)
+        self._rows.run("ROLLBACK TO SAVEPOINT chunk" if self.upper else "COMMIT")
+        return found
 
     def _read(self, leaf: Leaf, source: str, prepare: str = "") -> Iterator[pa.RecordBatch]:
         """Rows of one leaf, which must still be what it was.

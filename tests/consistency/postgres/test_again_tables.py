@@ -76,3 +76,40 @@ def test_a_publication_of_others_may_tell_of_partitions_as_it_likes(
     own.query(f"CREATE PUBLICATION theirs {told}")
     settings = dataclasses.replace(settings_of(own), options={"publication": "theirs"})
     check(own, Pipeline(spark, settings, tmp_path.as_uri(), ["public.*"]))
+
+
+@pytest.mark.parametrize("way", ["through the root", "partition by partition"])
+def test_keys_of_many_partitions_are_searched_where_they_are(
+    own: PostgresServer, spark: SparkSession, tmp_path: Path, way: str
+) -> None:
+    """Also those that moved, and those that are equal to others; and where the root alone hides its rows."""
+    partitions = "".join(
+        f"CREATE TABLE many_{month} PARTITION OF many FOR VALUES FROM ('2026-{month:02}-01') TO ('2026-{month:02}-28');"
+        for month in range(1, 13)
+    )
+    own.query(
+        f"""
+        CREATE ROLE reader LOGIN REPLICATION PASSWORD 'secret'; GRANT CREATE ON DATABASE postgres TO reader;
+        CREATE SCHEMA tree AUTHORIZATION reader; SET ROLE reader; SET search_path TO tree;
+        CREATE TABLE many (day date, amount numeric, note text, PRIMARY KEY (day, amount)) PARTITION BY RANGE (day);
+        {partitions} CREATE TABLE many_rest PARTITION OF many DEFAULT;
+        INSERT INTO many SELECT date '2026-01-01' + i, i, 'x' FROM generate_series(0, 399) i
+        """
+    )
+    run = Pipeline(spark, settings_of(own, "reader", "secret"), tmp_path.as_uri(), ["tree.many"], chunk_rows=20)
+    run.record()
+    own.query(
+        """
+        SET search_path TO tree;
+        UPDATE many SET note = 'y' WHERE amount % 3 = 0; DELETE FROM many WHERE amount % 7 = 1;
+        UPDATE many SET day = day + 40 WHERE amount % 11 = 2;
+        UPDATE many SET amount = amount + 0.00 WHERE amount % 5 = 3;
+        INSERT INTO many VALUES ('2026-03-28', 7.0, 'new'), ('2030-01-01', 7.00, 'new'), ('2026-02-11', 1.5, 'new')
+        """
+    )
+    if way == "partition by partition":
+        own.query("ALTER TABLE tree.many ENABLE ROW LEVEL SECURITY, FORCE ROW LEVEL SECURITY")
+    found = run.finish()
+    assert run.found["snapshot"]["keys_again"] > 250
+    truth: Counter[Any] = Counter(tuple(row) for row in own.query("SELECT day, amount::text, note FROM tree.many"))
+    assert Counter(published(found["published"]["tree.many"])[1]) == truth
