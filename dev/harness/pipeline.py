@@ -38,6 +38,7 @@ class Pipeline:
         target: str,
         tables: Sequence[str],
         *,
+        scratch: str = "",
         run_id: str = "20260101T000000Z-00000000",
         consistency: str = "auto",
         unrepresentable: str = "error",
@@ -52,7 +53,7 @@ class Pipeline:
         keep: int = 0,
     ) -> None:
         self.target = Storage(target)
-        self.run = Storage(scratch_of(target)).folder(run_id)
+        self.run = Storage(scratch or scratch_of(target)).folder(run_id)
         self.source = open_source(settings)
         self.found: dict[str, dict[str, Any]] = {}
         self.plans: list[TablePlan] = []
@@ -92,6 +93,7 @@ class Pipeline:
             partial(record_point, self.source, self._options, plans, self._run_id),
             run_id=self._run_id,
             lake=self.target.uri,
+            scratch=self.run.parent().uri,
         )
         return run.manifest.initial_position
 

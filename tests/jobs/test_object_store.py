@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,6 +60,35 @@ def test_a_run_is_exact_on_s3_and_its_head_goes_forward(spark: SparkSession, mys
     assert late.run.read_json("latest.json") == {f"{schema}.t": True, f"{schema}.none": True}
     assert early.run.read_json("latest.json") == {f"{schema}.t": False, f"{schema}.none": False}
     assert set(Storage("s3://lake").folders()) >= {f"{schema} raw"}
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("on_s3")
+def test_a_copy_is_rolled_forward_on_s3_by_runs_whose_scratch_is_a_disk(
+    spark: SparkSession, mysql: MysqlServer, schema: str, tmp_path: Path
+) -> None:
+    mysql.query(f"CREATE TABLE {schema}.t (id int PRIMARY KEY, v varchar(20))")
+    mysql.query(f"INSERT INTO {schema}.t VALUES (1, 'one'), (2, 'two'), (3, 'three')")
+    target, rows = f"s3://lake/{schema}-far", [(1, "one"), (2, "two"), (3, "three")]
+    for night in (1, 2):
+        run = Pipeline(
+            spark,
+            settings_of(mysql),
+            target,
+            [f"{schema}.t"],
+            scratch=tmp_path.as_uri(),
+            run_id=f"2026010{night}T000000Z-00000000",
+            chunk_rows=2,
+            refresh="auto",
+        )
+        run.record()
+        assert bool(run.plans[0].base) == (night == 2)
+        found = run.finish()
+        assert sorted(published(found["published"][f"{schema}.t"])[1]) == rows
+        mysql.query(f"UPDATE {schema}.t SET v = 'later' WHERE id = 2")
+        rows[1] = (2, "later")
+    assert not Storage(target).exists("_runs")
+    assert not list(tmp_path.rglob("*.parquet"))
 
 
 @pytest.mark.usefixtures("on_s3")
