@@ -18,7 +18,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from airflow_provider_cdc.core.table import TableName
-from airflow_provider_cdc.sources.mysql.log.grammar import Reader, Statement, UnreadableError
+from airflow_provider_cdc.sources.mysql.log.grammar import Reader, Statement, Token, UnreadableError
 from airflow_provider_cdc.sources.mysql.log.names import TrackedNames
 
 _CHARSETS = {"ascii", "latin1", "utf8mb3", "utf8mb4"}
@@ -43,6 +43,7 @@ _UNKNOWN = frozenset("DUMPFILE FROM INTO JOIN LATERAL OUTFILE PROCEDURE RETURNIN
 _AFTER_TABLE = frozenset("FOR GROUP HAVING LIMIT LOCK ON ORDER UNION WHERE".split())
 _INDEX_HINTS = ("FORCE", "IGNORE", "USE")
 _UNKNOWN_SIGNS = frozenset(":;?{}\\")
+_POINT = Token(".")
 
 
 @dataclass(frozen=True)
@@ -86,7 +87,9 @@ class _Parser(Reader):
                 self._names()
             if self.word() not in ("SELECT", "SET", "VALUES"):
                 raise UnreadableError
-        return Write(table, tuple(name for name in self._rest() if tracked.find(name.schema, name.name) is None))
+        self._check_numbers()
+        # What only looks like a copied table may be a view.
+        return Write(table, tuple(name for name in self._rest() if not tracked.has(name)))
 
     def _qualified(self) -> TableName:
         schema = self.name()
@@ -101,6 +104,14 @@ class _Parser(Reader):
             self.name()
         if not self.sign(")"):
             raise UnreadableError
+
+    def _check_numbers(self) -> None:
+        """Make sure that no word hides behind a number, which for the server may end in the middle: 1.5FROM, 1.e5FROM,
+        1e5FROM."""
+        for at, token in enumerate(self.tokens):
+            behind = at > 1 and self.tokens[at - 1] == _POINT and self.tokens[at - 2].word.isdecimal()
+            if token.word and not token.word.isdecimal() and (behind or token.word[0].isdecimal()):
+                raise UnreadableError
 
     def _rest(self) -> list[TableName]:
         """The tables that are read from here on."""
@@ -138,8 +149,9 @@ class _Parser(Reader):
     def _check_parenthesis(self) -> None:
         """Make sure that the parenthesis at hand begins no call of a function that may be anything."""
         before = self.tokens[self.at - 1]
-        if not before.can_name or before.word in _BEFORE_PARENTHESES:
+        # Behind a point even a reserved word is a name.
+        qualified = self.at > 1 and self.tokens[self.at - 2] == _POINT
+        if not before.can_name or (before.word in _BEFORE_PARENTHESES and not qualified):
             return
-        qualified = self.at > 1 and not self.tokens[self.at - 2].can_name and self.tokens[self.at - 2].text == "."
         if before.word not in FUNCTIONS or qualified or self.tokens[self.at].spaced:
             raise UnreadableError

@@ -61,37 +61,57 @@ _TOKEN = r"""
     | `(?P<backtick>(?:[^`]|``)*)`
     | '(?P<string>SINGLE)'
     | "(?P<double>DOUBLE)"
-    | (?P<word>[0-9A-Za-z_$\u0080-\U0010ffff]+)
+    | (?P<word>(?:[0-9A-Za-z_$]|LETTER)+)
     | (?P<sign>[^'"`])
 """
 
 
+_LETTER = r"[\u0080-\U0010ffff]"
+_UNICODE = ("utf8mb3", "utf8mb4")
+_ODD = r"\u0080-\u00a0\u200e\u200f\u201d\u201e\u20ac\udc81-\udcff"
+"""Beyond ASCII, what the server may take for a space, or for the end of two dashes, in other character sets; a test
+asks it for each byte of each. The surrogates are bytes that are no character (`events`)."""
+_ODD_LETTERS = ("hp8", "macroman")
+"""In these even some letters are spaces to it."""
 _EVERY_SERVER = 80400
 """The version of the oldest server that is copied from."""
 
 
 @cache
-def _pattern(backslash_escapes: bool, ansi_quotes: bool) -> re.Pattern[str]:
+def _pattern(backslash_escapes: bool, ansi_quotes: bool, charset: str) -> re.Pattern[str]:
     single = r"(?:[^'\\]|''|\\.)*" if backslash_escapes else "(?:[^']|'')*"
     # Between the quotes of a name, a backslash is a character like any other.
     double = r'(?:[^"\\]|""|\\.)*' if backslash_escapes and not ansi_quotes else '(?:[^"]|"")*'
-    return re.compile(_TOKEN.replace("SINGLE", single).replace("DOUBLE", double), re.VERBOSE | re.DOTALL)
+    letter = _LETTER if charset in _UNICODE else "(?!)" if charset in _ODD_LETTERS else f"(?![{_ODD}]){_LETTER}"
+    token = _TOKEN.replace("SINGLE", single).replace("DOUBLE", double).replace("LETTER", letter)
+    return re.compile(token, re.VERBOSE | re.DOTALL)
 
 
 def _tokens(statement: Statement) -> Iterator[Token]:
-    pattern = _pattern(statement.backslash_escapes, statement.ansi_quotes)
+    pattern = _pattern(statement.backslash_escapes, statement.ansi_quotes, statement.charset)
     text = statement.text
     at = 0
-    spaced = False
+    spaced = versioned = False
     while at < len(text):
         match = pattern.match(text, at)
         if match is None:
             raise UnreadableError
         at = match.end()
         kind = match.lastgroup
-        if kind == "versioned" and int(match["versioned"]) > _EVERY_SERVER:
-            # To this server it may be a comment like any other, or not.
+        if kind == "sign" and not match[0].isascii():
+            # The server may take it for a space.
             raise UnreadableError
+        if match[0].startswith("/*!"):
+            if versioned or int(match["versioned"] or 0) > _EVERY_SERVER:
+                # To this server it may be a comment like any other, or not.
+                raise UnreadableError
+            versioned = True
+        elif kind == "end_of_versioned":
+            if not versioned:
+                # A star, which the server takes alone: the slash may begin a comment.
+                yield Token("*")
+                at -= 1
+            versioned = False
         if kind == "double":
             if statement.ansi_quotes:
                 yield Token(match["double"].replace('""', '"'), name=True)

@@ -40,6 +40,10 @@ class TrackedNames:
             None,
         )
 
+    def has(self, name: TableName) -> bool:
+        """Whether it is a copied table, letter by letter."""
+        return name in self._names
+
     def key_index(self, name: TableName) -> str:
         """The index behind the key of a copied table; empty if there is none."""
         return self._key_indexes.get(name, "")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import struct
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -14,7 +16,9 @@ import pytest
 
 from airflow_provider_cdc.core.options import TableOptions
 from airflow_provider_cdc.errors import CdcError, ImageNotWhole, SchemaChanged, UnknownEvent
-from airflow_provider_cdc.sources.mysql.log.names import alike
+from airflow_provider_cdc.sources.mysql.log.events import query
+from airflow_provider_cdc.sources.mysql.log.names import TrackedNames, alike
+from airflow_provider_cdc.sources.mysql.log.statements import Effect, meaning
 from airflow_provider_cdc.sources.mysql.statement_writes import check_writes
 from harness.mysql_binaries import find_mysql
 from harness.mysql_server import MysqlServer
@@ -43,6 +47,49 @@ def raw(connection: Connection, statement: bytes) -> None:
     driver: Any = connection
     driver._execute_command(3, statement)
     driver._read_query_result()
+
+
+def test_no_space_of_a_character_set_is_taken_for_a_letter(mysql: MysqlServer, schema: str, db: Connection) -> None:
+    """In latin1, for one, a no-break space is one: TRUNCATE TABLE a may be three words to the server, and two here."""
+    found = set()
+    names = "SELECT CHARACTER_SET_NAME, DEFAULT_COLLATE_NAME FROM information_schema.CHARACTER_SETS"
+    for charset, collation in mysql.query(names):
+        with contextlib.suppress(pymysql.MySQLError):
+            run(db, f"SET NAMES {charset}")
+            (number,) = mysql.query(
+                f"SELECT ID FROM information_schema.COLLATIONS WHERE COLLATION_NAME = '{collation}'"
+            )[0]
+            for byte in map(bytes, zip(range(0x80, 0x100), strict=True)):
+                if sent(db, b"DO%s1" % byte) or sent(db, b"DO 1 --%s'" % byte):
+                    found.add(charset)
+                    with contextlib.suppress(UnknownEvent):
+                        statement = query(event(b"TRUNCATE TABLE%s%s.a" % (byte, schema.encode()), number))
+                        assert statement.charset == charset
+                        assert meaning(statement, TrackedNames([])).effect is Effect.NOT_UNDERSTOOD, (charset, byte)
+    assert {"latin1", "cp1250", "latin7", "macroman"} <= found
+
+
+def event(text: bytes, collation: int) -> bytes:
+    """The body of a QUERY event with a text in a character set."""
+    status = b"\4" + 3 * collation.to_bytes(2, "little")
+    return struct.pack("<IIBHH", 0, 0, 0, 0, len(status)) + status + b"\0" + text
+
+
+@pytest.mark.parametrize("statement", [b"TRUNCATE TABLE\xa0a", b"ALTER TABLE \xa0a ADD x INT"])
+def test_a_table_behind_a_space_of_latin1(statement: bytes, mysql: MysqlServer, schema: str, db: Connection) -> None:
+    run(db, "SET NAMES latin1")
+    reading = LogReading(mysql, schema, "a")
+    raw(db, statement)
+    with pytest.raises(CdcError):
+        reading.read()
+
+
+def sent(connection: Connection, statement: bytes) -> bool:
+    try:
+        raw(connection, statement)
+    except pymysql.MySQLError:
+        return False
+    return True
 
 
 @pytest.mark.parametrize(

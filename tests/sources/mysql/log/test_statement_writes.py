@@ -11,11 +11,8 @@ from typing import Any, TypeAlias
 import pymysql
 import pytest
 
-from airflow_provider_cdc.core.table import TableName
-from airflow_provider_cdc.errors import ImageNotWhole
-from airflow_provider_cdc.sources.mysql.log.elsewhere import FUNCTIONS, Write, write_of
-from airflow_provider_cdc.sources.mysql.log.grammar import Statement
-from airflow_provider_cdc.sources.mysql.log.names import TrackedNames
+from airflow_provider_cdc.errors import ImageNotWhole, UnknownEvent
+from airflow_provider_cdc.sources.mysql.log.elsewhere import FUNCTIONS
 from airflow_provider_cdc.sources.mysql.statement_writes import check_writes
 from harness.mysql_server import MysqlServer
 from tests.sources.changes import key
@@ -23,8 +20,6 @@ from tests.sources.mysql.log.reading import LogReading, Window
 
 Connection: TypeAlias = "pymysql.Connection[Any]"
 
-NAMES = TrackedNames([TableName("shop", "orders"), TableName("shop", "lines")])
-TARGET = TableName("percona", "checksums")
 CHECKSUM = (
     "COALESCE(LOWER(CONV(BIT_XOR(CAST(CRC32(CONCAT_WS('#', `id`, `v`, convert(`w` using utf8mb4), "
     "CONCAT(ISNULL(`v`), ISNULL(`w`)))) AS UNSIGNED)), 10, 16)), 0) AS crc"
@@ -73,7 +68,8 @@ PT_TABLE_CHECKSUM = (
 def run(connection: Connection, *statements: str) -> None:
     with connection.cursor() as cursor:
         for statement in statements:
-            cursor.execute(statement)
+            # In the character set of the session, which the driver does not know.
+            cursor.execute(statement.encode("latin1") if "\xa0" in statement else statement)
 
 
 @pytest.fixture
@@ -178,6 +174,44 @@ HIDDEN = {
         "REPLACE INTO {p}.c SELECT id, v FROM {s}.w",
         ["DROP VIEW {s}.w", "CREATE TABLE {s}.w (id INT PRIMARY KEY, v INT)"],
     ),
+    "a view with the name of a copied table in other letters": (
+        [
+            "CREATE FUNCTION {s}.f(x INT) RETURNS INT DETERMINISTIC " + WRITES,
+            "CREATE VIEW {s}.R AS SELECT id, f(v) AS v FROM {s}.r",
+        ],
+        "REPLACE INTO {p}.c SELECT id, v FROM {s}.R",
+        [],
+    ),
+    "a function with a reserved name": (
+        ["CREATE FUNCTION {s}.`key`(x INT) RETURNS INT DETERMINISTIC " + WRITES],
+        "REPLACE INTO {p}.c SELECT id, {s}.KEY(v) FROM {s}.r",
+        [],
+    ),
+    **{
+        f"a table right behind the number {number}": (
+            [
+                "CREATE FUNCTION {s}.f(x INT) RETURNS INT DETERMINISTIC " + WRITES,
+                "CREATE VIEW {s}.w AS SELECT id, v FROM {s}.r WHERE f(v) > 0",
+            ],
+            f"REPLACE INTO {{p}}.c SELECT id, {number}FROM {{s}}.w",
+            [],
+        )
+        for number in ("1.5", "1e1", "1.e1", "1e+1", ".5")
+    },
+    "a comment right behind a star": (
+        ["CREATE FUNCTION {s}.f(x INT) RETURNS INT DETERMINISTIC " + WRITES],
+        "REPLACE INTO {p}.c SELECT id, 5*/*'*/f(v)/*'*/ FROM {s}.r",
+        [],
+    ),
+    "a space of latin1": (
+        [
+            "CREATE FUNCTION {s}.f(x INT) RETURNS INT DETERMINISTIC " + WRITES,
+            "CREATE VIEW {s}.w AS SELECT id, v FROM {s}.r WHERE f(v) > 0",
+            "SET NAMES latin1",
+        ],
+        "REPLACE INTO {p}.c SELECT id, v\xa0FROM\xa0{s}.w",
+        [],
+    ),
     "a second table": (
         [],
         "UPDATE {p}.c, {s}.a SET c.v = 5, a.v = 6 WHERE c.id = a.id",
@@ -243,7 +277,7 @@ def test_what_reaches_a_copied_table_never_passes(
         run(db, *undone)
     try:
         window = reading.read()
-    except ImageNotWhole:
+    except (ImageNotWhole, UnknownEvent):
         return
     if when == "undone after it":
         run(db, *undone)
@@ -408,76 +442,3 @@ def test_random_statements_that_pass_changed_no_copied_row(mysql: MysqlServer, s
         run(db, f"DELETE FROM {schema}.a WHERE id > 1")
     assert passed > 10, (passed, changed)
     assert changed > 20, (passed, changed)
-
-
-def of(text: str, **session: Any) -> Write | None:
-    return write_of(Statement(text, "shop", schemas=frozenset({"percona", "shop"}), **session), NAMES)
-
-
-@pytest.mark.parametrize(
-    ("text", "read"),
-    [
-        ("REPLACE INTO percona.checksums SELECT 'a', COUNT(*) FROM orders", []),
-        ("REPLACE INTO percona.checksums (`a`, b) SELECT 1, 2 FROM shop.x AS y WHERE y.a IN (1, 2)", ["shop.x"]),
-        ("INSERT IGNORE INTO percona.checksums VALUES (1, (SELECT MAX(a) FROM `x`)), (2, 3)", ["shop.x"]),
-        ("INSERT INTO percona.checksums SET a = 1 ON DUPLICATE KEY UPDATE a = VALUES(a)", []),
-        ("DELETE FROM percona.checksums", []),
-        ("delete from `percona`.`checksums` where db = 'a;b' -- and so on", []),
-        ("UPDATE percona.checksums SET a = (SELECT COUNT(*) FROM x USE INDEX (i) LIMIT 1) WHERE b > 1", ["shop.x"]),
-        ("REPLACE INTO percona.checksums SELECT a FROM lines UNION SELECT b FROM z.x", ["z.x"]),
-    ],
-)
-def test_what_a_statement_names(text: str, read: Sequence[str]) -> None:
-    assert of(text) == Write(TARGET, tuple(map(TableName.parse, read)))
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "REPLACE INTO checksums SELECT 1",
-        "REPLACE INTO shop.checksums SELECT 1",
-        "REPLACE INTO SHOP.checksums SELECT 1",
-        "REPLACE percona.checksums SELECT 1",
-        "REPLACE INTO percona.checksums PARTITION (p) SELECT 1",
-        "REPLACE INTO percona.checksums TABLE x",
-        "REPLACE INTO percona.checksums WITH c AS (SELECT 1) SELECT * FROM c",
-        "WITH c AS (SELECT 1) DELETE FROM percona.checksums",
-        "REPLACE INTO percona.checksums SELECT 1 FROM (SELECT 1) AS x",
-        "REPLACE INTO percona.checksums SELECT 1 FROM orders, x",
-        "REPLACE INTO percona.checksums SELECT 1 FROM orders CROSS JOIN x",
-        "REPLACE INTO percona.checksums SELECT 1 FROM orders UNION TABLE x",
-        "REPLACE INTO percona.checksums SELECT f(1)",
-        "REPLACE INTO percona.checksums SELECT `max`(1) FROM orders",
-        "REPLACE INTO percona.checksums SELECT MAX (1) FROM orders",
-        "REPLACE INTO percona.checksums SELECT shop.MAX(1) FROM orders",
-        "REPLACE INTO percona.checksums SELECT SLEEP(1) FROM orders",
-        "REPLACE INTO percona.checksums SELECT LOAD_FILE('x')",
-        "REPLACE INTO percona.checksums SELECT @x := 1",
-        "REPLACE INTO percona.checksums SELECT 1 INTO OUTFILE 'x'",
-        "REPLACE INTO percona.checksums SELECT a FROM orders INTO OUTFILE 'x'",
-        "REPLACE INTO percona.checksums SELECT /*+ SET_VAR(foreign_key_checks=OFF) */ 1",
-        "REPLACE INTO percona.checksums SELECT /*!80000 f(1), */ 1",
-        "REPLACE INTO percona.checksums SELECT {ts '2026-01-01'}",
-        "REPLACE INTO percona.checksums SELECT 1; DELETE FROM orders",
-        "UPDATE percona.checksums AS c SET a = 1",
-        "UPDATE percona.checksums, orders SET a = 1",
-        "DELETE percona.checksums FROM percona.checksums JOIN orders",
-        "DELETE FROM percona.checksums AS c WHERE 1",
-        "DELETE FROM percona.checksums USING percona.checksums JOIN orders",
-        "LOAD DATA INFILE 'x' INTO TABLE percona.checksums",
-        "CREATE TABLE percona.checksums SELECT 1",
-        "CALL p()",
-    ],
-)
-def test_what_may_write_to_more(text: str) -> None:
-    assert of(text) is None
-
-
-def test_what_the_server_may_have_read_differently() -> None:
-    text = "REPLACE INTO percona.checksums SELECT 1"
-    assert of(text) is not None
-    assert of(text, ansi_quotes=True) is None
-    assert of(text, backslash_escapes=False) is None
-    assert of(text, charset="gbk") is None
-    assert of(text, charset="") is None
-    assert write_of(Statement(text, "shop", schemas=None), NAMES) is None
