@@ -114,11 +114,10 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
 
     def _execute(self, context: Context) -> dict[str, Any]:
         run = Storage(self.run_uri)
-        # Whoever clears a task wants it to be done, even if all that is left to do is to look.
-        if context["ti"].try_number != 1 or not run.exists(done_file(self.step)):
-            self._do(context, run)
-        else:
+        if self._is_done(context, run):
             self.log.info("%s: done in the Spark application of an earlier task, whose log tells of it", self.step)
+        else:
+            self._do(context, run)
         found = Run.load(run).steps.get(self.step)
         if found is None:
             raise ManifestError(
@@ -132,6 +131,16 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
         outputs["counts"] = {name: value for name, value in shown.items() if not isinstance(value, str)}
         hand_on(context, outputs)
         return outputs
+
+    def _is_done(self, context: Context, run: Storage) -> bool:
+        """Whether the application of an earlier task has done this one's work."""
+        # Whoever clears a task wants it to be done, even if all that is left to do is to look.
+        if context["ti"].try_number != 1 or not run.exists(done_file(self.step)):
+            return False
+        # It counts once: the DAG run may be deleted, and made again by the same name. And it may be of a manifest that
+        # no longer counts, for the run began anew before this task was reached.
+        run.delete_file(done_file(self.step))
+        return Run.load(run).steps.get(self.step) is not None
 
     def _do(self, context: Context, run: Storage) -> None:
         properties = {**QUIET, **(self.conf or {})}

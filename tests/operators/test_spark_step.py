@@ -201,6 +201,20 @@ def test_what_the_app_of_an_earlier_task_did_is_handed_on_and_done_again_only_if
     assert run.exists("seen.json")
 
 
+def test_what_an_app_did_counts_once_and_only_for_the_manifest_that_counts(run: Storage) -> None:
+    task, context = shared(run)
+    run.write_json(done_file("snapshot"), {})
+    # The run began anew since: nothing is recorded for the manifest that it has now.
+    task.execute(context)
+    assert run.exists("seen.json"), "the step is done"
+    run.delete_file("seen.json")
+    run.write_json(done_file("snapshot"), {})
+    for handed_on in (True, False):
+        # The DAG run was deleted and made again, with tasks that were never tried.
+        task.execute(context)
+        assert run.exists("seen.json") is not handed_on
+
+
 @pytest.mark.parametrize("own", ["done", "not done"])
 def test_an_app_that_breaks_in_a_later_step_fails_the_task_only_if_its_own_is_not_done(
     own: str, run: Storage, monkeypatch: pytest.MonkeyPatch
