@@ -11,15 +11,18 @@ import threading
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import psycopg
 import pymysql
 
 from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.postgres import slots
+from airflow_provider_cdc.sources.postgres.session import session
+from airflow_provider_cdc.sources.postgres.standing_record import name_of
 from harness import oracle
 from harness.mysql_server import MysqlServer
 from harness.pipeline import settings_of
@@ -40,8 +43,8 @@ class World(ABC):
 
     kind: str
     port: int
-    rolls: bool
-    """Whether copies of it can be rolled forward."""
+    rolling: ClassVar[Mapping[str, Any]]
+    """The options of a run that rolls copies forward."""
 
     @abstractmethod
     def close(self) -> None:
@@ -97,7 +100,7 @@ def compared(where: str, truth: Rows, copied: Rows) -> str:
 
 class MysqlWorld(World):
     kind = "mysql"
-    rolls = True
+    rolling: ClassVar[Mapping[str, Any]] = {"refresh": "changes"}
 
     def __init__(self, directory: Path) -> None:
         self._server = MysqlServer.start(directory / "source")
@@ -155,7 +158,8 @@ class MysqlWorld(World):
 
 class PostgresWorld(World):
     kind = "postgres"
-    rolls = False
+    # Tables whose keys the log does not tell are read in full where rows are read again.
+    rolling: ClassVar[Mapping[str, Any]] = {"refresh": "auto", "standing_slot": "chaos"}
 
     def __init__(self, directory: Path) -> None:
         # What a writer has not asked to be on disk stays in memory for long, and is lost by a crash.
@@ -177,6 +181,9 @@ class PostgresWorld(World):
 
     def create(self, schema: str, seed: int, rows: int) -> list[str]:
         self._roll_back_prepared()
+        with session(settings_of(self._server)) as connection:
+            standing = name_of(connection, "chaos")
+        slots.drop(settings_of(self._server), standing, standing)
         self._server.query(f"CREATE SCHEMA {schema}")
         with self._server.connect() as connection:
             postgres_history.create(connection, schema, seed, rows)
@@ -226,6 +233,7 @@ class PostgresWorld(World):
                 "SELECT slot_name::text FROM pg_replication_slots WHERE slot_name LIKE 'cdc%' "
                 "UNION ALL SELECT pubname::text FROM pg_publication"
             )
+            if not name.startswith(slots.STANDING)
         ]
 
 
