@@ -171,16 +171,18 @@ COUNT_OR_NONE = Accepted(
 )
 WHOLE_SECONDS = Accepted("a whole number of seconds above 0", _is_count, {"type": "integer", "minimum": 1})
 SECONDS = Accepted("a number of seconds", _is_time, {"type": "number", "minimum": 0})
+# A form shows what may not be null as required, and takes no empty text for a value.
 AS_OF = Accepted(
     "a time with its zone, a GTID set or an LSN, or empty",
-    as_of.is_as_of,
+    lambda value: value is None or as_of.is_as_of(value),
     # A time of the day has a colon, or at least a letter before it; a GTID set has colons, an LSN has a slash.
-    {"type": "string", "pattern": r"^\s*$|[/:]|\d[^\d-]\d"},
-    as_of.text_of,
+    {"type": ["string", "null"], "pattern": r"^\s*$|[/:]|\d[^\d-]\d"},
+    lambda value: as_of.text_of(value) or "",
 )
 SLOT_NAME = Accepted(
     "up to 30 lower-case letters, digits and underscores, or empty",
-    lambda value: isinstance(value, str) and re.fullmatch(_NAME, value) is not None,
-    {"type": "string", "pattern": f"^{_NAME}$"},
+    lambda value: value is None or (isinstance(value, str) and re.fullmatch(_NAME, value) is not None),
+    {"type": ["string", "null"], "pattern": f"^{_NAME}$"},
+    lambda value: value or "",
 )
 FLAG = Accepted("true or false", _is_flag, {"type": "boolean"})

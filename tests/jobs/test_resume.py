@@ -131,6 +131,8 @@ def test_a_finished_run_holds_its_manifest_and_what_it_published(here: MakeRunne
     digest = Run.load(runner.run).digest[:16]
     steps = {f"steps/{digest}/{name}.json" for name in ("snapshot", "extract_delta", "commit", "consolidate")}
     own = {"manifest.json", "latest.json", "timeline.json"}
+    # On a slow machine a step had time to say how far it was.
+    kept -= {"progress.json"}
     (files,) = kept - steps - own
     assert kept == {*own, files} | steps
     assert files.startswith("commit/files-")

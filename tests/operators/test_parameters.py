@@ -52,7 +52,6 @@ WRONG: dict[str, list[Any]] = {
     "chunk_rows": [0, -1, 1.5, "1", True, None, float("nan")],
     "chunk_pause": [-1, "1", None, True, float("nan"), float("inf")],
     "as_of": [
-        None,
         5,
         "yesterday",
         "2026-01-31",
@@ -64,7 +63,7 @@ WRONG: dict[str, list[Any]] = {
         "0/",
     ],
     "as_of_wait_seconds": [0, -1, 1.5, "5", True],
-    "standing_slot": ["Nightly", "a-b", "a" * 31, "a\n", 5, None],
+    "standing_slot": ["Nightly", "a-b", "a" * 31, "a\n", 5],
     "standing_slot_hours": [0, -1, 1.5, "5", True],
     "refresh": ["Full", "", None, True, "forward"],
     "keep": [-1, 1.5, 0.0, "5", True, False, None],
@@ -123,6 +122,7 @@ def test_all_wrong_values_are_told_at_once() -> None:
     ("given", "text"),
     [
         ("", ""),
+        (None, ""),
         ("2026-01-31T00:00:00Z", "2026-01-31T00:00:00Z"),
         ("2026-01-31 02:00:00+02:00", "2026-01-31 02:00:00+02:00"),
         # What a template such as {{ data_interval_end }} becomes.
