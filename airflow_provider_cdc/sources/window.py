@@ -91,11 +91,12 @@ class TrackedTable:
 
 @dataclass(frozen=True)
 class StatementWrite:
-    """Changes of rows of a table that is not copied, which the log has as statements only; the last is at ``place``.
+    """Changes of rows of a ``table`` that is not copied, which the log has as statements only.
 
-    ``read`` are the other tables that they read, but for copied ones.
+    ``read`` are the other tables that they read, but for copied ones. The last change is at ``place``.
     """
 
+    table: TableName
     read: tuple[TableName, ...]
     place: str
 
@@ -106,8 +107,9 @@ class SegmentSummary:
 
     ``rolled_back`` are ids rolled back here. ``seconds`` is the time it took to read it. ``parts`` is how many net
     changes the segment was given as, one after the other: whose keys do not fit into memory is netted in parts.
-    ``writes`` are the tables that are not copied and were written to by statements; ``redefined`` those of which some
-    statement here may have changed whether they are views, or have triggers (`sources.optional.LogsStatements`).
+    ``writes`` are, by their names, the tables that are not copied and were written to by statements; ``redefined`` those
+    of which some statement here may have changed whether they are views, or have triggers
+    (`sources.optional.LogsStatements`).
     """
 
     segment: LogSegment
@@ -119,5 +121,5 @@ class SegmentSummary:
     rolled_back: list[str] = field(default_factory=list)
     prepared: list[str] = field(default_factory=list)
     parts: int = 1
-    writes: dict[TableName, StatementWrite] = field(default_factory=dict)
+    writes: dict[str, StatementWrite] = field(default_factory=dict)
     redefined: list[TableName] = field(default_factory=list)

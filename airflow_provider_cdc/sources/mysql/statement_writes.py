@@ -37,7 +37,7 @@ def check_writes(settings: ConnectionSettings, summaries: Sequence[SegmentSummar
     :raises LogGone: the log was purged meanwhile.
     :raises SourceUnavailable: the server cannot be reached.
     """
-    writes = [(table, write) for summary in summaries for table, write in summary.writes.items()]
+    writes = [(write.table, write) for summary in summaries for write in summary.writes.values()]
     if not writes:
         return
     with session(settings) as connection:

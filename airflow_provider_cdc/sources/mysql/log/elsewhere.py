@@ -91,11 +91,19 @@ class _Parser(Reader):
         # What only looks like a copied table may be a view.
         return Write(table, tuple(name for name in self._rest() if not tracked.has(name)))
 
-    def _qualified(self) -> TableName:
-        schema = self.name()
-        if not self.sign("."):
+    def table(self) -> TableName:
+        found = super().table()
+        if "." in found.schema:
+            # In a record its text would be that of another table.
             raise UnreadableError
-        return TableName(schema, self.name())
+        return found
+
+    def _qualified(self) -> TableName:
+        at = self.at
+        found = self.table()
+        if self.at == at + 1:
+            raise UnreadableError
+        return found
 
     def _names(self) -> None:
         """Names, and the parenthesis behind them."""

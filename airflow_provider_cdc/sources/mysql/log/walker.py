@@ -251,9 +251,10 @@ class LogWalker:
         summary = self._summary
         if found.write is not None:
             table, read = found.write.table, set(found.write.read)
-            if (before := summary.writes.get(table)) is not None:
+            if (before := summary.writes.get(str(table))) is not None:
                 read |= set(before.read)
-            summary.writes[table] = StatementWrite(tuple(sorted(read)), f"{self._file}:{self.position}")
+            place = f"{self._file}:{self.position}"
+            summary.writes[str(table)] = StatementWrite(table, tuple(sorted(read)), place)
         for table in found.redefines:
             if table not in summary.redefined:
                 many = len(summary.redefined) == _MOST_NAMES

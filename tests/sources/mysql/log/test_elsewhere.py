@@ -44,6 +44,8 @@ def test_what_a_statement_names(text: str, read: Sequence[str]) -> None:
         "REPLACE INTO checksums SELECT 1",
         "REPLACE INTO shop.checksums SELECT 1",
         "REPLACE INTO SHOP.checksums SELECT 1",
+        "REPLACE INTO `per.cona`.checksums SELECT 1",
+        "REPLACE INTO percona.checksums SELECT 1 FROM `z.y`.x",
         "REPLACE percona.checksums SELECT 1",
         "REPLACE INTO percona.checksums PARTITION (p) SELECT 1",
         "REPLACE INTO percona.checksums TABLE x",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
@@ -11,9 +12,11 @@ from typing import Any, TypeAlias
 import pymysql
 import pytest
 
+from airflow_provider_cdc.core import records
 from airflow_provider_cdc.errors import ImageNotWhole, UnknownEvent
 from airflow_provider_cdc.sources.mysql.log.elsewhere import FUNCTIONS
 from airflow_provider_cdc.sources.mysql.statement_writes import check_writes
+from airflow_provider_cdc.sources.window import SegmentSummary
 from harness.mysql_server import MysqlServer
 from tests.sources.changes import key
 from tests.sources.mysql.log.reading import LogReading, Window
@@ -88,8 +91,12 @@ def db(mysql: MysqlServer, schema: str) -> Iterator[Connection]:
 
 def refusal(reading: LogReading, window: Window | None = None) -> ImageNotWhole | None:
     """What the reader, or the check after it, says of the log since ``reading`` began."""
+    summaries = [
+        records.decode(SegmentSummary, json.loads(json.dumps(records.encode(summary))), "as a retry finds it")
+        for summary in (window or reading.read()).summaries
+    ]
     try:
-        check_writes(reading.settings, (window or reading.read()).summaries)
+        check_writes(reading.settings, summaries)
     except ImageNotWhole as error:
         return error
     return None
