@@ -107,9 +107,8 @@ class SegmentSummary:
 
     ``rolled_back`` are ids rolled back here. ``seconds`` is the time it took to read it. ``parts`` is how many net
     changes the segment was given as, one after the other: whose keys do not fit into memory is netted in parts.
-    ``writes`` are, by their names, the tables that are not copied and were written to by statements; ``redefined`` those
-    of which some statement here may have changed whether they are views, or have triggers
-    (`sources.optional.LogsStatements`).
+    ``writes`` are the tables that are not copied and were written to by statements, by their names; ``redefined`` those
+    of which some statement may have changed whether they are views, or have triggers (`sources.optional`).
     """
 
     segment: LogSegment
