@@ -42,8 +42,11 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 
 def _serve(home: Path, port: int) -> None:
     mysql, postgres = _mysql_with_a_shop(), _postgres_with_a_shop()
-    airflow = AirflowHome(
-        home,
+    airflow = AirflowHome(home, {})
+    print(f"airflow: preparing {home}", flush=True)
+    airflow.prepare()
+    # In the database, so that they can be seen and tried in the UI.
+    airflow.add_connections(
         {
             "cdc_mysql": {"conn_type": "cdc_mysql", "host": mysql.host, "port": mysql.port, "login": "root"},
             "cdc_postgres": {
@@ -53,16 +56,14 @@ def _serve(home: Path, port: int) -> None:
                 "login": SUPERUSER,
                 "schema": "postgres",
             },
-        },
+        }
     )
-    print(f"airflow: preparing {home}", flush=True)
-    airflow.prepare()
     with running_airflow(airflow, port) as check:
         (login,) = json.loads((home / "simple_auth_manager_passwords.json.generated").read_text()).items()
         print(
-            f"airflow: http://127.0.0.1:{port}/dags/mysql_snapshot  user {login[0]}, password {login[1]}\n"
-            f"airflow: http://127.0.0.1:{port}/dags/postgres_snapshot\n"
-            f"airflow: trigger it with tables shop.* and a target such as {(home / 'lake').as_uri()}\n"
+            f"airflow: http://127.0.0.1:{port}/dags/backfill  user {login[0]}, password {login[1]}\n"
+            f"airflow: trigger it with source cdc_mysql or cdc_postgres, tables shop.* and a target such as "
+            f"{(home / 'lake').as_uri()}\n"
             f"airflow: logs of its parts: {home}/*.log\n"
             f"airflow: Ctrl-C stops it. Undo: rm -r {home}; {servers.UNDO}",
             flush=True,

@@ -117,8 +117,8 @@ def test_xcoms_are_those_of_the_contract(copied: Copied) -> None:
     assert xcoms == {
         "preflight": {"plan", "options", "skipped"},
         "lock_and_record": {"run_uri", "initial_gtid_set"},
-        "snapshot": {"snapshot_upper", "counts"},
-        "extract_delta": {"counts"},
+        "snapshot": {"_link_ReportLink", "snapshot_upper", "counts"},
+        "extract_delta": {"_link_ReportLink", "counts"},
         "consolidate": {"_link_ReportLink", "published", "position", "latest", "skipped", "removed", "counts"},
     }
     values = copied.first.xcoms

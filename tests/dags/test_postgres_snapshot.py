@@ -124,8 +124,8 @@ def test_xcoms_are_those_of_the_contract(copied: Copied) -> None:
     assert xcoms == {
         "preflight": {"plan", "options", "skipped"},
         "lock_and_record": {"run_uri", "initial_lsn"},
-        "snapshot": {"snapshot_upper", "counts"},
-        "extract_delta": {"counts"},
+        "snapshot": {"_link_ReportLink", "snapshot_upper", "counts"},
+        "extract_delta": {"_link_ReportLink", "counts"},
         "consolidate": {"_link_ReportLink", "published", "position", "latest", "skipped", "removed", "counts"},
     }
     plans = {plan["table"]: plan["consistency"] for plan in copied.first.xcoms["preflight"]["plan"]}
