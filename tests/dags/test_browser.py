@@ -96,6 +96,7 @@ def site(mysql: MysqlServer, postgres: PostgresServer, tmp_path_factory: pytest.
     airflow = AirflowHome(folder / "airflow", {})
     airflow.environment |= {
         "AIRFLOW__CDC__SOURCE_CONN_IDS": "cdc_mysql cdc_postgres",
+        "AIRFLOW__CDC__REPORT_URLS": f"{(folder / 'lake').as_uri()}=https://files.example.com",
         "AIRFLOW__CDC__TARGETS": (folder / "lake").as_uri(),
         "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
         "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_ALL_ADMINS": "True",
@@ -206,8 +207,8 @@ def test_a_person_plans_copies_and_reads_the_report(site: Site, browser: Browser
     link = browser.wait("[...document.querySelectorAll('a')].find(a => a.innerText.trim() == 'Report')?.href")
     browser.shot("report-link")
     (report,) = site.lake.glob("_runs/*/report.html")
-    assert link == report.as_uri()
-    browser.open(link)
+    assert link == f"https://files.example.com/{report.relative_to(site.lake)}"
+    browser.open(report.as_uri())
     browser.wait_text("Timeline")
     assert f"{ROWS:,}" in browser.script("document.body.innerText")
     browser.shot("report")
