@@ -16,6 +16,7 @@ from airflow_provider_cdc.core.decision import Decision, base_of, decision_of, p
 from airflow_provider_cdc.core.manifest import Base, RunTable
 from airflow_provider_cdc.core.options import CHANGES, FULL, StepOptions
 from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
+from airflow_provider_cdc.core.retention import check_not_removed
 from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.staging import difference
 from airflow_provider_cdc.core.storage import Storage
@@ -177,6 +178,8 @@ def _candidate(
         raise _NotFit("the last copy is not whole")
     if what := damage_of(run.folder, plan.table):
         raise _NotFit(f"the last copy is damaged: {what}")
+    # The run would be refused its use, and the next one, and so on.
+    check_not_removed(run.folder, [plan.table])
     table = _entry(run, plan.table).table
     if table.options.unrepresentable != plan.unrepresentable:
         raise _NotFit(f"the last copy was made with unrepresentable = {table.options.unrepresentable}")

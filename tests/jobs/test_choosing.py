@@ -13,6 +13,8 @@ import pytest
 from airflow_provider_cdc.core.options import StepOptions
 from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.refreshing import choose
+from airflow_provider_cdc.core.retention import mark
+from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import LogGone, PreflightError
@@ -112,6 +114,14 @@ def test_a_footer_that_is_damaged(lake: Runner, source: Refusing, at: int) -> No
     found = reasons(chosen(lake, source))
     assert set(found) == {NAMES[0]}
     assert "is damaged: its checksum is" in found[NAMES[0]]
+
+
+def test_a_copy_in_a_folder_that_was_being_removed(lake: Runner, source: Refusing) -> None:
+    """The removal of a run's folder broke off, and the same DAG run was cleared, and published again."""
+    mark(Run.load(lake.run), ORDERS, "a later run")
+    found = reasons(chosen(lake, source))
+    assert set(found) == {NAMES[0]}
+    assert "was removed" in found[NAMES[0]]
 
 
 def test_values_that_would_be_published_otherwise(lake: Runner, source: Refusing) -> None:
