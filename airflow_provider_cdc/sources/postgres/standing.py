@@ -133,7 +133,7 @@ def give_up_past(settings: ConnectionSettings, options: StepOptions, lake: str, 
             store(connection, name, record)
         try:
             marks = record.since(slot.confirmed)
-            prefix = prefix_at(settings, name, marks, record.joins, oldest, record.wanted)
+            prefix = prefix_at(settings, name, marks, record.joins, oldest, record.wanted(slot.confirmed))
             mark = prefix.mark if prefix is not None else None
         except ConfigurationError as untold:
             _log.info("The standing slot %s is moved on by the clock: %s", name, untold)
@@ -157,7 +157,7 @@ def _by_the_clock(
     What has committed by now has an earlier time, unless the clock was set back or it came from another server.
     """
     here = Mark(str(value(connection, "pg_current_wal_flush_lsn()")), now(connection))
-    most = record.wanted
+    most = record.wanted(confirmed)
     older = [
         mark
         for mark in record.since(confirmed)

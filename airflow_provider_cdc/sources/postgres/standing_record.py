@@ -111,11 +111,11 @@ class Standing:
         every = [one for known in self.copies.values() for one in known]
         return any(table in one.tables and Lsn.parse(one.position) == position for one in every)
 
-    @property
-    def wanted(self) -> Lsn | None:
-        """The oldest position since which the log is wanted."""
-        found = (Lsn.parse(one.position) for known in self.copies.values() for one in known if one.wanted)
-        return min(found, default=None)
+    def wanted(self, confirmed: Lsn | None) -> Lsn | None:
+        """The oldest position since which the log is wanted, of those since which the slot still has it: a run that
+        took long may have made copies at an earlier one, and keeping more log does not help them."""
+        positions = (Lsn.parse(one.position) for known in self.copies.values() for one in known if one.wanted)
+        return min((one for one in positions if confirmed is not None and one >= confirmed), default=None)
 
     def with_mark(self, mark: Mark) -> Standing:
         """With another mark, in its place."""

@@ -301,3 +301,18 @@ def test_the_slot_keeps_the_log_since_the_last_copies(since: Since, monkeypatch:
     kept.give_up(1)
     assert kept.slot.confirmed > Lsn.parse(positions[2])
     assert kept.record.copies == {}
+
+
+def test_a_copy_older_than_the_slot_does_not_hold_it(since: Since, monkeypatch: pytest.MonkeyPatch) -> None:
+    kept = since.kept
+    # The run that made it took longer than the slot keeps, and another lake's run moved the slot on meanwhile.
+    old = since.point.position
+    monkeypatch.setattr(standing, "now", lambda connection: now(connection) + 10 * 3_600_000_000)
+    stood = Lsn.parse(old)
+    for lake, wanted in (("other", {}), ("lake", {"public.b": old}), ("other", {})):
+        since.do("UPDATE stock SET v = v + 1")
+        kept.give_up(1, wanted, lake, refresh="auto")
+        confirmed = kept.slot.confirmed
+        assert confirmed is not None
+        assert confirmed > stood
+        stood = confirmed
