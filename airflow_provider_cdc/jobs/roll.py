@@ -12,10 +12,9 @@ there is nothing to hold what is taken out against.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -25,17 +24,18 @@ from airflow_provider_cdc.core import row_bytes
 from airflow_provider_cdc.core.manifest import RunTable
 from airflow_provider_cdc.core.names import folder_name
 from airflow_provider_cdc.core.parquet_splice import UnknownFooter
-from airflow_provider_cdc.core.parquet_writer import ParquetWriter
+from airflow_provider_cdc.core.parquet_writer import ROW_GROUP_BYTES, ParquetWriter
 from airflow_provider_cdc.core.staging import StagedFile, Staging, difference
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import CopyMismatch, FileDamaged, ValueNotRepresentable
 from airflow_provider_cdc.jobs import net
 from airflow_provider_cdc.jobs.layers import rows_again
+from airflow_provider_cdc.jobs.left import Left, differing, lengths, parts
 from airflow_provider_cdc.jobs.net import NetChange
 from airflow_provider_cdc.jobs.ranges import Bound, Range, divided, group_extent
 from airflow_provider_cdc.jobs.rewind import DECODED_ROWS, TOUCHED_ROWS, Outcome, Rewind
 from airflow_provider_cdc.jobs.skipped import reason
-from airflow_provider_cdc.jobs.touched import BoolArray, MarkedFile, TouchedKeys, has_one_pattern, mark
+from airflow_provider_cdc.jobs.touched import MarkedFile, TouchedKeys, has_one_pattern, mark
 from airflow_provider_cdc.sinks.base import Sink
 from airflow_provider_cdc.sources.capabilities import Source
 
@@ -94,27 +94,6 @@ class RollTask:
                 if not self.skips:
                     raise
                 return Outcome(order.table, refused=reason(error))
-
-
-@dataclass(frozen=True)
-class Left:
-    """What the window left of the touched rows of a row group: at ``places`` the ``rows``, which differ from those
-    before in the columns ``changed``; nothing of those that are ``gone``, which is a mask."""
-
-    places: np.ndarray[Any, np.dtype[np.int64]]
-    rows: pa.Table
-    gone: BoolArray
-    changed: list[str]
-
-    def put_into(self, rows: pa.Table) -> pa.Table:
-        """``rows``, some columns of the row group, with what is left in the places of what was there."""
-        if not len(self.places) or not rows.num_columns:
-            return rows
-        taken = np.arange(rows.num_rows)
-        taken[self.places] = rows.num_rows + np.arange(len(self.places))
-        together = pa.concat_tables([rows, self.rows.select(rows.column_names)])
-        # Batches have dictionaries of their own.
-        return together.unify_dictionaries().combine_chunks().take(pa.array(taken))
 
 
 class _Rolling:
@@ -205,7 +184,9 @@ class _Rolling:
         keys = pa.chunked_array(found, pa.binary())
         if pc.count_distinct(keys).as_py() != len(keys):
             raise CopyMismatch("the copy holds two rows of one key", where=str(self._table.name), hint=FOREIGN)
-        schema = pa.schema([(name, pa.binary()) for name in ("key", "before", "after")])
+        # They may be more than one array of the smaller kind holds.
+        large = pa.large_binary()
+        schema = pa.schema([("key", pa.binary()), ("before", large), ("after", large)])
         changes = self._changes(schema.names) if found else ()
         batches = [batch.filter(pc.is_in(batch["key"], value_set=keys)) for batch in changes]
         images = pa.Table.from_batches([batch.select(schema.names).cast(schema) for batch in batches], schema)
@@ -282,7 +263,7 @@ class _Rolling:
         """Write a file anew: with what the window left of its marked rows, and with those that are added."""
         self._check_whole(file)
         name = self._name("-".join(file.staged.base_name.split("-")[:2]))
-        if not added and self._keeps_all(file):
+        if not added and self._keeps_groups(file):
             with suppress(UnknownFooter):
                 return [self._spliced(file, name)]
         with self._task.staging.writer(name, self._schema) as writer:
@@ -290,11 +271,17 @@ class _Rolling:
             writer.write(self._sorted(rows))
         return writer.files
 
-    def _keeps_all(self, file: MarkedFile) -> bool:
-        """Whether a file loses no row."""
-        return not self._replaces and not any(
-            self._images[file.staged.name, group]["after"].null_count for group in file.marks
-        )
+    def _keeps_groups(self, file: MarkedFile) -> bool:
+        """Whether a file loses no row, and no row group grows far beyond what one may be."""
+        if self._replaces:
+            return False
+        for group in file.marks:
+            images = self._images[file.staged.name, group]
+            grown = int((lengths(images["after"]) - lengths(images["before"])).sum())
+            size = file.parquet.metadata.row_group(group).total_byte_size
+            if images["after"].null_count or size + grown > 2 * ROW_GROUP_BYTES:
+                return False
+        return True
 
     def _spliced(self, file: MarkedFile, name: str) -> StagedFile:
         """Write a file anew in which rows were changed and nothing else: only the columns in which they were.
@@ -305,9 +292,9 @@ class _Rolling:
             for group in range(file.parquet.metadata.num_row_groups):
                 columns = pa.table({})
                 if group in file.marks:
-                    rows = file.read(group)
-                    left = self._left(file, group, rows)
-                    columns = left.put_into(rows.select(left.changed))
+                    pieces = list(self._left(file, group))
+                    changed = [name for name in self._schema.names if any(name in piece.changed for piece in pieces)]
+                    columns = pa.concat_tables([piece.now(changed) for piece in pieces]).unify_dictionaries()
                 writer.write(columns)
             return writer.close()
 
@@ -330,20 +317,32 @@ class _Rolling:
         """Write the rows that stay, each row group with what is added to its range; return what is left to add."""
         ranges = self._group_ranges(file) if added.num_rows else None
         for group in range(file.parquet.metadata.num_row_groups):
-            rows = file.read(group)
-            mask = file.marks.get(group)
-            if mask is not None and self._replaces:
-                rows = rows.filter(pa.array(~mask))
-            elif mask is not None:
-                left = self._left(file, group, rows)
-                rows = left.put_into(rows).filter(pa.array(~left.gone))
+            pieces: Iterable[pa.Table] = self._staying(file, group)
             if ranges is not None and added.num_rows:
                 inside = ranges[group].holds(pa.concat_arrays(added[self._key[0]].chunks))
                 if inside.any():
-                    rows = self._sorted(pa.concat_tables([rows, added.filter(pa.array(inside))]))
+                    pieces = self._with(list(pieces), added.filter(pa.array(inside)))
                     added = added.filter(pa.array(~inside))
-            writer.write(rows)
+            for rows in pieces:
+                writer.write(rows)
         return added
+
+    def _staying(self, file: MarkedFile, group: int) -> Iterator[pa.Table]:
+        """The rows of a row group that stay, as the window left them."""
+        mask = file.marks.get(group)
+        if mask is None:
+            yield file.read(group)
+        elif self._replaces:
+            yield file.read(group).filter(pa.array(~mask))
+        else:
+            for left in self._left(file, group):
+                yield left.now(self._schema.names).filter(pa.array(~left.gone))
+
+    def _with(self, pieces: list[pa.Table], added: pa.Table) -> list[pa.Table]:
+        """``pieces`` and what is added among them: behind them where they are too much to be sorted at once."""
+        if sum(piece.nbytes for piece in pieces) > 2 * ROW_GROUP_BYTES:
+            return [*pieces, self._sorted(added)]
+        return [self._sorted(pa.concat_tables([*pieces, added]))]
 
     def _group_ranges(self, file: MarkedFile) -> list[Range] | None:
         """The range of keys of each row group; None: it is not known, or they do not lie in the order of the keys."""
@@ -364,51 +363,38 @@ class _Rolling:
         rows = rows.unify_dictionaries().combine_chunks()
         return rows.take(pc.sort_indices(rows[self._key[0]]))
 
-    def _left(self, file: MarkedFile, group: int, rows: pa.Table) -> Left:
-        """What the window left of the marked ones among ``rows``, which are those of a row group.
+    def _left(self, file: MarkedFile, group: int) -> Iterator[Left]:
+        """What the window left of the rows of a row group, part by part: changes may be far larger than these.
 
-        :raises CopyMismatch: they are not what the log says was there before.
+        :raises CopyMismatch: rows are not what the log says was there before.
         """
-        names = self._schema.names
+        names, rows = self._schema.names, file.read(group)
         marked, images = np.flatnonzero(file.marks[group]), self._images[file.staged.name, group]
-        gone = np.zeros(rows.num_rows, np.bool_)
-        places, after, changed = [], [], set[str]()
-        for start in range(0, len(marked), DECODED_ROWS):
-            own = marked[start : start + DECODED_ROWS]
-            batch = rows.take(pa.array(own)).combine_chunks().to_batches()[0]
-            (image,) = images.slice(start, DECODED_ROWS).combine_chunks().to_batches()
-            if image["before"].null_count:
-                unknown = image["before"].is_null()
-                raise self._mismatch(batch, unknown, "the log adds a row of a key that the copy holds already")
-            logged = self._task.source.decode_images(self._table, image["before"], {})
+        begin = 0
+        for start, stop in parts(images, DECODED_ROWS, ROW_GROUP_BYTES):
+            end = int(marked[stop]) if stop < len(marked) else rows.num_rows
+            part, own = rows.slice(begin, end - begin), marked[start:stop] - begin
+            begin = end
+            batch = part.take(pa.array(own)).combine_chunks().to_batches()[0]
+            # Not a slice, whose bytes may lie beyond what the smaller kind can point to.
+            (image,) = images.take(pa.array(np.arange(start, stop))).combine_chunks().to_batches()
+            before, after = (image[name].cast(pa.binary()) for name in ("before", "after"))
+            if before.null_count:
+                raise self._mismatch(batch, before.is_null(), "the log adds a row of a key that the copy holds already")
+            logged = self._task.source.decode_images(self._table, before, {})
             differs = pc.not_equal(row_bytes.encode(batch, names), row_bytes.encode(logged, names))
             if differs.true_count:
                 raise self._mismatch(batch, differs, "a row of the copy is not what the log says it was before")
-            stays = image["after"].is_valid()
-            gone[own] = image["after"].is_null().to_numpy(zero_copy_only=False)
+            stays = after.is_valid()
+            gone = np.zeros(part.num_rows, np.bool_)
+            gone[own] = after.is_null().to_numpy(zero_copy_only=False)
+            now = batch.slice(0, 0)
             if stays.true_count:
-                now = self._task.source.decode_images(self._table, image["after"].filter(stays), self._nulled)
-                places.append(own[~gone[own]])
-                after.append(now)
-                changed |= _differing(batch.filter(stays), now)
-        return Left(
-            np.concatenate([np.zeros(0, np.int64), *places]),
-            pa.Table.from_batches(after, self._schema),
-            gone,
-            [name for name in names if name in changed],
-        )
+                now = self._task.source.decode_images(self._table, after.filter(stays), self._nulled)
+            yield Left(part, own[~gone[own]], pa.Table.from_batches([now]), gone, differing(batch.filter(stays), now))
 
     def _mismatch(self, batch: pa.RecordBatch, wrong: pa.Array, what: str) -> CopyMismatch:
         # The key alone: the rest of a row is nobody's business in a log.
         key = batch.filter(wrong).select(self._key).slice(0, 1).to_pylist()[0]
         shown = ", ".join(f"{name} = {value!r:.60}" for name, value in key.items())
         return CopyMismatch(what, where=f"{self._table.name} at {shown}", hint=FOREIGN)
-
-
-def _differing(before: pa.RecordBatch, after: pa.RecordBatch) -> set[str]:
-    """The columns in which rows are not bit for bit what they were."""
-    return {
-        name
-        for name in before.schema.names
-        if not row_bytes.encode(before, [name]).equals(row_bytes.encode(after, [name]))
-    }

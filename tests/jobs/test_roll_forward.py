@@ -7,9 +7,11 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
-from airflow_provider_cdc.core import beginning, parquet_splice, records
+from airflow_provider_cdc.core import beginning, parquet_splice, parquet_writer, records
 from airflow_provider_cdc.core.options import StepOptions
 from airflow_provider_cdc.core.parquet_splice import SplicedFile
 from airflow_provider_cdc.core.plan import TablePlan
@@ -18,7 +20,7 @@ from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import CopyMismatch, FileDamaged, ManifestError
-from airflow_provider_cdc.jobs import forward
+from airflow_provider_cdc.jobs import forward, roll
 from airflow_provider_cdc.sinks.registry import open_sink
 from tests.jobs.conftest import MakeRunner, Runner
 from tests.jobs.history_source import NAMES, Entry, History, HistorySource, random_history, tables
@@ -327,3 +329,31 @@ def test_rows_that_contradict_the_log_in_whole_files_are_no_damage(here: MakeRun
     with pytest.raises(CopyMismatch):
         night.all()
     assert night.run.parent().folder(FIRST).folders("damaged") == []
+
+
+def test_rows_that_grow_far_beyond_a_row_group_are_parted(here: MakeRunner, monkeypatch: pytest.MonkeyPatch) -> None:
+    grown = [(number, "paid", "y" * 400) for number, _, _ in ROWS]
+    changes = [(0, before, after) for before, after in zip(ROWS, grown, strict=True)]
+    more = inserted((1, "new", "z" * 400), (37, "new", ""))
+    monkeypatch.setattr(parquet_writer, "ROW_GROUP_ROWS", 100)
+    night = two_nights(here, inserted(*ROWS), Entry("commit", tuple(changes)), more, first=1)
+    for module in (parquet_writer, roll):
+        monkeypatch.setattr(module, "ROW_GROUP_BYTES", 500)
+    decode, sizes = night.source.decode_images, []
+
+    def decoded(table: Table, images: pa.BinaryArray, nulled: Any = None) -> pa.RecordBatch:
+        sizes.append(len(images))
+        return decode(table, images, nulled)
+
+    monkeypatch.setattr(night.source, "decode_images", decoded)
+    night.all()
+    assert night.published() == night.expected()
+    assert max(sizes) == 1
+    folder = Storage(night.target.read_json(f"{NAMES[0]}/_latest.json")["path"])
+    groups = [
+        metadata.row_group(number)
+        for name in folder.files()
+        for metadata in [pq.read_metadata(folder.path(name))]
+        for number in range(metadata.num_row_groups)
+    ]
+    assert max(group.num_rows for group in groups) <= 3
