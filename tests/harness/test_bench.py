@@ -78,6 +78,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
             {f"{kind}_{name}" for kind in ("mysql", "postgres") for name in ("ours", "connectorx_each")},
             {"vs_connectorx_each_mysql", "vs_connectorx_each_postgres"},
         ),
+        (
+            "dag",
+            ["--rounds=1"],
+            {"three_submits", "dag", "dag_apart", "dag_preflight", "dag_consolidate"},
+            {"vs_three_submits", "vs_three_applications"},
+        ),
         ("memory", [], {"worker_200_rows", "worker_2000_rows"}, {"vs_tenth"}),
         (
             "source-impact",

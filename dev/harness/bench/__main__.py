@@ -19,6 +19,7 @@ BENCHES = {
     "as-of": "a copy as of the past, beside one of now and the reading of the log in between",
     "postgres-as-of": "PostgreSQL: a copy as of the past, likewise",
     "refresh": "a copy that is rolled forward, beside a full one, against the number of changes",
+    "dag": "a small run in Airflow, beside three empty Spark applications",
     "consolidate": "rewind and publish, against the number of touched keys",
     "source-impact": "what a snapshot costs those who write meanwhile, beside dumps",
     "memory": "the peak of each Spark worker, against the number of rows",

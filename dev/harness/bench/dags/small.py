@@ -1,0 +1,20 @@
+"""What `bench dag` times: the same small copy by one Spark application, and by one for each step."""
+
+from __future__ import annotations
+
+import os
+from datetime import datetime
+
+from airflow.sdk import DAG
+
+from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
+
+for name, seconds in (("small", 60.0), ("small_apart", 0.0)):
+    with DAG(name, schedule=None, start_date=datetime(2026, 1, 1)) as dag:
+        SnapshotTaskGroup(
+            source_conn_id="bench",
+            tables=["bench.small_*"],
+            target=os.environ["BENCH_TARGET"],
+            shared_app_seconds=seconds,
+        )
+    globals()[name] = dag
