@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from typing import Any, TypeVar, get_type_hints
 
 from airflow_provider_cdc.core import as_of
 from airflow_provider_cdc.errors import Problem
+
+Options = TypeVar("Options")
 
 
 @dataclass(frozen=True)
@@ -186,3 +188,40 @@ SLOT_NAME = Accepted(
     lambda value: value or "",
 )
 FLAG = Accepted("true or false", _is_flag, {"type": "boolean"})
+
+
+def values_of(options: Any) -> dict[str, Any]:
+    """The values of ``options``, an instance of a class of options, by the option's name."""
+    found: dict[str, Any] = {}
+    for one in fields(options):
+        value = getattr(options, one.name)
+        if is_dataclass(value):
+            found |= values_of(value)
+        else:
+            found[one.metadata["option"]["name"] or one.name] = value
+    return found
+
+
+def declared_in(kind: type[Any]) -> Iterator[Option]:
+    """The options that a class of options consists of, in their order."""
+    types = get_type_hints(kind)
+    for one in fields(kind):
+        if is_dataclass(types[one.name]):
+            yield from declared_in(types[one.name])
+        else:
+            facts = one.metadata["option"]
+            name = facts["name"] or one.name
+            argument = facts["argument"] or name
+            yield Option(**{**facts, "name": name, "argument": argument}, type=types[one.name], default=one.default)
+
+
+def made_of(kind: type[Options], values: Mapping[str, Any]) -> Options:
+    """A class of options with these values, by the option's name."""
+    types = get_type_hints(kind)
+    arguments = {
+        one.name: made_of(types[one.name], values)
+        if is_dataclass(types[one.name])
+        else values[one.metadata["option"]["name"] or one.name]
+        for one in fields(kind)  # type: ignore[arg-type]
+    }
+    return kind(**arguments)

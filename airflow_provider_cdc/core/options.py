@@ -12,10 +12,10 @@ To add an option, declare it here and use it: in `TableOptions` if it is about h
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields, is_dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
-from typing import Any, TypeVar, get_type_hints
+from typing import Any
 
 from airflow_provider_cdc.core.option import (
     AS_OF,
@@ -32,12 +32,12 @@ from airflow_provider_cdc.core.option import (
     URI_OR_EMPTY,
     WHOLE_SECONDS,
     Option,
+    declared_in,
+    made_of,
     one_of,
     option,
 )
 from airflow_provider_cdc.errors import PreflightError
-
-Options = TypeVar("Options")
 
 ADVANCED = "Advanced"
 """The section of a form with what few runs need."""
@@ -357,7 +357,7 @@ class AuthorOptions:
 @cache
 def declared(kind: type[Any] = RunOptions) -> tuple[Option, ...]:
     """The options that ``kind``, one of the classes here, consists of, in their order."""
-    return tuple(_walk(kind))
+    return tuple(declared_in(kind))
 
 
 def checked(values: Mapping[str, Any]) -> RunOptions:
@@ -369,40 +369,5 @@ def checked(values: Mapping[str, Any]) -> RunOptions:
     problems = [problem for one in declared() if (problem := one.check(values[one.argument])) is not None]
     if problems:
         raise PreflightError(problems)
-    made: RunOptions = _made(RunOptions, {one.name: one.accepts.plain(values[one.argument]) for one in declared()})
+    made: RunOptions = made_of(RunOptions, {one.name: one.accepts.plain(values[one.argument]) for one in declared()})
     return made
-
-
-def values_of(options: Any) -> dict[str, Any]:
-    """The values of ``options``, an instance of one of the classes here, by the option's name."""
-    found: dict[str, Any] = {}
-    for one in fields(options):
-        value = getattr(options, one.name)
-        if is_dataclass(value):
-            found |= values_of(value)
-        else:
-            found[one.metadata["option"]["name"] or one.name] = value
-    return found
-
-
-def _walk(kind: type[Any]) -> Iterator[Option]:
-    types = get_type_hints(kind)
-    for one in fields(kind):
-        if is_dataclass(types[one.name]):
-            yield from _walk(types[one.name])
-        else:
-            facts = one.metadata["option"]
-            name = facts["name"] or one.name
-            argument = facts["argument"] or name
-            yield Option(**{**facts, "name": name, "argument": argument}, type=types[one.name], default=one.default)
-
-
-def _made(kind: type[Options], values: Mapping[str, Any]) -> Options:
-    types = get_type_hints(kind)
-    arguments = {
-        one.name: _made(types[one.name], values)
-        if is_dataclass(types[one.name])
-        else values[one.metadata["option"]["name"] or one.name]
-        for one in fields(kind)  # type: ignore[arg-type]
-    }
-    return kind(**arguments)

@@ -8,7 +8,8 @@ from inspect import Parameter, signature
 from typing import Any, TypeVar
 
 from airflow_provider_cdc.core.lake_uri import LakeUri, glob
-from airflow_provider_cdc.core.options import RunOptions, declared, values_of
+from airflow_provider_cdc.core.option import values_of
+from airflow_provider_cdc.core.options import RunOptions, declared
 from airflow_provider_cdc.errors import ConfigurationError, PreflightError, Problem
 from airflow_provider_cdc.operators.base import lake_of
 
