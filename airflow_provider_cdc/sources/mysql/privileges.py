@@ -73,8 +73,15 @@ class Privileges:
         )
 
     def sees_triggers(self, name: TableName) -> bool:
-        """Whether the server tells this user of the table's triggers."""
-        return self._granted("TRIGGER", name)
+        """Whether the server tells this user of the table's triggers. It cannot be tried: to see none is no answer."""
+        # Of several grants on schemas that match, the server goes by the most exact one alone.
+        on_schema = [
+            grant
+            for grant in self._grants
+            if not grant.revoked and grant.table == "*" != grant.schema and self._covers(grant.schema, name.schema)
+        ]
+        unsure = any(not grant.privileges & {"TRIGGER", "ALL PRIVILEGES"} for grant in on_schema)
+        return self._granted("TRIGGER", name, but=on_schema if unsure else ())
 
     def lock_problems(self, names: Sequence[TableName]) -> list[Problem]:
         """What is missing to lock these tables."""
@@ -97,12 +104,13 @@ class Privileges:
             raise
         return True
 
-    def _granted(self, privilege: str, name: TableName) -> bool:
-        """Whether it is granted on everything, the schema or the whole table."""
+    def _granted(self, privilege: str, name: TableName, but: Sequence[_Grant] = ()) -> bool:
+        """Whether it is granted on everything, the schema or the whole table, ``but`` for these grants."""
         matching = [
             grant
             for grant in self._grants
             if grant.privileges & {privilege, "ALL PRIVILEGES"}
+            and grant not in but
             and grant.table in ("*", quote(name.name))
             and (grant.schema == "*" or self._covers(grant.schema, name.schema))
         ]

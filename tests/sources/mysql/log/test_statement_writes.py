@@ -339,6 +339,26 @@ def test_a_user_who_may_not_see_triggers(mysql: MysqlServer, schema: str, db: Co
     assert refusal(reading, window) is None
 
 
+def test_a_trigger_that_a_more_exact_grant_hides(mysql: MysqlServer, schema: str, db: Connection) -> None:
+    """Of the grants on schemas that match, the server goes by one alone: the most exact."""
+    trigger, statement, _ = HIDDEN["a trigger"]
+    run(db, *(one.format(s=schema, p=f"percona_{schema}") for one in trigger))
+    reading = LogReading(mysql, schema, "a")
+    run(db, str(statement).format(s=schema, p=f"percona_{schema}"))
+    window = reading.read()
+    user = f"u{schema}"[:32]
+    for host in ("localhost", "`127.0.0.1`"):
+        mysql.query(f"CREATE USER {user}@{host} IDENTIFIED BY 'x'")
+        mysql.query(f"GRANT REPLICATION CLIENT, REPLICATION SLAVE ON *.* TO {user}@{host}")
+        mysql.query(f"GRANT SELECT ON `percona_{schema}`.* TO {user}@{host}")
+        mysql.query(f"GRANT SELECT ON {schema}.* TO {user}@{host}")
+        mysql.query(f"GRANT SELECT, TRIGGER ON `percona%`.* TO {user}@{host}")
+    reading.settings = replace(reading.settings, user=user, password="x")
+    refused = refusal(reading, window)
+    assert refused is not None
+    assert "lacks TRIGGER" in refused.message
+
+
 def test_each_function_is_built_in(mysql: MysqlServer, schema: str, db: Connection) -> None:
     """Whatever stored functions of these names there are in the session's schema, they are not called."""
     made = 0
