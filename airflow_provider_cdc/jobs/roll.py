@@ -48,6 +48,9 @@ FOREIGN = (
     "(refresh=full), and report it if it recurs"
 )
 
+MOST_SORTED_BYTES = 2**30
+"""More rows than that stay as they come. Arrow refuses to sort texts of 2 GiB, and row groups need not be in order."""
+
 
 @dataclass(frozen=True)
 class Target:
@@ -321,7 +324,7 @@ class _Rolling:
             if ranges is not None and added.num_rows:
                 inside = ranges[group].holds(pa.concat_arrays(added[self._key[0]].chunks))
                 if inside.any():
-                    pieces = self._with(list(pieces), added.filter(pa.array(inside)))
+                    pieces = [self._sorted(pa.concat_tables([*pieces, added.filter(pa.array(inside))]))]
                     added = added.filter(pa.array(~inside))
             for rows in pieces:
                 writer.write(rows)
@@ -338,12 +341,6 @@ class _Rolling:
             for left in self._left(file, group):
                 yield left.now(self._schema.names).filter(pa.array(~left.gone))
 
-    def _with(self, pieces: list[pa.Table], added: pa.Table) -> list[pa.Table]:
-        """``pieces`` and what is added among them: behind them where they are too much to be sorted at once."""
-        if sum(piece.nbytes for piece in pieces) > 2 * ROW_GROUP_BYTES:
-            return [*pieces, self._sorted(added)]
-        return [self._sorted(pa.concat_tables([*pieces, added]))]
-
     def _group_ranges(self, file: MarkedFile) -> list[Range] | None:
         """The range of keys of each row group; None: it is not known, or they do not lie in the order of the keys."""
         metadata = file.parquet.metadata
@@ -357,7 +354,7 @@ class _Rolling:
         return divided(lows) if lows and not self._table.keyless else None
 
     def _sorted(self, rows: pa.Table) -> pa.Table:
-        if self._table.keyless or not has_one_pattern(self._first):
+        if self._table.keyless or not has_one_pattern(self._first) or rows.nbytes > MOST_SORTED_BYTES:
             return rows
         # Batches have dictionaries of their own.
         rows = rows.unify_dictionaries().combine_chunks()

@@ -339,6 +339,7 @@ def test_rows_that_grow_far_beyond_a_row_group_are_parted(here: MakeRunner, monk
     night = two_nights(here, inserted(*ROWS), Entry("commit", tuple(changes)), more, first=1)
     for module in (parquet_writer, roll):
         monkeypatch.setattr(module, "ROW_GROUP_BYTES", 500)
+    monkeypatch.setattr(roll, "MOST_SORTED_BYTES", 500)
     decode, sizes = night.source.decode_images, []
 
     def decoded(table: Table, images: pa.BinaryArray, nulled: Any = None) -> pa.RecordBatch:
