@@ -49,6 +49,7 @@ class Rolls(Protocol):
         options: StepOptions,
         *,
         keys_only: bool = False,
+        bases: int = 1,
     ) -> dict[TableName, str]: ...
 
 
@@ -109,7 +110,7 @@ def choose(
         tables = [one.table for one in own.values()]
         try:
             since = run.manifest.identity, run.position
-            refused |= source.refusals_since(*since, tables, to, options, keys_only=keys_only)
+            refused |= source.refusals_since(*since, tables, to, options, keys_only=keys_only, bases=len(fit))
         except TerminalError as error:
             refused |= dict.fromkeys(own, _said(error))
     if refused and options.refresh == CHANGES:

@@ -235,11 +235,13 @@ class RollsForward(Protocol):
         options: StepOptions,
         *,
         keys_only: bool = False,
+        bases: int = 1,
     ) -> dict[TableName, str]:
         """Why copies of ``tables``, exact at ``position`` of the server of ``identity``, cannot be rolled forward to
         ``to`` (None: to now); tables that can be are not in it.
 
         :param keys_only: of what was touched only the keys are to be read (consistency ``again``).
+        :param bases: how many positions the run may roll copies forward from.
         :raises ExactnessError: none can be.
         :raises SourceUnavailable: the server cannot be reached.
         """

@@ -253,6 +253,7 @@ class HistorySource:
         options: StepOptions,
         *,
         keys_only: bool = False,
+        bases: int = 1,
     ) -> dict[TableName, str]:
         raise NotImplementedError
 

@@ -42,6 +42,7 @@ class Refusing(HistorySource):
         options: StepOptions,
         *,
         keys_only: bool = False,
+        bases: int = 1,
     ) -> dict[TableName, str]:
         if isinstance(self.refused, LogGone):
             raise self.refused

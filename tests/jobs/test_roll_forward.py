@@ -262,6 +262,7 @@ class Rolling(HistorySource):
         options: StepOptions,
         *,
         keys_only: bool = False,
+        bases: int = 1,
     ) -> dict[TableName, str]:
         return {}
 

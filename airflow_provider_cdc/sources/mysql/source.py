@@ -110,6 +110,7 @@ class MysqlSource:
         options: StepOptions,
         *,
         keys_only: bool = False,
+        bases: int = 1,
     ) -> dict[TableName, str]:
         from airflow_provider_cdc.sources.mysql import forward
 

@@ -47,6 +47,7 @@ def refusals_since(
     to: AsOf | None,
     options: StepOptions,
     keys_only: bool,
+    bases: int,
 ) -> dict[TableName, str]:
     """`RollsForward.refusals_since`."""
 
@@ -70,7 +71,8 @@ def refusals_since(
         ((free,),) = query(
             connection, "SELECT current_setting('max_replication_slots')::int - count(*) FROM pg_replication_slots"
         )
-        needed = _SLOTS_AGAIN if keys_only else _SLOTS
+        # Each further position takes one more, and where rows are read again a temporary copy of it.
+        needed = _SLOTS_AGAIN + 2 * (bases - 1) if keys_only else _SLOTS + bases - 1
         if free < needed:
             return all_for(f"only {free} replication slots are free, and {needed} are needed (max_replication_slots)")
         now = read_tables(connection, [table.name for table in tables])

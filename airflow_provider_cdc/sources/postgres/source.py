@@ -104,8 +104,9 @@ class PostgresSource:
         options: StepOptions,
         *,
         keys_only: bool = False,
+        bases: int = 1,
     ) -> dict[TableName, str]:
-        return forward.refusals_since(self.settings, identity, position, tables, to, options, keys_only)
+        return forward.refusals_since(self.settings, identity, position, tables, to, options, keys_only, bases)
 
     def check_since(self, identity: Mapping[str, str], position: str) -> None:
         forward.check_since(self.settings, identity, position)

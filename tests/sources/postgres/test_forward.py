@@ -221,15 +221,19 @@ def test_a_server_whose_disk_was_put_back(since: Since) -> None:
     assert sorted(since.refused()) == ["k", "stock", "tree"]
 
 
-def test_a_server_without_room_for_another_slot(postgres_factory: PostgresFactory) -> None:
-    kept = Kept(postgres_factory({"max_replication_slots": "3"}), "postgres")
+@pytest.mark.parametrize("bases", [1, 2])
+def test_a_server_without_room_for_another_slot(postgres_factory: PostgresFactory, bases: int) -> None:
+    kept = Kept(postgres_factory({"max_replication_slots": str(2 + bases)}), "postgres")
     kept.run("CREATE TABLE stock (id int PRIMARY KEY, v int); ALTER TABLE stock REPLICA IDENTITY FULL")
     kept.keep("stock")
     point = kept.source.record_initial(kept.plans("stock"), kept.options.lock, RUN_ID)
     kept.source.release(RUN_ID)
     publish(kept, point)
-    refused = kept.source.refusals_since(point.identity, point.position, point.tables, None, kept.options)
-    assert ["only 2 replication slots" in why for why in refused.values()] == [True]
+    asked = point.identity, point.position, point.tables, None, kept.options
+    refused = kept.source.refusals_since(*asked, bases=bases)
+    assert [f"only {1 + bases} replication slots" in why for why in refused.values()] == [True]
+    if bases > 1:
+        assert kept.source.refusals_since(*asked) == {}
     kept.forget()
 
 
