@@ -10,6 +10,7 @@ import pytest
 from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG
 
+from airflow_provider_cdc.operators.consolidate import ConsolidateOperator
 from airflow_provider_cdc.operators.shared_app import steps_after
 from airflow_provider_cdc.operators.spark_step import SparkStepOperator
 from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
@@ -48,6 +49,10 @@ def test_the_last_step_goes_on_with_nothing() -> None:
     assert list(steps_after(dag.get_task("consolidate"), SparkStepOperator)) == []
 
 
+class OwnConsolidate(ConsolidateOperator):
+    """One that looks before it publishes, say."""
+
+
 def _set(name: str, value: Any) -> Change:
     return lambda group: setattr(group.consolidate, name, value)
 
@@ -73,6 +78,7 @@ def _set(name: str, value: Any) -> Change:
         pytest.param(_set("_pre_execute_hook", print), id="pre_execute"),
         pytest.param(_set("on_execute_callback", [print]), id="on_execute_callback"),
         pytest.param(_set("execution_timeout", timedelta(hours=1)), id="execution_timeout"),
+        pytest.param(_set("__class__", OwnConsolidate), id="a class of the author's"),
     ],
 )
 def test_what_decides_over_a_task_is_not_anticipated(change: Change) -> None:
