@@ -6,7 +6,6 @@ The oracle is PostgreSQL's own recovery to that LSN.
 from __future__ import annotations
 
 import random
-import tempfile
 import time
 import uuid
 from collections import Counter
@@ -20,32 +19,18 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.jobs import again
 from harness.pipeline import Pipeline, published, settings_of
-from harness.postgres_binaries import installations
 from harness.postgres_recovery import PostgresRecovery
 from harness.postgres_server import PostgresServer
 from tests.consistency.postgres import history
+from tests.consistency.postgres.servers import VERSIONS, primary_of
 from tests.consistency.writing import Writing
 from tests.seeds import seeds
-
-VERSIONS = sorted({one.major for one in installations()})
 
 
 @pytest.fixture(scope="module", params=VERSIONS)
 def primary(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
-    with (
-        tempfile.TemporaryDirectory(prefix="cdc-postgres-") as directory,
-        PostgresServer.start(Path(directory), version=request.param, options={"max_connections": "60"}) as server,
-    ):
+    with primary_of(request.param) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def recovery(primary: PostgresServer) -> Iterator[PostgresRecovery]:
-    with (
-        tempfile.TemporaryDirectory(prefix="cdc-recovery-") as directory,
-        PostgresRecovery(primary, Path(directory)) as recovered,
-    ):
-        yield recovered
 
 
 def plain(value: Any) -> Any:

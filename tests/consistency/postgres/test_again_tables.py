@@ -12,14 +12,12 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.jobs import reread
 from harness.pipeline import Pipeline, published, settings_of
-from harness.postgres_binaries import installations
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
+from tests.consistency.postgres.servers import ENDS
 
-VERSIONS = sorted({installations()[0].major, max(one.major for one in installations())})
 
-
-@pytest.fixture(params=VERSIONS)
+@pytest.fixture(params=ENDS)
 def own(request: pytest.FixtureRequest, postgres_factory: PostgresFactory) -> PostgresServer:
     server = postgres_factory(None, request.param)
     virtual = ", thrice int GENERATED ALWAYS AS (id * 3) VIRTUAL" if request.param >= 18 else ""

@@ -8,7 +8,6 @@ the rows themselves tell.
 from __future__ import annotations
 
 import random
-import tempfile
 import time
 import uuid
 from collections import Counter
@@ -24,35 +23,21 @@ from airflow_provider_cdc.sources.postgres import slots
 from airflow_provider_cdc.sources.postgres.session import session
 from airflow_provider_cdc.sources.postgres.standing_record import name_of
 from harness.pipeline import Pipeline, published, settings_of
-from harness.postgres_binaries import installations
 from harness.postgres_recovery import PostgresRecovery
 from harness.postgres_server import PostgresServer
 from tests.consistency.postgres import history
+from tests.consistency.postgres.servers import ENDS, primary_of
 from tests.consistency.writing import Writing
 from tests.seeds import seeds
 
-VERSIONS = sorted({installations()[0].major, max(one.major for one in installations())})
 SUBJECTS = [subject for subject in history.SUBJECTS if not subject.leaves]
 HERE = "SELECT pg_current_wal_insert_lsn()::text"
 
 
-@pytest.fixture(scope="module", params=VERSIONS)
+@pytest.fixture(scope="module", params=ENDS)
 def primary(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
-    options = {"max_connections": "60", "track_commit_timestamp": "on"}
-    with (
-        tempfile.TemporaryDirectory(prefix="cdc-postgres-") as directory,
-        PostgresServer.start(Path(directory), version=request.param, options=options) as server,
-    ):
+    with primary_of(request.param, track_commit_timestamp="on") as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def recovery(primary: PostgresServer) -> Iterator[PostgresRecovery]:
-    with (
-        tempfile.TemporaryDirectory(prefix="cdc-recovery-") as directory,
-        PostgresRecovery(primary, Path(directory)) as recovered,
-    ):
-        yield recovered
 
 
 @pytest.fixture(autouse=True)

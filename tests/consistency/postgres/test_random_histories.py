@@ -6,7 +6,6 @@ The oracle is PostgreSQL itself: physical recovery brings a second server to tha
 from __future__ import annotations
 
 import random
-import tempfile
 import time
 import uuid
 from collections import Counter
@@ -19,33 +18,19 @@ import pytest
 from pyspark.sql import SparkSession
 
 from harness.pipeline import Pipeline, published, settings_of
-from harness.postgres_binaries import installations
 from harness.postgres_recovery import PostgresRecovery
 from harness.postgres_server import PostgresServer
 from tests.consistency.comparing import assert_same_rows
 from tests.consistency.postgres import history
+from tests.consistency.postgres.servers import ENDS, primary_of
 from tests.consistency.writing import Writing
 from tests.seeds import seeds
 
-VERSIONS = sorted({installations()[0].major, max(one.major for one in installations())})
 
-
-@pytest.fixture(scope="module", params=VERSIONS)
+@pytest.fixture(scope="module", params=ENDS)
 def primary(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
-    with (
-        tempfile.TemporaryDirectory(prefix="cdc-postgres-") as directory,
-        PostgresServer.start(Path(directory), version=request.param, options={"max_connections": "60"}) as server,
-    ):
+    with primary_of(request.param) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def recovery(primary: PostgresServer) -> Iterator[PostgresRecovery]:
-    with (
-        tempfile.TemporaryDirectory(prefix="cdc-recovery-") as directory,
-        PostgresRecovery(primary, Path(directory)) as recovered,
-    ):
-        yield recovered
 
 
 @pytest.fixture(autouse=True)

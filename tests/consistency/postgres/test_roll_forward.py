@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import random
-import tempfile
 import time
 import uuid
 from collections import Counter
@@ -24,23 +23,22 @@ from airflow_provider_cdc.sources.postgres import slots
 from airflow_provider_cdc.sources.postgres.session import session
 from airflow_provider_cdc.sources.postgres.standing_record import name_of
 from harness.pipeline import Pipeline, published, settings_of
-from harness.postgres_binaries import installations
 from harness.postgres_recovery import PostgresRecovery
 from harness.postgres_server import PostgresServer
 from tests.consistency.comparing import assert_same_rows
 from tests.consistency.postgres import history
+from tests.consistency.postgres.servers import VERSIONS, primary_of
 from tests.consistency.writing import Writing
+from tests.seeds import seeds
 
-CHAINS = int(os.environ.get("CDC_CHAINS", "1"))
-"""Per version and way."""
 NIGHTS = int(os.environ.get("CDC_NIGHTS", "3"))
-OLDEST, NEWEST = (pick(one.major for one in installations()) for pick in (min, max))
+OLDEST, NEWEST = VERSIONS[0], VERSIONS[-1]
 WAYS = {"images": (history.SUBJECTS, "FULL"), "keys": (history.AGAIN, "DEFAULT")}
 SETTINGS = [
     (OLDEST, "images"),
     (NEWEST, "keys"),
-    pytest.param((NEWEST, "images"), marks=pytest.mark.slow),
-    pytest.param((OLDEST, "keys"), marks=pytest.mark.slow),
+    pytest.param((NEWEST, "images"), marks=pytest.mark.long),
+    pytest.param((OLDEST, "keys"), marks=pytest.mark.long),
 ]
 READ_IN_THE_VIEW = ("keyless", "unnamed")
 """Tables whose keys the log does not tell without REPLICA IDENTITY FULL."""
@@ -55,20 +53,8 @@ def setting(request: pytest.FixtureRequest) -> tuple[int, str]:
 
 @pytest.fixture(scope="module")
 def primary(setting: tuple[int, str]) -> Iterator[PostgresServer]:
-    with (
-        tempfile.TemporaryDirectory(prefix="cdc-postgres-") as directory,
-        PostgresServer.start(Path(directory), version=setting[0], options={"max_connections": "60"}) as server,
-    ):
+    with primary_of(setting[0]) as server:
         yield server
-
-
-@pytest.fixture(scope="module")
-def recovery(primary: PostgresServer) -> Iterator[PostgresRecovery]:
-    with (
-        tempfile.TemporaryDirectory(prefix="cdc-recovery-") as directory,
-        PostgresRecovery(primary, Path(directory)) as recovered,
-    ):
-        yield recovered
 
 
 @pytest.fixture(autouse=True)
@@ -89,7 +75,7 @@ def plain(value: Any) -> Any:
     return value.astimezone(UTC).replace(tzinfo=None) if isinstance(value, datetime) and value.tzinfo else value
 
 
-@pytest.mark.parametrize("seed", range(CHAINS))
+@pytest.mark.parametrize("seed", seeds("CDC_CHAINS", plain=1, ci=2))
 def test_no_row_differs_after_any_night(
     seed: int,
     setting: tuple[int, str],

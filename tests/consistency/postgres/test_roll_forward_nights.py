@@ -20,12 +20,11 @@ from airflow_provider_cdc.sources.postgres.schema import read_tables
 from airflow_provider_cdc.sources.postgres.session import session
 from airflow_provider_cdc.sources.postgres.standing_record import load, states_of, store
 from harness.pipeline import Pipeline, settings_of
-from harness.postgres_binaries import installations
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
+from tests.consistency.postgres.servers import ENDS
 from tests.sources.postgres.values import CASES, SETUP
 
-VERSIONS = sorted({installations()[0].major, max(one.major for one in installations())})
 Bytes = list[bytes]
 
 
@@ -92,14 +91,14 @@ def contents(uri: str) -> Bytes:
 
 @pytest.fixture
 def nights(postgres_factory: PostgresFactory, spark: SparkSession, tmp_path: Path) -> Nights:
-    return Nights(postgres_factory(None, VERSIONS[-1]), spark, tmp_path)
+    return Nights(postgres_factory(None, ENDS[-1]), spark, tmp_path)
 
 
 FULL = "ALTER TABLE {0} REPLICA IDENTITY FULL"
 
 
 @pytest.mark.parametrize("identity", ["FULL", "DEFAULT"])
-@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("version", ENDS)
 def test_every_type_at_its_extremes(
     version: int,
     identity: str,

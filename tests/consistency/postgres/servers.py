@@ -1,0 +1,25 @@
+"""The servers of random histories: one that is written to, of each version that is installed."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from harness.postgres_binaries import installations
+from harness.postgres_server import PostgresServer
+
+VERSIONS = sorted({one.major for one in installations()})
+ENDS = sorted({installations()[0].major, VERSIONS[-1]})
+"""The version that is used by default, and the newest."""
+
+
+@contextmanager
+def primary_of(version: int, **options: str) -> Iterator[PostgresServer]:
+    """A server whose logs and connections suffice for a history, its copies and its oracle."""
+    with (
+        tempfile.TemporaryDirectory(prefix="cdc-postgres-") as directory,
+        PostgresServer.start(Path(directory), version=version, options={"max_connections": "60", **options}) as server,
+    ):
+        yield server
