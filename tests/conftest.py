@@ -20,6 +20,7 @@ from harness.environment import spark_environment
 from harness.mysql_server import MysqlServer
 from harness.postgres_server import PostgresServer
 from harness.s3_server import s3_server
+from harness.throw_away import throw_away
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -83,8 +84,8 @@ def _throw_away_postgres(
     options: Mapping[str, str] | None = None, version: int | None = None
 ) -> Iterator[PostgresServer]:
     with (
-        tempfile.TemporaryDirectory(prefix="cdc-postgres-") as directory,
-        PostgresServer.start(Path(directory), options=options, version=version) as server,
+        throw_away("cdc-postgres-") as directory,
+        PostgresServer.start(directory, options=options, version=version) as server,
     ):
         yield server
 

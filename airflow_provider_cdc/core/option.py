@@ -159,7 +159,12 @@ _TEXT = {"type": "string", "minLength": 1}
 _NAME = "[a-z0-9_]{0,30}"
 CONNECTION = Accepted("the id of a connection", _is_text, _TEXT)
 URI = Accepted("a URI", _is_text, _TEXT)
-URI_OR_EMPTY = Accepted("a URI, or empty", lambda value: isinstance(value, str), {"type": "string"})
+URI_OR_EMPTY = Accepted(
+    "a URI, or empty",
+    lambda value: value is None or isinstance(value, str),
+    {"type": ["string", "null"]},
+    lambda value: value or "",
+)
 TABLE_NAMES = Accepted(
     "a list of table names",
     _are_texts,

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import closing
-from pathlib import Path
 
 import pytest
 
 from harness.mysql_server import MysqlServer
 from harness.postgres_server import PostgresServer
+from harness.throw_away import throw_away
 from tests.contract.begun import RUN_ID, Begin, Begun
 from tests.contract.databases import Database, MysqlDatabase, PostgresDatabase
 
@@ -52,15 +51,15 @@ def begin(db: Database) -> Iterator[Begin]:
 def second_server(kind: str) -> Iterator[Database]:
     """A database on another server of the same kind, whose log a test may throw away."""
     made: MysqlDatabase | PostgresDatabase
-    with tempfile.TemporaryDirectory(prefix="cdc-second-") as directory:
+    with throw_away("cdc-second-") as directory:
         if kind == "mysql":
-            with MysqlServer.start(Path(directory)) as mysql:
+            with MysqlServer.start(directory) as mysql:
                 mysql.query("CREATE DATABASE second")
                 made = MysqlDatabase(mysql, "second")
                 with made.account():
                     yield made
         else:
-            with PostgresServer.start(Path(directory)) as postgres:
+            with PostgresServer.start(directory) as postgres:
                 made = PostgresDatabase(postgres, "postgres")
                 with made.account():
                     yield made

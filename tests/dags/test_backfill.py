@@ -6,7 +6,6 @@ import json
 import random
 import shutil
 import socket
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -28,6 +27,7 @@ from harness.mysql_server import MysqlServer
 from harness.pipeline import published, settings_of
 from harness.postgres_recovery import PostgresRecovery
 from harness.postgres_server import SUPERUSER
+from harness.throw_away import throw_away
 from tests.conftest import PostgresFactory
 
 DAG = Path(__file__).parent / "every_ten_seconds.py"
@@ -98,8 +98,8 @@ def test_a_backfill_rebuilds_what_a_standing_slot_has_kept(postgres_factory: Pos
         "schema": "postgres",
     }
     with (
-        tempfile.TemporaryDirectory(prefix="cdc-recovery-") as directory,
-        PostgresRecovery(postgres, Path(directory)) as recovery,
+        throw_away("cdc-recovery-") as directory,
+        PostgresRecovery(postgres, directory) as recovery,
     ):
         copies = _rebuilt(tmp_path, source, "public", "night", write)
         sizes = set()

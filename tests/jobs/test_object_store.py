@@ -91,6 +91,7 @@ def test_a_copy_is_rolled_forward_on_s3_by_runs_whose_scratch_is_a_disk(
     assert not list(tmp_path.rglob("*.parquet"))
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("on_s3")
 def test_older_copies_are_removed_on_s3_but_those_of_a_table_that_was_left_out(
     spark: SparkSession, mysql: MysqlServer, schema: str

@@ -43,7 +43,7 @@ WRONG: dict[str, list[Any]] = {
     "source_conn_id": ["", " ", None, 5],
     "tables": ["shop.orders", [], [""], [1], None, {"shop.orders": 1}],
     "target": ["", None, 5, ["file:///lake"]],
-    "scratch": [None, 5, ["file:///lake"]],
+    "scratch": [5, ["file:///lake"]],
     "consistency": ["Auto", "", None, 1, ["auto"]],
     "unrepresentable": ["Null", "", None, True, ["null"]],
     "spark_conn_id": ["", None],

@@ -96,7 +96,7 @@ class Lake:
         return [READERS[self.format](self.storage, table) for table in TABLES]
 
 
-@pytest.fixture(params=["disk", "s3"])
+@pytest.fixture(params=["disk", pytest.param("s3", marks=pytest.mark.long)])
 def storage(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
     if request.param == "disk":
         return Storage(tmp_path.as_uri())

@@ -10,6 +10,7 @@ from uuid import uuid4
 
 import pytest
 from airflow.sdk.bases.sensor import BaseSensorOperator
+from airflow.sdk.exceptions import AirflowFailException
 from airflow.serialization.serialized_objects import BaseSerialization
 
 from airflow_provider_cdc.core.storage import Storage
@@ -142,7 +143,8 @@ def test_what_is_no_position_is_refused_before_anything_waits(text: str, monkeyp
     assert isinstance(sensor, BaseSensorOperator)
     with pytest.raises(Exception, match="parameter position") as refused:
         sensor.execute({})
-    assert type(refused.value).__name__ == "AirflowFailException"
+    assert type(refused.value).__name__ == "PositionError"
+    assert isinstance(refused.value, AirflowFailException)
 
 
 @pytest.fixture

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,8 @@ def mysql_long_ago(mysql_factory: MysqlFactory) -> MysqlServer:
             "FLUSH BINARY LOGS",
         ):
             cursor.execute(statement)
+    # The server's start is told in whole seconds, and nothing is known of what was before it.
+    time.sleep(1.1)
     return server
 
 

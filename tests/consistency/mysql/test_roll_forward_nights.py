@@ -227,6 +227,7 @@ def test_tables_that_join_are_read_and_all_are_of_one_position(nights: Nights) -
     nights.rolled()
 
 
+@pytest.mark.long
 def test_nights_between_which_the_server_is_restarted(
     mysql_factory: MysqlFactory, spark: SparkSession, tmp_path: Path
 ) -> None:

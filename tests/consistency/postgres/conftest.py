@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from harness.postgres_recovery import PostgresRecovery
 from harness.postgres_server import PostgresServer
+from harness.throw_away import throw_away
 
 
 @pytest.fixture(scope="module")
 def recovery(primary: PostgresServer) -> Iterator[PostgresRecovery]:
     with (
-        tempfile.TemporaryDirectory(prefix="cdc-recovery-") as directory,
-        PostgresRecovery(primary, Path(directory)) as recovered,
+        throw_away("cdc-recovery-") as directory,
+        PostgresRecovery(primary, directory) as recovered,
     ):
         yield recovered

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 from harness.postgres_binaries import installations
 from harness.postgres_server import PostgresServer
+from harness.throw_away import throw_away
 
 VERSIONS = sorted({one.major for one in installations()})
 ENDS = sorted({installations()[0].major, VERSIONS[-1]})
@@ -19,7 +18,7 @@ ENDS = sorted({installations()[0].major, VERSIONS[-1]})
 def primary_of(version: int, **options: str) -> Iterator[PostgresServer]:
     """A server whose logs and connections suffice for a history, its copies and its oracle."""
     with (
-        tempfile.TemporaryDirectory(prefix="cdc-postgres-") as directory,
-        PostgresServer.start(Path(directory), version=version, options={"max_connections": "60", **options}) as server,
+        throw_away("cdc-postgres-") as directory,
+        PostgresServer.start(directory, version=version, options={"max_connections": "60", **options}) as server,
     ):
         yield server

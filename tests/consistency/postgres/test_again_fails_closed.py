@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 import uuid
 from collections import Counter
@@ -23,6 +22,7 @@ from airflow_provider_cdc.jobs import again, snapshot
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from harness.pipeline import Pipeline, published, settings_of
 from harness.postgres_server import PostgresServer
+from harness.throw_away import throw_away
 
 Act = Callable[[], Any]
 ROWS = 2000
@@ -52,8 +52,8 @@ class World:
 @pytest.fixture(scope="module")
 def own_server() -> Iterator[PostgresServer]:
     with (
-        tempfile.TemporaryDirectory(prefix="cdc-postgres-") as directory,
-        PostgresServer.start(Path(directory)) as server,
+        throw_away("cdc-postgres-") as directory,
+        PostgresServer.start(directory) as server,
     ):
         yield server
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +14,7 @@ from pyspark.sql import SparkSession
 from airflow_provider_cdc.errors import CdcError, ExactnessError, LogGone, SchemaChanged
 from harness.pipeline import Pipeline, published, settings_of
 from harness.postgres_server import PostgresServer
+from harness.throw_away import throw_away
 from tests.consistency.acting import WHEN, run_through
 
 
@@ -126,8 +126,8 @@ HAZARDS = (
 def own_server() -> Iterator[PostgresServer]:
     """A server on which things may be broken."""
     with (
-        tempfile.TemporaryDirectory(prefix="cdc-postgres-") as directory,
-        PostgresServer.start(Path(directory)) as server,
+        throw_away("cdc-postgres-") as directory,
+        PostgresServer.start(directory) as server,
     ):
         yield server
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -24,6 +23,7 @@ from airflow_provider_cdc.sources.postgres.session import reading_session, sessi
 from airflow_provider_cdc.sources.window import TrackedTable
 from harness.postgres_server import PostgresServer
 from harness.proxy import Proxy, changed_start_up
+from harness.throw_away import throw_away
 from tests.sources.postgres.log.reading import settings as settings_of
 
 RUN_ID = "20260101T000000Z-00000000"
@@ -33,8 +33,8 @@ OTHERS = ("standby", "promoted standby", "clone on the same timeline", "unrelate
 @pytest.fixture(scope="module")
 def primary() -> Iterator[PostgresServer]:
     with (
-        tempfile.TemporaryDirectory(prefix="cdc-primary-") as directory,
-        PostgresServer.start(Path(directory)) as server,
+        throw_away("cdc-primary-") as directory,
+        PostgresServer.start(directory) as server,
     ):
         server.query(
             "CREATE TABLE stock (id int PRIMARY KEY, n int); ALTER TABLE stock REPLICA IDENTITY FULL;"
@@ -47,7 +47,7 @@ def primary() -> Iterator[PostgresServer]:
 def other(primary: PostgresServer, request: pytest.FixtureRequest) -> Iterator[tuple[PostgresServer, str]]:
     """A second server of each kind, and what tells it from the primary."""
     with ExitStack() as stack:
-        directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="cdc-other-")))
+        directory = stack.enter_context(throw_away("cdc-other-"))
         if request.param == "unrelated server":
             server = stack.enter_context(PostgresServer.start(directory))
             server.query("CREATE TABLE stock (id int PRIMARY KEY, n int); ALTER TABLE stock REPLICA IDENTITY FULL")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime
-import tempfile
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from airflow_provider_cdc.sources.postgres import verified_tls
 from airflow_provider_cdc.sources.postgres.decode.rows import CopyReader, open_rows
 from airflow_provider_cdc.sources.postgres.session import reading_session, session
 from harness.postgres_server import PostgresServer
+from harness.throw_away import throw_away
 from tests.sources.postgres.decode.reading import describe
 from tests.sources.postgres.tls import switch_tls_on
 
@@ -111,8 +111,8 @@ WAYS = ["control", "replication", "log", "rows"]
 def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Strict]:
     folder = tmp_path_factory.mktemp("certificates")
     with (
-        tempfile.TemporaryDirectory(prefix="cdc-postgres-") as directory,
-        PostgresServer.start(Path(directory)) as server,
+        throw_away("cdc-postgres-") as directory,
+        PostgresServer.start(directory) as server,
     ):
         switch_tls_on(server, folder / "ca.pem")
         authority = Authority.new(folder, "clients")

@@ -91,12 +91,15 @@ def db(mysql: MysqlServer, schema: str) -> Iterator[Connection]:
 
 def refusal(reading: LogReading, window: Window | None = None) -> ImageNotWhole | None:
     """What the reader, or the check after it, says of the log since ``reading`` began."""
-    summaries = [
-        records.decode(SegmentSummary, json.loads(json.dumps(records.encode(summary))), "as a retry finds it")
-        for summary in (window or reading.read()).summaries
-    ]
     try:
-        check_writes(reading.settings, summaries)
+        summaries = (window or reading.read()).summaries
+        check_writes(
+            reading.settings,
+            [
+                records.decode(SegmentSummary, json.loads(json.dumps(records.encode(summary))), "as a retry finds it")
+                for summary in summaries
+            ],
+        )
     except ImageNotWhole as error:
         return error
     return None
