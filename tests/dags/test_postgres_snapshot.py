@@ -175,6 +175,7 @@ def test_password_is_nowhere(copied: Copied, dag_runner: DagRunner) -> None:
             assert secret not in repr((result.xcoms, result.rendered)) + result.log
 
 
+@pytest.mark.long
 def test_a_run_that_fails_for_good_leaves_no_slot_either(
     dag_runner: DagRunner, bank: dict[str, Any], postgres: PostgresServer, tmp_path: Path
 ) -> None:

@@ -58,8 +58,9 @@ def test_mysql_restarts_in_the_midst_of_a_read(spark: Any, mysql_factory: MysqlF
     check(run, ["shop.orders", "shop.lines", "shop.visits"])
 
 
+@pytest.mark.long
 @pytest.mark.timeout(150)
-@pytest.mark.parametrize("consistency", ["watermark", pytest.param("exported", marks=pytest.mark.long)])
+@pytest.mark.parametrize("consistency", ["watermark", "exported"])
 def test_postgres_restarts_in_the_midst_of_a_read(
     spark: Any, postgres_factory: PostgresFactory, tmp_path: Path, consistency: str
 ) -> None:

@@ -22,13 +22,13 @@ from harness.pipeline import Pipeline, published, settings_of
 from harness.postgres_recovery import PostgresRecovery
 from harness.postgres_server import PostgresServer
 from tests.consistency.postgres import history
-from tests.consistency.postgres.servers import ENDS, VERSIONS, primary_of
+from tests.consistency.postgres.servers import VERSIONS, primary_of
 from tests.consistency.writing import Writing
 from tests.seeds import seeds
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param(one, marks=[] if one in ENDS else pytest.mark.long) for one in VERSIONS]
+    scope="module", params=[pytest.param(one, marks=[] if one == VERSIONS[-1] else pytest.mark.long) for one in VERSIONS]
 )
 def primary(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
     with primary_of(request.param) as server:
