@@ -28,7 +28,8 @@ from tests.seeds import seeds
 
 
 @pytest.fixture(
-    scope="module", params=[pytest.param(one, marks=[] if one == VERSIONS[-1] else pytest.mark.long) for one in VERSIONS]
+    scope="module",
+    params=[pytest.param(one, marks=[] if one == VERSIONS[-1] else pytest.mark.long) for one in VERSIONS],
 )
 def primary(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
     with primary_of(request.param) as server:
