@@ -103,18 +103,18 @@ def test_manifest_holds_what_later_steps_need(source: FakeSource, tmp_path: Path
 
 def test_the_work_of_a_run_lies_in_the_scratch_that_is_named(source: FakeSource, tmp_path: Path) -> None:
     task = operator(tmp_path / "lake")
-    task.scratch = f"{tmp_path.as_uri()}/{{source}}/work"
+    task.scratch = f"{tmp_path.as_uri()}/{{source}}/jobs"
     pushed = task.execute(context())
-    assert pushed["run_uri"].startswith(f"{tmp_path.as_uri()}/shop/work/20260101T")
+    assert pushed["run_uri"].startswith(f"{tmp_path.as_uri()}/shop/jobs/20260101T")
     assert Run.load(Storage(pushed["run_uri"])).manifest.lake == f"{tmp_path.as_uri()}/lake"
     assert not (tmp_path / "lake").exists()
 
 
-@pytest.mark.parametrize("scratch", ["s3://lake/raw", "s3://lake/raw/", "s3://lake/raw/work/x", "s3://lake/{table}"])
+@pytest.mark.parametrize("scratch", ["s3://lake/raw", "s3://lake/raw/", "s3://lake/raw/jobs/x", "s3://lake/{table}"])
 def test_a_scratch_that_readers_would_take_for_tables_is_refused(scratch: str) -> None:
     with pytest.raises(ConfigurationError):
         scratch_for(scratch, "shop", "s3://lake/raw")
-    for fine in ("s3://lake/raw/_work", "s3://lake/raw2", "s3://lake", "file:///work"):
+    for fine in ("s3://lake/raw/_jobs", "s3://lake/raw2", "s3://lake", "file:///jobs"):
         assert scratch_for(fine, "shop", "s3://lake/raw") == fine
     assert scratch_for("", "shop", "s3://lake/raw") == "s3://lake/raw/_runs"
 
