@@ -23,6 +23,7 @@ from airflow_provider_cdc.core import records
 from airflow_provider_cdc.core.manifest import Manifest
 from airflow_provider_cdc.core.results import EXTRACT_DELTA, DeltaResult, Skipped, SnapshotResult
 from airflow_provider_cdc.core.run import Run
+from airflow_provider_cdc.core.staging import StagedFile
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import ExactnessError
 from airflow_provider_cdc.jobs import net
@@ -43,7 +44,9 @@ PLAN = "delta/plan.json"
 BACK = "segment"
 """The name of the window of tables that were read."""
 COMPOSE_BYTES = 256 * 2**20
-"""What one task composes, in bytes of the files it reads."""
+"""What one task composes at the most, in bytes of the files it reads."""
+SMALL_BYTES = 16 * 2**20
+"""Below this another task costs more than it saves."""
 
 
 @dataclass(frozen=True)
@@ -103,11 +106,10 @@ def _extract_again(step: Step) -> DeltaResult:
     again = read_again_record(step.run)
     _check_bases(step)
     require_whole(step, [Checked(file, "the keys that were touched") for file in again.keys])
-    tasks = min(net.BUCKETS, 1 + sum(file.bytes for file in again.keys) // COMPOSE_BYTES)
     composed: list[net.NetChange] = []
     if again.keys:
         work = LastOfBuckets(step.staging, again.keys)
-        composed = run_tasks(step.spark, "compose the touched keys", net.bucket_ranges(tasks), work)
+        composed = run_tasks(step.spark, "compose the touched keys", _bucket_ranges(step, again.keys), work)
     files = tuple(file for one in composed for file in one.files)
     change = net.NetChange(files, net.add_counts(one.counts for one in composed))
     skipped = dict(step.run.found(SnapshotResult).skipped)
@@ -240,17 +242,23 @@ def _compose(step: Step, window: Window, read: Sequence[SegmentRecord], decision
     parts = any(record.summary.parts > 1 for record in read)
     composed: Sequence[SegmentRecord | net.NetChange] = read
     if segments and (len(segments) > 1 or pending or parts):
-        size = sum(file.bytes for _, files in segments for file in files)
-        tasks = min(net.BUCKETS, -(-size // COMPOSE_BYTES)) or 1
+        ranges = _bucket_ranges(step, [file for _, files in segments for file in files])
         keyless = tuple(index for index, entry in enumerate(step.tables) if entry.table.keyless)
         composed = run_tasks(
             step.spark,
             "compose the net change",
-            net.bucket_ranges(tasks),
+            ranges,
             ComposeBuckets(step.staging, window.name, tuple(segments), decisions, keyless),
         )
     files = tuple(file for one in composed for file in one.files)
     return net.NetChange(files, net.add_counts(one.counts for one in composed))
+
+
+def _bucket_ranges(step: Step, files: Sequence[StagedFile]) -> list[tuple[int, int]]:
+    """The buckets that each task composes."""
+    size = sum(file.bytes for file in files)
+    tasks = max(-(-size // COMPOSE_BYTES), min(step.slots, size // SMALL_BYTES), 1)
+    return net.bucket_ranges(min(net.BUCKETS, tasks))
 
 
 def read_net_change(run: Run) -> net.NetChange:
