@@ -36,7 +36,11 @@ def get_provider_info() -> dict[str, Any]:
         "sensors": [
             {
                 "integration-name": "CDC",
-                "python-modules": ["airflow_provider_cdc.sensors.position", "airflow_provider_cdc.sensors.published"],
+                "python-modules": [
+                    "airflow_provider_cdc.sensors.position",
+                    "airflow_provider_cdc.sensors.published",
+                    "airflow_provider_cdc.sensors.runway",
+                ],
             }
         ],
         "triggers": [

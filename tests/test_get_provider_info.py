@@ -93,8 +93,10 @@ print(json.dumps({
         "notifications.failure",
         "operators.preflight",
         "sensors.position",
+        "sensors.runway",
         "task_groups.snapshot",
         "triggers.position",
+        "triggers.runway",
     ],
 )
 def test_an_airflow_that_is_too_old_is_refused_by_name(module: str, dag_runner: DagRunner) -> None:

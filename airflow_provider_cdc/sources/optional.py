@@ -149,11 +149,12 @@ class ChecksServer(Protocol):
 
 @dataclass(frozen=True)
 class Runway:
-    """How long the source will have its log from now on: ``seconds``, or None where no setting bounds the time or it is
-    not known; and ``why``, in words."""
+    """How long the source will have its log from now on: ``seconds``, or None where no setting bounds the time
+    (``unbounded``) or it is not known; and ``why``, in words."""
 
     seconds: float | None
     why: str
+    unbounded: bool = False
 
 
 @runtime_checkable

@@ -207,6 +207,7 @@ from airflow.sdk import DAG
 for name in sys.argv[1:]:
     runpy.run_path(name)
 import airflow_provider_cdc.sensors.position, airflow_provider_cdc.sensors.published
+import airflow_provider_cdc.sensors.runway
 print({"numba", "numpy", "pandas", "psycopg", "pyarrow", "pymysql", "pyspark"} & {*sys.modules})
 """
     done = subprocess.run(

@@ -16,10 +16,13 @@ from airflow.serialization.serialized_objects import BaseSerialization
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import SourceUnavailable
 from airflow_provider_cdc.sensors.position import PositionSensor
+from airflow_provider_cdc.sensors.runway import RunwaySensor
 from airflow_provider_cdc.triggers.position import PositionTrigger
 from airflow_provider_cdc.triggers.published import PublishedTrigger, Wanted
+from airflow_provider_cdc.triggers.runway import RunwayTrigger
 from airflow_provider_cdc.triggers.waiting import Answer, Outage, WaitingTrigger
 from harness.mysql_server import MysqlServer
+from harness.postgres_server import SUPERUSER, PostgresServer
 from harness.server_process import free_port
 from tests.sinks.test_contract import Lake
 
@@ -83,7 +86,8 @@ def test_a_trigger_survives_the_way_into_the_database_and_holds_no_secret(monkey
     published = PublishedTrigger(
         target="s3://lake", table="shop.orders", wanted=wanted, poll_seconds=5, outage_seconds=60
     )
-    for trigger in (position, published):
+    runway = RunwayTrigger(source_conn_id="shop", hours=6.5, poll_seconds=5, outage_seconds=60)
+    for trigger in (position, published, runway):
         path, arguments = trigger.serialize()
         assert PASSWORD not in json.dumps(arguments)
         assert BaseSerialization.deserialize(BaseSerialization.serialize(arguments)) == arguments
@@ -145,6 +149,60 @@ def test_what_is_no_position_is_refused_before_anything_waits(text: str, monkeyp
         sensor.execute({})
     assert type(refused.value).__name__ == "PositionError"
     assert isinstance(refused.value, AirflowFailException)
+
+
+def runway_of(hours: float) -> Any:
+    trigger = RunwayTrigger(source_conn_id="shop", hours=hours, poll_seconds=0.1, outage_seconds=1)
+
+    async def wait() -> Any:
+        try:
+            return await asyncio.wait_for(next_of(trigger), 3)
+        except TimeoutError:
+            return None
+
+    return asyncio.run(wait())
+
+
+def test_a_server_that_throws_its_log_away_too_soon_is_waited_for(
+    mysql: MysqlServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connect(monkeypatch, mysql.port)
+    ((before,),) = mysql.query("SELECT @@GLOBAL.binlog_expire_logs_seconds")
+    try:
+        mysql.query("SET GLOBAL binlog_expire_logs_seconds = 7200")
+        assert runway_of(2)["found"] == {"hours": 2.0, "why": "binlog_expire_logs_seconds"}
+        assert runway_of(2.1) is None
+        mysql.query("SET GLOBAL binlog_expire_logs_seconds = 0")
+        assert runway_of(100_000)["found"]["hours"] is None
+    finally:
+        mysql.query("SET GLOBAL binlog_expire_logs_seconds = %s", (before,))
+
+
+def test_a_slot_that_may_keep_too_little_log_is_waited_for(
+    postgres: PostgresServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fields = {"conn_type": "cdc_postgres", "host": postgres.host, "port": postgres.port, "login": SUPERUSER}
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", json.dumps({**fields, "schema": "postgres"}))
+    assert runway_of(100_000)["found"]["hours"] is None
+    try:
+        postgres.query("ALTER SYSTEM SET max_slot_wal_keep_size = '64MB'")
+        postgres.query("SELECT pg_reload_conf()")
+        postgres.query("CREATE TABLE much AS SELECT generate_series(1, 300000) AS n")
+        assert runway_of(1_000_000) is None
+        assert runway_of(0.0001)["found"]["hours"] > 0
+    finally:
+        postgres.query("DROP TABLE IF EXISTS much")
+        postgres.query("ALTER SYSTEM RESET max_slot_wal_keep_size")
+        postgres.query("SELECT pg_reload_conf()")
+
+
+@pytest.mark.parametrize("hours", ["", "soon", 0, -1, "nan", "inf", None])
+def test_what_is_no_time_to_last_is_refused_before_anything_waits(hours: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    connect(monkeypatch, 1)
+    sensor = RunwaySensor(task_id="wait", source_conn_id="shop", hours=hours, deferrable=True)
+    assert isinstance(sensor, BaseSensorOperator)
+    with pytest.raises(AirflowFailException, match="parameter hours"):
+        sensor.execute({})
 
 
 @pytest.fixture

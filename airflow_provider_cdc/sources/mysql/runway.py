@@ -22,5 +22,5 @@ def runway(settings: ConnectionSettings) -> Runway:
     seconds = int(found.get(_SECONDS, "0"))
     # Before 8.0.29 it cannot be switched off.
     if not seconds or found.get(_AUTO_PURGE, "ON") != "ON":
-        return Runway(None, "the server throws no log away by itself")
+        return Runway(None, "the server throws no log away by itself", unbounded=True)
     return Runway(float(seconds), _SECONDS)

@@ -20,7 +20,8 @@ def runway(settings: ConnectionSettings) -> Runway:
         ((megabytes,),) = query(connection, "SELECT setting::bigint FROM pg_settings WHERE name = %s", (_KEPT,))
         ((rate,),) = query(connection, _RATE)
     if megabytes < 0:
-        return Runway(None, f"{_KEPT} is -1: nothing bounds the log that a slot keeps but the disk")
+        why = f"{_KEPT} is -1: nothing bounds the log that a slot keeps but the disk"
+        return Runway(None, why, unbounded=True)
     if not rate:
         return Runway(None, f"{_KEPT} is {megabytes:,} MB, and how much the server writes is not known")
     written = f"the server writes {rate / 2**20 * 3600:,.1f} MB of log an hour on the average"

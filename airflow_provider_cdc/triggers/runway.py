@@ -1,0 +1,70 @@
+"""Waits until a server keeps its log for long enough."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from typing import TYPE_CHECKING
+
+from airflow_provider_cdc.errors import ConfigurationError
+from airflow_provider_cdc.triggers.waiting import Answer, WaitingTrigger
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.sources.capabilities import Source
+
+
+def hours_of(given: object, where: str) -> float:
+    """The hours that a parameter gives, which may come from a template.
+
+    :param where: the parameter, for the message.
+    :raises ConfigurationError: they are no number above 0.
+    """
+    try:
+        hours = float(str(given))
+    except ValueError:
+        hours = math.nan
+    if not 0 < hours < math.inf:
+        raise ConfigurationError(f"{given!r} is no number of hours", where=where, hint="give one above 0, such as 6")
+    return hours
+
+
+def ask_runway(source: Source, hours: float) -> Answer:
+    """Whether the source will have its log for ``hours`` from now on.
+
+    :raises ConfigurationError: a source of this kind does not tell.
+    """
+    from airflow_provider_cdc.sources.optional import TellsRunway
+
+    if not isinstance(source, TellsRunway):
+        raise ConfigurationError(
+            f"a {source.kind} source does not say for how long it keeps its log",
+            where="parameter source_conn_id",
+            hint="name a connection to another kind of source",
+        )
+    left = source.runway()
+    if left.seconds is None:
+        return Answer(left.unbounded, left.why, {"hours": None, "why": left.why})
+    found = left.seconds / 3600
+    said = f"the server has its log for {found:,.1f} hours from now on, and not for {hours:g} ({left.why})"
+    return Answer(found >= hours, said, {"hours": found, "why": left.why})
+
+
+class RunwayTrigger(WaitingTrigger):
+    """Fires when the server behind a connection keeps its log for ``hours`` from now on.
+
+    :param source_conn_id: the connection.
+    """
+
+    arguments = ("source_conn_id", "hours")
+
+    def __init__(self, *, source_conn_id: str, hours: float, poll_seconds: float, outage_seconds: float) -> None:
+        super().__init__(poll_seconds=poll_seconds, outage_seconds=outage_seconds)
+        self.source_conn_id = source_conn_id
+        self.hours = hours
+
+    async def ask(self) -> Answer:
+        # What knows databases takes a while to import, and the file of a DAG imports this module.
+        from airflow_provider_cdc.hooks import source_in_event_loop
+
+        source = await source_in_event_loop(self.source_conn_id)
+        return await asyncio.to_thread(ask_runway, source, self.hours)
