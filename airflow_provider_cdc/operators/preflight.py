@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.core.head import source_of
 from airflow_provider_cdc.core.manifest import LAKE_FORMAT
-from airflow_provider_cdc.core.options import checked, declared
-from airflow_provider_cdc.core.plan import TablePlan
+from airflow_provider_cdc.core.options import RunOptions, checked, declared
 from airflow_provider_cdc.core.records import encode
+from airflow_provider_cdc.core.run import scratch_of
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.errors import PreflightError, Problem, TerminalError, TransientError
@@ -24,7 +24,7 @@ from airflow_provider_cdc.operators.planned import leaving_no_folder, readable, 
 from airflow_provider_cdc.operators.spark_step import check_spark
 from airflow_provider_cdc.sinks.registry import open_sink
 from airflow_provider_cdc.sources.capabilities import Source
-from airflow_provider_cdc.sources.survey import survey, survey_past
+from airflow_provider_cdc.sources.survey import Survey, survey, survey_past
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -69,73 +69,104 @@ class PreflightOperator(TargetOperator):
 
     @failing
     def execute(self, context: Context) -> dict[str, Any]:
-        # What looks into files takes a while to import, and DAGs are parsed all the time.
-        from airflow_provider_cdc.core.refreshing import choose
-
-        plans: list[TablePlan] = []
-        skipped: dict[str, str] = {}
+        if self.strict_conf:
+            check_conf(context["dag_run"].conf, {*context["dag"].params, *self.params})
+        options = checked({name: getattr(self, name) for name in self.template_fields})
         problems: list[Problem] = []
-        lake: Storage | None = None
+        with _collected(problems, "parameter target"):
+            self.allowed.check(options.source_conn_id, options.target, options.scratch)
+        if problems:
+            # What is not allowed is not touched.
+            raise PreflightError(problems)
         with ExitStack() as afterwards:
-            if self.strict_conf:
-                check_conf(context["dag_run"].conf, {*context["dag"].params, *self.params})
-            options = checked({name: getattr(self, name) for name in self.template_fields})
-            with _collected(problems, "parameter target"):
-                self.allowed.check(options.source_conn_id, options.target, options.scratch)
-            if problems:
-                # What is not allowed is not touched.
-                raise PreflightError(problems)
-            with _collected(problems, "parameter target"):
-                target = Storage(lake_of(options.target, options.source_conn_id))
-                if options.plan_only:
-                    afterwards.enter_context(leaving_no_folder(target))
-                target.check_writable()
-                # Nothing more is tried on one that cannot be written to.
-                lake = target
-            with _collected(problems, "parameter scratch"):
-                if lake is not None:
-                    scratch = scratch_for(options.scratch, options.source_conn_id, lake.uri)
-                    if options.scratch:
-                        if options.plan_only:
-                            afterwards.enter_context(leaving_no_folder(Storage(scratch)))
-                        Storage(scratch).check_writable()
+            places = _places(options, problems, afterwards)
             with _collected(problems, "parameter spark_conn_id"):
                 check_spark(options.spark_conn_id, options.spark_conf or {})
+            surveyed: tuple[Source, Survey] | None = None
             with _collected(problems, "parameter source_conn_id"):
-                source = open_hook(options.source_conn_id).get_conn()
-                if self.strict_conf:
-                    check_kind(options, source.kind)
-                found = survey(source, options.tables, options.table, options.steps.on_table_error)
-                plans, skipped = found.plans, found.skipped
-            if lake is not None and plans:
-                with _collected(problems, "parameter target"):
-                    _check_lake(lake, source, options.source_conn_id, [plan.table for plan in plans])
-            if lake is not None and plans and not problems:
-                with _collected(problems, "parameter refresh"):
-                    plans = choose(source, open_sink(LAKE_FORMAT, lake), scratch, plans, options.steps)
-                    found = replace(found, plans=plans)
-            if plans:
-                with _collected(problems, "parameter as_of"):
-                    may_begin = not problems and not options.plan_only
-                    found = survey_past(
-                        source, found, options.tables, options.table, options.steps, may_begin=may_begin
-                    )
-                    plans, skipped = found.plans, found.skipped
-            if problems:
-                raise PreflightError(problems)
-        if lake is not None:
-            tell_leftovers(Storage(scratch))
-        say_skipped(self.log, skipped)
-        outputs = {"plan": encode(plans), "options": encode(options.steps), "skipped": skipped}
-        if not options.plan_only:
+                surveyed = self._survey(options)
+            if surveyed is not None:
+                surveyed = _planned(*surveyed, places, options, problems)
+        if problems or places is None or surveyed is None:
+            raise PreflightError(problems)
+        return self._tell(context, options, *surveyed, places)
+
+    def _survey(self, options: RunOptions) -> tuple[Source, Survey]:
+        """The source, and what can be copied of it."""
+        source = open_hook(options.source_conn_id).get_conn()
+        if self.strict_conf:
+            check_kind(options, source.kind)
+        return source, survey(source, options.tables, options.table, options.steps.on_table_error)
+
+    def _tell(
+        self, context: Context, options: RunOptions, source: Source, found: Survey, places: _Places
+    ) -> dict[str, Any]:
+        tell_leftovers(Storage(places.scratch))
+        say_skipped(self.log, found.skipped)
+        plans = found.plans
+        outputs = {"plan": encode(plans), "options": encode(options.steps), "skipped": found.skipped}
+        if options.plan_only:
+            sink = open_sink(LAKE_FORMAT, places.lake)
+            outputs["summary"] = summary(source, sink, Storage(places.scratch), plans, options.steps)
+            self.log.info(
+                "The plan. Nothing is copied, for plan_only is set:\n%s\n%s", readable(plans), outputs["summary"]
+            )
+        else:
             self.log.info("%d tables will be copied:\n%s", len(plans), readable(plans))
-            hand_on(context, outputs)
-            return outputs
-        assert lake is not None
-        outputs["summary"] = summary(source, open_sink(LAKE_FORMAT, lake), Storage(scratch), plans, options.steps)
-        self.log.info("The plan. Nothing is copied, for plan_only is set:\n%s\n%s", readable(plans), outputs["summary"])
         hand_on(context, outputs)
         return outputs
+
+
+@dataclass(frozen=True)
+class _Places:
+    """Where a run publishes, and the URI of the folder in which the folders of runs lie."""
+
+    lake: Storage
+    scratch: str
+
+
+def _places(options: RunOptions, problems: list[Problem], afterwards: ExitStack) -> _Places | None:
+    """The places that the options name, which can be written to; None: the target cannot.
+
+    :param afterwards: what is left there for a plan alone is removed when this ends.
+    """
+    found: _Places | None = None
+    with _collected(problems, "parameter target"):
+        lake = Storage(lake_of(options.target, options.source_conn_id))
+        _check_writable(lake, options, afterwards)
+        found = _Places(lake, scratch_of(lake.uri))
+    # Nothing more is tried on a target that cannot be written to.
+    if found is not None and options.scratch:
+        with _collected(problems, "parameter scratch"):
+            found = _Places(lake, scratch_for(options.scratch, options.source_conn_id, lake.uri))
+            _check_writable(Storage(found.scratch), options, afterwards)
+    return found
+
+
+def _check_writable(folder: Storage, options: RunOptions, afterwards: ExitStack) -> None:
+    if options.plan_only:
+        afterwards.enter_context(leaving_no_folder(folder))
+    folder.check_writable()
+
+
+def _planned(
+    source: Source, found: Survey, places: _Places | None, options: RunOptions, problems: list[Problem]
+) -> tuple[Source, Survey]:
+    """The same, with the way of each table: what is rolled forward, and what the past asks for."""
+    # What looks into files takes a while to import, and DAGs are parsed all the time.
+    from airflow_provider_cdc.core.refreshing import choose
+
+    if places is not None:
+        with _collected(problems, "parameter target"):
+            _check_lake(places.lake, source, options.source_conn_id, [plan.table for plan in found.plans])
+        if not problems:
+            with _collected(problems, "parameter refresh"):
+                sink = open_sink(LAKE_FORMAT, places.lake)
+                found = replace(found, plans=choose(source, sink, places.scratch, found.plans, options.steps))
+    with _collected(problems, "parameter as_of"):
+        may_begin = not problems and not options.plan_only
+        found = survey_past(source, found, options.tables, options.table, options.steps, may_begin=may_begin)
+    return source, found
 
 
 def _check_lake(lake: Storage, source: Source, conn_id: str, tables: Sequence[TableName]) -> None:
