@@ -24,6 +24,7 @@
         ├── SourceUnavailable      the server cannot be reached, or ended the session
         ├── StorageUnavailable     the lake's store cannot be reached, is full, or failed
         ├── LockNotGranted         the lock was not granted within its bounded wait
+        ├── SparkFailed            a Spark application ended without saying why
         ├── PublishIncomplete      publishing stopped half-way; running the task again completes it
         └── CommitUnknown          whether something was published is not known; running the task again finds out
 
@@ -177,6 +178,10 @@ class StorageUnavailable(TransientError, OSError):
 
 class LockNotGranted(TransientError):
     """The lock was not granted within its bounded wait."""
+
+
+class SparkFailed(TransientError):
+    """A Spark application ended without saying why: it was killed, or never began."""
 
 
 class PublishIncomplete(TransientError):

@@ -21,7 +21,7 @@ import airflow_provider_cdc
 from airflow_provider_cdc.core import records
 from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.errors import CdcError, ConfigurationError, ManifestError
+from airflow_provider_cdc.errors import CdcError, ConfigurationError, ManifestError, SparkFailed
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.jobs.driver import (
     JVM_VARIABLE,
@@ -39,6 +39,7 @@ from airflow_provider_cdc.operators.failing import airflow_error, failing
 from airflow_provider_cdc.operators.releasing import ReleasingOperator
 from airflow_provider_cdc.operators.scratch import scratch, scratch_parent
 from airflow_provider_cdc.operators.shared_app import steps_after
+from airflow_provider_cdc.operators.spark_failure import LastLines, spark_failed
 from airflow_provider_cdc.operators.spark_log import levelled, log4j_option
 from airflow_provider_cdc.report.facts import Failed
 from airflow_provider_cdc.report.files import write_failure
@@ -84,6 +85,7 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
     """Where the report is, once there is one: when the run is published, or when the step has failed."""
     _hook: Any
     _scratch: Path
+    _said: LastLines
 
     def __init__(
         self,
@@ -150,7 +152,7 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
         then = self._then(context)
         try:
             self._submit(context, run, properties, driver_environment(settings, master), then)
-        except AirflowException as error:
+        except (AirflowException, SparkFailed) as error:
             # Then a step after this one is what broke the application, and its own task does it again.
             if not then or Run.load(run).steps.get(self.step) is None:
                 raise
@@ -176,12 +178,13 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
             self.application_args = ["--run-uri", run.uri, *then]
             self.py_files = str(package_zip(folder))
             self.name = re.sub(r"[^\w.:+-]", "_", f"{context['ti'].dag_id}.{self.step}.{run.uri.rsplit('/', 1)[-1]}")
-            self._hook = None
+            self._hook, self._said = None, LastLines()
             try:
                 with environment({**variables, **scratch_environment(folder, variables, log4j_option(properties))}):
                     super().execute(context)
             except Exception:
                 self._raise_what_the_app_said(run, error_file(self.step, token))
+                self._raise_how_it_ended()
                 raise
 
     def _then(self, context: Context) -> list[str]:
@@ -213,12 +216,17 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
             return
         raise airflow_error(failure.type, failure.message, terminal=failure.terminal)
 
+    def _raise_how_it_ended(self) -> None:
+        process = getattr(self._hook, "_submit_sp", None)
+        if process is not None and process.returncode:
+            raise spark_failed(self.step, process.returncode, self._said) from None
+
     def _get_hook(self) -> Any:
         hook = super()._get_hook()
         build, guard = hook._build_spark_submit_command, guardian.command(self._scratch, _supervisor())
         hook._build_spark_submit_command = lambda application: [*guard, *build(application)]
         process = hook._process_spark_submit_log
-        hook._process_spark_submit_log = lambda lines: process(levelled(lines, self.log))
+        hook._process_spark_submit_log = lambda lines: process(levelled(self._said.passing(lines), self.log))
         return hook
 
     def on_kill(self) -> None:

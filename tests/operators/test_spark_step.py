@@ -66,6 +66,9 @@ if failure == "crash":
     for name in ("errors/snapshot.json", "errors/snapshot-other.json"):
         run.write_json(name, {{"type": "LogGone", "message": "old", "terminal": True}})
     sys.exit("java.lang.OutOfMemoryError")
+if failure == "silent":
+    print(os.environ["TEST_SAYS"], file=sys.stderr)
+    sys.exit(3)
 if failure:
     run.write_json(error_file("snapshot", os.environ[TRY_VARIABLE]), json.loads(failure))
     sys.exit(1)
@@ -225,7 +228,7 @@ def test_an_app_that_breaks_in_a_later_step_fails_the_task_only_if_its_own_is_no
         assert task.execute(context)["counts"]["rows"] == 3
     else:
         monkeypatch.setenv("TEST_FORGETS", "")
-        with pytest.raises(AirflowException, match="Error code is: 1"):
+        with pytest.raises(AirflowException, match="ended with status 1"):
             task.execute(context)
 
 
@@ -308,6 +311,34 @@ def test_error_of_an_earlier_try_is_not_taken_for_that_of_a_crash(
     assert not isinstance(failed.value, AirflowFailException)
 
 
+@pytest.mark.parametrize(
+    ("said", "hint"),
+    [
+        ("java.lang.OutOfMemoryError: Java heap space\n\tat a.B.c(D.java:1)\n\t... 9 more", "spark.driver.memory"),
+        ("OSError: [Errno 28] No space left on device", "make room"),
+        ("JAVA_HOME is not set", "install Java 17"),
+        ("WARN: Failed to connect to master db:7077", "spark_conn_id"),
+        ("something else", "in the log of this task"),
+    ],
+)
+def test_an_app_that_dies_without_a_word_of_ours_says_how_and_what_may_help(
+    run: Storage, monkeypatch: pytest.MonkeyPatch, said: str, hint: str
+) -> None:
+    monkeypatch.setenv("TEST_FAILURE", "silent")
+    monkeypatch.setenv("TEST_SAYS", said)
+    with pytest.raises(AirflowException) as failed:
+        operator(run).execute(CONTEXT)
+    assert type(failed.value).__name__ == "SparkFailed"
+    assert not isinstance(failed.value, AirflowFailException), "a retry may help"
+    text, _, told = str(failed.value).partition("Hint: ")
+    assert text.startswith("snapshot: spark-submit ended with status 3")
+    # The line, and neither Java's frames nor the whole command.
+    assert said.splitlines()[0] in text
+    assert "D.java" not in text
+    assert "--conf" not in text
+    assert hint in told
+
+
 def test_app_that_records_nothing_has_not_done_its_step(run: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TEST_FORGETS", "1")
     with pytest.raises(AirflowFailException, match="not recorded as done"):
@@ -334,7 +365,7 @@ def test_killing_a_task_ends_spark_submit(run: Storage, monkeypatch: pytest.Monk
             assert not running.done(), running.result()
             time.sleep(0.05)
         task.on_kill()
-        with pytest.raises(AirflowException, match="Error code is: -9"):
+        with pytest.raises(AirflowException, match="killed by signal 9"):
             running.result(30)
 
 
