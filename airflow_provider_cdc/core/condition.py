@@ -1,0 +1,97 @@
+"""A condition on one row: which rows of a table are copied. `condition_text` reads it, `condition_rows` evaluates it.
+
+It is a function of a row's published values and of nothing else: no time, no collation, no setting of a session. So it
+means the same for a row that was read and for one that was put back from the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+AND, OR, NOT = "AND", "OR", "NOT"
+IN, LIKE, IS_NULL, IS_TRUE, CONSTANT = "IN", "LIKE", "IS NULL", "IS TRUE", "CONSTANT"
+COMPARISONS = ("=", "<>", "<", "<=", ">", ">=")
+
+NUMBER, TEXT, DATE, TIMESTAMP, BOOLEAN = "number", "text", "date", "timestamp", "boolean"
+
+_BINDS = {OR: 1, AND: 2, NOT: 3}
+
+
+@dataclass(frozen=True)
+class Literal:
+    """A value as the condition spells it: ``kind`` is one of `NUMBER`, `TEXT`, `DATE`, `TIMESTAMP` and `BOOLEAN`;
+    ``text`` is what stands between the quotes, the number with its sign, or ``TRUE`` or ``FALSE``."""
+
+    kind: str
+    text: str
+
+    def __str__(self) -> str:
+        if self.kind in (NUMBER, BOOLEAN):
+            return self.text
+        keyword = "" if self.kind == TEXT else f"{self.kind.upper()} "
+        return f"{keyword}{_quoted(self.text, chr(39))}"
+
+
+@dataclass(frozen=True)
+class Term:
+    """A condition, or a part of one, which is true, false or unknown for a row, as in SQL.
+
+    ``op`` is one of `AND`, `OR` (of two ``terms`` or more), `NOT` (of one); of the `COMPARISONS` and `LIKE` (of
+    ``column`` with one literal), `IN` (with any of the ``literals``), `IS_NULL`; `IS_TRUE` (a ``column`` of truth
+    values by itself: unknown where it is null); `CONSTANT`, whose literal is a truth value. ``escape`` is the
+    character after which `LIKE` takes the next one as it is. ``at`` is where its text begins.
+    """
+
+    op: str
+    column: str = ""
+    literals: tuple[Literal, ...] = ()
+    terms: tuple[Term, ...] = ()
+    escape: str = ""
+    at: int = field(default=0, compare=False)
+
+    def __str__(self) -> str:
+        """The condition as text that stands for it and for no other one."""
+        return _text(self, 0)
+
+    def leaves(self) -> Iterator[Term]:
+        """The terms that are made of no others."""
+        if not self.terms:
+            yield self
+        for term in self.terms:
+            yield from term.leaves()
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns that it looks at, each once."""
+        return tuple(dict.fromkeys(leaf.column for leaf in self.leaves() if leaf.column))
+
+
+def _text(term: Term, around: int) -> str:
+    binds = _BINDS.get(term.op, 4)
+    if term.op == NOT:
+        text = f"NOT {_text(term.terms[0], binds)}"
+    elif term.terms:
+        text = f" {term.op} ".join(_text(one, binds) for one in term.terms)
+    else:
+        text = _leaf(term)
+    # One that is made of others of its own kind says so, too.
+    return f"({text})" if term.terms and binds <= around else text
+
+
+def _leaf(term: Term) -> str:
+    column = _quoted(term.column, '"')
+    if term.op == CONSTANT:
+        return str(term.literals[0])
+    if term.op == IS_TRUE:
+        return column
+    if term.op == IS_NULL:
+        return f"{column} IS NULL"
+    if term.op == IN:
+        return f"{column} IN ({', '.join(map(str, term.literals))})"
+    escape = f" ESCAPE {_quoted(term.escape, chr(39))}" if term.escape else ""
+    return f"{column} {term.op} {term.literals[0]}{escape}"
+
+
+def _quoted(text: str, mark: str) -> str:
+    return mark + text.replace(mark, mark * 2) + mark
