@@ -18,6 +18,7 @@ airflow_version.check()
 
 from airflow.providers.common.compat.sdk import Asset, AssetAlias  # noqa: E402
 
+from airflow_provider_cdc.core.selection import selection_of  # noqa: E402
 from airflow_provider_cdc.core.table import TableName  # noqa: E402
 from airflow_provider_cdc.errors import ConfigurationError  # noqa: E402
 from airflow_provider_cdc.sources.patterns import Pattern  # noqa: E402
@@ -25,18 +26,28 @@ from airflow_provider_cdc.sources.patterns import Pattern  # noqa: E402
 _SCHEME = "x-cdc"
 
 
-def table_asset(source_conn_id: str, table: str | TableName) -> Asset:
-    """The asset of a table's copies, whichever DAG makes them: ``x-cdc://<source_conn_id>/<schema>/<table>``.
+def table_asset(
+    source_conn_id: str,
+    table: str | TableName,
+    *,
+    where: str | None = None,
+    columns: Sequence[str] | None = None,
+) -> Asset:
+    """The asset of a table's copies, whichever DAG makes them: ``x-cdc://<source_conn_id>/<schema>/<table>``. Copies of
+    a part of the table have another one, for each part.
 
     :param source_conn_id: the connection that the table is copied from.
     :param table: ``schema.table``, with a part in double quotes where it holds a dot, as the option ``tables`` has it.
-    :raises ConfigurationError: ``table`` does not name one table.
+    :param where: the condition that the rows are copied by; None: all are.
+    :param columns: the columns that are asked for; None: all are.
+    :raises ConfigurationError: ``table`` does not name one table, or ``where`` is no condition.
     """
     name = _literal(table) if isinstance(table, str) else table
     if name is None:
         raise ConfigurationError(f"{table!r} stands for any number of tables", hint="name one, as schema.table")
-    parts = "/".join(quote(part, safe="") for part in (source_conn_id, name.schema, name.name))
-    return Asset(uri=f"{_SCHEME}://{parts}")
+    part = name.part or selection_of(where, columns).part
+    own = (source_conn_id, name.schema, name.name, *([part] if part else []))
+    return Asset(uri=f"{_SCHEME}://{'/'.join(quote(one, safe='') for one in own)}")
 
 
 def copies_alias(dag_id: str, group_id: str) -> AssetAlias:
@@ -44,13 +55,16 @@ def copies_alias(dag_id: str, group_id: str) -> AssetAlias:
     return AssetAlias(f"{_SCHEME}:{quote(dag_id, safe='')}/{quote(group_id, safe='')}")
 
 
-def outlets_of(source_conn_id: str, tables: Any, on_table_error: Any, alias: AssetAlias) -> list[Asset | AssetAlias]:
+def outlets_of(
+    source_conn_id: str, tables: Any, on_table_error: Any, alias: AssetAlias, *, in_part: bool = False
+) -> list[Asset | AssetAlias]:
     """What a group's last task announces: ``alias``, and the assets of the tables that are sure to be copied.
 
     :param tables: the group's argument, as are the two others: patterns, or a template.
+    :param in_part: whether parts of tables may be copied: they have assets of their own.
     """
     # A template, or what differs from group to group where groups are mapped, is known only when the tasks run.
-    if on_table_error != "fail" or _is_template(source_conn_id) or not isinstance(tables, (list, tuple)):
+    if in_part or on_table_error != "fail" or _is_template(source_conn_id) or not isinstance(tables, (list, tuple)):
         return [alias]
     patterns = list(tables)
     if any(pattern.startswith("!") or _is_template(pattern) for pattern in patterns):

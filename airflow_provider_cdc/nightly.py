@@ -166,6 +166,9 @@ def _check_option(option: Option, value: Value, problems: list[Problem]) -> None
         elif option.name == "tables":
             for pattern in value.plain:
                 Pattern.parse(pattern.removeprefix("!"))
+        elif option.name in ("where", "columns"):
+            for pattern in value.plain or {}:
+                Pattern.parse(pattern)
     except ConfigurationError as error:
         problems.append(value.place.problem(error.message, error.hint))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Protocol, runtime_checkable
 
@@ -14,7 +15,9 @@ from airflow_provider_cdc.core.options import StepOptions
 from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.refreshing import bases_of
 from airflow_provider_cdc.core.run import Run, scratch_of
+from airflow_provider_cdc.core.selection import Selection
 from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, LogGone
 
 _log = logging.getLogger(__name__)
@@ -142,8 +145,8 @@ def _goes_on(run: Run, source: RunSource, plans: Sequence[TablePlan]) -> bool:
     _log.info(
         "The run began at %s: keeping %s %s", manifest.created_at, manifest.position_key, manifest.initial_position
     )
-    tables = {str(entry.table.name) for entry in manifest.tables}
-    if tables != (wanted := {str(plan.table) for plan in plans}):
+    tables = {_said(entry.table.name, entry.table.selection) for entry in manifest.tables}
+    if tables != (wanted := {_said(plan.table, plan.selection) for plan in plans}):
         _log.warning(
             "The run keeps the tables that it began with, although the plan is another now (only in the run: %s; "
             "only in the plan: %s). Trigger a new run to copy what the plan says.",
@@ -151,6 +154,10 @@ def _goes_on(run: Run, source: RunSource, plans: Sequence[TablePlan]) -> bool:
             ", ".join(sorted(wanted - tables)) or "none",
         )
     return True
+
+
+def _said(table: TableName, selection: Selection) -> str:
+    return str(table) if selection.whole else f"{table} ({selection})"
 
 
 def _damaged_bases(run: Run, plans: Sequence[TablePlan]) -> str:
@@ -179,6 +186,6 @@ def _run_tables(plans: Sequence[TablePlan], initial: InitialPoint) -> tuple[RunT
     """The tables of a run, each as it was planned to be read."""
     by_name = {plan.table: plan for plan in plans}
     return tuple(
-        RunTable(table, plan.consistency, plan.reason, plan.at_upper, plan.base)
+        RunTable(replace(table, selection=plan.selection), plan.consistency, plan.reason, plan.at_upper, plan.base)
         for table, plan in ((table, by_name[table.name]) for table in initial.tables)
     )

@@ -25,7 +25,8 @@ class Copy:
     It is exact at ``position``, which stands under the source's own name for it, too: one of ``initial_gtid_set`` and
     ``initial_lsn`` is not None. ``as_of`` is what the run was asked to be exact at; empty: now. ``source`` is what
     `source_of` gave. ``path`` is a URI. Times are ISO 8601. ``files`` are all files of the copy, one object each: its
-    ``name`` in the folder ``path``, its ``rows`` and ``bytes``, and its ``checksum`` (CRC-32). Records of earlier
+    ``name`` in the folder ``path``, its ``rows`` and ``bytes``, and its ``checksum`` (CRC-32). Copies of a part of a
+    table say of which: ``where`` and ``columns``, as `Selection` has them. Records of earlier
     versions have only the run's id and the initial position. ``more`` has what a later version added: whoever writes
     the record again keeps it.
     """
@@ -39,6 +40,8 @@ class Copy:
     recorded_at: str = ""
     source: dict[str, str] = field(default_factory=dict)
     rows: int = 0
+    where: str = ""
+    columns: tuple[str, ...] = ()
     published_at: str = ""
     files: tuple[dict[str, Any], ...] = ()
     more: dict[str, Any] = field(default_factory=dict)

@@ -11,7 +11,7 @@ from airflow_provider_cdc.core.head import source_of
 from airflow_provider_cdc.core.options import StepOptions
 from airflow_provider_cdc.core.table import Table
 
-FORMAT = 4
+FORMAT = 5
 LAKE_FORMAT = "parquet"
 """What runs publish as."""
 

@@ -125,6 +125,18 @@ def _are_properties(value: Any) -> bool:
     return value is None or (isinstance(value, Mapping) and all(map(_is_text, value)))
 
 
+def _are_conditions(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, Mapping) and all(_is_text(one) for pair in value.items() for one in pair)
+    )
+
+
+def _are_columns(value: Any) -> bool:
+    return value is None or (
+        isinstance(value, Mapping) and all(_is_text(name) and _are_texts(own) for name, own in value.items())
+    )
+
+
 def _is_count(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0
 
@@ -172,6 +184,21 @@ TABLE_NAMES = Accepted(
 )
 PATTERNS = Accepted("a list of patterns, or nothing", _are_texts_or_none, {"type": ["array", "null"]})
 PROPERTIES = Accepted("an object of Spark properties", _are_properties, {"type": ["object", "null"]})
+CONDITIONS = Accepted(
+    "an object with a condition for each table, or nothing",
+    _are_conditions,
+    {"type": ["object", "null"], "additionalProperties": {"type": "string", "minLength": 1}},
+    lambda value: dict(value or {}),
+)
+COLUMNS = Accepted(
+    "an object with a list of columns for each table, or nothing",
+    _are_columns,
+    {
+        "type": ["object", "null"],
+        "additionalProperties": {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
+    },
+    lambda value: {name: list(own) for name, own in (value or {}).items()},
+)
 COUNT = Accepted("a whole number above 0", _is_count, {"type": "integer", "minimum": 1})
 COUNT_OR_NONE = Accepted(
     "a whole number", lambda value: _is_count(value) or _is_zero(value), {"type": "integer", "minimum": 0}

@@ -19,6 +19,8 @@ from typing import Any
 
 from airflow_provider_cdc.core.option import (
     AS_OF,
+    COLUMNS,
+    CONDITIONS,
     CONNECTION,
     COUNT,
     COUNT_OR_NONE,
@@ -277,6 +279,24 @@ class RunOptions:
         "`hdfs://…`) without query, fragment or user info; Airflow and Spark must both reach it. `{source}` in it "
         "stands for `source_conn_id`: a folder has the copies of one source.",
         example="a URI such as file:///data/lake or s3://bucket/lake",
+    )
+    where: Mapping[str, str] | None = option(
+        None,
+        accepts=CONDITIONS,
+        title="Rows",
+        help="Which rows of a table are copied, by the table's name or a pattern: those for which the condition holds "
+        "at the run's position (`{\"shop.orders\": \"status = 'open' and created >= '2026-01-01'\"}`). It is a part of "
+        "SQL in which text compares by code point. Such copies have a folder of their own.",
+        example='an object such as {"shop.orders": "created >= \'2026-01-01\'"}',
+    )
+    columns: Mapping[str, Sequence[str]] | None = option(
+        None,
+        accepts=COLUMNS,
+        title="Columns",
+        section=ADVANCED,
+        help="Which columns of a table are published, by the table's name or a pattern, beside those of its key "
+        '(`{"shop.orders": ["id", "status"]}`). Such copies have a folder of their own.',
+        example='an object such as {"shop.orders": ["id", "status"]}',
     )
     scratch: str = option(
         "",

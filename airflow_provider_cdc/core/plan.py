@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from airflow_provider_cdc.core.options import TableOptions
-from airflow_provider_cdc.core.table import Table, TableName
+from airflow_provider_cdc.core.selection import WHOLE, Selection
+from airflow_provider_cdc.core.table import CopyName, Table, TableName
 
 
 @dataclass(frozen=True)
@@ -16,7 +17,7 @@ class TablePlan:
     ``at_upper``: it is to be published at the position where its reads end, which the snapshot step fixes, and not at
     the initial one. All tables of a run agree in that.
     ``base`` is the id of the run whose copy is rolled forward, and ``base_position`` the position of that copy; empty:
-    the table is read.
+    the table is read. ``selection`` is the part of the table that is copied.
     """
 
     table: TableName
@@ -28,6 +29,12 @@ class TablePlan:
     at_upper: bool = False
     base: str = ""
     base_position: str = ""
+    selection: Selection = WHOLE
+
+    @property
+    def copy_name(self) -> TableName:
+        """What its copies are called in the lake."""
+        return CopyName.of(self.table, self.selection)
 
     @property
     def locked(self) -> bool:

@@ -18,6 +18,7 @@ from airflow_provider_cdc.core.options import CHANGES, FULL, StepOptions
 from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.retention import check_not_removed
 from airflow_provider_cdc.core.run import Run
+from airflow_provider_cdc.core.selecting import published_schema
 from airflow_provider_cdc.core.staging import difference
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.storage_errors import told
@@ -165,7 +166,7 @@ def _candidate(
         raise _NotFit("copies of this kind of source cannot be rolled forward yet")
     if plan.at_upper and plan.consistency != "again":
         raise _NotFit("the log tells no key of its changed rows")
-    head = copies.latest(plan.table)
+    head = copies.latest(plan.copy_name)
     if head is None:
         raise _NotFit("there is no copy yet")
     if head.run_id not in known:
@@ -180,11 +181,14 @@ def _candidate(
     if what := damage_of(run.folder, plan.table):
         raise _NotFit(f"the last copy is damaged: {what}")
     # The run would be refused its use, and the next one, and so on.
-    check_not_removed(run.folder, [plan.table])
+    check_not_removed(run.folder, [plan.copy_name])
     table = _entry(run, plan.table).table
+    if table.selection != plan.selection:
+        raise _NotFit("the last copy is of another part of the table")
     if table.options.unrepresentable != plan.unrepresentable:
         raise _NotFit(f"the last copy was made with unrepresentable = {table.options.unrepresentable}")
-    _check_files(copies.copy_folder(run.run_id, plan.table), decision, name, source.arrow_schema(table))
+    schema = published_schema(table, source.arrow_schema(table))
+    _check_files(copies.copy_folder(run.run_id, plan.copy_name), decision, name, schema)
     return _Candidate(run, table)
 
 

@@ -98,7 +98,7 @@ class Runs:
         """The id of a run that may still publish what it makes from a run's copy, of ``table`` or of any; empty: there
         is none."""
         for name, run in self.known.items():
-            bases = {entry.base for entry in run.manifest.tables if table is None or entry.table.name == table}
+            bases = {entry.base for entry in run.manifest.tables if table is None or entry.table.copy_name == table}
             if run_id in bases and not is_over(run):
                 return name
         # A manifest of another version, or a damaged one: its shape is not known, but ids of runs stand out.
@@ -212,7 +212,7 @@ def lifeless(run: Run, tables: Sequence[TableName], runs: Runs, now: datetime) -
     found = []
     for other in runs.known.values():
         manifest = other.manifest
-        own = {entry.table.name for entry in manifest.tables}
+        own = {entry.table.copy_name for entry in manifest.tables}
         if is_published(other) or other.committed or not own <= {*tables} or _is_foreign(other, run):
             continue
         # Written last by any of its steps.
@@ -223,7 +223,7 @@ def lifeless(run: Run, tables: Sequence[TableName], runs: Runs, now: datetime) -
 
 def remove_folder(run: Run, by: str) -> None:
     """Remove the folder of a run that is over. If that stops half-way, `Runs.remains` has it."""
-    for table in tables_of(run) if is_published(run) else [entry.table.name for entry in run.manifest.tables]:
+    for table in tables_of(run) if is_published(run) else [entry.table.copy_name for entry in run.manifest.tables]:
         mark(run, table, by)
     # Without a manifest it is no run any more, whatever else is still there.
     for name in [name for name in run.folder.files() if name.startswith("manifest") and name != FILE]:
@@ -254,9 +254,9 @@ def copy_of(run: Run) -> Copy:
 
 
 def tables_of(run: Run) -> list[TableName]:
-    """The tables that a run has published."""
+    """What the copies are called that a run has published: by their tables, or parts of these."""
     files = decision_of(run).files
-    return [entry.table.name for entry in run.manifest.tables if str(entry.table.name) in files]
+    return [entry.table.copy_name for entry in run.manifest.tables if str(entry.table.name) in files]
 
 
 def _made(run: Run) -> list[TableName] | None:

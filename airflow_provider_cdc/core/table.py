@@ -8,6 +8,7 @@ from functools import total_ordering
 from typing import Any
 
 from airflow_provider_cdc.core.options import AS_DECLARED, TableOptions
+from airflow_provider_cdc.core.selection import WHOLE, Selection
 from airflow_provider_cdc.errors import ConfigurationError
 
 
@@ -26,6 +27,11 @@ class TableName:
     @property
     def name(self) -> str:
         return self._parts[1]
+
+    @property
+    def part(self) -> str:
+        """Of which part of the table it names the copies; empty: of all of it."""
+        return ""
 
     def __str__(self) -> str:
         return ".".join(self._parts)
@@ -56,6 +62,34 @@ class TableName:
         return cls(schema, name)
 
 
+class CopyName(TableName):
+    """The name of the copies of a table, or of some part of it: another one for each part (`Selection.part`).
+
+    Its text is that of the table. That of copies of whole tables is the table's name.
+    """
+
+    def __init__(self, table: TableName, part: str) -> None:
+        super().__init__(table.schema, table.name)
+        self._part = part
+
+    @classmethod
+    def of(cls, table: TableName, selection: Selection) -> TableName:
+        return table if selection.whole else cls(table, selection.part)
+
+    @property
+    def part(self) -> str:
+        return self._part
+
+    def __repr__(self) -> str:
+        return f"CopyName{(self.schema, self.name, self._part)!r}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CopyName) and (self._parts, self._part) == (other._parts, other._part)
+
+    def __hash__(self) -> int:
+        return hash((self._parts, self._part))
+
+
 @dataclass(frozen=True)
 class Column:
     """One column, in the order the table stores it.
@@ -79,7 +113,7 @@ class Table:
     estimates: they steer the plan and the progress display and never the result. ``details`` is what else the source
     needs to find the table's rows, and to know it again: JSON. ``options`` are how it is read and published.
     ``cascades_from`` are other tables (or this one) whose changes reach its rows without being logged; ``key`` of these
-    are the columns that foreign keys refer to.
+    are the columns that foreign keys refer to. ``selection`` is the part of it that is copied.
     """
 
     name: TableName
@@ -91,6 +125,17 @@ class Table:
     details: Mapping[str, Any] = field(default_factory=dict)
     options: TableOptions = AS_DECLARED
     cascades_from: tuple[Table, ...] = ()
+    selection: Selection = WHOLE
+
+    @property
+    def copy_name(self) -> TableName:
+        """What its copies are called in the lake."""
+        return CopyName.of(self.name, self.selection)
+
+    @property
+    def published_columns(self) -> list[str]:
+        """The columns of its copies."""
+        return self.selection.published([column.name for column in self.columns], self.key)
 
     @property
     def keyless(self) -> bool:

@@ -24,6 +24,7 @@ from airflow_provider_cdc.core.decision import Decision, decision_of
 from airflow_provider_cdc.core.names import folder_name
 from airflow_provider_cdc.core.results import CONSOLIDATE, ConsolidateResult, DeltaResult
 from airflow_provider_cdc.core.run import Commit, Run, read_is_latest, release
+from airflow_provider_cdc.core.selecting import published_schema
 from airflow_provider_cdc.core.staging import StagedFile, Staging
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import TableName
@@ -82,9 +83,8 @@ def consolidate(spark: SparkSession, folder: Storage, settings: ConnectionSettin
 
 def _consolidate(step: Step) -> ConsolidateResult:
     run = step.run
-    names = [entry.table.name for entry in step.tables]
     run.found(DeltaResult)
-    step.sink.check_source(names, step.manifest.source, run.position)
+    step.sink.check_source([entry.table.copy_name for entry in step.tables], step.manifest.source, run.position)
     commit = run.commit or _commit(step)
     if commit.abandoned:
         raise ManifestError(
@@ -139,7 +139,7 @@ def _check_commit(step: Step, decision: Decision) -> None:
 
     :raises FileDamaged: a file is not what the commit says.
     """
-    names = {str(entry.table.name): entry.table.name for entry in step.tables}
+    names = {str(entry.table.name): entry.table.copy_name for entry in step.tables}
     require_whole(step, [Checked(file, name, names[name]) for name, own in decision.files.items() for file in own])
 
 
@@ -150,7 +150,14 @@ def _publish(run: Run, decision: Decision) -> dict[TableName, PublishedCopy]:
         run_id=run.run_id,
         staging=Staging(run.folder),
         tables=tuple(
-            TableChange(entry.table.name, decision.files[name], decision.kept.get(name, ()), entry.base)
+            TableChange(
+                entry.table.copy_name,
+                decision.files[name],
+                decision.kept.get(name, ()),
+                entry.base,
+                entry.table.selection.condition,
+                entry.table.selection.columns,
+            )
             for entry in manifest.tables
             if (name := str(entry.table.name)) in decision.files
         ),
@@ -306,7 +313,7 @@ def _final_files(
         if not final[index] and not kept.get(index):
             # Readers see the schema of a table without rows, too.
             with naming(str(entry.table.name)):
-                schema = step.source.arrow_schema(entry.table)
+                schema = published_schema(entry.table, step.source.arrow_schema(entry.table))
                 name = f"staged/{folder_name(entry.table.name)}/part-empty"
                 final[index].append(step.staging.write_empty(name, schema))
         final[index].sort(key=lambda file: file.base_name)
@@ -330,7 +337,13 @@ def _give_up_past(run: Run, settings: ConnectionSettings) -> None:
     if not options.standing_slot:
         return
     try:
-        copies = {table: run.position for table, is_latest in read_is_latest(run.folder).items() if is_latest}
-        give_up_past(open_source(settings), options, manifest.lake, copies)
+        parts = {str(entry.table.name): entry.table.copy_name.part for entry in manifest.tables}
+        # The last copy of a part is not that of the table.
+        copies: dict[str, dict[str, str]] = {part: {} for part in sorted({*parts.values()})}
+        for table_name, is_latest in read_is_latest(run.folder).items():
+            if is_latest:
+                copies[parts[table_name]][table_name] = run.position
+        for part, own in copies.items():
+            give_up_past(open_source(settings), options, f"{manifest.lake}#{part}" if part else manifest.lake, own)
     except CdcError as error:
         say(f"consolidate: the source keeps its past for longer than {options.standing_slot_hours} hours: {error}")

@@ -31,6 +31,7 @@ from airflow_provider_cdc.jobs.again import read_record as read_again_record
 from airflow_provider_cdc.jobs.patience import persist
 from airflow_provider_cdc.jobs.progress import Progress, ProgressFile, say
 from airflow_provider_cdc.jobs.read_segment import DONE, ComposeBuckets, LastOfBuckets, ReadSegment, SegmentRecord
+from airflow_provider_cdc.jobs.selected import needs_composing
 from airflow_provider_cdc.jobs.skipped import say_skipped
 from airflow_provider_cdc.jobs.snapshot import read_table_files
 from airflow_provider_cdc.jobs.step import Step, run_step
@@ -241,7 +242,7 @@ def _compose(step: Step, window: Window, read: Sequence[SegmentRecord], decision
     pending = any(record.pending for record in read)
     parts = any(record.summary.parts > 1 for record in read)
     composed: Sequence[SegmentRecord | net.NetChange] = read
-    if segments and (len(segments) > 1 or pending or parts):
+    if segments and (len(segments) > 1 or pending or parts or needs_composing(window.tables)):
         ranges = _bucket_ranges(step, [file for _, files in segments for file in files])
         keyless = tuple(index for index, entry in enumerate(step.tables) if entry.table.keyless)
         composed = run_tasks(

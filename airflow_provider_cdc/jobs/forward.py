@@ -21,6 +21,7 @@ from airflow_provider_cdc.core.decision import read_bases
 from airflow_provider_cdc.core.manifest import RunTable
 from airflow_provider_cdc.core.parquet_writer import FILE_BYTES
 from airflow_provider_cdc.core.retention import check_not_removed
+from airflow_provider_cdc.core.selecting import published_schema
 from airflow_provider_cdc.core.staging import StagedFile, difference
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.storage_errors import told
@@ -72,8 +73,8 @@ class LookAtFiles:
 
     def _seen(self, one: BaseFile) -> BaseFile:
         entry = self.tables[one.table]
-        schema = self.source.arrow_schema(entry.table)
-        folder = self.sink.copy_folder(entry.base, entry.table.name)
+        schema = published_schema(entry.table, self.source.arrow_schema(entry.table))
+        folder = self.sink.copy_folder(entry.base, entry.table.copy_name)
         what = ""
         try:
             with told(folder.uri_of(one.file.name)):
@@ -127,7 +128,7 @@ def look_at_bases(step: Step) -> dict[int, list[BaseFile]]:
     bases = read_bases(scratch, manifest.bases)
     for run_id in bases:
         # The manifest names them, so from here on nobody begins to remove them.
-        check_not_removed(scratch.folder(run_id), [one.table.name for one in step.tables if one.base == run_id])
+        check_not_removed(scratch.folder(run_id), [one.table.copy_name for one in step.tables if one.base == run_id])
     files = [
         BaseFile(index, file)
         for index, entry in enumerate(step.tables)
@@ -190,7 +191,7 @@ def _note(step: Step, entry: RunTable, error: FileDamaged) -> None:
 
 
 def _base_folder(step: Step, entry: RunTable) -> Storage:
-    return step.sink.copy_folder(entry.base, entry.table.name)
+    return step.sink.copy_folder(entry.base, entry.table.copy_name)
 
 
 def roll_forward(

@@ -13,10 +13,12 @@ from airflow_provider_cdc.core import records
 from airflow_provider_cdc.core.manifest import RunTable
 from airflow_provider_cdc.core.names import folder_name
 from airflow_provider_cdc.core.options import LockPolicy
+from airflow_provider_cdc.core.selecting import published_columns, published_schema
 from airflow_provider_cdc.core.staging import StagedFile, Staging
 from airflow_provider_cdc.errors import ValueNotRepresentable
 from airflow_provider_cdc.jobs.key_order import Extent, KeyExtents, check_key_order
 from airflow_provider_cdc.jobs.parts import Part
+from airflow_provider_cdc.jobs.selected import copied
 from airflow_provider_cdc.jobs.skipped import reason
 from airflow_provider_cdc.jobs.survivors import OddRow, check_count, noted
 from airflow_provider_cdc.sources.capabilities import Source
@@ -105,7 +107,7 @@ class ReadPart:
 
     def _read(self, part: Part, started: float) -> PartRecord:
         entry = self.tables[part.table]
-        schema = self.source.arrow_schema(entry.table)
+        schema = published_schema(entry.table, self.source.arrow_schema(entry.table))
         ordered = self.source.key_order(entry.table) if isinstance(self.source, OrdersChunks) else None
         extents = KeyExtents(ordered)
         odd: list[OddRow] = []
@@ -118,11 +120,13 @@ class ReadPart:
                 if at and self.pause:
                     time.sleep(self.pause)
                 for batch in reader.read(chunk):
-                    if reader.odd:
-                        odd += noted(entry.table, batch, reader.odd)
+                    found, left = copied(entry.table, batch, reader.odd)
+                    if left:
+                        odd += noted(entry.table, batch, left)
                         check_count(odd)
                     extents.add(chunk.number, batch)
-                    writer.write(batch)
+                    rows = published_columns(entry.table, batch)
+                    writer.write(rows if found is None else rows.filter(found))
             incarnation = reader.settle()
             upper, lock_seconds, nulled = reader.upper, reader.lock_seconds, dict(reader.nulled)
         check_key_order(entry.table, extents.found)

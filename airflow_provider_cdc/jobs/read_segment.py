@@ -10,6 +10,7 @@ from airflow_provider_cdc.core import records
 from airflow_provider_cdc.core.staging import StagedFile, Staging
 from airflow_provider_cdc.errors import ValueNotRepresentable
 from airflow_provider_cdc.jobs import net
+from airflow_provider_cdc.jobs.selected import selected_changes
 from airflow_provider_cdc.jobs.skipped import reason, table_of
 from airflow_provider_cdc.sources.capabilities import Source
 from airflow_provider_cdc.sources.window import LogSegment, SegmentSummary, TrackedTable
@@ -76,6 +77,7 @@ class ReadSegment:
             self.source.read_segment(segment, self.initial, tables) as reader,
         ):
             for rows in net.gathered(reader, SORT_BYTES):
+                rows = selected_changes(self.source, tables, rows)
                 rows = net.without_effect_dropped(rows, keyless)
                 writer.write(net.in_buckets(rows))
                 counts.append(net.count_by_table(rows))

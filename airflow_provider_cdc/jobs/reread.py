@@ -15,9 +15,11 @@ from airflow_provider_cdc.core import row_bytes
 from airflow_provider_cdc.core.manifest import RunTable
 from airflow_provider_cdc.core.names import folder_name
 from airflow_provider_cdc.core.options import LockPolicy
+from airflow_provider_cdc.core.selecting import published_columns, published_schema
 from airflow_provider_cdc.core.staging import StagedFile, Staging
 from airflow_provider_cdc.errors import CopyMismatch, SourceUnavailable, ValueNotRepresentable
 from airflow_provider_cdc.jobs import net
+from airflow_provider_cdc.jobs.selected import copied
 from airflow_provider_cdc.jobs.skipped import reason
 from airflow_provider_cdc.sources.capabilities import Source
 from airflow_provider_cdc.sources.rereading import KeyReader
@@ -94,7 +96,7 @@ class ReadAgain:
         name = f"chunks/{folder_name(table.name)}/part-again"
         doubtful = []
         with (
-            self.staging.writer(name, self.source.arrow_schema(table)) as writer,
+            self.staging.writer(name, published_schema(table, self.source.arrow_schema(table))) as writer,
             self.source.reader(table, "exported" if self.view else "again", self.lock) as opened,
         ):
             reader = cast(KeyReader, opened)
@@ -105,14 +107,17 @@ class ReadAgain:
                 for batch in reader.find(some["before"].chunk(0)):
                     # What the source takes for equal may have other bytes: such a row is another key's.
                     places = pc.index_in(row_bytes.encode(batch, table.key), value_set=wanted)
-                    for value in reader.odd:
+                    found_there, left = copied(table, batch, reader.odd)
+                    for value in left:
                         place = places[value.row].as_py()
                         if place is not None and self.view:
                             raise value.error
                         if place is not None:
                             wrong[place] = True
                     seen += np.bincount(places.drop_null().to_numpy(), minlength=some.num_rows)
-                    writer.write(batch.filter(places.is_valid()))
+                    asked = places.is_valid()
+                    wanted_rows = asked if found_there is None else pc.and_(asked, found_there)
+                    writer.write(published_columns(table, batch).filter(wanted_rows))
                 # What the log says was left there has to be there, once, and nothing else.
                 wrong |= seen != some["count"].to_numpy()
                 if self.view and wrong.any():

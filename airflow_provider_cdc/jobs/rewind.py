@@ -11,11 +11,13 @@ import pyarrow.compute as pc
 
 from airflow_provider_cdc.core.manifest import RunTable
 from airflow_provider_cdc.core.names import folder_name
+from airflow_provider_cdc.core.selecting import published_schema
 from airflow_provider_cdc.core.staging import StagedFile, Staging
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import ValueNotRepresentable
 from airflow_provider_cdc.jobs import net
 from airflow_provider_cdc.jobs.net import NetChange
+from airflow_provider_cdc.jobs.selected import decode_published
 from airflow_provider_cdc.jobs.skipped import reason
 from airflow_provider_cdc.jobs.touched import MarkedFile, TouchedKeys, mark
 from airflow_provider_cdc.sources.capabilities import Source
@@ -100,7 +102,7 @@ class RewindTask:
 
     def _take_out(self, order: Rewind) -> Outcome:
         table = self._table(order.table)
-        schema = self.source.arrow_schema(table)
+        schema = published_schema(table, self.source.arrow_schema(table))
         key = schema.names if table.keyless else list(table.key)
         files = [MarkedFile(self.staging.folder, file) for file in order.files]
         for touched in self._touched(order.table, schema.field(key[0]).type, order.since):
@@ -142,7 +144,7 @@ class RewindTask:
     def _restore(self, index: int, buckets: tuple[int, int] | None) -> tuple[tuple[StagedFile, ...], dict[str, int]]:
         table = self._table(index)
         nulled: dict[str, int] = {}
-        schema = self.source.arrow_schema(table)
+        schema = published_schema(table, self.source.arrow_schema(table))
         with self.staging.writer(self._staged(table, "part-restored"), schema) as writer:
             for batch in net.read(
                 self.staging.folder, self.change.files, ["before", "count"], table=index, buckets=buckets
@@ -151,7 +153,7 @@ class RewindTask:
                 batch = batch.filter(restored)
                 for start in range(0, batch.num_rows, DECODED_ROWS):
                     part = batch.slice(start, DECODED_ROWS)
-                    rows = self.source.decode_images(table, part["before"], nulled)
+                    rows = decode_published(self.source, table, part["before"], nulled)
                     if table.keyless:
                         copies = np.repeat(np.arange(rows.num_rows), -part["count"].to_numpy())
                         for first in range(0, len(copies), DECODED_ROWS):

@@ -25,6 +25,7 @@ from airflow_provider_cdc.core.manifest import RunTable
 from airflow_provider_cdc.core.names import folder_name
 from airflow_provider_cdc.core.parquet_splice import UnknownFooter
 from airflow_provider_cdc.core.parquet_writer import ROW_GROUP_BYTES, ParquetWriter
+from airflow_provider_cdc.core.selecting import published_schema
 from airflow_provider_cdc.core.staging import StagedFile, Staging, difference
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import CopyMismatch, FileDamaged, ValueNotRepresentable
@@ -34,6 +35,7 @@ from airflow_provider_cdc.jobs.left import Left, differing, lengths, parts
 from airflow_provider_cdc.jobs.net import NetChange
 from airflow_provider_cdc.jobs.ranges import Bound, Range, divided, group_extent
 from airflow_provider_cdc.jobs.rewind import DECODED_ROWS, TOUCHED_ROWS, Outcome, Rewind
+from airflow_provider_cdc.jobs.selected import decode_published
 from airflow_provider_cdc.jobs.skipped import reason
 from airflow_provider_cdc.jobs.touched import MarkedFile, TouchedKeys, has_one_pattern, mark
 from airflow_provider_cdc.sinks.base import Sink
@@ -107,10 +109,10 @@ class _Rolling:
         self._order = order
         entry = task.tables[order.table]
         self._table: Table = entry.table
-        self._schema: pa.Schema = task.source.arrow_schema(entry.table)
+        self._schema: pa.Schema = published_schema(entry.table, task.source.arrow_schema(entry.table))
         self._key = self._schema.names if entry.table.keyless else list(entry.table.key)
         self._first: pa.DataType = self._schema.field(self._key[0]).type
-        self._folder = task.sink.copy_folder(entry.base, entry.table.name)
+        self._folder = task.sink.copy_folder(entry.base, entry.table.copy_name)
         self._files = [MarkedFile(self._folder, one.file) for one in order.targets if one.file is not None]
         # What became of the single rows that are taken out is not known.
         self._replaces = entry.table.keyless or order.layers is not None
@@ -245,7 +247,7 @@ class _Rolling:
     def _decoded(self, images: pa.BinaryArray, counts: pa.Int64Array) -> Iterator[pa.RecordBatch]:
         for start in range(0, len(images), DECODED_ROWS):
             part = images.slice(start, DECODED_ROWS)
-            rows = self._task.source.decode_images(self._table, part, self._nulled)
+            rows = decode_published(self._task.source, self._table, part, self._nulled)
             if not self._table.keyless:
                 yield rows
                 continue
@@ -378,7 +380,7 @@ class _Rolling:
             before, after = (image[name].cast(pa.binary()) for name in ("before", "after"))
             if before.null_count:
                 raise self._mismatch(batch, before.is_null(), "the log adds a row of a key that the copy holds already")
-            logged = self._task.source.decode_images(self._table, before, {})
+            logged = decode_published(self._task.source, self._table, before, {})
             differs = pc.not_equal(row_bytes.encode(batch, names), row_bytes.encode(logged, names))
             if differs.true_count:
                 raise self._mismatch(batch, differs, "a row of the copy is not what the log says it was before")
@@ -387,7 +389,7 @@ class _Rolling:
             gone[own] = after.is_null().to_numpy(zero_copy_only=False)
             now = batch.slice(0, 0)
             if stays.true_count:
-                now = self._task.source.decode_images(self._table, after.filter(stays), self._nulled)
+                now = decode_published(self._task.source, self._table, after.filter(stays), self._nulled)
             yield Left(part, own[~gone[own]], pa.Table.from_batches([now]), gone, differing(batch.filter(stays), now))
 
     def _mismatch(self, batch: pa.RecordBatch, wrong: pa.Array, what: str) -> CopyMismatch:

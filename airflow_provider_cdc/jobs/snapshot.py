@@ -38,6 +38,7 @@ from airflow_provider_cdc.jobs.watch import Watch
 from airflow_provider_cdc.sources.capabilities import Source
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.optional import shared_reads
+from airflow_provider_cdc.sources.selections import check_still
 from airflow_provider_cdc.sources.window import UpperBound
 
 PLAN = "chunks/plan.json"
@@ -72,6 +73,8 @@ def snapshot(spark: SparkSession, folder: Storage, settings: ConnectionSettings)
 
 
 def _snapshot(step: Step) -> SnapshotResult:
+    for entry in step.tables:
+        check_still(step.source, entry.table)
     if rolled := sum(bool(entry.base) for entry in step.tables):
         say(f"snapshot: {rolled} tables are not read: their last copies are rolled forward")
     # Where rows are read again, those of the others are, too.

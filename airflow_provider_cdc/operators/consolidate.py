@@ -33,7 +33,7 @@ class ConsolidateOperator(SparkStepOperator):
 
     Each copy is an event of its table's asset (`airflow_provider_cdc.assets`), whose ``extra`` has ``run_id``, the
     ``position`` (also under the source's own name for it), ``rows``, ``path``, ``latest``, and ``schema_digest``, which
-    changes when columns, their types or the key do.
+    changes when columns, their types or the key do; of a part of the table also ``where`` and ``columns``.
     """
 
     step = "consolidate"
@@ -76,7 +76,7 @@ def _copies(run: Run, published: Mapping[str, str], latest: Mapping[str, bool]) 
     """What the events tell of each table's copy."""
     rows = run.found(ConsolidateResult).rows
     return {
-        entry.table.name: {
+        entry.table.copy_name: {
             "run_id": run.run_id,
             "position": run.position,
             run.manifest.position_key: run.position,
@@ -84,10 +84,18 @@ def _copies(run: Run, published: Mapping[str, str], latest: Mapping[str, bool]) 
             "path": published[name],
             "latest": latest[name],
             "schema_digest": digest_of(_shape(entry.table)),
+            **_part(entry.table),
         }
         for entry in run.manifest.tables
         if (name := str(entry.table.name)) in published
     }
+
+
+def _part(table: Table) -> dict[str, Any]:
+    """Which part of a table was copied; empty: all of it."""
+    selection = table.selection
+    found = {"where": selection.condition, "columns": list(selection.columns)}
+    return {name: value for name, value in found.items() if value}
 
 
 def _shape(table: Table) -> list[Any]:

@@ -119,7 +119,7 @@ def _leftover(scratch: Storage, name: str, horizon: datetime) -> Leftover | None
     if run.committed:
         # What is to be published is decided before the first file of it is.
         sink = open_sink(run.manifest.lake_format, Storage(run.manifest.lake))
-        placed = sink.unread(run.run_id, [entry.table.name for entry in run.manifest.tables])
+        placed = sink.unread(run.run_id, [entry.table.copy_name for entry in run.manifest.tables])
     return Leftover(run.run_id, run.manifest.created_at, (folder.uri, *placed))
 
 

@@ -104,7 +104,7 @@ def _pace(sink: Sink, scratch: Storage, plans: Sequence[TablePlan]) -> _Pace | N
     for plan in plans[:_LOOKED_AT]:
         # A copy that nobody can read tells nothing of how fast it was made, and stops no plan.
         with suppress(CdcError, OSError):
-            head = sink.latest(plan.table)
+            head = sink.latest(plan.copy_name)
             if head is None or head.run_id in found:
                 continue
             run = Run.load(scratch.folder(head.run_id))

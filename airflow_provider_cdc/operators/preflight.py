@@ -24,6 +24,7 @@ from airflow_provider_cdc.operators.planned import leaving_no_folder, readable, 
 from airflow_provider_cdc.operators.spark_step import check_spark
 from airflow_provider_cdc.sinks.registry import open_sink
 from airflow_provider_cdc.sources.capabilities import Source
+from airflow_provider_cdc.sources.selections import named, select
 from airflow_provider_cdc.sources.survey import Survey, survey, survey_past
 
 if TYPE_CHECKING:
@@ -96,7 +97,8 @@ class PreflightOperator(TargetOperator):
         source = open_hook(options.source_conn_id).get_conn()
         if self.strict_conf:
             check_kind(options, source.kind)
-        return source, survey(source, options.tables, options.table, options.steps.on_table_error)
+        in_part = named(options.where, options.columns)
+        return source, survey(source, options.tables, options.table, options.steps.on_table_error, in_part)
 
     def _tell(
         self, context: Context, options: RunOptions, source: Source, found: Survey, places: _Places
@@ -156,17 +158,34 @@ def _planned(
     # What looks into files takes a while to import, and DAGs are parsed all the time.
     from airflow_provider_cdc.core.refreshing import choose
 
+    with _collected(problems, "parameter where"):
+        found = _selected(source, found, options)
     if places is not None:
         with _collected(problems, "parameter target"):
-            _check_lake(places.lake, source, options.source_conn_id, [plan.table for plan in found.plans])
+            _check_lake(places.lake, source, options.source_conn_id, [plan.copy_name for plan in found.plans])
         if not problems:
             with _collected(problems, "parameter refresh"):
                 sink = open_sink(LAKE_FORMAT, places.lake)
                 found = replace(found, plans=choose(source, sink, places.scratch, found.plans, options.steps))
     with _collected(problems, "parameter as_of"):
         may_begin = not problems and not options.plan_only
-        found = survey_past(source, found, options.tables, options.table, options.steps, may_begin=may_begin)
+        found = survey_past(
+            source,
+            found,
+            options.tables,
+            options.table,
+            options.steps,
+            may_begin=may_begin,
+            in_part=named(options.where, options.columns),
+        )
+        # A table that came meanwhile is no exception.
+        found = _selected(source, found, options)
     return source, found
+
+
+def _selected(source: Source, found: Survey, options: RunOptions) -> Survey:
+    """The same, with the part of each table that is copied."""
+    return replace(found, plans=select(source, found.plans, list(found.skipped), options.where, options.columns))
 
 
 def _check_lake(lake: Storage, source: Source, conn_id: str, tables: Sequence[TableName]) -> None:

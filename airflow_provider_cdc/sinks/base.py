@@ -23,13 +23,15 @@ class TableChange:
     """What becomes of the files of one table's copy.
 
     ``added`` are files in the run's staging. ``kept``, named without a folder, are those that the copy of the run
-    ``base`` has, too.
+    ``base`` has, too. Of a part of a table: ``where`` and ``columns`` are what `Selection` has, for readers.
     """
 
     table: TableName
     added: tuple[StagedFile, ...]
     kept: tuple[StagedFile, ...] = ()
     base: str = ""
+    where: str = ""
+    columns: tuple[str, ...] = ()
 
     @property
     def rows(self) -> int:
@@ -78,6 +80,8 @@ class LatestCopy:
     :param recorded_at: when the run began, and when the copy was published: ISO 8601.
     :param published_at: see ``recorded_at``.
     :param source: which source it is a copy of: ``kind``, ``connection``, ``server``, ``database``, as far as known.
+    :param where: the condition that its rows fulfil; empty: it has all rows.
+    :param columns: the columns that were asked for, beside those of the key; empty: it has all columns.
     """
 
     table: str
@@ -90,6 +94,8 @@ class LatestCopy:
     recorded_at: str
     published_at: str
     source: Mapping[str, str]
+    where: str = ""
+    columns: tuple[str, ...] = ()
 
     @property
     def locations(self) -> list[str]:

@@ -79,6 +79,8 @@ class ParquetSink:
             recorded_at=head.recorded_at,
             published_at=head.published_at,
             source=head.source,
+            where=head.where,
+            columns=head.columns,
         )
 
     def publish(self, publication: Publication) -> dict[TableName, PublishedCopy]:
@@ -250,6 +252,8 @@ def _latest(publication: Publication, change: TableChange, uri: str) -> Copy:
         recorded_at=publication.recorded_at,
         source=dict(publication.source),
         rows=change.rows,
+        where=change.where,
+        columns=change.columns,
         published_at=publication.published_at,
         files=tuple(
             {"name": file.base_name, "rows": file.rows, "bytes": file.bytes, "checksum": file.checksum}

@@ -22,16 +22,24 @@ MOST = 1000
 
 @dataclass(frozen=True)
 class OddValue:
-    """One value that no Arrow type holds: the row of its batch, and the error that it is unless the row goes."""
+    """One value that no Arrow type holds: the row of its batch, its column, and the error that it is unless the row
+    goes."""
 
     row: int
+    column: str
     error: ValueNotRepresentable
 
 
-def note(odd: list[OddValue] | None, rows: np.ndarray[Any, Any], error: Callable[[int], ValueNotRepresentable]) -> bool:
+def note(
+    odd: list[OddValue] | None,
+    column: str,
+    rows: np.ndarray[Any, Any],
+    error: Callable[[int], ValueNotRepresentable],
+) -> bool:
     """Note the odd values of one column of a batch.
 
     :param odd: where to; None: nowhere.
+    :param column: its name.
     :param rows: one byte for each row of the batch, not 0 where the value is odd; one at least is.
     :param error: what the value in a row would be refused with.
     :returns: False if they cannot be noted, so that the first of them has to be raised.
@@ -39,5 +47,5 @@ def note(odd: list[OddValue] | None, rows: np.ndarray[Any, Any], error: Callable
     found = np.flatnonzero(rows)
     if odd is None or len(found) > MOST:
         return False
-    odd += [OddValue(row, error(row)) for row in map(int, found)]
+    odd += [OddValue(row, column, error(row)) for row in map(int, found)]
     return True

@@ -282,6 +282,26 @@ class KeepsWindow(Protocol):
         """
 
 
+@runtime_checkable
+class ToldInPart(Protocol):
+    """A source of whose tables a part can be copied."""
+
+    def tables_of(self, plans: Sequence[TablePlan]) -> list[Table]:
+        """The tables that are planned, as they are now.
+
+        :raises SchemaChanged: one is gone.
+        :raises SourceUnavailable: the server cannot be reached.
+        """
+
+    def comparable_texts(self, table: Table) -> dict[str, str]:
+        """Of the columns that are published as text, those whose text can be compared, and what it is: ``plain``, a
+        ``label``, or a ``uuid``. All others are the print of some other type."""
+
+    def pushed_condition(self, table: Table) -> str:
+        """What of the condition that a table is copied by the server itself looks at, in its own SQL; empty: nothing,
+        so that it sends all rows."""
+
+
 def shared_reads(source: Source, consistencies: Collection[str], lock: LockPolicy) -> AbstractContextManager[Source]:
     """The source to read tables of these consistencies with, while the context is open: `SharesReads`, if one is
     ``exported``."""

@@ -8,7 +8,7 @@ ever named the others.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from airflow_provider_cdc.core.options import StepOptions, TableOptions
@@ -28,10 +28,17 @@ class Survey:
     skipped: dict[str, str]
 
 
-def survey(source: PlansRuns, patterns: Sequence[str], options: TableOptions, on_table_error: str) -> Survey:
+def survey(
+    source: PlansRuns,
+    patterns: Sequence[str],
+    options: TableOptions,
+    on_table_error: str,
+    in_part: Callable[[TableName], bool] = lambda table: False,
+) -> Survey:
     """Find out how each table is read.
 
     :param on_table_error: ``fail``: a table that cannot be copied is a problem. ``skip``: it is left out.
+    :param in_part: whether a part of a table is copied: what rows are looked at may be none of it.
     :raises PreflightError: with every problem found that counts; also if every table would be skipped.
     :raises SourceUnavailable: the server cannot be reached.
     """
@@ -44,7 +51,7 @@ def survey(source: PlansRuns, patterns: Sequence[str], options: TableOptions, on
         except PreflightError as error:
             plans, found = [], list(error.problems)
         else:
-            found = source.sample([plan for plan in plans if plan.table not in sampled])
+            found = source.sample([one for one in plans if one.table not in sampled and not in_part(one.table)])
             sampled |= {plan.table for plan in plans}
         if own and NOTHING_LEFT in found:
             return _refused(own, on_table_error)
@@ -68,11 +75,13 @@ def survey_past(
     steps: StepOptions,
     *,
     may_begin: bool,
+    in_part: Callable[[TableName], bool] = lambda table: False,
 ) -> Survey:
     """`check_point` for what `survey` found; of tables that cannot be copied as they were then, those that may be
     skipped are left out.
 
     :param may_begin: as for `check_point`.
+    :param in_part: as for `survey`.
     :raises PreflightError: with every problem found that counts.
     """
     while True:
@@ -91,7 +100,7 @@ def survey_past(
         left_out = ["!" + exactly(TableName.parse(table)) for table in skipped]
         # What was decided for the others, such as what they are rolled forward from, stays.
         known = {plan.table: plan for plan in found.plans}
-        found = survey(source, [*patterns, *left_out], options, steps.on_table_error)
+        found = survey(source, [*patterns, *left_out], options, steps.on_table_error, in_part)
         found = Survey([known.get(plan.table, plan) for plan in found.plans], skipped | found.skipped)
 
 

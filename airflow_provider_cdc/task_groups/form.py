@@ -66,7 +66,8 @@ def _param(one: Option, kind: str, defaults: dict[str, Any]) -> Param:
     facts["description"] = (f"{_TITLES[one.only]} only. " if one.only and not kind else "") + one.help.replace("`", "")
     if one.section:
         facts["section"] = one.section
-    default = None if one.required else one.default
+    # A form shows what has no value as required.
+    default = None if one.required else one.accepts.plain(one.default)
     default = defaults.get(one.name, default)
     patterns = {"source_conn_id": "source_conn_ids", "target": "targets"}.get(one.name)
     if patterns is not None:

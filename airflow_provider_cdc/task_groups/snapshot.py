@@ -53,6 +53,11 @@ class SnapshotTaskGroup(TaskGroup):
     :param target: The folder to publish in, as an absolute path or a URI (``file:///…``, ``s3://…``, ``gs://…``,
         ``abfs://…``, ``hdfs://…``) without query, fragment or user info; Airflow and Spark must both reach it.
         ``{source}`` in it stands for ``source_conn_id``: a folder has the copies of one source.
+    :param where: Which rows of a table are copied, by the table's name or a pattern: those for which the condition
+        holds at the run's position (``{"shop.orders": "status = 'open' and created >= '2026-01-01'"}``). It is a part
+        of SQL in which text compares by code point. Such copies have a folder of their own.
+    :param columns: Which columns of a table are published, by the table's name or a pattern, beside those of its key
+        (``{"shop.orders": ["id", "status"]}``). Such copies have a folder of their own.
     :param scratch: The folder for the work of runs in progress and for their records, written as ``target`` is; empty:
         ``_runs`` in the target. It may lie in another store: files are then copied when they are published. Copies
         are rolled forward only by runs with the same one, and ``targets`` has to allow it, too.
@@ -123,6 +128,8 @@ class SnapshotTaskGroup(TaskGroup):
         source_conn_id: str,
         tables: Sequence[str] | str,
         target: str,
+        where: Mapping[str, str] | str | None = None,
+        columns: Mapping[str, Sequence[str]] | str | None = None,
         scratch: str = "",
         consistency: str = "auto",
         unrepresentable: str = "error",
@@ -189,7 +196,7 @@ class SnapshotTaskGroup(TaskGroup):
             self.extract_delta = ExtractDeltaOperator(task_id="extract_delta", **on_spark)
             self.consolidate = ConsolidateOperator(
                 task_id="consolidate",
-                outlets=outlets_of(source_conn_id, tables, on_table_error, self.copies),
+                outlets=outlets_of(source_conn_id, tables, on_table_error, self.copies, in_part=bool(where or columns)),
                 **on_spark,
             )
             self.snapshot >> self.extract_delta >> self.consolidate

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -24,6 +24,7 @@ from airflow_provider_cdc.sinks.registry import open_sink
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.optional import check_point, record_point, release_run
 from airflow_provider_cdc.sources.registry import open_source
+from airflow_provider_cdc.sources.selections import select
 from harness.mysql_server import MysqlServer
 from harness.postgres_server import SUPERUSER, PostgresServer
 
@@ -51,6 +52,8 @@ class Pipeline:
         standing_slot_hours: int = 48,
         refresh: str = "full",
         keep: int = 0,
+        where: Mapping[str, str] | None = None,
+        columns: Mapping[str, Sequence[str]] | None = None,
     ) -> None:
         self.target = Storage(target)
         self.run = Storage(scratch or scratch_of(target)).folder(run_id)
@@ -74,10 +77,12 @@ class Pipeline:
             on_table_error=on_table_error,
         )
         self._run_id = run_id
+        self._selected = where, columns
 
     def preflight(self) -> list[TablePlan]:
         """What `record` begins with."""
         plans = self.source.preflight(self._tables, self._table_options)
+        plans = select(self.source, plans, [], *self._selected)
         sink = open_sink("parquet", self.target)
         self.plans = choose(self.source, sink, self.run.parent().uri, plans, self._options)
         check_point(self.source, self.plans, self._options)

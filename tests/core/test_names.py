@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pyarrow as pa
@@ -9,9 +10,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyarrow import fs
 
-from airflow_provider_cdc.core.names import folder_name
+from airflow_provider_cdc.core.names import NAME_BYTES, folder_name
+from airflow_provider_cdc.core.selection import WHOLE, selection_of
 from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.core.table import TableName
+from airflow_provider_cdc.core.table import CopyName, TableName
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", "a.b", "größe", "a b", "a%2Fb", "_x", "a~b", "a:b+c"])
@@ -25,6 +27,18 @@ def test_odd_names_become_one_safe_folder_each(tmp_path: Path, name: str) -> Non
     pq.write_table(pa.table({"id": [1, 2]}), lake.path(f"{folder}/part-0.parquet"))
     filesystem, path = fs.FileSystem.from_uri(lake.uri_of(folder))
     assert pq.read_table(path, filesystem=filesystem, partitioning=None).num_rows == 2
+
+
+def test_parts_of_tables_have_folders_that_no_table_has() -> None:
+    parts = [selection_of("id = 1", None), selection_of("id = 2", None), selection_of(None, ["id"])]
+    names = [TableName("a", "b"), TableName("a", "b" * 300), TableName("a", f"b~part-{parts[0].part}")]
+    folders = {folder_name(CopyName.of(name, part)) for name in names for part in (*parts, WHOLE)}
+    assert len(folders) == 12
+    assert all(len(folder) <= NAME_BYTES for folder in folders)
+    own = CopyName.of(names[0], parts[0])
+    assert own != names[0] != CopyName.of(names[0], parts[1])
+    assert own == pickle.loads(pickle.dumps(own)) == CopyName.of(TableName("a", "b"), parts[0])
+    assert str(own) == "a.b"
 
 
 def test_different_tables_have_different_folders() -> None:

@@ -66,7 +66,7 @@ def test_no_manifest(folder: Storage) -> None:
         Run.load(folder)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]x", "[]", "{}", "3", '{"format": 4}'])
+@pytest.mark.parametrize("text", ["", "{", "[]x", "[]", "{}", "3", '{"format": 5}'])
 def test_a_damaged_manifest_is_named(folder: Storage, text: str) -> None:
     folder.make_folder()
     Path(folder.path(FILE)).write_text(text)

@@ -17,6 +17,7 @@ import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException
 
+from airflow_provider_cdc.core import records
 from airflow_provider_cdc.core.manifest import RunTable
 from airflow_provider_cdc.core.names import NAME_BYTES, folder_name
 from airflow_provider_cdc.core.plan import TablePlan
@@ -99,6 +100,16 @@ def test_what_the_author_allows_is_taken(shop: str, tmp_path: Path) -> None:
         assert preflight(lake, tables=tables, source_conn_ids=["sh*"], targets=targets)["plan"]
     with pytest.raises(AirflowFailException, match="does not allow"):
         preflight(f"{lake}2", tables=tables, targets=[lake])
+
+
+def test_a_part_of_a_table_is_planned_with_what_the_server_is_asked_for(shop: str, tmp_path: Path) -> None:
+    given: dict[str, Any] = {"tables": [f"{shop}.accounts"], "where": {f"{shop}.*": "id > {{ 1 + 2 }}"}}
+    found = preflight(tmp_path.as_uri(), **given)["plan"]
+    (plan,) = records.decode(list[TablePlan], json.loads(json.dumps(found)), "the plan")
+    assert plan.selection.condition == '"id" > 3'
+    assert "the server sends only those where `id` > 3" in plan.reason
+    with pytest.raises(AirflowFailException, match=r"parameter where, .*, line 1, column 8(.|\n)*Hint"):
+        preflight(tmp_path.as_uri(), tables=given["tables"], where={f"{shop}.*": "id > 1 <=> 2"})
 
 
 def test_a_key_of_the_conf_that_nobody_reads_is_named(shop: str, tmp_path: Path) -> None:

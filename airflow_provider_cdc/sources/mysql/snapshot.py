@@ -38,6 +38,7 @@ from airflow_provider_cdc.sources.mysql.chunks import where
 from airflow_provider_cdc.sources.mysql.driver_errors import LOCK_WAIT_TIMEOUT, mapped_errors
 from airflow_provider_cdc.sources.mysql.history import end_of_log
 from airflow_provider_cdc.sources.mysql.preflight import recheck
+from airflow_provider_cdc.sources.mysql.pushed import pushed_condition
 from airflow_provider_cdc.sources.mysql.schema import read_tables, table_sql
 from airflow_provider_cdc.sources.mysql.server import identity, setting_problems, started
 from airflow_provider_cdc.sources.mysql.session import (
@@ -210,6 +211,7 @@ class _Reader:
         from airflow_provider_cdc.sources.mysql.decode.rows import StatementReader
 
         self._statements = StatementReader(connection, table)
+        self._pushed = pushed_condition(table)
 
     @property
     def lock_seconds(self) -> float:
@@ -231,6 +233,8 @@ class _Reader:
 
     def read(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
         condition, params = where(self._table, chunk)
+        if self._pushed:
+            condition = f"({condition}) AND ({self._pushed})" if condition else self._pushed
         with mapped_errors(f"{self._table.name}, {chunk}"):
             for batch in self._statements.read(condition, params):
                 yield batch

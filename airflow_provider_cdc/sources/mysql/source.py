@@ -33,6 +33,7 @@ from airflow_provider_cdc.sources.optional import (
     TellsBacklog,
     TellsReach,
     TellsRunway,
+    ToldInPart,
 )
 from airflow_provider_cdc.sources.window import LogSegment, SegmentSummary, TrackedTable, UpperBound
 
@@ -63,6 +64,18 @@ class MysqlSource:
 
     def check_server(self) -> list[Problem]:
         return preflight.check_server(self.settings)
+
+    def tables_of(self, plans: Sequence[TablePlan]) -> list[Table]:
+        with session(self.settings) as connection:
+            return [*snapshot.tables_of(connection, plans)]
+
+    def comparable_texts(self, table: Table) -> dict[str, str]:
+        return types.comparable_texts(table)
+
+    def pushed_condition(self, table: Table) -> str:
+        from airflow_provider_cdc.sources.mysql import pushed
+
+        return pushed.pushed_condition(table)
 
     def sample(self, plans: Sequence[TablePlan]) -> list[Problem]:
         return sample.sample(self.settings, plans)
@@ -209,5 +222,6 @@ if TYPE_CHECKING:
         TellsBacklog,
         ChecksServer,
         RollsForward,
+        ToldInPart,
     ]:
-        return source, source, source, source, source, source, source, source, source, source
+        return source, source, source, source, source, source, source, source, source, source, source

@@ -229,6 +229,12 @@ def arrow_schema(table: Table) -> pa.Schema:
     return pa.schema([pa.field(column.name, column.arrow, nullable=column.published_nullable) for column in columns])
 
 
+def comparable_texts(table: Table) -> dict[str, str]:
+    """`ToldInPart.comparable_texts`."""
+    found = {Family.TEXT: "plain", Family.ENUM: "label", Family.SET: "label"}
+    return {column.name: found[column.family] for column in column_types(table) if column.family in found}
+
+
 def decimal_groups(precision: int, scale: int) -> list[tuple[int, int]]:
     """The groups that a decimal's digits form in an image: (bytes, digits) of each, from the first digit to the last.
 

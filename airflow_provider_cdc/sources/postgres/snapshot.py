@@ -46,6 +46,7 @@ from airflow_provider_cdc.sources.postgres.identities import followed, no_identi
 from airflow_provider_cdc.sources.postgres.in_place import check_in_place
 from airflow_provider_cdc.sources.postgres.inheritance import check_whole
 from airflow_provider_cdc.sources.postgres.publications import publication_problems
+from airflow_provider_cdc.sources.postgres.pushed import pushed_condition
 from airflow_provider_cdc.sources.postgres.relations import relation_problems
 from airflow_provider_cdc.sources.postgres.schema import HINT, Leaf, difference, leaves, read_tables
 from airflow_provider_cdc.sources.postgres.server import identity, setting_problems
@@ -325,6 +326,7 @@ class _Reader:
         self._rows = rows
         self._table = table
         self._lookup: KeyLookup | None = None
+        self._pushed = pushed_condition(table)
 
     @property
     def nulled(self) -> Mapping[str, int]:
@@ -350,7 +352,8 @@ class _Reader:
         leaf, condition = place(self._table, chunk)
         with mapped_errors(f"{self._table.name}, {chunk}"):
             if leaf is not None:
-                yield from self._read(leaf, f"ONLY {leaf.sql} WHERE {condition}")
+                pushed = f" AND ({self._pushed})" if self._pushed else ""
+                yield from self._read(leaf, f"ONLY {leaf.sql} WHERE {condition}{pushed}")
 
     def find(self, keys: pa.BinaryArray) -> Iterator[pa.RecordBatch]:
         with mapped_errors(f"{self._table.name}, rows of {len(keys):,} keys"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
@@ -31,6 +32,7 @@ from airflow_provider_cdc.sources.optional import (
     TellsBacklog,
     TellsReach,
     TellsRunway,
+    ToldInPart,
 )
 from airflow_provider_cdc.sources.postgres import (
     chunks,
@@ -78,6 +80,19 @@ class PostgresSource:
 
     def check_server(self) -> list[Problem]:
         return preflight.check_server(self.settings)
+
+    def tables_of(self, plans: Sequence[TablePlan]) -> list[Table]:
+        with session(self.settings) as connection:
+            found = schema.read_tables(connection, [plan.table for plan in plans])
+        return [replace(table, options=plan.options) for plan, table in zip(plans, found, strict=True)]
+
+    def comparable_texts(self, table: Table) -> dict[str, str]:
+        return types.comparable_texts(table)
+
+    def pushed_condition(self, table: Table) -> str:
+        from airflow_provider_cdc.sources.postgres import pushed
+
+        return pushed.pushed_condition(table)
 
     def sample(self, plans: Sequence[TablePlan]) -> list[Problem]:
         return sample.sample(self.settings, plans)
@@ -236,8 +251,10 @@ if TYPE_CHECKING:
         ReadsAgain,
         RollsForward,
         KeepsWindow,
+        ToldInPart,
     ]:
         return (
+            source,
             source,
             source,
             source,

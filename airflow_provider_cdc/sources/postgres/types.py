@@ -137,6 +137,20 @@ def arrow_schema(table: Table) -> pa.Schema:
     return pa.schema([pa.field(column.name, column.arrow, nullable=column.nullable) for column in column_types(table)])
 
 
+def comparable_texts(table: Table) -> dict[str, str]:
+    """`ToldInPart.comparable_texts`."""
+    found = {}
+    for column in table.columns:
+        oid, _ = base_type(column)
+        if oid in _PLAIN_TEXTS:
+            found[column.name] = "plain"
+        elif _native(oid, -1)[0] is Family.UUID:
+            found[column.name] = "uuid"
+        elif column.details.get("kind") == "enum":
+            found[column.name] = "label"
+    return found
+
+
 def select_list(table: Table, *, decimals: bool = False) -> str:
     """What a SELECT of all columns says before FROM. Each expression is named after its column.
 
@@ -229,6 +243,8 @@ _NATIVE: Mapping[int, tuple[Family, pa.DataType]] = {
     2950: (Family.UUID, pa.utf8()),
     3802: (Family.TEXT, pa.utf8()),  # jsonb
 }
+_PLAIN_TEXTS = frozenset({19, 25, 1042, 1043})
+"""name, text, char(n), varchar: not json, whose text is a print."""
 _UNREPRESENTABLE = (Family.DECIMAL, Family.DATE, Family.TIMESTAMP, Family.TIME)
 
 # Calling these takes half the time of format(), which serves for the rest.

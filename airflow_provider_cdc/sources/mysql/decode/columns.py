@@ -101,7 +101,7 @@ def _moments(where: str, column: ColumnType, cells: Cells, odd: list[OddValue] |
                 text = text_of(int(packed[row]))
                 return _no_date(where, column, text[:10] if column.family is Family.DATE else text)
 
-            if not note(odd, _bits_of(cells) & (_bits_of(cleared) ^ 1), error):
+            if not note(odd, column.name, _bits_of(cells) & (_bits_of(cleared) ^ 1), error):
                 raise error(bad)
         # For a row without a value the kernel writes 1970-01-01, whatever its bytes are.
         values, _ = _counted(column, cleared)

@@ -155,7 +155,7 @@ def _without(
                 f"or correct the rows of which {column.name} is {value!r}, or leave the table out",
             )
 
-        if not note(odd, strange, error):
+        if not note(odd, column.name, strange, error):
             raise error(int(np.flatnonzero(strange)[0]))
         placeholders = np.frombuffer(values, np.uint8).reshape(len(array), width).copy()
         placeholders[strange] = 0

@@ -1,0 +1,51 @@
+"""Takes the part of rows that is copied: of those that were read, and of those that the log puts back.
+
+That both go through here is what makes the filter exact: see ARCHITECTURE.md.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import pyarrow as pa
+
+from airflow_provider_cdc.core import row_bytes
+from airflow_provider_cdc.core.condition_rows import holds
+from airflow_provider_cdc.core.table import Table
+
+
+def published_schema(table: Table, schema: pa.Schema) -> pa.Schema:
+    """What the copy of ``table``, whose rows have ``schema``, is published as."""
+    if not table.selection.columns:
+        return schema
+    return pa.schema([schema.field(name) for name in table.published_columns])
+
+
+def published_columns(table: Table, rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Rows without the columns that are not published."""
+    return rows.select(table.published_columns) if table.selection.columns else rows
+
+
+def matching(
+    table: Table, rows: pa.RecordBatch, unknown: Mapping[str, Sequence[int]] | None = None
+) -> pa.BooleanArray | None:
+    """Which of a table's ``rows`` (with all of its columns) are copied; None: all of them.
+
+    :param unknown: by column, the rows that have a placeholder for a value that no Arrow type holds: no comparison with
+        it is true.
+    """
+    return None if table.selection.where is None else holds(table.selection.where, rows, unknown)
+
+
+def evaluated_as(table: Table) -> Table:
+    """The table as images of it are decoded to evaluate the condition: values that no Arrow type holds are null, and
+    stop nothing. Those of rows that are published are decoded once more, by the run's own policy."""
+    if table.options.unrepresentable != "error":
+        return table
+    return replace(table, options=replace(table.options, unrepresentable="null"))
+
+
+def published_keys(table: Table, rows: pa.RecordBatch) -> pa.BinaryArray:
+    """What tells the published rows of a keyless table apart: all of their columns."""
+    return row_bytes.encode(rows, table.published_columns)

@@ -1,0 +1,138 @@
+"""A part of a table is, row for row, what fulfils its condition at the run's position, night after night.
+
+Writers move rows in and out of it all the time. The oracle is MySQL, which replays the transactions of that position,
+and Python, which says of each row whether it belongs.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections import Counter
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from airflow_provider_cdc.lake import read_latest
+from harness import oracle
+from harness.mysql_server import MysqlServer
+from harness.pipeline import Pipeline, published, settings_of
+from tests.consistency.comparing import assert_same_rows
+from tests.consistency.mysql import history
+from tests.consistency.parts import Part
+from tests.consistency.writing import Writing
+from tests.seeds import seeds
+
+NIGHTS = 2
+
+PARTS = (
+    Part(
+        "integers",
+        "amount > 0 AND (big IS NULL OR big >= 9223372036854775808)",
+        lambda row: Decimal(row["amount"]) > 0 and (row["big"] is None or row["big"] >= 2**63),
+        ("text",),
+    ),
+    Part(
+        "integers",
+        "at >= '2026-03-15 00:00:00Z' OR text LIKE 'x%x' OR id IN (1, 2, 3)",
+        lambda row: (
+            (row["at"] is not None and row["at"] >= "2026-03-15")
+            or (row["text"] is not None and len(row["text"]) > 1 and row["text"][0] + row["text"][-1] == "xx")
+            or row["id"] in (1, 2, 3)
+        ),
+    ),
+    Part(
+        "names",
+        "mood IN ('calm', 'über') OR NOT (name < 'a' OR ratio > 0.001)",
+        lambda row: row["mood"] in ("calm", "über") or not (row["name"] < "a" or row["ratio"] > 0.001),
+    ),
+    Part(
+        "pairs",
+        "day BETWEEN '1930-01-01' AND '1970-01-01' AND NOT code = 'aa' OR span < '-10:00:00'",
+        lambda row: (
+            (row["day"] is not None and "1930-01-01" <= row["day"] <= "1970-01-01" and row["code"] != "aa")
+            or (row["span"] is not None and row["span"].startswith("-") and int(row["span"][1:].split(":")[0]) >= 10)
+        ),
+        ("span",),
+    ),
+    Part("blobs", "flags >= 256 AND body IS NULL", lambda row: row["flags"] >= 256 and row["body"] is None, ("made",)),
+    Part(
+        "moments",
+        "amount <> 0 AND at < '2026-03-29 02:30:00'",
+        lambda row: Decimal(row["amount"]) != 0 and row["at"] < "2026-03-29 02:30:00",
+        ("doubled",),
+    ),
+    Part("parted", "day >= '2026-04-01'", lambda row: row["day"] >= "2026-04-01", ("note",)),
+    Part("keyless", "b = 'same' OR a < 10", lambda row: row["b"] == "same" or row["a"] < 10),
+    Part("keyless", "b IS NOT NULL", lambda row: row["b"] is not None, ("b",)),
+    Part("keyless", "TRUE", lambda row: True, ("b", "c")),
+)
+
+
+@pytest.mark.timeout(150 * (NIGHTS + 1))
+@pytest.mark.parametrize("seed", seeds("CDC_HISTORIES", plain=0, ci=4))
+def test_no_row_of_a_part_differs_after_any_night(
+    seed: int, mysql: MysqlServer, mysql_oracle: MysqlServer, spark: SparkSession, schema: str, tmp_path: Path
+) -> None:
+    chance = random.Random(seed)
+    mysql.query("FLUSH BINARY LOGS")
+    first_log = mysql.query("SHOW BINARY LOG STATUS")[0][0]
+    applied = mysql.query("SELECT @@global.gtid_executed")[0][0]
+    mysql_oracle.query(f"DROP DATABASE IF EXISTS `{schema}`")
+    mysql_oracle.query(f"CREATE DATABASE `{schema}`")
+    with mysql.connect() as connection:
+        history.create(connection, schema, seed, chance.choice([200, 600]))
+    drawn = {part.table: part for part in chance.sample(PARTS, len(PARTS))}
+    where = {f"{schema}.{part.table}": part.where for part in drawn.values()}
+    columns = {f"{schema}.{part.table}": part.columns for part in drawn.values() if part.columns}
+
+    changed = 0
+    for night in range(NIGHTS + 1):
+        with Writing(history.write(mysql.connect, schema, pause=0.02), seed + 100 * night, 4):
+            time.sleep(0.3)
+            run = Pipeline(
+                spark,
+                settings_of(mysql),
+                tmp_path.as_uri(),
+                [f"{schema}.*"],
+                run_id=f"202601{night + 1:02}T000000Z-{seed:08}",
+                chunk_rows=chance.choice([15, 60, 1000]),
+                chunk_pause=chance.choice([0, 0.02]),
+                refresh="auto",
+                where=where,
+                columns=columns,
+            )
+            here = mysql.query("SHOW BINARY LOG STATUS")[0][0]
+            initial = run.record()
+            assert not night or all(plan.base for plan in run.plans), [plan.reason for plan in run.plans]
+            if chance.random() < 0.5:
+                mysql.query("FLUSH BINARY LOGS")
+            run.snapshot()
+        run.extract_delta()
+        tables = run.consolidate()["published"]
+
+        (wanted,) = mysql.query("SELECT GTID_SUBTRACT(%s, %s)", (initial, applied))[0]
+        oracle.replay(mysql, mysql_oracle, wanted.replace("\n", ""), first_log)
+        applied, first_log = initial, here
+        for subject in history.SUBJECTS:
+            name, part = f"{schema}.{subject.name}", drawn[subject.name]
+            names = [row[0] for row in mysql.query(
+                "SELECT COLUMN_NAME FROM information_schema.COLUMNS WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s "
+                "ORDER BY ORDINAL_POSITION", (schema, subject.name))]  # fmt: skip
+            truth = part.of(names, oracle.rows_at(mysql_oracle, name, names).elements(), subject.key)
+            found, rows = published(tables[name])
+            assert found == [one for one in names if not part.columns or one in (*part.columns, *subject.key)]
+            copied = part_of(rows)
+            assert_same_rows(f"seed {seed}, night {night}, {name} where {part.where} at {initial}", copied, truth)
+            changed += len(rows)
+            latest = read_latest(tmp_path.as_uri(), name, where=part.where, columns=part.columns)
+            assert latest is not None
+            assert (latest.run_id, latest.rows) == (run.run.uri.rpartition("/")[2], len(rows))
+            assert read_latest(tmp_path.as_uri(), name) is None
+    assert changed
+
+
+def part_of(rows: list[tuple[object, ...]]) -> Counter[tuple[object, ...]]:
+    return Counter(tuple(map(oracle.plain, row)) for row in rows)

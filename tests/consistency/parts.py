@@ -1,0 +1,27 @@
+"""Parts of the tables of histories: what a run is asked for, and the same in Python, for the truth."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Part:
+    """Some rows and columns of a table. ``keeps`` says of a row, with all its columns, whether it is one of them;
+    ``columns`` are those that are asked for; empty: all."""
+
+    table: str
+    where: str
+    keeps: Callable[[Row], bool]
+    columns: tuple[str, ...] = ()
+
+    def of(self, names: Sequence[str], rows: Iterable[tuple[Any, ...]], key: Sequence[str]) -> Counter[tuple[Any, ...]]:
+        """The part of ``rows``, which have these columns."""
+        kept = [name for name in names if not self.columns or name in self.columns or name in key]
+        found = (dict(zip(names, row, strict=True)) for row in rows)
+        return Counter(tuple(row[name] for name in kept) for row in found if self.keeps(row))

@@ -1,0 +1,249 @@
+"""Parts of tables, on every kind of database: what may be asked for, and what the server is asked for in turn."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from airflow_provider_cdc.core.condition_rows import holds
+from airflow_provider_cdc.core.condition_text import parse
+from airflow_provider_cdc.core.selection import Selection
+from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.errors import PreflightError, ValueNotRepresentable
+from airflow_provider_cdc.lake import read_latest
+from airflow_provider_cdc.sources.optional import ToldInPart
+from airflow_provider_cdc.sources.selections import select
+from harness.pipeline import Pipeline, published
+from tests.contract.begun import LOCK, Begin, Begun, sent
+from tests.contract.databases import Database
+
+TIMES = {"mysql": ("DATETIME(6)", "TIMESTAMP(3) NULL"), "postgres": ("timestamp", "timestamptz")}
+COLUMNS = (
+    "id INT PRIMARY KEY, big BIGINT, small SMALLINT NOT NULL, amount DECIMAL(12,2), day DATE, at {0}, zoned {1}, "
+    "ratio DOUBLE PRECISION, note TEXT"
+)
+DAYS = ["0001-01-01", "1969-12-31", "1970-01-01", "2024-02-29", "9999-12-31"]
+MOMENTS = [*(f"{day} 00:00:00" for day in DAYS), "2024-02-29 12:34:56.789", "9999-12-31 23:59:59.999999"]
+SHORT = ["1970-01-01 00:00:01", "2000-06-01 12:00:00.125", "2038-01-19 03:14:07"]
+BIGS = [-(2**63), -1, 0, 1, 2**63 - 1]
+AMOUNTS = ["-9999999999.99", "-0.01", "0", "0.01", "9999999999.99"]
+
+
+def fill(db: Database, rows: int = 300) -> None:
+    """A table of extremes, and of values that no Arrow type holds."""
+    chance = random.Random(7)
+    db.create("t", COLUMNS.format(*TIMES[db.kind]))
+    odd, _ = db.impossible_date
+    values = []
+    for number in range(rows):
+        drawn = [
+            str(number),
+            str(chance.choice(BIGS)),
+            str(chance.choice([-(2**15), 0, 2**15 - 1])),
+            chance.choice(AMOUNTS),
+            chance.choice([*(f"'{day}'" for day in DAYS), odd]),
+            chance.choice([*(f"'{one}'" for one in MOMENTS), odd]),
+            chance.choice([f"'{one}'" for one in SHORT]),
+            chance.choice(["0.1", "-1.5"]),
+            chance.choice(["'a'", "'A'", "'é'"]),
+        ]
+        for column in (1, 3, 4, 5, 6, 7, 8):
+            if chance.random() < 0.15:
+                drawn[column] = "NULL"
+        values.append(f"({', '.join(drawn)})")
+    with db.connect() as connection, connection.cursor() as cursor:
+        if db.kind == "mysql":
+            cursor.execute("SET time_zone = '+00:00'")
+        else:
+            cursor.execute("SET TimeZone TO 'UTC'")
+        cursor.execute(f"INSERT INTO t VALUES {', '.join(values)}")
+    db.analyze("t")
+
+
+def drawn(chance: random.Random, depth: int = 3) -> str:
+    """A condition on its columns."""
+    kind = chance.randrange(6) if depth else 0
+    if kind >= 4:
+        both = f" {chance.choice(['AND', 'OR'])} ".join(drawn(chance, depth - 1) for _ in range(2))
+        return f"({both})" if chance.random() < 0.5 else both
+    if kind == 3:
+        return f"NOT ({drawn(chance, depth - 1)})"
+    column, literals = chance.choice(
+        [
+            ("id", [str(chance.randrange(300))]),
+            ("big", list(map(str, BIGS))),
+            ("small", ["-32768", "0", "32767"]),
+            ("amount", AMOUNTS),
+            ("day", [f"'{day}'" for day in DAYS]),
+            ("at", [f"'{one}'" for one in MOMENTS]),
+            ("zoned", [f"'{one}Z'" for one in (*SHORT, *MOMENTS)]),
+            ("ratio", ["0.1", "-1.5"]),
+            ("note", ["'a'", "'e'"]),
+        ]
+    )
+    one, other = (chance.choice(literals) for _ in range(2))
+    op = chance.choice(["=", "<>", "<", "<=", ">", ">="])
+    no = chance.choice(["", "NOT "])
+    return chance.choice(
+        [
+            f"{column} {op} {one}",
+            f"{column} {op} {one}",
+            f"{column} {no}IN ({one}, {other})",
+            f"{column} {no}BETWEEN {one} AND {other}",
+            f"{column} IS {no}NULL",
+            chance.choice(["TRUE", "FALSE"]),
+        ]
+    )
+
+
+def read(run: Begun, table: Table) -> Iterator[tuple[Any, dict[str, list[int]]]]:
+    """The batches that the server sends of a table, and where they have placeholders."""
+    for chunk in run.source.plan_chunks(table, 100):
+        with run.source.reader(sent(table), run.plans["t"].consistency, LOCK) as reader:
+            for batch in reader.read(chunk):
+                odd: dict[str, list[int]] = {}
+                for value in reader.odd:
+                    odd.setdefault(value.column, []).append(value.row)
+                yield batch, odd
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("policy", ["error", "null"])
+def test_the_server_sends_every_row_for_which_the_condition_is_true(db: Database, begin: Begin, policy: str) -> None:
+    fill(db)
+    run = begin("t", unrepresentable=policy)
+    table = run.tables["t"]
+    assert isinstance(run.source, ToldInPart)
+    every = list(read(run, table))
+    chance = random.Random(policy)
+    pushed = spared = 0
+    for _ in range(60):
+        text = drawn(chance)
+        term = parse(text)
+        selected = replace(table, selection=Selection(term))
+        asked = run.source.pushed_condition(selected)
+        if not asked:
+            continue
+        pushed += 1
+        wanted = {key for batch, odd in every for key in batch.filter(holds(term, batch, odd))["id"].to_pylist()}
+        came, found = set(), set()
+        for batch, odd in read(run, selected):
+            came |= {*batch["id"].to_pylist()}
+            found |= {*batch.filter(holds(term, batch, odd))["id"].to_pylist()}
+        assert wanted <= came, f"{text}: asked for {asked}"
+        assert found == wanted, text
+        spared += len(came) < 300
+    assert pushed > 20
+    assert spared > 10
+
+
+def test_a_small_part_is_about_all_that_the_server_sends(db: Database, begin: Begin) -> None:
+    fill(db)
+    table = begin("t").tables["t"]
+    run = begin("t")
+    for text, most in (
+        ("id BETWEEN 100 AND 102 AND note <> 'b'", 3),
+        ("note LIKE 'a%' AND NOT (id < 297 OR note = 'b')", 3),
+        ("day >= '2024-01-01' AND id IN (1, 2, 3)", 3),
+    ):
+        selected = replace(table, selection=Selection(parse(text)))
+        assert sum(batch.num_rows for batch, _ in read(run, selected)) <= most, text
+
+
+@pytest.mark.parametrize(
+    ("where", "columns", "told"),
+    [
+        ({"{0}.t": "id = 1 AND lower(note) = 'x'"}, {}, ["line 1, column 12", "lower(…) is a function"]),
+        ({"{0}.t": "id = 1\nAND nope = 2"}, {}, ["line 2, column 5", "no column nope", "note"]),
+        ({"{0}.t": "id = 1.5"}, {}, ["line 1, column 1", "whole number"]),
+        ({"{0}.t": "zoned > '2024-01-01 00:00:00'"}, {}, ["names no zone"]),
+        ({"{0}.nothing": "id = 1"}, {}, ["{0}.nothing", "names no table of the run"]),
+        ({"{0}.t": "id = 1", "{0}.*": "id = 2"}, {}, ["also named by"]),
+        ({"!{0}.t": "id = 1"}, {}, ["names no table"]),
+        ({}, {"{0}.t": ["nite"]}, ["no column nite", "did you mean note"]),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_its_place(
+    db: Database, where: dict[str, str], columns: dict[str, list[str]], told: list[str]
+) -> None:
+    db.create("t", COLUMNS.format(*TIMES[db.kind]))
+    run = Begun(db, "t")
+    try:
+        filled = {name.format(db.schema): value for name, value in where.items()}
+        asked = {name.format(db.schema): value for name, value in columns.items()}
+        with pytest.raises(PreflightError) as refused:
+            select(run.source, list(run.plans.values()), [], filled, asked)
+    finally:
+        run.release()
+    for text in told:
+        assert text.format(db.schema) in str(refused.value)
+
+
+def test_what_a_table_is_left_out_of_may_still_be_named(db: Database, begin: Begin) -> None:
+    db.create("t", COLUMNS.format(*TIMES[db.kind]))
+    run = begin("t")
+    skipped = [f"{db.schema}.spoilt"]
+    where = {f"{db.schema}.spoilt": "id = 1", f"{db.schema}.t": "id = 1"}
+    (plan,) = select(run.source, list(run.plans.values()), skipped, where, None)
+    assert plan.selection.condition == '"id" = 1'
+    assert "the server sends only those where" in plan.reason
+    assert select(run.source, [plan], skipped, where, None) == [plan], "asked again, it is the same"
+
+
+@pytest.mark.long
+def test_parts_and_wholes_of_a_table_lie_apart_and_an_odd_value_stops_only_who_publishes_it(
+    db: Database, spark: SparkSession, tmp_path: Path
+) -> None:
+    odd, _ = db.impossible_date
+    db.create("t", "id INT PRIMARY KEY, day DATE, note TEXT")
+    db.execute(f"INSERT INTO t VALUES (1, {odd}, 'a'), (2, '2024-01-01', 'b'), (3, NULL, 'c')")
+    name = str(db.name("t"))
+
+    def run(number: int, **part: Any) -> Pipeline:
+        made = Pipeline(
+            spark, db.settings, tmp_path.as_uri(), [name], run_id=f"2026010{number}T000000Z-00000000", **part
+        )
+        made.record()
+        try:
+            # An odd value that comes and goes again.
+            made.snapshot()
+            made.extract_delta()
+            made.consolidate()
+        finally:
+            made.release()
+        return made
+
+    later = run(1, where={name: "day >= '2024-01-01'"})
+    assert published(later.found["consolidate"]["published"][name])[1][0][::2] == (2, "b")
+    notes = run(2, columns={name: ["note"]})
+    assert published(notes.found["consolidate"]["published"][name])[0] == ["id", "note"]
+    assert len(published(notes.found["consolidate"]["published"][name])[1]) == 3
+    none = run(3, where={name: "id > 5"})
+    assert published(none.found["consolidate"]["published"][name]) == (["id", "day", "note"], [])
+    with pytest.raises(ValueNotRepresentable, match="day"):
+        run(4, where={name: "day IS NULL"})
+    whole = run(5, where=None, unrepresentable="null")
+    copies = [
+        read_latest(tmp_path.as_uri(), name, **asked)
+        for asked in (
+            {"where": "`day`>='2024-01-01'"},
+            {"columns": ["note"]},
+            {"where": "id>5"},
+            {},
+        )
+    ]
+    assert [copy and (copy.run_id[:8], copy.rows) for copy in copies] == [
+        ("20260101", 1),
+        ("20260102", 3),
+        ("20260103", 0),
+        ("20260105", 3),
+    ]
+    assert copies[1] is not None
+    assert copies[1].columns == ("note",)
+    assert whole.found["consolidate"]["rows"][name] == 3
