@@ -12,6 +12,7 @@
     │   ├── ValueNotRepresentable  a value that the chosen Arrow type cannot hold
     │   ├── ManifestError          a run's record is missing, unreadable or of another run
     │   ├── FileDamaged            a file of the run is not what its record says
+    │   ├── ChangesMissing         the changes that are published do not lead from one copy to another
     │   └── ExactnessError         something in the window broke what the proof rests on
     │       ├── SchemaChanged      DDL or TRUNCATE on a copied table, or images of another shape
     │       ├── LogGone            the log no longer reaches back to the initial position
@@ -134,6 +135,10 @@ class ManifestError(TerminalError):
 
 class FileDamaged(TerminalError):
     """A file of the run is gone, or is not what its record says."""
+
+
+class ChangesMissing(TerminalError):
+    """The changes that are published do not lead, without a gap, from one copy to another."""
 
 
 class ExactnessError(TerminalError):

@@ -11,18 +11,48 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 
 from pyarrow import dataset
 
+from airflow_provider_cdc.core.lake_uri import LakeUri
 from airflow_provider_cdc.core.manifest import LAKE_FORMAT
 from airflow_provider_cdc.core.selection import selection_of
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import CopyName, TableName
-from airflow_provider_cdc.sinks.base import LatestCopy
+from airflow_provider_cdc.errors import ChangesMissing
+from airflow_provider_cdc.sinks.base import LakeFeed, LatestCopy
 from airflow_provider_cdc.sinks.registry import open_sink
 
-__all__ = ["LatestCopy", "open_dataset", "read_latest"]
+__all__ = ["Changes", "LatestCopy", "open_dataset", "read_changes", "read_latest"]
+
+
+@dataclass(frozen=True)
+class Changes:
+    """Every row change of one table from a copy of it to its latest one, as it was when that was asked.
+
+    :param table: ``schema.table``.
+    :param from_run_id: of the run that published the copy that they begin at.
+    :param from_position: the one that this copy is exact at.
+    :param run_id: of the run that published the latest copy.
+    :param position: the one that the latest copy is exact at.
+    :param rows: how many changes there are.
+    :param files: URIs of all their files, in the order of the changes.
+    """
+
+    table: str
+    from_run_id: str
+    from_position: str
+    run_id: str
+    position: str
+    rows: int
+    files: tuple[str, ...]
+
+    @property
+    def locations(self) -> list[str]:
+        """The files as DuckDB, Polars and Spark name them: as URIs whose paths are not percent-encoded."""
+        return [LakeUri.parse(uri).plain for uri in self.files]
 
 
 def read_latest(
@@ -46,8 +76,57 @@ def read_latest(
     return open_sink(LAKE_FORMAT, Storage(target)).latest(name)
 
 
-def open_dataset(copy: LatestCopy) -> dataset.Dataset:
-    """The rows of a copy as a PyArrow dataset, from whichever store its files lie in."""
+def read_changes(
+    target: str, table: str, since: str = "", *, where: str | None = None, columns: Sequence[str] | None = None
+) -> Changes:
+    """The changes of a table from one of its copies to the latest one, without a gap.
+
+    Replayed in their order onto that copy, they give the latest one.
+
+    :param target: as for `read_latest`.
+    :param table: ``schema.table``.
+    :param since: the copy to begin at: the ``run_id`` of its run, or its position; empty: the one before the latest.
+    :param where: with ``columns`` the part of the table that was copied, as for `read_latest`.
+    :raises ChangesMissing: there are none from that copy on, or not all of them are there any more.
+    :raises ConfigurationError: ``target`` is no place in a lake, ``table`` no name of a table, or ``where`` no
+        condition.
+    :raises ManifestError: what is told of copies or changes is damaged.
+    :raises StorageUnavailable: the store does not answer.
+    :raises StorageRefused: the store denies access.
+    """
+    name = CopyName.of(TableName.parse(table), selection_of(where, columns))
+    sink = open_sink(LAKE_FORMAT, Storage(target))
+    latest = sink.latest(name)
+    if latest is None:
+        raise ChangesMissing("the table has no copy yet", where=table, hint="wait until a run has published it")
+    feeds: list[LakeFeed] = []
+    run_id, position = latest.run_id, latest.position
+    while since not in (run_id, position) and (since or not feeds):
+        feed = sink.feed(run_id, name)
+        joins = feed is not None and (not feeds or feed.first_order + feed.rows == feeds[0].first_order)
+        if feed is None or not joins or feed.position != position:
+            raise ChangesMissing(
+                f"there are no changes that lead to the copy of run {run_id}, which is exact at {position}",
+                where=table,
+                hint="read the latest copy as a whole, and from then on the changes since it"
+                if since
+                else "the run that made it had no copy before, or not the option changes: read the copy as a whole",
+            )
+        feeds.insert(0, feed)
+        run_id, position = feed.from_run_id, feed.from_position
+    return Changes(
+        table=str(name),
+        from_run_id=run_id,
+        from_position=position,
+        run_id=latest.run_id,
+        position=latest.position,
+        rows=sum(feed.rows for feed in feeds),
+        files=tuple(file for feed in feeds for file in feed.files),
+    )
+
+
+def open_dataset(copy: LatestCopy | Changes) -> dataset.Dataset:
+    """The rows of a copy, or changes, as a PyArrow dataset, from whichever store the files lie in."""
     folder = cache(Storage)
     places = [uri.rpartition("/") for uri in copy.files]
     paths = [folder(parent).path(name) for parent, _, name in places]

@@ -20,12 +20,12 @@ def interrupt_at(patch: pytest.MonkeyPatch, number: int) -> None:
     def counted(name: str) -> None:
         original = getattr(Storage, name)
 
-        def replacement(*arguments: Any) -> Any:
+        def replacement(*arguments: Any, **named: Any) -> Any:
             nonlocal count
             count += 1
             if count == number:
                 raise Interrupted
-            return original(*arguments)
+            return original(*arguments, **named)
 
         patch.setattr(Storage, name, replacement)
 

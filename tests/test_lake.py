@@ -5,22 +5,28 @@ from __future__ import annotations
 import re
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import pyarrow as pa
 import pytest
 
+from airflow_provider_cdc.core.feed import Feed, feed_schema
+from airflow_provider_cdc.core.staging import StagedFile
 from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.errors import ConfigurationError, ManifestError
-from airflow_provider_cdc.lake import open_dataset, read_latest
+from airflow_provider_cdc.errors import ChangesMissing, ConfigurationError, ManifestError
+from airflow_provider_cdc.lake import open_dataset, read_changes, read_latest
+from airflow_provider_cdc.sinks.base import Publication
 from harness.s3_server import s3_environment
-from tests.sinks.test_contract import MYSQL, SERVER, Lake
+from tests.sinks.test_contract import MYSQL, SCHEMA, SERVER, Lake
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 PAGE = Path(__file__).parents[1] / "docs/reading.md"
 SNIPPETS = dict(re.findall(r"^## (\w+)\n\n```python\n(.*?)```", PAGE.read_text(), re.MULTILINE | re.DOTALL))
+OF_CHANGES = dict(re.findall(r"^### (\w+)\n\n```python\n(.*?)```", PAGE.read_text(), re.MULTILINE | re.DOTALL))
 
 
 @pytest.fixture
@@ -100,6 +106,87 @@ def test_the_snippets_of_the_documents_read_every_row(library: str, lake: Lake, 
     for snippet in (first[1].replace("s3://lake/raw", lake.storage.uri), SNIPPETS[library]):
         exec(snippet, names)
     assert count(names["orders"]) == 4
+
+
+def with_changes(lake: Lake, publication: Publication, before: Publication, first: int, count: int) -> Publication:
+    """The same run with ``count`` changes since ``before``, in a file each, of which the first has the order
+    ``first``."""
+    schema, tables = feed_schema(SCHEMA), []
+    for change in publication.tables:
+        files: list[StagedFile] = []
+        for order in range(first, first + count):
+            rows = {
+                "operation": ["insert"],
+                "position": [f"{SERVER}:{order}"],
+                "order": [order],
+                "commit_time": [None],
+                "before": [None],
+                "after": [{"id": 10 * order}],
+            }
+            with publication.staging.writer(f"staged/{change.table}/part-{order:012}", schema) as writer:
+                writer.write(pa.table(rows, schema=schema))
+            files += writer.files
+        tables.append(replace(change, feed=Feed(before.run_id, before.position, first, tuple(files))))
+    return replace(publication, tables=tuple(tables))
+
+
+def three_nights(lake: Lake) -> list[Publication]:
+    nights = [lake.stage(number) for number in (1, 2, 3)]
+    nights[1] = with_changes(lake, nights[1], nights[0], 1, 2)
+    nights[2] = with_changes(lake, nights[2], nights[1], 3, 12)
+    for one in nights:
+        lake.sink.publish(one)
+    return nights
+
+
+@pytest.mark.parametrize("library", sorted(OF_CHANGES))
+def test_the_snippets_of_the_documents_read_every_change(library: str, lake: Lake, request: Any) -> None:
+    nights = three_nights(lake)
+    names: dict[str, Any] = {"last": nights[0].run_id}
+    if library == "Spark":
+        names["spark"] = request.getfixturevalue("spark")
+    elif library != "PyArrow":
+        pytest.importorskip(library.lower())
+    asked = re.search(r"^## Changes\n.*?```python\n(.*?)```", PAGE.read_text(), re.DOTALL | re.MULTILINE)
+    assert asked
+    for snippet in (asked[1].replace("s3://lake/raw", lake.storage.uri), OF_CHANGES[library]):
+        exec(snippet, names)
+    assert count(names["updates"]) == 14
+    assert names["last"] == nights[2].run_id
+
+
+def test_changes_of_several_runs_join_in_their_order(lake: Lake) -> None:
+    nights = three_nights(lake)
+    target = lake.storage.uri
+    for since in (nights[0].run_id, nights[0].position):
+        found = read_changes(target, "shop.orders", since)
+        assert open_dataset(found).to_table()["order"].to_pylist() == list(range(1, 15))
+        assert (found.from_run_id, found.from_position) == (nights[0].run_id, nights[0].position)
+    assert read_changes(target, "shop.orders").rows == 12
+    assert read_changes(target, "shop.orders", nights[2].run_id).files == ()
+
+
+def test_what_is_damaged_or_gone_among_changes_is_said(lake: Lake) -> None:
+    nights = three_nights(lake)
+    record = f"shop.orders/_changes/{nights[1].run_id}/_feed.json"
+    told = lake.storage.read_json(record)
+    for wrong in ({**told, "first_order": 7}, {**told, "to": "elsewhere"}):
+        lake.storage.write_json(record, wrong)
+        with pytest.raises(ChangesMissing, match=nights[1].run_id):
+            read_changes(lake.storage.uri, "shop.orders", nights[0].run_id)
+    damaged: list[Any] = [{**told, "rows": 7}, {**told, "run_id": nights[2].run_id}, {"rows": 2}, []]
+    for other in damaged:
+        lake.storage.write_json(record, other)
+        with pytest.raises(ManifestError):
+            read_changes(lake.storage.uri, "shop.orders", nights[0].run_id)
+    # What a later version tells besides does not matter.
+    lake.storage.write_json(record, {**told, "more": 1})
+    assert read_changes(lake.storage.uri, "shop.orders", nights[0].run_id).rows == 14
+    lake.storage.delete_file(record)
+    with pytest.raises(ChangesMissing, match=nights[1].run_id):
+        read_changes(lake.storage.uri, "shop.orders", nights[0].run_id)
+    with pytest.raises(ChangesMissing, match="no copy yet"):
+        read_changes(lake.storage.uri, "shop.other")
 
 
 def test_reading_imports_neither_airflow_nor_spark_nor_a_driver() -> None:

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from airflow_provider_cdc.core import records
+from airflow_provider_cdc.core.feed import Feed
 from airflow_provider_cdc.core.manifest import Base
 from airflow_provider_cdc.core.results import Nulled, Skipped
 from airflow_provider_cdc.core.run import Run, is_published
@@ -22,7 +23,7 @@ class Decision:
     """The files of each copy, by the table's name, and what is told of them. ``skipped``: why the others have none.
 
     ``files`` are those that the run wrote, in its own folder; ``kept``, named without a folder, those that it takes
-    over from the copy that the table was rolled forward from.
+    over from the copy that the table was rolled forward from. ``feeds`` are the change feeds.
     """
 
     files: dict[str, tuple[StagedFile, ...]]
@@ -33,6 +34,7 @@ class Decision:
     published_at: str
     skipped: Skipped = field(default_factory=dict)
     kept: dict[str, tuple[StagedFile, ...]] = field(default_factory=dict)
+    feeds: dict[str, Feed] = field(default_factory=dict)
 
     @property
     def rows(self) -> dict[str, int]:

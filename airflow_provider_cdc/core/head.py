@@ -26,8 +26,9 @@ class Copy:
     ``initial_lsn`` is not None. ``as_of`` is what the run was asked to be exact at; empty: now. ``source`` is what
     `source_of` gave. ``path`` is a URI. Times are ISO 8601. ``files`` are all files of the copy, one object each: its
     ``name`` in the folder ``path``, its ``rows`` and ``bytes``, and its ``checksum`` (CRC-32). Copies of a part of a
-    table say of which: ``where`` and ``columns``, as `Selection` has them. Records of earlier
-    versions have only the run's id and the initial position. ``more`` has what a later version added: whoever writes
+    table say of which: ``where`` and ``columns``, as `Selection` has them. Records of earlier versions have only the
+    run's id and the initial position. ``changes`` is what is told of the changes that lead from the copy before to this
+    one, as `sinks.feeds` writes it. ``more`` has what a later version added: whoever writes
     the record again keeps it.
     """
 
@@ -44,6 +45,7 @@ class Copy:
     columns: tuple[str, ...] = ()
     published_at: str = ""
     files: tuple[dict[str, Any], ...] = ()
+    changes: dict[str, Any] = field(default_factory=dict)
     more: dict[str, Any] = field(default_factory=dict)
 
 

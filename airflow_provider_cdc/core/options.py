@@ -216,6 +216,16 @@ class StepOptions:
         "the run. On PostgreSQL it needs a `standing_slot`.",
         example="full, auto or changes",
     )
+    changes: bool = option(
+        False,
+        accepts=FLAG,
+        title="Publish the changes",
+        section=ADVANCED,
+        help="Beside each copy that is rolled forward, publish every row change between the last copy and this one, in "
+        "commit order. It needs `refresh`, and stops the run where the last copy of a table cannot be rolled forward; "
+        "a table without a copy begins with its first one. On PostgreSQL it needs `REPLICA IDENTITY FULL`.",
+        example="true or false",
+    )
     keep: int = option(
         0,
         accepts=COUNT_OR_NONE,

@@ -33,6 +33,10 @@ from airflow_provider_cdc.errors import (
 )
 
 _ANEW = "clear preflight and the tasks after it"
+_GAP = (
+    "run once without the option changes: the table is then read in full, and the changes that are published later "
+    "begin at that copy"
+)
 
 
 @runtime_checkable
@@ -84,20 +88,28 @@ class _NotFit(Exception):
     """Why a copy cannot be rolled forward."""
 
 
+class _NoCopy(_NotFit):
+    """There is none."""
+
+
 def choose(
     source: Any, copies: Copies, scratch: str, plans: Sequence[TablePlan], options: StepOptions
 ) -> list[TablePlan]:
     """The plans, each with the base that its table is rolled forward from, or with the reason why it has none.
 
     :param scratch: URI of the folder in which the folders of runs lie.
-    :raises PreflightError: ``refresh`` is `CHANGES`, and tables would have to be read in full.
+    :raises PreflightError: ``refresh`` is `CHANGES`, and tables would have to be read in full; or ``changes`` are to be
+        published, and those of a table cannot be.
     """
+    if options.changes:
+        _check_changes(plans, options)
     if options.refresh == FULL:
         return list(plans)
     runs, to = Storage(scratch), as_of.parse(options.as_of)
     # All tables of a run agree in that.
     keys_only = any(plan.at_upper for plan in plans)
     refused: dict[TableName, str] = {}
+    new: set[TableName] = set()
     fit: dict[str, dict[TableName, _Candidate]] = {}
     known: dict[str, tuple[Run, Decision]] = {}
     for plan in plans:
@@ -106,6 +118,8 @@ def choose(
             fit.setdefault(found.run.run_id, {})[plan.table] = found
         except (_NotFit, ManifestError) as error:
             refused[plan.table] = str(getattr(error, "message", error))
+            if isinstance(error, _NoCopy):
+                new.add(plan.table)
     for own in fit.values():
         run = next(iter(own.values())).run
         tables = [one.table for one in own.values()]
@@ -119,6 +133,14 @@ def choose(
         raise PreflightError(
             [Problem(str(table), f"its copy cannot be rolled forward: {why}", hint) for table, why in refused.items()]
         )
+    if options.changes and refused.keys() - new:
+        raise PreflightError(
+            [
+                Problem(str(table), f"its changes since the last copy cannot be published: {why}", _GAP)
+                for table, why in refused.items()
+                if table not in new
+            ]
+        )
     base = {table: found.run for own in fit.values() for table, found in own.items() if table not in refused}
     return [
         _rolled(plan, base[plan.table])
@@ -126,6 +148,20 @@ def choose(
         else replace(plan, reason=f"read in full: {refused[plan.table]}; {plan.reason}")
         for plan in plans
     ]
+
+
+def _check_changes(plans: Sequence[TablePlan], options: StepOptions) -> None:
+    """Make sure that single changes can be published at all.
+
+    :raises PreflightError: they cannot.
+    """
+    if options.refresh == FULL:
+        what = "the changes since the last copy are published only with copies that are rolled forward"
+        raise PreflightError([Problem("parameter changes", what, "choose refresh = auto or changes, or leave it out")])
+    if upper := [plan.table for plan in plans if plan.at_upper]:
+        what = "the log tells only the keys of what is changed in a run that reads rows again (consistency = again)"
+        hint = "ALTER TABLE … REPLICA IDENTITY FULL for every table of the run that lacks it, or leave the option out"
+        raise PreflightError([Problem("parameter changes", f"{what}: {', '.join(map(str, upper))}", hint)])
 
 
 def _rolled(plan: TablePlan, base: Run) -> TablePlan:
@@ -168,7 +204,7 @@ def _candidate(
         raise _NotFit("the log tells no key of its changed rows")
     head = copies.latest(plan.copy_name)
     if head is None:
-        raise _NotFit("there is no copy yet")
+        raise _NoCopy("there is no copy yet")
     if head.run_id not in known:
         run = published_run(scratch, head.run_id)
         known[head.run_id] = run, decision_of(run)

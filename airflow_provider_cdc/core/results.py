@@ -52,7 +52,8 @@ class SnapshotResult:
 class DeltaResult:
     """What the extract_delta step read of the log. ``keys`` has how many the window touches, by the table's name.
 
-    ``record`` names the record of the files with the net change. ``skipped`` are tables of which the log holds what
+    ``record`` names the record of the files with the net change, ``changes`` that of the files with the single changes
+    (empty: the run makes no feeds). ``skipped`` are tables of which the log holds what
     cannot be copied.
     """
 
@@ -63,6 +64,7 @@ class DeltaResult:
     record: str
     skipped: Skipped = field(default_factory=dict)
     seconds: float = 0.0
+    changes: str = ""
 
 
 @dataclass(frozen=True)
@@ -71,7 +73,8 @@ class ConsolidateResult:
     ``rewound`` (or read again). ``position`` is the one at which all copies are exact.
 
     ``nulled`` has the values that were put back as null (the snapshot step has those that were read). ``skipped`` has
-    every table that was named and is not published, whichever step found out.
+    every table that was named and is not published, whichever step found out. ``changes`` has how many row changes the
+    feeds hold; None: the table has none, for there was no copy before to begin at.
     """
 
     published: dict[str, str]
@@ -84,6 +87,7 @@ class ConsolidateResult:
     skipped: Skipped = field(default_factory=dict)
     seconds: float = 0.0
     position: str = ""
+    changes: dict[str, int | None] = field(default_factory=dict)
 
 
 StepResult = SnapshotResult | DeltaResult | ConsolidateResult

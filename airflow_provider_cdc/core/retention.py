@@ -58,11 +58,13 @@ class Lake(Protocol):
 
 @dataclass(frozen=True)
 class Expired:
-    """The copy that a run made of a table, and nobody needs any more."""
+    """The copy that a run made of a table, and nobody needs any more. ``feed`` are the files of the changes that lead
+    to it."""
 
     run: Run
     table: TableName
     files: tuple[StagedFile, ...]
+    feed: tuple[StagedFile, ...] = ()
 
 
 class Runs:
@@ -163,7 +165,9 @@ def expired(
             elif _is_foreign(other, run):
                 left[uri] = "it was made of another source, or for another lake"
             else:
-                older.append(Expired(other, table, decision_of(other).files_of(str(table))))
+                decision = decision_of(other)
+                feed = decision.feeds.get(str(table))
+                older.append(Expired(other, table, decision.files_of(str(table)), feed.files if feed else ()))
         leaving = [one for one in older if folder_name(table) in _marked(one.run.folder)]
         staying = sorted((one for one in older if one not in leaving), key=_BY_POSITION, reverse=True)
         for one in [*leaving, *(one for one in staying[keep - 1 :] if is_newer(own, copy_of(one.run)))]:

@@ -31,6 +31,7 @@ from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.errors import CdcError, ManifestError, naming
 from airflow_provider_cdc.jobs.again import read_record
 from airflow_provider_cdc.jobs.extract_delta import read_net_change
+from airflow_provider_cdc.jobs.feed import read_changes, stage_feeds
 from airflow_provider_cdc.jobs.forward import BaseFile, look_at_bases, noting_damage, roll_forward
 from airflow_provider_cdc.jobs.net import BUCKETS, NetChange, bucket_ranges
 from airflow_provider_cdc.jobs.nulled import add_nulled, say_nulled
@@ -106,13 +107,27 @@ def _consolidate(step: Step) -> ConsolidateResult:
         published_at=decision.published_at,
         skipped={**run.manifest.skipped, **decision.skipped},
         position=run.position,
+        changes=_feed_rows(run, decision),
     )
     rows = [(name, found.rows[name], found.rewound[name], len(decision.files_of(name))) for name in decision.files]
     say_skipped(found.skipped)
     say(table(("table", "rows", "keys touched", "files"), rows))
     say_nulled("consolidate: put back as null", found.nulled)
     say(f"consolidate: {found.files_rewritten} files rewritten, {found.files_adopted} adopted as they were")
+    for name, count in found.changes.items():
+        if count is None:
+            say(f"consolidate: {name}: no changes: there was no copy before; the next run's begin at this copy")
+        else:
+            start = decision.feeds[name].start
+            say(f"consolidate: {name}: changes: {count:,} rows, from {start} to {found.position}")
     return found
+
+
+def _feed_rows(run: Run, decision: Decision) -> dict[str, int | None]:
+    """How many row changes the feed of each table has; None: it has none."""
+    if not run.manifest.options.changes:
+        return {}
+    return {name: decision.feeds[name].rows if name in decision.feeds else None for name in decision.files}
 
 
 def _commit(step: Step) -> Commit:
@@ -140,7 +155,10 @@ def _check_commit(step: Step, decision: Decision) -> None:
     :raises FileDamaged: a file is not what the commit says.
     """
     names = {str(entry.table.name): entry.table.copy_name for entry in step.tables}
-    require_whole(step, [Checked(file, name, names[name]) for name, own in decision.files.items() for file in own])
+    checked = [Checked(file, name, names[name]) for name, own in decision.files.items() for file in own]
+    for name, feed in decision.feeds.items():
+        checked += [Checked(file, f"the changes of {name}", names[name]) for file in feed.files]
+    require_whole(step, checked)
 
 
 def _publish(run: Run, decision: Decision) -> dict[TableName, PublishedCopy]:
@@ -157,6 +175,7 @@ def _publish(run: Run, decision: Decision) -> dict[TableName, PublishedCopy]:
                 entry.base,
                 entry.table.selection.condition,
                 entry.table.selection.columns,
+                decision.feeds.get(name),
             )
             for entry in manifest.tables
             if (name := str(entry.table.name)) in decision.files
@@ -184,6 +203,8 @@ def _stage(step: Step) -> Decision:
     skipped = dict(step.run.found(DeltaResult).skipped)
     files = [() if name in skipped else read[name].files for name in names]
     checked = [Checked(file, "the net change of the window") for file in change.files]
+    windows = read_changes(step.run)
+    checked += [Checked(file, "the changes of the window") for window in windows for file in window.files]
     layers = _layers(step)
     for index, (name, own) in enumerate(zip(names, files, strict=True)):
         above = [file for layer in layers.get(index, ()) for file in layer.files]
@@ -214,6 +235,8 @@ def _stage(step: Step) -> Decision:
         meanwhile=progress.tick,
     )
     skipped |= {names[outcome.table]: outcome.refused for outcome in outcomes if outcome.refused}
+    feeds, refused = stage_feeds(step, windows, [index for index in copied if names[index] not in skipped])
+    skipped |= {names[index]: why for index, why in refused.items()}
     copied = [index for index in copied if names[index] not in skipped]
     check_some_left([names[index] for index in copied], skipped)
     outcomes = [outcome for outcome in outcomes if outcome.table in copied]
@@ -231,6 +254,7 @@ def _stage(step: Step) -> Decision:
         published_at=datetime.now(UTC).isoformat(timespec="seconds"),
         skipped=skipped,
         kept={names[index]: tuple(own) for index, own in kept.items()},
+        feeds={names[index]: feed for index, feed in feeds.items() if index in copied},
     )
 
 

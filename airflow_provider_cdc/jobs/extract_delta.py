@@ -14,7 +14,7 @@ the JVM, and a small window costs no more than one small job.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 from pyspark.sql import SparkSession
@@ -28,6 +28,7 @@ from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import ExactnessError
 from airflow_provider_cdc.jobs import net
 from airflow_provider_cdc.jobs.again import read_record as read_again_record
+from airflow_provider_cdc.jobs.feed import WindowChanges, window_changes, write_changes
 from airflow_provider_cdc.jobs.patience import persist
 from airflow_provider_cdc.jobs.progress import Progress, ProgressFile, say
 from airflow_provider_cdc.jobs.read_segment import DONE, ComposeBuckets, LastOfBuckets, ReadSegment, SegmentRecord
@@ -86,9 +87,12 @@ def _extract_delta(step: Step) -> DeltaResult:
     skipped = dict(step.run.found(SnapshotResult).skipped)
     read: list[SegmentRecord] = []
     changes = []
+    single: list[WindowChanges] = []
     for window in _windows(step):
         own, decisions = _read_window(step, window)
         changes.append(_compose(step, window, own, decisions))
+        if wanted := [one.index for one in window.tables if one.changes]:
+            single.append(window_changes(wanted, own, decisions))
         read += own
     for one in read:
         skipped |= one.refused
@@ -99,7 +103,8 @@ def _extract_delta(step: Step) -> DeltaResult:
     transactions, row_images = (
         sum(getattr(one.summary, what) for one in read) for what in ("transactions", "row_images")
     )
-    return _result(step, change, transactions, row_images, len(read), skipped)
+    found = _result(step, change, transactions, row_images, len(read), skipped)
+    return replace(found, changes=write_changes(step.run, single)) if single else found
 
 
 def _extract_again(step: Step) -> DeltaResult:
@@ -171,7 +176,7 @@ def _check_bases(step: Step) -> None:
 def rolled_forward(manifest: Manifest, run_id: str) -> tuple[TrackedTable, ...]:
     """The tables that are rolled forward from the copies of a run."""
     return tuple(
-        TrackedTable(index, entry.table, manifest.initial_position, forward=True)
+        TrackedTable(index, entry.table, manifest.initial_position, forward=True, changes=manifest.options.changes)
         for index, entry in enumerate(manifest.tables)
         if entry.base == run_id
     )
@@ -207,7 +212,7 @@ def _read(step: Step, window: Window, name: str, segments: Callable[[], list[Log
     plan = step.plan(name, LogSegment, lambda: persist(f"plan {name}", segments))
     planned = plan.orders
     done = step.finished(plan, SegmentRecord, {segment.number: window.record_name(segment) for segment in planned})
-    kept = {number: record.files for number, record in done.items()}
+    kept = {number: record.files + record.changes for number, record in done.items()}
     whole = without_damaged(step, kept, "extract_delta: segment")
     done = {number: record for number, record in done.items() if number in whole}
     missing = [segment for segment in planned if segment.number not in done]

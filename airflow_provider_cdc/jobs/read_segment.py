@@ -13,7 +13,7 @@ from airflow_provider_cdc.jobs import net
 from airflow_provider_cdc.jobs.selected import selected_changes
 from airflow_provider_cdc.jobs.skipped import reason, table_of
 from airflow_provider_cdc.sources.capabilities import Source
-from airflow_provider_cdc.sources.window import LogSegment, SegmentSummary, TrackedTable
+from airflow_provider_cdc.sources.window import CHANGE_SCHEMA, LogSegment, SegmentSummary, TrackedTable
 
 DONE = "delta/done"
 SORT_BYTES = 256 * 2**20
@@ -23,7 +23,8 @@ SORT_BYTES = 256 * 2**20
 @dataclass(frozen=True)
 class SegmentRecord:
     """A segment that was read: into which files, for which plan. ``counts`` is what `net.count_by_table` gives.
-    ``refused``: why tables cannot be copied, by their names; of these the files may lack changes."""
+    ``refused``: why tables cannot be copied, by their names; of these the files may lack changes. ``changes`` are the
+    files with the single changes of the tables of which they are wanted, of `CHANGE_SCHEMA`."""
 
     plan: str
     segment: int
@@ -32,6 +33,7 @@ class SegmentRecord:
     pending: int
     summary: SegmentSummary
     refused: dict[str, str] = field(default_factory=dict)
+    changes: tuple[StagedFile, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,8 @@ class ReadSegment:
         pending = 0
         with (
             self.staging.writer(name, net.NET_SCHEMA) as writer,
-            self.source.read_segment(segment, self.initial, tables) as reader,
+            self.staging.writer(f"{name}-changes", CHANGE_SCHEMA) as changes,
+            self.source.read_segment(segment, self.initial, tables, changes.write) as reader,
         ):
             for rows in net.gathered(reader, SORT_BYTES):
                 rows = selected_changes(self.source, tables, rows)
@@ -84,7 +87,9 @@ class ReadSegment:
                 pending += rows.num_rows - rows["pending"].null_count
             summary = reader.summary
         total = net.add_counts(counts)
-        return SegmentRecord(self.plan, segment.number, tuple(writer.files), total, pending, summary)
+        return SegmentRecord(
+            self.plan, segment.number, tuple(writer.files), total, pending, summary, changes=tuple(changes.files)
+        )
 
 
 @dataclass(frozen=True)

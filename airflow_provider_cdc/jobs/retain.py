@@ -112,7 +112,7 @@ class _Retention:
         if user := self._runs.user_of(one.run.run_id, one.table):
             self._left[self._uri(one)] = in_use(user)
             return
-        strange = self._sink.remove(one.run.run_id, one.table, one.files)
+        strange = self._sink.remove(one.run.run_id, one.table, one.files, one.feed)
         if strange:
             self._left |= dict.fromkeys(strange, "the record of its copy does not name it")
         else:

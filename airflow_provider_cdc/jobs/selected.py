@@ -90,7 +90,7 @@ def _selected(source: Source, table: Table, rows: pa.Table) -> pa.Table:
         return rows
     for name in ("before", "after"):
         column = rows.schema.get_field_index(name)
-        chunks = [_of_keyed(source, table, _array(part[name])) for part in _parts(rows)]
+        chunks = [copied_images(source, table, _array(part[name])) for part in _parts(rows)]
         rows = rows.set_column(column, rows.schema.field(name), pa.chunked_array(chunks, pa.binary()))
     return rows
 
@@ -104,10 +104,10 @@ def _of_keyless(source: Source, table: Table, part: pa.Table) -> pa.Table:
     return part if found is None else part.filter(found)
 
 
-def _of_keyed(source: Source, table: Table, images: pa.Array) -> pa.Array:
+def copied_images(source: Source, table: Table, images: pa.Array) -> pa.Array:
     """``images`` with null in place of those of rows that are not copied."""
     there = images.is_valid()
-    if not there.true_count:
+    if table.selection.where is None or not there.true_count:
         return images
     decoded = source.decode_images(evaluated_as(table), images.filter(there), {})
     found = matching(table, decoded)

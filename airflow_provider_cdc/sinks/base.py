@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from airflow_provider_cdc.core.feed import Feed
 from airflow_provider_cdc.core.lake_uri import LakeUri
 from airflow_provider_cdc.core.staging import StagedFile, Staging
 from airflow_provider_cdc.core.storage import Storage
@@ -23,7 +24,8 @@ class TableChange:
     """What becomes of the files of one table's copy.
 
     ``added`` are files in the run's staging. ``kept``, named without a folder, are those that the copy of the run
-    ``base`` has, too. Of a part of a table: ``where`` and ``columns`` are what `Selection` has, for readers.
+    ``base`` has, too. Of a part of a table: ``where`` and ``columns`` are what `Selection` has, for readers. ``feed``:
+    the changes since that copy; None: they are not published.
     """
 
     table: TableName
@@ -32,6 +34,7 @@ class TableChange:
     base: str = ""
     where: str = ""
     columns: tuple[str, ...] = ()
+    feed: Feed | None = None
 
     @property
     def rows(self) -> int:
@@ -103,6 +106,28 @@ class LatestCopy:
         return [LakeUri.parse(uri).plain for uri in self.files]
 
 
+@dataclass(frozen=True)
+class LakeFeed:
+    """The changes that lead from one copy of a table to the next, as readers are told of them.
+
+    :param run_id: of the run that published them, with the copy that they lead to.
+    :param position: the one that this copy is exact at.
+    :param from_run_id: of the run that published the copy that they begin at.
+    :param from_position: the one that that copy is exact at.
+    :param rows: how many changes there are.
+    :param first_order: the order of the first one.
+    :param files: URIs of their files, in their order.
+    """
+
+    run_id: str
+    position: str
+    from_run_id: str
+    from_position: str
+    rows: int
+    first_order: int
+    files: tuple[str, ...]
+
+
 class Sink(Protocol):
     """One lake in one format. `registry.open_sink` makes it."""
 
@@ -137,11 +162,20 @@ class Sink(Protocol):
         """The ids of the runs whose copies of a table lie here, whole or in part: also what a `publish` or a `remove`
         that is not done left."""
 
-    def remove(self, run_id: str, table: TableName, files: Sequence[StagedFile]) -> list[str]:
-        """Remove the copy of a table that a run published, and that is not the latest one. Other copies stay whole. If
-        it stops half-way, calling it again completes it.
+    def feed(self, run_id: str, table: TableName) -> LakeFeed | None:
+        """The changes of a table that a run published; None: it published none, or they were removed.
 
-        Returns the URIs of what lies there and is none of ``files``, the files of the copy: that stays.
+        :raises ManifestError: what is told of them is damaged.
+        """
+
+    def remove(
+        self, run_id: str, table: TableName, files: Sequence[StagedFile], feed: Sequence[StagedFile] = ()
+    ) -> list[str]:
+        """Remove the copy of a table that a run published, and that is not the latest one, with the changes that lead
+        to it. Other copies stay whole. If it stops half-way, calling it again completes it.
+
+        Returns the URIs of what lies there and is none of ``files``, the files of the copy, nor of ``feed``, those of
+        the changes: that stays.
         """
 
     def difference(self, run_id: str, table: TableName, file: StagedFile) -> str:

@@ -1,4 +1,5 @@
-"""Plain Parquet: ``<lake>/<schema>.<table>/snapshot=<run_id>/part-*``, and ``_latest.json`` beside these folders.
+"""Plain Parquet: ``<lake>/<schema>.<table>/snapshot=<run_id>/part-*``, and ``_latest.json`` beside these folders. The
+changes that lead to a copy lie in ``_changes/<run_id>`` (`sinks.feeds`).
 
 ``_latest.json`` names the copy to read. It changes only after every file of every table of the run is in place, and it
 never goes back to an older position. Each table's changes by itself: for a moment, readers of several tables may see
@@ -28,7 +29,8 @@ from airflow_provider_cdc.errors import (
     StorageUnavailable,
     naming,
 )
-from airflow_provider_cdc.sinks.base import LatestCopy, Publication, PublishedCopy, TableChange
+from airflow_provider_cdc.sinks import feeds
+from airflow_provider_cdc.sinks.base import LakeFeed, LatestCopy, Publication, PublishedCopy, TableChange
 from airflow_provider_cdc.sinks.latest import LATEST, check_source, read_latest, replace_latest
 
 _COPY = "snapshot="
@@ -107,22 +109,39 @@ class ParquetSink:
         found = {name.partition("=")[2] for name in names if name.startswith((_COPY, _REMOVED))}
         return sorted(found)
 
-    def remove(self, run_id: str, table: TableName, files: Sequence[StagedFile]) -> list[str]:
+    def feed(self, run_id: str, table: TableName) -> LakeFeed | None:
+        return feeds.read_feed(self._lake, table, run_id)
+
+    def remove(
+        self, run_id: str, table: TableName, files: Sequence[StagedFile], feed: Sequence[StagedFile] = ()
+    ) -> list[str]:
+        # First, so that what is left of a copy tells that there is something left of its changes.
+        left = self._remove_feed(feeds.place_of(table, run_id), {file.base_name for file in feed})
         place = place_of(table, run_id)
         hidden = f"{folder_name(table)}/{_REMOVED}{run_id}"
         own = {file.base_name for file in files}
         if self._lake.exists(place) and not self._strange(place, own):
             # Readers of the folder see all of the copy or nothing of it, where the store can do that.
             self._lake.rename_folder(place, hidden)
-        left = []
         for folder in (place, hidden):
-            present = [name for name in self._lake.files(folder) if name.rpartition("/")[2] in own]
-            # An object store is waited for.
-            with ThreadPoolExecutor(_MOVERS) as removers:
-                list(removers.map(self._delete, present))
-            if not self._lake.delete_empty_folder(folder):
-                left += [self._lake.uri_of(name) for name in self._strange(folder, own)]
+            left += self._remove_files(folder, own)
         return left
+
+    def _remove_feed(self, place: str, own: set[str]) -> list[str]:
+        if own:
+            # Without it nobody takes what is still there for all of the changes.
+            self._delete(f"{place}/{feeds.RECORD}")
+        return self._remove_files(place, own) if own else []
+
+    def _remove_files(self, folder: str, own: set[str]) -> list[str]:
+        """Remove a folder with files of these names; returns the URIs of what else is in it."""
+        present = [name for name in self._lake.files(folder) if name.rpartition("/")[2] in own]
+        # An object store is waited for.
+        with ThreadPoolExecutor(_MOVERS) as removers:
+            list(removers.map(self._delete, present))
+        if self._lake.delete_empty_folder(folder):
+            return []
+        return [self._lake.uri_of(name) for name in self._strange(folder, own)]
 
     def _strange(self, folder: str, own: set[str]) -> list[str]:
         found = [*self._lake.files(folder), *self._lake.folders(folder)]
@@ -134,7 +153,8 @@ class ParquetSink:
             self._lake.delete_file(name)
 
     def difference(self, run_id: str, table: TableName, file: StagedFile) -> str:
-        return difference(self._lake, f"{place_of(table, run_id)}/{file.base_name}", file)
+        places = [f"{place}/{file.base_name}" for place in (place_of(table, run_id), feeds.place_of(table, run_id))]
+        return difference(self._lake, next(filter(self._lake.exists, places), places[0]), file)
 
     def unread(self, run_id: str, tables: Sequence[TableName]) -> list[str]:
         left = []
@@ -148,21 +168,28 @@ class ParquetSink:
         """Put the files of one table where readers will find them. The place holds these files and no others then."""
         folder = place_of(change.table, publication.run_id)
         try:
-            self._move(publication.staging, folder, change)
+            kept = {f"{folder}/{file.base_name}": file for file in change.kept}
+            self._move(publication.staging, folder, change.added, kept, place_of(change.table, change.base))
+            if change.feed is not None:
+                folder = feeds.place_of(change.table, publication.run_id)
+                self._move(publication.staging, folder, change.feed.files, {}, "")
+                self._lake.write_json(f"{folder}/{feeds.RECORD}", feeds.told(publication, change.feed))
         except (OSError, pa.ArrowException) as error:
             raise PublishIncomplete(
                 f"a file could not be put in place: {error}", where=self._lake.uri_of(folder), hint=_INCOMPLETE
             ) from error
 
-    def _move(self, staging: Staging, folder: str, change: TableChange) -> None:
+    def _move(
+        self, staging: Staging, folder: str, added: Sequence[StagedFile], kept: Mapping[str, StagedFile], base: str
+    ) -> None:
+        """Put files in a folder: those ``added``, and those ``kept`` (by their new names), which are in ``base``."""
         self._lake.make_folder(folder)
-        kept = {f"{folder}/{file.base_name}": file for file in change.kept}
-        wanted = {f"{folder}/{file.base_name}": file for file in change.added} | kept
+        wanted = {f"{folder}/{file.base_name}": file for file in added} | dict(kept)
         present = self._lake.sizes(folder)
 
         def move(name: str) -> None:
             if name in kept:
-                self._adopt(f"{place_of(change.table, change.base)}/{kept[name].base_name}", name)
+                self._adopt(f"{base}/{kept[name].base_name}", name)
                 return
             try:
                 copied = staging.folder.move_to(wanted[name].name, self._lake, name)
@@ -255,9 +282,7 @@ def _latest(publication: Publication, change: TableChange, uri: str) -> Copy:
         where=change.where,
         columns=change.columns,
         published_at=publication.published_at,
-        files=tuple(
-            {"name": file.base_name, "rows": file.rows, "bytes": file.bytes, "checksum": file.checksum}
-            for file in sorted((*change.added, *change.kept), key=lambda file: file.base_name)
-        ),
+        files=tuple(map(feeds.told_file, sorted((*change.added, *change.kept), key=lambda file: file.base_name))),
+        changes={} if change.feed is None else feeds.told(publication, change.feed),
         **under_its_own_name,
     )

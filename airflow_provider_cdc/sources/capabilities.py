@@ -8,7 +8,7 @@ opens a session of its own in each call that needs one.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -173,9 +173,17 @@ class ReadsLog(Protocol):
         """
 
     def read_segment(
-        self, segment: LogSegment, initial: str, tables: Sequence[TrackedTable]
+        self,
+        segment: LogSegment,
+        initial: str,
+        tables: Sequence[TrackedTable],
+        changes: Callable[[pa.RecordBatch], None] | None = None,
     ) -> AbstractContextManager[SegmentReader]:
-        """A session that reads the net changes after ``initial`` in one segment."""
+        """A session that reads the net changes after ``initial`` in one segment.
+
+        :param changes: told, while these are read, of each single change of the tables of which that is wanted, in
+            batches of ``CHANGE_SCHEMA``.
+        """
 
     def decode_images(
         self, table: Table, images: pa.BinaryArray, nulled: dict[str, int] | None = None

@@ -42,6 +42,29 @@ DELTA_SCHEMA = pa.schema(
 """
 
 
+CHANGE_SCHEMA = pa.schema(
+    [
+        pa.field("table", pa.int32(), nullable=False),
+        pa.field("order", pa.int64(), nullable=False),
+        pa.field("position", pa.string()),
+        pa.field("commit_time", pa.timestamp("us", "UTC")),
+        pa.field("before", pa.binary()),
+        pa.field("after", pa.binary()),
+        pa.field("pending", pa.string()),
+    ]
+)
+"""One row change of one log segment, as it was logged.
+
+``table``, ``order``, ``pending``
+    as in ``DELTA_SCHEMA``; changes of one table come in this order. Those of a transaction that the segment prepares
+    and commits all have the order of its commit.
+``position``, ``commit_time``
+    of the transaction's commit; null while it is pending.
+``before``, ``after``
+    the rows as the log's own bytes; null: no row.
+"""
+
+
 @dataclass(frozen=True)
 class UpperBound:
     """A bound on everything that reads before now could have seen.
@@ -72,8 +95,9 @@ class TrackedTable:
 
     ``index`` is what ``DELTA_SCHEMA.table`` says. ``upper`` is the exact position up to which changes count: of a table
     that was read at one, that; of one that is rolled forward, the position to publish. Empty for other tables, whose
-    changes count up to the window's end. ``forward``: the rows after the changes are wanted, too. ``keys_only``: of its
-    changes only the keys are read. ``looked_at``: nothing is read, but the reader stops for what it could not read.
+    changes count up to the window's end. ``forward``: the rows after the changes are wanted, too. ``changes``: and each
+    single change. ``keys_only``: of its changes only the keys are read. ``looked_at``: nothing is read, but the
+    reader stops for what it could not read.
     """
 
     index: int
@@ -82,6 +106,7 @@ class TrackedTable:
     keys_only: bool = False
     forward: bool = False
     looked_at: bool = False
+    changes: bool = False
 
     @property
     def bounded(self) -> bool:
@@ -101,6 +126,16 @@ class StatementWrite:
     place: str
 
 
+@dataclass(frozen=True)
+class Committed:
+    """Where a prepared transaction was committed: its ``order`` among the row changes of the log, the position, and the
+    time in microseconds since 1970 (None: the log does not say)."""
+
+    order: int
+    position: str
+    time: int | None
+
+
 @dataclass
 class SegmentSummary:
     """What one segment held. ``decided`` maps a prepared transaction's id to the order at which it was committed here.
@@ -109,6 +144,7 @@ class SegmentSummary:
     changes the segment was given as, one after the other: whose keys do not fit into memory is netted in parts.
     ``writes`` are the tables that are not copied and were written to by statements, by their names; ``redefined`` those
     of which some statement may have changed whether they are views, or have triggers (`sources.optional`).
+    ``commits`` says more of what ``decided`` has, if single changes are wanted.
     """
 
     segment: LogSegment
@@ -122,3 +158,4 @@ class SegmentSummary:
     parts: int = 1
     writes: dict[str, StatementWrite] = field(default_factory=dict)
     redefined: list[TableName] = field(default_factory=list)
+    commits: dict[str, Committed] = field(default_factory=dict)

@@ -93,6 +93,9 @@ class SnapshotTaskGroup(TaskGroup):
         says was changed since, at the cost of the changes, where that is exact; other tables are read in full, and
         the log of ``preflight`` says why. ``changes``: as ``auto``, but a table that would have to be read in full
         stops the run. On PostgreSQL it needs a ``standing_slot``.
+    :param changes: Beside each copy that is rolled forward, publish every row change between the last copy and this
+        one, in commit order. It needs ``refresh``, and stops the run where the last copy of a table cannot be rolled
+        forward; a table without a copy begins with its first one. On PostgreSQL it needs ``REPLICA IDENTITY FULL``.
     :param keep: How many copies of each table stay: when a run has published the latest one, it removes those that are
         older than the newest so many of its tables, whichever run made them; 0: all of them stay.
     :param lock_wait_seconds: Seconds that one try to take a lock may keep others waiting.
@@ -143,6 +146,7 @@ class SnapshotTaskGroup(TaskGroup):
         standing_slot: str = "",
         standing_slot_hours: int | str = 48,
         refresh: str = "full",
+        changes: bool | str = False,
         keep: int | str = 0,
         lock_wait_seconds: int | str = 5,
         lock_tries: int | str = 12,

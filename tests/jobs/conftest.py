@@ -20,6 +20,7 @@ from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.jobs import (
     consolidate,
     extract_delta,
+    feed,
     forward,
     read_segment,
     rewind,
@@ -95,13 +96,14 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRunner:
             meanwhile()
         return results
 
-    for module in (snapshot, extract_delta, consolidate, forward, verify):
+    for module in (snapshot, extract_delta, consolidate, feed, forward, verify):
         monkeypatch.setattr(module, "run_tasks", run_here)
     monkeypatch.setattr(parquet_writer, "ROW_GROUP_ROWS", 3)
     monkeypatch.setattr(parquet_writer.ParquetWriter.__init__, "__defaults__", (300,))
     for module in (rewind, roll):
         monkeypatch.setattr(module, "TOUCHED_ROWS", 2)
         monkeypatch.setattr(module, "DECODED_ROWS", 2)
+    monkeypatch.setattr(feed, "DECODED_ROWS", 2)
     monkeypatch.setattr(forward, "ROLL_BYTES", 500)
     monkeypatch.setattr(forward, "LOOKED_AT", 2)
     monkeypatch.setattr(touched, "BLOCK_ROWS", 7)
@@ -131,7 +133,8 @@ def make_runner(
     run_id: str = "20260101T000000Z-00000000",
     bases: Mapping[str, str] | None = None,
     keep: int = 0,
+    changes: bool = False,
 ) -> Runner:
     monkeypatch.setattr(step, "open_source", lambda settings: source)
     target = Storage((folder / name).as_uri())
-    return Runner(spark, target, monkeypatch, source, begin_run(target, source, initial, run_id, bases, keep))
+    return Runner(spark, target, monkeypatch, source, begin_run(target, source, initial, run_id, bases, keep, changes))

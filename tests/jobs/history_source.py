@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
@@ -28,7 +28,15 @@ from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.odd_values import OddValue
-from airflow_provider_cdc.sources.window import DELTA_SCHEMA, LogSegment, SegmentSummary, TrackedTable, UpperBound
+from airflow_provider_cdc.sources.window import (
+    CHANGE_SCHEMA,
+    DELTA_SCHEMA,
+    Committed,
+    LogSegment,
+    SegmentSummary,
+    TrackedTable,
+    UpperBound,
+)
 from tests.runs import manifest_of, run_folder
 
 Row = tuple[Any, ...]
@@ -274,8 +282,14 @@ class HistorySource:
         ]
 
     @contextmanager
-    def read_segment(self, segment: LogSegment, initial: str, tables: Sequence[TrackedTable]) -> Iterator[_Segment]:
-        yield _Segment(self, segment, int(initial), tables)
+    def read_segment(
+        self,
+        segment: LogSegment,
+        initial: str,
+        tables: Sequence[TrackedTable],
+        changes: Callable[[pa.RecordBatch], None] | None = None,
+    ) -> Iterator[_Segment]:
+        yield _Segment(self, segment, int(initial), tables, changes)
 
     def arrow_schema(self, table: Table) -> pa.Schema:
         return SCHEMAS[NAMES.index(str(table.name))]
@@ -318,8 +332,15 @@ class _Reader:
 
 class _Segment:
     def __init__(
-        self, source: HistorySource, segment: LogSegment, initial: int, tables: Sequence[TrackedTable]
+        self,
+        source: HistorySource,
+        segment: LogSegment,
+        initial: int,
+        tables: Sequence[TrackedTable],
+        tell: Callable[[pa.RecordBatch], None] | None,
     ) -> None:
+        self._tell = tell
+        self._logged: list[list[Any]] = []
         self.summary = SegmentSummary(segment)
         self._source = source
         self._initial = initial
@@ -331,6 +352,8 @@ class _Segment:
         prepared: dict[str, tuple[ChangeOf, ...]] = {}
         rng = random.Random(f"{self._source.seed} {segment.number}")
         for position in range(segment.start, segment.stop or 0):
+            if rng.random() < 0.2:
+                self._tell_logged()
             if rng.random() < 0.1:
                 yield from _batches(net)
                 net.clear()
@@ -342,18 +365,42 @@ class _Segment:
             elif entry.kind == "decide" and entry.xid in prepared:
                 if position >= self._initial:
                     self._add(net, prepared[entry.xid], order, None)
+                    self._log(prepared[entry.xid], order, None)
                 del prepared[entry.xid]
             elif entry.kind == "decide" and position >= self._initial:
                 self.summary.decided[entry.xid] = order
+                self.summary.commits[entry.xid] = Committed(order, str(position), position)
             elif entry.kind == "decide":
                 self.summary.rolled_back.append(entry.xid)
             elif position >= self._initial:
                 self.summary.transactions += 1
                 self._add(net, entry.changes, order, None)
+                self._log(entry.changes, order, None)
         for xid, changes in prepared.items():
             self.summary.prepared.append(xid)
             self._add(net, changes, 10**9, xid)
+            self._log(changes, 10**9, xid)
+        self._tell_logged()
         yield from _batches(net)
+
+    def _log(self, changes: Sequence[ChangeOf], order: int, pending: str | None) -> None:
+        place = order // 100
+        for table, before, after in changes:
+            tracked = self._tables.get(table)
+            if tracked is None or not tracked.changes or (pending is None and place >= int(tracked.upper)):
+                continue
+            images = [None if row is None else image(row) for row in (before, after)]
+            point = [None, None] if pending else [str(place), place]
+            self._logged.append([table, order, *point, *images, pending])
+
+    def _tell_logged(self) -> None:
+        """In the order of the log, table by table; what is pending lies apart."""
+        rows = sorted(self._logged, key=lambda row: (row[6] or "", row[0]))
+        self._logged = []
+        if rows and self._tell is not None:
+            columns = zip(*rows, strict=True)
+            arrays = [pa.array(values, column.type) for values, column in zip(columns, CHANGE_SCHEMA, strict=True)]
+            self._tell(pa.record_batch(arrays, schema=CHANGE_SCHEMA))
 
     def _add(self, net: dict[Any, Any], changes: Sequence[ChangeOf], order: int, pending: str | None) -> None:
         for suborder, (table, before, after) in enumerate(changes):
@@ -396,6 +443,7 @@ def begin_run(
     run_id: str = "20260101T000000Z-00000000",
     bases: Mapping[str, str] | None = None,
     keep: int = 0,
+    changes: bool = False,
 ) -> Storage:
     """Write the manifest that lock_and_record would.
 
@@ -415,7 +463,7 @@ def begin_run(
             for table in tables()
         ),
         bases={base: base_of(published_run(scratch, base)) for base in bases.values()},
-        options=StepOptions(chunk_rows=10, keep=keep),
+        options=StepOptions(chunk_rows=10, keep=keep, changes=changes),
     )
     Run.create(manifest, instead_of=Run.load(run) if Run.exists(run) else None)
     return run

@@ -226,10 +226,10 @@ def test_a_removal_that_fails_fails_no_run_and_is_tried_again(
     night(1)
     remove = ParquetSink.remove
 
-    def failing(self: Any, run_id: str, table: TableName, files: Any) -> list[str]:
+    def failing(self: Any, run_id: str, table: TableName, *files: Any) -> list[str]:
         if table == ORDERS:
             raise StorageUnavailable("the store does not answer")
-        return remove(self, run_id, table, files)
+        return remove(self, run_id, table, *files)
 
     monkeypatch.setattr(ParquetSink, "remove", failing)
     two = night(2, keep=1)
@@ -298,10 +298,10 @@ def test_two_runs_that_remove_the_same_copies_at_once(night: Callable[..., Runne
     remove = ParquetSink.remove
     with pytest.MonkeyPatch.context() as patch:
 
-        def meanwhile(self: Any, run_id: str, table: TableName, files: Any) -> list[str]:
+        def meanwhile(self: Any, run_id: str, table: TableName, *files: Any) -> list[str]:
             patch.setattr(ParquetSink, "remove", remove)
             three.steps()[2]()
-            return remove(self, run_id, table, files)
+            return remove(self, run_id, table, *files)
 
         patch.setattr(ParquetSink, "remove", meanwhile)
         two.steps()[2]()

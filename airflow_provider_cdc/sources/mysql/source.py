@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from typing import TYPE_CHECKING, ClassVar
@@ -190,11 +190,15 @@ class MysqlSource:
         statement_writes.check_writes(self.settings, summaries)
 
     def read_segment(
-        self, segment: LogSegment, initial: str, tables: Sequence[TrackedTable]
+        self,
+        segment: LogSegment,
+        initial: str,
+        tables: Sequence[TrackedTable],
+        changes: Callable[[pa.RecordBatch], None] | None = None,
     ) -> AbstractContextManager[SegmentReader]:
         from airflow_provider_cdc.sources.mysql.log.segments import open_segment
 
-        return open_segment(self.settings, segment, initial, tables)
+        return open_segment(self.settings, segment, initial, tables, changes)
 
     def arrow_schema(self, table: Table) -> pa.Schema:
         return types.arrow_schema(table)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import replace
@@ -217,11 +217,15 @@ class PostgresSource:
         return log_segments(self.settings, initial, log_end, identity)
 
     def read_segment(
-        self, segment: LogSegment, initial: str, tables: Sequence[TrackedTable]
+        self,
+        segment: LogSegment,
+        initial: str,
+        tables: Sequence[TrackedTable],
+        changes: Callable[[pa.RecordBatch], None] | None = None,
     ) -> AbstractContextManager[SegmentReader]:
         from airflow_provider_cdc.sources.postgres.log.segments import open_segment
 
-        return open_segment(self.settings, segment, initial, tables)
+        return open_segment(self.settings, segment, initial, tables, changes)
 
     def arrow_schema(self, table: Table) -> pa.Schema:
         return types.arrow_schema(table)

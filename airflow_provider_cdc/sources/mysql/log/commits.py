@@ -49,7 +49,7 @@ _RECENT = 8
 
 
 @inner
-def _commit_time(data: Bytes, body: int, body_end: int, kind: int) -> int:
+def commit_time(data: Bytes, body: int, body_end: int, kind: int) -> int:
     """In microseconds since 1970, or -1."""
     if kind == TAGGED_GTID:
         return tagged_commit_time(data, body, body_end)
@@ -158,7 +158,7 @@ def read_commits(
                 number = load64(data, body + 17)
             else:
                 return DAMAGED
-            when = _commit_time(data, body, body_end, kind)
+            when = commit_time(data, body, body_end, kind)
             if number < 1 or when < 0:
                 return DAMAGED
             state[NEXT] = when

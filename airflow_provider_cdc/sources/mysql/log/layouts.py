@@ -108,7 +108,7 @@ def _arrays(tables: Sequence[TrackedTable], sets: list[GtidSet]) -> TableArrays:
         row[KEYS_AT], row[KEYS] = keys_at, layout.keys
         row[JSON_COLUMNS] = sum(column.family is Family.JSON for column in column_types(one.table))
         row[UPPER] = _number(sets, GtidSet.parse(one.upper)) if one.bounded else 0
-        row[FORWARD] = one.forward
+        row[FORWARD] = one.forward + (one.forward and one.changes)
         row[LOOKED_AT] = one.looked_at
         columns_at += len(layout.widths)
         keys_at += layout.keys

@@ -16,6 +16,14 @@ from airflow_provider_cdc.core.kernel import (
     same_bytes,
     store8,
 )
+from airflow_provider_cdc.sources.changes import (
+    NAME_BYTES,
+    Changes,
+    change_words,
+    has_room_for,
+    note_change,
+    note_transaction,
+)
 from airflow_provider_cdc.sources.mysql.decode.images import skip_image
 from airflow_provider_cdc.sources.mysql.log.codes import (
     DELETE_ROWS,
@@ -34,6 +42,7 @@ from airflow_provider_cdc.sources.mysql.log.walk_state import (
     CASCADES,
     COLUMNS,
     COLUMNS_AT,
+    COMMITTED,
     FORWARD,
     IMAGES,
     JSON_COLUMNS,
@@ -42,9 +51,12 @@ from airflow_provider_cdc.sources.mysql.log.walk_state import (
     LOOKED_AT,
     MORE,
     NO_ROOM,
+    NO_ROOM_FOR_CHANGES,
     NOT_WHOLE,
+    NUMBER,
     ORDER,
     ROW,
+    SERIAL,
     SHAPE,
     TABLE_WORDS,
     TRACKED,
@@ -221,9 +233,19 @@ def keeps_keys(
 
 @kernel
 def net_rows(
-    data: Bytes, kind: int, body_end: int, state: Int64s, table: int, tables: TableArrays, ranges: KeyRanges, net: Net
+    data: Bytes,
+    kind: int,
+    body_end: int,
+    state: Int64s,
+    tsid: Bytes,
+    table: int,
+    tables: TableArrays,
+    ranges: KeyRanges,
+    net: Net,
+    changes: Changes,
 ) -> int:
-    """Net the rows of the event at ``state[AT]``, which are of ``table``; MORE stands for success."""
+    """Net the rows of the event at ``state[AT]``, which are of ``table``, and note each change where that is wanted;
+    MORE stands for success."""
     event = state[AT]
     info = table * TABLE_WORDS
     columns, first = tables.words[info + COLUMNS], tables.words[info + COLUMNS_AT]
@@ -254,6 +276,7 @@ def net_rows(
     before_ranges, after_ranges = ranges.before, ranges.after
     json_columns = tables.words[info + JSON_COLUMNS]
     forward = tables.words[info + FORWARD] != 0
+    each = tables.words[info + FORWARD] > 1
     while at < body_end:
         row = at
         before = before_end = after = after_end = -1
@@ -281,6 +304,10 @@ def net_rows(
             state[ROW] = row - event
             state[WANTED] = words
             return NO_ROOM
+        if each and not has_room_for(changes, change_words(at - row)):
+            state[ROW] = row - event
+            state[WANTED] = change_words(at - row)
+            return NO_ROOM_FOR_CHANGES
         state[ORDER] += 1
         if keys == 0:
             if before >= 0:
@@ -311,6 +338,14 @@ def net_rows(
             if forward and after >= 0:
                 size = _put_key(bytes_, key_place(net_state), data, after_ranges, key_prefixes, keys_at, keys)
                 leave(net, group, size, data, after, after_end - after, state[ORDER])
+        if each:
+            name = note_transaction(changes, state[SERIAL], state[NUMBER], state[COMMITTED])
+            if name >= 0:
+                copy_bytes(changes.names, name, tsid, 0, NAME_BYTES)
+            before_bytes = before_end - before if before >= 0 else -1
+            after_bytes = after_end - after if after >= 0 else -1
+            order = state[ORDER]
+            note_change(changes, table, state[XA], order, data, before, before_bytes, data, after, after_bytes)
         state[TRACKED] += 1
         state[IMAGES] += 1 if before < 0 or after < 0 else 2
     state[ROW] = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import pyarrow as pa
@@ -12,6 +12,7 @@ import pymysql
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import LogGone, SourceUnavailable
+from airflow_provider_cdc.sources.changes import LOG_BYTES
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.delta import NET_BYTES, delta_batches
 from airflow_provider_cdc.sources.mysql.decode.images import decode_images
@@ -110,8 +111,16 @@ def previous_gtids(connection: Connection, file: str) -> GtidSet:
 class MysqlSegmentReader:
     """``capabilities.SegmentReader`` for one binary log file; it reads the file when it is iterated over, once."""
 
-    def __init__(self, dump: Dump, segment: LogSegment, initial: GtidSet, tables: Sequence[TrackedTable]) -> None:
+    def __init__(
+        self,
+        dump: Dump,
+        segment: LogSegment,
+        initial: GtidSet,
+        tables: Sequence[TrackedTable],
+        changes: Callable[[pa.RecordBatch], None] | None = None,
+    ) -> None:
         self.summary = SegmentSummary(segment)
+        self._tell = changes
         self._dump = dump
         self._tables = tables
         self._walker = LogWalker(segment.name, segment.start, segment.stop, initial, tables, self.summary)
@@ -125,11 +134,20 @@ class MysqlSegmentReader:
                 yield from self._net_change()
                 change.clear()
                 self.summary.parts += 1
+            if self._walker.changes.used_bytes > LOG_BYTES:
+                self._tell_changes([one.number for one in (*xa.undecided.values(), *([xa.open] if xa.open else []))])
+        self._tell_changes()
         yield from self._net_change()
 
     def _net_change(self) -> Iterator[pa.RecordBatch]:
         walker, number = self._walker, self.summary.segment.number
         return delta_batches(walker.change, self._tables, number, decode_images, walker.xa.pending)
+
+    def _tell_changes(self, undecided: Sequence[int] = ()) -> None:
+        walker = self._walker
+        if self._tell is not None and walker.changes.wanted:
+            for batch in walker.changes.batches(undecided, walker.xa.pending):
+                self._tell(batch)
 
     def _read(self) -> Iterator[None]:
         """Walk the whole segment, as many events at a time as have arrived."""
@@ -169,17 +187,22 @@ def check_parents(settings: RunSettings, table: Table, upper: str) -> None:
 
 @contextmanager
 def open_segment(
-    settings: ConnectionSettings, segment: LogSegment, initial: str, tables: Sequence[TrackedTable]
+    settings: ConnectionSettings,
+    segment: LogSegment,
+    initial: str,
+    tables: Sequence[TrackedTable],
+    changes: Callable[[pa.RecordBatch], None] | None = None,
 ) -> Iterator[MysqlSegmentReader]:
     """Open one segment of the log.
 
     :param initial: a GTID set; transactions in it do not count.
+    :param changes: as `ReadsLog.read_segment` has it.
     :raises LogGone: the server cannot read the file any more.
     :raises SourceUnavailable: the server cannot be reached.
     :raises ConfigurationError: the privilege REPLICATION SLAVE is missing.
     """
     dump = Dump(settings, segment.name, segment.start)
     try:
-        yield MysqlSegmentReader(dump, segment, GtidSet.parse(initial), tables)
+        yield MysqlSegmentReader(dump, segment, GtidSet.parse(initial), tables, changes)
     finally:
         dump.close()

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from airflow_provider_cdc.core.kernel import Bytes, Int64s, inner, kernel, load8, load16, load32, load64, same_bytes
+from airflow_provider_cdc.sources.changes import Changes
 from airflow_provider_cdc.sources.mysql.log.codes import (
     ARTIFICIAL,
     END_AT,
@@ -36,6 +37,7 @@ from airflow_provider_cdc.sources.mysql.log.codes import (
     VIEW_CHANGE,
     XID,
 )
+from airflow_provider_cdc.sources.mysql.log.commits import commit_time
 from airflow_provider_cdc.sources.mysql.log.crc32 import crc32
 from airflow_provider_cdc.sources.mysql.log.layouts import TableArrays
 from airflow_provider_cdc.sources.mysql.log.membership import SetArrays, contains, find_tsid, set_untagged
@@ -49,7 +51,9 @@ from airflow_provider_cdc.sources.mysql.log.walk_state import (
     BAD_POSITION,
     BEGUN,
     BETWEEN,
+    CHANGES,
     CHECKSUM,
+    COMMITTED,
     DONE,
     IGNORED,
     MAP_AT,
@@ -153,6 +157,7 @@ def walk(
     parents: TableArrays,
     ranges: KeyRanges,
     net: Net,
+    changes: Changes,
 ) -> int:
     """Walk the events of ``data[state[AT]:end]`` as far as they are whole and ordinary.
 
@@ -205,6 +210,8 @@ def walk(
             ignored = contains(sets, 0, source, number)
             state[SOURCE] = source
             state[NUMBER] = number
+            if state[CHANGES]:
+                state[COMMITTED] = commit_time(data, body, body_end, kind)
             state[IGNORED] = 1 if ignored else 0
             state[TRANSACTIONS] += 0 if ignored else 1
             state[SERIAL] += 1
@@ -267,7 +274,7 @@ def walk(
                         if upper and not contains(sets, upper, state[SOURCE], state[NUMBER]):
                             table = UNTRACKED
                     if table >= 0:
-                        code = net_rows(data, kind, body_end, state, table, tables, ranges, net)
+                        code = net_rows(data, kind, body_end, state, tsid, table, tables, ranges, net, changes)
                         if code != MORE:
                             return code
         elif not _says_nothing(kind):

@@ -6,9 +6,9 @@ from __future__ import annotations
 MORE, DONE, ODD, NO_ROOM = 0, 1, 2, 3
 """More bytes are needed; the end that was asked for is reached; an event for the caller; ``state[WANTED]`` words are
 needed."""
-SHAPE, NOT_WHOLE, CASCADES = 4, 5, 6
+SHAPE, NOT_WHOLE, CASCADES, NO_ROOM_FOR_CHANGES = 4, 5, 6, 7
 """Rows that count have another shape than the table's; or they have images without all columns; or a row of a parent
-was deleted or got another key."""
+was deleted or got another key; ``state[WANTED]`` words are needed for a single change."""
 BAD_CHECKSUM, BAD_LENGTH, BAD_POSITION, BAD_GTID, BAD_ROWS, OUT_OF_PLACE = 11, 12, 13, 14, 15, 16
 """Damage: of one event, or in the order of several."""
 
@@ -40,7 +40,11 @@ IMAGES = 13
 TRACKED = 14
 """Row changes of this transaction that were netted."""
 WANTED = 15
-STATE_WORDS = 16
+CHANGES = 16
+"""1 if single changes of some table are wanted."""
+COMMITTED = 17
+"""Of the transaction, in microseconds since 1970; -1: the log does not say. Only if ``CHANGES``."""
+STATE_WORDS = 18
 
 # `state[PHASE]`
 BETWEEN, BEGUN, OPEN, XA_OPEN = 0, 1, 2, 3
@@ -58,5 +62,5 @@ TABLE_WORDS = 8
 COLUMNS_AT, COLUMNS, KEYS_AT, KEYS, UPPER, JSON_COLUMNS, FORWARD, LOOKED_AT = 0, 1, 2, 3, 4, 5, 6, 7
 """First column in ``prefixes``, ``widths``, ``slots``; their number; first key column in ``key_prefixes``; their
 number; number of the set that a transaction must be in to count, or 0 (all count); columns of type JSON; whether the
-rows after the changes are wanted, too; whether its rows are only looked at, to see if they could be read: 1, and 2 once
-they could not."""
+rows after the changes are wanted, too: 1, and 2 if each single change is; whether its rows are only looked at, to see
+if they could be read: 1, and 2 once they could not."""

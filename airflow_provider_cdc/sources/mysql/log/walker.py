@@ -17,6 +17,8 @@ from airflow_provider_cdc.core.gtid import Gtid, GtidSet
 from airflow_provider_cdc.core.kernel import Bytes, Int64s
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import CdcError
+from airflow_provider_cdc.sources.changes import NO_TIME, ChangeLog, Outcome
+from airflow_provider_cdc.sources.delta import order_base
 from airflow_provider_cdc.sources.mysql.log import codes, events, refusals, walk_state
 from airflow_provider_cdc.sources.mysql.log.crc32 import TABLES
 from airflow_provider_cdc.sources.mysql.log.grammar import Statement
@@ -30,7 +32,7 @@ from airflow_provider_cdc.sources.mysql.log.table_maps import TableMaps
 from airflow_provider_cdc.sources.mysql.log.walk import walk
 from airflow_provider_cdc.sources.mysql.log.xa import XaLedger
 from airflow_provider_cdc.sources.netting import NetChange
-from airflow_provider_cdc.sources.window import SegmentSummary, StatementWrite, TrackedTable
+from airflow_provider_cdc.sources.window import Committed, SegmentSummary, StatementWrite, TrackedTable
 
 _Read = TypeVar("_Read")
 
@@ -76,6 +78,7 @@ class LogWalker:
         self._layouts = layouts(tracked, parents, initial)
         self._maps = TableMaps(tracked, parents)
         self.change = NetChange(self._layouts.keyless)
+        self.changes = ChangeLog(tracked, summary.segment.number, _gtid_text)
         self.xa = XaLedger(self.change, tracked)
         self._started = False
         self._tsid: Bytes = np.zeros(TSID_BYTES, np.uint8)
@@ -87,6 +90,7 @@ class LogWalker:
         self.state[walk_state.POSITION] = start
         self.state[walk_state.STOP] = -1 if stop is None else stop
         self.state[walk_state.XA] = self.state[walk_state.SOURCE] = -1
+        self.state[walk_state.CHANGES] = self.changes.wanted
 
     @property
     def position(self) -> int:
@@ -100,8 +104,12 @@ class LogWalker:
         place = f"{self._file}:{self.position}"
         if self.state[walk_state.PHASE] == walk_state.BETWEEN:
             return place
-        uuid, tag = tsid_parts(self._tsid.tobytes())
-        return f"{place}, transaction {Gtid(uuid, tag, int(self.state[walk_state.NUMBER]))}"
+        return f"{place}, transaction {self._gtid}"
+
+    @property
+    def _gtid(self) -> str:
+        """The transaction at hand."""
+        return _gtid_text(int(self.state[walk_state.NUMBER]), self._tsid.tobytes())
 
     def run(self, data: Bytes, end: int) -> bool:
         """Take the events of ``data[state[AT]:end]`` and move ``state[AT]`` behind the last whole one.
@@ -126,7 +134,10 @@ class LogWalker:
     def _walk(self, data: Bytes, end: int) -> int:
         layouts, maps, net = self._layouts, self._maps.arrays, self.change.arrays
         tables, parents, sets = layouts.tables, layouts.parents, layouts.sets
-        return int(walk(data, end, self.state, self._tsid, sets, TABLES, maps, tables, parents, self._ranges, net))
+        changes = self.changes.arrays
+        return int(
+            walk(data, end, self.state, self._tsid, sets, TABLES, maps, tables, parents, self._ranges, net, changes)
+        )
 
     def _prologue(self, data: Bytes, end: int) -> bool:
         """Take what comes first: a made-up ROTATE, and the FORMAT_DESCRIPTION, which tells whether there are
@@ -171,6 +182,9 @@ class LogWalker:
         state = self.state
         if code == walk_state.NO_ROOM:
             self.xa.reserve(MOST_RECORDS, int(state[walk_state.WANTED]))
+            return False
+        if code == walk_state.NO_ROOM_FOR_CHANGES:
+            self.changes.reserve(int(state[walk_state.WANTED]))
             return False
         if code in refusals.DAMAGE:
             raise refusals.damaged(refusals.DAMAGE[code], self.where)
@@ -292,10 +306,20 @@ class LogWalker:
             within = not upper or in_set(sets, upper, source, number)
             counts[index] = within and not ignored
         state[walk_state.ORDER] += 1
+        order, summary = int(state[walk_state.ORDER]), self._summary
+        at: Committed | None = None
+        if self.changes.wanted:
+            when = int(state[walk_state.COMMITTED])
+            at = Committed(order_base(summary.segment.number) + order, self._gtid, None if when == NO_TIME else when)
         if xid in self.xa.undecided:
-            self.xa.decide(xid, counts, int(state[walk_state.ORDER]))
+            number = self.xa.undecided[xid].number
+            self.xa.decide(xid, counts, order)
+            if at is not None:
+                self.changes.outcomes[number] = Outcome(at, counts)
         else:
-            self.xa.decided_elsewhere(xid, counts, ignored, int(state[walk_state.ORDER]), self._summary)
+            for name in self.xa.decided_elsewhere(xid, counts, ignored, order, summary):
+                if at is not None:
+                    summary.commits[name] = at
 
     def _payload(self, body: bytes) -> None:
         """Walk the events inside a compressed transaction: they have no checksums and no place of their own in the
@@ -349,3 +373,7 @@ class LogWalker:
         except CdcError as error:
             error.where, error.hint = error.where or self.where, error.hint or refusals.REPORT
             raise
+
+
+def _gtid_text(number: int, tsid: bytes) -> str:
+    return str(Gtid(*tsid_parts(tsid), number))

@@ -85,8 +85,10 @@ class XaLedger:
             one.start = start
             one.stop = stop if one.stop else 0
 
-    def decided_elsewhere(self, xid: str, counts: Bytes, ignored: bool, order: int, summary: SegmentSummary) -> None:
-        """Note the outcome of a transaction that was prepared in an earlier segment.
+    def decided_elsewhere(
+        self, xid: str, counts: Bytes, ignored: bool, order: int, summary: SegmentSummary
+    ) -> list[str]:
+        """Note the outcome of a transaction that was prepared in an earlier segment; returns its ids that count.
 
         :param ignored: whether it was rolled back, or committed in the initial position: then it has no effect on
             tables that have no bound.
@@ -100,6 +102,7 @@ class XaLedger:
                 summary.decided[name] = order_base(summary.segment.number) + order
             else:
                 summary.rolled_back.append(name)
+        return [name for name, counted in outcomes if counted]
 
     def close(self) -> list[str]:
         """The segment ends: the ids of all transactions that it prepares and does not decide.

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 
 import pyarrow as pa
 
 from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.errors import DecodeError, LogGone
+from airflow_provider_cdc.sources.changes import LOG_BYTES
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.delta import NET_BYTES, delta_batches
 from airflow_provider_cdc.sources.postgres import slots
@@ -77,10 +78,16 @@ class PostgresSegmentReader:
     """``sources.capabilities.SegmentReader`` for a slot. It reads the slot when it is iterated over, once."""
 
     def __init__(
-        self, connection: ReadingConnection, segment: LogSegment, initial: Lsn, tables: Sequence[TrackedTable]
+        self,
+        connection: ReadingConnection,
+        segment: LogSegment,
+        initial: Lsn,
+        tables: Sequence[TrackedTable],
+        changes: Callable[[pa.RecordBatch], None] | None = None,
     ) -> None:
         assert segment.stop is not None
         self.summary = SegmentSummary(segment)
+        self._tell = changes
         self._connection = connection
         self._tables = tables
         self._slot, _, self._publication = segment.name.partition(":")
@@ -97,10 +104,18 @@ class PostgresSegmentReader:
                     yield from self._net_change()
                     change.clear()
                     self.summary.parts += 1
+                if self._walker.changes.used_bytes > LOG_BYTES:
+                    self._tell_changes()
+        self._tell_changes()
         yield from self._net_change()
 
     def _net_change(self) -> Iterator[pa.RecordBatch]:
         return delta_batches(self._walker.change, self._tables, self.summary.segment.number, decode_images)
+
+    def _tell_changes(self) -> None:
+        if self._tell is not None and self._walker.changes.wanted:
+            for batch in self._walker.changes.batches():
+                self._tell(batch)
 
     def _read(self) -> Iterator[None]:
         """Walk the whole segment, one batch of messages at a time."""
@@ -181,11 +196,16 @@ def _decoded_again(connection: ReadingConnection, slot: str) -> int:
 
 @contextmanager
 def open_segment(
-    settings: ConnectionSettings, segment: LogSegment, initial: str, tables: Sequence[TrackedTable]
+    settings: ConnectionSettings,
+    segment: LogSegment,
+    initial: str,
+    tables: Sequence[TrackedTable],
+    changes: Callable[[pa.RecordBatch], None] | None = None,
 ) -> Iterator[PostgresSegmentReader]:
     """Open one segment of the log.
 
     :param initial: an LSN, the consistent point of the slot.
+    :param changes: as `ReadsLog.read_segment` has it.
     :raises LogGone: the slot is not there any more, or not where it was.
     :raises SourceUnavailable: the server cannot be reached.
     :raises ConfigurationError: the privilege REPLICATION is missing.
@@ -194,7 +214,7 @@ def open_segment(
     with session(settings) as connection:
         check_slot(connection, segment.name.partition(":")[0], start, stop)
     with reading_session(settings) as reading:
-        yield PostgresSegmentReader(reading, segment, start, tables)
+        yield PostgresSegmentReader(reading, segment, start, tables, changes)
 
 
 def check_slot(connection: Connection, name: str, initial: Lsn, stop: Lsn) -> None:

@@ -14,6 +14,14 @@ Formats: https://www.postgresql.org/docs/current/protocol-logicalrep-message-for
 from __future__ import annotations
 
 from airflow_provider_cdc.core.kernel import Bytes, Int32s, Int64s, copy_bytes, inner, kernel, load8, load32be, load64be
+from airflow_provider_cdc.sources.changes import (
+    Changes,
+    after_place,
+    change_words,
+    has_room_for,
+    note_change,
+    note_transaction,
+)
 from airflow_provider_cdc.sources.netting import (
     HEADER,
     NO_ROW,
@@ -43,6 +51,7 @@ from airflow_provider_cdc.sources.postgres.log.walk_state import (
     BETWEEN,
     COLUMNS,
     COMMIT,
+    COMMITTED,
     COUNTS,
     DONE,
     FORWARD,
@@ -54,6 +63,7 @@ from airflow_provider_cdc.sources.postgres.log.walk_state import (
     MORE,
     NO_RELATION,
     NO_ROOM,
+    NO_ROOM_FOR_CHANGES,
     NOT_WHOLE,
     ODD,
     OPEN,
@@ -73,6 +83,8 @@ _BEGIN, _COMMIT, _INSERT, _UPDATE, _DELETE = 0x42, 0x43, 0x49, 0x55, 0x44
 _ORIGIN, _TYPE, _MESSAGE = 0x4F, 0x59, 0x4D
 _OLD, _KEY, _NEW = 0x4F, 0x4B, 0x4E
 _BEGIN_BYTES, _COMMIT_BYTES = 21, 26
+_EPOCH = 946_684_800_000_000
+"""Microseconds from 1970 to 2000, from when PostgreSQL counts."""
 
 _ROW_SLACK = 2 * HEADER + 8
 MOST_RECORDS = 4
@@ -93,8 +105,10 @@ def _net_change(
     places: Int64s,
     new_places: Int64s,
     net: Net,
+    changes: Changes,
 ) -> int:
-    """Net the change in ``data[at:end]``, what follows the OID of the relation; MORE stands for success."""
+    """Net the change in ``data[at:end]``, what follows the OID of the relation, and note it by itself where that is
+    wanted; MORE stands for success."""
     info = table * TABLE_WORDS
     columns, keys_at, keys = tables[info + COLUMNS], tables[info + KEYS_AT], tables[info + KEYS]
     forward = tables[info + FORWARD] != 0
@@ -137,7 +151,19 @@ def _net_change(
     if not has_room(net, MOST_RECORDS, words):
         state[WANTED] = words
         return NO_ROOM
+    each = tables[info + FORWARD] > 1
+    # What the new row takes over from the old one stands in both.
+    if each and not has_room_for(changes, change_words(2 * span)):
+        state[WANTED] = change_words(2 * span)
+        return NO_ROOM_FOR_CHANGES
     state[ORDER] += 1
+    if each:
+        note_transaction(changes, state[COMMIT], state[COMMIT], state[COMMITTED])
+        before_bytes = old_end - old if old >= 0 else -1
+        after_bytes, place = -1, after_place(changes, before_bytes)
+        if new >= 0:
+            after_bytes = put_row(changes.bytes, place, data, columns, new_places)
+        note_change(changes, table, -1, state[ORDER], data, old, before_bytes, changes.bytes, place, after_bytes)
     if keys == 0:
         if old >= 0:
             copy_bytes(net.bytes, key_place(net.state), data, old, old_end - old)
@@ -244,6 +270,7 @@ def walk(
     places: Int64s,
     new_places: Int64s,
     net: Net,
+    changes: Changes,
 ) -> int:
     """Walk the messages from number ``state[AT]`` on as far as they are ordinary.
 
@@ -270,6 +297,7 @@ def walk(
             if commit >= state[STOP]:
                 return DONE
             state[COMMIT] = commit
+            state[COMMITTED] = load64be(data, at + 9) + _EPOCH
             state[XID] = load32be(data, at + 17)
             state[COUNTS] = 1 if commit >= state[INITIAL] else 0
             state[TRANSACTIONS] += state[COUNTS]
@@ -306,7 +334,7 @@ def walk(
                     )
                 else:
                     code = _net_change(
-                        change, kind, start, stop, state, table, tables, key_columns, places, new_places, net
+                        change, kind, start, stop, state, table, tables, key_columns, places, new_places, net, changes
                     )
                 if code != MORE:
                     return code

@@ -6,9 +6,9 @@ from __future__ import annotations
 MORE, DONE, ODD, NO_ROOM = 0, 1, 2, 3
 """All messages are taken; the transaction at hand lies beyond the end that was asked for; a message for the caller;
 ``state[WANTED]`` words are needed."""
-SHAPE, NOT_WHOLE = 4, 5
+SHAPE, NOT_WHOLE, NO_ROOM_FOR_CHANGES = 4, 5, 6
 """A change that counts has another number of columns than the table, or lacks a value of its key; it has not the whole
-old row."""
+old row; ``state[WANTED]`` words are needed for a single change."""
 BAD_LENGTH, BAD_TUPLE, BAD_COMMIT, OUT_OF_PLACE, NO_RELATION = 11, 12, 13, 14, 15
 """Damage: of one message, or in the order of several."""
 
@@ -29,7 +29,9 @@ ORDER = 7
 TRANSACTIONS = 8
 IMAGES = 9
 WANTED = 10
-STATE_WORDS = 11
+COMMITTED = 11
+"""Of the transaction, in microseconds since 1970."""
+STATE_WORDS = 12
 
 # `state[PHASE]`
 BETWEEN, OPEN = 0, 1
@@ -44,4 +46,4 @@ UNTRACKED = -1
 TABLE_WORDS = 6
 COLUMNS, KEYS_AT, KEYS, UPPER, KEYS_ONLY, FORWARD = 0, 1, 2, 3, 4, 5
 """Number of columns; first key column in ``key_columns``; their number; where commits must begin before to count; 1 if
-only the keys of changes are read; 1 if the rows after them are wanted, too."""
+only the keys of changes are read; 1 if the rows after them are wanted, too, and 2 if each single change is."""

@@ -23,6 +23,7 @@ from airflow_provider_cdc.errors import (
     SchemaChanged,
     UnknownEvent,
 )
+from airflow_provider_cdc.sources.changes import ChangeLog
 from airflow_provider_cdc.sources.netting import NetChange
 from airflow_provider_cdc.sources.postgres.log import pgoutput, walk_state
 from airflow_provider_cdc.sources.postgres.log.tuples import find_relation
@@ -79,6 +80,8 @@ class LogWalker:
         self._places: Int64s = np.zeros(2 * most, np.int64)
         self._new_places: Int64s = np.zeros(2 * most, np.int64)
         self.change = NetChange(np.array([table.keyless for table in self._tables], np.uint8))
+        # A slot gives one segment.
+        self.changes = ChangeLog(tracked, 0, lambda commit, _: str(Lsn(commit)))
         self.state: Int64s = np.zeros(walk_state.STATE_WORDS, np.int64)
         self.state[walk_state.INITIAL] = int(initial)
         self.state[walk_state.STOP] = int(stop)
@@ -114,6 +117,9 @@ class LogWalker:
                 none: Int64s = np.empty(0, np.int64)
                 self.change.reserve(MOST_RECORDS, int(self.state[walk_state.WANTED]), none)
                 continue
+            if code == walk_state.NO_ROOM_FOR_CHANGES:
+                self.changes.reserve(int(self.state[walk_state.WANTED]))
+                continue
             at = int(self.state[walk_state.AT])
             message = data[int(ends[at]) : int(ends[at + 1])].tobytes()
             if code != walk_state.ODD:
@@ -133,7 +139,7 @@ class LogWalker:
         return int(
             walk(
                 data, ends, self.state, self._relations, self._orders, self._row, self._words, self._key_columns,
-                self._places, self._new_places, self.change.arrays,
+                self._places, self._new_places, self.change.arrays, self.changes.arrays,
             )
         )  # fmt: skip
 
@@ -146,7 +152,7 @@ class LogWalker:
             words[walk_state.COLUMNS] = len(names)
             words[walk_state.KEYS_AT], words[walk_state.KEYS] = len(key_columns), len(one.table.key)
             words[walk_state.KEYS_ONLY] = one.keys_only
-            words[walk_state.FORWARD] = one.forward
+            words[walk_state.FORWARD] = one.forward + (one.forward and one.changes)
             words[walk_state.UPPER] = int(Lsn.parse(one.upper)) if one.table.keyless else _ALWAYS
             key_columns += [names.index(name) for name in one.table.key]
         return np.array(key_columns, np.int32)

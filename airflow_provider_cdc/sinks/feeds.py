@@ -1,0 +1,100 @@
+"""``<lake>/<schema>.<table>/_changes/<run_id>/part-*``: the changes that lead to the copy of that run, and
+``_feed.json`` beside them, which tells of them and never changes.
+
+Readers of copies do not see a folder whose name begins with ``_``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+from airflow_provider_cdc.core import records
+from airflow_provider_cdc.core.feed import Feed
+from airflow_provider_cdc.core.names import folder_name
+from airflow_provider_cdc.core.staging import StagedFile
+from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.core.table import TableName
+from airflow_provider_cdc.errors import ManifestError
+from airflow_provider_cdc.sinks.base import LakeFeed, Publication
+
+FOLDER = "_changes"
+RECORD = "_feed.json"
+
+_HINT = "restore the file; or begin again with the latest copy as a whole, and the changes after it"
+
+
+@dataclass(frozen=True)
+class _File:
+    """What is told of a file, as far as readers of changes need it."""
+
+    name: str
+    rows: int
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What is told of changes; ``from`` is no name for a field, so it is ``start``, and ``to`` is ``end``."""
+
+    run_id: str
+    from_run_id: str
+    rows: int
+    first_order: int
+    start: str
+    end: str
+    files: tuple[_File, ...]
+
+
+def place_of(table: TableName, run_id: str) -> str:
+    """The folder of the changes that a run published of a table, relative to the lake."""
+    return f"{folder_name(table)}/{FOLDER}/{run_id}"
+
+
+def told(publication: Publication, feed: Feed) -> dict[str, Any]:
+    """What is told of a feed."""
+    return {
+        "run_id": publication.run_id,
+        "to": publication.position,
+        "from_run_id": feed.base,
+        "from": feed.start,
+        "rows": feed.rows,
+        "first_order": feed.first,
+        "files": [told_file(file) for file in feed.files],
+    }
+
+
+def told_file(file: StagedFile) -> dict[str, Any]:
+    """What is told of a published file."""
+    return {"name": file.base_name, "rows": file.rows, "bytes": file.bytes, "checksum": file.checksum}
+
+
+def read_feed(lake: Storage, table: TableName, run_id: str) -> LakeFeed | None:
+    """The changes that a run published of a table; None: there are none.
+
+    :raises ManifestError: what is told of them is damaged.
+    """
+    folder = place_of(table, run_id)
+    where = lake.uri_of(f"{folder}/{RECORD}")
+    try:
+        data = lake.read_json(f"{folder}/{RECORD}")
+    except FileNotFoundError:
+        return None
+    one = records.decode(_Told, _known(data), where)
+    if one.run_id != run_id or sum(file.rows for file in one.files) != one.rows:
+        raise ManifestError("it is not the record of these changes", where=where, hint=_HINT)
+    files = tuple(lake.uri_of(f"{folder}/{file.name}") for file in one.files)
+    return LakeFeed(one.run_id, one.end, one.from_run_id, one.start, one.rows, one.first_order, files)
+
+
+def _known(data: Any) -> Any:
+    """What a record tells, without what a later version added."""
+    if not isinstance(data, dict):
+        return data
+    found = _chosen(_Told, {**data, "start": data.get("from"), "end": data.get("to")})
+    if isinstance(files := found.get("files"), list):
+        found["files"] = [_chosen(_File, file) if isinstance(file, dict) else file for file in files]
+    return found
+
+
+def _chosen(kind: type[Any], data: dict[str, Any]) -> dict[str, Any]:
+    return {one.name: data[one.name] for one in fields(kind) if one.name in data}

@@ -1,0 +1,202 @@
+"""Changes that are published, replayed onto the copy before by plain Python, give the next copy, on a real server."""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
+
+from airflow_provider_cdc.core.lsn import Lsn
+from airflow_provider_cdc.errors import PreflightError
+from airflow_provider_cdc.lake import open_dataset, read_changes, read_latest
+from harness.pipeline import Pipeline, settings_of
+from tests.conftest import PostgresFactory
+from tests.consistency.postgres import history
+from tests.consistency.postgres.servers import ENDS
+from tests.consistency.postgres.test_roll_forward_nights import FULL, Nights
+from tests.consistency.replaying import replayed, rows_of
+from tests.consistency.writing import Writing
+from tests.seeds import seeds
+
+NIGHTS = int(os.environ.get("CDC_NIGHTS", "3"))
+
+
+def copy_of(target: str, table: str) -> pa.Table:
+    copy = read_latest(target, table)
+    assert copy is not None
+    return open_dataset(copy).to_table()
+
+
+def changes_of(target: str, table: str, since: str = "") -> pa.Table:
+    found = read_changes(target, table, since)
+    assert found.files
+    return open_dataset(found).to_table()
+
+
+@pytest.mark.timeout(120 * (NIGHTS + 1))
+@pytest.mark.parametrize("version", [ENDS[0], *(pytest.param(one, marks=pytest.mark.long) for one in ENDS[1:])])
+@pytest.mark.parametrize("seed", seeds("CDC_CHAINS", plain=1, ci=3))
+def test_replayed_onto_a_copy_they_give_the_next(
+    seed: int, version: int, postgres_factory: PostgresFactory, spark: SparkSession, tmp_path: Path
+) -> None:
+    server = postgres_factory({"max_connections": "60"}, version)
+    chance = random.Random(f"{version} {seed}")
+    with server.connect() as connection:
+        connection.execute("CREATE SCHEMA shop")
+        history.create(connection, "shop", seed, chance.choice([20, 200, 400]))
+    subjects = {f"shop.{subject.name}": subject for subject in history.SUBJECTS}
+    target = tmp_path.as_uri()
+    before: dict[str, pa.Table] = {}
+    first: dict[str, pa.Table] = {}
+    positions = []
+    for night in range(NIGHTS + 1):
+        vacuums = Writing(history.vacuum(server.connect, "shop"), seed, 1)
+        with Writing(history.write(server.connect, "shop", 0.01), seed + 100 * night, chance.choice([3, 4])), vacuums:
+            time.sleep(2 * chance.random())
+            run = Pipeline(
+                spark,
+                settings_of(server),
+                target,
+                [*subjects],
+                run_id=f"202601{night + 1:02}T000000Z-{seed:08}",
+                standing_slot="night",
+                refresh="auto",
+                changes=True,
+            )
+            positions.append(run.record())
+            assert all(plan.base for plan in run.plans) or not night, [plan.reason for plan in run.plans]
+            run.snapshot()
+            run.extract_delta()
+        run.consolidate()
+        for name, subject in subjects.items():
+            place = f"seed {seed}, night {night}, {name}"
+            copy = copy_of(target, name)
+            if night:
+                found = read_changes(target, name)
+                assert (found.from_position, found.position) == (positions[-2], positions[-1]), place
+                changes = changes_of(target, name)
+                assert replayed(rows_of(before[name]), subject.key, changes) == rows_of(copy), place
+                _check_points(changes, positions[-2:])
+                whole = changes_of(target, name, positions[0])
+                assert replayed(rows_of(first[name]), subject.key, whole) == rows_of(copy), place
+                assert whole["order"].to_pylist() == list(range(1, whole.num_rows + 1)), place
+                _check_points(whole, [positions[0], positions[-1]])
+            before[name] = copy
+            first.setdefault(name, copy)
+
+
+def _check_points(changes: pa.Table, window: Sequence[str]) -> None:
+    start, end = map(Lsn.parse, window)
+    points = [Lsn.parse(position) for position in changes["position"].to_pylist()]
+    assert points == sorted(points)
+    assert all(start <= point < end for point in points)
+
+
+@pytest.fixture
+def nights(postgres_factory: PostgresFactory, spark: SparkSession, tmp_path: Path) -> Nights:
+    return Nights(postgres_factory({"track_commit_timestamp": "on"}, ENDS[-1]), spark, tmp_path)
+
+
+def lake(nights: Nights) -> str:
+    return (nights.folder / "lake").as_uri()
+
+
+def publish(nights: Nights, refresh: str = "auto", **more: Any) -> Pipeline:
+    run = nights.night(refresh, **{"changes": True, **more})
+    run.record()
+    run.finish()
+    return run
+
+
+def told(nights: Nights, table: str) -> list[tuple[Any, ...]]:
+    """The operation, and the rows as tuples, of each change of the last night."""
+    changes = changes_of(lake(nights), f"public.{table}").to_pylist()
+    return [
+        (one["operation"], *(None if one[name] is None else tuple(one[name].values()) for name in ("before", "after")))
+        for one in changes
+    ]
+
+
+def test_every_change_is_told_in_the_order_of_the_commits_with_its_time(nights: Nights) -> None:
+    nights.do("CREATE TABLE stock (id int PRIMARY KEY, v text, xid text)", FULL.format("stock"))
+    nights.do("CREATE TABLE notes (v text, xid text)", FULL.format("notes"))
+    xid, large = "pg_current_xact_id()::text", "x" * 40_000
+    nights.do(
+        f"INSERT INTO stock VALUES (1, '{large}', {xid}), (2, 'b', {xid})", "INSERT INTO notes VALUES ('a'), ('a')"
+    )
+    publish(nights)
+    with nights.server.connect() as slow, nights.server.connect() as prepared:
+        slow.execute("BEGIN")
+        slow.execute(f"INSERT INTO stock VALUES (3, 'slow', {xid})")
+        prepared.execute("BEGIN")
+        prepared.execute(f"INSERT INTO stock VALUES (4, 'prepared', {xid})")
+        prepared.execute("PREPARE TRANSACTION 'p'")
+        # A value that is stored out of line and not changed is not in the log again.
+        nights.do(f"UPDATE stock SET xid = {xid} WHERE id = 1", f"UPDATE stock SET v = v, xid = {xid} WHERE id = 2")
+        slow.execute("SAVEPOINT here")
+        slow.execute("DELETE FROM stock")
+        slow.execute("ROLLBACK TO SAVEPOINT here")
+        slow.execute("COMMIT")
+        prepared.execute("COMMIT PREPARED 'p'")
+    nights.do(f"UPDATE stock SET id = 5, xid = {xid} WHERE id = 3", "DELETE FROM stock WHERE id = 4")
+    nights.do("DELETE FROM notes WHERE ctid = (SELECT min(ctid) FROM notes)", "INSERT INTO notes VALUES ('b')")
+    publish(nights)
+    changes = [(what, before and before[:2], after and after[:2]) for what, before, after in told(nights, "stock")]
+    assert changes == [
+        ("update", (1, large), (1, large)),
+        ("update", (2, "b"), (2, "b")),
+        ("insert", None, (3, "slow")),
+        ("insert", None, (4, "prepared")),
+        ("update", (3, "slow"), (5, "slow")),
+        ("delete", (4, "prepared"), None),
+    ]
+    assert told(nights, "notes") == [("delete", ("a", None), None), ("insert", None, ("b", None))]
+    for one in changes_of(lake(nights), "public.stock").to_pylist()[:5]:
+        asked = "SELECT pg_xact_commit_timestamp(%s::text::xid)"
+        ((when,),) = nights.server.query(asked, (one["after"]["xid"],))
+        # The record of a prepared transaction's commit has a time of its own.
+        assert one["commit_time"] == when, one
+
+
+def test_rows_that_move_between_partitions_are_told_as_they_are_logged(nights: Nights) -> None:
+    nights.do(
+        "CREATE TABLE tree (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",
+        "CREATE TABLE low PARTITION OF tree FOR VALUES FROM (0) TO (50)",
+        # Its columns come in another order.
+        "CREATE TABLE high (v text, id int NOT NULL)",
+        "ALTER TABLE tree ATTACH PARTITION high FOR VALUES FROM (50) TO (100)",
+        *(FULL.format(name) for name in ("tree", "low", "high")),
+        "INSERT INTO tree VALUES (1, 'a'), (60, 'b')",
+    )
+    publish(nights, tables=["public.tree"])
+    nights.do("UPDATE tree SET id = 70 WHERE id = 1", "UPDATE tree SET v = 'c' WHERE id = 60")
+    publish(nights, tables=["public.tree"])
+    assert told(nights, "tree") == [
+        ("delete", (1, "a"), None),
+        ("insert", None, (70, "a")),
+        ("update", (60, "b"), (60, "c")),
+    ]
+
+
+def test_what_cannot_be_told_whole_is_refused_before_any_work(nights: Nights) -> None:
+    nights.do("CREATE TABLE stock (id int PRIMARY KEY, v int)", "INSERT INTO stock VALUES (1, 1)")
+    with pytest.raises(PreflightError, match=r"only the keys .*: public.stock"):
+        nights.night("auto", changes=True).preflight()
+    nights.do(FULL.format("stock"))
+    with pytest.raises(PreflightError, match="only with copies that are rolled forward"):
+        nights.night("full", changes=True).preflight()
+    publish(nights)
+    nights.do("ALTER TABLE stock ADD n int")
+    with pytest.raises(PreflightError, match=r"its changes since the last copy cannot be published: .*altered"):
+        nights.night("auto", changes=True).preflight()
+    publish(nights, changes=False)
+    nights.do("INSERT INTO stock VALUES (3, 30, 300)")
+    publish(nights)
+    assert told(nights, "stock") == [("insert", None, (3, 30, 300))]
