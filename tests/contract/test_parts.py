@@ -123,8 +123,8 @@ def test_the_server_sends_every_row_for_which_the_condition_is_true(db: Database
     every = list(read(run, table))
     chance = random.Random(policy)
     pushed = spared = 0
-    for _ in range(60):
-        text = drawn(chance)
+    hazards = ["day IS NULL OR id = 5", "at IS NULL AND id < 200", "NOT (zoned IS NOT NULL OR id > 9)"]
+    for text in [*hazards, *(drawn(chance) for _ in range(60))]:
         term = parse(text)
         selected = replace(table, selection=Selection(term))
         asked = run.source.pushed_condition(selected)
