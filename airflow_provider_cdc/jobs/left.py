@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from airflow_provider_cdc.core import row_bytes
 from airflow_provider_cdc.jobs.touched import BoolArray
@@ -42,21 +41,16 @@ class Left:
         return together.unify_dictionaries().combine_chunks().take(pa.array(taken))
 
 
-def parts(images: pa.Table, most_rows: int, most_bytes: int) -> Iterator[tuple[int, int]]:
-    """The rows of ``images``, which have a ``before`` and an ``after``, in parts that can be decoded at once."""
-    ends = np.cumsum(lengths(images["before"]) + lengths(images["after"]))
+def parts(lengths: tuple[Int64s, Int64s], most_rows: int, most_bytes: int) -> Iterator[tuple[int, int]]:
+    """Rows whose images, before and after, have so many bytes (-1: there is none), in parts that can be decoded at
+    once."""
+    ends = np.cumsum(sum(np.maximum(own, 0) for own in lengths))
     start = done = 0
     while start < len(ends):
         stop = int(np.searchsorted(ends, done + most_bytes, side="right"))
         stop = min(max(stop, start + 1), start + most_rows)
         yield start, stop
         start, done = stop, int(ends[stop - 1])
-
-
-def lengths(images: pa.ChunkedArray) -> Int64s:
-    """How many bytes each of them has; none, if it is null."""
-    found: Int64s = pc.binary_length(images).fill_null(0).to_numpy()
-    return found
 
 
 def differing(before: pa.RecordBatch, after: pa.RecordBatch) -> set[str]:

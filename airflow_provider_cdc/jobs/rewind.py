@@ -19,7 +19,7 @@ from airflow_provider_cdc.jobs import net
 from airflow_provider_cdc.jobs.net import NetChange
 from airflow_provider_cdc.jobs.selected import decode_published
 from airflow_provider_cdc.jobs.skipped import reason
-from airflow_provider_cdc.jobs.touched import MarkedFile, TouchedKeys, mark
+from airflow_provider_cdc.jobs.touched import MarkedFile, TouchedKeys, in_portions, mark
 from airflow_provider_cdc.sources.capabilities import Source
 
 TOUCHED_ROWS = 1_000_000
@@ -126,19 +126,14 @@ class RewindTask:
     def _touched(self, index: int, first: pa.DataType, since: int) -> Iterator[TouchedKeys]:
         columns = ["key", "count", "order"] if since >= 0 else ["key", "count"]
         keyless = self._table(index).keyless
-        batches: list[pa.RecordBatch] = []
-        rows = 0
-        for batch in net.read(self.staging.folder, self.change.files, columns, table=index):
-            if since >= 0:
-                batch = batch.filter(pc.greater(batch["order"], since))
-            if keyless:
-                batch = batch.filter(pc.greater(batch["count"], 0))
-            batches.append(batch)
-            rows += batch.num_rows
-            if rows >= TOUCHED_ROWS:
-                yield TouchedKeys.of(batches, keyless, first)
-                batches, rows = [], 0
-        if rows:
+
+        def read() -> Iterator[pa.RecordBatch]:
+            for batch in net.read(self.staging.folder, self.change.files, columns, table=index):
+                if since >= 0:
+                    batch = batch.filter(pc.greater(batch["order"], since))
+                yield batch.filter(pc.greater(batch["count"], 0)) if keyless else batch
+
+        for batches in in_portions(read(), TOUCHED_ROWS):
             yield TouchedKeys.of(batches, keyless, first)
 
     def _restore(self, index: int, buckets: tuple[int, int] | None) -> tuple[tuple[StagedFile, ...], dict[str, int]]:

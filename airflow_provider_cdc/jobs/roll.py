@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
 
 import numpy as np
 import pyarrow as pa
@@ -30,14 +32,15 @@ from airflow_provider_cdc.core.staging import StagedFile, Staging, difference
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import CopyMismatch, FileDamaged, ValueNotRepresentable
 from airflow_provider_cdc.jobs import net
+from airflow_provider_cdc.jobs.images import HELD_BYTES, Images, Place
 from airflow_provider_cdc.jobs.layers import rows_again
-from airflow_provider_cdc.jobs.left import Left, differing, lengths, parts
+from airflow_provider_cdc.jobs.left import Left, differing, parts
 from airflow_provider_cdc.jobs.net import NetChange
 from airflow_provider_cdc.jobs.ranges import Bound, Range, divided, group_extent
 from airflow_provider_cdc.jobs.rewind import DECODED_ROWS, TOUCHED_ROWS, Outcome, Rewind
 from airflow_provider_cdc.jobs.selected import decode_published
 from airflow_provider_cdc.jobs.skipped import reason
-from airflow_provider_cdc.jobs.touched import MarkedFile, TouchedKeys, has_one_pattern, mark
+from airflow_provider_cdc.jobs.touched import MarkedFile, TouchedKeys, has_one_pattern, in_portions, mark
 from airflow_provider_cdc.sinks.base import Sink
 from airflow_provider_cdc.sources.capabilities import Source
 
@@ -117,7 +120,7 @@ class _Rolling:
         # What became of the single rows that are taken out is not known.
         self._replaces = entry.table.keyless or order.layers is not None
         self._added: dict[int, list[pa.RecordBatch]] = {}
-        self._images: dict[tuple[str, int], pa.Table] = {}
+        self._images: Images | None = None
         self._nulled: dict[str, int] = {}
 
     def done(self) -> Outcome:
@@ -134,10 +137,8 @@ class _Rolling:
             mark(self._files, self._key, touched)
             touched.check_all_found(self._table, "removes")
         found = 0 if self._replaces else self._find_images()
-        for number, rows in self._incoming(into_files=True):
-            self._added.setdefault(number, []).append(rows)
         kept: list[StagedFile] = []
-        written: list[StagedFile] = []
+        written = self._gather()
         replaced = 0
         files = iter(self._files)
         for number, target in enumerate(self._order.targets):
@@ -158,50 +159,44 @@ class _Rolling:
             found=found,
         )
 
+    def _gather(self) -> list[StagedFile]:
+        """Fill ``_added`` with the rows that go into files. What memory has no room for goes into files of its own."""
+        held = 0
+        with self._task.staging.writer(self._name("part-new"), self._schema) as beyond:
+            for number, rows in self._incoming(into_files=True):
+                held += rows.nbytes
+                if held <= HELD_BYTES:
+                    self._added.setdefault(number, []).append(rows)
+                else:
+                    beyond.write(self._sorted(pa.Table.from_batches([rows])))
+        return beyond.files
+
     def _changes(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
         task = self._task
         return net.read(task.staging.folder, task.change.files, columns, table=self._order.table)
 
     def _touched(self) -> Iterator[TouchedKeys]:
         keyless = self._table.keyless
-        batches: list[pa.RecordBatch] = []
-        rows = 0
-        for batch in self._changes(["key", "count"]):
-            if keyless:
-                batch = batch.filter(pc.less(batch["count"], 0))
-            batches.append(batch)
-            rows += batch.num_rows
-            if rows >= TOUCHED_ROWS:
-                yield TouchedKeys.of(batches, keyless, self._first)
-                batches, rows = [], 0
-        if rows:
+
+        def read() -> Iterator[pa.RecordBatch]:
+            for batch in self._changes(["key", "count"]):
+                yield batch.filter(pc.less(batch["count"], 0)) if keyless else batch
+
+        for batches in in_portions(read(), TOUCHED_ROWS):
             yield TouchedKeys.of(batches, keyless, self._first)
 
     def _find_images(self) -> int:
-        """Fill ``_images``: of each row group with touched rows what these were before the window, and what it left of
-        them, as the log's own bytes; return how many they are."""
-        places, found = [], []
+        """Find, of each row group with touched rows, which images are theirs; return how many these are."""
+        found: dict[Place, pa.BinaryArray] = {}
         for file in self._files:
             for group, mask in file.marks.items():
                 rows = file.read(group, self._key).filter(pa.array(mask)).combine_chunks()
-                places.append((file.staged.name, group))
-                found.append(row_bytes.encode(rows.to_batches()[0], self._key))
-        keys = pa.chunked_array(found, pa.binary())
+                found[file.staged.name, group] = row_bytes.encode(rows.to_batches()[0], self._key)
+        keys = pa.chunked_array([*found.values()], pa.binary())
         if pc.count_distinct(keys).as_py() != len(keys):
             raise CopyMismatch("the copy holds two rows of one key", where=str(self._table.name), hint=FOREIGN)
-        # They may be more than one array of the smaller kind holds.
-        large = pa.large_binary()
-        schema = pa.schema([("key", pa.binary()), ("before", large), ("after", large)])
-        changes = self._changes(schema.names) if found else ()
-        batches = [batch.filter(pc.is_in(batch["key"], value_set=keys)) for batch in changes]
-        images = pa.Table.from_batches([batch.select(schema.names).cast(schema) for batch in batches], schema)
-        images = images.combine_chunks()
-        images = images.take(pc.index_in(keys, value_set=images["key"]))
-        at = 0
-        for place, own in zip(places, found, strict=True):
-            self._images[place] = images.slice(at, len(own))
-            at += len(own)
-        return at
+        self._images = Images(found, partial(self._changes, ["key", "before", "after"]))
+        return len(keys)
 
     def _incoming(self, *, into_files: bool) -> Iterator[tuple[int, pa.RecordBatch]]:
         """The rows that the window added, each with the number of the target that it goes into: of those that are
@@ -278,15 +273,21 @@ class _Rolling:
 
     def _keeps_groups(self, file: MarkedFile) -> bool:
         """Whether a file loses no row, and no row group grows far beyond what one may be."""
-        if self._replaces:
+        if self._images is None:
             return False
         for group in file.marks:
-            images = self._images[file.staged.name, group]
-            grown = int((lengths(images["after"]) - lengths(images["before"])).sum())
-            size = file.parquet.metadata.row_group(group).total_byte_size
-            if images["after"].null_count or size + grown > 2 * ROW_GROUP_BYTES:
+            _, afters = self._images.lengths((file.staged.name, group))
+            if (afters < 0).any() or self._size_left(file, group) > 2 * ROW_GROUP_BYTES:
                 return False
         return True
+
+    def _size_left(self, file: MarkedFile, group: int) -> int:
+        """About how many bytes the window left of a row group."""
+        size = int(file.parquet.metadata.row_group(group).total_byte_size)
+        if self._images is not None and group in file.marks:
+            before, after = (np.maximum(own, 0).sum() for own in self._images.lengths((file.staged.name, group)))
+            size += int(after - before)
+        return size
 
     def _spliced(self, file: MarkedFile, name: str) -> StagedFile:
         """Write a file anew in which rows were changed and nothing else: only the columns in which they were.
@@ -326,7 +327,10 @@ class _Rolling:
             if ranges is not None and added.num_rows:
                 inside = ranges[group].holds(pa.concat_arrays(added[self._key[0]].chunks))
                 if inside.any():
-                    pieces = [self._sorted(pa.concat_tables([*pieces, added.filter(pa.array(inside))]))]
+                    own = added.filter(pa.array(inside))
+                    # What is too large to be sorted is too large to be held.
+                    large = self._size_left(file, group) > MOST_SORTED_BYTES
+                    pieces = chain(pieces, [own]) if large else [self._sorted(pa.concat_tables([*pieces, own]))]
                     added = added.filter(pa.array(~inside))
             for rows in pieces:
                 writer.write(rows)
@@ -367,17 +371,16 @@ class _Rolling:
 
         :raises CopyMismatch: rows are not what the log says was there before.
         """
+        assert self._images is not None
         names, rows = self._schema.names, file.read(group)
-        marked, images = np.flatnonzero(file.marks[group]), self._images[file.staged.name, group]
+        marked, place = np.flatnonzero(file.marks[group]), (file.staged.name, group)
         begin = 0
-        for start, stop in parts(images, DECODED_ROWS, ROW_GROUP_BYTES):
+        for start, stop in parts(self._images.lengths(place), DECODED_ROWS, ROW_GROUP_BYTES):
             end = int(marked[stop]) if stop < len(marked) else rows.num_rows
             part, own = rows.slice(begin, end - begin), marked[start:stop] - begin
             begin = end
             batch = part.take(pa.array(own)).combine_chunks().to_batches()[0]
-            # Not a slice, whose bytes may lie beyond what the smaller kind can point to.
-            (image,) = images.take(pa.array(np.arange(start, stop))).combine_chunks().to_batches()
-            before, after = (image[name].cast(pa.binary()) for name in ("before", "after"))
+            before, after = self._images.of(place, start, stop)
             if before.null_count:
                 raise self._mismatch(batch, before.is_null(), "the log adds a row of a key that the copy holds already")
             logged = decode_published(self._task.source, self._table, before, {})

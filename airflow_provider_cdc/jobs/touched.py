@@ -27,6 +27,8 @@ BLOCK_ROWS = 1_000_000
 BLOCK_BYTES = 128 * 2**20
 """Bounds on the row groups that are searched together, the second one on their key columns. Arrow makes a table of all
 touched keys for each search, however few rows there are to be searched."""
+TOUCHED_BYTES = 256 * 2**20
+"""Of touched keys that a task holds at a time. All of them have to fit into one array of 2 GiB."""
 _PRUNED_VALUES = 100_000
 
 BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
@@ -133,6 +135,24 @@ def bounds(statistics: pq.Statistics, kind: pa.DataType) -> tuple[Any, Any]:
         bits = 64 if kind.bit_width == 64 else 32
         return low % 2**bits, high % 2**bits
     return low, high
+
+
+def in_portions(batches: Iterable[pa.RecordBatch], most_rows: int) -> Iterator[list[pa.RecordBatch]]:
+    """Batches of touched keys, as many together as may be held at a time, or one."""
+    together: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        if together and size + batch.nbytes > TOUCHED_BYTES:
+            yield together
+            together, rows, size = [], 0, 0
+        together.append(batch)
+        rows += batch.num_rows
+        size += batch.nbytes
+        if rows >= most_rows:
+            yield together
+            together, rows, size = [], 0, 0
+    if rows:
+        yield together
 
 
 class MarkedFile:

@@ -22,6 +22,7 @@ from airflow_provider_cdc.jobs import (
     extract_delta,
     feed,
     forward,
+    images,
     read_segment,
     rewind,
     roll,
@@ -107,6 +108,8 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRunner:
     monkeypatch.setattr(forward, "ROLL_BYTES", 500)
     monkeypatch.setattr(forward, "LOOKED_AT", 2)
     monkeypatch.setattr(touched, "BLOCK_ROWS", 7)
+    monkeypatch.setattr(touched, "TOUCHED_BYTES", 200)
+    monkeypatch.setattr(images, "HELD_BYTES", 300)
     monkeypatch.setattr(consolidate, "RESTORE_ROWS", 3)
     monkeypatch.setattr(read_segment, "SORT_BYTES", 400)
     monkeypatch.setattr(extract_delta, "COMPOSE_BYTES", 3000)
@@ -132,9 +135,8 @@ def make_runner(
     name: str = "lake",
     run_id: str = "20260101T000000Z-00000000",
     bases: Mapping[str, str] | None = None,
-    keep: int = 0,
-    changes: bool = False,
+    **options: Any,
 ) -> Runner:
     monkeypatch.setattr(step, "open_source", lambda settings: source)
     target = Storage((folder / name).as_uri())
-    return Runner(spark, target, monkeypatch, source, begin_run(target, source, initial, run_id, bases, keep, changes))
+    return Runner(spark, target, monkeypatch, source, begin_run(target, source, initial, run_id, bases, **options))

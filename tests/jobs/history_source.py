@@ -442,12 +442,12 @@ def begin_run(
     initial: int,
     run_id: str = "20260101T000000Z-00000000",
     bases: Mapping[str, str] | None = None,
-    keep: int = 0,
-    changes: bool = False,
+    **options: Any,
 ) -> Storage:
     """Write the manifest that lock_and_record would.
 
     :param bases: the run whose copy each table is rolled forward from, by the table's name; others are read.
+    :param options: of `StepOptions`.
     """
     source.initial = initial
     bases = bases or {}
@@ -463,7 +463,7 @@ def begin_run(
             for table in tables()
         ),
         bases={base: base_of(published_run(scratch, base)) for base in bases.values()},
-        options=StepOptions(chunk_rows=10, keep=keep, changes=changes),
+        options=StepOptions(chunk_rows=10, **options),
     )
     Run.create(manifest, instead_of=Run.load(run) if Run.exists(run) else None)
     return run

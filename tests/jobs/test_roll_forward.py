@@ -20,7 +20,7 @@ from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import CopyMismatch, FileDamaged, ManifestError
-from airflow_provider_cdc.jobs import forward, roll
+from airflow_provider_cdc.jobs import forward, images, roll, touched
 from airflow_provider_cdc.sinks.registry import open_sink
 from tests.jobs.conftest import MakeRunner, Runner
 from tests.jobs.history_source import NAMES, Entry, History, HistorySource, random_history, tables
@@ -54,6 +54,8 @@ def make_source(seed: int, length: int = 90) -> tuple[HistorySource, random.Rand
 def test_chains_of_nights(here: MakeRunner, monkeypatch: pytest.MonkeyPatch, small: int, seed: int) -> None:
     monkeypatch.setattr(forward, "SMALL_BYTES", small)
     source, rng = make_source(small % 7 * 100 + seed)
+    # Rows for which memory has no room go into files of their own.
+    monkeypatch.setattr(roll, "HELD_BYTES", rng.choice([0, 400, 10**6]))
     for number, night in enumerate(nights(here, source, rng, "lake", 4)):
         assert night.published() == night.expected(), f"seed {seed}, night {number}"
     for older in night.run.parent().folders():
@@ -359,3 +361,39 @@ def test_rows_that_grow_far_beyond_a_row_group_are_parted(here: MakeRunner, monk
         for number in range(metadata.num_row_groups)
     ]
     assert max(group.num_rows for group in groups) <= 3
+
+
+@pytest.mark.parametrize("most", [1, 2000, 10**6])
+def test_of_what_a_window_changed_in_one_file_memory_holds_a_part(
+    here: MakeRunner, monkeypatch: pytest.MonkeyPatch, most: int
+) -> None:
+    grown = [(number, "paid", "y" * 400) for number, _, _ in ROWS]
+    changes = [(0, before, after) for before, after in zip(ROWS, grown, strict=True)]
+    more = inserted(*((number, "new", "z" * 300) for number in range(1, 40, 2)))
+    night = two_nights(here, inserted(*ROWS), Entry("commit", tuple(changes)), more, first=1)
+    monkeypatch.setattr(images, "HELD_BYTES", most)
+    monkeypatch.setattr(roll, "HELD_BYTES", most)
+    hold, held = images.Images._hold, []
+
+    def holding(self: images.Images, batches: Any, keys: Any) -> None:
+        hold(self, batches, keys)
+        held.append(sum(len(value.as_py()) for column in self._held.columns for value in column))
+
+    monkeypatch.setattr(images.Images, "_hold", holding)
+    night.all()
+    assert night.published() == night.expected()
+    assert max(held) <= max(most, 1500)
+    assert len(held) > 5 or most > 1000
+
+
+def test_touched_keys_are_held_in_portions_that_fit_into_one_array(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of more than one array Arrow would make two, and the keys in the second one would not count."""
+    monkeypatch.setattr(touched, "TOUCHED_BYTES", 1000)
+    batches = [pa.record_batch({"key": pa.array([b"k" * size], pa.binary())}) for size in (300, 400, 5000, 300, 0, 1)]
+    assert [[len(one["key"][0].as_py()) for one in some] for some in touched.in_portions(batches, 100)] == [
+        [300, 400],
+        [5000],
+        [300, 0, 1],
+    ]
+    assert [len(some) for some in touched.in_portions(batches[:2], 1)] == [1, 1]
+    assert not list(touched.in_portions([batches[0].slice(1)], 1))
