@@ -81,7 +81,10 @@ class LongPrepared:
     ) -> list[tuple[ExactnessError, LogPlace]]:
         """Those of them that no file before the stretch prepares: what is wrong, and where it was committed.
 
-        :param names: the log's files.
+        Files from before the stretch are nothing that the copy rests on otherwise: one that cannot be read any more, or
+        not understood, is the end of what is known.
+
+        :param names: the log's files. The server may purge the first of them at any time.
         :param begin: where the stretch begins.
         :param initial: the position there.
         """
@@ -90,15 +93,20 @@ class LongPrepared:
             if not left:
                 break
             walker = PreparedWalker(file, codes.FIRST_POSITION, stop, initial)
-            walker.walk_through(settings)
+            try:
+                walker.walk_through(settings)
+            except ExactnessError as error:
+                why = f" ({error.where}: {error.message})"
+                return [(_lost(xid, place, why), place) for xid, place in left.items()]
             for xid in walker.prepared:
                 left.pop(xid, None)
         return [(_lost(xid, place), place) for xid, place in left.items()]
 
 
-def _lost(xid: str, place: LogPlace) -> ExactnessError:
+def _lost(xid: str, place: LogPlace, why: str = "") -> ExactnessError:
     return ExactnessError(
-        f"the prepared transaction {xid} is committed here, and the log does not reach back to where it was prepared",
+        f"the prepared transaction {xid} is committed here, and the log does not reach back to where it was "
+        f"prepared{why}",
         where=f"{place.file}:{place.position}",
         hint="let prepared transactions end sooner (XA RECOVER lists them), or keep the log for longer",
     )

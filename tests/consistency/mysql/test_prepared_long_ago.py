@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.errors import ExactnessError, PreflightError
+from airflow_provider_cdc.sources.mysql import long_prepared
+from airflow_provider_cdc.sources.mysql.history import LogPlace
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published, settings_of
 from tests.conftest import MysqlFactory
@@ -129,3 +133,44 @@ def test_a_past_before_the_commit_of_rows_that_were_purged_is_refused_before_any
     after = run(position)
     after.record()
     assert sorted(published(after.finish()["published"]["shop.stock"])[1]) == [(1, 13), (2, 0), (3, 30), (4, 40)]
+
+
+@pytest.mark.parametrize("way", ["refresh", "as_of"])
+def test_rows_that_are_purged_while_they_are_looked_for_are_rows_that_were_purged(
+    way: str, mysql_long_ago: MysqlServer, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server purges old files when it likes, also one that is on the list of those to be looked through."""
+    (position,) = mysql_long_ago.query("SELECT @@global.gtid_executed")[0]
+    current = mysql_long_ago.query("SHOW BINARY LOG STATUS")[0][0]
+
+    def run(number: int, **options: Any) -> Pipeline:
+        run_id = f"2026010{number}T000000Z-00000000"
+        return Pipeline(spark, settings_of(mysql_long_ago), tmp_path.as_uri(), ["shop.*"], run_id=run_id, **options)
+
+    if way == "refresh":
+        first = run(1)
+        first.record()
+        first.finish()
+    mysql_long_ago.query("XA COMMIT 'old'")
+    before, purged = long_prepared._before, []
+
+    def purging(names: Sequence[str], begin: LogPlace) -> Iterator[tuple[str, int | None]]:
+        for number, found in enumerate(before(names, begin)):
+            if number == 1:
+                purged.append(current)
+                mysql_long_ago.query(f"PURGE BINARY LOGS TO '{current}'")
+            yield found
+
+    monkeypatch.setattr(long_prepared, "_before", purging)
+    if way == "as_of":
+        with pytest.raises(PreflightError, match=r"(?s)prepared transaction X'6f6c64'.*cannot read it.*ask for 2"):
+            run(1, as_of=position).preflight()
+    else:
+        with pytest.raises(PreflightError, match=r"prepared transaction X'6f6c64'.*cannot read it"):
+            run(2, refresh="changes").preflight()
+        second = run(2, refresh="auto")
+        second.record()
+        assert "read in full: since the copy: " in second.plans[0].reason
+        found = second.finish()
+        assert sorted(published(found["published"]["shop.stock"])[1]) == [(1, 12), (2, 0), (3, 30), (4, 40)]
+    assert purged
