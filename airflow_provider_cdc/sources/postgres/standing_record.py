@@ -65,7 +65,7 @@ class Join:
 @dataclass(frozen=True)
 class Published:
     """Copies of ``tables`` at ``position`` were published by the time ``at``, in microseconds since 1970. ``wanted``:
-    they are to be rolled forward, so the log since then is wanted."""
+    they may be rolled forward, so the log since then is wanted."""
 
     position: str
     at: int
@@ -94,16 +94,26 @@ class Standing:
 
     def with_copies(self, lake: str, copies: Mapping[str, str], at: int, wanted: bool) -> Standing:
         """With the last copies in a lake, their positions by the table's name, and without those that nobody has
-        replaced for `KNOWN_DAYS`: that lake may be gone."""
+        replaced for `KNOWN_DAYS`: that lake may be gone.
+
+        :param wanted: the run that made them rolls copies forward. Where earlier ones did, the next one is to be able
+            to, whoever had the tables read in full in between.
+        """
         found: dict[str, list[Published]] = {}
+        rolled: set[str] = {*copies} if wanted else set()
         for own, known in self.copies.items():
             for one in known:
-                tables = tuple(name for name in one.tables if own != lake or name not in copies)
-                if tables and one.at > at - KNOWN_DAYS * _DAY:
+                if one.at <= at - KNOWN_DAYS * _DAY:
+                    continue
+                if own == lake and one.wanted:
+                    rolled |= {*one.tables}
+                if tables := tuple(name for name in one.tables if own != lake or name not in copies):
                     found.setdefault(own, []).append(replace(one, tables=tables))
         for position in sorted({*copies.values()}):
-            tables = tuple(sorted(name for name in copies if copies[name] == position))
-            found.setdefault(lake, []).append(Published(position, at, tables, wanted))
+            own_tables = sorted(name for name in copies if copies[name] == position)
+            for is_wanted in (True, False):
+                if tables := tuple(name for name in own_tables if (name in rolled) == is_wanted):
+                    found.setdefault(lake, []).append(Published(position, at, tables, is_wanted))
         return replace(self, copies={own: tuple(known) for own, known in found.items()})
 
     def has_copy(self, table: str, position: Lsn) -> bool:

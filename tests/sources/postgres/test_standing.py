@@ -134,6 +134,44 @@ def test_the_slot_gives_up_what_is_older_and_nothing_else(kept: Kept, monkeypatc
     assert "before the standing slot" in problem.what
 
 
+def test_a_copy_that_is_read_in_full_between_others_is_rolled_forward_all_the_same(
+    kept: Kept, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who has one night's tables read anew by hand wants the next night to be as short as the others."""
+    kept.run(OTHER)
+    kept.keep("stock", "other")
+    day, days = 24 * 3_600_000_000, 0
+    monkeypatch.setattr(standing, "now", lambda connection: now(connection) + days * day)
+
+    def night(refresh: str, *tables: str, lake: str = "lake") -> Lsn:
+        nonlocal days
+        days += 1
+        kept.run("UPDATE stock SET v = v + 1")
+        copies = dict.fromkeys((f"public.{table}" for table in tables), kept.here())
+        kept.give_up(1, copies, lake, refresh=refresh)
+        return Lsn.parse(next(iter(copies.values())))
+
+    def stands() -> Lsn:
+        found = kept.slot.confirmed
+        assert found is not None
+        return found
+
+    night("full", "stock")
+    first = night("auto", "stock")
+    assert stands() <= first
+    second = night("full", "stock")
+    night("full", "stock", lake="another")
+    night("full", "other")
+    assert stands() <= second, "the next night could not begin there"
+    wanted = {(one.tables, one.wanted) for one in kept.record.copies["lake"]}
+    assert wanted == {(("public.stock",), True), (("public.other",), False)}
+    assert not any(one.wanted for one in kept.record.copies["another"])
+    # Unless nobody has come back to it for long.
+    days += 8
+    night("full", "stock")
+    assert not any(one.wanted for known in kept.record.copies.values() for one in known)
+
+
 def test_a_server_that_does_not_tell_commit_times_keeps_no_log_for_ever(
     kept: Kept, monkeypatch: pytest.MonkeyPatch
 ) -> None:
