@@ -116,9 +116,11 @@ def record_initial(
                 started = {prepared.STARTED: value(connection, prepared.START)}
                 here = prepared.of_run(settings, found | started)
                 with slots.new_slot(here, name, seconds) as (position, view):
+                    _check_made(connection, name, position)
+                    # Before anything is read in the slot's own snapshot: to that a commit which is in the log and not
+                    # yet marked in pg_xact is one that failed, and whoever sees its rows so marks them so for good.
+                    waiting.settle(settings, connection, seconds)
                     seen = read_at(connection, view, [plan.table for plan in plans])
-                _check_made(connection, name, position)
-                waiting.settle(settings, connection, seconds)
                 found |= slots.identity_of_try(name, publication)
                 found["publication_state"] = state
                 tables = read_tables(connection, [plan.table for plan in plans], mine)

@@ -332,6 +332,35 @@ def test_tables_of_all_kinds_where_rows_are_read_again(nights: Nights) -> None:
         nights.night("changes").preflight()
 
 
+def test_passes_over_the_log_since_the_copy_and_over_that_since_the_run_began(
+    nights: Nights, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What the one tells later than a pass is later for the other, too, which has told far fewer changes."""
+    monkeypatch.setattr(again, "FEW_KEYS", 0)
+    nights.do(KEYED.format("a"))
+    nights.first()
+    nights.do(KEYED.format("late"), *(f"UPDATE a SET v = {number} WHERE id = 1" for number in range(30)))
+    run = nights.night("auto")
+    run.record()
+    assert [bool(plan.base) for plan in run.plans] == [True, False]
+    nights.do("UPDATE late SET v = -1 WHERE id < 4")
+    read = again._pass
+    passes: list[set[str]] = []
+
+    def reading(*arguments: Any) -> set[str]:
+        found = read(*arguments)
+        if not passes:
+            nights.do(
+                "UPDATE late SET v = -2 WHERE id = 1", "DELETE FROM late WHERE id = 2", "DELETE FROM a WHERE id = 1"
+            )
+        passes.append(found)
+        return found
+
+    monkeypatch.setattr(again, "_pass", reading)
+    nights.check(run.finish()["published"])
+    assert len(passes) > 1
+
+
 @pytest.mark.parametrize(
     ("harm", "error"),
     [
