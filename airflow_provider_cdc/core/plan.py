@@ -9,6 +9,9 @@ from airflow_provider_cdc.core.options import TableOptions
 from airflow_provider_cdc.core.selection import WHOLE, Selection
 from airflow_provider_cdc.core.table import CopyName, Table, TableName
 
+FEW_KEYS = 10_000
+"""So many touched keys are looked up in a view without reading them once more before it: it is a matter of a second."""
+
 
 @dataclass(frozen=True)
 class TablePlan:

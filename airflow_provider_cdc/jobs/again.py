@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
-from airflow_provider_cdc.core import records
+from airflow_provider_cdc.core import plan, records
 from airflow_provider_cdc.core.results import Nulled, Skipped, SnapshotResult
 from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.staging import StagedFile
@@ -40,8 +40,8 @@ from airflow_provider_cdc.sources.optional import SharesReads
 from airflow_provider_cdc.sources.rereading import ReadsAgain
 from airflow_provider_cdc.sources.window import TrackedTable, UpperBound
 
-FEW_KEYS = 10_000
-"""So many touched keys are looked up in the view without another pass: it is a matter of a second."""
+FEW_KEYS = plan.FEW_KEYS
+"""So many touched keys are looked up in the view without another pass."""
 MOST_PASSES = 4
 KEYS_PER_TASK = 50_000
 """Below this a task costs more than what another core could save."""

@@ -20,8 +20,15 @@ from airflow_provider_cdc.sources.optional import TellsRunway
 if TYPE_CHECKING:
     from airflow_provider_cdc.sinks.base import Sink
 
+LONG_VIEW_SECONDS = 60
+"""A snapshot that is to be open for longer is worth a warning: the server cleans up nothing that it can still see."""
+
 _LOOKED_AT = 20
 """Of a run over thousands of tables, as many copies tell how fast the last runs were."""
+_SHORT_VIEW_SECONDS = 1.0
+"""That a snapshot is open in which keys are looked up, and nothing else is read."""
+_ROWS_PER_SECOND, _MEASURED_ROWS = 200_000, 100_000
+"""What rows are read at in it as long as no run has read so many that it tells."""
 
 
 def readable(plans: Sequence[TablePlan]) -> str:
@@ -53,7 +60,7 @@ def summary(source: Source, sink: Sink, scratch: Storage, plans: Sequence[TableP
         f"in all: {len(plans):,} tables, {forward:,} of them rolled forward",
         f"to read: about {rows:,} rows, {size / 1e6:,.1f} MB",
     ]
-    pace = _pace(sink, scratch, plans)
+    pace = pace_of(sink, scratch, plans)
     seconds = pace.seconds(rows) if pace else None
     if pace is None or seconds is None:
         lines.append("time: not known, for no run has read tables into this target yet")
@@ -62,8 +69,53 @@ def summary(source: Source, sink: Sink, scratch: Storage, plans: Sequence[TableP
             f"time: about {_duration(seconds)}, as the run {pace.run_id} read {pace.rows_per_second:,.0f} rows/s and "
             f"took {_duration(pace.rest)} for the rest; Spark's start-ups come on top"
         )
+    if view := view_of(plans, pace):
+        lines.append(f"view: {view}")
     lines.append(_runway(source, seconds))
     return "\n".join(f"  {line}" for line in lines)
+
+
+@dataclass(frozen=True)
+class View:
+    """The snapshot at the end of a run that reads touched rows again: how many ``seconds`` it is about to be open, and
+    what is read in it as a ``whole``, the largest table first; nobody knows its changed rows by the log."""
+
+    seconds: float
+    whole: tuple[TablePlan, ...]
+
+    @property
+    def is_long(self) -> bool:
+        return self.seconds > LONG_VIEW_SECONDS
+
+    def __str__(self) -> str:
+        if not self.whole:
+            return f"one snapshot of about {_duration(self.seconds)}, in which the last of the touched rows are read"
+        most = self.whole[0]
+        size = sum(plan.bytes for plan in self.whole)
+        return (
+            f"one snapshot of about {_duration(self.seconds)}, in which {len(self.whole):,} tables of which the log "
+            f"tells no key are read as a whole ({size / 1e6:,.1f} MB; the largest is {most.table}, "
+            f"{most.bytes / 1e6:,.1f} MB)"
+        )
+
+
+def view_of(plans: Sequence[TablePlan], pace: Pace | None) -> View | None:
+    """The snapshot that a run over these tables ends with; None: it needs none.
+
+    However many keys were touched, all but a few of them are read again before it (`FEW_KEYS`).
+    """
+    if not any(plan.at_upper for plan in plans):
+        return None
+    whole = sorted(
+        (plan for plan in plans if plan.at_upper and plan.consistency == "exported"), key=_size, reverse=True
+    )
+    told = pace is not None and pace.rows >= _MEASURED_ROWS and pace.rows_per_second
+    rate = pace.rows_per_second if pace is not None and told else _ROWS_PER_SECOND
+    return View(_SHORT_VIEW_SECONDS + sum(plan.rows for plan in whole) / rate, tuple(whole))
+
+
+def _size(plan: TablePlan) -> int:
+    return plan.bytes
 
 
 @contextmanager
@@ -85,12 +137,14 @@ def leaving_no_folder(target: Storage) -> Iterator[None]:
 
 
 @dataclass(frozen=True)
-class _Pace:
-    """How fast an earlier run was. ``rest``: the seconds that it worked after its reads."""
+class Pace:
+    """How fast an earlier run was, which read so many ``rows``. ``rest``: the seconds that it worked after its
+    reads."""
 
     run_id: str
     rows_per_second: float
     rest: float
+    rows: int
 
     def seconds(self, rows: int) -> float | None:
         if not rows:
@@ -98,9 +152,9 @@ class _Pace:
         return rows / self.rows_per_second + self.rest if self.rows_per_second else None
 
 
-def _pace(sink: Sink, scratch: Storage, plans: Sequence[TablePlan]) -> _Pace | None:
+def pace_of(sink: Sink, scratch: Storage, plans: Sequence[TablePlan]) -> Pace | None:
     """That of the run with the most rows, among those that made the latest copies of these tables."""
-    found: dict[str, tuple[int, _Pace]] = {}
+    found: dict[str, tuple[int, Pace]] = {}
     for plan in plans[:_LOOKED_AT]:
         # A copy that nobody can read tells nothing of how fast it was made, and stops no plan.
         with suppress(CdcError, OSError):
@@ -113,7 +167,7 @@ def _pace(sink: Sink, scratch: Storage, plans: Sequence[TablePlan]) -> _Pace | N
                 run.found(DeltaResult).seconds + run.found(ConsolidateResult).seconds,
             )
             rate = read.rows / read.seconds if read.seconds else 0.0
-            found[head.run_id] = read.rows, _Pace(head.run_id, rate, rest)
+            found[head.run_id] = read.rows, Pace(head.run_id, rate, rest, read.rows)
     return max(found.values(), key=lambda one: one[0])[1] if found else None
 
 

@@ -20,7 +20,7 @@ from airflow_provider_cdc.operators.base import TargetOperator, hand_on, lake_of
 from airflow_provider_cdc.operators.failing import failing
 from airflow_provider_cdc.operators.lake_checks import check_names, tell_leftovers
 from airflow_provider_cdc.operators.parameters import Allowed, check_conf, check_kind, take_options, taking_options
-from airflow_provider_cdc.operators.planned import leaving_no_folder, readable, summary
+from airflow_provider_cdc.operators.planned import View, leaving_no_folder, pace_of, readable, summary, view_of
 from airflow_provider_cdc.operators.spark_step import check_spark
 from airflow_provider_cdc.sinks.registry import open_sink
 from airflow_provider_cdc.sources.capabilities import Source
@@ -107,8 +107,10 @@ class PreflightOperator(TargetOperator):
         say_skipped(self.log, found.skipped)
         plans = found.plans
         outputs = {"plan": encode(plans), "options": encode(options.steps), "skipped": found.skipped}
+        sink = open_sink(LAKE_FORMAT, places.lake)
+        if any(plan.at_upper for plan in plans):
+            self._tell_view(view_of(plans, pace_of(sink, Storage(places.scratch), plans)))
         if options.plan_only:
-            sink = open_sink(LAKE_FORMAT, places.lake)
             outputs["summary"] = summary(source, sink, Storage(places.scratch), plans, options.steps)
             self.log.info(
                 "The plan. Nothing is copied, for plan_only is set:\n%s\n%s", readable(plans), outputs["summary"]
@@ -117,6 +119,15 @@ class PreflightOperator(TargetOperator):
             self.log.info("%d tables will be copied:\n%s", len(plans), readable(plans))
         hand_on(context, outputs)
         return outputs
+
+    def _tell_view(self, view: View | None) -> None:
+        if view is not None and view.is_long:
+            self.log.warning(
+                "The run ends with %s. As long as that is open, the server removes no dead rows, of any table. Give "
+                "such tables a primary key, or all tables of the run REPLICA IDENTITY FULL, and it is short or not "
+                "needed.",
+                view,
+            )
 
 
 @dataclass(frozen=True)

@@ -25,6 +25,7 @@ from airflow_provider_cdc.core.run import Commit, Run
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import PreflightError
+from airflow_provider_cdc.operators import planned
 from airflow_provider_cdc.operators.lake_checks import check_names, find_leftovers, tell_leftovers
 from airflow_provider_cdc.operators.preflight import PreflightOperator
 from harness.mysql_server import MysqlServer
@@ -285,6 +286,48 @@ def test_a_plan_goes_by_how_fast_the_last_run_was(shop: str, mysql: MysqlServer,
     told = preflight(lake.uri, tables=[f"{shop}.accounts"], plan_only=True)["summary"]
     assert f"as the run {RUN} read 500 rows/s and took 7 s for the rest" in told
     assert "time: about 9 s" in told
+
+
+def test_a_plan_tells_how_long_the_snapshot_is_that_rows_are_read_again_in(
+    postgres: PostgresServer,
+    database: str,
+    shop: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Tables of which the log tells no key are read in it as a whole, and it holds up VACUUM everywhere."""
+    postgres.query(
+        "CREATE TABLE keyed (id int PRIMARY KEY); CREATE TABLE bare (a int);"
+        "INSERT INTO bare SELECT generate_series(1, 50000); ANALYZE bare",
+        database=database,
+    )
+    fields = {"host": postgres.host, "port": postgres.port, "login": "postgres", "schema": database}
+    monkeypatch.setenv("AIRFLOW_CONN_OTHER", json.dumps({"conn_type": "cdc_postgres", **fields}))
+    (tmp_path / "one").mkdir()
+    other: dict[str, Any] = {"source_conn_id": "other"}
+    told = preflight((tmp_path / "one").as_uri(), tables=["public.keyed"], plan_only=True, **other)["summary"]
+    assert "view: one snapshot of about 1 s, in which the last of the touched rows are read" in told
+    told = preflight((tmp_path / "one").as_uri(), tables=["public.*"], plan_only=True, **other)["summary"]
+    assert "in which 1 tables of which the log tells no key are read as a whole" in told
+    assert "the largest is public.bare" in told
+    assert "the server removes no dead rows" not in capsys.readouterr().out
+    monkeypatch.setattr(planned, "_ROWS_PER_SECOND", 500)
+    preflight((tmp_path / "one").as_uri(), tables=["public.*"], **other)
+    said = capsys.readouterr().out
+    assert "The run ends with one snapshot of about 101 s" in said.replace("\n", " ")
+    assert "the server removes no dead rows" in said
+    postgres.query("ALTER TABLE keyed REPLICA IDENTITY FULL; ALTER TABLE bare REPLICA IDENTITY FULL", database=database)
+    told = preflight((tmp_path / "one").as_uri(), tables=["public.*"], plan_only=True, **other)["summary"]
+    assert "view:" not in told
+
+
+@pytest.mark.parametrize(("rows", "seconds"), [(99_999, 6), (100_000, 11)])
+def test_a_run_that_read_few_rows_does_not_tell_how_fast_many_are_read(rows: int, seconds: float) -> None:
+    plans = [TablePlan(TableName("a", "b"), "exported", "", rows=1_000_000, at_upper=True)]
+    view = planned.view_of(plans, planned.Pace("r1", 100_000.0, 0.0, rows))
+    assert view is not None
+    assert view.seconds == seconds
 
 
 def test_what_is_for_another_kind_of_source_is_refused_where_the_conf_is_strict(shop: str, tmp_path: Path) -> None:
