@@ -39,7 +39,7 @@ from airflow_provider_cdc.core.option import (
     one_of,
     option,
 )
-from airflow_provider_cdc.errors import PreflightError
+from airflow_provider_cdc.errors import PreflightError, Problem
 
 ADVANCED = "Advanced"
 """The section of a form with what few runs need."""
@@ -235,6 +235,15 @@ class StepOptions:
         "older than the newest so many of its tables, whichever run made them; 0: all of them stay.",
         example="a number such as 7",
     )
+    keep_days: int = option(
+        0,
+        accepts=COUNT_OR_NONE,
+        title="Days that copies stay",
+        section=ADVANCED,
+        help="Beside `keep`, which has to be given, too: a copy that was published less than so many days ago stays, "
+        "however many newer ones there are; 0: only their number counts.",
+        example="a number such as 30",
+    )
     lock: LockPolicy = field(default_factory=LockPolicy)
     keep_slot: bool = option(
         False,
@@ -400,4 +409,7 @@ def checked(values: Mapping[str, Any]) -> RunOptions:
     if problems:
         raise PreflightError(problems)
     made: RunOptions = made_of(RunOptions, {one.name: one.accepts.plain(values[one.argument]) for one in declared()})
+    if made.steps.keep_days and not made.steps.keep:
+        what, hint = "no copy is ever removed, for keep is 0", "give keep, too: 1, if only the days are to count"
+        raise PreflightError([Problem("parameter keep_days", what, hint)])
     return made

@@ -217,7 +217,7 @@ def _candidate(
     if what := damage_of(run.folder, plan.table):
         raise _NotFit(f"the last copy is damaged: {what}")
     # The run would be refused its use, and the next one, and so on.
-    check_not_removed(run.folder, [plan.copy_name])
+    check_not_removed(run, [plan.copy_name])
     table = _entry(run, plan.table).table
     if table.selection != plan.selection:
         raise _NotFit("the last copy is of another part of the table")

@@ -7,6 +7,9 @@ A run that is made from a copy, and one that removes it, may be at work at the s
 it is about to do, and then looks for the other: a run writes its manifest, which names its bases, and looks for marks
 before it uses them (`check_not_removed`); whoever removes a copy marks it, and reads the manifests again before the
 first file goes. However long either of them stalls in between, one of them sees the other, and gives way.
+
+A mark belongs to one manifest: a run that is made again under its id, once its first copies were removed, has copies of
+its own, which no mark of before has to do with, however late that was written.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ from airflow_provider_cdc.core import records
 from airflow_provider_cdc.core.decision import decision_of
 from airflow_provider_cdc.core.head import Copy, is_newer, is_of_another_source
 from airflow_provider_cdc.core.names import folder_name
-from airflow_provider_cdc.core.run import FILE, Run, is_published, run_id_in
+from airflow_provider_cdc.core.run import FILE, Run, is_published, run_id_in, was_told
 from airflow_provider_cdc.core.staging import StagedFile
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import TableName
@@ -31,9 +34,12 @@ from airflow_provider_cdc.errors import ManifestError
 
 LIFELESS = timedelta(days=7)
 """A run that was not published, and has written nothing for so long, is taken to be over."""
+UNTOLD = timedelta(days=1)
+"""Airflow has a run's last task read its records when all of it is done. It is waited for no longer than that."""
 
 _MARKS = "removed"
 _MARK = "mark.json"
+_DIGITS = 16
 _READERS = 8
 
 
@@ -73,11 +79,12 @@ class Runs:
     ``known`` has those that this version can read, by their ids; ``remains`` are folders of which the removal began.
     """
 
-    def __init__(self, scratch: Storage, own: str) -> None:
+    def __init__(self, scratch: Storage, own: str, lake: Lake) -> None:
         self.known: dict[str, Run] = {}
         self.remains: list[str] = []
         self._scratch = scratch
         self._own = own
+        self._lake = lake
         self._unreadable: dict[str, str] = {}
         self.refresh()
 
@@ -93,7 +100,7 @@ class Runs:
                     self.known[name] = found
                 elif found:
                     self._unreadable[name] = found
-                elif _marked(self._scratch.folder(name)):
+                elif _has_marks(self._scratch.folder(name)):
                     self.remains.append(name)
 
     def user_of(self, run_id: str, table: TableName | None = None) -> str:
@@ -101,7 +108,7 @@ class Runs:
         is none."""
         for name, run in self.known.items():
             bases = {entry.base for entry in run.manifest.tables if table is None or entry.table.copy_name == table}
-            if run_id in bases and not is_over(run):
+            if run_id in bases and not is_over(run) and not is_stuck(run, self._lake):
                 return name
         # A manifest of another version, or a damaged one: its shape is not known, but ids of runs stand out.
         return next((name for name, text in self._unreadable.items() if run_id in text), "")
@@ -119,33 +126,54 @@ def is_over(run: Run) -> bool:
     return is_published(run) or run.abandoned
 
 
+def is_stuck(run: Run, lake: Lake) -> bool:
+    """Whether a run has its commit and can never publish what that names: a file that it was to take over from the copy
+    before is gone. All files of all tables are in their places before the first table is announced.
+    """
+    if not run.committed or is_published(run):
+        return False
+    try:
+        kept = decision_of(run).kept
+    except ManifestError:
+        return False
+    for entry in run.manifest.tables:
+        wanted = {file.base_name for file in kept.get(str(entry.table.name), ())}
+        # In this order: what is no longer in the one cannot come into the other any more.
+        for run_id in (entry.base, run.run_id) if wanted else ():
+            wanted -= {*lake.copy_folder(run_id, entry.table.copy_name).files()}
+        if wanted:
+            return True
+    return False
+
+
 def mark(run: Run, table: TableName, by: str) -> None:
     """Have everybody know that the copy that a run made of a table is removed; for ever."""
     since = datetime.now(UTC).isoformat(timespec="seconds")
     # A folder for each table: with an ending, the longest name of a table would be too long for a file.
-    records.write(run.folder, f"{_MARKS}/{folder_name(table)}/{_MARK}", Mark(str(table), by, since))
+    records.write(run.folder, f"{_marks_of(run)}/{folder_name(table)}/{_MARK}", Mark(str(table), by, since))
 
 
-def check_not_removed(folder: Storage, tables: Iterable[TableName]) -> None:
-    """Make sure that nobody removes the copies that the run in ``folder`` made of ``tables``.
+def check_not_removed(run: Run, tables: Iterable[TableName]) -> None:
+    """Make sure that nobody removes the copies that a run made of ``tables``.
 
     :raises ManifestError: one is being removed, or is gone.
     """
-    marked = _marked(folder)
+    marked = _marked(run)
     for table in tables:
         if folder_name(table) in marked:
             raise ManifestError(
                 f"the copy of {table} was removed: a later run keeps only the newest ones",
-                where=folder.uri,
+                where=run.folder.uri,
                 hint="trigger a new run; raise keep if older copies are still wanted",
             )
 
 
 def expired(
-    run: Run, tables: Sequence[TableName], keep: int, lake: Lake, runs: Runs
+    run: Run, tables: Sequence[TableName], keep: int, lake: Lake, runs: Runs, days: int = 0
 ) -> tuple[list[Expired], dict[str, str]]:
     """The copies of ``tables`` that are older than the newest ``keep`` ones, of which that of ``run``, which is
-    published, is the first; and why others stay that are as old, by their URIs.
+    published, is the first, and that were published so many ``days`` before it; and why others stay that are as old, by
+    their URIs.
 
     Tables of which another copy is the latest one have none: that is its run's business.
     """
@@ -165,12 +193,11 @@ def expired(
             elif _is_foreign(other, run):
                 left[uri] = "it was made of another source, or for another lake"
             else:
-                decision = decision_of(other)
-                feed = decision.feeds.get(str(table))
-                older.append(Expired(other, table, decision.files_of(str(table)), feed.files if feed else ()))
-        leaving = [one for one in older if folder_name(table) in _marked(one.run.folder)]
+                older.append(made_by(other, table))
+        leaving = [one for one in older if folder_name(table) in _marked(one.run)]
         staying = sorted((one for one in older if one not in leaving), key=_BY_POSITION, reverse=True)
-        for one in [*leaving, *(one for one in staying[keep - 1 :] if is_newer(own, copy_of(one.run)))]:
+        old = [one for one in staying[keep - 1 :] if is_newer(own, copy_of(one.run)) and _age(one.run, run) >= days]
+        for one in [*leaving, *old]:
             if user := runs.user_of(one.run.run_id, table):
                 left[lake.copy_folder(one.run.run_id, table).uri] = in_use(user)
             else:
@@ -178,9 +205,22 @@ def expired(
     return found, left
 
 
+def _age(other: Run, run: Run) -> int:
+    """How many days before ``run`` another one was published."""
+    then, now = (datetime.fromisoformat(decision_of(one).published_at) for one in (other, run))
+    return (now - then).days
+
+
 def in_use(user: str) -> str:
     """Why a copy stays that a run of this id may be made from."""
     return f"run {user}, which is not over, may be made from it"
+
+
+def made_by(run: Run, table: TableName) -> Expired:
+    """What a run made, or was about to make, of a table, as its commit names it."""
+    decision = decision_of(run)
+    feed = decision.feeds.get(str(table))
+    return Expired(run, table, decision.files_of(str(table)), feed.files if feed else ())
 
 
 def is_latest(run: Run, table: TableName, lake: Lake) -> bool:
@@ -189,9 +229,12 @@ def is_latest(run: Run, table: TableName, lake: Lake) -> bool:
     return head is not None and head.run_id == run.run_id
 
 
-def without_copies(run: Run, tables: Sequence[TableName], lake: Lake, runs: Runs) -> list[Run]:
+def without_copies(run: Run, tables: Sequence[TableName], lake: Lake, runs: Runs, now: datetime) -> list[Run]:
     """The runs that published ``tables``, or some of them, before ``run`` did, and of which no copy is left: nobody
-    needs their records any more."""
+    needs their records any more. Not even Airflow: it has told what they did (`Run.note_told`), or never will.
+
+    :param now: by the clock of the store.
+    """
     there: dict[TableName, set[str]] = {}
     found = []
     for run_id, other in runs.known.items():
@@ -203,12 +246,15 @@ def without_copies(run: Run, tables: Sequence[TableName], lake: Lake, runs: Runs
         for table in made:
             if table not in there:
                 there[table] = {*lake.copies(table)}
-        if not any(run_id in there[table] for table in made):
+        if any(run_id in there[table] for table in made):
+            continue
+        # Two runs may be published at almost the same time, and the task of the first one not be at its end.
+        if was_told(other) or _silent_since(other, now - UNTOLD):
             found.append(other)
     return found
 
 
-def lifeless(run: Run, tables: Sequence[TableName], runs: Runs, now: datetime) -> list[Run]:
+def lifeless(run: Run, tables: Sequence[TableName], lake: Lake, runs: Runs, now: datetime) -> list[Run]:
     """Runs of none but ``tables`` that failed long before ``run`` began, as far as anybody can see.
 
     :param now: by the clock of the store.
@@ -217,16 +263,31 @@ def lifeless(run: Run, tables: Sequence[TableName], runs: Runs, now: datetime) -
     for other in runs.known.values():
         manifest = other.manifest
         own = {entry.table.copy_name for entry in manifest.tables}
-        if is_published(other) or other.committed or not own <= {*tables} or _is_foreign(other, run):
+        if is_published(other) or not own <= {*tables} or _is_foreign(other, run):
             continue
-        # Written last by any of its steps.
-        if other.folder.newest_time() < now - LIFELESS:
+        # What is decided is published by any try that wakes up.
+        if other.committed and not is_stuck(other, lake):
+            continue
+        if _silent_since(other, now - LIFELESS):
             found.append(other)
     return found
 
 
+def _silent_since(run: Run, when: datetime) -> bool:
+    """Whether no step of a run has written anything since."""
+    try:
+        return run.folder.newest_time() < when
+    except FileNotFoundError:
+        # Another run has removed it meanwhile.
+        return False
+
+
 def remove_folder(run: Run, by: str) -> None:
-    """Remove the folder of a run that is over. If that stops half-way, `Runs.remains` has it."""
+    """Remove the folder of a run that is over, unless the run was made again since. If that stops half-way,
+    `Runs.remains` has it."""
+    with suppress(ManifestError):
+        if Run.load(run.folder).digest != run.digest:
+            return
     for table in tables_of(run) if is_published(run) else [entry.table.copy_name for entry in run.manifest.tables]:
         mark(run, table, by)
     # Without a manifest it is no run any more, whatever else is still there.
@@ -280,10 +341,28 @@ def _is_foreign(other: Run, run: Run) -> bool:
     return is_of_another_source(copy, run.manifest.source, run.position)
 
 
-def _marked(folder: Storage) -> set[str]:
+def _marks_of(run: Run) -> str:
+    return f"{_MARKS}/{run.digest[:_DIGITS]}"
+
+
+def _marked(run: Run) -> set[str]:
+    """The folders of the tables whose copies are marked."""
+    # Earlier versions wrote marks that name no manifest.
+    names = [name for place in (_marks_of(run), _MARKS) for name in run.folder.folders(place)]
+    return {name.rpartition("/")[2] for name in names if _is_mark(run.folder, name)}
+
+
+def _has_marks(folder: Storage) -> bool:
+    """Whether anything of what was a run's folder is marked."""
+    return any(
+        _is_mark(folder, name) or any(_is_mark(folder, one) for one in folder.folders(name))
+        for name in folder.folders(_MARKS)
+    )
+
+
+def _is_mark(folder: Storage, name: str) -> bool:
     # Some object stores go on listing folders in which nothing is left.
-    found = [name for name in folder.folders(_MARKS) if folder.exists(f"{name}/{_MARK}")]
-    return {name.rpartition("/")[2] for name in found}
+    return folder.exists(f"{name}/{_MARK}")
 
 
 def _text(folder: Storage, name: str) -> str:

@@ -33,6 +33,7 @@ WORK_FOLDERS = ("chunks", "delta", "staged")
 
 _COMMIT = "commit"
 _IS_LATEST = "latest.json"
+_TOLD = "told.json"
 _LATER = re.compile(r"manifest-([0-9]+)\.json")
 
 Result = TypeVar("Result", bound=StepResult)
@@ -151,6 +152,10 @@ class Run:
     def note_latest(self, is_latest: Mapping[str, bool]) -> None:
         """Leave, by the table's name, whether this run's copy is its table's latest one now; see `read_is_latest`."""
         self.folder.write_json(_IS_LATEST, dict(is_latest))
+
+    def note_told(self) -> None:
+        """Leave word that all that reads the run's own records when it is published has done so; see `was_told`."""
+        self.folder.write_json(_TOLD, {})
 
     def clean(self) -> None:
         """Remove what only a run in progress needs.
@@ -291,6 +296,11 @@ def read_is_latest(folder: Storage) -> dict[str, bool]:
 def is_published(run: Run) -> bool:
     """Whether all of the run's copies were published."""
     return CONSOLIDATE in run.steps
+
+
+def was_told(run: Run) -> bool:
+    """Whether the task that publishes the run has come to its own end."""
+    return run.folder.exists(_TOLD)
 
 
 def _manifest_name(generation: int) -> str:

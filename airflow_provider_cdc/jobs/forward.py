@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from airflow_provider_cdc.core.damage import note_damage
-from airflow_provider_cdc.core.decision import read_bases
+from airflow_provider_cdc.core.decision import published_run, read_bases
 from airflow_provider_cdc.core.manifest import RunTable
 from airflow_provider_cdc.core.parquet_writer import FILE_BYTES
 from airflow_provider_cdc.core.retention import check_not_removed
@@ -128,7 +128,8 @@ def look_at_bases(step: Step) -> dict[int, list[BaseFile]]:
     bases = read_bases(scratch, manifest.bases)
     for run_id in bases:
         # The manifest names them, so from here on nobody begins to remove them.
-        check_not_removed(scratch.folder(run_id), [one.table.copy_name for one in step.tables if one.base == run_id])
+        tables = [one.table.copy_name for one in step.tables if one.base == run_id]
+        check_not_removed(published_run(scratch, run_id), tables)
     files = [
         BaseFile(index, file)
         for index, entry in enumerate(step.tables)

@@ -19,7 +19,9 @@ from airflow_provider_cdc.core.retention import (
     expired,
     in_use,
     is_latest,
+    is_stuck,
     lifeless,
+    made_by,
     mark,
     remove_folder,
     remove_remains,
@@ -54,7 +56,7 @@ def check_own_copies(run: Run) -> None:
 
     :raises ManifestError: one was.
     """
-    check_not_removed(run.folder, tables_of(run))
+    check_not_removed(run, tables_of(run))
 
 
 class _Retention:
@@ -67,14 +69,14 @@ class _Retention:
         is_latest = read_is_latest(run.folder)
         self._tables = [table for table in tables_of(run) if is_latest.get(str(table))]
         self._scratch = Storage(run.manifest.scratch)
-        self._runs = Runs(self._scratch, run.run_id)
+        self._runs = Runs(self._scratch, run.run_id, self._sink)
         self._copies: dict[str, tuple[str, ...]] = {}
         self._folders: list[str] = []
         self._left: dict[str, str] = {}
 
     def done(self) -> None:
-        keep = self._run.manifest.options.keep
-        found, self._left = expired(self._run, self._tables, keep, self._sink, self._runs)
+        options = self._run.manifest.options
+        found, self._left = expired(self._run, self._tables, options.keep, self._sink, self._runs, options.keep_days)
         for one in found:
             mark(one.run, one.table, self._run.run_id)
         # Only now: a run that began meanwhile either sees the marks, or is seen here.
@@ -89,9 +91,9 @@ class _Retention:
 
     def _remove_folders(self) -> None:
         now = self._run.folder.newest_time()
-        for run in lifeless(self._run, self._tables, self._runs, now):
+        for run in lifeless(self._run, self._tables, self._sink, self._runs, now):
             self._attempt(run.folder.uri, partial(self._remove_lifeless, run))
-        for run in without_copies(self._run, self._tables, self._sink, self._runs):
+        for run in without_copies(self._run, self._tables, self._sink, self._runs, now):
             self._attempt(run.folder.uri, partial(self._remove_run, run))
         for name in self._runs.remains:
             folder = self._scratch.folder(name)
@@ -121,7 +123,11 @@ class _Retention:
     def _remove_lifeless(self, run: Run) -> None:
         # From here on no try of it can publish anything any more.
         if not run.decide(Commit(uuid.uuid4().hex, run.rests_on, abandoned=True)).abandoned:
-            return
+            if not is_stuck(run, self._sink):
+                return
+            # Files may lie in their places already, which no reader was ever led to.
+            for one in (made_by(run, table) for table in tables_of(run)):
+                self._sink.remove(run.run_id, one.table, one.files, one.feed)
         release_run(self._source, run.run_id)
         self._remove_run(run)
 
@@ -131,9 +137,10 @@ class _Retention:
 
     def _tell(self, removed: Removed) -> None:
         count = sum(map(len, removed.copies.values()))
-        keep = self._run.manifest.options.keep
-        if count or removed.runs:
-            say(f"consolidate: keep = {keep}: {count} older copies and the folders of {len(removed.runs)} runs removed")
+        options, folders = self._run.manifest.options, len(removed.runs)
+        asked = f"keep = {options.keep}" + (f", keep_days = {options.keep_days}" if options.keep_days else "")
+        if count or folders:
+            say(f"consolidate: {asked}: {count} older copies and the folders of {folders} runs removed")
         for uri, why in sorted(removed.left.items())[:SHOWN]:
             say(f"consolidate: WARNING: {uri} stays: {why}")
         if len(removed.left) > SHOWN:

@@ -60,7 +60,14 @@ class ConsolidateOperator(SparkStepOperator):
         tell_published(run, context["ti"].dag_id, self.source_conn_id)
         more = {"latest": latest, "removed": {table: list(uris) for table, uris in removed.copies.items()}}
         hand_on(context, more)
+        self._note_told(run)
         return {**found, **more}
+
+    def _note_told(self, run: Run) -> None:
+        try:
+            run.note_told()
+        except (CdcError, OSError) as error:
+            self.log.info("The run's folder stays for a while longer than it would have to: %s", error)
 
     def _report(self, run: Run) -> None:
         try:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
+from airflow_provider_cdc.core.options import StepOptions
 from airflow_provider_cdc.core.removed import Removed, read_removed
 from airflow_provider_cdc.core.results import RESULTS, ConsolidateResult, DeltaResult, SnapshotResult, StepResult
 from airflow_provider_cdc.core.run import Run
@@ -56,7 +57,7 @@ def report_of(run: Run) -> Report:
         why = tuple(sorted(done.skipped.items()))
         sections.append(Section("Left out", ("table", "why"), why, "Their folders keep the copies that they had."))
     if run.manifest.options.keep:
-        sections.append(_removed(read_removed(run.folder), run.manifest.options.keep))
+        sections.append(_removed(read_removed(run.folder), run.manifest.options))
     if nulls := _nulls(read, done):
         note = "Values that no Arrow type holds, which became null because `unrepresentable` is `null`."
         sections.append(Section("Null instead of a value", ("table", "column", "values"), nulls, note))
@@ -129,11 +130,13 @@ def _steps(found: Iterable[StepResult]) -> Section:
     return Section("Steps", ("step", "seconds", "what it did"), rows, "Without the time that Spark took to start.")
 
 
-def _removed(removed: Removed, keep: int) -> Section:
+def _removed(removed: Removed, options: StepOptions) -> Section:
     rows = [(name, uri, "removed") for name, uris in removed.copies.items() for uri in uris]
     rows += [("", f"run {run_id}", "its folder was removed") for run_id in removed.runs]
     rows += [("", uri, f"stays: {why}") for uri, why in sorted(removed.left.items())]
-    note = f"Of each table the newest {keep:,} stay." if keep > 1 else "Of each table the newest one stays."
+    many = f"the newest {options.keep:,} stay" if options.keep > 1 else "the newest one stays"
+    days = f", and those of the last {options.keep_days:,} days" if options.keep_days else ""
+    note = f"Of each table {many}{days}."
     return Section("Older copies", ("table", "copy", "what became of it"), tuple(rows), note)
 
 

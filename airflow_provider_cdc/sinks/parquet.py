@@ -120,28 +120,32 @@ class ParquetSink:
         place = place_of(table, run_id)
         hidden = f"{folder_name(table)}/{_REMOVED}{run_id}"
         own = {file.base_name for file in files}
-        if self._lake.exists(place) and not self._strange(place, own):
-            # Readers of the folder see all of the copy or nothing of it, where the store can do that.
+        if self._own(place, own) and not self._strange(place, own):
+            # Readers of the folder see all of the copy or nothing of it, where the store can do that. A run that was
+            # made again under this id puts nothing there as long as files of the first one are in its way.
             self._lake.rename_folder(place, hidden)
         for folder in (place, hidden):
             left += self._remove_files(folder, own)
         return left
 
     def _remove_feed(self, place: str, own: set[str]) -> list[str]:
-        if own:
+        # A run that was made again under this id has a record of its own there.
+        if self._own(place, own):
             # Without it nobody takes what is still there for all of the changes.
             self._delete(f"{place}/{feeds.RECORD}")
         return self._remove_files(place, own) if own else []
 
     def _remove_files(self, folder: str, own: set[str]) -> list[str]:
         """Remove a folder with files of these names; returns the URIs of what else is in it."""
-        present = [name for name in self._lake.files(folder) if name.rpartition("/")[2] in own]
         # An object store is waited for.
         with ThreadPoolExecutor(_MOVERS) as removers:
-            list(removers.map(self._delete, present))
+            list(removers.map(self._delete, self._own(folder, own)))
         if self._lake.delete_empty_folder(folder):
             return []
         return [self._lake.uri_of(name) for name in self._strange(folder, own)]
+
+    def _own(self, folder: str, own: set[str]) -> list[str]:
+        return [name for name in self._lake.files(folder) if name.rpartition("/")[2] in own]
 
     def _strange(self, folder: str, own: set[str]) -> list[str]:
         found = [*self._lake.files(folder), *self._lake.folders(folder)]

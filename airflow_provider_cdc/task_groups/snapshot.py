@@ -98,6 +98,8 @@ class SnapshotTaskGroup(TaskGroup):
         forward; a table without a copy begins with its first one. On PostgreSQL it needs ``REPLICA IDENTITY FULL``.
     :param keep: How many copies of each table stay: when a run has published the latest one, it removes those that are
         older than the newest so many of its tables, whichever run made them; 0: all of them stay.
+    :param keep_days: Beside ``keep``, which has to be given, too: a copy that was published less than so many days ago
+        stays, however many newer ones there are; 0: only their number counts.
     :param lock_wait_seconds: Seconds that one try to take a lock may keep others waiting.
     :param lock_tries: How often a lock is tried.
     :param lock_pause_seconds: Seconds between two tries.
@@ -148,6 +150,7 @@ class SnapshotTaskGroup(TaskGroup):
         refresh: str = "full",
         changes: bool | str = False,
         keep: int | str = 0,
+        keep_days: int | str = 0,
         lock_wait_seconds: int | str = 5,
         lock_tries: int | str = 12,
         lock_pause_seconds: float | str = 2.0,

@@ -15,7 +15,7 @@ from airflow_provider_cdc.core.options import LockPolicy, StepOptions, TableOpti
 from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.records import encode
 from airflow_provider_cdc.core.refreshing import choose
-from airflow_provider_cdc.core.run import release, scratch_of
+from airflow_provider_cdc.core.run import Run, release, scratch_of
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.jobs.consolidate import consolidate
 from airflow_provider_cdc.jobs.extract_delta import extract_delta
@@ -114,6 +114,7 @@ class Pipeline:
 
     def consolidate(self) -> dict[str, Any]:
         self.found["consolidate"] = encode(consolidate(self._spark, self.run, self._settings))
+        Run.load(self.run).note_told()
         return self.found["consolidate"]
 
     def release(self) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import random
 import shutil
+import time
 from collections import Counter
 from collections.abc import Callable
-from datetime import timedelta
+from concurrent.futures import ThreadPoolExecutor
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +18,16 @@ import pytest
 
 from airflow_provider_cdc.core import retention
 from airflow_provider_cdc.core.chunk import partition
+from airflow_provider_cdc.core.decision import decision_of
+from airflow_provider_cdc.core.names import folder_name
 from airflow_provider_cdc.core.removed import read_removed
 from airflow_provider_cdc.core.results import CONSOLIDATE
 from airflow_provider_cdc.core.retention import check_not_removed, mark
-from airflow_provider_cdc.core.run import Run
+from airflow_provider_cdc.core.run import Run, was_told
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import TableName
-from airflow_provider_cdc.errors import CdcError, ManifestError, StorageUnavailable
-from airflow_provider_cdc.jobs import retain
+from airflow_provider_cdc.errors import CdcError, FileDamaged, ManifestError, StorageUnavailable
+from airflow_provider_cdc.jobs import consolidate, retain
 from airflow_provider_cdc.report.facts import report_of
 from airflow_provider_cdc.sinks.parquet import ParquetSink
 from tests.interrupting import Interrupted, interrupt_at
@@ -42,6 +46,8 @@ def night_id(number: int) -> str:
 def source(monkeypatch: pytest.MonkeyPatch) -> HistorySource:
     # It is the number of files that takes time here.
     monkeypatch.setattr(HistorySource, "plan_chunks", lambda self, table, chunk_rows: partition([]))
+    # Nobody but these runs reads their records.
+    monkeypatch.setattr(retention, "was_told", lambda run: True)
     return HistorySource(random_history(random.Random(5), LENGTH), 5, segment_length=20)
 
 
@@ -49,10 +55,10 @@ def source(monkeypatch: pytest.MonkeyPatch) -> HistorySource:
 def night(here: MakeRunner, source: HistorySource) -> Callable[..., Runner]:
     """Makes the run of a night, at a position of its own, that is rolled forward from another one's copies."""
 
-    def make(number: int, keep: int = 0, base: int = 0, run: bool = True) -> Runner:
+    def make(number: int, keep: int = 0, base: int = 0, run: bool = True, id: int = 0, keep_days: int = 0) -> Runner:
         source.end = 5 * number
         bases = dict.fromkeys(NAMES, night_id(base)) if base else {}
-        runner = here(source, 5 * number, run_id=night_id(number), bases=bases, keep=keep)
+        runner = here(source, 5 * number, run_id=night_id(id or number), bases=bases, keep=keep, keep_days=keep_days)
         if run:
             runner.all()
         return runner
@@ -290,6 +296,155 @@ def test_a_run_that_decided_to_publish_is_never_taken_for_dead(
     assert rows_of(slow, 1) == slow.source.history.state(5)
 
 
+@pytest.mark.parametrize("late", ["left by a removal that was interrupted", "written by one that had stalled", "both"])
+def test_marks_of_copies_that_are_gone_say_nothing_of_a_run_that_is_made_again_under_their_id(
+    late: str, night: Callable[..., Runner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As when somebody clears a DAG run of last month."""
+    one = night(1)
+    first = Run.load(one.run)
+    with monkeypatch.context() as patch:
+        if late != "written by one that had stalled":
+            patch.setattr(retention, "remove_remains", lambda folder: None)
+        assert copies(night(2, keep=1)) == [2]
+    assert one.run.exists("removed") == (late != "written by one that had stalled")
+    again = night(3, id=1)
+    if late != "left by a removal that was interrupted":
+        for name in NAMES:
+            mark(first, TableName.parse(name), "late")
+    assert copies(night(4, keep=3)) == [1, 2, 4], "it is none of the oldest"
+    assert rows_of(again, 1) == again.source.history.state(15)
+    check_not_removed(Run.load(again.run), [ORDERS])
+    assert night(5, base=1).published() == again.source.history.state(25)
+
+
+def test_a_removal_that_had_stalled_takes_nothing_from_a_run_that_is_made_again_under_the_id(
+    night: Callable[..., Runner],
+) -> None:
+    one = night(1)
+    first = Run.load(one.run)
+    old = {name: decision_of(first).files_of(name) for name in NAMES}
+    night(2, keep=1)
+    again = night(3, id=1)
+    lake = ParquetSink(again.target)
+    for name in NAMES:
+        lake.remove(night_id(1), TableName.parse(name), old[name])
+    retention.remove_folder(first, "late")
+    assert rows_of(again, 1) == again.source.history.state(15)
+    assert Run.load(again.run).digest != first.digest
+    # Where nothing lies yet, there is nothing to take away either.
+    again.target.make_folder(f"{NAMES[0]}/snapshot={night_id(7)}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Storage, "rename_folder", None)
+        lake.remove(night_id(7), ORDERS, old[NAMES[0]])
+
+
+def test_marks_of_earlier_versions_count_for_any_manifest(night: Callable[..., Runner]) -> None:
+    one = night(1)
+    one.run.write_json(f"removed/{folder_name(ORDERS)}/mark.json", {"table": NAMES[0], "by": "", "since": ""})
+    with pytest.raises(ManifestError, match="was removed"):
+        check_not_removed(Run.load(one.run), [ORDERS])
+    assert copies(night(2, keep=2)) == [2], "what they began is completed"
+
+
+@pytest.mark.parametrize("placed", [False, True])
+def test_a_run_that_can_never_be_published_holds_nothing_up(
+    placed: bool, night: Callable[..., Runner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has its commit, and a file that this takes over from the copy before is gone for good."""
+    one = night(1)
+    stuck = night(2, base=1, run=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(ParquetSink, "publish", lambda *arguments: (_ for _ in ()).throw(Interrupted))
+        with pytest.raises(Interrupted):
+            stuck.all()
+    kept = decision_of(Run.load(stuck.run)).kept
+    (name, *_) = [name for name in NAMES if kept.get(name)]
+    shutil.rmtree(one.target.folder(name, f"snapshot={night_id(1)}").path())
+    if placed:
+        with pytest.raises(FileDamaged, match="is gone"):
+            stuck.steps()[2]()
+    three = night(3, keep=1)
+    assert not any(1 in copies(three, other) for other in NAMES), "nobody can be made from these any more"
+    assert 2 in runs(three), "it may not know yet"
+    monkeypatch.setattr(retention, "LIFELESS", timedelta(seconds=-1))
+    four = night(4, keep=1)
+    assert runs(four) == [4]
+    assert [copies(four, other) for other in NAMES] == [[4]] * len(NAMES)
+    with pytest.raises(CdcError):
+        stuck.steps()[2]()
+    assert four.published() == four.source.history.state(20)
+
+
+def test_a_run_that_waits_for_its_own_end_keeps_its_records(
+    night: Callable[..., Runner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two were published at almost the same time, and what Airflow reads of the first one must still be there."""
+    monkeypatch.setattr(retention, "was_told", was_told)
+    one = night(1)
+    two = night(2, keep=1)
+    assert (copies(two), runs(two)) == ([2], [1, 2])
+    Run.load(one.run).note_told()
+    assert runs(night(3, keep=1)) == [2, 3]
+    monkeypatch.setattr(retention, "UNTOLD", timedelta(seconds=-1))
+    assert runs(night(4, keep=1)) == [4]
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_runs_that_are_published_and_remove_older_copies_at_the_same_time(
+    seed: int, night: Callable[..., Runner], source: HistorySource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the order in which their looks and their changes to the lake come."""
+    chance = random.Random(seed)
+    for number in (1, 2, 3):
+        night(number)
+    five, six = night(5, keep=2, base=3, run=False), night(6, keep=2, run=False)
+    for number, one in ((5, five), (6, six)):
+        source.end = 5 * number
+        for step in one.steps()[:2]:
+            step()
+    for name in ("write_json", "create_json", "delete_file", "rename_folder", "adopt", "files", "folders"):
+        original = getattr(Storage, name)
+
+        def slowly(*arguments: Any, original: Any = original, **more: Any) -> Any:
+            time.sleep(chance.choice([0, 0, 0.001, 0.004]))
+            return original(*arguments, **more)
+
+        monkeypatch.setattr(Storage, name, slowly)
+    with ThreadPoolExecutor(2) as pool:
+        for done in [pool.submit(one.steps()[2]) for one in (five, six)]:
+            done.result()
+    assert six.published() == source.history.state(30)
+    assert rows_of(six, 5) == source.history.state(25)
+    # One of them may have been looking when the other's copies were not there yet.
+    night(7, keep=2)
+    assert [copies(six, name) for name in NAMES] == [[6, 7]] * len(NAMES)
+    assert runs(six) == [6, 7]
+    for number in (6, 7):
+        assert rows_of(six, number) == source.history.state(5 * number)
+
+
+def test_a_copy_stays_for_as_many_days_as_are_asked_for_however_many_newer_ones_there_are(
+    night: Callable[..., Runner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Clock(datetime):
+        days = 0
+
+        @classmethod
+        def now(cls, tz: Any = None) -> Clock:
+            return cls(2026, 1, 1, 12, tzinfo=UTC) + timedelta(days=cls.days)
+
+    monkeypatch.setattr(consolidate, "datetime", Clock)
+    for day, number in ((0, 1), (0, 3), (2, 2), (3, 4)):
+        Clock.days = day
+        night(number)
+    Clock.days = 3
+    assert copies(night(5, keep=2, keep_days=3)) == [2, 4, 5]
+    Clock.days = 5
+    assert copies(night(6, keep=3, keep_days=2)) == [4, 5, 6], "these are new enough, or few enough"
+    assert copies(night(7, keep=1, keep_days=1)) == [6, 7]
+
+
 def test_two_runs_that_remove_the_same_copies_at_once(night: Callable[..., Runner]) -> None:
     night(1)
     two, three = night(2, keep=1, run=False), night(3, keep=1, run=False)
@@ -312,8 +467,8 @@ def test_two_runs_that_remove_the_same_copies_at_once(night: Callable[..., Runne
 def test_names_of_tables_that_are_as_long_as_folders_may_be(tmp_path: Path) -> None:
     name = TableName("s" * 64, "ü" * 64)
     folder = Storage(tmp_path.as_uri()).folder("run")
-    run: Any = type("Run", (), {"folder": folder})
-    check_not_removed(folder, [name])
+    run: Any = type("Run", (), {"folder": folder, "digest": "0" * 32})
+    check_not_removed(run, [name])
     mark(run, name, "by")
     with pytest.raises(ManifestError):
-        check_not_removed(folder, [name])
+        check_not_removed(run, [name])

@@ -32,6 +32,7 @@ RIGHT: dict[str, Any] = {
     "refresh": "full",
     "changes": False,
     "keep": 0,
+    "keep_days": 0,
     "lock_wait_seconds": 1,
     "lock_tries": 1,
     "lock_pause_seconds": 0.5,
@@ -73,6 +74,7 @@ WRONG: dict[str, list[Any]] = {
     "refresh": ["Full", "", None, True, "forward"],
     "changes": ["true", 1, None],
     "keep": [-1, 1.5, 0.0, "5", True, False, None],
+    "keep_days": [-1, 1.5, 0.0, "5", True, False, None],
     "lock_wait_seconds": [0, -1, 1.5, "5", True],
     "lock_tries": [0, "1", None],
     "lock_pause_seconds": [-0.1, "1", None],
@@ -95,6 +97,12 @@ def test_each_value_arrives_where_it_is_used() -> None:
     assert found.table == TableOptions("lock", "error")
     assert found.steps == StepOptions(1, 0, lock=LockPolicy(1, 3, 0.5, False, 7), keep_slot=True)
     assert found.spark_conf == {"spark.x": "1"}
+
+
+def test_days_alone_remove_nothing_and_are_refused() -> None:
+    with pytest.raises(PreflightError, match="parameter keep_days: no copy is ever removed"):
+        checked({**RIGHT, "keep_days": 7})
+    assert checked({**RIGHT, "keep_days": 7, "keep": 1}).steps.keep_days == 7
 
 
 def test_the_operator_shows_its_options_to_airflow_which_fills_them_in_and_misses_them() -> None:
