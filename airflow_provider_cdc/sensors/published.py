@@ -34,6 +34,8 @@ class PublishedSensor(TargetOperator, WaitingSensor):
     :param other_than_run: id of a run whose copy it must not be, such as the one that was read last. A latest copy only
         ever gives way to one of a later position.
     :param source_conn_id: what ``{source}`` stands for.
+    :param where: the condition that a part of the table is copied by; empty: all rows are.
+    :param columns: the columns that were asked for; none: all were.
     """
 
     template_fields: Sequence[str] = (
@@ -43,6 +45,8 @@ class PublishedSensor(TargetOperator, WaitingSensor):
         "published_after",
         "other_than_run",
         "source_conn_id",
+        "where",
+        "columns",
     )
 
     def __init__(
@@ -54,6 +58,8 @@ class PublishedSensor(TargetOperator, WaitingSensor):
         published_after: Any = "",
         other_than_run: str | None = "",
         source_conn_id: str = "",
+        where: str | None = "",
+        columns: Sequence[str] | None = (),
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -63,17 +69,21 @@ class PublishedSensor(TargetOperator, WaitingSensor):
         self.published_after = published_after
         self.other_than_run = other_than_run
         self.source_conn_id = source_conn_id
+        self.where = where
+        self.columns = columns
 
     def ask(self) -> Answer:
         wanted = self._wanted
         wanted.check()
-        return ask(self._lake, self.table, wanted)
+        return ask(self._lake, self.table, wanted, self.where or "", self.columns or ())
 
     def trigger(self) -> PublishedTrigger:
         return PublishedTrigger(
             target=self._lake,
             table=self.table,
             wanted=asdict(self._wanted),
+            where=self.where or "",
+            columns=self.columns or (),
             poll_seconds=self.poke_interval,
             outage_seconds=self.outage_seconds,
         )

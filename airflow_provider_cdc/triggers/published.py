@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
@@ -62,17 +62,18 @@ class Wanted:
         return found
 
 
-def ask(target: str, table: str, wanted: Wanted) -> Answer:
-    """Whether the latest copy of a table is the one that is wanted.
+def ask(target: str, table: str, wanted: Wanted, where: str = "", columns: Sequence[str] = ()) -> Answer:
+    """Whether the latest copy of a table, or of a part of it, is the one that is wanted.
 
     :raises CdcError: as `read_latest` does, and `Wanted.lacking`.
     """
     # What reads stores takes a while to import, and the file of a DAG imports this module.
     from airflow_provider_cdc.lake import read_latest
 
-    copy = read_latest(target, table)
+    copy = read_latest(target, table, where=where, columns=columns)
     if copy is None:
-        return Answer(False, f"{table} has no copy in {target}")
+        part = " of that part of it" if where or columns else ""
+        return Answer(False, f"{table} has no copy{part} in {target}")
     if lacks := wanted.lacking(copy):
         return Answer(False, f"the latest copy of {table} is that of the run {copy.run_id}: {lacks}")
     return Answer(True, "", told(copy))
@@ -126,17 +127,28 @@ class PublishedTrigger(WaitingTrigger):
     :param target: URI of the folder that is published in.
     :param table: ``schema.table``.
     :param wanted: a `Wanted`, as JSON.
+    :param where: with ``columns`` the part of the table, as for `read_latest`.
     """
 
-    arguments = ("target", "table", "wanted")
+    arguments = ("target", "table", "wanted", "where", "columns")
 
     def __init__(
-        self, *, target: str, table: str, wanted: Mapping[str, str], poll_seconds: float, outage_seconds: float
+        self,
+        *,
+        target: str,
+        table: str,
+        wanted: Mapping[str, str],
+        poll_seconds: float,
+        outage_seconds: float,
+        where: str = "",
+        columns: Sequence[str] = (),
     ) -> None:
         super().__init__(poll_seconds=poll_seconds, outage_seconds=outage_seconds)
         self.target = target
         self.table = table
         self.wanted = asdict(Wanted(**wanted))
+        self.where = where
+        self.columns = list(columns)
 
     async def ask(self) -> Answer:
-        return await asyncio.to_thread(ask, self.target, self.table, Wanted(**self.wanted))
+        return await asyncio.to_thread(ask, self.target, self.table, Wanted(**self.wanted), self.where, self.columns)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -13,9 +14,12 @@ from airflow.sdk.bases.sensor import BaseSensorOperator
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.serialization.serialized_objects import BaseSerialization
 
+from airflow_provider_cdc.core.selection import selection_of
 from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.core.table import CopyName
 from airflow_provider_cdc.errors import SourceUnavailable
 from airflow_provider_cdc.sensors.position import PositionSensor
+from airflow_provider_cdc.sensors.published import PublishedSensor
 from airflow_provider_cdc.sensors.runway import RunwaySensor
 from airflow_provider_cdc.triggers.position import PositionTrigger
 from airflow_provider_cdc.triggers.published import PublishedTrigger, Wanted
@@ -84,7 +88,7 @@ def test_a_trigger_survives_the_way_into_the_database_and_holds_no_secret(monkey
     )
     wanted = {"position": "16/B374D848", "published_after": "", "other_than_run": "x"}
     published = PublishedTrigger(
-        target="s3://lake", table="shop.orders", wanted=wanted, poll_seconds=5, outage_seconds=60
+        target="s3://lake", table="shop.orders", wanted=wanted, poll_seconds=5, outage_seconds=60, columns=["id"]
     )
     runway = RunwayTrigger(source_conn_id="shop", hours=6.5, poll_seconds=5, outage_seconds=60)
     for trigger in (position, published, runway):
@@ -239,6 +243,25 @@ def test_a_copy_counts_when_it_has_what_is_waited_for_and_not_before(lake: Lake)
     assert published(lake, position="2026-01-05T00:00:01Z") is None
     assert published(lake, published_after="2025-12-31T23:59:59Z")
     assert published(lake, published_after="2026-01-01T00:00:00Z") is None
+
+
+def test_a_copy_of_a_part_is_not_taken_for_one_of_the_table_or_of_another_part(lake: Lake) -> None:
+    publication = lake.stage(5)
+    (change,) = (one for one in publication.tables if str(one.table) == "shop.orders")
+    part = replace(change, table=CopyName.of(change.table, selection_of("id = 1", ["id"])))
+    lake.sink.publish(replace(publication, tables=(part,)))
+    for where, columns, found in (
+        ("id=1", ["id"], True),
+        ("", [], False),
+        ("id = 1", [], False),
+        ("id = 2", ["id"], False),
+    ):
+        sensor = PublishedSensor(
+            task_id="t", target=lake.storage.uri, table="shop.orders", where=where, columns=columns or None
+        )
+        assert sensor.ask().yes == found
+        trigger = PublishedTrigger(**sensor.trigger().serialize()[1])
+        assert asyncio.run(trigger.ask()).yes == found
 
 
 def test_a_copy_as_of_the_past_is_not_taken_for_one_of_the_time_of_its_run(lake: Lake) -> None:
