@@ -49,6 +49,9 @@ def get_provider_info() -> dict[str, Any]:
                 "python-modules": ["airflow_provider_cdc.triggers.position", "airflow_provider_cdc.triggers.published"],
             }
         ],
+        "asset-uris": [
+            {"schemes": ["x-cdc"], "handler": None, "to_openlineage_converter": "airflow_provider_cdc.lineage.of_asset"}
+        ],
         "extra-links": ["airflow_provider_cdc.links.report.ReportLink"],
         "notifications": ["airflow_provider_cdc.notifications.failure.FailureNotifier"],
         "connection-types": [_connection_type(kind) for kind in KINDS],

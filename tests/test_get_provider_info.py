@@ -42,6 +42,9 @@ def test_everything_it_names_exists() -> None:
     for name in [*info["notifications"], *info["extra-links"]]:
         module, _, name = name.rpartition(".")
         assert hasattr(importlib.import_module(module), name)
+    for scheme in info["asset-uris"]:
+        module, _, name = scheme["to_openlineage_converter"].rpartition(".")
+        assert hasattr(importlib.import_module(module), name)
     for connection in info["connection-types"]:
         module, _, name = connection["hook-class-name"].rpartition(".")
         hook = getattr(importlib.import_module(module), name)

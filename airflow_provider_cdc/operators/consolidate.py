@@ -13,6 +13,7 @@ from airflow_provider_cdc.core.run import Run, read_is_latest
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import CdcError
+from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.metrics import tell_published
 from airflow_provider_cdc.operators.base import hand_on, say_skipped
 from airflow_provider_cdc.operators.failing import failing
@@ -68,6 +69,12 @@ class ConsolidateOperator(SparkStepOperator):
             run.note_told()
         except (CdcError, OSError) as error:
             self.log.info("The run's folder stays for a while longer than it would have to: %s", error)
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
+        """What Airflow's OpenLineage provider asks for once the task has ended."""
+        from airflow_provider_cdc.lineage import lineage_of
+
+        return lineage_of(Run.load(Storage(self.run_uri)), open_hook(self.source_conn_id).settings())
 
     def _report(self, run: Run) -> None:
         try:

@@ -1,16 +1,18 @@
-"""The oldest and the newest Airflow that we claim to run on, each as it was on its day: one copy by the shipped DAG.
+"""The oldest and the newest Airflow that we claim to run on, each as it was on its day: what it makes of our DAGs, and
+copies by them.
 
 ``dev/oldest.txt`` and ``dev/newest.txt`` hold what an index had to offer on that day. The wheel is installed by what it
 declares itself, and they only say which versions there were. To pin anew:
 
-    uv pip compile pyproject.toml --extra postgres --universal --python-version 3.11 --exclude-newer DATE \
-        --no-header --no-annotate --no-emit-index-url --no-emit-find-links -o dev/newest.txt
+    uv pip compile pyproject.toml --extra postgres --extra openlineage --universal --python-version 3.11 \
+        --exclude-newer DATE --no-header --no-annotate --no-emit-index-url --no-emit-find-links -o dev/newest.txt
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -18,6 +20,7 @@ import tempfile
 from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,7 +28,15 @@ from harness.environment import spark_environment
 from harness.mysql_server import MysqlServer
 
 ROOT = Path(__file__).parents[2]
+LOOK = Path(__file__).with_name("look.py")
 OF_THE_CHECKOUT = ("PYTHONPATH", "AIRFLOW_HOME", "SPARK_HOME", "NUMBA_CACHE_DIR")
+EXAMPLES = ("every_shop", "nightly_copy", "every_ten_seconds", "waiting")
+PAGES = ("README.md", "docs/dag-authors.md", "docs/filters.md")
+DAGS = {
+    *("backfill", "mysql_snapshot", "postgres_snapshot", "nightly"),
+    *("every_shop", "nightly_copy", "every_ten_seconds", "waiting"),
+    *("report", "shown_shop_to_lake", "shown_report", "shown_every_shop", "shown_after_the_copy", "shown_open_orders"),
+}
 
 
 @pytest.fixture
@@ -35,39 +46,126 @@ def folder() -> Iterator[Path]:
         yield Path(directory)
 
 
+class Installed:
+    """The wheel in an environment of its own, with an Airflow that has the shipped DAGs.
+
+    :param connections: JSON fields by id.
+    """
+
+    def __init__(self, folder: Path, end: str, connections: dict[str, dict[str, Any]]) -> None:
+        self._pins = ROOT / f"dev/{end}.txt"
+        self._python = _install(folder, self._pins)
+        self.home = folder / "airflow"
+        self.lake = folder / "lake"
+        self.lineage = folder / "lineage.jsonl"
+        (shipped,) = (self._python.parent.parent / "lib").glob("python*/site-packages/airflow_provider_cdc/dags")
+        shutil.copytree(shipped, self.home / "dags")
+        spark = {"conn_type": "spark", "host": "local[2]", "extra": {"deploy-mode": "client"}}
+        lineage = {"type": "file", "log_file_path": str(self.lineage), "append": True}
+        self._environment = {
+            **{name: value for name, value in os.environ.items() if name not in OF_THE_CHECKOUT},
+            **{name: value for name, value in spark_environment().items() if name == "JAVA_HOME"},
+            "AIRFLOW_HOME": str(self.home),
+            "AIRFLOW__CORE__DAGS_FOLDER": str(self.home / "dags"),
+            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+            "AIRFLOW__CDC__TARGETS": folder.as_uri(),
+            "AIRFLOW__OPENLINEAGE__NAMESPACE": "night",
+            "AIRFLOW__OPENLINEAGE__TRANSPORT": json.dumps(lineage),
+            "PATH": f"{self._python.parent}:{os.environ['PATH']}",
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            **{
+                f"AIRFLOW_CONN_{name.upper()}": json.dumps(fields)
+                for name, fields in {"spark_default": spark, **connections}.items()
+            },
+        }
+        pinned = dict(line.split(" ;")[0].strip().split("==") for line in self._pins.read_text().splitlines())
+        assert pinned["apache-airflow"] in self.airflow("version").split()
+        self.airflow("db", "migrate")
+
+    def airflow(self, *arguments: str) -> str:
+        return self.run("-m", "airflow", *arguments)
+
+    def run(self, *arguments: str | Path, **more: str) -> str:
+        return _run(self._python, *arguments, env=self._environment | more)
+
+    def copy(self, dag_id: str, **conf: Any) -> str:
+        """Run a DAG to its end, and return its log."""
+        given = {"target": self.lake.as_uri(), **conf}
+        said = self.airflow("dags", "test", dag_id, "--conf", json.dumps(given))
+        assert "state=success" in said or "state:success" in said, said[-8000:]
+        return said
+
+
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
+@pytest.mark.timeout(2400)
 @pytest.mark.parametrize("end", ["oldest", "newest"])
-def test_a_plain_install_runs_the_shipped_dag(end: str, folder: Path, mysql: MysqlServer, schema: str) -> None:
-    pins = ROOT / f"dev/{end}.txt"
-    python = _install(folder, pins)
+def test_a_plain_install_knows_our_dags_and_runs_them(end: str, folder: Path, mysql: MysqlServer, schema: str) -> None:
     mysql.query(f"CREATE TABLE {schema}.t (id INT PRIMARY KEY, word VARCHAR(20))")
     mysql.query(f"INSERT INTO {schema}.t VALUES (1, 'one'), (2, 'two'), (3, 'three')")
-    home = folder / "airflow"
-    (shipped,) = (python.parent.parent / "lib").glob("python*/site-packages/airflow_provider_cdc/dags")
-    shutil.copytree(shipped, home / "dags")
-    spark = {"conn_type": "spark", "host": "local[2]", "extra": {"deploy-mode": "client"}}
     source = {"conn_type": "cdc_mysql", "host": mysql.host, "port": mysql.port, "login": "root"}
-    environment = {
-        **{name: value for name, value in os.environ.items() if name not in OF_THE_CHECKOUT},
-        **{name: value for name, value in spark_environment().items() if name == "JAVA_HOME"},
-        "AIRFLOW_HOME": str(home),
-        "AIRFLOW__CORE__DAGS_FOLDER": str(home / "dags"),
-        "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
-        "AIRFLOW_CONN_CDC_MYSQL": json.dumps(source),
-        "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(spark),
-        "AIRFLOW__CDC__TARGETS": folder.as_uri(),
-        "PATH": f"{python.parent}:{os.environ['PATH']}",
-        "SPARK_LOCAL_IP": "127.0.0.1",
+    installed = Installed(folder, end, dict.fromkeys(("cdc_mysql", "shop_eu", "shop_us"), source))
+    asked = {"tables": [f"{schema}.*"]}
+
+    _finds_no_fault(installed, folder / "looked_at")
+
+    said = installed.copy("backfill", source_conn_id="cdc_mysql", plan_only=True, **asked)
+    assert "The plan. Nothing is copied" in said
+    assert not installed.lake.exists()
+
+    installed.copy("mysql_snapshot", **asked)
+    latest = json.loads((installed.lake / f"{schema}.t/_latest.json").read_text())
+    assert latest["rows"] == 3
+    _lineage_is_told(installed, mysql, schema, latest)
+
+    shutil.copy(ROOT / "tests/dags/every_shop.py", installed.home / "dags")
+    installed.copy("every_shop", **asked)
+    for name in ("shop_eu", "shop_us"):
+        assert json.loads((installed.lake / f"{name}/{schema}.t/_latest.json").read_text())["rows"] == 3
+
+
+def _finds_no_fault(installed: Installed, folder: Path) -> None:
+    """With all DAGs that we ship or show in one folder: no errors, and nothing that goes away with the next Airflow."""
+    shutil.copytree(installed.home / "dags", folder)
+    for name in EXAMPLES:
+        shutil.copy(ROOT / f"tests/dags/{name}.py", folder)
+    for page in PAGES:
+        snippets = re.findall(r"```python\n(.*?)```", (ROOT / page).read_text(), re.DOTALL)
+        for number, snippet in enumerate(one for one in snippets if "with DAG(" in one):
+            # Some have the names of examples.
+            shown = re.sub(r'DAG\("(\w+)"', r'DAG("shown_\1"', snippet)
+            (folder / f"{Path(page).stem.replace('-', '_')}_{number}.py").write_text(shown)
+    (nightly,) = re.findall(r"```yaml\n(.*?)```", (ROOT / "docs/nightly.md").read_text(), re.DOTALL)
+    (folder / "nightly.yaml").write_text(nightly)
+    needed = {
+        "TEST_BEGIN": "2026-01-01T00:00:00+00:00",
+        "TEST_CONNECTION": "shop_eu",
+        "TEST_SCHEMA": "shop",
+        "TEST_STANDING_SLOT": "",
+        "TEST_TABLE": "shop.orders",
+        "TEST_TARGET": "s3://lake/raw",
+        "TEST_TOLD": "/nowhere",
     }
-    pinned = dict(line.split(" ;")[0].strip().split("==") for line in pins.read_text().splitlines())
-    assert pinned["apache-airflow"] in _run(python, "-m", "airflow", "version", env=environment).split()
-    _run(python, "-m", "airflow", "db", "migrate", env=environment)
-    asked = {"tables": [f"{schema}.*"], "target": (folder / "lake").as_uri()}
-    said = _run(python, "-m", "airflow", "dags", "test", "mysql_snapshot", "--conf", json.dumps(asked), env=environment)
-    latest = folder / f"lake/{schema}.t/_latest.json"
-    assert latest.exists(), said
-    assert json.loads(latest.read_text())["rows"] == 3
+    said = installed.run(LOOK, folder, **needed)
+    found = json.loads(next(line for line in said.splitlines() if line.startswith('{"dags":')))
+    assert found["problems"] == []
+    assert set(found["dags"]) == DAGS
+
+
+def _lineage_is_told(installed: Installed, mysql: MysqlServer, schema: str, latest: dict[str, Any]) -> None:
+    """By Airflow's OpenLineage provider: the table, its asset, the columns, the rows, the position."""
+    events = [json.loads(line) for line in installed.lineage.read_text().splitlines()]
+    ended = [one for one in events if one["eventType"] == "COMPLETE" and one["outputs"]]
+    (copied,) = (one for one in ended if one["job"]["name"] == "mysql_snapshot.consolidate")
+    ((source,), (asset,)) = copied["inputs"], copied["outputs"]
+    assert (source["namespace"], source["name"]) == (f"mysql://{mysql.host}:{mysql.port}", f"{schema}.t")
+    assert (asset["namespace"], asset["name"]) == ("x-cdc://cdc_mysql", f"{schema}/t")
+    for dataset in (source, asset):
+        columns = [(one["name"], one["type"]) for one in dataset["facets"]["schema"]["fields"]]
+        assert columns == [("id", "int"), ("word", "varchar(20)")]
+        assert dataset["facets"]["version"]["datasetVersion"] == latest["position"]
+    assert asset["outputFacets"]["outputStatistics"]["rowCount"] == 3
+    (folder,) = asset["facets"]["symlinks"]["identifiers"]
+    assert (folder["namespace"], folder["name"]) == ("file", f"{installed.lake}/{schema}.t")
 
 
 def _install(folder: Path, pins: Path) -> Path:
@@ -78,7 +176,7 @@ def _install(folder: Path, pins: Path) -> Path:
     home = folder / "venv"
     _run(sys.executable, "-m", "venv", "--without-pip", home)
     python = home / "bin/python"
-    wanted = [f"{wheel}[postgres]", "--constraint", str(pins)]
+    wanted = [f"{wheel}[openlineage,postgres]", "--constraint", str(pins)]
     by_uv: list[str | Path] = [
         Path(sys.executable).with_name("uv"),
         "pip",

@@ -1,0 +1,89 @@
+"""What OpenLineage is told: that each copy, an asset of Airflow, was made of a table of its source.
+
+Airflow's OpenLineage provider asks for it, where it is installed and switched on; nothing else imports what it brings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+from urllib.parse import unquote, urlsplit
+
+from airflow_provider_cdc.core.results import CONSOLIDATE, ConsolidateResult
+from airflow_provider_cdc.core.run import Run
+from airflow_provider_cdc.core.table import Table
+
+if TYPE_CHECKING:
+    from airflow.providers.openlineage.extractors import OperatorLineage
+
+    from airflow_provider_cdc.sources.connection import ConnectionSettings
+
+
+def lineage_of(run: Run, settings: ConnectionSettings) -> OperatorLineage | None:
+    """From each table that the run has published to its asset: with its columns, the run's position as its version, its
+    rows, and the folder of its copies as another name of it. None: nothing is published.
+
+    Columns have the types that the source declares. The source is named as OpenLineage wants it:
+    ``mysql://host:port`` and ``schema.table``, ``postgres://host:port`` and ``database.schema.table``.
+
+    :param settings: how the source is reached.
+    """
+    from airflow.providers.openlineage.extractors import OperatorLineage
+    from openlineage.client.event_v2 import InputDataset, OutputDataset
+    from openlineage.client.facet_v2 import (
+        dataset_version_dataset,
+        output_statistics_output_dataset,
+        schema_dataset,
+        symlinks_dataset,
+    )
+
+    from airflow_provider_cdc.assets import table_asset
+
+    if CONSOLIDATE not in run.steps:
+        return None
+
+    def columns_of(table: Table, names: Sequence[str]) -> Any:
+        fields = [schema_dataset.SchemaDatasetFacetFields(name=name, type=table.column(name).type) for name in names]
+        return schema_dataset.SchemaDatasetFacet(fields=fields)
+
+    found = run.found(ConsolidateResult)
+    version = dataset_version_dataset.DatasetVersionDatasetFacet(datasetVersion=run.position)
+    inputs, outputs = [], []
+    for entry in run.manifest.tables:
+        table = entry.table
+        if (name := str(table.name)) not in found.published:
+            continue
+        facets = {"schema": columns_of(table, [one.name for one in table.columns]), "version": version}
+        namespace, source = _at_source(settings, table, run.manifest.source.get("database", ""))
+        inputs.append(InputDataset(namespace=namespace, name=source, facets=dict(facets)))
+        facets["schema"] = columns_of(table, table.published_columns)
+        place = _dataset(found.published[name].rpartition("/")[0])
+        folder = symlinks_dataset.Identifier(namespace=place[0], name=place[1], type="LOCATION")
+        facets["symlinks"] = symlinks_dataset.SymlinksDatasetFacet(identifiers=[folder])
+        counted = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(rowCount=found.rows[name])
+        namespace, asset = _dataset(table_asset(run.manifest.source_conn_id, table.copy_name).uri)
+        outputs.append(
+            OutputDataset(namespace=namespace, name=asset, facets=facets, outputFacets={"outputStatistics": counted})
+        )
+    return OperatorLineage(inputs=inputs, outputs=outputs)
+
+
+def of_asset(asset: Any, context: Any) -> Any:
+    """The dataset of OpenLineage that an asset of this package is, for tasks that have it as an inlet."""
+    from openlineage.client.event_v2 import Dataset
+
+    namespace, name = _dataset(asset.uri)
+    return Dataset(namespace=namespace, name=name)
+
+
+def _at_source(settings: ConnectionSettings, table: Table, database: str) -> tuple[str, str]:
+    name = f"{database}.{table.name}" if database else str(table.name)
+    return f"{settings.kind}://{settings.host}:{settings.port}", name
+
+
+def _dataset(uri: str) -> tuple[str, str]:
+    """The namespace and the name of a URI: that of a store and a path in it."""
+    parts = urlsplit(uri)
+    if not parts.netloc:
+        return parts.scheme, unquote(parts.path)
+    return f"{parts.scheme}://{parts.netloc}", unquote(parts.path.removeprefix("/"))
