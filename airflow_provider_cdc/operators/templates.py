@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import copy
 from typing import Any
 
 from airflow.providers.common.compat.sdk import BaseOperator
@@ -40,6 +41,22 @@ class RendersClearly(BaseOperator):
                 # Not the template itself: it may hold what should not be shown.
                 raise _unclear(name, str(error.message)) from error
             setattr(self, name, rendered)
+
+    def get_template_env(self, dag: Any = None) -> Any:
+        return super().get_template_env(dag=self._keeping_types(dag))
+
+    def _render(self, template: Any, context: Any, dag: Any = None) -> Any:
+        return super()._render(template, context, dag=self._keeping_types(dag))
+
+    def _keeping_types(self, dag: Any) -> Any:
+        """The DAG; if this task's templates are to keep the types of values, as one whose templates do: before 3.2
+        Airflow asks nobody but the DAG."""
+        dag = dag or self.get_dag()
+        if not dag or dag.render_template_as_native_obj or not getattr(self, "render_template_as_native_obj", False):
+            return dag
+        own = copy(dag)
+        own.render_template_as_native_obj = True
+        return own
 
 
 def _check_defined(rendered: Any) -> None:
