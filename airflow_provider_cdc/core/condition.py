@@ -75,8 +75,8 @@ def _text(term: Term, around: int) -> str:
         text = f" {term.op} ".join(_text(one, binds) for one in term.terms)
     else:
         text = _leaf(term)
-    # One that is made of others of its own kind says so, too.
-    return f"({text})" if term.terms and binds <= around else text
+    # One that is made of others of its own kind says so, too; only NOT NOT is plain enough.
+    return f"({text})" if term.terms and binds <= around and not binds == around == _BINDS[NOT] else text
 
 
 def _leaf(term: Term) -> str:

@@ -37,7 +37,7 @@ from airflow_provider_cdc.errors import ConfigurationError
 if TYPE_CHECKING:
     from sqlglot import exp
 
-MOST_CHARACTERS, MOST_TERMS, MOST_DEPTH = 20_000, 2_000, 50
+MOST_CHARACTERS, MOST_TERMS, MOST_DEPTH = 20_000, 2_000, 20
 HINT = (
     "write comparisons (=, <>, <, <=, >, >=), IN, BETWEEN, LIKE and IS [NOT] NULL of a column with literals, put "
     "together by AND, OR, NOT and parentheses: docs/filters.md has all of it"

@@ -215,7 +215,7 @@ def test_labels_and_slices_are_seen_as_their_text(kind: pa.DataType) -> None:
         ("a = 1 XOR b = 2", "line 1"),
         ("a = 'x", ""),
         ("", "column 1"),
-        ("(" * 60 + "a = 1" + ")" * 60, "line 1, column 51"),
+        ("(" * 60 + "a = 1" + ")" * 60, "line 1, column 21"),
         ("NOT " * 5000 + "a", ""),
     ],
 )
@@ -273,6 +273,16 @@ def test_labels_have_no_order_and_uuids_one_spelling() -> None:
     for text, kind in ((f"c = '{uuid}'", "uuid"), ("c < 'x'", "label")):
         assert problems(parse(text), schema, {"c": kind}, str)
     assert not problems(parse(f"c IN ('{uuid.lower()}')"), schema, {"c": "uuid"}, str)
+
+
+def test_what_is_nested_as_deeply_as_may_be_is_still_read_again_from_its_own_text() -> None:
+    deep = "(" * 20 + "a = 1" + ")" * 20
+    nots = "NOT " * 39 + "a = 1"
+    mixed = "(NOT (a = 1 OR " * 9 + "b = 2" + "))" * 9
+    for text in (deep, nots, mixed, " OR ".join(f"a = {n}" for n in range(900))):
+        term = parse(text)
+        assert parse(str(term)) == term
+        assert decode(Selection, encode(Selection(term)), "it") == Selection(term)
 
 
 def test_one_part_has_one_digest_however_it_is_written_down() -> None:
