@@ -26,10 +26,10 @@ def main(folder: str) -> None:
     problems = []
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
-        bag = DagBag(folder, include_examples=False)
-        manager = ProvidersManager()
-        info = manager.providers["airflow-provider-cdc"].data
-        hooks = [manager.hooks[kind] for kind in ("cdc_mysql", "cdc_postgres")]
+        bag = DagBag(folder)
+    manager = ProvidersManager()
+    info = manager.providers["airflow-provider-cdc"].data
+    hooks = [manager.hooks[kind] for kind in ("cdc_mysql", "cdc_postgres")]
     jsonschema.validate(_plain(info), json.loads((files("airflow") / "provider_info.schema.json").read_text()))
     problems += [f"import error of {file}: {error}" for file, error in bag.import_errors.items()]
     problems += [f"no hook: {hook}" for hook in hooks if hook is None]
