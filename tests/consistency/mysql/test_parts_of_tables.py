@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.lake import read_latest
+from airflow_provider_cdc.lake import open_dataset, read_changes, read_latest
 from harness import oracle
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published, settings_of
@@ -89,6 +89,7 @@ def test_no_row_of_a_part_differs_after_any_night(
     columns = {f"{schema}.{part.table}": part.columns for part in drawn.values() if part.columns}
 
     changed = 0
+    before: dict[str, Counter[tuple[object, ...]]] = {}
     for night in range(NIGHTS + 1):
         with Writing(history.write(mysql.connect, schema, pause=0.02), seed + 100 * night, 4):
             time.sleep(0.3)
@@ -101,6 +102,7 @@ def test_no_row_of_a_part_differs_after_any_night(
                 chunk_rows=chance.choice([15, 60, 1000]),
                 chunk_pause=chance.choice([0, 0.02]),
                 refresh="auto",
+                changes=True,
                 where=where,
                 columns=columns,
             )
@@ -131,6 +133,15 @@ def test_no_row_of_a_part_differs_after_any_night(
             assert latest is not None
             assert (latest.run_id, latest.rows) == (run.run.uri.rpartition("/")[2], len(rows))
             assert read_latest(tmp_path.as_uri(), name) is None
+            if night:
+                led = read_changes(tmp_path.as_uri(), name, where=part.where, columns=part.columns)
+                replayed = Counter(before[name])
+                for one in open_dataset(led).to_table().to_pylist():
+                    replayed.subtract(part_of([tuple(one["before"].values())] if one["before"] else []))
+                    replayed.update(part_of([tuple(one["after"].values())] if one["after"] else []))
+                assert min(replayed.values(), default=0) >= 0
+                assert_same_rows(f"seed {seed}, night {night}, changes of {name} where {part.where}", +replayed, copied)
+            before[name] = copied
     assert changed
 
 
