@@ -143,10 +143,11 @@ def test_the_server_sends_every_row_for_which_the_condition_is_true(db: Database
     assert spared > 10
 
 
+@pytest.mark.long
 def test_a_small_part_is_about_all_that_the_server_sends(db: Database, begin: Begin) -> None:
     fill(db)
-    table = begin("t").tables["t"]
     run = begin("t")
+    table = run.tables["t"]
     for text, most in (
         ("id BETWEEN 100 AND 102 AND note <> 'b'", 3),
         ("note LIKE 'a%' AND NOT (id < 297 OR note = 'b')", 3),
