@@ -376,6 +376,24 @@ def test_a_run_that_can_never_be_published_holds_nothing_up(
     assert four.published() == four.source.history.state(20)
 
 
+def test_a_run_that_has_put_its_files_in_place_needs_the_copy_before_no_more(
+    night: Callable[..., Runner], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Any try of it that wakes up publishes it."""
+    one = night(1)
+    slow = night(2, base=1, run=False)
+    with monkeypatch.context() as patch:
+        patch.setattr(ParquetSink, "_announce", lambda *arguments: (_ for _ in ()).throw(Interrupted))
+        with pytest.raises(Interrupted):
+            slow.all()
+    for name in NAMES:
+        shutil.rmtree(one.target.folder(name, f"snapshot={night_id(1)}").path())
+    monkeypatch.setattr(retention, "LIFELESS", timedelta(seconds=-1))
+    assert 2 in runs(night(3, keep=1))
+    slow.steps()[2]()
+    assert rows_of(slow, 2) == slow.source.history.state(10)
+
+
 def test_a_run_that_waits_for_its_own_end_keeps_its_records(
     night: Callable[..., Runner], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -390,7 +408,7 @@ def test_a_run_that_waits_for_its_own_end_keeps_its_records(
     assert runs(night(4, keep=1)) == [4]
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 6))])
 def test_runs_that_are_published_and_remove_older_copies_at_the_same_time(
     seed: int, night: Callable[..., Runner], source: HistorySource, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -135,7 +135,7 @@ def test_a_past_before_the_commit_of_rows_that_were_purged_is_refused_before_any
     assert sorted(published(after.finish()["published"]["shop.stock"])[1]) == [(1, 13), (2, 0), (3, 30), (4, 40)]
 
 
-@pytest.mark.parametrize("way", ["refresh", "as_of"])
+@pytest.mark.parametrize("way", [pytest.param("refresh", marks=pytest.mark.long), "as_of"])
 def test_rows_that_are_purged_while_they_are_looked_for_are_rows_that_were_purged(
     way: str, mysql_long_ago: MysqlServer, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -142,7 +142,7 @@ WRITES: dict[str, tuple[str, ...]] = {
 }
 
 
-@pytest.mark.parametrize("what", WRITES)
+@pytest.mark.parametrize("what", ["a transaction", pytest.param("its subtransactions", marks=pytest.mark.long)])
 def test_the_view_waits_for_commits_that_the_log_has_before_its_point_and_that_are_not_marked_yet(
     what: str,
     shop: PostgresServer,
@@ -260,7 +260,7 @@ STEPS: Sequence[tuple[str, str]] = (
 )
 
 
-@pytest.mark.parametrize("slot", ["the run's", "the view's"])
+@pytest.mark.parametrize("slot", [pytest.param("the run's", marks=pytest.mark.long), "the view's"])
 def test_a_transaction_that_writes_before_and_after_a_slot_begins_is_told_as_a_whole(
     slot: str, shop: PostgresServer, run: Pipeline
 ) -> None:
