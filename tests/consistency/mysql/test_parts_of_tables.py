@@ -147,3 +147,31 @@ def test_no_row_of_a_part_differs_after_any_night(
 
 def part_of(rows: list[tuple[object, ...]]) -> Counter[tuple[object, ...]]:
     return Counter(tuple(map(oracle.plain, row)) for row in rows)
+
+
+@pytest.mark.long
+def test_a_part_as_of_the_past_has_what_was_in_it_then(
+    mysql: MysqlServer, spark: SparkSession, schema: str, tmp_path: Path
+) -> None:
+    mysql.query(f"CREATE TABLE {schema}.t (id INT PRIMARY KEY, v INT)")
+    mysql.query(f"CREATE TABLE {schema}.k (v INT, w INT)")
+    mysql.query(f"INSERT INTO {schema}.t VALUES (1, 1), (2, 5), (3, 9), (4, 9)")
+    mysql.query(f"INSERT INTO {schema}.k VALUES (1, 1), (5, 2), (5, 3), (9, 4)")
+    then = str(mysql.query("SELECT @@global.gtid_executed")[0][0]).replace("\n", "")
+    for table in ("t", "k"):
+        mysql.query(f"UPDATE {schema}.{table} SET v = 10 - v")
+        mysql.query(f"DELETE FROM {schema}.{table} WHERE v = 1")
+        mysql.query(f"INSERT INTO {schema}.{table} VALUES (7, 7), (8, 6)")
+    run = Pipeline(
+        spark,
+        settings_of(mysql),
+        tmp_path.as_uri(),
+        [f"{schema}.*"],
+        as_of=then,
+        where={f"{schema}.*": "v >= 5"},
+        columns={f"{schema}.k": ["v"]},
+    )
+    assert run.record() == then
+    tables = run.finish()["published"]
+    assert part_of(published(tables[f"{schema}.t"])[1]) == Counter({(2, 5): 1, (3, 9): 1, (4, 9): 1})
+    assert part_of(published(tables[f"{schema}.k"])[1]) == Counter({(5,): 2, (9,): 1})
