@@ -41,8 +41,8 @@ def changes_of(target: str, table: str, since: str = "") -> pa.Table:
 
 
 @pytest.mark.timeout(120 * (NIGHTS + 1))
-@pytest.mark.parametrize("version", [ENDS[0], *(pytest.param(one, marks=pytest.mark.long) for one in ENDS[1:])])
-@pytest.mark.parametrize("seed", seeds("CDC_CHAINS", plain=1, ci=3))
+@pytest.mark.parametrize("version", ENDS)
+@pytest.mark.parametrize("seed", seeds("CDC_CHAINS", plain=0, ci=2))
 def test_replayed_onto_a_copy_they_give_the_next(
     seed: int, version: int, postgres_factory: PostgresFactory, spark: SparkSession, tmp_path: Path
 ) -> None:
