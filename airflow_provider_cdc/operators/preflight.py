@@ -189,8 +189,9 @@ def _planned(
             may_begin=may_begin,
             in_part=named(options.where, options.columns),
         )
-        # A table that came meanwhile is no exception.
-        found = _selected(source, found, options)
+        if not problems:
+            # A table that came meanwhile is no exception. What is wrong was told already.
+            found = _selected(source, found, options)
     return source, found
 
 

@@ -113,6 +113,12 @@ def test_a_part_of_a_table_is_planned_with_what_the_server_is_asked_for(shop: st
         preflight(tmp_path.as_uri(), tables=given["tables"], where={f"{shop}.*": "id > 1 <=> 2"})
 
 
+def test_what_is_wrong_with_a_condition_is_told_once(shop: str, tmp_path: Path) -> None:
+    with pytest.raises(AirflowFailException, match="no column ic") as refusal:
+        preflight(tmp_path.as_uri(), tables=[f"{shop}.accounts"], where={f"{shop}.*": "ic > 1"})
+    assert str(refusal.value).count("no column ic") == 1
+
+
 def test_a_key_of_the_conf_that_nobody_reads_is_named(shop: str, tmp_path: Path) -> None:
     lake, tables = tmp_path.as_uri(), [f"{shop}.accounts"]
     with pytest.raises(AirflowFailException, match=r"conf key 'tabels'(.|\n)*the params are tables, target"):
