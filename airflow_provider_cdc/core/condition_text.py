@@ -52,6 +52,19 @@ _BEFORE_PARENTHESIS = {"AND", "OR", "NOT", "IN"}
 _WORD = re.compile(r"[^\W\d]\w*")
 _NUMBER = re.compile(r"\d{1,100}(\.\d{0,100})?([eE][+-]?\d{1,3})?", re.ASCII)
 _FLIPPED = {"=": "=", "<>": "<>", "<": ">", "<=": ">=", ">": "<", ">=": "<="}
+_OPERAND, _SIGN, _COMPARISON, _END = "operand", "sign", "comparison", "end"
+_TERM = frozenset({_OPERAND, _SIGN, "NOT", "("})
+_REST = frozenset({_COMPARISON, ")", ",", _END, *(_RESERVED - {"NULL", "TRUE", "FALSE"})})
+_FOLLOWS = {
+    **dict.fromkeys((_OPERAND, ")"), _REST),
+    _SIGN: {_SIGN},
+    "NOT": {_OPERAND, _SIGN, "NOT", "(", "IN", "BETWEEN", "LIKE"},
+    "IN": {_OPERAND, "("},
+    "IS": {_OPERAND, "NOT"},
+    "(": _TERM | {")"},
+    **dict.fromkeys(("AND", "OR", _COMPARISON, "BETWEEN", "LIKE", "ESCAPE", ","), _TERM),
+}
+"""What may come after what. sqlglot reads ``a BETWEEN 1 2``, ``a IN (, 2)``, ``+ a``, and some versions ``a NOT``."""
 
 
 def parse(text: str) -> Term:
@@ -121,8 +134,6 @@ def _check_tokens(text: str, tokens: Sequence[Any]) -> list[int]:
         if token.comments:
             raise _refused(text, token.start, "there is a comment before or after this")
         if kind in (_STRING, _NAME):
-            if kind == _STRING and before is not None and before.token_type.name == _STRING:
-                raise _refused(text, token.start, "two texts stand side by side")
             if _unquoted(text[token.start : token.end + 1]) != token.text:
                 raise _refused(text, token.start, "this cannot be read: double the quotes that stand within quotes")
             leaves.append(token.start)
@@ -150,9 +161,27 @@ def _check_tokens(text: str, tokens: Sequence[Any]) -> list[int]:
             and word not in _BEFORE_PARENTHESIS
         ):
             raise _refused(text, token.start, f"{token.text}(…) is a function, and there are none")
+        if before is not None and not _may_follow(before, token):
+            raise _refused(text, token.start, f"this cannot come after {before.text[:30]}")
+        if after is None and _END not in _FOLLOWS[_kind(token)]:
+            raise _refused(text, token.start, "nothing follows this")
     if len(leaves) > MOST_TERMS:
         raise ConfigurationError(f"the condition has more than {MOST_TERMS:,} names and values", hint=HINT)
     return sorted(leaves)
+
+
+def _kind(token: Any) -> str:
+    """What a token is, as far as it matters beside which others it stands."""
+    word = token.text.upper()
+    if token.token_type.name in (_STRING, _NAME, _NUMERAL) or word not in _FOLLOWS.keys() | _PUNCTUATION:
+        return _OPERAND
+    return word if word in _FOLLOWS else _SIGN if word in ("+", "-") else _COMPARISON
+
+
+def _may_follow(before: Any, token: Any) -> bool:
+    name = token.token_type.name
+    typed = name == _STRING and before.token_type.name != _NAME and before.text.upper() in _TYPES
+    return typed or (name == _NUMERAL and _kind(before) == _SIGN) or _kind(token) in _FOLLOWS[_kind(before)]
 
 
 class _Reader:
