@@ -16,6 +16,7 @@ from functools import cache
 
 from pyarrow import dataset
 
+from airflow_provider_cdc.core.feed import feed_schema
 from airflow_provider_cdc.core.lake_uri import LakeUri
 from airflow_provider_cdc.core.manifest import LAKE_FORMAT
 from airflow_provider_cdc.core.selection import selection_of
@@ -38,7 +39,8 @@ class Changes:
     :param run_id: of the run that published the latest copy.
     :param position: the one that the latest copy is exact at.
     :param rows: how many changes there are.
-    :param files: URIs of all their files, in the order of the changes.
+    :param files: URIs of all their files, in the order of the changes; none, if they begin at the latest copy.
+    :param copy_file: URI of a file of the latest copy, whose columns tell those of the changes.
     """
 
     table: str
@@ -48,6 +50,7 @@ class Changes:
     position: str
     rows: int
     files: tuple[str, ...]
+    copy_file: str
 
     @property
     def locations(self) -> list[str]:
@@ -85,7 +88,8 @@ def read_changes(
 
     :param target: as for `read_latest`.
     :param table: ``schema.table``.
-    :param since: the copy to begin at: the ``run_id`` of its run, or its position; empty: the one before the latest.
+    :param since: the copy to begin at: its position, or the ``run_id`` of its run, which may have been made again at
+        another position once that copy was removed; empty: the copy before the latest.
     :param where: with ``columns`` the part of the table that was copied, as for `read_latest`.
     :raises ChangesMissing: there are none from that copy on, or not all of them are there any more.
     :raises ConfigurationError: ``target`` is no place in a lake, ``table`` no name of a table, or ``where`` no
@@ -122,12 +126,19 @@ def read_changes(
         position=latest.position,
         rows=sum(feed.rows for feed in feeds),
         files=tuple(file for feed in feeds for file in feed.files),
+        copy_file=latest.files[0],
     )
 
 
 def open_dataset(copy: LatestCopy | Changes) -> dataset.Dataset:
     """The rows of a copy, or changes, as a PyArrow dataset, from whichever store the files lie in."""
+    if isinstance(copy, Changes) and not copy.files:
+        return dataset.dataset(feed_schema(_opened([copy.copy_file]).schema).empty_table())
+    return _opened(copy.files)
+
+
+def _opened(files: Sequence[str]) -> dataset.Dataset:
     folder = cache(Storage)
-    places = [uri.rpartition("/") for uri in copy.files]
+    places = [uri.rpartition("/") for uri in files]
     paths = [folder(parent).path(name) for parent, _, name in places]
     return dataset.dataset(paths, format="parquet", filesystem=folder(places[0][0]).filesystem)

@@ -152,7 +152,7 @@ def test_the_snippets_of_the_documents_read_every_change(library: str, lake: Lak
     for snippet in (asked[1].replace("s3://lake/raw", lake.storage.uri), OF_CHANGES[library]):
         exec(snippet, names)
     assert count(names["updates"]) == 14
-    assert names["last"] == nights[2].run_id
+    assert names["last"] == nights[2].position
 
 
 def test_changes_of_several_runs_join_in_their_order(lake: Lake) -> None:
@@ -163,7 +163,17 @@ def test_changes_of_several_runs_join_in_their_order(lake: Lake) -> None:
         assert open_dataset(found).to_table()["order"].to_pylist() == list(range(1, 15))
         assert (found.from_run_id, found.from_position) == (nights[0].run_id, nights[0].position)
     assert read_changes(target, "shop.orders").rows == 12
-    assert read_changes(target, "shop.orders", nights[2].run_id).files == ()
+
+
+@pytest.mark.parametrize("named", ["run_id", "position"])
+def test_where_nothing_is_new_there_are_changes_without_rows(named: str, lake: Lake) -> None:
+    latest = three_nights(lake)[2]
+    target = lake.storage.uri
+    nothing = read_changes(target, "shop.orders", getattr(latest, named))
+    assert (nothing.files, nothing.rows, nothing.from_position) == ((), 0, latest.position)
+    found = open_dataset(nothing).to_table()
+    assert found.num_rows == 0
+    assert found.schema == open_dataset(read_changes(target, "shop.orders")).schema
 
 
 def test_what_is_damaged_or_gone_among_changes_is_said(lake: Lake) -> None:

@@ -78,7 +78,8 @@ def window_changes(tables: Sequence[int], read: Sequence[SegmentRecord], decisio
     :param decisions: what became of transactions that were prepared in one of them.
     """
     commits = {at.order: at for record in read for at in record.summary.commits.values()}
-    late = [Late(segment, pending, commits[order]) for (segment, pending), order in decisions.items()]
+    # A segment that was read for none of the tables (they are left out) does not say where it commits.
+    late = [Late(*prepared, commits[order]) for prepared, order in decisions.items() if order in commits]
     pieces = [Piece(record.segment, record.changes) for record in sorted(read, key=lambda record: record.segment)]
     return WindowChanges(tuple(tables), tuple(pieces), tuple(sorted(late, key=lambda one: one.at.order)))
 

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
+from airflow_provider_cdc.core import retention
 from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.errors import ChangesMissing, FileDamaged
+from airflow_provider_cdc.jobs.feed import Late, window_changes
 from airflow_provider_cdc.jobs.feed import read_changes as read_windows
+from airflow_provider_cdc.jobs.read_segment import SegmentRecord
 from airflow_provider_cdc.lake import open_dataset, read_changes
+from airflow_provider_cdc.sources.window import Committed, LogSegment, SegmentSummary
 from tests.interrupting import Interrupted, interrupt_at
 from tests.jobs.conftest import MakeRunner, Runner
 from tests.jobs.history_source import NAMES, HistorySource, random_history
@@ -120,6 +125,38 @@ def test_changes_that_join_are_found_from_any_copy_on(night: Night) -> None:
         "rows": found.rows,
         "from_run_id": night_id(2),
     }
+
+
+def test_a_run_that_is_made_again_under_its_id_is_told_by_its_position(
+    night: Night, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retention, "UNTOLD", timedelta(0))
+    for number in (1, 2, 3):
+        runner = night(number, keep=1)
+    assert not runner.run.parent().folder(night_id(1)).exists("manifest.json")
+    # Its DAG run is cleared: it is at another position now. These positions do not tell that it is the latest.
+    for name in NAMES:
+        runner.target.delete_file(f"{name}/_latest.json")
+    again = night(1, base=3, position=70)
+    check(again, 60)
+    name = NAMES[0]
+    assert read_changes(again.target.uri, name, "70").rows == 0
+    assert read_changes(again.target.uri, name, "60").rows
+    # Who has the first copy still is not told that nothing has changed since.
+    with pytest.raises(ChangesMissing):
+        read_changes(again.target.uri, name, "20")
+
+
+def test_a_segment_that_is_read_for_no_table_does_not_say_where_it_commits() -> None:
+    def record(segment: int, **found: Any) -> SegmentRecord:
+        summary = SegmentSummary(LogSegment(segment, "log", 0, None), **found)
+        return SegmentRecord("plan", segment, (), {}, 0, summary)
+
+    # One segment prepares x and y. The next one commits x, and its only table was left out. The last one commits y.
+    at = Committed(30, "source:3", 3)
+    read = [record(0), record(1, decided={"x": 20}), record(2, decided={"y": 30}, commits={"y": at})]
+    found = window_changes([0], read, {(0, "x"): 20, (0, "y"): 30})
+    assert found.late == (Late(0, "y", at),)
 
 
 def test_a_night_without_the_option_is_a_gap_that_is_said(night: Night) -> None:
