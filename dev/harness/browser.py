@@ -121,7 +121,8 @@ class Browser:
         self.command("Input.insertText", text=text)
 
     def shot(self, name: str) -> Path:
-        """Take a picture of the page."""
+        """Take a picture of the page, once what unfolds or slides in has had the time to."""
+        time.sleep(1)
         file = self._screenshots / f"{next(self._shots):02}-{name}.png"
         file.write_bytes(base64.b64decode(self.command("Page.captureScreenshot", format="png")["data"]))
         return file
