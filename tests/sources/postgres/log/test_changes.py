@@ -47,6 +47,8 @@ def test_changes_are_the_same_however_they_are_handed_out(
         # What was not changed, and is stored out of line, is not in the log again.
         rows = decode_images(reading.tables[0], pa.array([row[name] for row in own], pa.binary()))
         assert {len(text) for text in rows["large"].to_pylist()} == {9600}
+    touched = [number for number in range(40) for id in range(number % 20, number % 20 + 10) if 1 <= id <= 30]
+    assert rows["n"].to_pylist() == touched
     monkeypatch.setattr(segments, "LOG_BYTES", 0)
     monkeypatch.setattr(held, "BATCH_ROWS", 7)
     monkeypatch.setattr(held, "BATCH_BYTES", 3000)
