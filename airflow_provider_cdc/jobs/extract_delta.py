@@ -186,7 +186,7 @@ def _read_window(step: Step, window: Window) -> tuple[list[SegmentRecord], net.D
     """The records of a window's segments, and what became of transactions that were prepared in one of them."""
     source = step.source
     read = _read(step, window, window.plan_name, window.segments)
-    decisions, unmatched_commits = net.decide([record.summary for record in read])
+    decisions, unmatched_commits = _decide(window, read)
     while unmatched_commits:
         first = read[0].summary.segment
         earlier: list[SegmentRecord] = []
@@ -196,12 +196,22 @@ def _read_window(step: Step, window: Window) -> tuple[list[SegmentRecord], net.D
         if not earlier:
             raise _prepared_nowhere(unmatched_commits)
         read = earlier + read
-        decisions, unmatched_commits = net.decide([record.summary for record in read])
+        decisions, unmatched_commits = _decide(window, read)
     if any(record.summary.writes for record in read):
         assert isinstance(source, LogsStatements)
         check = partial(source.check_writes, [record.summary for record in read])
         persist("extract_delta: check what was logged as statements", check)
     return read, decisions
+
+
+def _decide(window: Window, read: Sequence[SegmentRecord]) -> tuple[net.Decisions, dict[str, str]]:
+    """`net.decide`, but for commits of what was done to tables that are left out: the segment that prepares it may have
+    been read without them, and another one with them."""
+    decisions, unmatched_commits = net.decide([record.summary for record in read])
+    refused = {name for record in read for name in record.refused}
+    left_out = [tracked for tracked in window.tables if str(tracked.table.name) in refused]
+    prepared = {tracked.pending(xid) for record in read for xid in record.summary.prepared for tracked in left_out}
+    return decisions, {xid: where for xid, where in unmatched_commits.items() if xid not in prepared}
 
 
 def _read(step: Step, window: Window, name: str, segments: Callable[[], list[LogSegment]]) -> list[SegmentRecord]:

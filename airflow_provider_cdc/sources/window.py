@@ -113,6 +113,10 @@ class TrackedTable:
         """Whether only the changes up to ``upper`` count."""
         return not self.looked_at and (bool(self.upper) or self.table.keyless)
 
+    def pending(self, transaction: str) -> str:
+        """The id of what a prepared transaction did to this table, if that is ``bounded``."""
+        return f"{transaction}/{self.index}"
+
 
 @dataclass(frozen=True)
 class StatementWrite:

@@ -207,6 +207,24 @@ def test_a_table_that_cannot_be_copied_is_left_out_also_if_no_other_is_rolled_fo
     assert set(found["skipped"]) == {f"{nights.schema}.a"}
 
 
+def test_a_table_that_is_left_out_where_a_transaction_is_prepared_does_not_stop_the_run(nights: Nights) -> None:
+    nights.do("CREATE TABLE a (id DATE PRIMARY KEY, v INT)", "INSERT INTO a VALUES ('2020-01-01', 1)")
+    nights.do("CREATE TABLE b (id INT PRIMARY KEY, v INT)", "INSERT INTO b VALUES (1, 1)")
+    run = nights.night("full")
+    run.record()
+    run.finish()
+    nights.do("SET sql_mode = ''", "INSERT INTO a VALUES ('0000-00-00', 1)")
+    prepared = f"'{nights.schema}'"
+    ends = f"XA END {prepared}", f"XA PREPARE {prepared}"
+    nights.do("SET xa_detach_on_prepare = ON", f"XA START {prepared}", "UPDATE b SET v = 2", *ends)
+    nights.do("FLUSH BINARY LOGS", f"XA COMMIT {prepared}")
+    run = nights.night("auto", on_table_error="skip")
+    run.record()
+    found = run.finish()
+    assert set(found["skipped"]) == {f"{nights.schema}.a"}
+    assert pq.read_table(Storage(found["published"][f"{nights.schema}.b"]).path())["v"].to_pylist() == [2]
+
+
 def test_tables_that_join_are_read_and_all_are_of_one_position(nights: Nights) -> None:
     nights.do("CREATE TABLE a (id INT PRIMARY KEY, v INT)", "INSERT INTO a VALUES (1, 1), (2, 2)")
     run = nights.night("full")

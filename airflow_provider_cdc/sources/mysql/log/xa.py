@@ -94,9 +94,7 @@ class XaLedger:
             tables that have no bound.
         """
         outcomes = [(xid, not ignored)]
-        outcomes += [
-            (self._table_id(xid, one), bool(counts[index])) for index, one in enumerate(self._tracked) if one.bounded
-        ]
+        outcomes += [(one.pending(xid), bool(counts[index])) for index, one in enumerate(self._tracked) if one.bounded]
         for name, counted in outcomes:
             if counted:
                 summary.decided[name] = order_base(summary.segment.number) + order
@@ -117,11 +115,7 @@ class XaLedger:
     def pending(self, number: int, one: TrackedTable) -> str:
         """The id under which the changes of an undecided transaction to a table wait."""
         xid = self.transactions[number].xid
-        return self._table_id(xid, one) if one.bounded else xid
+        return one.pending(xid) if one.bounded else xid
 
     def _ids(self, xid: str) -> list[str]:
-        return [xid, *(self._table_id(xid, one) for one in self._tracked if one.bounded)]
-
-    @staticmethod
-    def _table_id(xid: str, one: TrackedTable) -> str:
-        return f"{xid}/{one.index}"
+        return [xid, *(one.pending(xid) for one in self._tracked if one.bounded)]
