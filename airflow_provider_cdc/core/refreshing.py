@@ -34,8 +34,8 @@ from airflow_provider_cdc.errors import (
 
 _ANEW = "clear preflight and the tasks after it"
 _GAP = (
-    "run once without the option changes: the table is then read in full, and the changes that are published later "
-    "begin at that copy"
+    "run once without the option changes, of such tables alone, for each table of that run has a gap: it is then read "
+    "in full, and the changes that are published later begin at that copy"
 )
 
 

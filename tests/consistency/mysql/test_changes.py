@@ -282,6 +282,24 @@ def test_what_cannot_be_told_whole_is_refused_before_any_work(nights: Nights) ->
         nights.night("auto", changes=True, as_of=past).preflight()
 
 
+def test_where_a_table_is_read_in_full_alone_the_others_have_no_gap(nights: Nights) -> None:
+    nights.do("CREATE TABLE stock (id INT PRIMARY KEY)", "CREATE TABLE other (id INT PRIMARY KEY)")
+    first = publish(nights)
+    nights.do("TRUNCATE stock", "INSERT INTO other VALUES (1)")
+    with pytest.raises(PreflightError, match="of such tables alone"):
+        nights.night("auto", changes=True).preflight()
+    nights.number += 1
+    run_id, tables = f"202601{nights.number:02}T000000Z-00000000", [f"{nights.schema}.stock"]
+    alone = Pipeline(nights.spark, settings_of(nights.mysql), lake(nights), tables, run_id=run_id, refresh="auto")
+    alone.record()
+    alone.finish()
+    nights.do("INSERT INTO stock VALUES (5)", "INSERT INTO other VALUES (2)")
+    publish(nights)
+    assert told(nights, "stock") == [("insert", None, (5,))]
+    changes = changes_of(lake(nights), f"{nights.schema}.other", first.found["consolidate"]["position"])
+    assert [one["id"] for one in changes["after"].to_pylist()] == [1, 2]
+
+
 def test_a_value_in_between_that_nothing_holds_stops_the_run_or_the_table(nights: Nights) -> None:
     nights.do("CREATE TABLE stock (id INT PRIMARY KEY, day DATE)", "INSERT INTO stock VALUES (1, '2020-01-01')")
     nights.do("CREATE TABLE other (id INT PRIMARY KEY)")
