@@ -154,6 +154,7 @@ def test_step_pushes_its_outputs_and_counts_and_nothing_for_other_steps(
             "nulled": {},
             "files_rewritten": 0,
             "files_adopted": 0,
+            "changes": {},
             "seconds": 0.0,
         },
     }

@@ -27,6 +27,8 @@ def run(mysql_long_ago: MysqlServer, spark: SparkSession, tmp_path: Path) -> Pip
 def mysql_long_ago(mysql_factory: MysqlFactory) -> MysqlServer:
     """A server where a transaction is prepared, three log files before the current one."""
     server = mysql_factory({})
+    # The server's start is told in whole seconds, and nothing is known of what was before it.
+    time.sleep(1.1)
     with server.connect() as connection, connection.cursor() as cursor:
         for statement in (
             "CREATE DATABASE shop",
@@ -45,8 +47,6 @@ def mysql_long_ago(mysql_factory: MysqlFactory) -> MysqlServer:
             "FLUSH BINARY LOGS",
         ):
             cursor.execute(statement)
-    # The server's start is told in whole seconds, and nothing is known of what was before it.
-    time.sleep(1.1)
     return server
 
 
