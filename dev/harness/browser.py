@@ -36,6 +36,9 @@ _OPTIONS = (
     "--window-size=1400,1800",
 )
 
+CTRL, SHIFT = 2, 8
+"""Modifiers of keys, as the DevTools protocol counts them."""
+
 
 class Browser:
     """One tab. `open_browser` makes one.
@@ -119,6 +122,21 @@ class Browser:
             f"(() => {{ const one = document.querySelector({json.dumps(selector)}); one.focus(); one.select(); }})()"
         )
         self.command("Input.insertText", text=text)
+
+    def edit(self, selector: str, text: str) -> None:
+        """Put a text into an editor of code in place of what is there."""
+        self.click(selector)
+        self.press("a", "KeyA", 65, CTRL)
+        self.command("Input.insertText", text=text)
+        # The editor closes quotes and brackets by itself, behind what is typed.
+        self.press("End", "End", 35, CTRL | SHIFT)
+        self.press("Delete", "Delete", 46)
+
+    def press(self, key: str, code: str, number: int, modifiers: int = 0) -> None:
+        """Press a key, by its name, its place on the keyboard and its Windows number."""
+        told = {"key": key, "code": code, "windowsVirtualKeyCode": number, "modifiers": modifiers}
+        for kind in ("keyDown", "keyUp"):
+            self.command("Input.dispatchKeyEvent", type=kind, **told)
 
     def shot(self, name: str) -> Path:
         """Take a picture of the page, once what unfolds or slides in has had the time to."""

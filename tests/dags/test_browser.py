@@ -35,6 +35,8 @@ from harness.server_process import free_port
 from tests.dags.watching import STEPS
 
 ROWS = 60_000
+WANTED = 1_000
+"""Of these rows the condition in the form wants so many."""
 MINUTE = timedelta(minutes=1)
 NIGHTLY = """
 schedule: "{minutes} * * * *"
@@ -228,6 +230,8 @@ def browser(site: Site) -> Iterator[Browser]:
         ("backfill", {"tables": []}, "tables"),
         ("backfill", {"tables": ["orders"]}, "tables"),
         ("backfill", {"as_of": "yesterday"}, "as_of"),
+        ("backfill", {"where": "id = 1"}, "where"),
+        ("backfill", {"columns": {"shop.orders": "id"}}, "columns"),
         ("backfill", {"refresh": "sometimes"}, "refresh"),
         ("backfill", {"plan_only": "perhaps"}, "plan_only"),
         ("mysql_snapshot", {"consistency": "exported"}, "consistency"),
@@ -259,6 +263,12 @@ def fill_in(browser: Browser, site: Site, *, plan_only: bool) -> None:
     assert browser.script("!document.body.innerText.includes('Rows per chunk')"), "Advanced is folded"
     browser.type("#element_source_conn_id", "cdc_mysql")
     browser.type("#element_tables", f"{site.schema}.*")
+    where = json.dumps({f"{site.schema}.orders": f"id <= {WANTED}"})
+    browser.edit("#element_where .view-lines", where)
+    browser.wait(
+        f"document.querySelector('#element_where .view-lines').innerText.includes('id\\u00a0<=\\u00a0{WANTED}')",
+        what="the condition",
+    )
     if plan_only:
         browser.script("document.querySelector('[name=element_plan_only]').click()")
     browser.shot("form")
@@ -281,6 +291,7 @@ def test_a_person_plans_copies_and_reads_the_report(site: Site, browser: Browser
     run_id = site.last_run("backfill")["dag_run_id"]
     browser.open(f"{site.url}/dags/backfill/runs/{run_id}/tasks/preflight")
     browser.wait_text("The plan. Nothing is copied")
+    browser.wait_text(f'"id" <= {WANTED}')
     browser.shot("plan")
     assert not site.lake.exists()
 
@@ -299,7 +310,12 @@ def test_a_person_plans_copies_and_reads_the_report(site: Site, browser: Browser
     assert link == f"https://files.example.com/{report.relative_to(site.lake)}"
     browser.open(report.as_uri())
     browser.wait_text("Timeline")
-    assert f"{ROWS:,}" in browser.script("document.body.innerText")
+    told = browser.script("document.body.innerText")
+    assert f"{WANTED:,}" in told
+    assert f'"id" <= {WANTED}' in told
+    (copy,) = site.lake.glob(f"{site.schema}.orders*/snapshot=*")
+    columns, rows = published(copy.as_uri())
+    assert sorted(row[columns.index("id")] for row in rows) == list(range(1, WANTED + 1))
     browser.shot("report")
     browser.command("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=2, mobile=True)
     assert browser.script("document.documentElement.scrollWidth <= 390"), "a phone scrolls in one direction"

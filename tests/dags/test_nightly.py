@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import threading
 import time
@@ -95,6 +96,9 @@ def night(mysql: MysqlServer, schema: str, tmp_path: Path) -> Iterator[Night]:
     folder.mkdir()
     shutil.copy(ROOT / "dags/nightly.py", folder)
     shutil.copy(ROOT / "tests/dags/waiting.py", folder)
+    (shown,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs/dag-authors.md").read_text(), re.DOTALL)[:1]
+    shown = shown.replace('"shop.orders"', f'"{schema}.orders"').replace('DAG("report"', 'DAG("shown"')
+    (folder / "shown.py").write_text(shown)
     # The run that is due at once is as of the minute before, when there was nothing to copy.
     time.sleep(61 - time.time() % 60)
     start = datetime.now(UTC) - timedelta(days=1)
@@ -137,6 +141,10 @@ def test_a_night_copies_tells_others_and_says_why_it_failed(night: Night, mysql:
     # A row's own time is a moment before its commit.
     assert event["rows"] - rows in (0, -1)
     assert len(event["schema_digest"]) == 32
+
+    night.wait("the DAG of the documents", lambda: set(night.states("shown").values()) & {"success", "failed"})
+    assert "failed" not in night.states("shown").values(), night.log()[-5000:]
+    assert event["path"] in night.log(), "it prints the copy's path"
 
     night.wait("the sensors", lambda: set(night.states("waiting").values()) <= {"success", "failed"})
     assert set(night.states("waiting").values()) == {"success"}, night.log()[-5000:]
