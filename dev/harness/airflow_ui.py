@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import signal
 import sys
 import time
@@ -43,6 +44,10 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
 def _serve(home: Path, port: int) -> None:
     mysql, postgres = _mysql_with_a_shop(), _postgres_with_a_shop()
     airflow = AirflowHome(home, {})
+    # What is allowed one by one is what the forms offer.
+    allowed = {"SOURCE_CONN_IDS": "cdc_mysql,cdc_postgres", "TARGETS": (home / "lake").as_uri()}
+    for name, value in allowed.items():
+        airflow.environment[f"AIRFLOW__CDC__{name}"] = os.environ.get(f"AIRFLOW__CDC__{name}", value)
     print(f"airflow: preparing {home}", flush=True)
     airflow.prepare()
     # In the database, so that they can be seen and tried in the UI.
@@ -62,8 +67,8 @@ def _serve(home: Path, port: int) -> None:
         (login,) = json.loads((home / "simple_auth_manager_passwords.json.generated").read_text()).items()
         print(
             f"airflow: http://127.0.0.1:{port}/dags/backfill  user {login[0]}, password {login[1]}\n"
-            f"airflow: trigger it with source cdc_mysql or cdc_postgres, tables shop.* and a target such as "
-            f"{(home / 'lake').as_uri()}\n"
+            f"airflow: trigger it with source cdc_mysql or cdc_postgres and tables shop.*\n"
+            f"airflow: the copies: {home}/lake, or whatever AIRFLOW__CDC__TARGETS allows\n"
             f"airflow: logs of its parts: {home}/*.log\n"
             f"airflow: Ctrl-C stops it. Undo: rm -r {home}; {servers.UNDO}",
             flush=True,
