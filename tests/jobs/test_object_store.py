@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,12 +10,16 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from airflow_provider_cdc.core.names import folder_name
 from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.errors import ConfigurationError, StorageRefused
+from airflow_provider_cdc.core.table import TableName
+from airflow_provider_cdc.errors import ChangesMissing, ConfigurationError, StorageRefused
+from airflow_provider_cdc.lake import open_dataset, read_changes, read_latest
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published, settings_of
 from harness.s3_server import READER, s3_environment
+from tests.consistency.replaying import Row, replayed, rows_of
 
 
 @pytest.fixture
@@ -127,6 +132,58 @@ def test_older_copies_are_removed_on_s3_but_those_of_a_table_that_was_left_out(
     found = night(2)
     assert left() == [[2], [2], [2]]
     assert sorted(published(found["published"][f"{schema}.odd ü name"])[1]) == [(1,), (2,), (3,)]
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("on_s3")
+@pytest.mark.parametrize("scratch", ["in the lake", "on a disk"])
+def test_changes_are_published_on_s3_and_go_with_their_copies(
+    scratch: str, spark: SparkSession, mysql: MysqlServer, schema: str, tmp_path: Path
+) -> None:
+    name, target = f"{schema}.odd ü name", f"s3://lake/{schema}-fed"
+    mysql.query(f"CREATE TABLE {schema}.`odd ü name` (id int PRIMARY KEY, v varchar(20))")
+    mysql.query(f"INSERT INTO {schema}.`odd ü name` VALUES (1, 'one'), (2, 'two'), (3, 'three')")
+    ids = [f"2026010{number}T000000Z-00000000" for number in range(1, 5)]
+    copies: list[Counter[Row]] = []
+
+    def night(number: int, keep: int = 0) -> None:
+        run = Pipeline(
+            spark,
+            settings_of(mysql),
+            target,
+            [f"{schema}.*"],
+            scratch=tmp_path.as_uri() if scratch == "on a disk" else "",
+            run_id=ids[number],
+            refresh="auto",
+            changes=True,
+            keep=keep,
+        )
+        run.record()
+        run.finish()
+        copy = read_latest(target, name)
+        assert copy is not None
+        assert copy.run_id == ids[number]
+        copies.append(rows_of(open_dataset(copy).to_table()))
+
+    def leads(since: int) -> bool:
+        """Whether the changes since a copy make the latest one of it."""
+        changes = open_dataset(read_changes(target, name, ids[since])).to_table()
+        return replayed(copies[since], ["id"], changes) == copies[-1]
+
+    for number in range(3):
+        night(number)
+        assert all(leads(since) for since in range(number))
+        mysql.query(f"UPDATE {schema}.`odd ü name` SET v = 'later', id = id + 10 WHERE id = 2 + 10 * {number}")
+        mysql.query(f"DELETE FROM {schema}.`odd ü name` WHERE id = 1 + 2 * {number}")
+        mysql.query(f"INSERT INTO {schema}.`odd ü name` VALUES (100 + {number}, 'new')")
+    assert len({frozenset(copy.items()) for copy in copies}) == 3
+    night(3, keep=2)
+    assert leads(2)
+    with pytest.raises(ChangesMissing):
+        read_changes(target, name, ids[1])
+    lake, folder = Storage(target), f"{folder_name(TableName.parse(name))}/_changes"
+    # This store goes on listing folders in which nothing is left.
+    assert sorted(one.rpartition("/")[2] for one in lake.folders(folder) if lake.files(one)) == ids[2:]
 
 
 @pytest.mark.usefixtures("on_s3")

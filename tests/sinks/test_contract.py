@@ -31,8 +31,7 @@ from airflow_provider_cdc.errors import (
     StorageUnavailable,
 )
 from airflow_provider_cdc.sinks.base import Publication, Sink, TableChange
-from airflow_provider_cdc.sinks.registry import SINKS, open_sink
-from harness.s3_server import s3_environment
+from airflow_provider_cdc.sinks.registry import open_sink
 from tests.interrupting import Interrupted, interrupt_at
 
 ORDERS, LINES = TableName("shop", "orders"), TableName("shop", "lines")
@@ -94,20 +93,6 @@ class Lake:
 
     def seen(self) -> list[list[int] | None]:
         return [READERS[self.format](self.storage, table) for table in TABLES]
-
-
-@pytest.fixture(params=["disk", pytest.param("s3", marks=pytest.mark.long)])
-def storage(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
-    if request.param == "disk":
-        return Storage(tmp_path.as_uri())
-    for name, value in s3_environment(request.getfixturevalue("s3")).items():
-        monkeypatch.setenv(name, value)
-    return Storage(f"s3://lake/{tmp_path.name}")
-
-
-@pytest.fixture(params=sorted(SINKS))
-def lake(request: pytest.FixtureRequest, storage: Storage) -> Lake:
-    return Lake(request.param, storage)
 
 
 def heads_fail(patch: pytest.MonkeyPatch, write: Callable[..., None]) -> None:
