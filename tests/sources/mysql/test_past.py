@@ -8,9 +8,11 @@ import struct
 import threading
 import time
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
 
+import pymysql
 import pytest
 
 from airflow_provider_cdc.core.gtid import GtidSet
@@ -139,6 +141,64 @@ def test_the_past_is_visible_before_it_is_read(server: MysqlServer) -> None:
         wait_until_visible(connection, position, 1)
         with pytest.raises(SourceUnavailable, match="not visible yet"):
             wait_until_visible(connection, position | GtidSet.parse("11111111-2222-3333-4444-555555555555:1"), 0.3)
+
+
+PLAN = [TablePlan(TableName("d", "t"), "watermark", "")]
+
+
+@pytest.mark.parametrize(
+    ("statements", "what", "again"),
+    [
+        # The log says so; once the position is fixed, it is found when the log is read.
+        (["ALTER TABLE d.t ADD COLUMN w INT"], "ALTER TABLE", False),
+        (["SET GLOBAL binlog_order_commits = OFF", "SET GLOBAL binlog_order_commits = ON"], "was set at", True),
+    ],
+)
+def test_a_past_that_is_over_is_refused_before_any_work(
+    server: MysqlServer, statements: list[str], what: str, again: bool
+) -> None:
+    """By preflight; and what the log does not show also by a task that is cleared by itself."""
+    source = MysqlSource(settings(server))
+    moment = now(server)
+    source.check_past(moment, PLAN, StepOptions())
+    time.sleep(1.1)
+    for statement in statements:
+        server.query(statement)
+    server.query("REPLACE INTO d.other VALUES (2, 2)")
+    with pytest.raises(PreflightError, match=what):
+        source.check_past(moment, PLAN, StepOptions())
+    if again:
+        with pytest.raises(PreflightError, match=what):
+            source.record_past(moment, PLAN, StepOptions(as_of_wait_seconds=5))
+
+
+def test_a_commit_that_is_in_the_log_and_that_nobody_sees_is_waited_for(server: MysqlServer) -> None:
+    """As one that waits for a replica (semi-synchronous replication)."""
+    source = MysqlSource(settings(server))
+    try:
+        server.query("INSTALL PLUGIN rpl_semi_sync_source SONAME 'semisync_source.so'")
+    except pymysql.MySQLError as error:
+        pytest.skip(f"this MySQL comes without it: {error}")
+    server.query("SET GLOBAL rpl_semi_sync_source_timeout = 60000")
+    server.query("SET GLOBAL rpl_semi_sync_source_enabled = ON")
+    before = GtidSet.parse(executed(server))
+    uuid, _, last = str(before).partition(":1-")
+    position = GtidSet.parse(f"{uuid}:1-{int(last) + 1}")
+    with ThreadPoolExecutor(1) as pool:
+        committing = pool.submit(server.query, "INSERT INTO d.t VALUES (2, 2)")
+        try:
+            waiting = "SELECT 1 FROM information_schema.processlist WHERE state LIKE 'Waiting for semi-sync%'"
+            deadline = time.monotonic() + 20
+            while not server.query(waiting):
+                assert time.monotonic() < deadline, "nothing holds the commit"
+                time.sleep(0.05)
+            assert GtidSet.parse(executed(server)) == before, "it is visible: the test provokes nothing"
+            with pytest.raises(SourceUnavailable, match="not visible yet"):
+                source.record_past(position, PLAN, StepOptions(as_of_wait_seconds=1))
+        finally:
+            server.query("SET GLOBAL rpl_semi_sync_source_enabled = OFF")
+        committing.result(20)
+    assert source.record_past(position, PLAN, StepOptions(as_of_wait_seconds=5)).position == str(position)
 
 
 def test_a_setting_is_held_against_the_commits_and_not_against_the_head_of_a_file(server: MysqlServer) -> None:

@@ -60,7 +60,8 @@ class _Commits:
     def up_to(self, seconds: int) -> int:
         """How many of them belong to a time."""
         micros = round((self._base + timedelta(seconds=seconds)).timestamp() * 1_000_000)
-        found = prefix_at(self._kept.source.settings, self._kept.name, self._kept.record.marks, (), micros)
+        record = self._kept.record
+        found = prefix_at(self._kept.source.settings, self._kept.name, record.marks, record.joins, micros)
         assert found is not None
         return sum(before < found.position for before in self._before)
 
@@ -104,6 +105,16 @@ def test_the_first_later_commit_ends_a_time_though_an_earlier_one_follows(kept: 
     for seconds in (100, 300, 200):
         commits_at.make(seconds)
     assert [commits_at.up_to(seconds) for seconds in (50, 100, 250, 299, 300)] == [0, 1, 1, 1, 3]
+
+
+def test_a_later_commit_ends_a_time_although_tables_joined_before_that_time(kept: Kept, commits_at: _Commits) -> None:
+    """By the server's clock they did; but what another server committed later by its own clock was there already."""
+    kept.keep("stock")
+    commits_at.make(1000)
+    kept.run("CREATE TABLE other (v int); ALTER TABLE other REPLICA IDENTITY FULL")
+    kept.keep("stock", "other")
+    assert len(kept.record.joins) == 2
+    assert [commits_at.up_to(seconds) for seconds in (500, 1500)] == [0, 1]
 
 
 def test_commits_that_touch_no_copied_table_count(kept: Kept, commits_at: _Commits) -> None:
