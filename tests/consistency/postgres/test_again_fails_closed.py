@@ -280,6 +280,41 @@ def test_a_view_that_dies_is_opened_anew_and_nothing_read_in_it_counts(
     check(run, world, world.all_rows)
 
 
+@pytest.mark.parametrize("lost", [pytest.param("the view", marks=pytest.mark.long), "the try"])
+def test_what_is_read_as_a_whole_in_a_view_that_is_lost_is_read_anew(
+    world: World, run: Pipeline, monkeypatch: pytest.MonkeyPatch, lost: str
+) -> None:
+    """One table was read already, and the next view is another position."""
+    world.run("CREATE TABLE calls (a int)", "INSERT INTO calls SELECT i % 7 FROM generate_series(1, 100) i")
+    run.record()
+    original, read = snapshot._read_missing, list[str]()
+
+    def losing(step: Any, plan: str, missing: Any, *rest: Any, **more: Any) -> None:
+        names = [str(step.tables[part.table].table.name) for part in missing]
+        if more["brief"] and not read:
+            original(step, plan, missing[:1], *rest, **more)
+            read.append(names[0])
+            if lost == "the try":
+                raise KeyboardInterrupt
+            world.server.query("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE temporary")
+            world.run("UPDATE calls SET a = 9 WHERE a = 1", "UPDATE visits SET a = 9 WHERE a = 1")
+            original(step, plan, missing[1:], *rest, **more)
+        if more["brief"]:
+            read.extend(names)
+        original(step, plan, missing, *rest, **more)
+
+    monkeypatch.setattr(snapshot, "_read_missing", losing)
+    if lost == "the try":
+        with pytest.raises(KeyboardInterrupt):
+            run.snapshot()
+        world.run("UPDATE calls SET a = 9 WHERE a = 1", "UPDATE visits SET a = 9 WHERE a = 1")
+    run.snapshot()
+    both = {f"{world.schema}.{table}" for table in ("calls", "visits")}
+    assert read[0] in both
+    assert {*read[1:]} == both, "what was read before the loss counts"
+    check(run, world, {table: world.rows(table) for table in ("calls", "visits", "orders")})
+
+
 @pytest.mark.parametrize("moment", ["log", "pass", "view", "search"])
 def test_a_crash_of_the_server_has_all_of_it_read_again(
     world: World, run: Pipeline, monkeypatch: pytest.MonkeyPatch, moment: str
