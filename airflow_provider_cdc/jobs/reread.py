@@ -48,7 +48,7 @@ class ReadAgain:
 
     ``keys`` are files of `net.NET_SCHEMA`. ``view``: the incarnation of the server that shares a view, in which the
     rows are read; empty: they are read as they are now, and ``order`` is what doubtful keys are given. ``skips``: that
-    a table cannot be copied is its outcome, and does not stop the step.
+    a table cannot be copied is its outcome in the view, and does not stop the step.
     """
 
     staging: Staging
@@ -80,7 +80,8 @@ class ReadAgain:
             try:
                 doubtful.append(self._table(index, own, found))
             except ValueNotRepresentable as error:
-                if not self.skips:
+                # After a pass nobody would look for these keys any more.
+                if not (self.skips and self.view):
                     raise
                 found.refused[index] = reason(error)
         if not self.view and (left := pa.concat_tables([_NO_KEYS, *doubtful])).num_rows:

@@ -19,6 +19,7 @@ from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.errors import CdcError, CopyMismatch, ExactnessError, LogGone, SchemaChanged
 from airflow_provider_cdc.jobs import again, snapshot
+from airflow_provider_cdc.sources import odd_values
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from harness.pipeline import Pipeline, published, settings_of
 from harness.postgres_server import PostgresServer
@@ -421,6 +422,27 @@ def test_a_table_whose_rows_turn_out_to_fit_no_type_is_skipped_alone(
         at(monkeypatch, "log", lambda: world.run("UPDATE orders SET at = 'infinity' WHERE id = 7"))
         run.snapshot()
         assert happened
+        check(run, world, {"parts": world.rows("parts")})
+    finally:
+        run.release()
+    assert list(run.found["consolidate"]["skipped"]) == tables[:1]
+
+
+def test_a_table_that_a_pass_cannot_read_is_skipped_as_a_whole(
+    world: World, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And not without the rows whose keys that pass was to look up: no later one does."""
+    world.run("ALTER TABLE orders ADD at timestamptz")
+    tables = [f"{world.schema}.{table}" for table in ("orders", "parts")]
+    run = Pipeline(spark, settings_of(world.server), tmp_path.as_uri(), tables, on_table_error="skip")
+    monkeypatch.setattr(again, "FEW_KEYS", 0)
+    # More of them in one batch of rows are refused at once: by tasks of this process.
+    monkeypatch.setattr(odd_values, "MOST", 100)
+    monkeypatch.setattr(again, "run_tasks", lambda spark, title, orders, work, **more: [work(one) for one in orders])
+    run.record()
+    try:
+        at(monkeypatch, "log", lambda: world.run("UPDATE orders SET at = 'infinity' WHERE id <= 1000"))
+        run.snapshot()
         check(run, world, {"parts": world.rows("parts")})
     finally:
         run.release()
