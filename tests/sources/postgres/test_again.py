@@ -67,6 +67,13 @@ KEYS: dict[str, tuple[tuple[str, ...], list[tuple[str, ...]]]] = {
     "domains": (("positive",), [("5",)]),
     "collated": (('name COLLATE "POSIX"',), [("a",), ("A",)]),
     "odd names": (("int", '"Odd Type"'), [("1", "x")]),
+    "rows": (("pair",), [("(1,x)",), ("(,)",), ('(2,"it\'s, ""so"" \\\\ (")',)]),
+    "many rows": (("pair[]",), [('{"(1,x)","(,\\"a b\\")"}',), ("{}",)]),
+    "times": (("timetz", "macaddr"), [("24:00:00-15:59", "08:00:2b:01:02:03")]),
+    "periods": (("tstzrange",), [('["2026-03-29 01:30:00+00","2026-03-29 02:00:00+00")',), ("(,)",)]),
+    "several ranges": (("int4multirange",), [("{[1,3),[5,7)}",), ("{}",)]),
+    "words": (("tsvector", "name"), [("'a':1A 'it''s':2", "x y")]),
+    "places": (("pg_lsn", "xid8", "oid"), [("FFFFFFFF/FFFFFFFF", "18446744073709551615", "4294967295")]),
 }
 
 
@@ -77,6 +84,7 @@ def test_rows_are_found_by_keys_of_every_kind(run: Run, source: PostgresSource, 
         "CREATE TYPE mood AS ENUM ('sad', 'it''s')",
         "CREATE DOMAIN positive AS int",
         "CREATE TYPE \"Odd Type\" AS ENUM ('x')",
+        "CREATE TYPE pair AS (a int, b text)",
     )
     columns = ", ".join(f'"k {place}" {kind}' for place, kind in enumerate(types))
     names = ", ".join(f'"k {place}"' for place in range(len(types)))
