@@ -7,7 +7,8 @@ DAGs that come with the package, the checks and messages of preflight, what the 
 them with these.
 
 To add an option, declare it here and use it: in `TableOptions` if it is about how tables are read and published, in
-`StepOptions` if steps after preflight need it, and in `RunOptions` otherwise.
+`StepOptions` if steps after preflight need it, and in `RunOptions` otherwise. What a DAG's author decides for all runs
+of the DAG is in ``core/author_options.py``.
 """
 
 from __future__ import annotations
@@ -25,7 +26,6 @@ from airflow_provider_cdc.core.option import (
     COUNT,
     COUNT_OR_NONE,
     FLAG,
-    PATTERNS,
     PROPERTIES,
     SECONDS,
     SLOT_NAME,
@@ -363,39 +363,9 @@ class RunOptions:
     )
 
 
-@dataclass(frozen=True)
-class AuthorOptions:
-    """What a DAG's author decides, whoever triggers its runs."""
-
-    source_conn_ids: Sequence[str] | None = option(
-        None,
-        accepts=PATTERNS,
-        fixed=True,
-        help="The connections that `source_conn_id` may name, `*` for any run of characters; None: any. Whoever may "
-        "trigger a DAG fills its params, but the tasks have Airflow's rights: give this and `targets` where "
-        "`source_conn_id` or `target` is a template.",
-        example='a list such as ["cdc_*"]',
-    )
-    targets: Sequence[str] | None = option(
-        None,
-        accepts=PATTERNS,
-        fixed=True,
-        help="The folders in which, or below which, `target` and `scratch` may lie, compared part by part; `*` stands "
-        "for any run of characters in a part, `*` alone for any target; None: any.",
-        example='a list such as ["s3://bucket/lake"]',
-    )
-    strict_conf: bool = option(
-        False,
-        accepts=FLAG,
-        fixed=True,
-        help="Refuse DAG runs whose conf has keys that are no params of the DAG: a misspelt one is otherwise ignored.",
-        example="true or false",
-    )
-
-
 @cache
 def declared(kind: type[Any] = RunOptions) -> tuple[Option, ...]:
-    """The options that ``kind``, one of the classes here, consists of, in their order."""
+    """The options that ``kind``, a class of options, consists of, in their order."""
     return tuple(declared_in(kind))
 
 

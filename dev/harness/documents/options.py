@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from airflow_provider_cdc.core.author_options import AuthorOptions
 from airflow_provider_cdc.core.option import Option
-from airflow_provider_cdc.core.options import AuthorOptions, declared
+from airflow_provider_cdc.core.options import declared
 
 _KINDS = {"mysql": "MySQL: ", "postgres": "PostgreSQL: "}
 
