@@ -31,6 +31,11 @@ from airflow_provider_cdc.sources.mysql.session import Connection, session, valu
 from airflow_provider_cdc.sources.mysql.statement_writes import check_writes
 from airflow_provider_cdc.sources.window import LogSegment, TrackedTable
 
+_DIFFERENCES = (
+    "the server logs only what changes in JSON documents (binlog_row_value_options is PARTIAL_JSON; SET PERSIST "
+    "binlog_row_value_options = '' has it log them whole)"
+)
+
 
 def refusals_since(
     settings: ConnectionSettings,
@@ -61,7 +66,7 @@ def refusals_since(
         fit = [table for table in fit if table.name not in refused]
         if _logs_differences(connection):
             documents = [table for table in fit if any(column.type == "json" for column in table.columns)]
-            refused |= {table.name: "the log has differences of JSON documents only" for table in documents}
+            refused |= {table.name: _DIFFERENCES for table in documents}
             fit = [table for table in fit if table.name not in refused]
         return refused | (
             _broken(settings, connection, LogPlace.parse(identity[LOG_PLACE]), start, end, fit) if fit else {}

@@ -67,6 +67,14 @@ def bad_rows(code: int, table: TableName, where: str) -> CdcError:
             where=where,
             hint=f"let all sessions use binlog_row_image=FULL, then {_NEW_RUN}",
         )
+    if code == walk_state.DIFFERENCES:
+        return ImageNotWhole(
+            "a session with binlog_row_value_options=PARTIAL_JSON logged an update, with what changed in its JSON "
+            "documents in place of the documents",
+            where=where,
+            hint="have all sessions that write to the table leave binlog_row_value_options empty (look at my.cnf, "
+            f"init_connect and the application), then {_NEW_RUN}",
+        )
     return SchemaChanged(
         "the rows have other columns than the table that is being copied", where=where, hint=_LEAVE_ALONE
     )

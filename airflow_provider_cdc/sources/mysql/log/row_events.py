@@ -43,6 +43,7 @@ from airflow_provider_cdc.sources.mysql.log.walk_state import (
     COLUMNS,
     COLUMNS_AT,
     COMMITTED,
+    DIFFERENCES,
     FORWARD,
     IMAGES,
     JSON_COLUMNS,
@@ -261,7 +262,7 @@ def net_rows(
         return -at
     if looked_at:
         # Whether it has differences of documents would take a look at each row.
-        return NOT_WHOLE if kind == PARTIAL_UPDATE_ROWS else MORE
+        return DIFFERENCES if kind == PARTIAL_UPDATE_ROWS else MORE
     if state[ROW]:
         at = event + state[ROW]
 
@@ -315,12 +316,12 @@ def net_rows(
                 count(net, group, before_end - before, -1, state[ORDER])
             if after >= 0:
                 if diffs:
-                    return NOT_WHOLE
+                    return DIFFERENCES
                 copy_bytes(bytes_, key_place(net_state), data, after, after_end - after)
                 count(net, group, after_end - after, 1, state[ORDER])
         else:
             if forward and after >= 0 and diffs:
-                return NOT_WHOLE
+                return DIFFERENCES
             same = before >= 0 and after >= 0 and _same_key(data, before_ranges, after_ranges, keys)
             if before >= 0:
                 size = _put_key(bytes_, key_place(net_state), data, before_ranges, key_prefixes, keys_at, keys)

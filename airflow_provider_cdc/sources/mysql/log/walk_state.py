@@ -6,9 +6,10 @@ from __future__ import annotations
 MORE, DONE, ODD, NO_ROOM = 0, 1, 2, 3
 """More bytes are needed; the end that was asked for is reached; an event for the caller; ``state[WANTED]`` words are
 needed."""
-SHAPE, NOT_WHOLE, CASCADES, NO_ROOM_FOR_CHANGES = 4, 5, 6, 7
+SHAPE, NOT_WHOLE, CASCADES, NO_ROOM_FOR_CHANGES, DIFFERENCES = 4, 5, 6, 7, 8
 """Rows that count have another shape than the table's; or they have images without all columns; or a row of a parent
-was deleted or got another key; ``state[WANTED]`` words are needed for a single change."""
+was deleted or got another key; ``state[WANTED]`` words are needed for a single change; or rows after a change may have
+differences in place of JSON documents."""
 BAD_CHECKSUM, BAD_LENGTH, BAD_POSITION, BAD_GTID, BAD_ROWS, OUT_OF_PLACE = 11, 12, 13, 14, 15, 16
 """Damage: of one event, or in the order of several."""
 

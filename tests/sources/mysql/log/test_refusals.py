@@ -160,7 +160,9 @@ def test_partial_json_in_a_keyless_table(mysql: MysqlServer, schema: str, db: Co
     )
     reading = LogReading(mysql, schema, "j")
     run(db, "SET binlog_row_value_options = PARTIAL_JSON", "UPDATE j SET d = JSON_SET(d, '$.a', 2)")
-    refusal(reading, ImageNotWhole)
+    refused = refusal(reading, ImageNotWhole)
+    assert "binlog_row_value_options=PARTIAL_JSON" in refused.message
+    assert "leave binlog_row_value_options empty" in refused.hint
 
 
 def test_partial_json_without_whole_images(mysql: MysqlServer, schema: str, db: Connection) -> None:
