@@ -40,6 +40,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+from airflow_provider_cdc.counted import counted
+
 
 class CdcError(Exception):
     """Base of all errors of this package.
@@ -111,9 +113,8 @@ class PreflightError(TerminalError):
     """The source cannot give an exact copy as asked. Holds every problem found, not the first."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
-        count = len(problems)
         lines = "\n".join(f"  {number}. {problem}" for number, problem in enumerate(problems, 1))
-        super().__init__(f"{count} problem{'s' if count != 1 else ''} found before any work began:\n{lines}")
+        super().__init__(f"{counted(len(problems), 'problem')} found before any work began:\n{lines}")
         self.problems = tuple(problems)
 
 

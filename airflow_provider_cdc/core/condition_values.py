@@ -31,6 +31,7 @@ from airflow_provider_cdc.core.condition import (
     Term,
 )
 from airflow_provider_cdc.core.condition_text import HINT
+from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import Problem
 
 PLAIN, LABEL, UUID = "plain", "label", "uuid"
@@ -141,7 +142,8 @@ def _decimal(literal: Literal, kind: pa.DataType) -> pa.Scalar:
             )
         if abs(scaled) >= Decimal(10) ** kind.precision:
             raise NotComparable(
-                f"{literal} is not among the column's values", f"they have {kind.precision - kind.scale} whole digits"
+                f"{literal} is not among the column's values",
+                f"they have {counted(kind.precision - kind.scale, 'whole digit')}",
             )
         return pa.scalar(scaled.to_integral_value().scaleb(-kind.scale), kind)
 

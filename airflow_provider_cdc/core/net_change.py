@@ -45,6 +45,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
+from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import CopyMismatch
 
 Key = TypeVar("Key", bound=Hashable)
@@ -119,7 +120,7 @@ def rewind_counts(rows: Mapping[Row, int], counts: Mapping[Row, int]) -> dict[Ro
         left = result.pop(row, 0) - count
         if left < 0:
             raise CopyMismatch(
-                f"the log adds a row {count} times that was read {left + count} times",
+                f"the log adds a row {counted(count, 'time')} that was read {counted(left + count, 'time')}",
                 hint="run again from lock_and_record; if it recurs, report it with the server's version",
             )
         if left:

@@ -19,6 +19,7 @@ from airflow_provider_cdc.core.parquet_splice import SplicedFile
 from airflow_provider_cdc.core.parquet_writer import ParquetWriter, StagedFile, write_empty
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.storage_errors import told
+from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import FileDamaged
 
 __all__ = ["StagedFile", "Staging", "difference"]
@@ -104,11 +105,11 @@ def _difference(storage: Storage, name: str, file: StagedFile) -> str:
                 crc = zlib.crc32(block, crc)
                 size += len(block)
         if size != file.bytes:
-            return f"it has {size} bytes, not {file.bytes}"
+            return f"it has {counted(size, 'byte')}, not {file.bytes:,}"
         if f"{crc:08x}" != file.checksum:
             return f"its checksum is {crc:08x}, not {file.checksum}"
         try:
             rows = pq.read_metadata(storage.path(name), filesystem=storage.filesystem).num_rows
         except pa.ArrowException as error:
             return f"it is no Parquet file: {error}"
-    return "" if rows == file.rows else f"it has {rows} rows, not {file.rows}"
+    return "" if rows == file.rows else f"it has {counted(rows, 'row')}, not {file.rows:,}"

@@ -25,6 +25,7 @@ from airflow_provider_cdc.core import plan, records
 from airflow_provider_cdc.core.results import Nulled, Skipped, SnapshotResult
 from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.staging import StagedFile
+from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import TransientError, ValueNotRepresentable
 from airflow_provider_cdc.jobs import net
 from airflow_provider_cdc.jobs.nulled import add_nulled
@@ -150,7 +151,7 @@ def _read_again(
             keys.add(_touched(step, tail))
             if keys.count <= FEW_KEYS:
                 break
-            say(f"snapshot: {keys.count:,} keys were touched meanwhile, and are read again")
+            say(f"snapshot: {counted(keys.count, 'key')} touched meanwhile; reading again")
             source.settle(lock)
             passed |= _pass(step, tail, keys, meanwhile)
             if len(incarnations() | passed) > 1:
@@ -172,7 +173,8 @@ def _read_again(
         keys.layers.append(_layer(step, tail.order, found))
         keys.nulled += _nulled(step, found)
         say(
-            f"snapshot: {looked_up:,} keys read again in a view at {bound.position}, which was open for {seconds:.1f} s"
+            f"snapshot: {counted(looked_up, 'key')} read again in a view at {bound.position}, "
+            f"which was open for {seconds:.1f} s"
         )
         again = Again(tuple(keys.files), tuple(keys.layers), tail.transactions, tail.row_images)
     refused = {str(step.tables[table].table.name): why for one in found for table, why in one.refused.items()}

@@ -28,6 +28,7 @@ from airflow_provider_cdc.core.selecting import published_schema
 from airflow_provider_cdc.core.staging import StagedFile, Staging
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import TableName
+from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import CdcError, ManifestError, naming
 from airflow_provider_cdc.jobs.again import read_record
 from airflow_provider_cdc.jobs.extract_delta import read_net_change
@@ -113,13 +114,13 @@ def _consolidate(step: Step) -> ConsolidateResult:
     say_skipped(found.skipped)
     say(table(("table", "rows", "keys touched", "files"), rows))
     say_nulled("consolidate: put back as null", found.nulled)
-    say(f"consolidate: {found.files_rewritten} files rewritten, {found.files_adopted} adopted as they were")
+    say(f"consolidate: {counted(found.files_rewritten, 'file')} rewritten, {found.files_adopted:,} kept as written")
     for name, count in found.changes.items():
         if count is None:
             say(f"consolidate: {name}: no changes: there was no copy before; the next run's begin at this copy")
         else:
             start = decision.feeds[name].start
-            say(f"consolidate: {name}: changes: {count:,} rows, from {start} to {found.position}")
+            say(f"consolidate: {name}: {counted(count, 'row change')}, from {start} to {found.position}")
     return found
 
 
@@ -222,8 +223,8 @@ def _stage(step: Step) -> Decision:
     orders = _orders(step, change, files, layers, [index for index in copied if index not in bases])
     touched = sum(change.keys(index) for index in copied)
     searched = sum(len(order.files) for order in orders if isinstance(order, Rewind))
-    say(f"consolidate: {touched:,} keys touched; looking for them in {searched} files")
-    progress = Progress("consolidate", "tasks", len(orders), len(orders), note=ProgressFile(step.folder).note)
+    say(f"consolidate: {counted(touched, 'key')} touched; looking for them in {counted(searched, 'file')}")
+    progress = Progress("consolidate", "task", len(orders), len(orders), note=ProgressFile(step.folder).note)
     with noting_damage(step, bases):
         outcomes = roll_forward(step, change, {index: bases[index] for index in copied if index in bases}, layers)
     outcomes += run_tasks(
@@ -370,4 +371,5 @@ def _give_up_past(run: Run, settings: ConnectionSettings) -> None:
         for part, own in copies.items():
             give_up_past(open_source(settings), options, f"{manifest.lake}#{part}" if part else manifest.lake, own)
     except CdcError as error:
-        say(f"consolidate: the source keeps its past for longer than {options.standing_slot_hours} hours: {error}")
+        hours = counted(options.standing_slot_hours, "hour")
+        say(f"consolidate: the source keeps its past for longer than {hours}: {error}")

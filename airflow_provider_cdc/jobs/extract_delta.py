@@ -25,6 +25,7 @@ from airflow_provider_cdc.core.results import EXTRACT_DELTA, DeltaResult, Skippe
 from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.staging import StagedFile
 from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import ExactnessError
 from airflow_provider_cdc.jobs import net
 from airflow_provider_cdc.jobs.again import read_record as read_again_record
@@ -137,8 +138,8 @@ def _result(
     )
     say_skipped(skipped)
     say(
-        f"extract_delta: {found.transactions:,} transactions, {found.row_images:,} row images, "
-        f"{sum(keys.values()):,} keys touched"
+        f"extract_delta: {counted(found.transactions, 'transaction')}, {counted(found.row_images, 'row image')}, "
+        f"{counted(sum(keys.values()), 'key')} touched"
     )
     return found
 
@@ -226,10 +227,12 @@ def _read(step: Step, window: Window, name: str, segments: Callable[[], list[Log
     whole = without_damaged(step, kept, "extract_delta: segment")
     done = {number: record for number, record in done.items() if number in whole}
     missing = [segment for segment in planned if segment.number not in done]
-    what = "log segments" if name == window.plan_name else "earlier log segments, for what was prepared there"
-    say(f"extract_delta: {len(planned)} {what}" + (f", {len(done)} kept" if done else ""))
+    own = name == window.plan_name
+    what = counted(len(planned), "log segment" if own else "earlier log segment")
+    why = "" if own else ", for what was prepared there"
+    say(f"extract_delta: {what}{why}" + (f", {len(done):,} kept" if done else ""))
     note = ProgressFile(step.folder).note
-    progress = Progress("extract_delta", "segments", len(missing), len(missing), note=note)
+    progress = Progress("extract_delta", "segment", len(missing), len(missing), note=note)
     skips, alone = step.manifest.options.skips, len(window.tables) == len(step.tables)
     read = run_tasks(
         step.spark,

@@ -25,6 +25,7 @@ from airflow_provider_cdc.core.selecting import published_schema
 from airflow_provider_cdc.core.staging import StagedFile, Staging
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import DecodeError, ValueNotRepresentable
 from airflow_provider_cdc.jobs.net import Decisions
 from airflow_provider_cdc.jobs.progress import say
@@ -259,7 +260,7 @@ def stage_feeds(
         if entry.base and any(index in window.tables for window in windows):
             before = bases[entry.base].feeds.get(str(entry.table.name))
             orders.append(FeedOrder(index, before.next if before is not None else 1))
-    say(f"consolidate: writing the changes of {len(orders)} tables")
+    say(f"consolidate: writing the changes of {counted(len(orders), 'table')}")
     work = FeedTask(step.staging, step.source, step.tables, tuple(windows), manifest.options.skips)
     outcomes = run_tasks(step.spark, "write the change feeds", orders, work)
     feeds = {}

@@ -25,6 +25,7 @@ from airflow_provider_cdc.core.selecting import published_schema
 from airflow_provider_cdc.core.staging import StagedFile, difference
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.storage_errors import told
+from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import CdcError, CopyMismatch, FileDamaged
 from airflow_provider_cdc.jobs.net import NetChange
 from airflow_provider_cdc.jobs.progress import Progress, ProgressFile, say
@@ -80,11 +81,11 @@ class LookAtFiles:
             with told(folder.uri_of(one.file.name)):
                 size = folder.filesystem.get_file_info(folder.path(one.file.name)).size
                 if size != one.file.bytes:
-                    what = "is gone" if size is None else f"has {size} bytes, not {one.file.bytes}"
+                    what = "is gone" if size is None else f"has {counted(size, 'byte')}, not {one.file.bytes:,}"
                 else:
                     found = pq.ParquetFile(folder.path(one.file.name), filesystem=folder.filesystem)
                     if found.metadata.num_rows != one.file.rows:
-                        what = f"has {found.metadata.num_rows} rows, not {one.file.rows}"
+                        what = f"has {counted(found.metadata.num_rows, 'row')}, not {one.file.rows:,}"
                     elif not found.schema_arrow.equals(schema):
                         what = "has other columns than the table is published with now"
         except FileNotFoundError:
@@ -215,8 +216,8 @@ def roll_forward(
     if not orders:
         return []
     searched = sum(target.file is not None for order in orders for target in order.targets)
-    say(f"consolidate: looking for touched keys in {searched} files of the copies before")
-    progress = Progress("consolidate", "tasks", len(orders), len(orders), note=ProgressFile(step.folder).note)
+    say(f"consolidate: looking for touched keys in {counted(searched, 'file')} of the copies before")
+    progress = Progress("consolidate", "task", len(orders), len(orders), note=ProgressFile(step.folder).note)
     outcomes = run_tasks(
         step.spark,
         "roll forward",
@@ -228,11 +229,11 @@ def roll_forward(
     refused = {outcome.table for outcome in outcomes if outcome.refused}
     for index in sorted({outcome.table for outcome in outcomes} - refused):
         table = step.tables[index].table
-        found = sum(outcome.found for outcome in outcomes if outcome.table == index)
+        found, wanted = sum(outcome.found for outcome in outcomes if outcome.table == index), change.befores(index)
         # Keys alone do not tell whether there was a row before.
-        if not table.keyless and index not in layers and found != change.befores(index):
+        if not table.keyless and index not in layers and found != wanted:
             raise CopyMismatch(
-                f"the log changes {change.befores(index):,} rows of the copy before, which holds {found:,} of them",
+                f"the log changes {counted(wanted, 'row')} of the last copy, which holds {found:,} of them",
                 where=str(table.name),
                 hint=FOREIGN,
             )

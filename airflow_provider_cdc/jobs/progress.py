@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import CdcError
 
 EVERY_SECONDS = 5.0
@@ -31,7 +32,7 @@ class Progress:
     """Says every few seconds how far a step is: in a line, and as JSON data for `note`.
 
     :param title: the step.
-    :param unit: what is counted, in the plural.
+    :param unit: what is counted, in the singular; an s makes its plural.
     :param total: how many of them there are.
     :param weight: the work they make in all, in any unit; how much is done and the time left are judged by it.
     :param at_work: the tables that are at work now.
@@ -105,7 +106,7 @@ class Progress:
             "percent": round(100 * self._done / self._weight, 1) if self._weight else 0.0,
             "done": self._count,
             "total": self._total,
-            "unit": self._unit,
+            "unit": f"{self._unit}s",
             "rows": self._rows,
             "bytes": self._bytes,
             "rows_per_second": round((self._rows - rows) / (now - since)) if now > since else 0,
@@ -125,8 +126,8 @@ class Progress:
     def _line(self, told: dict[str, Any]) -> str:
         parts = [
             f"{self._title}: {told['percent']:.0f} %",
-            f"{told['done']:,} of {told['total']:,} {told['unit']}",
-            f"{told['rows']:,} rows",
+            f"{told['done']:,} of {counted(told['total'], self._unit)}",
+            counted(told["rows"], "row"),
         ]
         if told["bytes"]:
             parts.append(f"{told['bytes'] / 2**20:,.1f} MiB")

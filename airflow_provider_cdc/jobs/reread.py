@@ -17,6 +17,7 @@ from airflow_provider_cdc.core.names import folder_name
 from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.selecting import published_columns, published_schema
 from airflow_provider_cdc.core.staging import StagedFile, Staging
+from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import CopyMismatch, SourceUnavailable, ValueNotRepresentable
 from airflow_provider_cdc.jobs import net
 from airflow_provider_cdc.jobs.selected import copied
@@ -123,8 +124,8 @@ class ReadAgain:
                 wrong |= seen != some["count"].to_numpy()
                 if self.view and wrong.any():
                     raise CopyMismatch(
-                        f"of {int(wrong.sum()):,} rows the log says otherwise than a search by their keys does: they "
-                        "are there but not found, or found but gone",
+                        f"the log and a search by keys disagree about {counted(int(wrong.sum()), 'row')}: there but "
+                        "not found, or found but gone",
                         where=str(table.name),
                         hint=f"look whether the index {table.key_index} is whole (amcheck; after an update of the "
                         "operating system its collation may sort otherwise): REINDEX it, and trigger a new run",

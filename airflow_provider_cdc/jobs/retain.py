@@ -30,6 +30,7 @@ from airflow_provider_cdc.core.retention import (
 )
 from airflow_provider_cdc.core.run import Commit, Run, read_is_latest
 from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.jobs.progress import say
 from airflow_provider_cdc.jobs.step import sink_of
@@ -140,8 +141,9 @@ class _Retention:
         options, folders = self._run.manifest.options, len(removed.runs)
         asked = f"keep = {options.keep}" + (f", keep_days = {options.keep_days}" if options.keep_days else "")
         if count or folders:
-            say(f"consolidate: {asked}: {count} older copies and the folders of {folders} runs removed")
+            copies = counted(count, "older copy", "older copies")
+            say(f"consolidate: {asked}: {copies} and {counted(folders, 'folder')} of runs removed")
         for uri, why in sorted(removed.left.items())[:SHOWN]:
             say(f"consolidate: WARNING: {uri} stays: {why}")
         if len(removed.left) > SHOWN:
-            say(f"consolidate: WARNING: {len(removed.left) - SHOWN} more stay; the run's report lists them")
+            say(f"consolidate: WARNING: more stay ({len(removed.left) - SHOWN:,}); the run's report lists them")

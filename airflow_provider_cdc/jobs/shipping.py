@@ -72,7 +72,7 @@ def package_zip(folder: Path) -> Path:
 
 
 def _shipped() -> Iterator[Path]:
-    yield from (PACKAGE / "__init__.py", PACKAGE / "errors.py")
+    yield from (PACKAGE / "__init__.py", PACKAGE / "errors.py", PACKAGE / "counted.py")
     for name in SHIPPED:
         yield from (PACKAGE / name).rglob("*.py")
 

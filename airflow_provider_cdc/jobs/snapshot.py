@@ -21,6 +21,7 @@ from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.staging import StagedFile
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.timeline import Bar, write_timeline
+from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import CdcError, SourceUnavailable, TransientError
 from airflow_provider_cdc.jobs.again import Seen, read_again
 from airflow_provider_cdc.jobs.key_order import Extent, check_key_order
@@ -76,7 +77,7 @@ def _snapshot(step: Step) -> SnapshotResult:
     for entry in step.tables:
         check_still(step.source, entry.table)
     if rolled := sum(bool(entry.base) for entry in step.tables):
-        say(f"snapshot: {rolled} tables are not read: their last copies are rolled forward")
+        say(f"snapshot: {counted(rolled, 'table')} not read, but rolled forward from the last copies")
     # Where rows are read again, those of the others are, too.
     tables = [entry.table for entry in step.tables if not entry.base or entry.at_upper]
     if not tables:
@@ -99,7 +100,7 @@ def _snapshot(step: Step) -> SnapshotResult:
         stale = _stale(done, bound)
         if not stale and (seen or not step.manifest.at_upper):
             break
-        say(f"snapshot: the server restarted meanwhile; {len(stale)} parts are read again")
+        say(f"snapshot: the server restarted meanwhile; reading {counted(len(stale), 'part')} again")
         for number in stale:
             del done[number]
     else:
@@ -243,9 +244,9 @@ def _read_missing(
     brief: bool,
 ) -> None:
     chunks = sum(len(part.chunks) for part in missing)
-    kept = f", {len(done)} kept" if done else ""
-    live = sum(not entry.base for entry in step.tables)
-    say(f"snapshot: {live} tables, {chunks} chunks in {len(missing)} parts{kept}")
+    kept = f", {len(done):,} kept" if done else ""
+    live = counted(sum(not entry.base for entry in step.tables), "table")
+    say(f"snapshot: {live}, {counted(chunks, 'chunk')} in {counted(len(missing), 'part')}{kept}")
 
     weights = {part.number: part.weight for part in missing}
 
@@ -257,7 +258,7 @@ def _read_missing(
     note = ProgressFile(step.folder).note
     progress = Progress(
         "snapshot",
-        "chunks",
+        "chunk",
         chunks,
         sum(weights.values()),
         at_work=at_work,

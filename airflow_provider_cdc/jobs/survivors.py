@@ -17,6 +17,7 @@ from airflow_provider_cdc.core import row_bytes
 from airflow_provider_cdc.core.staging import StagedFile
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import ValueNotRepresentable
 from airflow_provider_cdc.jobs import net
 from airflow_provider_cdc.jobs.skipped import reason
@@ -88,11 +89,11 @@ def _error(values: Sequence[OddRow]) -> ValueNotRepresentable:
     for value in values:
         by_column.setdefault(value.where, []).append(value)
     first = values[0]
-    told = [f"{own[0].message} ({len(own):,} such rows read)" for own in by_column.values()]
+    told = [f"{own[0].message} ({counted(len(own), 'such row')} read)" for own in by_column.values()]
     if len(by_column) == 1:
         return ValueNotRepresentable(told[0], where=first.where, hint=first.hint)
     shown = "; ".join(f"{where}: {what}" for where, what in list(zip(by_column, told, strict=True))[:_SHOWN])
-    more = f"; and {len(by_column) - _SHOWN} more columns" if len(by_column) > _SHOWN else ""
+    more = f"; and {counted(len(by_column) - _SHOWN, 'more column')}" if len(by_column) > _SHOWN else ""
     return ValueNotRepresentable(
         f"{shown}{more}", where=f"{len(by_column)} columns", hint=f"for each of them: {first.hint}"
     )

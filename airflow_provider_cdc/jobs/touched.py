@@ -21,6 +21,7 @@ from airflow_provider_cdc.core import row_bytes
 from airflow_provider_cdc.core.staging import StagedFile
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import CopyMismatch
 
 BLOCK_ROWS = 1_000_000
@@ -97,7 +98,7 @@ class TouchedKeys:
         """:raises CopyMismatch: rows of a keyless table, to which the log ``does`` that, are not in its files."""
         if self.left is not None and self.left.any():
             raise CopyMismatch(
-                f"the log {does} {int(self.left.sum())} rows that the copy does not hold",
+                f"the log {does} {counted(int(self.left.sum()), 'row')} that the copy does not hold",
                 where=str(table.name),
                 hint="trigger a new run; if it recurs, report it with the server's version",
             )

@@ -12,6 +12,7 @@ from airflow_provider_cdc.core.names import folder_name
 from airflow_provider_cdc.core.run import WORK_FOLDERS, Run, is_published
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import TableName
+from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import CdcError, ManifestError, PreflightError, Problem
 from airflow_provider_cdc.sinks.registry import open_sink
 
@@ -92,10 +93,10 @@ def tell_leftovers(scratch: Storage) -> None:
         return
     folders = [folder for leftover in found[:SHOWN] for folder in leftover.folders]
     _log.warning(
-        "%d runs that began more than %d days ago were never published; their files are read by nobody. "
-        "If you will not clear their tasks any more, remove these folders%s:\n%s",
-        len(found),
-        OLD.days,
+        "Never published, though begun more than %s ago: %s, whose files are read by nobody. "
+        "If you will not clear those tasks any more, remove these folders%s:\n%s",
+        counted(OLD.days, "day"),
+        counted(len(found), "run"),
         f" (the first {SHOWN} runs)" if len(found) > SHOWN else "",
         "\n".join(f"  {folder}" for folder in folders),
     )

@@ -13,6 +13,7 @@ from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.results import ConsolidateResult, DeltaResult, SnapshotResult
 from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.sources.capabilities import Source
 from airflow_provider_cdc.sources.optional import TellsRunway
@@ -57,8 +58,8 @@ def summary(source: Source, sink: Sink, scratch: Storage, plans: Sequence[TableP
     forward = len(plans) - len(read)
     lines = [
         f"exact at: {exact_at}",
-        f"in all: {len(plans):,} tables, {forward:,} of them rolled forward",
-        f"to read: about {rows:,} rows, {size / 1e6:,.1f} MB",
+        f"in all: {counted(len(plans), 'table')}, {forward:,} of them rolled forward",
+        f"to read: about {counted(rows, 'row')}, {size / 1e6:,.1f} MB",
     ]
     pace = pace_of(sink, scratch, plans)
     seconds = pace.seconds(rows) if pace else None
@@ -93,8 +94,8 @@ class View:
         most = self.whole[0]
         size = sum(plan.bytes for plan in self.whole)
         return (
-            f"one snapshot of about {_duration(self.seconds)}, in which {len(self.whole):,} tables of which the log "
-            f"tells no key are read as a whole ({size / 1e6:,.1f} MB; the largest is {most.table}, "
+            f"one snapshot of about {_duration(self.seconds)}, in which {counted(len(self.whole), 'table')} "
+            f"without keys in the log must be read as a whole ({size / 1e6:,.1f} MB; the largest is {most.table}, "
             f"{most.bytes / 1e6:,.1f} MB)"
         )
 

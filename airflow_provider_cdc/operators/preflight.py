@@ -14,6 +14,7 @@ from airflow_provider_cdc.core.records import encode
 from airflow_provider_cdc.core.run import scratch_of
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import TableName
+from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import PreflightError, Problem, TerminalError, TransientError
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.operators.base import TargetOperator, hand_on, lake_of, say_skipped, scratch_for
@@ -116,7 +117,7 @@ class PreflightOperator(TargetOperator):
                 "The plan. Nothing is copied, for plan_only is set:\n%s\n%s", readable(plans), outputs["summary"]
             )
         else:
-            self.log.info("%d tables will be copied:\n%s", len(plans), readable(plans))
+            self.log.info("%s will be copied:\n%s", counted(len(plans), "table"), readable(plans))
         hand_on(context, outputs)
         return outputs
 

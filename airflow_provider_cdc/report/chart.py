@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from html import escape
 
 from airflow_provider_cdc.core.timeline import Bar
+from airflow_provider_cdc.counted import counted
 
 LANES = 40
 """More lanes than that nobody can tell apart."""
@@ -71,5 +72,6 @@ def _merged(bars: Sequence[Bar], gap: float) -> list[tuple[Bar, int]]:
 
 
 def _told(bar: Bar, parts: int, lane: str) -> str:
-    what = f"part {bar.part}" if parts == 1 else f"{parts} parts from part {bar.part} on"
-    return f"{bar.table}, {what}: {bar.seconds:,.1f} s, {bar.rows:,} rows, {bar.bytes / 2**20:,.1f} MiB, by {lane}"
+    what = f"part {bar.part}" if parts == 1 else f"{counted(parts, 'part')} from part {bar.part} on"
+    rows, size = counted(bar.rows, "row"), f"{bar.bytes / 2**20:,.1f} MiB"
+    return f"{bar.table}, {what}: {bar.seconds:,.1f} s, {rows}, {size}, by {lane}"

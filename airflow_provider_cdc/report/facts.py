@@ -11,6 +11,7 @@ from airflow_provider_cdc.core.removed import Removed, read_removed
 from airflow_provider_cdc.core.results import RESULTS, ConsolidateResult, DeltaResult, SnapshotResult, StepResult
 from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.timeline import Bar, read_timeline
+from airflow_provider_cdc.counted import counted
 
 Rows: TypeAlias = tuple[tuple[str, ...], ...]
 
@@ -61,7 +62,7 @@ def report_of(run: Run) -> Report:
     if nulls := _nulls(read, done):
         note = "Values that no Arrow type holds, which became null because `unrepresentable` is `null`."
         sections.append(Section("Null instead of a value", ("table", "column", "values"), nulls, note))
-    return Report(f"Copy of {len(done.published):,} tables, run {run.run_id}", tuple(sections))
+    return Report(f"Copy of {counted(len(done.published), 'table')}, run {run.run_id}", tuple(sections))
 
 
 def report_of_failure(run: Run, failed: Failed) -> Report:
@@ -96,7 +97,9 @@ def _run(run: Run, done: ConsolidateResult | None) -> Section:
         ("target", manifest.lake),
         (
             "begun",
-            "once" if run.generation == 1 else f"{run.generation} times: the source lost what an earlier one had",
+            "once"
+            if run.generation == 1
+            else f"{counted(run.generation, 'time')}: the source lost what an earlier one had",
         ),
     ]
     return Section("The run", ("", ""), tuple(rows))
@@ -135,7 +138,7 @@ def _removed(removed: Removed, options: StepOptions) -> Section:
     rows += [("", f"run {run_id}", "its folder was removed") for run_id in removed.runs]
     rows += [("", uri, f"stays: {why}") for uri, why in sorted(removed.left.items())]
     many = f"the newest {options.keep:,} stay" if options.keep > 1 else "the newest one stays"
-    days = f", and those of the last {options.keep_days:,} days" if options.keep_days else ""
+    days = f", and those of the last {counted(options.keep_days, 'day')}" if options.keep_days else ""
     note = f"Of each table {many}{days}."
     return Section("Older copies", ("table", "copy", "what became of it"), tuple(rows), note)
 
@@ -149,11 +152,11 @@ def _did(found: StepResult) -> str:
         size = sum(own.bytes for own in found.tables.values())
         rate = f", {found.rows / found.seconds:,.0f} rows/s" if found.seconds > 0 else ""
         lock = f"longest lock {found.lock_seconds * 1000:,.0f} ms"
-        return f"{found.rows:,} rows, {size / 2**20:,.1f} MiB{rate}; {lock}"
+        return f"{counted(found.rows, 'row')}, {size / 2**20:,.1f} MiB{rate}; {lock}"
     if isinstance(found, DeltaResult):
-        images = f"{found.row_images:,} row images in {found.segments:,} segments"
-        return f"{found.transactions:,} transactions, {images}"
-    return f"{found.files_rewritten:,} files rewritten, {found.files_adopted:,} adopted as they were"
+        images = f"{counted(found.row_images, 'row image')} in {counted(found.segments, 'segment')}"
+        return f"{counted(found.transactions, 'transaction')}, {images}"
+    return f"{counted(found.files_rewritten, 'file')} rewritten, {found.files_adopted:,} kept as written"
 
 
 def _timeline(run: Run) -> Iterator[Section]:
@@ -167,7 +170,7 @@ def _timeline(run: Run) -> Iterator[Section]:
         for bar in slowest
     )
     lanes = len({bar.lane for bar in bars})
-    note = f"{len(bars):,} parts, read by {lanes:,} workers. The table has those that took longest."
+    note = f"{counted(len(bars), 'part')}, read by {counted(lanes, 'worker')}. The table has those that took longest."
     yield Section("Timeline", ("table", "part", "seconds", "rows", "MiB", "worker"), rows, note, tuple(bars))
 
 

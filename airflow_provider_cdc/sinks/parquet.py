@@ -20,6 +20,7 @@ from airflow_provider_cdc.core.names import folder_name
 from airflow_provider_cdc.core.staging import StagedFile, Staging, difference
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import TableName
+from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import (
     CommitUnknown,
     FileDamaged,
@@ -218,7 +219,7 @@ class ParquetSink:
         present = self._lake.sizes(folder)
         for name, file in wanted.items():
             if present.get(name) != file.bytes:
-                what = f"has {present[name]} bytes, not {file.bytes}" if name in present else "is gone"
+                what = f"has {counted(present[name], 'byte')}, not {file.bytes:,}" if name in present else "is gone"
                 raise FileDamaged(
                     f"the file {file.base_name} of this copy {what}", where=self._lake.uri_of(folder), hint=_DAMAGED
                 )

@@ -14,6 +14,7 @@ from typing import Protocol, TypeVar
 
 from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import Problem
 
 _log = logging.getLogger(__name__)
@@ -64,7 +65,7 @@ def _problem(table: Table, column: str, count: int, rows: int) -> Problem:
     null = "" if table.identifies(column) else ", or to null"
     return Problem(
         f"{table.name}.{column}",
-        f"{count:,} of {rows:,} rows that were looked at have a value there that no Arrow type holds",
+        f"no Arrow type holds its value in {count:,} of the {counted(rows, 'row')} looked at",
         f"set unrepresentable to string{null}; correct these rows; leave the table out; or set on_table_error to skip",
         str(table.name),
     )

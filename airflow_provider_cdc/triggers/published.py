@@ -13,6 +13,7 @@ from airflow_provider_cdc.core import as_of
 from airflow_provider_cdc.core.as_of import AsOf
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.core.lsn import Lsn
+from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import ConfigurationError, PositionError
 from airflow_provider_cdc.triggers.position import point_of
 from airflow_provider_cdc.triggers.waiting import Answer, WaitingTrigger
@@ -100,7 +101,7 @@ def _short_of(copy: LatestCopy, point: AsOf) -> str:
     reached = as_of.parse(copy.position)
     if isinstance(point, GtidSet) and isinstance(reached, GtidSet):
         missing = point - reached
-        return f"it lacks {len(missing):,} transactions: {str(missing)[:200]}" if missing else ""
+        return f"it lacks {counted(len(missing), 'transaction')}: {str(missing)[:200]}" if missing else ""
     if isinstance(point, Lsn) and isinstance(reached, Lsn):
         return "" if reached >= point else f"it is exact at {reached}"
     raise ConfigurationError(

@@ -282,6 +282,6 @@ def test_older_copies_go_when_the_form_says_how_many_stay(
     assert second.xcoms["consolidate"]["removed"] == {"kept.t": [gone]}
     assert rows_of(second.xcoms, "kept.t") == [(1,), (2,)]
     assert len([*(tmp_path / "kept.t").glob("*=*")]) == len([*(tmp_path / "_runs").iterdir()]) == 1
-    assert "keep = 1: 1 older copies and the folders of 1 runs removed" in second.log
+    assert "keep = 1: 1 older copy and 1 folder of runs removed" in second.log
     report = Path(second.xcoms["consolidate"]["_link_ReportLink"].removeprefix("file://"))
     assert gone in report.read_text()

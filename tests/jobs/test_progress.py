@@ -22,7 +22,7 @@ class Watched:
         self.tables = ["shop.a"]
         self.progress = Progress(
             "snapshot",
-            "chunks",
+            "chunk",
             total,
             weight,
             at_work=lambda: self.tables,
@@ -61,6 +61,15 @@ def test_a_step_that_hangs_goes_on_telling_and_its_rate_falls() -> None:
     assert watched.notes[0]["rows_per_second"] == 1200
     assert watched.notes[-1]["rows_per_second"] == 0
     assert watched.notes[-1]["seconds_left"] is None
+
+
+def test_one_chunk_and_one_row_are_told_as_such_and_the_unit_of_the_data_stays() -> None:
+    watched = Watched(1, 1.0)
+    watched.progress._rows = 1
+    watched.now = 5.0
+    watched.progress.tick()
+    assert watched.lines == ["snapshot: 0 %, 0 of 1 chunk, 1 row, 0 rows/s; at work: shop.a"]
+    assert watched.notes[0]["unit"] == "chunks"
 
 
 def test_many_tables_make_no_long_line() -> None:
@@ -112,7 +121,7 @@ def test_the_log_that_waits_is_told_once_it_is_known() -> None:
     now = [0.0]
     progress = Progress(
         "snapshot",
-        "chunks",
+        "chunk",
         10,
         10.0,
         backlog=lambda: known[0],

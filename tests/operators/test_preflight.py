@@ -243,7 +243,7 @@ def test_a_plan_tells_what_a_run_would_do_and_leaves_nothing(
     found = preflight(target.as_uri(), tables=[f"{shop}.accounts"], plan_only=True)
     said = capsys.readouterr().out
     assert found.keys() == {"plan", "options", "skipped", "summary"}
-    assert "1 tables, 0 of them rolled forward" in found["summary"]
+    assert "in all: 1 table, 0 of them rolled forward" in found["summary"]
     assert "time: not known" in found["summary"]
     assert "runway: the source has its log for 30.0 days from now on (binlog_expire_logs_seconds)" in found["summary"]
     assert f"{shop}.accounts  watermark" in said
@@ -315,7 +315,7 @@ def test_a_plan_tells_how_long_the_snapshot_is_that_rows_are_read_again_in(
     told = preflight((tmp_path / "one").as_uri(), tables=["public.keyed"], plan_only=True, **other)["summary"]
     assert "view: one snapshot of about 1 s, in which the last of the touched rows are read" in told
     told = preflight((tmp_path / "one").as_uri(), tables=["public.*"], plan_only=True, **other)["summary"]
-    assert "in which 1 tables of which the log tells no key are read as a whole" in told
+    assert "in which 1 table without keys in the log must be read as a whole" in told
     assert "the largest is public.bare" in told
     assert "the server removes no dead rows" not in capsys.readouterr().out
     monkeypatch.setattr(planned, "_ROWS_PER_SECOND", 500)

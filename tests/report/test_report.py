@@ -22,11 +22,11 @@ from tests.runs import consolidate_result, delta_result, manifest_of, snapshot_r
 
 ODD = TableName("shop", "<script>alert('1')</script>|`a`\n*b*")
 POSITION = "3e11fa47-71ca-11e1-9e33-c80aa9429562:1-5"
+ONE = RunTable(Table(ODD, (Column("id", "int", False),), ("id",)), "watermark", "its key tells")
 
 
 def published(tmp_path: Path) -> Run:
-    table = RunTable(Table(ODD, (Column("id", "int", False),), ("id",)), "watermark", "its key tells")
-    run = Run.create(manifest_of(Storage(tmp_path.as_uri()), initial_position=POSITION, tables=(table,)))
+    run = Run.create(manifest_of(Storage(tmp_path.as_uri()), initial_position=POSITION, tables=(ONE,)))
     name = str(ODD)
     write_timeline(run.folder, [Bar(name, n, f"host-{n % 2}:1", 1e9 + n, 1.5 + n, 100, 2**20) for n in range(12)])
     run.finish_step("snapshot", snapshot_result(1234, tables={name: TableRead(1234, 3, 2, 2**20)}, seconds=2.0))
@@ -117,9 +117,22 @@ def test_a_phone_needs_no_wide_table(tmp_path: Path) -> None:
     assert 'data-label="keys put back">5</td>' in page
 
 
+def test_one_of_a_thing_is_told_as_one(tmp_path: Path) -> None:
+    run, name = Run.create(manifest_of(Storage(tmp_path.as_uri()), initial_position=POSITION, tables=(ONE,))), str(ODD)
+    write_timeline(run.folder, [Bar(name, 0, "host-0:1", 1e9, 1.5, 1, 2**20)])
+    run.finish_step("snapshot", snapshot_result(1, tables={name: TableRead(1, 1, 1, 2**20)}, seconds=2.0))
+    run.finish_step("extract_delta", delta_result(1))
+    run.finish_step("consolidate", consolidate_result(published={name: "file:///x"}, rows={name: 1}))
+    uri = write_report(Run.load(run.folder))
+    text = "".join(Seen(Path(uri.removeprefix("file://")).read_text()).text)
+    assert f"Copy of 1 table, run {run.run_id}" in text
+    for told in ("1 row, ", "1 transaction, ", "1 part, read by 1 worker."):
+        assert told in text, told
+    assert not re.search(r"(?<![\d,.])1 (tables|rows|transactions|row images|segments|files|parts|workers)", text)
+
+
 def test_a_run_that_failed_tells_why_and_how_far_it_came(tmp_path: Path) -> None:
-    table = RunTable(Table(ODD, (Column("id", "int", False),), ("id",)), "watermark", "its key tells")
-    run = Run.create(manifest_of(Storage(tmp_path.as_uri()), initial_position=POSITION, tables=(table,)))
+    run = Run.create(manifest_of(Storage(tmp_path.as_uri()), initial_position=POSITION, tables=(ONE,)))
     run.finish_step("snapshot", snapshot_result(1234, seconds=2.0))
     error = LogGone("it was <purged>", where="binlog.000001", hint="keep it for longer")
     uri = write_failure(run, Failed("extract_delta", type(error).__name__, str(error)))

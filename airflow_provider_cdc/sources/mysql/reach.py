@@ -7,6 +7,7 @@ from datetime import UTC, datetime
 from airflow_provider_cdc.core.as_of import AsOf
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.core.lsn import Lsn
+from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.log.prefixes import has_commit_after
@@ -28,7 +29,7 @@ def has_reached(settings: ConnectionSettings, point: AsOf, seen: Reach | None = 
     here = GtidSet.parse(str(executed))
     if isinstance(point, GtidSet):
         missing = point - here
-        return Reach(not missing, f"{len(missing):,} of its transactions are not there yet: {str(missing)[:200]}")
+        return Reach(not missing, f"it lacks {counted(len(missing), 'transaction')}: {str(missing)[:200]}")
     clock = datetime.fromtimestamp(int(now) / 1_000_000, UTC)
     if clock <= point:
         return Reach(False, f"by its clock it is {clock:%Y-%m-%d %H:%M:%S} UTC")

@@ -23,6 +23,7 @@ from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.table import Table, TableName
+from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import (
     LockNotGranted,
     PositionError,
@@ -287,7 +288,7 @@ def _take_lock(connection: Connection, names: Sequence[TableName], policy: LockP
         if attempt < policy.tries:
             time.sleep(policy.pause_seconds)
     raise LockNotGranted(
-        f"no read lock in {policy.tries} tries of {policy.wait_seconds} s",
+        f"no read lock in {counted(policy.tries, 'try', 'tries')} of {policy.wait_seconds} s",
         where=", ".join(map(str, names)),
         hint="end the transactions that hold the tables (performance_schema.metadata_locks shows them; "
         "a prepared XA transaction counts, XA RECOVER), or allow more tries (lock_tries)",

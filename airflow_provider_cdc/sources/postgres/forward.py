@@ -20,6 +20,7 @@ from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.core.options import StepOptions
 from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.table import Table, TableName
+from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import CdcError, PreflightError, Problem, SourceReplaced
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres import past, prepared, publishing, slots
@@ -74,7 +75,9 @@ def refusals_since(
         # Each further position takes one more, and where rows are read again a temporary copy of it.
         needed = _SLOTS_AGAIN + 2 * (bases - 1) if keys_only else _SLOTS + bases - 1
         if free < needed:
-            return all_for(f"only {free} replication slots are free, and {needed} are needed (max_replication_slots)")
+            return all_for(
+                f"only {counted(free, 'free replication slot')}, and {needed} are needed (max_replication_slots)"
+            )
         now = read_tables(connection, [table.name for table in tables])
         starts = dict.fromkeys((table.name for table in now), start)
         return _altered(connection, standing, starts, now, to, keys_only)

@@ -16,6 +16,7 @@ import psycopg
 
 from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.table import Table, TableName
+from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import LockNotGranted, SchemaChanged
 from airflow_provider_cdc.sources.postgres.identities import FULL, IDENTIFYING
 from airflow_provider_cdc.sources.postgres.schema import Leaf, leaves
@@ -99,7 +100,7 @@ def _locking(
             undo()
             if attempt == lock.tries:
                 raise LockNotGranted(
-                    f"no lock to publish the tables in {lock.tries} tries of {lock.wait_seconds} s",
+                    f"no lock to publish the tables in {counted(lock.tries, 'try', 'tries')} of {lock.wait_seconds} s",
                     where=", ".join(str(table.name) for table in tables),
                     hint="let the DDL, VACUUM or CREATE INDEX CONCURRENTLY on them end (pg_stat_activity), or let more "
                     "tries pass",

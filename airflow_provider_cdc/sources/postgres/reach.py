@@ -7,6 +7,7 @@ from datetime import datetime
 from airflow_provider_cdc.core.as_of import AsOf
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.core.lsn import Lsn
+from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.optional import Reach
@@ -36,7 +37,7 @@ def has_reached(settings: ConnectionSettings, point: AsOf) -> Reach:
         ((standby, text, when),) = query(connection, _HERE)
     if isinstance(point, Lsn):
         here = Lsn.parse(text or "0/0")
-        return Reach(here >= point, f"it is at {here}, {point - here:,} bytes of log before")
+        return Reach(here >= point, f"it is at {here}, {counted(point - here, 'byte')} of log before")
     assert when is None or isinstance(when, datetime)
     if when is not None and when > point:
         return Reach(True)

@@ -25,6 +25,7 @@ from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import (
     CdcError,
     DecodeError,
@@ -358,7 +359,7 @@ class _Reader:
                 yield from self._read(leaf, f"ONLY {leaf.sql} WHERE {condition}{pushed}")
 
     def find(self, keys: pa.BinaryArray) -> Iterator[pa.RecordBatch]:
-        with mapped_errors(f"{self._table.name}, rows of {len(keys):,} keys"):
+        with mapped_errors(f"{self._table.name}, rows of {counted(len(keys), 'key')}"):
             if self._lookup is None:
                 self._lookup = KeyLookup(self._rows.ask, self._table)
             own = leaves(self._table)

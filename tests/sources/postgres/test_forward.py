@@ -231,7 +231,7 @@ def test_a_server_without_room_for_another_slot(postgres_factory: PostgresFactor
     publish(kept, point)
     asked = point.identity, point.position, point.tables, None, kept.options
     refused = kept.source.refusals_since(*asked, bases=bases)
-    assert [f"only {1 + bases} replication slots" in why for why in refused.values()] == [True]
+    assert [f"only {1 + bases} free replication slots" in why for why in refused.values()] == [True]
     if bases > 1:
         assert kept.source.refusals_since(*asked) == {}
     kept.forget()
