@@ -24,6 +24,12 @@ from harness.errors import HarnessError
 
 WAIT_SECONDS = 60.0
 _START_SECONDS = 60.0
+_REST_SECONDS = 10.0
+_AT_REST = (
+    "document.getAnimations().every(one => one.playState != 'running'"
+    " || one.effect.getComputedTiming().endTime == Infinity)"
+)
+"""Nothing moves but what turns for ever, as what shows that something is loaded does."""
 _OPTIONS = (
     "--headless",
     # It runs as whoever runs the tests, who may be root, and shows nothing but our own pages.
@@ -84,16 +90,21 @@ class Browser:
 
         :raises HarnessError: it does not; with a picture of what is there instead.
         """
+        try:
+            return self._wait(condition, seconds)
+        except HarnessError as error:
+            shown = self.script("document.body.innerText.slice(0, 3000)")
+            raise HarnessError(f"{what or condition}: {error}; see {self.shot('failed')}\n{shown}") from None
+
+    def _wait(self, condition: str, seconds: float) -> Any:
         deadline = time.monotonic() + seconds
         while True:
+            # While a page changes there may be nothing to ask.
             with contextlib.suppress(HarnessError):
                 if found := self.script(condition):
                     return found
             if time.monotonic() > deadline:
-                shown = self.script("document.body.innerText.slice(0, 3000)")
-                raise HarnessError(
-                    f"{what or condition}: not after {seconds:.0f} s; see {self.shot('failed')}\n{shown}"
-                )
+                raise HarnessError(f"not after {seconds:.0f} s")
             time.sleep(0.3)
 
     def wait_text(self, text: str, seconds: float = WAIT_SECONDS) -> None:
@@ -107,11 +118,18 @@ class Browser:
             ".find(one => one.offsetParent !== null && !one.disabled"
             f" && one.innerText.trim().startsWith({json.dumps(text)}))"
         )
-        self.wait(f"!!({found})", seconds, what=f"{selector} {text}")
-        place = self.script(
+        where = (
             f"(() => {{ const one = {found}; one.scrollIntoView({{block: 'center'}}); "
-            "const box = one.getBoundingClientRect(); return [box.x + box.width / 2, box.y + box.height / 2]; })()"
+            "const box = one.getBoundingClientRect(); "
+            "const x = box.x + box.width / 2, y = box.y + box.height / 2; "
+            "const top = document.elementFromPoint(x, y); "
+            "return top && (one.contains(top) || top.contains(one)) ? [x, y] : null; })()"
         )
+        before, place = None, self.wait(where, seconds, what=f"{selector} {text}")
+        # What slides in is hit where it comes to rest.
+        while place != before:
+            self.wait(_AT_REST, seconds, what="the end of what moves")
+            before, place = place, self.wait(where, seconds, what=f"{selector} {text}")
         for kind in ("mousePressed", "mouseReleased"):
             self.command("Input.dispatchMouseEvent", type=kind, x=place[0], y=place[1], button="left", clickCount=1)
 
@@ -139,8 +157,9 @@ class Browser:
             self.command("Input.dispatchKeyEvent", type=kind, **told)
 
     def shot(self, name: str) -> Path:
-        """Take a picture of the page, once what unfolds or slides in has had the time to."""
-        time.sleep(1)
+        """Take a picture of the page, once what unfolds or slides in has done so."""
+        with contextlib.suppress(HarnessError):
+            self._wait(_AT_REST, _REST_SECONDS)
         file = self._screenshots / f"{next(self._shots):02}-{name}.png"
         file.write_bytes(base64.b64decode(self.command("Page.captureScreenshot", format="png")["data"]))
         return file

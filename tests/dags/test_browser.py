@@ -12,10 +12,8 @@ import shutil
 import tempfile
 import threading
 import time
-import urllib.error
-import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -32,11 +30,16 @@ from harness.mysql_server import MysqlServer
 from harness.pipeline import published
 from harness.postgres_server import SUPERUSER, PostgresServer
 from harness.server_process import free_port
+from tests.dags.site import Site
 from tests.dags.watching import STEPS
 
 ROWS = 60_000
 WANTED = 1_000
 """Of these rows the condition in the form wants so many."""
+CONDITION = f"v = {ROWS // WANTED - 1}"
+COMPARED = f'"v" = {ROWS // WANTED - 1}'
+CHUNK_ROWS = 10
+"""Of so many chunks that there is something to see while they are read."""
 MINUTE = timedelta(minutes=1)
 NIGHTLY = """
 schedule: "{minutes} * * * *"
@@ -48,72 +51,6 @@ sources:
     target: {lake}
 """
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
-
-
-@dataclass
-class Site:
-    """An Airflow that is running, with its connections in its database, as people have them."""
-
-    url: str
-    check: Callable[[], None]
-    schema: str
-    folder: Path
-    token: str = ""
-
-    @property
-    def lake(self) -> Path:
-        return self.folder / "lake"
-
-    def ask(self, path: str, body: Any = None) -> tuple[int, Any]:
-        """The status and the answer of the REST API."""
-        self.check()
-        request = urllib.request.Request(f"{self.url}{path}", method="GET" if body is None else "POST")
-        request.add_header("Content-Type", "application/json")
-        if self.token:
-            request.add_header("Authorization", f"Bearer {self.token}")
-        data = None if body is None else json.dumps(body).encode()
-        try:
-            with urllib.request.urlopen(request, data, timeout=120) as answer:
-                return answer.status, json.load(answer)
-        except urllib.error.HTTPError as error:
-            return error.code, json.load(error)
-
-    def log_in(self) -> None:
-        status, answer = self.ask("/auth/token")
-        assert status in (200, 201), answer
-        self.token = answer["access_token"]
-
-    def trigger(self, dag_id: str, **conf: Any) -> tuple[int, Any]:
-        return self.ask(f"/api/v2/dags/{dag_id}/dagRuns", {"logical_date": None, "conf": conf})
-
-    def wait_for_dag(self, dag_id: str) -> None:
-        deadline = time.monotonic() + 300
-        while self.ask(f"/api/v2/dags/{dag_id}")[0] != 200:
-            assert time.monotonic() < deadline, "the DAG was not found"
-            time.sleep(2)
-
-    def last_run(self, dag_id: str) -> Any:
-        _, answer = self.ask(f"/api/v2/dags/{dag_id}/dagRuns?order_by=-run_after&limit=1")
-        return answer["dag_runs"][0]
-
-    def backfilled(self) -> dict[datetime, str]:
-        """The state of each run of `nightly` that a backfill made, once all backfills are over: by its logical date."""
-        deadline = time.monotonic() + 1200
-        while any(one["completed_at"] is None for one in self.ask("/api/v2/backfills?dag_id=nightly")[1]["backfills"]):
-            assert time.monotonic() < deadline, "the backfill goes on and on"
-            time.sleep(3)
-        runs = self.ask("/api/v2/dags/nightly/dagRuns?run_type=backfill")[1]["dag_runs"]
-        return {datetime.fromisoformat(run["logical_date"]): run["state"] for run in runs}
-
-    def wait_for_end(self, dag_id: str) -> tuple[str, dict[str, str]]:
-        """The state of the last run, and that of each task, once it has ended."""
-        deadline = time.monotonic() + 900
-        while (run := self.last_run(dag_id))["state"] not in ("success", "failed"):
-            assert time.monotonic() < deadline, run
-            time.sleep(2)
-        path = f"/api/v2/dags/{dag_id}/dagRuns/{run['dag_run_id']}/taskInstances"
-        instances = self.ask(path)[1]["task_instances"]
-        return run["state"], {one["task_id"]: one["state"] for one in instances}
 
 
 @dataclass
@@ -176,11 +113,12 @@ def site(
     schema = "browsed"
     mysql.query("CREATE USER weak@localhost")
     mysql.query(f"CREATE DATABASE {schema}")
-    mysql.query(f"CREATE TABLE {schema}.orders (id INT AUTO_INCREMENT PRIMARY KEY, at DATETIME DEFAULT NOW())")
+    mysql.query(f"CREATE TABLE {schema}.orders (id INT AUTO_INCREMENT PRIMARY KEY, v INT)")
     mysql.query("SET SESSION cte_max_recursion_depth = 1000000")
     numbers = "WITH RECURSIVE n (i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n WHERE i < 1000)"
     for _ in range(ROWS // 1000):
         mysql.query(f"INSERT INTO {schema}.orders (id) {numbers} SELECT NULL FROM n")
+    mysql.query(f"UPDATE {schema}.orders SET v = id % {ROWS // WANTED}")
     airflow = AirflowHome(folder / "airflow", {})
     airflow.environment |= {
         "AIRFLOW__CDC__SOURCE_CONN_IDS": "cdc_mysql cdc_postgres",
@@ -263,17 +201,15 @@ def fill_in(browser: Browser, site: Site, *, plan_only: bool) -> None:
     assert browser.script("!document.body.innerText.includes('Rows per chunk')"), "Advanced is folded"
     browser.type("#element_source_conn_id", "cdc_mysql")
     browser.type("#element_tables", f"{site.schema}.*")
-    where = json.dumps({f"{site.schema}.orders": f"id <= {WANTED}"})
-    browser.edit("#element_where .view-lines", where)
-    browser.wait(
-        f"document.querySelector('#element_where .view-lines').innerText.includes('id\\u00a0<=\\u00a0{WANTED}')",
-        what="the condition",
-    )
+    browser.edit("#element_where .view-lines", json.dumps({f"{site.schema}.orders": CONDITION}))
+    shown = "document.querySelector('#element_where .view-lines').innerText.replaceAll('\\u00a0', ' ')"
+    browser.wait(f"{shown}.includes({json.dumps(CONDITION)})", what="the condition")
     if plan_only:
         browser.script("document.querySelector('[name=element_plan_only]').click()")
     browser.shot("form")
     browser.click("button", "Advanced")
     browser.wait_text("Rows per chunk")
+    browser.type("#element_chunk_rows input", str(CHUNK_ROWS))
     browser.shot("form-advanced")
 
 
@@ -291,7 +227,7 @@ def test_a_person_plans_copies_and_reads_the_report(site: Site, browser: Browser
     run_id = site.last_run("backfill")["dag_run_id"]
     browser.open(f"{site.url}/dags/backfill/runs/{run_id}/tasks/preflight")
     browser.wait_text("The plan. Nothing is copied")
-    browser.wait_text(f'"id" <= {WANTED}')
+    browser.wait_text(COMPARED)
     browser.shot("plan")
     assert not site.lake.exists()
 
@@ -299,7 +235,8 @@ def test_a_person_plans_copies_and_reads_the_report(site: Site, browser: Browser
     submit(browser)
     run_id = site.last_run("backfill")["dag_run_id"]
     browser.open(f"{site.url}/dags/backfill/runs/{run_id}/tasks/snapshot")
-    browser.wait_text("chunks in", 600)
+    seen = browser.wait(r"/snapshot: \d+ %, [\d,]+ of [\d,]+ chunks.*/.exec(document.body.innerText)?.[0]", 600)
+    assert f"at work: {site.schema}.orders" in seen
     browser.shot("progress")
     state, tasks = site.wait_for_end("backfill")
     assert (state, set(tasks.values())) == ("success", {"success"})
@@ -312,10 +249,10 @@ def test_a_person_plans_copies_and_reads_the_report(site: Site, browser: Browser
     browser.wait_text("Timeline")
     told = browser.script("document.body.innerText")
     assert f"{WANTED:,}" in told
-    assert f'"id" <= {WANTED}' in told
+    assert COMPARED in told
     (copy,) = site.lake.glob(f"{site.schema}.orders*/snapshot=*")
     columns, rows = published(copy.as_uri())
-    assert sorted(row[columns.index("id")] for row in rows) == list(range(1, WANTED + 1))
+    assert sorted(row[columns.index("id")] for row in rows) == list(range(ROWS // WANTED - 1, ROWS, ROWS // WANTED))
     browser.shot("report")
     browser.command("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=2, mobile=True)
     assert browser.script("document.documentElement.scrollWidth <= 390"), "a phone scrolls in one direction"
@@ -332,13 +269,37 @@ def test_a_person_plans_copies_and_reads_the_report(site: Site, browser: Browser
     ],
 )
 def test_a_person_tests_a_connection(site: Site, browser: Browser, connection: str, told: str) -> None:
+    press_in_row(browser, site, connection, "Test Connection")
+    browser.wait_text(told)
+    browser.shot(f"connection-{connection}")
+
+
+def press_in_row(browser: Browser, site: Site, connection: str, button: str) -> None:
     browser.open(f"{site.url}/connections")
     browser.wait_text(connection)
     row = f"[...document.querySelectorAll('tr')].find(tr => tr.innerText.includes('{connection}'))"
-    browser.wait(f"!!{row}?.querySelector('button[aria-label=\"Test Connection\"]:not([disabled])')")
-    browser.script(f"{row}.querySelector('button[aria-label=\"Test Connection\"]').click()")
-    browser.wait_text(told)
-    browser.shot(f"connection-{connection}")
+    found = f"{row}?.querySelector('button[aria-label=\"{button}\"]:not([disabled])')"
+    browser.wait(f"!!{found}", what=button)
+    browser.script(f"{found}.click()")
+
+
+@pytest.mark.parametrize(
+    ("connection", "labels"),
+    [
+        ("cdc_mysql", ["User", "TLS mode", "TLS authority", "Trusted network", "Server's RSA key"]),
+        ("cdc_postgres", ["User", "Database", "Publication", "TLS mode", "TLS authority", "Channel binding"]),
+    ],
+)
+def test_the_form_of_a_connection_names_what_the_errors_name(
+    site: Site, browser: Browser, connection: str, labels: list[str]
+) -> None:
+    press_in_row(browser, site, connection, "Edit Connection")
+    browser.click("[role=dialog] button", "Extra Fields")
+    for label in labels:
+        browser.wait_text(label)
+    told = browser.script("document.querySelector('[role=dialog]').innerText")
+    assert "null" not in told
+    browser.shot(f"form-{connection}")
 
 
 def choose_minute(browser: Browser, number: int, minute: datetime) -> None:
