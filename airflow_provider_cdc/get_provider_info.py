@@ -46,7 +46,11 @@ def get_provider_info() -> dict[str, Any]:
         "triggers": [
             {
                 "integration-name": "CDC",
-                "python-modules": ["airflow_provider_cdc.triggers.position", "airflow_provider_cdc.triggers.published"],
+                "python-modules": [
+                    "airflow_provider_cdc.triggers.position",
+                    "airflow_provider_cdc.triggers.published",
+                    "airflow_provider_cdc.triggers.runway",
+                ],
             }
         ],
         "asset-uris": [

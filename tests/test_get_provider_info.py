@@ -52,6 +52,14 @@ def test_everything_it_names_exists() -> None:
         assert hook.hook_name == connection["hook-name"]
 
 
+@pytest.mark.parametrize("kind", ["sensors", "triggers"])
+def test_every_sensor_and_trigger_is_listed(kind: str) -> None:
+    (listed,) = get_provider_info()[kind]
+    folder = Path(__file__).parents[1] / "airflow_provider_cdc" / kind
+    own = {path.stem for path in folder.glob("*.py")} - {"__init__", "waiting"}
+    assert set(listed["python-modules"]) == {f"airflow_provider_cdc.{kind}.{name}" for name in own}
+
+
 def test_the_pages_and_the_picture_that_it_names_are_there() -> None:
     (integration,) = get_provider_info()["integrations"]
     root = Path(__file__).parents[1]
