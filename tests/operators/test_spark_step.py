@@ -366,8 +366,9 @@ def test_killing_a_task_ends_spark_submit(run: Storage, monkeypatch: pytest.Monk
             assert not running.done(), running.result()
             time.sleep(0.05)
         task.on_kill()
-        with pytest.raises(AirflowException, match="killed by signal 9"):
+        with pytest.raises(AirflowException, match="killed by signal 9") as failed:
             running.result(30)
+    assert "run out of memory" in str(failed.value).partition("Hint: ")[2]
 
 
 def test_missing_spark_connection_is_an_error_and_not_yarn() -> None:
