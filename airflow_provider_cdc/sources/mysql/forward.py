@@ -15,7 +15,7 @@ from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import CdcError, ExactnessError
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.history import LogPlace, check_place, end_of_log, log_files
-from airflow_provider_cdc.sources.mysql.log import codes, refusals
+from airflow_provider_cdc.sources.mysql.log import refusals
 from airflow_provider_cdc.sources.mysql.log.grammar import Statement
 from airflow_provider_cdc.sources.mysql.log.index_changes import is_recomputed
 from airflow_provider_cdc.sources.mysql.log.names import TrackedNames
@@ -23,6 +23,7 @@ from airflow_provider_cdc.sources.mysql.log.prefixes import prefix_of
 from airflow_provider_cdc.sources.mysql.log.segments import log_segments
 from airflow_provider_cdc.sources.mysql.log.statements import Effect, meaning
 from airflow_provider_cdc.sources.mysql.log.walk_state import LOOKED_AT, TABLE_WORDS
+from airflow_provider_cdc.sources.mysql.log_survey import looked_through, stretches
 from airflow_provider_cdc.sources.mysql.long_prepared import LongPrepared, PreparedWalker
 from airflow_provider_cdc.sources.mysql.past import replication_problems, resolve
 from airflow_provider_cdc.sources.mysql.schema import difference, read_tables
@@ -104,27 +105,26 @@ def _broken(
     # The end first: its file is then among the files.
     end, files = end or end_of_log(settings, connection), log_files(connection)
     check_place(settings, files, begin)
-    names = list(files)
-    first, last = names.index(begin.file), names.index(end.file)
     found: dict[TableName, str] = {}
     prepared = LongPrepared()
     summaries = []
-    for number, file in enumerate(names[first : last + 1]):
+
+    def walker_of(segment: LogSegment) -> _Survey:
+        # Those that an earlier file already told of need not be looked at; which these are may not be known yet.
         left = [table for table in tables if table.name not in found]
-        at = begin.position if number == 0 else codes.FIRST_POSITION
-        stop = end.position if file == end.file else None
-        if not left or (stop is not None and at >= stop):
-            break
-        walker = _Survey(file, at, stop, start, left)
-        try:
-            walker.walk_through(settings)
-        except ExactnessError as error:
-            return {table.name: found.get(table.name, _said(error)) for table in tables}
-        found |= walker.broken
-        prepared.add(walker)
-        summaries.append(walker.summary)
+        return _Survey(segment.name, segment.start, segment.stop, start, left)
+
+    with looked_through(settings, files, stretches(files, begin, end), walker_of) as walkers:
+        for walker, error in walkers:
+            if error is not None:
+                return {table.name: found.get(table.name, _said(error)) for table in tables}
+            found |= {name: why for name, why in walker.broken.items() if name not in found}
+            if len(found) == len(tables):
+                return found
+            prepared.add(walker)
+            summaries.append(walker.summary)
     # It may have changed any table. Every run from this copy on would stop for it.
-    if lost := prepared.without_rows(settings, names, begin, start):
+    if lost := prepared.without_rows(settings, list(files), begin, start):
         why = f"since the copy: {_said(lost[0][0])}"
         return {table.name: found.get(table.name, why) for table in tables}
     try:

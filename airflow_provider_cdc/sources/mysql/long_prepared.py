@@ -6,7 +6,7 @@ any more what the commit changed.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.core.table import Table
@@ -41,9 +41,10 @@ class PreparedWalker(LogWalker):
     def prepared(self) -> set[str]:
         return set(self.xa.undecided)
 
-    def walk_through(self, settings: ConnectionSettings) -> None:
+    def walk_through(self, settings: ConnectionSettings, received: Callable[[int], bool] = lambda size: True) -> None:
         """Read the whole stretch of the file, or as much of it as is there.
 
+        :param received: is told how many bytes have come so far; False ends it.
         :raises ExactnessError: something that the proof does not allow for.
         """
         segment = self.summary.segment
@@ -51,7 +52,7 @@ class PreparedWalker(LogWalker):
         try:
             while not self.run(dump.data, dump.end):
                 dump.at = int(self.state[walk_state.AT])
-                if not dump.fill():
+                if not received(dump.bytes) or not dump.fill():
                     break
                 self.state[walk_state.AT] = 0
         finally:

@@ -9,7 +9,7 @@ server's start, before which nothing is known of it.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
@@ -37,8 +37,8 @@ from airflow_provider_cdc.sources.mysql.history import (
     file_number,
     log_files,
 )
-from airflow_provider_cdc.sources.mysql.log import codes
 from airflow_provider_cdc.sources.mysql.log.prefixes import Prefix, latest_commit, prefix_at, prefix_of
+from airflow_provider_cdc.sources.mysql.log_survey import looked_through, stretches
 from airflow_provider_cdc.sources.mysql.long_prepared import LongPrepared, PreparedWalker
 from airflow_provider_cdc.sources.mysql.preflight import recheck
 from airflow_provider_cdc.sources.mysql.server import (
@@ -52,6 +52,7 @@ from airflow_provider_cdc.sources.mysql.server import (
 from airflow_provider_cdc.sources.mysql.session import Connection, session, value
 from airflow_provider_cdc.sources.mysql.snapshot import NO_POSITION, tables_of
 from airflow_provider_cdc.sources.mysql.statement_writes import check_writes
+from airflow_provider_cdc.sources.window import LogSegment
 
 _POLL_SECONDS = 0.5
 _BREAKS = 20
@@ -225,7 +226,7 @@ def statement_problems(
     # The end first: its file is then among the files.
     end, files = end_of_log(settings, connection), log_files(connection)
     check_place(settings, files, past.prefix.place)
-    found = _last_break(settings, past.prefix, end, list(files), tables)
+    found = _last_break(settings, past.prefix, end, files, tables)
     if found is None:
         return []
     broken, when = found
@@ -252,7 +253,7 @@ def _later(when: datetime) -> str:
 
 
 def _last_break(
-    settings: ConnectionSettings, prefix: Prefix, end: LogPlace, files: Sequence[str], tables: Sequence[Table]
+    settings: ConnectionSettings, prefix: Prefix, end: LogPlace, files: Mapping[str, int], tables: Sequence[Table]
 ) -> tuple[CdcError, datetime] | None:
     """The last statement since ``prefix`` that a copy cannot go back beyond, and when it was committed."""
     last = None
@@ -276,23 +277,23 @@ def _is_before(one: LogPlace, other: LogPlace) -> bool:
 
 
 def _first_break(
-    settings: ConnectionSettings, prefix: Prefix, end: LogPlace, files: Sequence[str], tables: Sequence[Table]
+    settings: ConnectionSettings, prefix: Prefix, end: LogPlace, files: Mapping[str, int], tables: Sequence[Table]
 ) -> tuple[CdcError, LogPlace] | None:
-    first, last = files.index(prefix.place.file), files.index(end.file)
     prepared = LongPrepared()
     summaries = []
-    for number, file in enumerate(files[first : last + 1]):
-        start = prefix.place.position if number == 0 else codes.FIRST_POSITION
-        stop = end.position if file == end.file else None
-        walker = PreparedWalker(file, start, stop, prefix.position, watched=tables)
-        try:
-            walker.walk_through(settings)
-        except ExactnessError as error:
-            return error, LogPlace(file, walker.position)
-        prepared.add(walker)
-        summaries.append(walker.summary)
+
+    def walker_of(segment: LogSegment) -> PreparedWalker:
+        return PreparedWalker(segment.name, segment.start, segment.stop, prefix.position, watched=tables)
+
+    with looked_through(settings, files, stretches(files, prefix.place, end), walker_of) as walkers:
+        for walker, error in walkers:
+            if error is not None:
+                return error, LogPlace(walker.summary.segment.name, walker.position)
+            prepared.add(walker)
+            summaries.append(walker.summary)
     # What comes after the first of them is looked at next.
-    lost: list[tuple[CdcError, LogPlace]] = [*prepared.without_rows(settings, files, prefix.place, prefix.position)]
+    lost: list[tuple[CdcError, LogPlace]] = []
+    lost += prepared.without_rows(settings, list(files), prefix.place, prefix.position)
     try:
         check_writes(settings, summaries)
     except ImageNotWhole as error:

@@ -1,0 +1,111 @@
+"""What is looked through before any work is read by several threads, and still told in the order of the log."""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import pytest
+
+from airflow_provider_cdc.core.gtid import GtidSet
+from airflow_provider_cdc.core.table import TableName
+from airflow_provider_cdc.errors import ExactnessError
+from airflow_provider_cdc.sources.mysql import log_survey
+from airflow_provider_cdc.sources.mysql.history import LogPlace, end_of_log, log_files
+from airflow_provider_cdc.sources.mysql.log import codes
+from airflow_provider_cdc.sources.mysql.log_survey import FILES_AT_ONCE, looked_through, stretches
+from airflow_provider_cdc.sources.mysql.long_prepared import PreparedWalker
+from airflow_provider_cdc.sources.mysql.schema import read_tables
+from airflow_provider_cdc.sources.mysql.session import session
+from airflow_provider_cdc.sources.window import LogSegment
+from harness.mysql_server import MysqlServer
+from tests.conftest import MysqlFactory
+from tests.sources.mysql.log.reading import settings
+
+FILES = 3 * FILES_AT_ONCE
+
+
+@pytest.fixture
+def server(mysql_factory: MysqlFactory) -> MysqlServer:
+    server = mysql_factory({})
+    server.query("CREATE DATABASE d")
+    server.query("CREATE TABLE d.t (id INT PRIMARY KEY, v LONGTEXT)")
+    server.query("FLUSH BINARY LOGS")
+    return server
+
+
+def look(server: MysqlServer, enough: int = FILES) -> list[tuple[str, str]]:
+    """The files that were looked through, in the order in which they came, and why each of them stopped."""
+    with session(settings(server)) as connection:
+        end, files = end_of_log(settings(server), connection), log_files(connection)
+        tables = read_tables(connection, [TableName("d", "t")])
+    begin = LogPlace(list(files)[1], codes.FIRST_POSITION)
+
+    def walker_of(segment: LogSegment) -> PreparedWalker:
+        return PreparedWalker(segment.name, segment.start, segment.stop, GtidSet.parse(""), watched=tables)
+
+    found = []
+    with looked_through(settings(server), files, stretches(files, begin, end), walker_of) as walkers:
+        for walker, error in walkers:
+            assert error is None or isinstance(error, ExactnessError)
+            found.append((walker.summary.segment.name, str(error or "")))
+            if len(found) == enough:
+                break
+    return found
+
+
+def test_files_are_told_in_the_order_of_the_log_whichever_is_read_first(server: MysqlServer) -> None:
+    for number in range(FILES):
+        if number == 0:
+            # It is still being read when the next ones, which stop at once, have been.
+            for key in range(8):
+                server.query(f"INSERT INTO d.t VALUES ({key}, REPEAT('x', 8000000))")
+        elif number % 2:
+            server.query(f"ALTER TABLE d.t ADD COLUMN c{number} INT")
+        server.query("FLUSH BINARY LOGS")
+    found = look(server)
+    names = [name for name, _ in found]
+    assert names == sorted(names)
+    assert len(names) == FILES
+    for number, (name, why) in enumerate(found):
+        assert (f"d.t at {name}:" in why) if number % 2 else not why, why
+
+
+def test_whoever_has_seen_enough_reads_no_further(server: MysqlServer) -> None:
+    server.query("INSERT INTO d.t VALUES (0, 'x')")
+    server.query("FLUSH BINARY LOGS")
+    for number in range(FILES_AT_ONCE):
+        for key in range(8):
+            server.query(f"INSERT INTO d.t VALUES ({8 * number + key + 1}, REPEAT('x', 8000000))")
+        server.query("FLUSH BINARY LOGS")
+    before = sent(server)
+    assert len(look(server, enough=1)) == 1
+    deadline = time.monotonic() + 30
+    while server.query("SELECT 1 FROM performance_schema.processlist WHERE command LIKE 'Binlog Dump%%'"):
+        assert time.monotonic() < deadline, "the server still sends"
+        time.sleep(0.1)
+    # Those that were begun beside the first one have 192 MB.
+    assert sent(server) - before < 150_000_000
+
+
+def sent(server: MysqlServer) -> int:
+    """Bytes that the server has sent to all sessions."""
+    query = "SELECT variable_value FROM performance_schema.global_status WHERE variable_name = 'Bytes_sent'"
+    return int(server.query(query)[0][0])
+
+
+def test_who_waits_is_told_how_far_it_is(
+    server: MysqlServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(log_survey, "EVERY_SECONDS", 0.001)
+    for key in range(4):
+        server.query(f"INSERT INTO d.t VALUES ({key}, REPEAT('x', 8000000))")
+        server.query("FLUSH BINARY LOGS")
+    with caplog.at_level(logging.INFO, log_survey.__name__):
+        look(server)
+    told = [record.getMessage() for record in caplog.records]
+    assert told
+    assert all(" of 30 MiB (" in line for line in told), told
+    percent = [int(line.rpartition("(")[2].split()[0]) for line in told]
+    assert percent == sorted(percent)
+    assert percent[-1] <= 100
