@@ -30,7 +30,7 @@ def published_columns(table: Table, rows: pa.RecordBatch) -> pa.RecordBatch:
 def matching(
     table: Table, rows: pa.RecordBatch, unknown: Mapping[str, Sequence[int]] | None = None
 ) -> pa.BooleanArray | None:
-    """Which of a table's ``rows`` (with all of its columns) are copied; None: all of them.
+    """Which of a table's ``rows`` (with all columns that the condition looks at) are copied; None: all of them.
 
     :param unknown: by column, the rows that have a placeholder for a value that no Arrow type holds: no comparison with
         it is true.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import total_ordering
 from typing import Any
 
@@ -136,6 +136,16 @@ class Table:
     def published_columns(self) -> list[str]:
         """The columns of its copies."""
         return self.selection.published([column.name for column in self.columns], self.key)
+
+    @property
+    def as_read(self) -> Table:
+        """The table with those columns alone that are asked of the server: the key's, the published ones, and those
+        that the condition looks at. Images in the log have all of its columns."""
+        if not self.selection.columns:
+            return self
+        looked_at = self.selection.where.columns if self.selection.where is not None else ()
+        read = {*self.published_columns, *looked_at}
+        return replace(self, columns=tuple(column for column in self.columns if column.name in read))
 
     @property
     def keyless(self) -> bool:

@@ -46,7 +46,8 @@ class ChunkReader(Protocol):
         placeholder stands in for each."""
 
     def read(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
-        """The chunk's rows as batches of ``Source.arrow_schema``; memory is bounded whatever the chunk's size.
+        """The chunk's rows as batches of ``Source.arrow_schema`` of the table as it is read (`Table.as_read`);
+        memory is bounded whatever the chunk's size.
 
         :raises SourceUnavailable: the session broke. Nothing of the chunk counts then.
         :raises ValueNotRepresentable: a value that tells rows apart fits no Arrow type and the policy is ``error``; or

@@ -21,14 +21,15 @@ _NOT_START_UP = {80877103, 80877104}
 class Proxy:
     """Listens on ``host`` and ``port``, and passes each connection on to ``target``, a port on loopback.
 
-    ``target`` may be changed at any time. ``accepted`` counts connections, ``hits`` how often it did something to one
-    that it was told to do. Use it as a context manager.
+    ``target`` may be changed at any time. ``accepted`` counts connections, ``answered`` bytes that servers sent, and
+    ``hits`` how often it did something to a connection that it was told to do. Use it as a context manager.
     """
 
     def __init__(self, target: int, opening: Opening | None = None) -> None:
         self.host = "127.0.0.1"
         self.target = target
         self.accepted = 0
+        self.answered = 0
         self.hits = 0
         self._opening = opening
         self._misdirected: tuple[int, int] | None = None
@@ -120,6 +121,9 @@ class Proxy:
                 if from_client and time.monotonic() < self._slow_until:
                     self.hits += 1
                     time.sleep(self._pause)
+                if not from_client:
+                    with self._lock:
+                        self.answered += len(data)
                 other.sendall(data)
         self._close(one, other)
 

@@ -211,7 +211,7 @@ class _Reader:
         # Imported late: the steps that only plan and record need no kernels.
         from airflow_provider_cdc.sources.mysql.decode.rows import StatementReader
 
-        self._statements = StatementReader(connection, table)
+        self._statements = StatementReader(connection, table.as_read)
         self._pushed = pushed_condition(table)
 
     @property

@@ -19,10 +19,10 @@ from airflow_provider_cdc.sources.postgres.session import literal, quote
 from airflow_provider_cdc.sources.postgres.types import base_type
 
 # Keys first, and for each of them a look into the index, however large the table: what the server believes of a table
-# may be old, and its other ways read all of it.
+# may be old, and its other ways read all of it. From the index to the row, even if the index has all that is asked for.
 ONE_BY_ONE = """
 SELECT pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_config('enable_hashjoin', 'off', true),
-    pg_catalog.set_config('enable_mergejoin', 'off', true)
+    pg_catalog.set_config('enable_mergejoin', 'off', true), pg_catalog.set_config('enable_indexonlyscan', 'off', true)
 """
 
 # Of each column of an index: its name, the operator by which the index tells values equal (strategy 3 of a B-tree), and

@@ -271,7 +271,8 @@ def open_reader(
     # Imported late: the steps that only plan and record need no kernels.
     from airflow_provider_cdc.sources.postgres.decode.rows import open_rows
 
-    with open_rows(settings, table, kept) as rows:
+    # What was recorded of the whole table is checked with every read, whichever columns that is of.
+    with open_rows(settings, table.as_read, kept) as rows:
         if consistency in ("watermark", "again"):
             yield _Reader(settings, rows, table, "")
             return

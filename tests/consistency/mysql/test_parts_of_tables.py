@@ -65,6 +65,22 @@ PARTS = (
         ("doubled",),
     ),
     Part("parted", "day >= '2026-04-01'", lambda row: row["day"] >= "2026-04-01", ("note",)),
+    # Ranges of the key, and columns that are looked at but not published.
+    Part(
+        "integers",
+        "id BETWEEN 20 AND 90 AND text IS NOT NULL OR id = 1000000005",
+        lambda row: (20 <= row["id"] <= 90 and row["text"] is not None) or row["id"] == 1000000005,
+        ("amount",),
+    ),
+    Part("names", "TRUE", lambda row: True, ("mood",)),
+    Part(
+        "moments",
+        "amount >= 0 AND amount < 20 AND at > '2026-03-29' AND hidden IS NOT NULL",
+        lambda row: 0 <= Decimal(row["amount"]) < 20 and row["at"] > "2026-03-29" and row["hidden"] is not None,
+        ("tags",),
+    ),
+    Part("parted", "id > 50 AND id <= 220", lambda row: 50 < row["id"] <= 220, ("note",)),
+    Part("keyless", "a >= 20", lambda row: row["a"] >= 20, ("c",)),
     Part("keyless", "b = 'same' OR a < 10", lambda row: row["b"] == "same" or row["a"] < 10),
     Part("keyless", "b IS NOT NULL", lambda row: row["b"] is not None, ("b",)),
     Part("keyless", "TRUE", lambda row: True, ("b", "c")),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, cast
 
 import psycopg
@@ -9,17 +10,21 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_cdc.core.options import LockPolicy, StepOptions, TableOptions
+from airflow_provider_cdc.core.selection import Selection
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import PreflightError, SchemaChanged
 from airflow_provider_cdc.sources.delta import key_table
 from airflow_provider_cdc.sources.late import late_problems
 from airflow_provider_cdc.sources.postgres import PostgresSource
+from airflow_provider_cdc.sources.postgres.by_key import ONE_BY_ONE, KeyLookup
+from airflow_provider_cdc.sources.postgres.decode.rows import open_rows
 from airflow_provider_cdc.sources.postgres.identities import followed
 from airflow_provider_cdc.sources.postgres.schema import read_tables
 from airflow_provider_cdc.sources.postgres.session import session
 from airflow_provider_cdc.sources.rereading import KeyReader
 from harness.postgres_binaries import installations
 from harness.postgres_server import PostgresServer
+from harness.proxy import Proxy
 from tests.conftest import PostgresFactory
 from tests.sources.postgres.log.messages import tuple_data
 from tests.sources.postgres.log.reading import Run
@@ -304,3 +309,42 @@ def test_a_virtual_column_beside_full_makes_the_application_fail_nowhere(postgre
         server.query(f"UPDATE {name} SET v = 7 WHERE id = 1")
         server.query(f"DELETE FROM {name} WHERE id = 2")
     source.release("20260101T000000Z-0a1b2c3d")
+
+
+def test_rows_are_found_whole_also_where_the_index_has_all_that_is_asked_for(run: Run, source: PostgresSource) -> None:
+    run(
+        "CREATE TABLE a (id int PRIMARY KEY, large text)", "INSERT INTO a SELECT n, 'x' FROM generate_series(1, 2000) n"
+    )
+    run("VACUUM ANALYZE a")
+    table = replace(table_of(source, "a"), selection=Selection(None, ("id",)))
+    assert found(source, table, ("7",), ("9000",)) == [(7,)]
+    with open_rows(source.settings, table.as_read) as rows:
+        looked = KeyLookup(rows.ask, table).source("public.a", pa.array([tuple_data(("7",))], pa.binary()))
+        plans = {}
+        for prepared in ("SELECT 'as it is'", ONE_BY_ONE):
+            rows.run("BEGIN")
+            rows.ask(prepared)
+            plans[prepared] = str(rows.ask(f"EXPLAIN SELECT id FROM {looked}"))
+            rows.run("COMMIT")
+    assert "Index Only Scan" not in plans[ONE_BY_ONE]
+    assert "Index Scan using a_pkey" in plans[ONE_BY_ONE]
+
+
+def test_no_large_column_is_read_again_that_nobody_asked_for(run: Run, postgres: PostgresServer, database: str) -> None:
+    run(
+        "CREATE TABLE a (id int PRIMARY KEY, note text, large text)",
+        "ALTER TABLE a ALTER large SET STORAGE EXTERNAL",
+        "INSERT INTO a SELECT n, 'n' || n, repeat('x', 40000) FROM generate_series(1, 50) n",
+    )
+    with Proxy(postgres.port) as proxy:
+        source = PostgresSource(replace(settings_of(postgres, database), host=proxy.host, port=proxy.port))
+        whole = table_of(source, "a")
+        came = []
+        for columns in ((), ("note",)):
+            table = replace(whole, selection=Selection(None, columns))
+            before = proxy.answered
+            rows = found(source, table, *((str(n),) for n in range(1, 51)))
+            assert [row[:2] for row in rows] == [(n, f"n{n}") for n in range(1, 51)]
+            came.append(proxy.answered - before)
+    assert came[0] > 50 * 40_000
+    assert came[1] < 20_000

@@ -7,6 +7,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from airflow_provider_cdc.core.chunk import Chunk
 from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.core.options import LockPolicy, TableOptions
 from airflow_provider_cdc.core.records import decode, encode
+from airflow_provider_cdc.core.selection import Selection
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import CopyMismatch, PreflightError, SchemaChanged, SourceUnavailable
 from airflow_provider_cdc.sources.capabilities import Source
@@ -197,6 +199,25 @@ def test_a_leader_that_dies_takes_the_view_with_it_and_the_read_can_be_retried(
             read(shared, table, chunks, "exported")
     with pytest.raises(SourceUnavailable, match="no shared view"):
         read(source, table, chunks, "exported")
+
+
+def test_of_some_columns_those_are_read_that_the_partitions_call_so(
+    postgres: PostgresServer, source: PostgresSource
+) -> None:
+    """Whatever place they have there; and of all of them it is checked that they are what they were."""
+    database = source.settings.database
+    postgres.query(
+        "CREATE TABLE odd_one (note text, gone int, id int NOT NULL); ALTER TABLE odd_one DROP COLUMN gone; "
+        "ALTER TABLE parts ATTACH PARTITION odd_one FOR VALUES FROM (10000) TO (20000); "
+        "INSERT INTO parts VALUES (10007, 'odd')",
+        database=database,
+    )
+    table = replace(table_of(source, "parts"), selection=Selection(None, ("id",)))
+    chunks = source.plan_chunks(table, 300)
+    assert Counter(read(source, table, chunks)) == Counter((n,) for n in (*range(1, ROWS + 1), 10007))
+    postgres.query("ALTER TABLE parts RENAME COLUMN note TO other", database=database)
+    with pytest.raises(SchemaChanged, match="note"):
+        read(source, table, chunks)
 
 
 def test_a_session_that_ends_within_a_chunk_can_be_retried(postgres: PostgresServer, source: PostgresSource) -> None:

@@ -24,7 +24,7 @@ from airflow_provider_cdc.sources.mysql.decode.row_cells import row_cells
 from airflow_provider_cdc.sources.mysql.decode.stream import ResultStream
 from airflow_provider_cdc.sources.mysql.driver_errors import mapped_errors
 from airflow_provider_cdc.sources.mysql.schema import table_sql
-from airflow_provider_cdc.sources.mysql.session import Connection, end, query
+from airflow_provider_cdc.sources.mysql.session import Connection, end, query, quote
 from airflow_provider_cdc.sources.mysql.types import arrow_schema, column_types
 from airflow_provider_cdc.sources.odd_values import OddValue
 
@@ -117,7 +117,7 @@ class StatementReader:
     def _sql(self, where: str) -> str:
         columns = ", ".join(column.select for column in self._types)
         condition = f" WHERE {where}" if where else ""
-        return f"SELECT {columns} FROM {table_sql(self._table.name)}{condition}"
+        return f"SELECT {columns} FROM {_rows_of(self._table)}{condition}"
 
     def _locate(self) -> tuple[Located, bool]:
         """Receive and locate rows until the buffer is full or there are enough; also says whether more will come."""
@@ -151,3 +151,12 @@ class StatementReader:
             for index, (column, odd) in enumerate(zip(self._types, self._noted, strict=True))
         ]
         return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+
+
+def _rows_of(table: Table) -> str:
+    """What a SELECT names after FROM."""
+    name = table_sql(table.name)
+    if not table.selection.columns:
+        return name
+    # Of some columns, a secondary index may have all: the server would read that instead of the rows, and in its order.
+    return f"{name} FORCE INDEX ({quote(table.key_index)})" if table.key_index else f"{name} USE INDEX ()"
