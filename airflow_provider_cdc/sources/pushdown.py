@@ -7,8 +7,9 @@ does (text, by its collations; floating point) is not asked of it.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from airflow_provider_cdc.core.condition import AND, COMPARISONS, CONSTANT, IN, IS_NULL, NOT, OR, Literal, Term
 
@@ -32,6 +33,31 @@ Columns = Callable[[str], Pushable | None]
 def pushed(term: Term | None, columns: Columns) -> str:
     """An SQL condition that is true for every row for which ``term`` is; empty: nothing is known to be."""
     return "" if term is None else _where_true(term, columns) or ""
+
+
+def span(term: Term | None, column: str, value: Callable[[Literal], Any]) -> tuple[Any, Any]:
+    """The least and the greatest value that a column may have in rows for which ``term`` is true, as far as its
+    comparisons say; None: no end on that side. For estimates only.
+
+    :param value: the value of a literal that the column is compared with; values compare. None: that one says nothing.
+    """
+    if term is None:
+        return None, None
+    if term.op in (AND, OR):
+        lows, highs = zip(*(span(one, column, value) for one in term.terms), strict=True)
+        least, greatest = (max, min) if term.op == AND else (min, max)
+        return _ends(lows, least, all_of=term.op == OR), _ends(highs, greatest, all_of=term.op == OR)
+    if term.column != column or term.op not in ("=", "<", "<=", ">", ">=", IN):
+        return None, None
+    values = [value(literal) for literal in term.literals]
+    if None in values:
+        return None, None
+    return None if term.op in ("<", "<=") else min(values), None if term.op in (">", ">=") else max(values)
+
+
+def _ends(found: Sequence[Any], outermost: Callable[[list[Any]], Any], *, all_of: bool) -> Any:
+    known = [one for one in found if one is not None]
+    return outermost(known) if known and not (all_of and len(known) < len(found)) else None
 
 
 def _where_true(term: Term, columns: Columns) -> str | None:

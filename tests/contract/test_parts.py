@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
@@ -17,9 +19,11 @@ from airflow_provider_cdc.core.selection import Selection
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import PreflightError, ValueNotRepresentable
 from airflow_provider_cdc.lake import read_latest
-from airflow_provider_cdc.sources.optional import ToldInPart
+from airflow_provider_cdc.sources.optional import ToldInPart, shared_reads
+from airflow_provider_cdc.sources.registry import open_source
 from airflow_provider_cdc.sources.selections import select
 from harness.pipeline import Pipeline, published
+from harness.proxy import Proxy
 from tests.contract.begun import LOCK, Begin, Begun, sent
 from tests.contract.databases import Database
 
@@ -155,6 +159,103 @@ def test_a_small_part_is_about_all_that_the_server_sends(db: Database, begin: Be
     ):
         selected = replace(table, selection=Selection(parse(text)))
         assert sum(batch.num_rows for batch, _ in read(run, selected)) <= most, text
+
+
+WIDE = "id INT PRIMARY KEY, kind INT NOT NULL, day DATE, large TEXT, a INT, b INT, c INT, d INT, e INT, note VARCHAR(9)"
+
+
+def make_wide(db: Database, rows: int, large: int) -> None:
+    """A table of ten columns, one of them a text of so many characters."""
+    db.create("wide", WIDE)
+    for start in range(0, rows, 500):
+        some = range(start, min(start + 500, rows))
+        db.insert("wide", [(n, n % 7, "2026-01-01", f"{n:08}" * (large // 8), n, n, n, n, n, f"n{n}") for n in some])
+    db.analyze("wide")
+
+
+@pytest.mark.long
+def test_only_what_is_published_or_looked_at_is_sent(db: Database, begin: Begin) -> None:
+    make_wide(db, 1000, 4000)
+    run = begin("wide")
+    whole = run.tables["wide"]
+
+    with Proxy(db.settings.port) as proxy:
+        source = open_source(replace(db.settings, host=proxy.host, port=proxy.port))
+
+        def read(table: Table) -> tuple[pa.Table, int]:
+            """The rows that come, and the bytes."""
+            with source.reader(table, run.plans["wide"].consistency, LOCK) as reader:
+                before = proxy.answered
+                batches = [batch for chunk in source.plan_chunks(table, 300) for batch in reader.read(chunk)]
+                return pa.Table.from_batches(batches), proxy.answered - before
+
+        rows, every = read(whole)
+        assert every > 4_000_000
+        for where, columns, sent, most in (
+            ("TRUE", ("kind", "note"), ["id", "kind", "note"], every / 50),
+            ("note <> 'n7' AND id >= 500", ("kind",), ["id", "kind", "note"], every / 100),
+            ("day IS NOT NULL", ("id",), ["id", "day"], every / 50),
+            ("large LIKE '0%'", ("note",), ["id", "large", "note"], every * 1.1),
+            ("id BETWEEN 500 AND 509", (), rows.column_names, every / 50),
+        ):
+            term = parse(where)
+            found, came = read(replace(whole, selection=Selection(term, columns)))
+            assert found.schema.names == sent
+            assert came < most, where
+            (wanted,) = rows.combine_chunks().to_batches()
+            copied = wanted.filter(holds(term, wanted)).select(sent)
+            (part,) = found.combine_chunks().to_batches()
+            assert part.filter(holds(term, part)).sort_by("id").equals(copied.sort_by("id")), where
+
+
+@pytest.mark.long
+def test_of_one_percent_of_the_keys_about_one_percent_of_the_chunks_is_planned(db: Database, begin: Begin) -> None:
+    make_wide(db, 20_000, 40)
+    run = begin("wide")
+    whole = run.tables["wide"]
+    every = run.source.plan_chunks(whole, 250)
+    assert len(every) > 50
+    for where, most in (
+        ("id BETWEEN 10000 AND 10199", 2),
+        ("id > 19800 AND kind = 3", 2),
+        ("(id = 5 OR id IN (7, 9)) AND note <> 'x'", 1),
+        ("id < 0", 1),
+        ("kind = 3", len(every)),
+        ("id > 100 OR kind = 3", len(every)),
+    ):
+        term = parse(where)
+        table = replace(whole, selection=Selection(term))
+        chunks = run.source.plan_chunks(table, 250)
+        assert len(chunks) <= most, where
+        with run.source.reader(sent(table), run.plans["wide"].consistency, LOCK) as reader:
+            batches = [batch for chunk in chunks for batch in reader.read(sent(chunk))]
+        ids = [key for batch in batches for key in batch.filter(holds(term, batch))["id"].to_pylist()]
+        assert sorted(ids) == sorted(key for (key,) in db.query(f"SELECT id FROM wide WHERE {where}")), where
+
+
+@pytest.mark.long
+def test_a_column_that_is_not_read_may_hold_what_it_will(db: Database, begin: Begin) -> None:
+    """Also without a key, where any such value that is read stops the run."""
+    odd, _ = db.impossible_date
+    for name, columns in (("t", "id INT PRIMARY KEY, note TEXT, day DATE"), ("k", "id INT, note TEXT, day DATE")):
+        db.create(name, columns)
+        db.execute(f"INSERT INTO {name} VALUES (1, 'a', {odd}), (2, 'b', '2026-01-01'), (3, 'b', {odd})")
+    run = begin("t", "k")
+    with shared_reads(run.source, {plan.consistency for plan in run.plans.values()}, LOCK) as shared:
+        for name, table in run.tables.items():
+            part = replace(table, selection=Selection(parse("id > 1"), ("note",)))
+            consistency = run.plans[name].consistency
+            (chunk,) = run.source.plan_chunks(part, 1000)
+            with sent(shared).reader(sent(part), consistency, LOCK) as reader:
+                (batch,) = reader.read(chunk)
+                assert sorted(batch["note"].to_pylist()) == ["b", "b"]
+                assert not reader.odd
+            with (
+                pytest.raises(ValueNotRepresentable) if table.keyless else nullcontext(),
+                sent(shared).reader(sent(table), consistency, LOCK) as reader,
+            ):
+                list(reader.read(chunk))
+                assert len(reader.odd) == 2
 
 
 @pytest.mark.parametrize(

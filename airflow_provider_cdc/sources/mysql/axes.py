@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import date
 
@@ -19,6 +20,8 @@ from airflow_provider_cdc.sources.mysql.session import quote
 from airflow_provider_cdc.sources.mysql.types import is_wide_decimal
 
 _DAY = 86_400_000_000
+_LARGEST = 2**63 - 1
+"""Of a signed parameter."""
 _FIRST_YEAR = 1901
 _TYPE = re.compile(r"(?P<name>[a-z]+)(?:\((?P<size>\d+)(?:,(?P<scale>\d+))?\))?(?P<rest>.*)")
 _DATE = re.compile(r"(\d+)-(\d+)-(\d+)(?: (\S+))?")
@@ -56,6 +59,13 @@ class Axis:
         else:
             points = [low + (high - low) * piece // pieces for piece in range(1, pieces)]
         return list(dict.fromkeys(self.from_int(point) for point in points))
+
+    def after(self, value: KeyValue) -> KeyValue | None:
+        """The next value; None if there is none, or no parameter could hold it."""
+        with suppress(ValueError, OverflowError):
+            found = self.from_int(self.to_int(value) + 1)
+            return found if not isinstance(found, int) or found <= _LARGEST else None
+        return None
 
     def to_int(self, value: KeyValue) -> int:
         """The value's place on a scale on which cuts are spaced evenly."""

@@ -8,6 +8,9 @@ over holes), along the next key column where one value fills a cell, and small n
 All of that decides only how even the chunks are. That they leave no gap and no overlap follows from one thing
 (``core.chunk``): the bounds strictly increase in the key's own order. In the end the server says so (``bounds``), and a
 bound of which it does not is dropped.
+
+Where a condition leaves only a range of the key to be copied, only that is cut; the chunks at both ends hold all the
+rest, of which the server sends nothing (``pushed``).
 """
 
 from __future__ import annotations
@@ -22,6 +25,7 @@ from airflow_provider_cdc.core.chunk import Bound, Chunk, KeyValue, partition
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.sources.mysql.axes import Axis, Between, TextAxis, axis_of
 from airflow_provider_cdc.sources.mysql.bounds import increasing
+from airflow_provider_cdc.sources.mysql.pushed import pushed_span
 from airflow_provider_cdc.sources.mysql.schema import table_sql
 from airflow_provider_cdc.sources.mysql.session import Connection, query, quote, set_session
 from airflow_provider_cdc.sources.mysql.text_cuts import TextCuts
@@ -40,7 +44,7 @@ _MARK = "\0"
 
 
 def plan_chunks(connection: Connection, table: Table, chunk_rows: int) -> list[Chunk]:
-    """Chunks of about ``chunk_rows`` rows each.
+    """Chunks of about ``chunk_rows`` rows each, as far as the condition that ``table`` is copied by can tell.
 
     One for a keyless table, a table about that small, and a key of a type that cannot be cut (``axes.axis_of``).
     """
@@ -49,7 +53,7 @@ def plan_chunks(connection: Connection, table: Table, chunk_rows: int) -> list[C
         return partition([], [table.rows])
     # A single value of a key column would be estimated by statistics, not by a dive.
     set_session(connection, {"eq_range_index_dive_limit": "0"})
-    (_, rows_of_first), *chunks = _Planner(connection, table, axes, chunk_rows).plan()
+    (_, rows_of_first), *chunks = _Planner(connection, table, axes, chunk_rows).plan(*_span(table, axes[0]))
     kept = set(increasing(connection, axes, [bound for bound, _ in chunks]))
     bounds: list[Bound] = []
     rows = [rows_of_first]
@@ -97,9 +101,15 @@ class _Planner:
         self._cutters = [TextCuts(connection, axis) if isinstance(axis, TextAxis) else axis for axis in axes]
         self._from = f"FROM {table_sql(table.name)} FORCE INDEX ({quote(table.key_index)})"
 
-    def plan(self) -> list[tuple[Bound, float]]:
-        """Lower bound and estimated rows of each chunk; the first bound is () for none."""
-        cells = [_Cell(None, None, rows=self._table.rows)]
+    def plan(self, lower: Bound | None = None, upper: Bound | None = None) -> list[tuple[Bound, float]]:
+        """Lower bound and estimated rows of each chunk. Where the first one begins counts for nothing.
+
+        :param lower: with ``upper``, the range that is cut; None: no end on that side.
+        """
+        cells = [_Cell(lower, upper, rows=self._table.rows)]
+        if lower or upper:
+            # Two of them: where an index is forced on a SELECT that is alone, the server does not estimate.
+            self._estimate([*cells, _Cell(lower, upper)])
         dives = 0
         for _ in range(_ROUNDS):
             scale = self._scale(cells)
@@ -201,6 +211,13 @@ class _Planner:
             else:
                 chunks.append((cell.lower or (), rows))
         return chunks
+
+
+def _span(table: Table, axis: Axis) -> tuple[Bound | None, Bound | None]:
+    """The range of keys that holds all rows which the server will be asked for."""
+    least, greatest = pushed_span(table)
+    beyond = None if greatest is None else axis.after(greatest)
+    return None if least is None else (least,), None if beyond is None else (beyond,)
 
 
 def _axes(connection: Connection, table: Table) -> list[Axis]:

@@ -5,15 +5,17 @@ from __future__ import annotations
 from datetime import date, datetime
 from decimal import Decimal
 from functools import partial
+from typing import Any
 
 import pyarrow as pa
 
+from airflow_provider_cdc.core.chunk import KeyValue
 from airflow_provider_cdc.core.condition import Literal
 from airflow_provider_cdc.core.condition_values import value_of
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.sources.mysql.session import quote
 from airflow_provider_cdc.sources.mysql.types import ColumnType, Family, column_types
-from airflow_provider_cdc.sources.pushdown import Pushable, pushed
+from airflow_provider_cdc.sources.pushdown import Pushable, pushed, span
 
 _MOMENTS = (Family.DATE, Family.DATETIME, Family.TIMESTAMP)
 _FIRST, _LAST = datetime(1970, 1, 2), datetime(2038, 1, 18)
@@ -24,6 +26,30 @@ def pushed_condition(table: Table) -> str:
     """What the server is asked for; empty: all rows. Sessions have the time zone UTC."""
     known = {column.name: column for column in column_types(table)}
     return pushed(table.selection.where, lambda name: _pushable(known[name]))
+
+
+def pushed_span(table: Table) -> tuple[KeyValue | None, KeyValue | None]:
+    """The least and the greatest value of the key's first column, as bounds of chunks have it, among the rows that the
+    server is asked for; None: no end on that side, as far as is known. For estimates only."""
+    if table.keyless or table.selection.where is None:
+        return None, None
+    (column,) = (column for column in column_types(table) if column.name == table.key[0])
+    if _pushable(column) is None:
+        return None, None
+
+    def value(literal: Literal) -> Any:
+        return None if _spelt(column, literal) is None else value_of(literal, column.arrow).as_py()
+
+    least, greatest = span(table.selection.where, column.name, value)
+    return _bound(least), _bound(greatest)
+
+
+def _bound(value: Any) -> KeyValue | None:
+    if isinstance(value, Decimal):
+        return f"{value:f}"
+    if isinstance(value, datetime):
+        return value.replace(tzinfo=None).isoformat(" ", "microseconds")
+    return value.isoformat() if isinstance(value, date) else value
 
 
 def _pushable(column: ColumnType) -> Pushable | None:

@@ -7,6 +7,10 @@ restores it, whether it was read once, twice or not at all. Every read checks th
 
 A bound is ``(OID of the leaf, block)``. The leaves of a partitioned table follow each other; the last chunk of each one
 has no upper bound, so what is appended meanwhile is in it.
+
+Where a condition leaves few rows of a leaf to be copied, to which an index leads, the leaf is cut along its key, or not
+at all (``key_ranges``): a bound then has a value of the key's first column, too, and its block is the first one. A row
+that nobody touches lies in one range of keys, too, whenever the chunks are read.
 """
 
 from __future__ import annotations
@@ -16,6 +20,7 @@ import math
 from airflow_provider_cdc.core.chunk import Chunk
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import CopyMismatch
+from airflow_provider_cdc.sources.postgres import key_ranges
 from airflow_provider_cdc.sources.postgres.schema import Leaf, leaves
 from airflow_provider_cdc.sources.postgres.session import Connection, query
 
@@ -40,6 +45,12 @@ def plan_chunks(connection: Connection, table: Table, chunk_rows: int) -> list[C
         # A remainder of less than half a chunk joins the last one.
         size = blocks.get(leaf.oid) or 0
         starts = list(range(0, max(1, size - step // 2), step))
+        ranges = key_ranges.ranges(connection, table, leaf, chunk_rows) if len(starts) > 1 else []
+        for low, high, rows in ranges:
+            lower = (leaf.oid, 0) if low is None else (leaf.oid, 0, low)
+            chunks.append(Chunk(len(chunks), lower, None if high is None else (leaf.oid, 0, high), rows))
+        if ranges:
+            continue
         for start, end in zip(starts, [*starts[1:], None], strict=True):
             rows = round(((size if end is None else end) - start) * density)
             upper = None if end is None else (leaf.oid, end)
@@ -55,13 +66,14 @@ def place(table: Table, chunk: Chunk) -> tuple[Leaf | None, str]:
     lower, upper = chunk.bounds
     if lower is None:
         return None, "FALSE"
-    oid, start = map(int, lower)
+    oid, start = map(int, lower[:2])
     for leaf in leaves(table):
         if leaf.oid == oid:
             condition = f"ctid >= '({start},0)'::tid"
-            if upper is not None:
+            if upper is not None and len(upper) == 2:
                 condition += f" AND ctid < '({int(upper[1])},0)'::tid"
-            return leaf, condition
+            beyond = upper[2:] if upper is not None else ()
+            return leaf, condition + key_ranges.condition(table, lower[2:], beyond)
     raise CopyMismatch(
         f"no part of the table has the OID {oid}",
         where=f"{table.name}, {chunk}",

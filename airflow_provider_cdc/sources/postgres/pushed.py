@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from datetime import date, datetime
 from decimal import Decimal
-
-import pyarrow as pa
+from typing import Any
 
 from airflow_provider_cdc.core.condition import Literal
 from airflow_provider_cdc.core.condition_values import value_of
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.sources.postgres.types import ColumnType, Family, column_types, quote
-from airflow_provider_cdc.sources.pushdown import Pushable, pushed
+from airflow_provider_cdc.sources.pushdown import Pushable, pushed, span
 
 _FAMILIES = {Family.INTEGER: False, Family.DECIMAL: True, Family.DATE: True, Family.TIMESTAMP: True}
 """Whether columns of these families may hold values that no Arrow type holds."""
@@ -23,18 +22,29 @@ def pushed_condition(table: Table) -> str:
     return pushed(table.selection.where, lambda name: _pushable(known[name]))
 
 
+def pushed_span(table: Table) -> tuple[Any, Any]:
+    """The least and the greatest value of the key's first column among the rows that the server is asked for; None: no
+    end on that side, as far as is known. For estimates only."""
+    if table.keyless or table.selection.where is None:
+        return None, None
+    (column,) = (column for column in column_types(table) if column.name == table.key[0])
+    if _pushable(column) is None:
+        return None, None
+    return span(table.selection.where, column.name, lambda literal: value_of(literal, column.arrow).as_py())
+
+
 def _pushable(column: ColumnType) -> Pushable | None:
     if column.family not in _FAMILIES:
         return None
 
     def spelt(literal: Literal) -> str:
-        return _spelt(column.arrow, literal)
+        return spelt_value(value_of(literal, column.arrow).as_py())
 
     return Pushable(quote(column.name), spelt, _FAMILIES[column.family], column.stored_nulls)
 
 
-def _spelt(kind: pa.DataType, literal: Literal) -> str:
-    value = value_of(literal, kind).as_py()
+def spelt_value(value: Any) -> str:
+    """A value of a column that is pushed down, in SQL."""
     if isinstance(value, Decimal):
         return f"numeric '{value:f}'"
     if isinstance(value, int):

@@ -1,0 +1,106 @@
+"""Chunks of a leaf of which a condition leaves little to be copied: ranges of the key, which an index leads to.
+
+Whether one does, and to how many rows, is what the server's planner says. It decides only how the leaf is cut: should
+the server go another way when it reads, it sends the same rows.
+
+Cut are whole numbers, dates and times, of which this package and the server mean the same order. The bounds increase,
+and the range before the first and the one after the last have no end. Where the condition bounds the key, it is not
+true of a null: so each row that may be copied lies in one range.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import date, datetime
+from itertools import pairwise
+from typing import Any
+
+from airflow_provider_cdc.core.chunk import KeyValue
+from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.sources.postgres.pushed import pushed_condition, pushed_span, spelt_value
+from airflow_provider_cdc.sources.postgres.schema import Leaf
+from airflow_provider_cdc.sources.postgres.session import Connection, query, quote
+
+Range = tuple[int | str | None, int | str | None, int]
+"""From a value of the key's first column (included) up to another one (excluded), None: without an end; and about how
+many rows are in it."""
+
+_THROUGH_INDEX = {"Index Scan", "Bitmap Heap Scan", "Bitmap Index Scan", "BitmapAnd", "BitmapOr"}
+
+
+def ranges(connection: Connection, table: Table, leaf: Leaf, chunk_rows: int) -> list[Range]:
+    """Ranges of about ``chunk_rows`` rows each, of those that the server is asked for; empty: it would look at the
+    blocks in any case, or they cannot be cut."""
+    pushed = "" if table.selection.where is None else pushed_condition(table)
+    rows = _through_index(connection, leaf, pushed) if pushed else None
+    if rows is None:
+        return []
+    pieces = -(-rows // chunk_rows)
+    bounds = _cuts(*_ends(connection, table, leaf), pieces) if pieces > 1 else []
+    if pieces > 1 and not bounds:
+        return []
+    edges: list[int | str | None] = [None, *bounds, None]
+    return [(low, high, -(-rows // (len(bounds) + 1))) for low, high in pairwise(edges)]
+
+
+def condition(table: Table, least: Sequence[KeyValue], beyond: Sequence[KeyValue]) -> str:
+    """What a chunk's condition goes on with, for keys from ``least`` up to before ``beyond``; each empty or a value."""
+    found = [f" AND {_key(table)} {sign} {_spelt(*bound)}" for sign, bound in ((">=", least), ("<", beyond)) if bound]
+    return "".join(found)
+
+
+def _key(table: Table) -> str:
+    return quote(table.key[0])
+
+
+def _spelt(bound: KeyValue) -> str:
+    if isinstance(bound, int):
+        return spelt_value(bound)
+    text = str(bound)
+    return spelt_value(datetime.fromisoformat(text) if " " in text else date.fromisoformat(text))
+
+
+def _through_index(connection: Connection, leaf: Leaf, pushed: str) -> int | None:
+    """About how many rows of a leaf the server would send, if it would find them through an index."""
+    sql = f"SELECT FROM ONLY {leaf.sql} WHERE ctid >= '(0,0)'::tid AND ({pushed})"
+    (((plan,),),) = query(connection, f"EXPLAIN (FORMAT JSON) {sql}")
+    return max(1, int(plan["Plan"]["Plan Rows"])) if {*_nodes(plan["Plan"])} <= _THROUGH_INDEX else None
+
+
+def _nodes(plan: Mapping[str, Any]) -> Iterator[str]:
+    yield plan["Node Type"]
+    for own in plan.get("Plans", ()):
+        yield from _nodes(own)
+
+
+def _ends(connection: Connection, table: Table, leaf: Leaf) -> tuple[Any, Any]:
+    """The least and the greatest key that is there, as far as the condition bounds it; None: it does not, there is
+    none, or it is of a type that is not cut."""
+    least, greatest = pushed_span(table)
+    known = greatest if least is None else least
+    if not isinstance(known, int | date):
+        return None, None
+    # Qualified: ORDER BY would take a plain name for the text that is selected.
+    key = f"t.{_key(table)}"
+    ends = [f"{key} {sign} {spelt_value(end)}" for sign, end in ((">=", least), ("<=", greatest)) if end is not None]
+    look = f"SELECT {key}::text FROM ONLY {leaf.sql} AS t WHERE {' AND '.join(ends)} ORDER BY {key}"
+    ((low, high),) = query(connection, f"SELECT ({look} ASC LIMIT 1), ({look} DESC LIMIT 1)")
+    read = int if isinstance(known, int) else type(known).fromisoformat
+    try:
+        return read(low), read(high)
+    except (TypeError, ValueError):
+        # None is there, or one that Python has no value for.
+        return None, None
+
+
+def _cuts(low: Any, high: Any, pieces: int) -> list[int | str]:
+    """Values above ``low`` and up to ``high``, ascending, at most one less than pieces."""
+    if low is None or high is None:
+        return []
+    # Of numbers, dates and times alike.
+    points = dict.fromkeys(low + (high - low) * piece // pieces for piece in range(1, pieces))
+    return [one if isinstance(one, int) else one.isoformat(*_form(one)) for one in points if low < one <= high]
+
+
+def _form(value: date) -> tuple[str, ...]:
+    return (" ", "microseconds") if isinstance(value, datetime) else ()
