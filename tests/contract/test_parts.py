@@ -209,6 +209,37 @@ def test_only_what_is_published_or_looked_at_is_sent(db: Database, begin: Begin)
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("policy", ["error", "null", "string"])
+def test_a_value_is_the_same_whatever_is_read_beside_it(db: Database, begin: Begin, policy: str) -> None:
+    """Those that no Arrow type holds are the same ones, too."""
+    fill(db)
+    run = begin("t", unrepresentable=policy)
+    whole = run.tables["t"]
+    names = [column.name for column in whole.columns]
+    every, everywhere = all_of(run, whole)
+    chance = random.Random(policy)
+    for _ in range(40):
+        asked = chance.sample(names, chance.randrange(1, len(names) + 1))
+        looked_at = chance.sample(names, chance.randrange(3))
+        term = parse(" OR ".join(["TRUE", *(f"{name} IS NULL" for name in looked_at)]))
+        part = replace(whole, selection=Selection(term, tuple(sorted(asked))))
+        rows, odd = all_of(run, part)
+        wanted = [name for name in names if name in {"id", *asked, *looked_at}]
+        assert rows.schema.equals(every.schema.empty_table().select(wanted).schema)
+        assert rows.equals(every.select(wanted)), (asked, looked_at)
+        assert odd == {one for one in everywhere if one[1] in wanted}
+
+
+def all_of(run: Begun, table: Table) -> tuple[pa.Table, set[tuple[int, str]]]:
+    """All rows that come of a table, by their ids; and the odd values, by id and column."""
+    batches = [*read(run, table)]
+    odd = {
+        (batch["id"][row].as_py(), column) for batch, found in batches for column, rows in found.items() for row in rows
+    }
+    return pa.Table.from_batches([batch for batch, _ in batches]).sort_by("id").combine_chunks(), odd
+
+
+@pytest.mark.long
 def test_of_one_percent_of_the_keys_about_one_percent_of_the_chunks_is_planned(db: Database, begin: Begin) -> None:
     make_wide(db, 20_000, 40)
     run = begin("wide")
