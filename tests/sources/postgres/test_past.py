@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import psycopg
 import pytest
@@ -16,10 +17,10 @@ from airflow_provider_cdc.core import as_of
 from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.core.options import StepOptions, TableOptions
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, LockNotGranted, PreflightError, SourceUnavailable
-from airflow_provider_cdc.sources.postgres import PostgresSource, commits, slots
+from airflow_provider_cdc.sources.postgres import PostgresSource, commits, past, slots
 from airflow_provider_cdc.sources.postgres.session import session
 from airflow_provider_cdc.sources.postgres.standing_record import said
-from airflow_provider_cdc.sources.postgres.times import prefix_at
+from airflow_provider_cdc.sources.postgres.times import prefix_at, remember
 from airflow_provider_cdc.sources.survey import survey, survey_past
 from airflow_provider_cdc.sources.window import TrackedTable
 from tests.conftest import PostgresFactory
@@ -97,6 +98,24 @@ def test_a_time_after_which_nothing_was_committed_is_made_final(kept: Kept, comm
     # What is committed next may still have an earlier time.
     commits_at.make(-60)
     assert kept.position_of(now, "stock") == str(found)
+
+
+def test_what_is_committed_while_a_time_is_resolved_does_not_change_what_it_means(
+    kept: Kept, commits_at: _Commits, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may have an earlier time: so a later commit has to be in the log before anybody goes by what was found."""
+    kept.keep("stock")
+    kept.run("UPDATE stock SET v = 1")
+    now = kept.clock()
+
+    def remembering(*arguments: Any) -> None:
+        commits_at.make(-60)
+        remember(*arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(past, "remember", remembering)
+        found = kept.position_of(now, "stock")
+    assert kept.position_of(now, "stock") == found
 
 
 def test_the_first_later_commit_ends_a_time_though_an_earlier_one_follows(kept: Kept, commits_at: _Commits) -> None:
