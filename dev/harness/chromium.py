@@ -27,6 +27,7 @@ _FONTS = """<?xml version="1.0"?>
 <fontconfig>
   <dir>{root}/usr/share/fonts</dir>
   <cachedir>{root}/font-cache</cachedir>
+  <alias><family>monospace</family><prefer><family>DejaVu Sans Mono</family></prefer></alias>
 </fontconfig>
 """
 
