@@ -81,7 +81,11 @@ class CdcHook(BaseHook):
             return False, str(error)
         if not problems:
             return True, answers
-        told = "\n".join(f"{number}. {problem}" for number, problem in enumerate(problems, 1))
+        # The UI shows all of it as one paragraph.
+        told = "\n".join(
+            f"({number}) {problem.where}: {problem.what}. Hint: {problem.hint}."
+            for number, problem in enumerate(problems, 1)
+        )
         return False, f"{answers}, but copies cannot be made:\n{told}"
 
     @abstractmethod

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -112,6 +113,8 @@ def test_connection_test_says_what_the_user_and_the_server_lack(connection: Conn
         assert said.startswith(f"MySQL {mysql.query('SELECT @@version')[0][0]} at tester@127.0.0.1")
         for privilege in ("REPLICATION CLIENT", "REPLICATION SLAVE"):
             assert f"Hint: GRANT {privilege} ON *.* TO" in said
+        # The UI makes one paragraph of it.
+        assert re.search(r"\. \(2\) REPLICATION SLAVE: .*\. Hint: GRANT", " ".join(said.split()))
         mysql.query("GRANT REPLICATION CLIENT, REPLICATION SLAVE ON *.* TO tester@localhost")
         assert open_hook("shop").test_connection()[0]
         mysql.query("SET GLOBAL binlog_format = MIXED")
