@@ -14,6 +14,8 @@ h1 { font-size: 1.3rem; } h2 { font-size: 1.1rem; margin-top: 1.6rem; }
 .wide { overflow-x: auto; } table { border-collapse: collapse; font-size: 0.9rem; }
 th, td { text-align: left; padding: 0.3rem 0.7rem; border-bottom: 1px solid #ddd; vertical-align: top; }
 td { overflow-wrap: anywhere; min-width: 4rem; white-space: pre-line; } p { color: #555; }
+/* Names of tables and steps are broken last. */
+td:first-child { overflow-wrap: break-word; max-width: 24rem; }
 /* A phone shows each row as a card: its cells one below the other, each with the heading of its column. */
 @media (max-width: 45rem) {
   table, tbody, tr, td { display: block; } thead { display: none; }

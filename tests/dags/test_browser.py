@@ -252,6 +252,12 @@ def test_a_person_plans_copies_and_reads_the_report(site: Site, browser: Browser
     (copy,) = site.lake.glob(f"{site.schema}.orders*/snapshot=*")
     columns, rows = published(copy.as_uri())
     assert sorted(row[columns.index("id")] for row in rows) == wanted
+    lines = (
+        "(() => { const text = document.createRange(); text.selectNodeContents("
+        f"[...document.querySelectorAll('td')].find(one => one.innerText == '{site.schema}.orders')); "
+        "return text.getClientRects().length; })()"
+    )
+    assert browser.script(lines) == 1, "the name of a table is not broken for the sake of other columns"
     browser.shot("report")
     browser.command("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=2, mobile=True)
     assert browser.script("document.documentElement.scrollWidth <= 390"), "a phone scrolls in one direction"
