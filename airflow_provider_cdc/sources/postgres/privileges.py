@@ -99,10 +99,11 @@ class Privileges:
         return problems
 
     def _may_read(self, leaf: Leaf) -> tuple[bool, bool]:
+        # Reads ask for ranges of ctid, for which SELECT on all of the other columns is not enough.
         ((uses, reads),) = query(
             self._connection,
             "SELECT has_schema_privilege(%s, 'USAGE'), has_table_privilege(%s::oid, 'SELECT') OR NOT EXISTS ("
-            "SELECT FROM pg_attribute WHERE attrelid = %s AND attnum > 0 AND NOT attisdropped "
+            "SELECT FROM pg_attribute WHERE attrelid = %s AND (attnum > 0 OR attname = 'ctid') AND NOT attisdropped "
             "AND NOT has_column_privilege(attrelid, attnum, 'SELECT'))",
             (leaf.schema, leaf.oid, leaf.oid),
         )

@@ -140,6 +140,16 @@ def test_the_grants_that_are_named_suffice(
     assert len(reader.preflight(["shop.*"])) == 1
 
 
+def test_select_on_every_column_is_not_enough_for_ranges_of_blocks(
+    postgres: PostgresServer, source: PostgresSource, reader: PostgresSource
+) -> None:
+    run(postgres, source, "GRANT USAGE ON SCHEMA shop TO reader", "GRANT SELECT (id, name) ON shop.leaf TO reader")
+    (problem,) = (problem for problem in problems_of(reader, "shop.*") if "lacks SELECT" in problem.what)
+    assert problem.hint.startswith('GRANT SELECT ON "shop"."leaf" TO')
+    run(postgres, source, "GRANT SELECT (ctid) ON shop.leaf TO reader")
+    assert not any("lacks SELECT" in problem.what for problem in problems_of(reader, "shop.*"))
+
+
 def test_a_publication_that_exists_needs_no_owner_but_all_rows_columns_and_changes(
     postgres: PostgresServer, source: PostgresSource, reader: PostgresSource, caplog: pytest.LogCaptureFixture
 ) -> None:
