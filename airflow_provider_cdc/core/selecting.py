@@ -40,7 +40,12 @@ def matching(
 
 def evaluated_as(table: Table) -> Table:
     """The table as images of it are decoded to evaluate the condition: values that no Arrow type holds are null, and
-    stop nothing. Those of rows that are published are decoded once more, by the run's own policy."""
+    stop nothing. Those of rows that are published are decoded once more, by the run's own policy.
+
+    Rows of a keyless table are told apart by the columns that are read: there only values of the others stop nothing.
+    """
+    if table.keyless and table.selection.columns:
+        table = replace(table, key=tuple(column.name for column in table.as_read.columns))
     if table.options.unrepresentable != "error":
         return table
     return replace(table, options=replace(table.options, unrepresentable="null"))

@@ -96,7 +96,7 @@ def _selected(source: Source, table: Table, rows: pa.Table) -> pa.Table:
 
 
 def _of_keyless(source: Source, table: Table, part: pa.Table) -> pa.Table:
-    decoded = source.decode_images(table, _array(part["before"]), {})
+    decoded = source.decode_images(evaluated_as(table), _array(part["before"]), {})
     found = matching(table, decoded)
     if table.selection.columns:
         keys = published_keys(table, decoded)

@@ -10,6 +10,7 @@ import pyarrow as pa
 
 from airflow_provider_cdc.core import row_bytes
 from airflow_provider_cdc.core.kernel import Bytes, Int64s, copy_bytes, kernel
+from airflow_provider_cdc.core.selecting import evaluated_as
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.sources.netting import COUNT, HEADER, LENGTHS, ORDER, SUBORDER, NetChange
 from airflow_provider_cdc.sources.window import DELTA_SCHEMA, TrackedTable
@@ -107,7 +108,7 @@ def _batch(
     after = pa.nulls(rows, pa.binary())
     if one.table.keyless:
         before = _binary(change, records, _KEYS)
-        keys = row_bytes.encode(decode(one.table, before), [column.name for column in one.table.columns])
+        keys = row_bytes.encode(decode(evaluated_as(one.table), before), [column.name for column in one.table.columns])
         counts = change.arena[records + COUNT]
     else:
         before = _binary(change, records, _ROWS)

@@ -22,7 +22,7 @@ from airflow_provider_cdc.lake import read_latest
 from airflow_provider_cdc.sources.optional import ToldInPart, shared_reads
 from airflow_provider_cdc.sources.registry import open_source
 from airflow_provider_cdc.sources.selections import select
-from harness.pipeline import Pipeline, published
+from harness.pipeline import Pipeline, published, published_counts
 from harness.proxy import Proxy
 from tests.contract.begun import LOCK, Begin, Begun, sent
 from tests.contract.databases import Database
@@ -287,6 +287,26 @@ def test_a_column_that_is_not_read_may_hold_what_it_will(db: Database, begin: Be
             ):
                 list(reader.read(chunk))
                 assert len(reader.odd) == 2
+
+
+@pytest.mark.long
+def test_of_a_table_without_a_key_a_change_may_hold_what_it_will_where_nothing_is_read(
+    db: Database, spark: SparkSession, tmp_path: Path
+) -> None:
+    odd, _ = db.impossible_date
+    db.create("k", "id INT, note TEXT, day DATE")
+    db.execute(f"INSERT INTO k VALUES (1, 'a', {odd}), (2, 'b', '2026-01-01'), (1, 'a', NULL), (9, 'c', {odd})")
+    name = str(db.name("k"))
+    made = Pipeline(
+        spark, db.settings, tmp_path.as_uri(), [name], columns={name: ["note"]}, where={name: "note <> 'x' AND id < 9"}
+    )
+    made.record()
+    try:
+        db.execute("UPDATE k SET note = 'x' WHERE id = 1", f"INSERT INTO k VALUES (3, 'd', {odd})")
+        made.finish()
+    finally:
+        made.release()
+    assert published_counts(made.found["consolidate"]["published"][name]) == (["note"], {("a",): 2, ("b",): 1})
 
 
 @pytest.mark.parametrize(
