@@ -22,6 +22,7 @@ import pyarrow.parquet as pq
 from airflow_provider_cdc.core.results import ConsolidateResult, SnapshotResult
 from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.counted import counted
 from harness.airflow_home import AirflowHome
 from harness.cache import cache_directory
 from harness.demo.mysql_stage import MysqlStage
@@ -243,7 +244,7 @@ def _report_copy(copy: Copy, run: Run, first: Run) -> None:
     print(f"\nThe DAG again, {copy.title}:")
     print(f"  {sum(found.rows.values()):,} rows, exact at {run.position}")
     print(f"  {copy.differences:,} differences to the proof; {sum(found.rewound.values()):,} keys restored")
-    print(f"  {found.files_adopted} files kept, {found.files_rewritten} written anew; ", end="")
+    print(f"  {counted(found.files_adopted, 'file')} kept, {found.files_rewritten} written anew; ", end="")
     print(f"{seconds:.1f} s of work, {seconds / of_first:.0%} of the first run's")
 
 
