@@ -128,11 +128,13 @@ def test_each_change_of_the_window_is_told_once_and_in_order(db: Database, begin
     bound = run.source.bound_reads()
     for _ in range(5):
         shop.transaction()
-    found = told(run, bound.log_end, bound.position)
+    # On MySQL it is the position that ends a window: files are read beyond it.
+    end = run.log_end() if db.kind == "mysql" else bound.log_end
+    found = told(run, end, bound.position)
     assert found.changes == expected
     assert len({*found.positions}) == len(expected)
     # The clocks of the servers are that of this machine.
     slack = timedelta(seconds=1)
     assert all(began - slack <= when <= datetime.now(UTC) + slack for when in found.times)
     # As often as they are asked for.
-    assert told(run, bound.log_end, bound.position) == found
+    assert told(run, end, bound.position) == found
