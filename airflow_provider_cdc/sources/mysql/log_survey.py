@@ -8,17 +8,16 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
-from itertools import islice
-from typing import Generic, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
-from airflow_provider_cdc.errors import ExactnessError
+from airflow_provider_cdc.errors import ExactnessError, SourceUnavailable
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.history import LogPlace
 from airflow_provider_cdc.sources.mysql.log import codes
+from airflow_provider_cdc.sources.mysql.log.dump import Dump
 from airflow_provider_cdc.sources.mysql.long_prepared import PreparedWalker
 from airflow_provider_cdc.sources.window import LogSegment
 
@@ -29,6 +28,8 @@ _MIB = 2**20
 _log = logging.getLogger(__name__)
 
 Walker = TypeVar("Walker", bound=PreparedWalker)
+
+_Walk: TypeAlias = Future[tuple[Walker, ExactnessError | None]]
 
 
 def stretches(files: Mapping[str, int], begin: LogPlace, end: LogPlace) -> list[LogSegment]:
@@ -67,7 +68,7 @@ def looked_through(
         try:
             yield look.in_order(pool)
         finally:
-            look.left.set()
+            look.leave()
 
 
 class _Look(Generic[Walker]):
@@ -78,39 +79,60 @@ class _Look(Generic[Walker]):
         segments: Sequence[LogSegment],
         walker_of: Callable[[LogSegment], Walker],
     ) -> None:
-        self.left = threading.Event()
+        self._left = threading.Event()
         self._settings = settings
         self._segments = segments
         self._walker_of = walker_of
         self._total = sum((one.stop or files[one.name]) - one.start for one in segments)
         # Each thread counts for itself: a sum of several would need a lock.
         self._bytes = [0] * len(segments)
+        self._dumps: dict[int, Dump] = {}
         self._said = time.monotonic()
 
+    def leave(self) -> None:
+        """Let the threads end, also those that wait for a server which says nothing any more."""
+        self._left.set()
+        for dump in list(self._dumps.values()):
+            dump.abandon()
+
     def in_order(self, pool: ThreadPoolExecutor) -> Iterator[tuple[Walker, ExactnessError | None]]:
-        ahead = iter(range(len(self._segments)))
-        running = deque(pool.submit(self._walk, number) for number in islice(ahead, FILES_AT_ONCE))
-        while running:
-            yield self._awaited(running.popleft())
-            running.extend(pool.submit(self._walk, number) for number in islice(ahead, 1))
+        at_once = FILES_AT_ONCE
+        walks: dict[int, _Walk[Walker]] = {}
+        for number in range(len(self._segments)):
+            for ahead in range(number, min(number + at_once, len(self._segments))):
+                if ahead not in walks:
+                    walks[ahead] = pool.submit(self._walk, ahead)
+            walk = walks.pop(number)
+            if isinstance(self._awaited(walk), SourceUnavailable) and at_once > 1:
+                # The server may have no sessions to spare for several: from now on, one after the other.
+                at_once = 1
+                walks = {ahead: other for ahead, other in walks.items() if self._awaited(other) is None}
+                walk = pool.submit(self._walk, number)
+                self._awaited(walk)
+            yield walk.result()
 
     def _walk(self, number: int) -> tuple[Walker, ExactnessError | None]:
         walker = self._walker_of(self._segments[number])
 
-        def received(size: int) -> bool:
-            self._bytes[number] = size
-            return not self.left.is_set()
+        def goes_on(dump: Dump) -> bool:
+            self._bytes[number] = dump.bytes
+            # In this order: `leave` either sees it or was seen.
+            self._dumps[number] = dump
+            return not self._left.is_set()
 
         try:
-            walker.walk_through(self._settings, received)
+            walker.walk_through(self._settings, goes_on)
         except ExactnessError as error:
             return walker, error
+        finally:
+            self._dumps.pop(number, None)
         return walker, None
 
-    def _awaited(self, walk: Future[tuple[Walker, ExactnessError | None]]) -> tuple[Walker, ExactnessError | None]:
+    def _awaited(self, walk: _Walk[Walker]) -> BaseException | None:
+        """Why it could not be gone through, once it is over."""
         while not wait([walk], max(0.0, self._said + EVERY_SECONDS - time.monotonic())).done:
             self._say()
-        return walk.result()
+        return walk.exception()
 
     def _say(self) -> None:
         self._said = time.monotonic()

@@ -41,10 +41,10 @@ class PreparedWalker(LogWalker):
     def prepared(self) -> set[str]:
         return set(self.xa.undecided)
 
-    def walk_through(self, settings: ConnectionSettings, received: Callable[[int], bool] = lambda size: True) -> None:
+    def walk_through(self, settings: ConnectionSettings, goes_on: Callable[[Dump], bool] = lambda dump: True) -> None:
         """Read the whole stretch of the file, or as much of it as is there.
 
-        :param received: is told how many bytes have come so far; False ends it.
+        :param goes_on: is asked before more is received; False ends it.
         :raises ExactnessError: something that the proof does not allow for.
         """
         segment = self.summary.segment
@@ -52,7 +52,7 @@ class PreparedWalker(LogWalker):
         try:
             while not self.run(dump.data, dump.end):
                 dump.at = int(self.state[walk_state.AT])
-                if not received(dump.bytes) or not dump.fill():
+                if not goes_on(dump) or not dump.fill():
                     break
                 self.state[walk_state.AT] = 0
         finally:

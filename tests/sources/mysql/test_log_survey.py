@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
+import threading
 import time
+from collections.abc import Callable
 
 import pytest
 
@@ -19,8 +23,8 @@ from airflow_provider_cdc.sources.mysql.schema import read_tables
 from airflow_provider_cdc.sources.mysql.session import session
 from airflow_provider_cdc.sources.window import LogSegment
 from harness.mysql_server import MysqlServer
+from harness.pipeline import settings_of
 from tests.conftest import MysqlFactory
-from tests.sources.mysql.log.reading import settings
 
 FILES = 3 * FILES_AT_ONCE
 
@@ -34,10 +38,13 @@ def server(mysql_factory: MysqlFactory) -> MysqlServer:
     return server
 
 
-def look(server: MysqlServer, enough: int = FILES) -> list[tuple[str, str]]:
+def look(
+    server: MysqlServer, enough: int = FILES, user: str = "", then: Callable[[], object] = lambda: None
+) -> list[tuple[str, str]]:
     """The files that were looked through, in the order in which they came, and why each of them stopped."""
-    with session(settings(server)) as connection:
-        end, files = end_of_log(settings(server), connection), log_files(connection)
+    settings = settings_of(server, user)
+    with session(settings) as connection:
+        end, files = end_of_log(settings, connection), log_files(connection)
         tables = read_tables(connection, [TableName("d", "t")])
     begin = LogPlace(list(files)[1], codes.FIRST_POSITION)
 
@@ -45,11 +52,12 @@ def look(server: MysqlServer, enough: int = FILES) -> list[tuple[str, str]]:
         return PreparedWalker(segment.name, segment.start, segment.stop, GtidSet.parse(""), watched=tables)
 
     found = []
-    with looked_through(settings(server), files, stretches(files, begin, end), walker_of) as walkers:
+    with looked_through(settings, files, stretches(files, begin, end), walker_of) as walkers:
         for walker, error in walkers:
             assert error is None or isinstance(error, ExactnessError)
             found.append((walker.summary.segment.name, str(error or "")))
             if len(found) == enough:
+                then()
                 break
     return found
 
@@ -86,6 +94,46 @@ def test_whoever_has_seen_enough_reads_no_further(server: MysqlServer) -> None:
         time.sleep(0.1)
     # Those that were begun beside the first one have 192 MB.
     assert sent(server) - before < 150_000_000
+
+
+def test_a_user_who_may_have_few_sessions_looks_through_fewer_files_at_once(server: MysqlServer) -> None:
+    for number in range(FILES_AT_ONCE + 2):
+        for key in range(3):
+            server.query(f"INSERT INTO d.t VALUES ({3 * number + key}, REPEAT('x', 8000000))")
+        server.query("FLUSH BINARY LOGS")
+    server.query("CREATE USER few@'127.0.0.1' WITH MAX_USER_CONNECTIONS 2")
+    server.query("GRANT SELECT, REPLICATION CLIENT, REPLICATION SLAVE ON *.* TO few@'127.0.0.1'")
+    found = look(server, user="few")
+    # The last file has the user.
+    assert len(found) == FILES_AT_ONCE + 3
+    assert not any(why for _, why in found)
+    assert found == sorted(found)
+
+
+def test_whoever_leaves_does_not_wait_for_a_server_that_says_nothing_any_more(server: MysqlServer) -> None:
+    """A task that timed out would otherwise wait for minutes."""
+    server.query("FLUSH BINARY LOGS")
+    for number in range(FILES_AT_ONCE):
+        for key in range(8):
+            server.query(f"INSERT INTO d.t VALUES ({8 * number + key}, REPEAT('x', 8000000))")
+        server.query("FLUSH BINARY LOGS")
+    wakes_up = threading.Timer(60, os.kill, (server.pid, signal.SIGCONT))
+    left = 0.0
+
+    def falls_silent() -> None:
+        nonlocal left
+        os.kill(server.pid, signal.SIGSTOP)
+        wakes_up.start()
+        # Until all that it had sent is read.
+        time.sleep(5)
+        left = time.monotonic()
+
+    try:
+        look(server, enough=1, then=falls_silent)
+        assert time.monotonic() - left < 20
+    finally:
+        wakes_up.cancel()
+        os.kill(server.pid, signal.SIGCONT)
 
 
 def sent(server: MysqlServer) -> int:

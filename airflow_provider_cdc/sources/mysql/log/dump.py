@@ -7,7 +7,9 @@ https://dev.mysql.com/doc/dev/mysql-server/latest/page_protocol_com_binlog_dump.
 
 from __future__ import annotations
 
+import socket
 import struct
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -116,6 +118,12 @@ class Dump:
     def close(self) -> None:
         """End the session. The server may be in the middle of sending, and would not hear a goodbye."""
         self._connection.drop()
+
+    def abandon(self) -> None:
+        """Have a ``fill`` that another thread waits in fail at once; closing the session would not wake it."""
+        with suppress(OSError):
+            # Of the bare socket: TLS would forget what it is in the middle of.
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def fill(self) -> bool:
         """Receive more, at least one byte unless the server has no more: then the answer is False.
