@@ -146,6 +146,7 @@ def test_the_past_is_visible_before_it_is_read(server: MysqlServer) -> None:
 PLAN = [TablePlan(TableName("d", "t"), "watermark", "")]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("statements", "what", "again"),
     [
@@ -172,6 +173,7 @@ def test_a_past_that_is_over_is_refused_before_any_work(
             source.record_past(moment, PLAN, StepOptions(as_of_wait_seconds=5))
 
 
+@pytest.mark.long
 def test_a_commit_that_is_in_the_log_and_that_nobody_sees_is_waited_for(server: MysqlServer) -> None:
     """As one that waits for a replica (semi-synchronous replication)."""
     source = MysqlSource(settings(server))
