@@ -1,7 +1,9 @@
 """Chunks of a leaf of which a condition leaves little to be copied: ranges of the key, which an index leads to.
 
 Whether one does, and to how many rows, is what the server's planner says. It decides only how the leaf is cut: should
-the server go another way when it reads, it sends the same rows.
+the server go another way when it reads, it sends the same rows. Of columns that nobody has analyzed (a leaf was just
+loaded, or the server upgraded) it knows nothing, and takes 1 in 200 for any range of values: one chunk could be all of
+the leaf. So that is cut into blocks.
 
 Cut are whole numbers, dates and times, of which this package and the server mean the same order. The bounds increase,
 and the range before the first and the one after the last have no end. Where the condition bounds the key, it is not
@@ -32,7 +34,8 @@ def ranges(connection: Connection, table: Table, leaf: Leaf, chunk_rows: int) ->
     """Ranges of about ``chunk_rows`` rows each, of those that the server is asked for; empty: it would look at the
     blocks in any case, or they cannot be cut."""
     pushed = "" if table.selection.where is None else pushed_condition(table)
-    rows = _through_index(connection, leaf, pushed) if pushed else None
+    known = pushed and _analyzed(connection, table, leaf, pushed)
+    rows = _through_index(connection, leaf, pushed) if known else None
     if rows is None:
         return []
     pieces = -(-rows // chunk_rows)
@@ -58,6 +61,19 @@ def _spelt(bound: KeyValue) -> str:
         return spelt_value(bound)
     text = str(bound)
     return spelt_value(datetime.fromisoformat(text) if " " in text else date.fromisoformat(text))
+
+
+def _analyzed(connection: Connection, table: Table, leaf: Leaf, pushed: str) -> bool:
+    """Whether the server has statistics of all columns that it is asked to look at."""
+    looked_at = table.selection.where.columns if table.selection.where is not None else ()
+    names = [name for name in looked_at if quote(name) in pushed]
+    ((known,),) = query(
+        connection,
+        "SELECT count(*) FROM pg_stats "
+        "WHERE (schemaname, tablename) = (%s, %s) AND attname = ANY(%s) AND NOT inherited",
+        (leaf.schema, leaf.name, names),
+    )
+    return int(known) == len(names)
 
 
 def _through_index(connection: Connection, leaf: Leaf, pushed: str) -> int | None:

@@ -129,6 +129,7 @@ def test_no_row_of_a_part_differs_after_any_night(
     monkeypatch.setattr(again, "FEW_KEYS", chance.choice([0, 30, again.FEW_KEYS]))
     if chance.random() < 0.7:
         # As of tables so large that an index pays.
+        monkeypatch.setattr(key_ranges, "_analyzed", lambda *_: True)
         monkeypatch.setattr(key_ranges, "_through_index", lambda connection, leaf, pushed: chance.choice([1, 40, 200]))
 
     changed = 0

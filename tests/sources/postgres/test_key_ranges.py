@@ -96,6 +96,23 @@ def test_rows_beyond_all_days_are_in_one_chunk_as_well(run: Run, source: Postgre
 
 
 @pytest.mark.long
+def test_estimates_of_a_table_that_was_never_analyzed_do_not_make_one_chunk_of_all_rows(
+    run: Run, source: PostgresSource
+) -> None:
+    create = "CREATE TABLE a (k int PRIMARY KEY, v int, w text) WITH (autovacuum_enabled = off)"
+    table = filled(run, source, create, "n", analyze=False)
+    for where in (f"k BETWEEN 1 AND {ROWS}", f"k >= 1 AND k < {ROWS + 1} AND w = 'x'"):
+        part = replace(table, selection=Selection(parse(where)))
+        assert len(source.plan_chunks(part, CHUNK)) > 100
+        run("ANALYZE a (v)")
+        assert len(source.plan_chunks(part, CHUNK)) > 100
+    assert keys(source, part, CHUNK) == list(range(1, ROWS + 1))
+    run("ANALYZE a (k)")
+    part = replace(table, selection=Selection(parse("k BETWEEN 1000 AND 1199 AND w = 'x'")))
+    assert len(source.plan_chunks(part, CHUNK)) < 10
+
+
+@pytest.mark.long
 def test_each_partition_is_cut_by_itself(run: Run, source: PostgresSource) -> None:
     table = filled(
         run,
@@ -111,10 +128,10 @@ def test_each_partition_is_cut_by_itself(run: Run, source: PostgresSource) -> No
     assert keys(source, part, CHUNK) == list(range(9800, 10100))
 
 
-def filled(run: Run, source: PostgresSource, create: str, expression: str) -> Table:
+def filled(run: Run, source: PostgresSource, create: str, expression: str, analyze: bool = True) -> Table:
     run(*create.split(";"))
     run(f"INSERT INTO a (k, v, w) SELECT {expression}, n, 'x' FROM generate_series(1, {ROWS}) n")
-    run("CREATE INDEX ON a (v)", "ANALYZE a")
+    run("CREATE INDEX ON a (v)", *(["ANALYZE a"] if analyze else []))
     with session(source.settings) as connection:
         (table,) = read_tables(connection, [TableName("public", "a")])
     return replace(table, options=TableOptions())
