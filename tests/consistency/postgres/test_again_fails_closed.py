@@ -142,8 +142,9 @@ def test_what_is_written_after_the_view_s_position_is_not_in_the_copy(
         expected.update(world.all_rows)
         world.run("UPDATE orders SET n = 2", "DELETE FROM parts", "DELETE FROM visits", "INSERT INTO orders VALUES (0)")
 
-    at(monkeypatch, "view", write)
+    happened = at(monkeypatch, "view", write)
     found = run.snapshot()
+    assert happened
     check(run, world, expected)
     assert found["keys_again"] >= ROWS // 10 * 4
     told = run.target.read_json(f"{world.schema}.orders/_latest.json")
