@@ -165,7 +165,7 @@ def test_of_a_keyless_table_as_many_copies_are_taken_out_as_were_added_and_put_b
 def test_a_row_that_the_log_adds_and_the_copy_lacks_stops_the_run(tmp_path: Path) -> None:
     schema = pa.schema([("a", pa.int32())])
     rows = pa.table([[1, 1, 2]], schema=schema)
-    with pytest.raises(CopyMismatch, match=r"s\.t: the log adds 1 rows"):
+    with pytest.raises(CopyMismatch, match=r"s\.t: the log adds 1 row "):
         take_out(tmp_path, schema, (), rows, pa.record_batch([[1]], schema=schema), [3])
 
 

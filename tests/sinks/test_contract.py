@@ -366,7 +366,7 @@ def test_a_file_is_told_apart_from_its_record_where_it_was_published(lake: Lake)
     lake.sink.publish(publication)
     assert lake.sink.difference(publication.run_id, change.table, change.added[0]) == ""
     other = replace(change.added[0], rows=7)
-    assert "1 rows, not 7" in lake.sink.difference(publication.run_id, change.table, other)
+    assert "1 row, not 7" in lake.sink.difference(publication.run_id, change.table, other)
     missing = replace(change.added[0], name="chunks/x/part-none.parquet")
     assert lake.sink.difference(publication.run_id, change.table, missing) == "it is gone"
 

@@ -16,11 +16,11 @@ from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.errors import ExactnessError
 from airflow_provider_cdc.sources.mysql import log_survey
 from airflow_provider_cdc.sources.mysql.history import LogPlace, end_of_log, log_files
-from airflow_provider_cdc.sources.mysql.log import codes
+from airflow_provider_cdc.sources.mysql.log import codes, dump, request
 from airflow_provider_cdc.sources.mysql.log_survey import FILES_AT_ONCE, looked_through, stretches
 from airflow_provider_cdc.sources.mysql.long_prepared import PreparedWalker
 from airflow_provider_cdc.sources.mysql.schema import read_tables
-from airflow_provider_cdc.sources.mysql.session import session
+from airflow_provider_cdc.sources.mysql.session import Connection, session
 from airflow_provider_cdc.sources.window import LogSegment
 from harness.mysql_server import MysqlServer
 from harness.pipeline import settings_of
@@ -110,8 +110,19 @@ def test_a_user_who_may_have_few_sessions_looks_through_fewer_files_at_once(serv
     assert found == sorted(found)
 
 
-def test_whoever_leaves_does_not_wait_for_a_server_that_says_nothing_any_more(server: MysqlServer) -> None:
+@pytest.mark.parametrize("when", ["it sends the log", pytest.param("it is asked for it", marks=pytest.mark.long)])
+def test_whoever_leaves_does_not_wait_for_a_server_that_says_nothing_any_more(
+    server: MysqlServer, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
     """A task that timed out would otherwise wait for minutes."""
+    silent = threading.Event()
+
+    def asked_late(connection: Connection, name: str, start: int) -> None:
+        # The first file is looked through by then; and this one is never asked for where the server does not stop.
+        if name != first and not silent.wait(30):
+            raise AssertionError("the server never fell silent")
+        request.request_log(connection, name, start)
+
     server.query("FLUSH BINARY LOGS")
     for number in range(FILES_AT_ONCE):
         for key in range(8):
@@ -123,11 +134,15 @@ def test_whoever_leaves_does_not_wait_for_a_server_that_says_nothing_any_more(se
     def falls_silent() -> None:
         nonlocal left
         os.kill(server.pid, signal.SIGSTOP)
+        silent.set()
         wakes_up.start()
         # Until all that it had sent is read.
         time.sleep(5)
         left = time.monotonic()
 
+    first = server.query("SHOW BINARY LOGS")[1][0]
+    if when == "it is asked for it":
+        monkeypatch.setattr(dump, "request_log", asked_late)
     try:
         look(server, enough=1, then=falls_silent)
         assert time.monotonic() - left < 20

@@ -22,7 +22,7 @@ from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.driver_errors import mapped_errors
 from airflow_provider_cdc.sources.mysql.log.codes import MAX_EVENT_BYTES
 from airflow_provider_cdc.sources.mysql.log.request import CANNOT_READ_LOG, request_log
-from airflow_provider_cdc.sources.mysql.session import connect
+from airflow_provider_cdc.sources.mysql.session import CONNECT_SECONDS, connect
 
 RAW_BYTES = 1 << 18
 DATA_BYTES = 1 << 21
@@ -103,7 +103,8 @@ class Dump:
         self._raw: Bytes = np.empty(RAW_BYTES, np.uint8)
         self._state: Int64s = np.zeros(8, np.int64)
         self._state[SEQUENCE] = 1
-        self._connection = connect(settings)
+        # Until the log comes, a server that is silent for so long is one that lets nobody in.
+        self._connection = connect(settings, read_timeout=CONNECT_SECONDS)
         try:
             with mapped_errors(self._where):
                 self._request(name, start)
