@@ -106,6 +106,10 @@ class TestText:
         except PositionError as error:
             assume("leading zeros" not in str(error))
             ours = None
+        if not slip.isascii():
+            # The server looks beyond the end of its table of characters for these, and takes some of them in a tag.
+            assert ours is None
+            return
         try:
             theirs = on_server(cursor, "GTID_SUBTRACT(%s, '')", slip)
         except pymysql.MySQLError:
