@@ -57,6 +57,8 @@ class _Commits:
                 when = self._base + timedelta(seconds=seconds)
                 connection.execute("SELECT pg_replication_origin_xact_setup('0/1', %s)", (when,))
                 connection.execute(sql)
+            # The server's process ends a moment after its connection, and holds the origin until then.
+            connection.execute("SELECT pg_replication_origin_session_reset()")
 
     def up_to(self, seconds: int) -> int:
         """How many of them belong to a time."""
