@@ -19,6 +19,7 @@ NAME_SECONDS = 10.0
 """How often the log names what is waited for."""
 
 _POLL_SECONDS = 0.02
+_CANCEL_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
 
@@ -126,14 +127,18 @@ def blockers(connection: Connection, seconds: float = 0) -> list[str]:
 def _watch(settings: ConnectionSettings, waiting: Connection, seconds: float, done: threading.Event) -> None:
     """Log from time to time what a command waits for, and cancel it after ``seconds`` unless it is done by then."""
     deadline = time.monotonic() + seconds
-    while not done.wait(max(0.0, min(NAME_SECONDS, deadline - time.monotonic()))):
+    pause = min(NAME_SECONDS, seconds)
+    while not done.wait(pause):
         if time.monotonic() >= deadline:
             with suppress(psycopg.Error), mapped_errors("cancel"):
                 waiting.cancel_safe(timeout=5)
-            return
+            # Again, until it has ended: the server may not have had the command yet, or be too busy to listen.
+            pause = _CANCEL_SECONDS
+            continue
         with suppress(CdcError), session(settings) as connection:
             _log.info(
                 "Waiting for transactions that write to end, up to %.0f s more (nobody waits for this): %s",
                 deadline - time.monotonic(),
                 "; ".join(blockers(connection)) or "they have ended by now",
             )
+        pause = max(0.0, min(NAME_SECONDS, deadline - time.monotonic()))
