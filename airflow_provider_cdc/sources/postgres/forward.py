@@ -28,7 +28,7 @@ from airflow_provider_cdc.sources.postgres.identities import followed
 from airflow_provider_cdc.sources.postgres.past import Past
 from airflow_provider_cdc.sources.postgres.schema import leaves, read_tables
 from airflow_provider_cdc.sources.postgres.server import identity as identity_of
-from airflow_provider_cdc.sources.postgres.session import Connection, query, session, value
+from airflow_provider_cdc.sources.postgres.session import Connection, session, value
 from airflow_provider_cdc.sources.postgres.snapshot import identity_problem
 from airflow_provider_cdc.sources.postgres.standing_record import KNOWN_DAYS, parents_among, said, states_of
 
@@ -69,12 +69,10 @@ def refusals_since(
             return all_for(why)
         if to is not None and past.resolve(settings, connection, standing, to, options, final=False) < start:
             return all_for("the copy is of a later position")
-        ((free,),) = query(
-            connection, "SELECT current_setting('max_replication_slots')::int - count(*) FROM pg_replication_slots"
-        )
         # Each further position takes one more, and where rows are read again a temporary copy of it.
         needed = _SLOTS_AGAIN + 2 * (bases - 1) if keys_only else _SLOTS + bases - 1
-        if free < needed:
+        limit, used = slots.room(connection, "max_replication_slots", needed)
+        if (free := limit - used) < needed:
             return all_for(
                 f"only {counted(free, 'free replication slot')}, and {needed} are needed (max_replication_slots)"
             )

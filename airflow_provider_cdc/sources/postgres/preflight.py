@@ -11,6 +11,7 @@ from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import PreflightError, Problem
 from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.postgres import slots
 from airflow_provider_cdc.sources.postgres.advice import BYTES_PER_SECOND, advise
 from airflow_provider_cdc.sources.postgres.blockers import naming_blockers
 from airflow_provider_cdc.sources.postgres.identities import followed
@@ -179,11 +180,11 @@ def _room_problems(connection: Connection, *, exported: bool, again: bool) -> It
     Beside its slot a run has a temporary one: for the view that all tasks share, and later to read the log from. It has
     both at once if rows are read ``again``.
     """
-    for setting, view, why, needed in (
-        ("max_replication_slots", "pg_replication_slots", "replication slots", 3 if again else 2),
-        ("max_wal_senders", "pg_stat_replication", "replication connections", 2 if exported else 1),
+    for setting, why, needed in (
+        ("max_replication_slots", "replication slots", 3 if again else 2),
+        ("max_wal_senders", "replication connections", 2 if exported else 1),
     ):
-        ((limit, used),) = query(connection, f"SELECT current_setting('{setting}')::int, count(*) FROM {view}")
+        limit, used = slots.room(connection, setting, needed)
         if limit - used < needed:
             yield Problem(
                 setting,

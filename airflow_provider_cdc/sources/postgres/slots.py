@@ -39,6 +39,7 @@ _TOKEN_DIGITS = 8
 _FORWARD = "forward_slots"
 STANDING_PUBLICATION = "standing_publication"
 _POLL_SECONDS = 0.02
+_ENDING_SECONDS = 2.0
 
 _log = logging.getLogger(__name__)
 
@@ -106,6 +107,31 @@ def create_slot(settings: ConnectionSettings, name: str, seconds: float) -> Lsn:
     """`new_slot`'s point alone."""
     with new_slot(settings, name, seconds) as (point, _):
         return point
+
+
+def room(connection: Connection, setting: str, needed: int) -> tuple[int, int]:
+    """What ``max_replication_slots`` or ``max_wal_senders`` allows, and how many there are.
+
+    The process of a session goes on for a moment after its connection, and holds what it had. So if there is no room
+    for as many as are needed, and would be without such, the answer is that of a moment later.
+    """
+    view, may_end = _LIMITED[setting]
+    deadline = time.monotonic() + _ENDING_SECONDS
+    while True:
+        ((limit, used, ending),) = query(
+            connection,
+            f"SELECT current_setting('{setting}')::int, count(*), count(*) FILTER (WHERE {may_end}) FROM {view}",
+        )
+        if not limit - used < needed <= limit - used + ending or time.monotonic() > deadline:
+            return limit, used
+        time.sleep(_POLL_SECONDS)
+
+
+_LIMITED = {
+    "max_replication_slots": ("pg_replication_slots", "temporary"),
+    # Who may not know what others do sees no state.
+    "max_wal_senders": ("pg_stat_replication", "state IS DISTINCT FROM 'streaming'"),
+}
 
 
 def state(connection: Connection, name: str) -> SlotState | None:
