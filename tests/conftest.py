@@ -110,10 +110,7 @@ def database(postgres: PostgresServer) -> Iterator[str]:
     name = f"t_{uuid.uuid4().hex[:12]}"
     postgres.query(f"CREATE DATABASE {name}")
     yield name
-    slots = postgres.query("SELECT slot_name FROM pg_replication_slots WHERE database = %s", (name,))
-    for (slot,) in slots:
-        postgres.query("SELECT pg_drop_replication_slot(%s)", (slot,))
-    postgres.query(f"DROP DATABASE {name} WITH (FORCE)")
+    slots = postgres.drop_database(name)
     assert not slots, f"replication slots were left: {slots}"
 
 

@@ -39,10 +39,7 @@ def app(postgres: PostgresServer) -> Iterator[PostgresServer]:
     )
     postgres.query(ROLE, database="app")
     yield postgres
-    slots = postgres.query("SELECT slot_name FROM pg_replication_slots WHERE database = 'app'")
-    for (slot,) in slots:
-        postgres.query("SELECT pg_drop_replication_slot(%s)", (slot,))
-    postgres.query("DROP DATABASE app WITH (FORCE)")
+    slots = postgres.drop_database("app")
     postgres.query("DROP ROLE copier; DROP ROLE owner")
     assert not slots, slots
 

@@ -16,7 +16,7 @@ import psycopg
 
 from harness.errors import HarnessError
 from harness.postgres_binaries import find_postgres
-from harness.server_process import STOP_SECONDS, ServerProcess
+from harness.server_process import START_SECONDS, STOP_SECONDS, ServerProcess
 
 SUPERUSER = "postgres"
 NOBODY = 65534
@@ -75,6 +75,48 @@ class PostgresServer(ServerProcess):
             while cursor.nextset():
                 pass
             return cursor.fetchall() if cursor.description else []
+
+    def reload(self) -> None:
+        """Have the server read its settings and ``pg_hba.conf`` anew; it is done when new sessions go by them.
+
+        Sessions and processes that are there already follow a moment later, each by itself.
+        """
+        loaded = "SELECT pg_conf_load_time()"
+        before = self.query(loaded)
+        self.query("SELECT pg_reload_conf()")
+        deadline = time.monotonic() + START_SECONDS
+        while self.query(loaded) == before:
+            if time.monotonic() > deadline:
+                raise HarnessError(f"the server did not read its settings within {START_SECONDS} s; see {self.log}")
+            time.sleep(0.01)
+
+    def set_standbys(self, names: str) -> None:
+        """Name the standbys that commits wait for, in the words of ``synchronous_standby_names``; empty: none."""
+        self.query(f"ALTER SYSTEM SET synchronous_standby_names = '{names}'")
+        self.reload()
+        # It is the checkpointer that tells the sessions, when it goes on. The second checkpoint begins after that.
+        for _ in range(2):
+            self.query("CHECKPOINT")
+
+    def drop_database(self, name: str) -> list[str]:
+        """Drop a database with its slots, whoever is connected to it; returns the slots, but for temporary ones.
+
+        Those end with their sessions' processes, which are there for a moment after the connections.
+
+        :raises psycopg.errors.ObjectInUse: somebody uses one of the slots.
+        """
+        there = "SELECT slot_name FROM pg_replication_slots WHERE database = %s AND NOT temporary"
+        slots = [slot for (slot,) in self.query(there, (name,))]
+        deadline = time.monotonic() + STOP_SECONDS
+        while True:
+            try:
+                self.query(f"DROP DATABASE {name} WITH (FORCE)")
+            except psycopg.errors.ObjectInUse:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.01)
+            else:
+                return slots
 
     def crash(self) -> None:
         """Kill every process of the server at once, as a power failure does, and start it again.

@@ -190,14 +190,14 @@ def test_a_slot_that_may_keep_too_little_log_is_waited_for(
     assert runway_of(100_000)["found"]["hours"] is None
     try:
         postgres.query("ALTER SYSTEM SET max_slot_wal_keep_size = '64MB'")
-        postgres.query("SELECT pg_reload_conf()")
+        postgres.reload()
         postgres.query("CREATE TABLE much AS SELECT generate_series(1, 300000) AS n")
         assert runway_of(1_000_000) is None
         assert runway_of(0.0001)["found"]["hours"] > 0
     finally:
         postgres.query("DROP TABLE IF EXISTS much")
         postgres.query("ALTER SYSTEM RESET max_slot_wal_keep_size")
-        postgres.query("SELECT pg_reload_conf()")
+        postgres.reload()
 
 
 @pytest.mark.parametrize("hours", ["", "soon", 0, -1, "nan", "inf", None])

@@ -222,13 +222,8 @@ def test_a_pass_waits_for_commits_that_are_in_the_log_and_that_nobody_sees(
     monkeypatch.setattr(again, "FEW_KEYS", 0)
     run.record()
 
-    def standbys(names: str) -> None:
-        server.query(f"ALTER SYSTEM SET synchronous_standby_names = '{names}'")
-        server.query("SELECT pg_reload_conf()")
-        time.sleep(0.2)
-
     with ThreadPoolExecutor(2) as pool:
-        standbys("nobody")
+        server.set_standbys("nobody")
         try:
             commit = pool.submit(world.run, "UPDATE orders SET n = 7 WHERE id = 5")
             while not server.query("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'"):
@@ -243,7 +238,7 @@ def test_a_pass_waits_for_commits_that_are_in_the_log_and_that_nobody_sees(
 
             def release() -> None:
                 time.sleep(1)
-                standbys("")
+                server.set_standbys("")
 
             monkeypatch.setattr(PostgresSource, "settle", settle)
             look_up = again._look_up
@@ -251,14 +246,14 @@ def test_a_pass_waits_for_commits_that_are_in_the_log_and_that_nobody_sees(
             def searched(step: Any, source: Any, waiting: Any, view: Any, *rest: Any) -> Any:
                 found = look_up(step, source, waiting, view, *rest)
                 # If nobody waited before, the pass has looked by now.
-                standbys("")
+                server.set_standbys("")
                 return found
 
             monkeypatch.setattr(again, "_look_up", searched)
             run.snapshot()
-            commit.result(20)
+            commit.result(60)
         finally:
-            standbys("")
+            server.set_standbys("")
     assert seen[:1] in ([], [[(0,)]]), "the commit was visible: the test provokes nothing"
     assert len(run.run.read_json(run.found["snapshot"]["again"])["layers"]) > 1, "there was no pass"
     check(run, world, world.all_rows)

@@ -188,9 +188,7 @@ def test_a_transaction_that_waits_for_a_standby_is_not_lost_between_log_and_read
 ) -> None:
     """Its commit lies in the log before the slot's point, and no read sees it until the standby answers."""
     _prepare(own_server)
-    own_server.query("ALTER SYSTEM SET synchronous_standby_names = 'nobody'")
-    own_server.query("SELECT pg_reload_conf()")
-    time.sleep(0.3)
+    own_server.set_standbys("nobody")
     run = Pipeline(spark, settings_of(own_server), tmp_path.as_uri(), ["shop.orders"])
     try:
         with ThreadPoolExecutor(2) as pool, own_server.connect() as watch, own_server.connect() as connection:
@@ -200,15 +198,12 @@ def test_a_transaction_that_waits_for_a_standby_is_not_lost_between_log_and_read
             recorded = pool.submit(run.record)
             time.sleep(1.5)
             assert not recorded.done(), "the position was recorded while a commit in it could not be seen"
-            watch.execute("ALTER SYSTEM RESET synchronous_standby_names")
-            watch.execute("SELECT pg_reload_conf()")
+            own_server.set_standbys("")
             waiting.result()
             recorded.result()
         run.finish()
     finally:
-        with own_server.connect() as connection, connection.cursor() as cursor:
-            cursor.execute("ALTER SYSTEM RESET synchronous_standby_names")
-            cursor.execute("SELECT pg_reload_conf()")
+        own_server.set_standbys("")
         run.release()
     _, rows = published(run.found["consolidate"]["published"]["shop.orders"])
     assert [str(row[1]) for row in rows if row[0] == 7] == ["77.00"]

@@ -27,6 +27,7 @@ from harness.throw_away import throw_away
 from tests.sources.postgres.log.reading import settings as settings_of
 
 RUN_ID = "20260101T000000Z-00000000"
+MADE = "SELECT slot_name FROM pg_replication_slots WHERE starts_with(slot_name, 'cdc') AND NOT temporary"
 OTHERS = ("standby", "promoted standby", "clone on the same timeline", "unrelated server")
 
 
@@ -153,7 +154,7 @@ def test_a_position_is_not_fixed_across_two_servers(primary: PostgresServer, oth
             with pytest.raises(CdcError):
                 behind.record_initial(plans, LockPolicy(), RUN_ID)
     for each in (primary, server):
-        assert each.query("SELECT slot_name FROM pg_replication_slots WHERE starts_with(slot_name, 'cdc')") == []
+        assert each.query(MADE) == []
     direct.release(RUN_ID)
 
 

@@ -20,7 +20,7 @@ from tests.conftest import PostgresFactory
 from tests.sources.postgres.standing import RUN_ID, Kept
 
 TABLES = ("stock", "b", "k", "tree")
-SLOTS = "SELECT count(*) FROM pg_replication_slots WHERE database = current_database()"
+SLOTS = "SELECT count(*) FROM pg_replication_slots WHERE database = current_database() AND NOT temporary"
 
 
 @dataclass

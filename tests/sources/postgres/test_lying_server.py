@@ -148,8 +148,7 @@ def test_a_real_server_s_methods_work_as_far_as_they_are_safe(postgres_factory: 
     original = hba.read_text()
     for user, method in (("cdc", "scram-sha-256"), ("old", "md5"), ("cdc", "password")):
         hba.write_text(f"host all {user} all {method}\n{original}")
-        server.query("SELECT pg_reload_conf()")
-        time.sleep(0.2)
+        server.reload()
         given = dataclasses.replace(settings, user=user, tls={"mode": "disabled"})
         for way in WAYS:
             if method == "password":

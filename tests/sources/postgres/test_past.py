@@ -24,8 +24,8 @@ from airflow_provider_cdc.sources.postgres.times import prefix_at, remember
 from airflow_provider_cdc.sources.survey import survey, survey_past
 from airflow_provider_cdc.sources.window import TrackedTable
 from tests.conftest import PostgresFactory
+from tests.sources.postgres.backends import background, wait_for
 from tests.sources.postgres.standing import RUN_ID, Kept
-from tests.sources.postgres.test_slots import background, set_standbys, wait_for
 
 
 @pytest.fixture
@@ -158,7 +158,7 @@ def test_a_time_within_a_join_is_the_same_before_and_after_a_later_one_was_resol
         wait_for(kept.server, "query LIKE 'CREATE_REPLICATION_SLOT%' AND wait_event_type = 'Lock'")
         within = kept.clock()
         writer.rollback()
-        joining.result(20)
+        joining.result(60)
     joined = kept.record.tables["public.other"]
     first = kept.position_of(within, "stock")
     after = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=joined.at)
@@ -304,7 +304,7 @@ def test_a_key_that_was_lifted_for_a_while_cannot_be_gone_back_beyond(kept: Kept
             time.sleep(0.02)
         other.cancel()
         with pytest.raises(psycopg.errors.QueryCanceled):
-            dropping.result(20)
+            dropping.result(60)
     kept.run("INSERT INTO bare VALUES (1, 2)")
     point = kept.here()
     kept.run("DELETE FROM bare WHERE v = 2", "REINDEX INDEX bare_key")
@@ -418,15 +418,15 @@ def test_what_commits_before_the_position_and_nobody_sees_yet_is_waited_for(cras
     crashing.keep("stock")
     plans = crashing.plans("stock")
     with server.connect() as writer, background(server) as pool:
-        set_standbys(server, "nobody")
+        server.set_standbys("nobody")
         committing = pool.submit(writer.execute, "UPDATE stock SET v = 2")
         wait_for(server, "wait_event = 'SyncRep'")
         point = Lsn.parse(crashing.here_quietly())
         options = replace(crashing.options, lock=replace(crashing.options.lock, slot_wait_seconds=1))
         with pytest.raises(LockNotGranted, match="SyncRep"):
             crashing.source.record_past(point, plans, options, RUN_ID)
-        set_standbys(server, "")
-        committing.result(20)
+        server.set_standbys("")
+        committing.result(60)
         begun = crashing.source.record_past(point, plans, options, RUN_ID)
     assert _images(crashing, begun.identity, begun.position, begun.tables) == 0
 

@@ -290,12 +290,14 @@ def test_more_partitions_than_a_publication_could_be_dropped_with_are_refused(
     few = {"max_locks_per_transaction": "10", "max_connections": "20", "max_prepared_transactions": "0"}
     server = postgres_factory(few)
     source = PostgresSource(settings_of(server, "postgres"))
-    for count, name in ((100, "fits"), (101, "large")):
-        server.query(f"CREATE TABLE {name} (id int PRIMARY KEY) PARTITION BY LIST (id)")
-        server.query(FULL.format(name))
-        for number in range(count):
-            server.query(f"CREATE TABLE {name}_{number} PARTITION OF {name} FOR VALUES IN ({number})")
-            server.query(FULL.format(f"{name}_{number}"))
+    # On one connection: processes of ended sessions would pile up.
+    with server.connect() as connection:
+        for count, name in ((100, "fits"), (101, "large")):
+            connection.execute(f"CREATE TABLE {name} (id int PRIMARY KEY) PARTITION BY LIST (id)")
+            connection.execute(FULL.format(name))
+            for number in range(count):
+                connection.execute(f"CREATE TABLE {name}_{number} PARTITION OF {name} FOR VALUES IN ({number})")
+                connection.execute(FULL.format(f"{name}_{number}"))
     (problem,) = problems_of(source, "public.large")
     assert problem.where == "max_locks_per_transaction"
     assert "max_locks_per_transaction = 11," in problem.hint

@@ -26,6 +26,7 @@ from airflow_provider_cdc.sources.postgres.schema import read_tables
 from airflow_provider_cdc.sources.postgres.session import query, reading_session, session, slot_errors
 from harness.postgres_server import PostgresServer
 from harness.proxy import Proxy, changed_start_up
+from tests.soon import soon
 from tests.sources.postgres.log.reading import settings as settings_of
 
 Way = Callable[[ConnectionSettings], AbstractContextManager[Any]]
@@ -81,15 +82,24 @@ def test_a_user_that_may_not_replicate_is_refused(german: PostgresServer) -> Non
 
 
 def test_a_server_that_is_full_can_be_retried(german: PostgresServer) -> None:
-    held = []
+    held = [german.connect()]
+
+    def are_gone() -> None:
+        """The processes of sessions that ended before may be there for a moment yet."""
+        there = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'"
+        soon(lambda: held[0].execute(there).fetchall(), [(1,)])
+
+    are_gone()
     with suppress(psycopg.OperationalError):
         while True:
             held.append(german.connect())
     for way in (session, reading_session):
         with pytest.raises(SourceUnavailable, match="fewer Spark tasks"), way(settings_of(german, "postgres")):
             pass
-    for connection in held:
+    for connection in held[1:]:
         connection.close()
+    are_gone()
+    held[0].close()
 
 
 @pytest.mark.parametrize("encrypted", [False, True], ids=["socket", "adbc"])
@@ -102,6 +112,7 @@ def test_a_shared_view_that_is_gone_can_be_retried(
         (table,) = read_tables(connection, [TableName("public", "stock")])
     with shared_reads(source, {"exported"}, LockPolicy()) as shared:
         pass
+    soon(lambda: german.query("SELECT 1 FROM pg_replication_slots"), [])
     with (
         pytest.raises(SourceUnavailable, match="shared its snapshot ended"),
         shared.reader(table, "exported", LockPolicy()),

@@ -22,6 +22,7 @@ from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.session import literal, query, quote, read, reading_session, session, value
 from harness.postgres_server import SUPERUSER, PostgresServer
 from tests.conftest import PostgresFactory
+from tests.soon import soon
 from tests.sources.postgres.log.reading import settings as settings_of
 from tests.sources.postgres.tls import switch_tls_on
 
@@ -131,7 +132,11 @@ def test_both_drivers_raise_the_same_error(
 def test_a_server_that_is_full_can_be_retried(postgres_factory: PostgresFactory) -> None:
     server = postgres_factory({"max_connections": "5", "superuser_reserved_connections": "0", "max_wal_senders": "0"})
     settings = settings_of(server, "postgres")
-    held = [server.connect() for _ in range(5)]
+    held = [server.connect()]
+    # The process of the session that looked whether the server answers may be there for a moment yet.
+    there = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'client backend'"
+    soon(lambda: held[0].execute(there).fetchall(), [(1,)])
+    held += [server.connect() for _ in range(4)]
     for way in (session, reading_session):
         with pytest.raises(SourceUnavailable, match="fewer Spark tasks"), way(settings):
             pass
@@ -145,14 +150,12 @@ def test_tls_is_checked_as_far_as_it_was_asked_for(postgres_factory: PostgresFac
     switch_tls_on(server, authority)
     settings = settings_of(server, "postgres")
     ca = str(authority)
+    # The process of the session before may be there for a moment yet.
+    sessions = "SELECT ssl FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) WHERE application_name LIKE 'airflow%'"
     for way in (session, reading_session):
         for tls in ({}, {"mode": "required"}, {"ca": ca}, {"mode": "verify_ca", "ca": ca}):
             with way(changed(settings, tls=tls)):
-                shown = server.query(
-                    "SELECT DISTINCT ssl FROM pg_stat_ssl JOIN pg_stat_activity USING (pid) "
-                    "WHERE application_name LIKE 'airflow%'"
-                )
-                assert shown == [(True,)]
+                soon(lambda: server.query(sessions), [(True,)])
         with (
             pytest.raises(ConfigurationError, match="TLS"),
             way(changed(settings, tls={"mode": "verify_identity", "ca": ca})),

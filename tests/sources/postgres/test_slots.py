@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
+import signal
+import threading
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager
+from contextlib import closing
+from typing import Any
 
 import pytest
 
@@ -17,15 +20,16 @@ from airflow_provider_cdc.errors import LockNotGranted, PreflightError, Transien
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres import PostgresSource, publishing, slots, waiting
 from airflow_provider_cdc.sources.postgres.schema import read_tables
-from airflow_provider_cdc.sources.postgres.session import session
+from airflow_provider_cdc.sources.postgres.session import Connection, query, session
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
+from tests.soon import soon
+from tests.sources.postgres.backends import background, wait_for
 from tests.sources.postgres.log.reading import settings as settings_of
 
 RUN_ID = "20260101T000000Z-0a1b2c3d"
 SLOT = "cdc_20260101t000000z_0a1b2c3d"
 QUICK = LockPolicy(wait_seconds=1, tries=1, pause_seconds=0.0, slot_wait_seconds=1)
-STANDBYS = "ALTER SYSTEM SET synchronous_standby_names = '{}'"
 
 
 @pytest.fixture
@@ -44,32 +48,9 @@ def own(postgres_factory: PostgresFactory) -> PostgresServer:
     return postgres_factory()
 
 
-@contextmanager
-def background(server: PostgresServer) -> Iterator[ThreadPoolExecutor]:
-    """Threads for statements that may wait for a missing standby, until the block ends."""
-    with ThreadPoolExecutor(2) as pool:
-        try:
-            yield pool
-        finally:
-            set_standbys(server, "")
-
-
 def tables_of(settings: ConnectionSettings) -> tuple[Table, ...]:
     with session(settings) as connection:
         return read_tables(connection, [TableName("public", "stock")])
-
-
-def wait_for(server: PostgresServer, condition: str) -> None:
-    deadline = time.monotonic() + 20
-    while not server.query(f"SELECT 1 FROM pg_stat_activity WHERE {condition}"):
-        assert time.monotonic() < deadline, f"no session with {condition}"
-        time.sleep(0.01)
-
-
-def set_standbys(server: PostgresServer, names: str) -> None:
-    server.query(STANDBYS.format(names))
-    server.query("SELECT pg_reload_conf()")
-    time.sleep(0.2)
 
 
 def settle(settings: ConnectionSettings, seconds: float = 1.0) -> None:
@@ -93,13 +74,13 @@ def test_a_commit_that_the_point_contains_and_nobody_sees_yet_is_waited_for(own:
         wait_for(own, "backend_type = 'walsender' AND wait_event = 'transactionid'")
         second.execute("UPDATE stock SET left_over = 2 WHERE id = 2")
         first.rollback()
-        # By now the server has looked a second time, and waits for the transactions that it saw.
-        time.sleep(0.5)
-        set_standbys(own, "nobody")
+        # Then the server has looked a second time, and waits for the transactions that it saw.
+        wait_for(own, f"backend_type = 'walsender' AND {second.info.backend_pid} = ANY(pg_blocking_pids(pid))")
+        own.set_standbys("nobody")
         committing = pool.submit(third.execute, "UPDATE stock SET left_over = 3 WHERE id = 3")
         wait_for(own, "wait_event = 'SyncRep'")
         second.rollback()
-        point.result(20)
+        point.result(60)
         seen = own.query("SET synchronous_commit = local; SELECT left_over FROM stock WHERE id = 3")
         assert seen == [(0,)], "the commit is visible: the test provokes nothing"
         told = own.query(
@@ -110,8 +91,8 @@ def test_a_commit_that_the_point_contains_and_nobody_sees_yet_is_waited_for(own:
         assert told == [(0,)], "the commit lies after the point: the test provokes nothing"
         with pytest.raises(LockNotGranted, match="SyncRep"):
             settle(settings)
-        set_standbys(own, "")
-        committing.result(20)
+        own.set_standbys("")
+        committing.result(60)
         settle(settings)
     slots.drop(settings, SLOT, SLOT)
 
@@ -154,7 +135,7 @@ def test_a_transaction_that_is_idle_or_prepared_is_not_waited_for(
         preparing.execute("UPDATE stock SET left_over = 2 WHERE id = 2")
         preparing.execute("PREPARE TRANSACTION 'settled'")
         try:
-            settle(source.settings, 2.0)
+            settle(source.settings, 30)
         finally:
             preparing.rollback()
             postgres.query("ROLLBACK PREPARED 'settled'", database=database)
@@ -163,13 +144,21 @@ def test_a_transaction_that_is_idle_or_prepared_is_not_waited_for(
 def test_a_statement_at_work_is_waited_for_and_named(
     postgres: PostgresServer, database: str, source: PostgresSource
 ) -> None:
-    with ThreadPoolExecutor(1) as pool, postgres.connect(database=database) as writing:
-        work = "WITH w AS (UPDATE stock SET left_over = 1 RETURNING 1) SELECT pg_sleep(3) FROM w LIMIT 1"
-        running = pool.submit(writing.execute, work)
-        wait_for(postgres, "query LIKE 'WITH w AS%%' AND backend_xid IS NOT NULL AND wait_event = 'PgSleep'")
-        with pytest.raises(LockNotGranted, match=f"session {writing.info.backend_pid} of postgres, active"):
-            settle(source.settings, 0.2)
-        settle(source.settings, 20)
+    with (
+        postgres.connect(database=database, autocommit=False) as holding,
+        postgres.connect(database=database) as writing,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        holding.execute("SELECT pg_advisory_lock(7)")
+        try:
+            work = "WITH w AS (UPDATE stock SET left_over = 1 RETURNING 1) SELECT pg_advisory_lock(7) FROM w LIMIT 1"
+            running = pool.submit(writing.execute, work)
+            wait_for(postgres, "query LIKE 'WITH w AS%%' AND backend_xid IS NOT NULL AND wait_event = 'advisory'")
+            with pytest.raises(LockNotGranted, match=f"session {writing.info.backend_pid} of postgres, active"):
+                settle(source.settings, 0.2)
+        finally:
+            holding.execute("SELECT pg_advisory_unlock(7)")
+        settle(source.settings, 60)
         running.result()
 
 
@@ -185,12 +174,12 @@ def test_a_prepared_transaction_whose_commit_waits_for_a_standby_is_waited_for(o
         preparing.execute("INSERT INTO stock VALUES (1)")
         preparing.execute("PREPARE TRANSACTION 'both'")
         preparing.rollback()
-        set_standbys(own, "nobody")
+        own.set_standbys("nobody")
         committing = pool.submit(deciding.execute, "COMMIT PREPARED 'both'")
         wait_for(own, "wait_event = 'SyncRep'")
         with pytest.raises(LockNotGranted, match="both"):
             settle(settings_of(own, "postgres"), 0.5)
-        set_standbys(own, "")
+        own.set_standbys("")
         committing.result()
         settle(settings_of(own, "postgres"))
 
@@ -209,7 +198,7 @@ def test_what_holds_up_the_position_is_named_and_nothing_is_left(
         match = "prepared transaction 'forgotten'" if blocker == "prepared" else "idle in transaction"
         with pytest.raises(LockNotGranted, match=match):
             source.record_initial(plans, QUICK, RUN_ID)
-        assert time.monotonic() - started < 10
+        assert time.monotonic() - started < 60
         if blocker == "prepared":
             postgres.query("ROLLBACK PREPARED 'forgotten'", database=database)
     assert postgres.query("SELECT 1 FROM pg_replication_slots UNION ALL SELECT 1 FROM pg_publication") == []
@@ -225,7 +214,7 @@ def test_what_the_slot_waits_for_is_named_while_it_waits(
     """It has its own time limit: a lock would not have been waited for that long."""
     monkeypatch.setattr(waiting, "NAME_SECONDS", 0.3)
     plans = source.preflight(["public.stock"])
-    policy = LockPolicy(wait_seconds=1, tries=1, pause_seconds=0.0, slot_wait_seconds=30)
+    policy = LockPolicy(wait_seconds=1, tries=1, pause_seconds=0.0, slot_wait_seconds=120)
     with (
         ThreadPoolExecutor(1) as pool,
         postgres.connect(database=database, autocommit=False) as writing,
@@ -233,7 +222,7 @@ def test_what_the_slot_waits_for_is_named_while_it_waits(
     ):
         writing.execute("INSERT INTO stock VALUES (99, 9)")
         recording = pool.submit(source.record_initial, plans, policy, RUN_ID)
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 60
         named = f"session {writing.info.backend_pid} of postgres, idle in transaction"
         while named not in caplog.text and time.monotonic() < deadline:
             time.sleep(0.05)
@@ -241,7 +230,25 @@ def test_what_the_slot_waits_for_is_named_while_it_waits(
         time.sleep(1.2)
         assert not recording.done()
         writing.commit()
-        source.discard(recording.result(20).identity)
+        source.discard(recording.result(60).identity)
+
+
+def test_a_wait_is_cut_short_although_it_begins_late(
+    postgres: PostgresServer, database: str, source: PostgresSource, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first request to cancel it may come before the server has it at all."""
+
+    def late(connection: Connection, sql: str, arguments: Any = None) -> object:
+        if sql.startswith("CREATE_REPLICATION_SLOT"):
+            time.sleep(1)
+        return query(connection, sql, arguments)
+
+    monkeypatch.setattr(waiting, "query", late)
+    with postgres.connect(database=database, autocommit=False) as writing:
+        writing.execute("INSERT INTO stock VALUES (99, 9)")
+        with pytest.raises(LockNotGranted, match="idle in transaction"):
+            slots.create_slot(source.settings, SLOT, 0.2)
+    assert postgres.query("SELECT 1 FROM pg_replication_slots") == []
 
 
 def names_on(server: PostgresServer, database: str) -> tuple[set[str], set[str]]:
@@ -332,7 +339,8 @@ def test_release_ends_who_reads_from_the_slot_and_can_be_repeated(
         reader.pgconn.send_query(
             f"START_REPLICATION SLOT {slot} LOGICAL 0/0 (proto_version '1', publication_names '{slot}')".encode()
         )
-        wait_for(postgres, "backend_type = 'walsender' AND state = 'active'")
+        active = "SELECT active FROM pg_replication_slots WHERE slot_name = %s"
+        soon(lambda: postgres.query(active, (slot,)), [(True,)])
         source.discard(initial.identity)
     assert postgres.query("SELECT 1 FROM pg_replication_slots") == []
     source.discard(initial.identity)
@@ -410,6 +418,21 @@ def test_preflight_wants_room_for_the_slots(postgres_factory: PostgresFactory) -
         with pytest.raises(PreflightError) as refused:
             PostgresSource(settings_of(server, "postgres")).preflight([f"public.{name}"])
         assert [problem.where for problem in refused.value.problems] == settings
+
+
+def test_what_a_session_held_that_has_ended_is_not_taken(postgres_factory: PostgresFactory) -> None:
+    """Its process goes on for a moment, and holds it until then."""
+    server = postgres_factory({"max_replication_slots": "2", "max_wal_senders": "2"})
+    server.query("CREATE TABLE keyless (n int); ALTER TABLE keyless REPLICA IDENTITY FULL")
+    ending = server.connect(replication="database")
+    ending.execute("CREATE_REPLICATION_SLOT theirs TEMPORARY LOGICAL pgoutput")
+    pid = ending.info.backend_pid
+    os.kill(pid, signal.SIGSTOP)
+    ending.close()
+    going_on = threading.Timer(0.5, os.kill, (pid, signal.SIGCONT))
+    going_on.start()
+    assert len(PostgresSource(settings_of(server, "postgres")).preflight(["public.*"])) == 1
+    going_on.join()
 
 
 @pytest.mark.parametrize("run_id", ["20260101T000000Z-0a1b2c3d", "x" * 200, "Ünïcode-ID"])

@@ -30,6 +30,7 @@ from airflow_provider_cdc.sources.postgres.schema import read_tables
 from airflow_provider_cdc.sources.postgres.session import mapped_errors, session
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
+from tests.soon import soon
 from tests.sources.postgres.log.reading import settings as settings_of
 
 RUN_ID = "20260101T000000Z-00000000"
@@ -170,7 +171,7 @@ def test_all_who_share_a_view_read_at_its_position(postgres: PostgresServer, sou
         rows = [row for chunk in chunks for row in read(shared, table, [chunk], "exported")]
         assert Counter(rows) == Counter(before)
         assert len(postgres.query("SELECT 1 FROM pg_replication_slots WHERE temporary")) == 1
-    assert postgres.query("SELECT 1 FROM pg_replication_slots") == []
+    soon(lambda: postgres.query("SELECT 1 FROM pg_replication_slots"), [])
     assert start < Lsn.parse(source.bound_reads().position)
     with source.share_reads(LockPolicy()) as again:
         assert again.view is not None
@@ -194,7 +195,7 @@ def test_a_leader_that_dies_takes_the_view_with_it_and_the_read_can_be_retried(
             postgres.query("SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots WHERE temporary")
             # A session that has the snapshot keeps it.
             assert list(reader.read(chunks[1]))
-        time.sleep(0.2)
+        soon(lambda: postgres.query("SELECT 1 FROM pg_replication_slots WHERE temporary"), [])
         with pytest.raises(SourceUnavailable, match="shared its snapshot ended"):
             read(shared, table, chunks, "exported")
     with pytest.raises(SourceUnavailable, match="no shared view"):
@@ -251,7 +252,8 @@ def test_the_bound_does_not_wait_for_transactions_that_are_open(
     postgres_factory: PostgresFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a server where nobody else commits, since a commit would flush the log."""
-    monkeypatch.setattr(durable, "FLUSH_SECONDS", 2.0)
+    # By itself, the server flushes what open transactions write within 15 s.
+    monkeypatch.setattr(durable, "FLUSH_SECONDS", 10.0)
     server = postgres_factory({"autovacuum": "off"})
     server.query("CREATE TABLE stock (id int PRIMARY KEY, left_over int)")
     server.query("INSERT INTO stock VALUES (1, 0)")

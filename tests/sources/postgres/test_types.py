@@ -34,7 +34,7 @@ def typed(postgres: PostgresServer) -> Iterator[str]:
     postgres.query(SETUP, database=name)
     postgres.query("CREATE PUBLICATION log FOR ALL TABLES", database=name)
     yield name
-    postgres.query(f"DROP DATABASE {name} WITH (FORCE)")
+    postgres.drop_database(name)
 
 
 ARROW = {

@@ -41,7 +41,7 @@ def typed(postgres: PostgresServer) -> Iterator[str]:
                 continue
     postgres.query("CREATE PUBLICATION log FOR ALL TABLES", database=name)
     yield name
-    postgres.query(f"DROP DATABASE {name} WITH (FORCE)")
+    postgres.drop_database(name)
 
 
 class Log:
@@ -231,7 +231,7 @@ def test_a_database_of_another_encoding(postgres: PostgresServer) -> None:
         finally:
             reading.close()
     finally:
-        postgres.query("DROP DATABASE latin WITH (FORCE)")
+        postgres.drop_database("latin")
 
 
 def test_no_rows(postgres: PostgresServer, typed: str) -> None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import dataclasses
 import ssl
 import subprocess
-import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,6 +24,7 @@ from airflow_provider_cdc.sources.postgres.decode.rows import AdbcReader, CopyRe
 from airflow_provider_cdc.sources.postgres.session import connect, mapped_errors, session
 from harness.postgres_server import SUPERUSER, PostgresServer
 from tests.conftest import PostgresFactory
+from tests.soon import soon
 from tests.sources.postgres.decode.reading import assert_same, describe, one_batch, select, settings
 from tests.sources.postgres.tls import switch_tls_on
 
@@ -113,7 +113,7 @@ def encrypted(postgres_factory: PostgresFactory, tmp_path: Path) -> PostgresServ
     server.query("SET password_encryption = 'scram-sha-256'; CREATE ROLE reader LOGIN PASSWORD 's3cret'")
     hba = server.data / "pg_hba.conf"
     hba.write_text("hostssl all reader all scram-sha-256\nhostnossl all reader all reject\n" + hba.read_text())
-    server.query("SELECT pg_reload_conf()")
+    server.reload()
     server.query("CREATE TABLE t (id int PRIMARY KEY, name text); GRANT SELECT ON t TO reader")
     server.query("INSERT INTO t SELECT n, 'name ' || n FROM generate_series(1, 1000) n")
     return server
@@ -148,9 +148,7 @@ def test_an_encrypted_session_gives_the_same_rows(
         assert reader.ask(asked) == [("name 1", None), ("name 2", "ü")]
         assert reader.ask("SELECT name FROM public.t WHERE false") == []
         assert sum(batch.num_rows for batch in reader.read("public.t")) == 1000
-    deadline = time.monotonic() + 10
-    while encrypted.query("SELECT 1 FROM pg_stat_activity WHERE application_name LIKE 'airflow%'"):
-        assert time.monotonic() < deadline, "the session was left open"
+    soon(lambda: encrypted.query("SELECT 1 FROM pg_stat_activity WHERE application_name LIKE 'airflow%'"), [])
 
 
 def test_a_server_that_does_not_prove_itself_learns_nothing(encrypted: PostgresServer, tmp_path: Path) -> None:

@@ -72,7 +72,7 @@ def db(postgres: PostgresServer) -> Iterator[Connection]:
         ]:
             connection.execute(statement.encode())
         yield connection
-    postgres.query(f"DROP DATABASE {DATABASE} WITH (FORCE)")
+    postgres.drop_database(DATABASE)
 
 
 def apply(connection: Connection, transaction: Transaction) -> None:

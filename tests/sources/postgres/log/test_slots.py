@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-import time
+from collections.abc import Iterator
 from typing import Any
 
 import psycopg
+import pyarrow as pa
 import pytest
 
 from airflow_provider_cdc.errors import (
@@ -22,6 +22,7 @@ from airflow_provider_cdc.sources.postgres.log.segments import log_segments, ope
 from harness.postgres_binaries import installations
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
+from tests.soon import soon
 from tests.sources.changes import key
 from tests.sources.postgres.log.messages import peek
 from tests.sources.postgres.log.reading import FULL, Follow, LogReading, Run
@@ -83,8 +84,7 @@ def test_a_slot_that_another_session_reads_gives_us_the_same(
     assert postgres.query(active, (reading.slot,)) == [(True,)]
     assert reading.read().before["a"] == {key(1): None}
     other.close()
-    while postgres.query(active, (reading.slot,)) == [(True,)]:
-        time.sleep(0.05)
+    soon(lambda: postgres.query(active, (reading.slot,)), [(False,)])
     assert reading.read().before["a"] == {key(1): None}
 
 
@@ -133,8 +133,8 @@ def test_a_long_window_is_taken_in_parts_and_leaves_the_slot_as_it_is(
     assert len(again) > 3, "it was taken in too few parts"
     assert (again[-1] > again[0]) or not old_transaction
     assert reading.read(end).before == found.before
-    left = "SELECT count(*) FROM pg_replication_slots WHERE slot_name <> %s"
-    assert postgres.query(left, (reading.slot,)) == [(0,)]
+    left = "SELECT slot_name FROM pg_replication_slots WHERE slot_name <> %s"
+    soon(lambda: postgres.query(left, (reading.slot,)), [])
 
 
 def test_a_log_that_ends_before_the_bound(run: Run, follow: Follow) -> None:
@@ -176,36 +176,33 @@ def test_no_session_stays_behind(run: Run, follow: Follow) -> None:
     with open_segment(reading.settings, reading.segment(end), reading.initial, reading.tracked(end)) as reader:
         next(iter(reader))
     ours = "SELECT query FROM pg_stat_activity WHERE datname = %s AND backend_type = 'client backend'"
-    deadline = time.monotonic() + 20
-    while left := reading.server.query(ours, (reading.database,)):
-        assert time.monotonic() < deadline, left
-        time.sleep(0.05)
+    soon(lambda: reading.server.query(ours, (reading.database,)), [])
 
 
-def test_a_session_that_ends_early(run: Run, follow: Follow) -> None:
+def test_a_session_that_ends_early(run: Run, follow: Follow, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing that was read counts, and the next try reads the same."""
-    run("CREATE TABLE a (id int PRIMARY KEY)", f"ALTER TABLE a {FULL}")
+    run("CREATE TABLE a (id int PRIMARY KEY, filling text)", f"ALTER TABLE a {FULL}")
     reading = follow("a")
-    run("INSERT INTO a SELECT g FROM generate_series(1, 300000) g")
+    # More than lies on the way between the server and us.
+    run("INSERT INTO a SELECT g, repeat('x', 300) FROM generate_series(1, 100000) g")
     end = reading.now()
     kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND query LIKE %s"
-    peeking = (reading.database, "%slot_get_binary%")
-    with open_segment(reading.settings, reading.segment(end), reading.initial, reading.tracked(end)) as reader:
-        stop = threading.Event()
+    take = segments.take
 
-        def end_it() -> None:
-            while not reading.server.query(kill, peeking) and not stop.is_set():
-                time.sleep(0.01)
+    def ended_early(*arguments: Any) -> Iterator[pa.Array]:
+        messages = take(*arguments)
+        yield next(messages)
+        assert reading.server.query(kill, (reading.database, "%slot_get_binary%")) == [(True,)]
+        yield from messages
 
-        killer = threading.Thread(target=end_it)
-        killer.start()
-        try:
-            with pytest.raises(SourceUnavailable):
-                list(reader)
-        finally:
-            stop.set()
-            killer.join()
-    assert len(reading.read(end).before["a"]) == 300_000
+    with (
+        monkeypatch.context() as patch,
+        open_segment(reading.settings, reading.segment(end), reading.initial, reading.tracked(end)) as reader,
+    ):
+        patch.setattr(segments, "take", ended_early)
+        with pytest.raises(SourceUnavailable):
+            list(reader)
+    assert len(reading.read(end).before["a"]) == 100_000
 
 
 @pytest.mark.parametrize("version", sorted({one.major for one in installations()}))

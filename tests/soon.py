@@ -1,0 +1,17 @@
+"""What becomes so a moment later: a server goes on after it has answered, and after its connections have ended."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+SECONDS = 60.0
+"""Far more than anything takes: the machine may be busy."""
+
+
+def soon(look: Callable[[], object], wanted: object) -> None:
+    """Wait until ``look()`` is ``wanted``, and fail if it does not become so."""
+    deadline = time.monotonic() + SECONDS
+    while (seen := look()) != wanted and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert seen == wanted
