@@ -6,6 +6,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -66,10 +67,27 @@ class MysqlServer(ServerProcess):
         """The argv prefix of a client program: mysqlbinlog, mysql, mysqldump."""
         return self.binaries.tool(name)
 
+    def purge_log(self, to: str = "") -> None:
+        """Have the log begin with the file ``to``; without it, with the file that is being written.
+
+        The server keeps a file, and all after it, while a session reads it, which may end a moment after its
+        connection; so this waits for that.
+        """
+        first = to or str(self.query("SHOW BINARY LOG STATUS")[0][0])
+        deadline = time.monotonic() + STOP_SECONDS
+        while True:
+            self.query(f"PURGE BINARY LOGS TO '{first}'")
+            if (found := self.query("SHOW BINARY LOGS")[0][0]) == first:
+                return
+            if time.monotonic() > deadline:
+                raise HarnessError(f"a session still reads {found}")
+            time.sleep(0.05)
+
     def copy_data(self, to: Path) -> None:
         """Copy the data as it is on the disk at this moment: what a loss of power now could leave."""
         self._signal(signal.SIGSTOP)
         try:
+            self._wait_until_it_stands_still()
             # A socket cannot be copied, nor is it data.
             shutil.copytree(self.data, to, ignore=shutil.ignore_patterns("*.sock", "*.lock", "*.pid"))
         finally:
@@ -83,6 +101,14 @@ class MysqlServer(ServerProcess):
             shutil.rmtree(self.data)
             shutil.copytree(put_back, self.data)
         self._launch()
+
+    def _wait_until_it_stands_still(self) -> None:
+        """A thread that is in the middle of a write stops behind it, a moment after the signal."""
+        deadline = time.monotonic() + STOP_SECONDS
+        while any(_state(thread) not in "TZX" for thread in Path(f"/proc/{self.pid}/task").glob("*")):
+            if time.monotonic() > deadline:
+                raise HarnessError(f"process {self.pid} does not stop")
+            time.sleep(0.01)
 
     @property
     def url(self) -> str:
@@ -126,6 +152,15 @@ class MysqlServer(ServerProcess):
         except pymysql.err.OperationalError as error:
             # Can't connect, lost connection: not up yet. Any other refusal is an answer.
             return None if error.args[0] in (2003, 2013) else str(self.data)
+
+
+def _state(thread: Path) -> str:
+    """The state of a thread, as ``ps`` has it."""
+    try:
+        return (thread / "stat").read_text().rpartition(") ")[2][:1]
+    except OSError:
+        # It has ended.
+        return "X"
 
 
 def _copy_template(binaries: MysqlBinaries, data: Path) -> None:

@@ -19,7 +19,7 @@ ADMIN = ("AKIAADMIN", "s3cret-horse")
 READER = ("AKIAREADER", "s3cret-mare")
 """May list and read, and nothing else."""
 
-_START_SECONDS = 60
+_START_SECONDS = 180
 _PORTS = ("master.port", "volume.port", "filer.port", "s3.port")
 
 

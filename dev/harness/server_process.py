@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import fcntl
 import json
 import os
 import random
 import signal
 import socket
 import subprocess
+import threading
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
@@ -17,10 +19,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self, TypedDict, Unpack
 
+from harness.cache import cache_directory
 from harness.errors import HarnessError
 
-START_SECONDS = 60
-STOP_SECONDS = 60
+START_SECONDS = 180
+STOP_SECONDS = 180
+"""Machines that are busy with other tests take many times what a quiet one takes."""
 
 
 class StartArguments(TypedDict, total=False):
@@ -184,8 +188,10 @@ class ServerProcess(ABC):
         return any(part.endswith(str(self.data).encode()) for part in argv)
 
     def _signal(self, number: signal.Signals) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(self.pid, number)
+        # Once it has ended, another process may get its number.
+        if self._running():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def _ended_within(self, seconds: float) -> bool:
         if self._process is not None:
@@ -212,12 +218,48 @@ def recorded(directory: Path) -> dict[str, Any] | None:
 
 
 def free_port() -> int:
-    """A port that nobody listens on, below the range from which the kernel hands out ports to clients."""
+    """A port that nobody listens on, below the range from which the kernel hands out ports to clients.
+
+    Nobody else is given it as long as this process lives: its server may take a while to start, or to start again.
+    """
+    # Not the generator that everybody shares: hypothesis seeds that one, in all processes alike.
+    chance = random.SystemRandom()
     while True:
-        port = random.randrange(20_000, 32_000)
+        port = chance.randrange(20_000, 32_000)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
-            return port
+            if _PORTS.take(port):
+                return port
+
+
+class _Ports:
+    """The ports that processes of ours were given: each is a locked byte of one file, which the kernel lets go of when
+    the process ends."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._owner = 0
+        self._taken: set[int] = set()
+        self._file = -1
+
+    def take(self, port: int) -> bool:
+        """Whether nobody has it; it is this process's from now on."""
+        with self._lock:
+            if self._owner != os.getpid():
+                # A child of the process that took the others has none of its locks.
+                self._owner, self._taken = os.getpid(), set()
+                self._file = os.open(cache_directory() / "ports.lock", os.O_RDWR | os.O_CREAT, 0o600)
+            if port in self._taken:
+                return False
+            try:
+                fcntl.lockf(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB, 1, port)
+            except BlockingIOError:
+                return False
+            self._taken.add(port)
+            return True
+
+
+_PORTS = _Ports()
 
 
 def _normal(options: Mapping[str, str | None] | None) -> dict[str, str | None]:
