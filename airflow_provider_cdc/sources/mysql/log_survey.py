@@ -23,6 +23,9 @@ from airflow_provider_cdc.sources.window import LogSegment
 
 FILES_AT_ONCE = 4
 EVERY_SECONDS = 5.0
+ENDING_SECONDS = (0.1, 0.4, 1.0, 2.0, 4.0)
+"""Sessions of ours that have ended count until the server has noticed it: one that it refuses is tried again so often,
+after pauses of so many seconds."""
 _MIB = 2**20
 
 _log = logging.getLogger(__name__)
@@ -108,7 +111,12 @@ class _Look(Generic[Walker]):
                 at_once = 1
                 walks = {ahead: other for ahead, other in walks.items() if self._awaited(other) is None}
                 walk = pool.submit(self._walk, number)
-                self._awaited(walk)
+            for pause in ENDING_SECONDS if at_once == 1 else ():
+                if not isinstance(self._awaited(walk), SourceUnavailable):
+                    break
+                time.sleep(pause)
+                walk = pool.submit(self._walk, number)
+            self._awaited(walk)
             yield walk.result()
 
     def _walk(self, number: int) -> tuple[Walker, ExactnessError | None]:
