@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from harness.airflow_home import ROOT, AirflowHome
 from harness.cache import cache_directory
@@ -25,8 +25,8 @@ from harness.throw_away import throw_away
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-# How long one example takes says more about the machine than about the code.
-settings.register_profile("cdc", deadline=None)
+# How long an example takes, or takes to be drawn, says more about the machine than about the code.
+settings.register_profile("cdc", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
 settings.load_profile("cdc")
 
 # Importing Airflow writes into its home; nobody's real one must be touched.

@@ -20,6 +20,9 @@ from cryptography.x509.oid import NameOID
 KEY = rsa.generate_private_key(65537, 2048)
 """The attacker's own."""
 
+SOON_SECONDS = 40
+"""Whoever is told nonsense is done with it by then, on a busy machine too; the scripts have more patience."""
+
 
 class Peer:
     """One connection of the lying server. ``heard`` is all that it received, decrypted."""
@@ -75,7 +78,7 @@ def lying_server(script: Callable[[Peer], object], folder: Path) -> Iterator[Lyi
             with suppress(OSError):
                 while True:
                     sock, _ = listener.accept()
-                    sock.settimeout(20)
+                    sock.settimeout(2 * SOON_SECONDS)
                     peer = Peer(sock, folder)
                     server.peers.append(peer)
                     with suppress(OSError, EOFError):
@@ -88,7 +91,7 @@ def lying_server(script: Callable[[Peer], object], folder: Path) -> Iterator[Lyi
             yield server
         finally:
             listener.shutdown(socket.SHUT_RDWR)
-    thread.join(25)
+    thread.join(3 * SOON_SECONDS)
     assert not thread.is_alive(), "the script goes on although the client should be gone"
 
 

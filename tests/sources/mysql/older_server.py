@@ -6,6 +6,7 @@ came later, and answers what the newer one no longer knows.
 
 from __future__ import annotations
 
+import contextlib
 import re
 import socket
 import threading
@@ -59,6 +60,9 @@ class OlderServer:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        # To close it would not wake the thread that waits for a connection.
+        with contextlib.suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
 
     def _accept(self) -> None:

@@ -54,7 +54,8 @@ def lagging(first: MysqlServer) -> Iterator[MysqlServer]:
             "SOURCE_AUTO_POSITION=1, GET_SOURCE_PUBLIC_KEY=1"
         )
         replica.query("START REPLICA")
-        replica.query("SELECT WAIT_FOR_EXECUTED_GTID_SET(%s, 30)", first.query("SELECT @@gtid_executed")[0])
+        has_come = "SELECT WAIT_FOR_EXECUTED_GTID_SET(%s, 120)"
+        assert replica.query(has_come, first.query("SELECT @@gtid_executed")[0]) == [(0,)]
         replica.query("STOP REPLICA")
         first.query(f"UPDATE {NAME} SET id = id + 10 ORDER BY id DESC")
         yield replica

@@ -14,7 +14,7 @@ from airflow_provider_cdc.errors import CdcError, DecodeError, SourceUnavailable
 from airflow_provider_cdc.sources.mysql.decode.rows import StatementReader
 from airflow_provider_cdc.sources.mysql.log.dump import Dump
 from airflow_provider_cdc.sources.mysql.session import connect, end, query, session
-from tests.sources.lying_server import Bounded, Peer, lying_server
+from tests.sources.lying_server import SOON_SECONDS, Bounded, Peer, lying_server
 from tests.sources.mysql.lying_mysql import EOF, OK, MysqlPeer, remembered, settings_for
 
 
@@ -116,7 +116,7 @@ def _logged_in(then: Callable[[MysqlPeer], object], statements: int) -> Callable
 @pytest.mark.usefixtures("_bounds")
 @pytest.mark.parametrize("lie", ANSWERS)
 def test_a_malformed_answer(lie: str, tmp_path: Path) -> None:
-    with lying_server(_logged_in(ANSWERS[lie], 0), tmp_path) as liar, Bounded(20, 400):
+    with lying_server(_logged_in(ANSWERS[lie], 0), tmp_path) as liar, Bounded(SOON_SECONDS, 400):
         with pytest.raises((DecodeError, SourceUnavailable)) as refused, session(settings_for(liar.port)) as connection:
             query(connection, "SELECT c FROM t")
         assert refused.value.hint
@@ -146,7 +146,7 @@ def test_malformed_rows(lie: str, prepared: bool, tmp_path: Path) -> None:
             server.hear()
         ANSWERS[lie](server)
 
-    with lying_server(_logged_in(then, 0), tmp_path) as liar, Bounded(20, 400):
+    with lying_server(_logged_in(then, 0), tmp_path) as liar, Bounded(SOON_SECONDS, 400):
         connection = connect(settings_for(liar.port), reading=True)
         try:
             with pytest.raises(CdcError) as refused, StatementReader(connection, TABLE) as reader:
@@ -160,7 +160,7 @@ def test_malformed_rows(lie: str, prepared: bool, tmp_path: Path) -> None:
 @pytest.mark.parametrize("lie", ["a request for a file", "an answer without end", "half an error", "nothing",
                                  "the number of another packet"])  # fmt: skip
 def test_a_malformed_log(lie: str, tmp_path: Path) -> None:
-    with lying_server(_logged_in(ANSWERS[lie], 1), tmp_path) as liar, Bounded(20, 400):
+    with lying_server(_logged_in(ANSWERS[lie], 1), tmp_path) as liar, Bounded(SOON_SECONDS, 400):
         dump = Dump(settings_for(liar.port), "binlog.000001", 4)
         with pytest.raises((DecodeError, SourceUnavailable)) as refused, closing(dump):
             _drain(dump)

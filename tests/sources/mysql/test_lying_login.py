@@ -13,7 +13,7 @@ from airflow_provider_cdc.errors import CdcError, ConfigurationError, DecodeErro
 from airflow_provider_cdc.sources.mysql.session import connect, query, session
 from harness.mysql_server import MysqlServer
 from tests.conftest import MysqlFactory
-from tests.sources.lying_server import Bounded, Peer, certificate, lying_server
+from tests.sources.lying_server import SOON_SECONDS, Bounded, Peer, certificate, lying_server
 from tests.sources.mysql.lying_mysql import NONCE, PASSWORD, PUBLIC_KEY, MysqlPeer, learned, remembered, settings_for
 
 LOGIN_SECONDS = 0.5
@@ -306,7 +306,7 @@ HANDSHAKES: dict[str, Callable[[Peer], object]] = {
 def test_a_malformed_login(lie: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("airflow_provider_cdc.sources.mysql.session.CONNECT_SECONDS", LOGIN_SECONDS)
     monkeypatch.setattr("airflow_provider_cdc.sources.mysql.driver.ANSWER_BYTES", 1 << 26)
-    with lying_server(HANDSHAKES[lie], tmp_path) as liar, Bounded(10 * LOGIN_SECONDS, 200):
+    with lying_server(HANDSHAKES[lie], tmp_path) as liar, Bounded(SOON_SECONDS, 200):
         with pytest.raises((ConfigurationError, SourceUnavailable, DecodeError)) as refused:
             connect(settings_for(liar.port))
         assert refused.value.hint

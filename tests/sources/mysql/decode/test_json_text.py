@@ -432,7 +432,9 @@ def specimens(table: Table) -> list[bytes]:
     return [image for image in images if image is not None]
 
 
-@settings(max_examples=600, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=600, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(data=st.data())
 def test_damaged_images_are_refused_or_read_alike_by_both_readers(specimens: list[bytes], data: st.DataObject) -> None:
     image = bytearray(data.draw(st.sampled_from(specimens)))

@@ -111,7 +111,7 @@ def empty(db: Connection) -> None:
 
 @pytest.mark.parametrize("in_parts", [False, True])
 @given(before=st.lists(TRANSACTIONS, max_size=4), within=st.lists(TRANSACTIONS, max_size=8))
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_the_net_change_undoes_the_history_and_does_it_again(
     in_parts: bool,
     server: MysqlServer,
