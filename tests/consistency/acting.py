@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
 
 from harness.pipeline import Pipeline
 
+PATIENCE = 120
 WHEN = ("before the read", "while chunks are read")
 
 
@@ -22,11 +27,24 @@ def run_through(run: Pipeline, when: str, act: Callable[[], None]) -> None:
 
 
 def _snapshot_while(run: Pipeline, act: Callable[[], None]) -> None:
-    with ThreadPoolExecutor(1) as pool:
+    acted = threading.Event()
+    kind = type(run.source)
+    bound_reads = kind.bound_reads
+
+    def later(source: Any) -> Any:
+        # However slow `act` is: what is done belongs to the time of the reads, and so to the window.
+        acted.wait(PATIENCE)
+        return bound_reads(source)
+
+    with pytest.MonkeyPatch.context() as patch, ThreadPoolExecutor(1) as pool:
+        patch.setattr(kind, "bound_reads", later)
         step = pool.submit(run.snapshot)
-        while not run.run.exists("chunks/plan.json") and not step.done():
-            time.sleep(0.01)
-        # Now the chunks are cut, and the first ones are read.
-        time.sleep(0.3)
-        act()
+        try:
+            while not run.run.exists("chunks/plan.json") and not step.done():
+                time.sleep(0.01)
+            # Now the chunks are cut, and the first ones are read.
+            time.sleep(0.3)
+            act()
+        finally:
+            acted.set()
         step.result()

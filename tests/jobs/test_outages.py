@@ -32,7 +32,7 @@ def read_while(run: Pipeline, reading: Callable[[], object], then: Callable[[], 
             assert not step.done(), step.result()
             time.sleep(0.05)
         then()
-        step.result(120)
+        step.result(240)
 
 
 def away(server: MysqlServer | PostgresServer) -> None:
@@ -42,7 +42,6 @@ def away(server: MysqlServer | PostgresServer) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(150)
 def test_mysql_restarts_in_the_midst_of_a_read(spark: Any, mysql_factory: MysqlFactory, tmp_path: Path) -> None:
     mysql = mysql_factory({"innodb_flush_log_at_trx_commit": "1", "sync_binlog": "1"})
     mysql.query("CREATE DATABASE shop")
@@ -59,7 +58,6 @@ def test_mysql_restarts_in_the_midst_of_a_read(spark: Any, mysql_factory: MysqlF
 
 
 @pytest.mark.long
-@pytest.mark.timeout(150)
 @pytest.mark.parametrize("consistency", ["watermark", "exported"])
 def test_postgres_restarts_in_the_midst_of_a_read(
     spark: Any, postgres_factory: PostgresFactory, tmp_path: Path, consistency: str
@@ -93,7 +91,6 @@ def check(run: Pipeline, tables: list[str]) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.timeout(150)
 def test_workers_that_are_killed_do_not_fail_the_step(
     spark: Any, mysql: MysqlServer, schema: str, tmp_path: Path
 ) -> None:
@@ -106,12 +103,13 @@ def test_workers_that_are_killed_do_not_fail_the_step(
     def kill() -> None:
         for place in Path("/proc").glob("[0-9]*"):
             try:
-                command, parent = (place / "cmdline").read_bytes(), (place / "stat").read_text().split()[3]
+                command, parent = (place / "cmdline").read_bytes(), _parent(int(place.name))
                 daemon = b"pyspark.daemon" in Path(f"/proc/{parent}/cmdline").read_bytes()
+                if b"pyspark.daemon" in command and daemon and _is_ours(parent):
+                    os.kill(int(place.name), signal.SIGKILL)
             except OSError:
+                # It has ended by itself.
                 continue
-            if b"pyspark.daemon" in command and daemon and _is_ours(int(parent)):
-                os.kill(int(place.name), signal.SIGKILL)
 
     reading = SLEEPING
     read_while(run, lambda: mysql.query(reading), kill)
@@ -121,5 +119,9 @@ def test_workers_that_are_killed_do_not_fail_the_step(
 def _is_ours(pid: int) -> bool:
     """Whether this process started it: others use Spark on this machine, too."""
     while pid > 1 and pid != os.getpid():
-        pid = int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+        pid = _parent(pid)
     return pid == os.getpid()
+
+
+def _parent(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

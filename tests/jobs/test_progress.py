@@ -86,7 +86,7 @@ def test_what_is_noted_can_be_read_while_the_step_runs_and_a_store_that_fails_fa
     folder = Storage(tmp_path.as_uri())
     noting = ProgressFile(folder)
     noting.note({"percent": 5.0})
-    deadline = time.monotonic() + 10
+    deadline = time.monotonic() + 60
     while not folder.exists(PROGRESS):
         assert time.monotonic() < deadline
         time.sleep(0.01)
@@ -95,7 +95,7 @@ def test_what_is_noted_can_be_read_while_the_step_runs_and_a_store_that_fails_fa
     failing = ProgressFile(Storage((tmp_path / "file" / "lake").as_uri()))
     failing.note({})
     assert failing._writing is not None
-    failing._writing.join(10)
+    failing._writing.join(60)
 
 
 @pytest.mark.parametrize(

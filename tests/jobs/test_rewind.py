@@ -99,7 +99,9 @@ def take_out(
 
 
 @pytest.mark.parametrize("name", KEYS)
-@settings(deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(data=st.data())
 def test_touched_keys_are_taken_out(
     name: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
@@ -137,7 +139,9 @@ def test_a_file_without_touched_rows_is_adopted_and_an_emptied_one_vanishes(tmp_
     assert (emptied.adopted, emptied.written, emptied.replaced) == ((), (), 1)
 
 
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+)
 @given(
     present=st.lists(
         st.tuples(st.sampled_from([None, 1, 2]), st.sampled_from([None, "", "p"])), min_size=1, max_size=12

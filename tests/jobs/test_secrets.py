@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -34,11 +35,14 @@ CONF = {
 def holders(folder: Path) -> list[str]:
     """The files that hold the secret, as it is or as Java writes it."""
     needles = SECRET.encode(), SECRET.encode("utf-16-be")
-    return [
-        str(file)
-        for file in folder.rglob("*")
-        if file.is_file() and any(needle in file.read_bytes() for needle in needles)
-    ]
+    return [str(file) for file in folder.rglob("*") if any(needle in content(file) for needle in needles)]
+
+
+def content(file: Path) -> bytes:
+    """Nothing of a folder, of a file that Spark removes at this moment, or of a process that ends."""
+    with suppress(FileNotFoundError, IsADirectoryError, ProcessLookupError):
+        return file.read_bytes()
+    return b""
 
 
 def test_tasks_that_spark_writes_to_disk_hold_no_readable_password(tmp_path: Path) -> None:
@@ -68,20 +72,18 @@ def test_tasks_that_spark_writes_to_disk_hold_no_readable_password(tmp_path: Pat
             stderr=subprocess.STDOUT,
         )
     try:
-        deadline = time.monotonic() + 90
+        deadline = time.monotonic() + 240
         while not (meeting / "running").exists():
             assert process.poll() is None, (tmp_path / "log").read_text()[-3000:]
             assert time.monotonic() < deadline
             time.sleep(0.1)
-        written = sum(file.stat().st_size for file in temporary.rglob("*") if file.is_file())
+        written = sum(len(content(file)) for file in temporary.rglob("*"))
         assert written > 3 * 2**20, "the tasks are not on disk: this test cannot find anything"
         assert holders(tmp_path) == []
-        commands = [
-            (place / "cmdline").read_bytes() for place in Path("/proc").glob("[0-9]*") if (place / "cmdline").exists()
-        ]
+        commands = [content(place / "cmdline") for place in Path("/proc").glob("[0-9]*")]
         assert not any(SECRET.encode() in command for command in commands)
         (meeting / "go").touch()
-        assert process.wait(60) == 0, (tmp_path / "log").read_text()[-3000:]
+        assert process.wait(240) == 0, (tmp_path / "log").read_text()[-3000:]
         assert "True" in (tmp_path / "log").read_text()
         assert holders(tmp_path) == []
         # As it would of keys on the wire; this Spark talks to nobody.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import os
 import signal
 import time
@@ -11,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 
 import pytest
@@ -27,6 +29,11 @@ from airflow_provider_cdc.jobs.tasks import run_tasks
 @pytest.fixture(autouse=True)
 def _short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(patience, "FIRST_PAUSE_SECONDS", 0.01)
+
+
+@pytest.fixture
+def _short_patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For what is given up in any case: a try takes seconds on a busy machine."""
     monkeypatch.setattr(patience, "BUDGET_SECONDS", 3.0)
 
 
@@ -87,6 +94,7 @@ def test_what_may_pass_is_tried_again_and_only_that(
     assert [(tmp_path / str(number)).stat().st_size for number in range(4)] == [1, 1, 3, 1]
 
 
+@pytest.mark.usefixtures("_short_patience")
 def test_what_does_not_pass_is_given_up(spark: Any) -> None:
     def work(number: int) -> int:
         raise LockNotGranted("busy", where="s.t")
@@ -130,6 +138,7 @@ def test_a_worker_that_dies_costs_its_orders_another_try_and_no_more(spark: Any,
     assert (tmp_path / "5").stat().st_size == 3
 
 
+@pytest.mark.usefixtures("_short_patience")
 def test_a_worker_that_dies_every_time_is_reported_in_few_words(spark: Any) -> None:
     with pytest.raises(TransientError, match="Spark gave the job up") as caught:
         run_tasks(spark, "death", [1], lambda number: os._exit(9))
@@ -163,19 +172,24 @@ def _unpack(path: str) -> int:
     raise NO_FILES
 
 
-def test_the_budget_is_time_without_any_success(spark: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_budget_is_time_without_any_success(spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The last order is refused for longer than the budget, but never are all of them."""
-    monkeypatch.setattr(patience, "BUDGET_SECONDS", 6.0)
-    monkeypatch.setattr(patience, "LONGEST_PAUSE_SECONDS", 0.3)
+    # A clock by which every look at it takes a second: there is one after each job, and one at each success.
+    seconds = itertools.count()
+    clock = SimpleNamespace(monotonic=lambda: float(next(seconds)), sleep=time.sleep)
+    monkeypatch.setattr(patience, "time", clock)
+    monkeypatch.setattr(patience, "BUDGET_SECONDS", 7.0)
+    monkeypatch.setattr(patience, "LONGEST_PAUSE_SECONDS", 0.1)
 
     def work(number: int) -> int:
-        if time.time() < begun + 3.5 * number:
+        with (tmp_path / str(number)).open("a") as file:
+            file.write("x")
+        if (tmp_path / str(number)).stat().st_size < (1, 5, 10)[number]:
             raise LockNotGranted("busy")
         return number
 
-    begun = time.time()
     assert run_tasks(spark, "budget", [0, 1, 2], work) == [0, 1, 2]
-    assert time.time() - begun > 6
+    assert next(seconds) > 7
 
 
 def test_what_fails_all_orders_at_once_is_given_up_early_if_the_caller_knows_what_to_do(
@@ -205,7 +219,7 @@ def test_modules_are_kept_out_of_the_garbage_collection_after_each_task_and_garb
 
     run_tasks(spark, "the first tasks of all workers", list(range(8)), work)
     # Spark may begin a worker at any time: each has had its first task at last.
-    for _ in range(5):
+    for _ in range(50):
         found = run_tasks(spark, "later tasks", list(range(8)), work)
         assert not any(alive for _, alive in found)
         if min(frozen for frozen, _ in found) > 10_000:

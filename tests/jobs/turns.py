@@ -26,6 +26,8 @@ TOUCHES = (
     "move_to",
 )
 """The ways to read or change the lake that tries take turns at."""
+PATIENCE = 280
+"""Seconds in which all tries have ended, however slow the machine is."""
 
 
 class Turns:
@@ -64,7 +66,7 @@ class Turns:
         with self._turn:
             self._next()
         for thread in threads:
-            thread.join(60)
+            thread.join(PATIENCE)
             assert not thread.is_alive(), "the tries wait for each other"
         return outcomes
 
@@ -87,7 +89,7 @@ class Turns:
 
     def _wait(self, number: int) -> None:
         with self._turn:
-            assert self._turn.wait_for(lambda: self._awake == number, 60)
+            assert self._turn.wait_for(lambda: self._awake == number, PATIENCE)
 
     def patch(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Have all touches of the lake taken in turns."""

@@ -230,7 +230,7 @@ def meet(count: int) -> Callable[[], None]:
     barrier = threading.Barrier(count)
 
     def wait() -> None:
-        barrier.wait(10)
+        barrier.wait(60)
 
     return wait
 

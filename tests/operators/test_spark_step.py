@@ -367,7 +367,7 @@ def test_killing_a_task_ends_spark_submit(run: Storage, monkeypatch: pytest.Monk
             time.sleep(0.05)
         task.on_kill()
         with pytest.raises(AirflowException, match="killed by signal 9") as failed:
-            running.result(30)
+            running.result(120)
     assert "run out of memory" in str(failed.value).partition("Hint: ")[2]
 
 

@@ -68,7 +68,7 @@ def test_a_log_that_does_not_reach_back_to_the_preparation_stops_the_run(
     mysql_long_ago.query("XA COMMIT 'old'")
     run.snapshot()
     current = mysql_long_ago.query("SHOW BINARY LOG STATUS")[0][0]
-    mysql_long_ago.query(f"PURGE BINARY LOGS TO '{current}'")
+    mysql_long_ago.purge_log(current)
     with pytest.raises(ExactnessError, match="prepared transaction X'6f6c64'"):
         run.extract_delta()
 
@@ -95,7 +95,7 @@ def test_a_night_after_the_rows_of_a_prepared_transaction_were_purged_reads_in_f
     mysql_long_ago.query("XA COMMIT 'old'")
     # As long as the log has them, they are found.
     assert night(3, "auto").preflight()[0].base
-    mysql_long_ago.query(f"PURGE BINARY LOGS TO '{current}'")
+    mysql_long_ago.purge_log(current)
     with pytest.raises(PreflightError, match="prepared transaction X'6f6c64'"):
         night(3, "changes").preflight()
     third = night(3, "auto")
@@ -125,7 +125,7 @@ def test_a_past_before_the_commit_of_rows_that_were_purged_is_refused_before_any
     before = run(position)
     before.record()
     assert sorted(published(before.finish()["published"]["shop.stock"])[1]) == [(1, 12), (2, 20), (3, 30)]
-    mysql_long_ago.query(f"PURGE BINARY LOGS TO '{current}'")
+    mysql_long_ago.purge_log(current)
     with pytest.raises(PreflightError, match=r"(?s)prepared transaction X'6f6c64'.*ask for 2"):
         run(position).preflight()
     (position,) = mysql_long_ago.query("SELECT @@global.gtid_executed")[0]
