@@ -20,6 +20,8 @@ ROW_GROUP_BYTES = 64 * 2**20
 
 COMPRESSION = "snappy"
 """Of all codecs that every reader knows, the one that costs the tasks least."""
+QUICKEST = "lz4"
+"""As small, and read twice as fast; older readers do not know it."""
 
 _SAMPLE_ROWS = 4096
 _PAYS_BELOW = 1 / 8
@@ -50,12 +52,21 @@ class ParquetWriter:
     :param schema: of the files.
     """
 
-    def __init__(self, run: Storage, name: str, schema: pa.Schema, file_bytes: int = FILE_BYTES) -> None:
+    def __init__(
+        self,
+        run: Storage,
+        name: str,
+        schema: pa.Schema,
+        file_bytes: int = FILE_BYTES,
+        *,
+        compression: str = COMPRESSION,
+    ) -> None:
         self.files: list[StagedFile] = []
         self._run = run
         self._name = name
         self._schema = schema
         self._file_bytes = file_bytes
+        self._compression = compression
         self._pending: list[pa.Table] = []
         self._rows = 0
         self._bytes = 0
@@ -88,7 +99,7 @@ class ParquetWriter:
         group = pa.concat_tables(self._pending).cast(self._schema)
         self._pending, self._rows, self._bytes = [], 0, 0
         if self._open is None:
-            self._open = _OpenFile(self._run, f"{self._name}-{len(self.files)}.parquet", group)
+            self._open = _OpenFile(self._run, f"{self._name}-{len(self.files)}.parquet", group, self._compression)
         self._open.write(group)
         if self._open.size >= self._file_bytes:
             self._roll()
@@ -112,7 +123,7 @@ class ParquetWriter:
 
 
 class _OpenFile:
-    def __init__(self, run: Storage, name: str, first: pa.Table) -> None:
+    def __init__(self, run: Storage, name: str, first: pa.Table, compression: str = COMPRESSION) -> None:
         self._run = run
         self._name = name
         self._rows = 0
@@ -120,7 +131,7 @@ class _OpenFile:
         self._stream = CheckedStream(run.filesystem.open_output_stream(run.path(name)))
         # Trying a dictionary on every column and giving it up on most takes three times as long as all the rest.
         self._writer = pq.ParquetWriter(
-            self._stream, first.schema, compression=COMPRESSION, use_dictionary=repetitive(first)
+            self._stream, first.schema, compression=compression, use_dictionary=repetitive(first)
         )
 
     @property

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from airflow_provider_cdc.core.parquet_splice import SplicedFile
-from airflow_provider_cdc.core.parquet_writer import ParquetWriter, StagedFile, write_empty
+from airflow_provider_cdc.core.parquet_writer import COMPRESSION, ParquetWriter, StagedFile, write_empty
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.storage_errors import told
 from airflow_provider_cdc.counted import counted
@@ -34,9 +34,12 @@ class Staging:
     folder: Storage
 
     @contextmanager
-    def writer(self, name: str, schema: pa.Schema) -> Iterator[ParquetWriter]:
-        """Write rows to files whose names begin with ``name``. On an error, nothing that was written counts."""
-        writer = ParquetWriter(self.folder, _own(name), schema)
+    def writer(self, name: str, schema: pa.Schema, compression: str = COMPRESSION) -> Iterator[ParquetWriter]:
+        """Write rows to files whose names begin with ``name``. On an error, nothing that was written counts.
+
+        :param compression: `QUICKEST` if only the run itself reads them.
+        """
+        writer = ParquetWriter(self.folder, _own(name), schema, compression=compression)
         try:
             # What the caller reads its rows from has errors of its own kind.
             with told(self.folder.uri_of(name)):

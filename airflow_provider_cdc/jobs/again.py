@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from airflow_provider_cdc.core import plan, records
+from airflow_provider_cdc.core.parquet_writer import QUICKEST
 from airflow_provider_cdc.core.results import Nulled, Skipped, SnapshotResult
 from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.staging import StagedFile
@@ -192,7 +193,7 @@ def followed(step: Step) -> list[TrackedTable]:
 
 def _touched(step: Step, tail: Tails, stop: str = "") -> list[StagedFile]:
     """The keys that were touched since the last look, as files."""
-    with step.staging.writer("delta/touched", net.NET_SCHEMA) as writer:
+    with step.staging.writer("delta/touched", net.NET_SCHEMA, QUICKEST) as writer:
         for rows in net.gathered(tail.read(stop), SORT_BYTES):
             writer.write(net.in_buckets(net.last(rows)))
     return list(writer.files)

@@ -18,6 +18,7 @@ import pyarrow.dataset as ds
 from airflow_provider_cdc.core import row_bytes
 from airflow_provider_cdc.core.staging import StagedFile
 from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.jobs.same_keys import same_keys
 from airflow_provider_cdc.sources.window import DELTA_SCHEMA, SegmentSummary
 
 BUCKETS = 64
@@ -161,36 +162,17 @@ def compose(rows: pa.Table, keyless: Sequence[int]) -> pa.Table:
     :param rows: changes of `NET_SCHEMA`, none of them pending.
     :param keyless: the tables whose rows without a count are no change.
     """
-    rows = rows.combine_chunks()
-    forward = rows["after"].null_count < rows.num_rows
-    first = np.lexsort((rows["suborder"].to_numpy(), rows["order"].to_numpy()))
-    rank = np.empty(len(first), np.int64)
-    rank[first] = np.arange(len(first))
-    groups = (
-        pa.table({"table": rows["table"], "key": rows["key"], "rank": rank, "count": rows["count"]})
-        .group_by(["table", "key"])
-        .aggregate([("rank", "min"), ("count", "sum"), *([("rank", "max")] if forward else [])])
-    )
-    result = rows.take(pa.array(first[groups["rank_min"].to_numpy()]))
-    result = result.set_column(5, NET_SCHEMA.field("count"), groups["count_sum"].combine_chunks())
-    if forward:
-        last = rows["after"].take(pa.array(first[groups["rank_max"].to_numpy()]))
-        result = result.set_column(7, NET_SCHEMA.field("after"), last)
+    changes = same_keys(rows)
+    result = rows.take(pa.array(changes.first))
+    result = result.set_column(5, NET_SCHEMA.field("count"), pa.array(changes.counts))
+    if rows["after"].null_count < rows.num_rows:
+        result = result.set_column(7, NET_SCHEMA.field("after"), rows["after"].take(pa.array(changes.last)))
     return without_effect_dropped(result, keyless)
 
 
 def last(rows: pa.Table) -> pa.Table:
     """One row per table and key, of tables of which only the keys are read: that of its last change."""
-    rows = rows.combine_chunks()
-    in_order = np.argsort(rows["order"].to_numpy(), kind="stable")
-    rank = np.empty(len(in_order), np.int64)
-    rank[in_order] = np.arange(len(in_order))
-    groups = (
-        pa.table({"table": rows["table"], "key": rows["key"], "rank": rank})
-        .group_by(["table", "key"])
-        .aggregate([("rank", "max")])
-    )
-    return rows.take(pa.array(in_order[groups["rank_max"].to_numpy()]))
+    return rows.take(pa.array(same_keys(rows).last))
 
 
 def without_effect_dropped(rows: pa.Table, keyless: Sequence[int]) -> pa.Table:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 
 from airflow_provider_cdc.core import records
+from airflow_provider_cdc.core.parquet_writer import QUICKEST
 from airflow_provider_cdc.core.staging import StagedFile, Staging
 from airflow_provider_cdc.errors import ValueNotRepresentable
 from airflow_provider_cdc.jobs import net
@@ -75,8 +76,8 @@ class ReadSegment:
         counts: list[net.Counts] = []
         pending = 0
         with (
-            self.staging.writer(name, net.NET_SCHEMA) as writer,
-            self.staging.writer(f"{name}-changes", CHANGE_SCHEMA) as changes,
+            self.staging.writer(name, net.NET_SCHEMA, QUICKEST) as writer,
+            self.staging.writer(f"{name}-changes", CHANGE_SCHEMA, QUICKEST) as changes,
             self.source.read_segment(segment, self.initial, tables, changes.write) as reader,
         ):
             for rows in net.gathered(reader, SORT_BYTES):
@@ -118,7 +119,7 @@ class ComposeBuckets:
             for number, files in self.segments
         ]
         composed = net.compose(pa.concat_tables(settled), self.keyless)
-        with self.staging.writer(f"delta/{self.name}-net-{buckets[0]:02}", net.NET_SCHEMA) as writer:
+        with self.staging.writer(f"delta/{self.name}-net-{buckets[0]:02}", net.NET_SCHEMA, QUICKEST) as writer:
             writer.write(composed.sort_by([("table", "ascending"), ("bucket", "ascending")]))
         return net.NetChange(tuple(writer.files), net.count_by_table(composed))
 
@@ -138,6 +139,6 @@ class LastOfBuckets:
                     net.read(self.staging.folder, self.files, net.NET_SCHEMA.names, buckets=buckets), net.NET_SCHEMA
                 )
             )
-        with self.staging.writer(f"delta/net-{buckets[0]:02}", net.NET_SCHEMA) as writer:
+        with self.staging.writer(f"delta/net-{buckets[0]:02}", net.NET_SCHEMA, QUICKEST) as writer:
             writer.write(rows.sort_by([("table", "ascending"), ("bucket", "ascending")]))
         return net.NetChange(tuple(writer.files), net.count_by_table(rows))

@@ -15,6 +15,7 @@ from airflow_provider_cdc.core import row_bytes
 from airflow_provider_cdc.core.manifest import RunTable
 from airflow_provider_cdc.core.names import folder_name
 from airflow_provider_cdc.core.options import LockPolicy
+from airflow_provider_cdc.core.parquet_writer import QUICKEST
 from airflow_provider_cdc.core.selecting import published_columns, published_schema
 from airflow_provider_cdc.core.staging import StagedFile, Staging
 from airflow_provider_cdc.counted import counted
@@ -87,7 +88,7 @@ class ReadAgain:
                 found.refused[index] = reason(error)
         if not self.view and (left := pa.concat_tables([_NO_KEYS, *doubtful])).num_rows:
             left = left.set_column(2, net.NET_SCHEMA.field("order"), pa.array([self.order] * left.num_rows, pa.int64()))
-            with self.staging.writer("delta/doubtful", net.NET_SCHEMA) as writer:
+            with self.staging.writer("delta/doubtful", net.NET_SCHEMA, QUICKEST) as writer:
                 writer.write(left.sort_by([("table", "ascending"), ("bucket", "ascending")]))
             found.doubtful = tuple(writer.files)
         return found

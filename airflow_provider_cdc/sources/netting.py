@@ -97,7 +97,8 @@ def key_place(state: Int64s) -> int:
 
 
 @inner
-def _hash(data: Bytes, at: int, size: int, group: int) -> int:
+def hash_key(data: Bytes, at: int, size: int, group: int) -> int:
+    """A hash of a group and the key ``data[at : at + size]``, all bits of which depend on both. It is kept nowhere."""
     value = (group + 1) * _MULTIPLIER
     while size >= 8:
         value = (value ^ load64(data, at)) * _MULTIPLIER
@@ -118,7 +119,7 @@ def _hash(data: Bytes, at: int, size: int, group: int) -> int:
 def _find(net: Net, group: int, key_at: int, key_bytes: int) -> tuple[int, int, int]:
     """The record with the key at ``net.bytes[key_at]``, or -1; the slot it is in, or that it can take; and the key's
     hash."""
-    hashed = _hash(net.bytes, key_at, key_bytes, group)
+    hashed = hash_key(net.bytes, key_at, key_bytes, group)
     mask = len(net.slots) - 1
     slot = hashed & mask
     tag = hashed & ~_WORD_MASK
@@ -300,7 +301,7 @@ def _rehash(net: Net) -> None:
         if net.arena[record] != DEAD:
             key_at = (record + HEADER) << 3
             key_bytes = net.arena[record + LENGTHS] >> 32
-            hashed = _hash(net.bytes, key_at, key_bytes, net.arena[record])
+            hashed = hash_key(net.bytes, key_at, key_bytes, net.arena[record])
             slot = hashed & (len(net.slots) - 1)
             while net.slots[slot] != 0:
                 slot = (slot + 1) & (len(net.slots) - 1)

@@ -1,7 +1,8 @@
 """`bench as-of`: a copy as of a time before so many row images, beside a copy of now and the reading of that log.
 
 Two things are measured. What going back costs: a copy of now takes its snapshot and hardly anything else; one as of the
-past reads and rewinds the log in between, at the rate at which the log alone is netted (as `bench delta` measures it).
+past reads and rewinds the log in between. How long that log alone takes is measured twice: at the rate of one file in
+one process (the rate that `bench delta` tells), and with all files in as many processes as there are cores.
 And how long it takes to find the position that a time means, among a hundred files of the log.
 """
 
@@ -49,6 +50,8 @@ def run(arguments: argparse.Namespace, directory: Path) -> Report:
             order = Order(table, sum(file.images for file in files), files=tuple(file.name for file in files))
             log.run(order)
             netted = log.run(order)
+            largest = max(files, key=lambda file: file.images)
+            one_file = log.run(Order(table, largest.images, files=(largest.name,)))
         with Contender("ours", address, logs / "ours.log") as ours:
             ours.ready()
             _copy(ours, Order(table, keys, str(target)))
@@ -61,9 +64,12 @@ def run(arguments: argparse.Namespace, directory: Path) -> Report:
         Result("now", keys, reading["now"], now["peak_rss_mb"]),
         Result("past", keys, reading["past"], past["peak_rss_mb"]),
         Result("log_alone", netted["rows"], netted["seconds"], netted["peak_rss_mb"]),
+        Result("log_alone_one_file", one_file["rows"], one_file["seconds"], one_file["peak_rss_mb"]),
         Result("find_a_time", FILES, statistics.median(found), 0.0),
     ]
-    report.ratios["vs_snapshot_and_log"] = (reading["now"] + netted["seconds"]) / reading["past"]
+    at_rate_of_one = netted["rows"] / one_file["rows"] * one_file["seconds"]
+    report.ratios["vs_snapshot_and_log"] = (reading["now"] + at_rate_of_one) / reading["past"]
+    report.ratios["vs_snapshot_and_log_in_parallel"] = (reading["now"] + netted["seconds"]) / reading["past"]
     print(f"\nbench: {keys:,} rows, as of a time {netted['rows']:,} row images ago\n")
     print_table(
         ["", *_STEPS, "keys rewound"],
@@ -72,7 +78,10 @@ def run(arguments: argparse.Namespace, directory: Path) -> Report:
             for name, one in (("now", now), ("past", past))
         ],
     )
-    print(f"\nthe log alone, netted in two processes: {netted['seconds']:.2f} s")
+    print(
+        f"\nthe log alone: {netted['seconds']:.2f} s in two processes; {at_rate_of_one:.2f} s at the rate of one file in "
+        f"one process ({one_file['rows'] / one_file['seconds']:,.0f} row images/s)"
+    )
     print(
         f"a time among {FILES} files: {statistics.median(found):.2f} s (median of {len(found)}; "
         f"{min(found):.2f} to {max(found):.2f})"

@@ -45,7 +45,9 @@ CHANGES = 16
 """1 if single changes of some table are wanted."""
 COMMITTED = 17
 """Of the transaction, in microseconds since 1970; -1: the log does not say. Only if ``CHANGES``."""
-STATE_WORDS = 18
+ONLY_LOOKS = 18
+"""1 if no rows are netted: whoever reads the rows later verifies the checksums of their events."""
+STATE_WORDS = 19
 
 # `state[PHASE]`
 BETWEEN, BEGUN, OPEN, XA_OPEN = 0, 1, 2, 3

@@ -91,6 +91,7 @@ class LogWalker:
         self.state[walk_state.STOP] = -1 if stop is None else stop
         self.state[walk_state.XA] = self.state[walk_state.SOURCE] = -1
         self.state[walk_state.CHANGES] = self.changes.wanted
+        self.state[walk_state.ONLY_LOOKS] = all(one.looked_at for one in tracked)
 
     @property
     def position(self) -> int:

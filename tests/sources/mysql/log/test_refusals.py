@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -15,7 +17,7 @@ from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.errors import CdcError, DecodeError, ImageNotWhole, SchemaChanged, UnknownEvent
 from airflow_provider_cdc.sources.mysql.log import codes
 from airflow_provider_cdc.sources.mysql.log.walker import LogWalker
-from airflow_provider_cdc.sources.window import LogSegment, SegmentSummary
+from airflow_provider_cdc.sources.window import LogSegment, SegmentSummary, TrackedTable
 from harness.mysql_server import MysqlServer
 from tests.sources.mysql.log.reading import LogReading, log_end
 
@@ -224,13 +226,19 @@ def joined(parts: list[bytes]) -> bytes:
     return log
 
 
-def walk(reading: LogReading, log: bytes, file: str, step: int = 1 << 20) -> LogWalker:
+def walk(
+    reading: LogReading,
+    log: bytes,
+    file: str,
+    step: int = 1 << 20,
+    tracked: Sequence[TrackedTable] | None = None,
+) -> LogWalker:
     walker = LogWalker(
         file,
         4,
         4 + len(log),
         GtidSet.parse(reading.initial),
-        reading.tracked(),
+        reading.tracked() if tracked is None else tracked,
         SegmentSummary(LogSegment(0, file, 4, None)),
     )
     data = np.frombuffer(log, np.uint8).copy()
@@ -369,3 +377,27 @@ def test_every_flipped_bit_is_noticed(recorded: Recorded) -> None:
         data[at] ^= 1 << at % 8
         with pytest.raises((DecodeError, UnknownEvent, AssertionError)):
             walk(reading, bytes(data), file)
+
+
+def test_a_look_at_the_log_leaves_damaged_rows_to_whoever_reads_them(recorded: Recorded) -> None:
+    """And notices all other damage."""
+    reading, parts, file = recorded
+    log = joined(parts)
+    looked_at = [replace(one, looked_at=True) for one in reading.tracked()]
+    start = unnoticed = 0
+    for part in parts:
+        for at in range(start, start + len(part), 5):
+            data = bytearray(log)
+            data[at] ^= 1 << at % 8
+            with suppress(DecodeError, UnknownEvent, ImageNotWhole, SchemaChanged, AssertionError):
+                walk(reading, bytes(data), file, tracked=looked_at)
+                assert_rows(part)
+                unnoticed += 1
+        start += len(part)
+    assert unnoticed
+
+
+def assert_rows(event: bytes) -> None:
+    """An `AssertionError` would say that the end was not reached."""
+    if event[codes.KIND_AT] not in (codes.WRITE_ROWS, codes.UPDATE_ROWS, codes.DELETE_ROWS):
+        pytest.fail(f"damage of an event of type {event[codes.KIND_AT]} was not noticed")
