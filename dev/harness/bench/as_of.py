@@ -79,8 +79,8 @@ def run(arguments: argparse.Namespace, directory: Path) -> Report:
         ],
     )
     print(
-        f"\nthe log alone: {netted['seconds']:.2f} s in two processes; {at_rate_of_one:.2f} s at the rate of one file in "
-        f"one process ({one_file['rows'] / one_file['seconds']:,.0f} row images/s)"
+        f"\nthe log alone: {netted['seconds']:.2f} s in two processes; {at_rate_of_one:.2f} s at the rate of one file "
+        f"in one process ({one_file['rows'] / one_file['seconds']:,.0f} row images/s)"
     )
     print(
         f"a time among {FILES} files: {statistics.median(found):.2f} s (median of {len(found)}; "
