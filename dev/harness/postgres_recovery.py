@@ -87,10 +87,10 @@ class PostgresRecovery:
         """End the server, delete its data, and let the primary's WAL go."""
         if self._server is not None:
             self._server.stop()
-        self._primary.query(
-            "SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = %s AND NOT active",
-            (SLOT,),
-        )
+        # The primary may not have noticed yet.
+        end = "SELECT pg_terminate_backend(active_pid, 60000) FROM pg_replication_slots WHERE slot_name = %s AND active"
+        self._primary.query(end, (SLOT,))
+        self._primary.query("SELECT pg_drop_replication_slot(%s)", (SLOT,))
         shutil.rmtree(self._directory, ignore_errors=True)
 
     def __enter__(self) -> Self:

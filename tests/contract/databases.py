@@ -5,7 +5,6 @@ Statements that are the same for all kinds stand in the tests; names of tables t
 
 from __future__ import annotations
 
-import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -21,6 +20,7 @@ from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from harness.mysql_server import MysqlServer
 from harness.postgres_server import PostgresServer
+from tests.soon import soon
 
 Row = tuple[Any, ...]
 
@@ -46,6 +46,8 @@ class Database(ABC):
     quotation: ClassVar[str]
     locking: ClassVar[tuple[str, ...]]
     """Statements that lock a table against readers until their session ends."""
+    waiting: ClassVar[str]
+    """How many sessions wait for a lock on a table."""
 
     def __init__(self, schema: str, settings: ConnectionSettings) -> None:
         self.schema = schema
@@ -161,12 +163,14 @@ class Database(ABC):
         if rows:
             self.execute(f"INSERT INTO {table} VALUES {', '.join(map(_literal, rows))}")
 
+    def lock_waits(self) -> int:
+        """How many sessions wait for a lock on a table."""
+        ((count,),) = self.query(self.waiting)
+        return int(count)
+
     def wait_for_no_session(self) -> None:
         """A server takes a moment to notice that a session was closed."""
-        deadline = time.monotonic() + 5
-        while left := self.sessions():
-            assert time.monotonic() < deadline, f"sessions were left: {left}"
-            time.sleep(0.01)
+        soon(self.sessions, [])
 
 
 def _literal(row: Row) -> str:
@@ -186,6 +190,7 @@ class MysqlDatabase(Database):
     rotating = "FLUSH BINARY LOGS"
     quotation = "`"
     locking = ("LOCK TABLES {} WRITE",)
+    waiting = "SELECT COUNT(*) FROM performance_schema.processlist WHERE STATE = 'Waiting for table metadata lock'"
 
     def __init__(self, server: MysqlServer, schema: str) -> None:
         self._server = server
@@ -240,6 +245,7 @@ class PostgresDatabase(Database):
     rotating = "SELECT pg_switch_wal()"
     quotation = '"'
     locking = "BEGIN", "LOCK TABLE {} IN ACCESS EXCLUSIVE MODE"
+    waiting = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'relation' AND datname = current_database()"
 
     def __init__(self, server: PostgresServer, database: str) -> None:
         self._server = server
@@ -262,13 +268,13 @@ class PostgresDatabase(Database):
         self.execute(f"{verb} PREPARED '{xid}'")
 
     def lose_log(self) -> None:
-        self.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
+        self.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE NOT temporary")
 
     def spoil(self, name: str) -> None:
         self.execute(f"ALTER TABLE {name} SET UNLOGGED")
 
     def kept(self) -> list[str]:
-        slots = "SELECT slot_name FROM pg_replication_slots WHERE database = current_database()"
+        slots = "SELECT slot_name FROM pg_replication_slots WHERE database = current_database() AND NOT temporary"
         return [str(name) for (name,) in self.query(f"{slots} UNION ALL SELECT pubname FROM pg_publication")]
 
     def sessions(self) -> list[int]:

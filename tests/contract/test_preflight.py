@@ -28,6 +28,7 @@ from airflow_provider_cdc.sources.capabilities import Source
 from airflow_provider_cdc.sources.registry import open_source
 from tests.contract.begun import LOCK, RUN_ID, Begin, sent, written
 from tests.contract.databases import PASSWORD, Database
+from tests.soon import soon
 
 
 @pytest.fixture
@@ -158,7 +159,7 @@ def test_a_lock_that_waits_for_others_blocks_readers_and_is_named(
         cursor.execute("SELECT * FROM orders")
         cursor.fetchall()
         altering = pool.submit(shop.execute, "ALTER TABLE orders ADD COLUMN more INT")
-        time.sleep(0.5)
+        soon(shop.lock_waits, 1)
         assert "waits for the lock" in blocked(source, shop)
         cursor.execute("ROLLBACK")
         altering.result()

@@ -84,7 +84,7 @@ def begin_run(source: PostgresSource, run_id: str, target: Any, **options: Any) 
 
 
 def kept(server: PostgresServer) -> int:
-    return len(server.query("SELECT 1 FROM pg_replication_slots"))
+    return len(server.query("SELECT 1 FROM pg_replication_slots WHERE NOT temporary"))
 
 
 def fail(operator: Any, context: Any) -> None:
@@ -344,7 +344,9 @@ def test_of_two_tries_one_slot_is_left_and_both_tell_its_position(
         told.append(first.execute(context))
     assert told[0] == told[1]
     manifest = Run.load(Storage(told[0]["run_uri"])).manifest
-    assert postgres.query("SELECT slot_name FROM pg_replication_slots") == [(manifest.identity["slot"],)]
+    assert postgres.query("SELECT slot_name FROM pg_replication_slots WHERE NOT temporary") == [
+        (manifest.identity["slot"],)
+    ]
     source.check_identity(manifest.identity, manifest.initial_position)
     source.release(manifest.run_id)
 

@@ -26,7 +26,7 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 
 _FUNCTION = b"TransactionIdCommitTree"
 _TO_ITSELF = {"x86_64": b"\xeb\xfe", "aarch64": b"\x00\x00\x00\x14"}
-_SECONDS = 20
+_SECONDS = 60
 _BUSY_TICKS = 5
 
 

@@ -24,6 +24,7 @@ from airflow_provider_cdc.sources.postgres import PostgresSource
 from harness.pipeline import Pipeline, published, settings_of
 from harness.postgres_server import PostgresServer
 from harness.throw_away import throw_away
+from tests.soon import soon
 
 Act = Callable[[], Any]
 ROWS = 2000
@@ -75,6 +76,7 @@ def world(own_server: PostgresServer) -> Iterator[World]:
     )
     yield made
     own_server.query(f"DROP SCHEMA {made.schema} CASCADE")
+    soon(lambda: own_server.query("SELECT slot_name FROM pg_replication_slots WHERE temporary"), [])
     left = own_server.query("SELECT slot_name FROM pg_replication_slots UNION ALL SELECT pubname FROM pg_publication")
     for (name,) in own_server.query("SELECT slot_name FROM pg_replication_slots WHERE NOT active"):
         own_server.query("SELECT pg_drop_replication_slot(%s)", (name,))

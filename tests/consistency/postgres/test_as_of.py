@@ -29,6 +29,7 @@ from tests.consistency.postgres import history
 from tests.consistency.postgres.servers import ENDS, primary_of
 from tests.consistency.writing import Writing
 from tests.seeds import seeds
+from tests.soon import soon
 
 SUBJECTS = [subject for subject in history.SUBJECTS if not subject.leaves]
 HERE = "SELECT pg_current_wal_insert_lsn()::text"
@@ -46,7 +47,7 @@ def _only_the_standing_slot_is_left(primary: PostgresServer) -> Iterator[None]:
     settings = settings_of(primary)
     with session(settings) as connection:
         name = name_of(connection, "night")
-    assert primary.query("SELECT slot_name FROM pg_replication_slots WHERE slot_name LIKE 'cdc%'") == [(name,)]
+    soon(lambda: primary.query("SELECT slot_name FROM pg_replication_slots WHERE slot_name LIKE 'cdc%'"), [(name,)])
     assert primary.query("SELECT pubname FROM pg_publication") == [(name,)]
     slots.drop(settings, name, name)
 

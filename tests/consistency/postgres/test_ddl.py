@@ -25,6 +25,7 @@ from harness.postgres_server import PostgresServer
 from tests.consistency.writing import Writing
 from tests.contract.begun import LOCK, Begun, read_chunks, row_keys
 from tests.contract.databases import PostgresDatabase
+from tests.soon import soon
 
 TABLES = {"orders": "id, a, b, note", "parts": "id, note", "journal": "at, note"}
 """A plain table, a partitioned one, and a partitioned one without a key; of ``parts`` one partition has its columns in
@@ -144,6 +145,8 @@ class Application:
         self._database = database
         self._may_write = threading.Lock()
         self.writing = Writing(self._write, 0, 2)
+        self.written: set[str] = set()
+        """The tables in which a row was changed."""
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
@@ -154,11 +157,11 @@ class Application:
         with self._database.connect() as connection:
             while not stop.is_set():
                 with self._may_write, contextlib.suppress(*_ENDED, *_NOT_NOW):
-                    self._one(connection, chance)
+                    self.written |= self._one(connection, chance)
                 time.sleep(0.001)
 
     @staticmethod
-    def _one(connection: psycopg.Connection[Any], chance: random.Random) -> None:
+    def _one(connection: psycopg.Connection[Any], chance: random.Random) -> set[str]:
         table, key = chance.choice([("orders", "id"), ("parts", "id"), ("journal", "at")])
         # What lies beyond 400 fits into no partition of `parts` at first.
         one, other = chance.randrange(600), chance.randrange(600)
@@ -172,7 +175,7 @@ class Application:
                 (f"DELETE FROM {table} WHERE {key} = %s", (one,)),
             ]
         )
-        connection.execute(statement, arguments)
+        return {table} if connection.execute(statement, arguments).rowcount else set()
 
 
 @pytest.fixture
@@ -192,7 +195,8 @@ def copied(shop: PostgresDatabase, when: str, act: Callable[[], None]) -> None:
             with application.paused():
                 run = Begun(shop, *TABLES)
                 truth = {name: shop.rows(f"(SELECT {columns} FROM {name}) t") for name, columns in TABLES.items()}
-            time.sleep(0.1)
+                application.written.clear()
+            soon(lambda: application.written, set(TABLES))
             found, uppers = _read(run, when, act)
             time.sleep(0.1)
         window = run.window(uppers)

@@ -16,6 +16,7 @@ from harness.pipeline import Pipeline, published, settings_of
 from harness.postgres_server import PostgresServer
 from harness.throw_away import throw_away
 from tests.consistency.acting import WHEN, run_through
+from tests.soon import soon
 
 
 @dataclass(frozen=True)
@@ -179,7 +180,7 @@ def test_a_hazard_inside_the_run_stops_it(
     with pytest.raises(CdcError):
         run.consolidate()
     assert not run.target.exists("shop.orders/_latest.json")
-    assert own_server.query("SELECT slot_name FROM pg_replication_slots") == []
+    soon(lambda: own_server.query("SELECT slot_name FROM pg_replication_slots"), [])
     assert own_server.query("SELECT pubname FROM pg_publication") == []
 
 

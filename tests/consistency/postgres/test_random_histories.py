@@ -25,6 +25,7 @@ from tests.consistency.postgres import history
 from tests.consistency.postgres.servers import ENDS, primary_of
 from tests.consistency.writing import Writing
 from tests.seeds import seeds
+from tests.soon import soon
 
 
 @pytest.fixture(scope="module", params=ENDS)
@@ -36,7 +37,7 @@ def primary(request: pytest.FixtureRequest) -> Iterator[PostgresServer]:
 @pytest.fixture(autouse=True)
 def _no_slot_is_left(primary: PostgresServer) -> Iterator[None]:
     yield
-    assert primary.query("SELECT slot_name FROM pg_replication_slots WHERE slot_name LIKE 'cdc%'") == []
+    soon(lambda: primary.query("SELECT slot_name FROM pg_replication_slots WHERE slot_name LIKE 'cdc%'"), [])
     assert primary.query("SELECT pubname FROM pg_publication") == []
 
 

@@ -23,6 +23,7 @@ from harness.pipeline import Pipeline, settings_of
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
 from tests.consistency.postgres.servers import ENDS
+from tests.soon import soon
 from tests.sources.postgres.values import CASES, SETUP
 
 Bytes = list[bytes]
@@ -383,4 +384,4 @@ def test_what_breaks_the_proof_until_the_view(nights: Nights, harm: str, error: 
     with pytest.raises(ExactnessError, match=error):
         run.finish()
     run.release()
-    assert nights.ask("SELECT count(*) FROM pg_replication_slots") == 1
+    soon(lambda: nights.ask("SELECT count(*) FROM pg_replication_slots"), 1)
