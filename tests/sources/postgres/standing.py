@@ -22,7 +22,7 @@ RUN_ID = "20260101T000000Z-0a1b2c3d"
 OPTIONS = StepOptions(
     standing_slot="test",
     as_of_wait_seconds=2,
-    lock=LockPolicy(wait_seconds=1, tries=2, pause_seconds=0.1, slot_wait_seconds=20),
+    lock=LockPolicy(wait_seconds=10, tries=2, pause_seconds=0.1, slot_wait_seconds=60),
 )
 
 
@@ -65,9 +65,9 @@ class Kept:
         return self.server.query(sql, database=self.database)[0][0]
 
     def here(self) -> str:
-        """The end of the log, all of it on disk."""
+        """The end of the log that is on disk, behind all that was committed."""
         self.run("SELECT pg_logical_emit_message(true, 'test', '')")
-        return str(self.ask("SELECT pg_current_wal_insert_lsn()::text"))
+        return str(self.ask("SELECT pg_current_wal_flush_lsn()::text"))
 
     def here_quietly(self) -> str:
         """The end of the log, to which nothing is added."""

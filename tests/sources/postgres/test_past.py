@@ -52,8 +52,10 @@ class _Commits:
     def make(self, seconds: int, sql: str = "UPDATE stock SET v = v + 1") -> None:
         with self._kept.server.connect(database=self._kept.database) as connection:
             connection.execute("SELECT pg_replication_origin_session_setup(%s)", (self._name,))
-            self._before.append(Lsn.parse(self._kept.here_quietly()))
             with connection.transaction():
+                # The server analyzes tables by itself: no commit of that comes between the position and this one.
+                connection.execute("LOCK TABLE pg_statistic, pg_class IN SHARE ROW EXCLUSIVE MODE")
+                self._before.append(Lsn.parse(self._kept.here_quietly()))
                 when = self._base + timedelta(seconds=seconds)
                 connection.execute("SELECT pg_replication_origin_xact_setup('0/1', %s)", (when,))
                 connection.execute(sql)
@@ -79,8 +81,9 @@ def commits_at(kept: Kept) -> Iterator[_Commits]:
 def test_a_time_means_all_that_was_committed_up_to_it_and_nothing_later(kept: Kept) -> None:
     kept.keep("stock")
     kept.run("UPDATE stock SET v = 1")
-    first = Lsn.parse(kept.here())
+    # In this order: the server commits something by itself now and then.
     between = kept.clock()
+    first = Lsn.parse(kept.here())
     kept.run("UPDATE stock SET v = 2")
     position = Lsn.parse(kept.position_of(between, "stock"))
     assert position <= first
@@ -94,7 +97,7 @@ def test_a_time_means_all_that_was_committed_up_to_it_and_nothing_later(kept: Ke
 def test_a_time_after_which_nothing_was_committed_is_made_final(kept: Kept, commits_at: _Commits) -> None:
     kept.keep("stock")
     kept.run("UPDATE stock SET v = 1")
-    end, now = kept.ask("SELECT pg_current_wal_insert_lsn()::text"), kept.clock()
+    now, end = kept.clock(), kept.here_quietly()
     found = Lsn.parse(kept.position_of(now, "stock"))
     assert found <= Lsn.parse(end)
     # What is committed next may still have an earlier time.
@@ -421,7 +424,7 @@ def test_what_commits_before_the_position_and_nobody_sees_yet_is_waited_for(cras
         server.set_standbys("nobody")
         committing = pool.submit(writer.execute, "UPDATE stock SET v = 2")
         wait_for(server, "wait_event = 'SyncRep'")
-        point = Lsn.parse(crashing.here_quietly())
+        point = Lsn.parse(crashing.ask("SELECT pg_current_wal_flush_lsn()::text"))
         options = replace(crashing.options, lock=replace(crashing.options.lock, slot_wait_seconds=1))
         with pytest.raises(LockNotGranted, match="SyncRep"):
             crashing.source.record_past(point, plans, options, RUN_ID)

@@ -177,19 +177,19 @@ def test_a_server_that_does_not_tell_commit_times_keeps_no_log_for_ever(
 ) -> None:
     monkeypatch.setattr(commits, "PLUGIN", "no_such_plugin")
     kept.keep("stock")
-    begun, point = kept.slot.confirmed, ""
+    begun, points = kept.slot.confirmed, []
     assert begun is not None
     for hours in (2, 4):
         assert kept.slot.confirmed == begun
         kept.run("UPDATE stock SET v = v + 1")
-        point = point or kept.here()
         # The clock cannot be put on by hours.
         monkeypatch.setattr(standing, "now", lambda connection, more=hours: now(connection) + more * 3_600_000_000)
         kept.give_up(hours=1)
+        points.append(kept.here())
     moved = kept.slot.confirmed
     assert moved is not None
-    assert begun < moved <= Lsn.parse(point)
-    kept.check(point, "stock")
+    assert begun < moved <= Lsn.parse(points[0])
+    kept.check(points[0], "stock")
     (problem,) = kept.refusals(str(begun), "stock")
     assert "before the standing slot" in problem.what
 
