@@ -32,6 +32,8 @@ DEFAULTS: Mapping[str, str | None] = {
     "innodb_redo_log_capacity": "256M",
     "local_infile": "ON",
     "log_bin": "binlog",
+    # Each query of `query` has one, which the server may end a moment after it was closed.
+    "max_connections": "300",
     "mysqlx": "OFF",
     "performance_schema": "ON",
     "secure_file_priv": "",

@@ -16,7 +16,7 @@ from typing import IO
 import pyspark
 
 SPARK_HOME = Path(pyspark.__file__).parent
-START_SECONDS = 120.0
+START_SECONDS = 240.0
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Cluster:
             env={**self.environment, **(more or {})},
             capture_output=True,
             text=True,
-            timeout=280,
+            timeout=600,
             check=False,
         )
 

@@ -210,6 +210,7 @@ class TestLock:
             deadline = time.monotonic() + PATIENCE
             while not locks_of(mysql, table, "PENDING"):
                 assert time.monotonic() < deadline, "nobody waits for a lock"
+                time.sleep(0.01)
             # This is queued behind the waiting lock, and is executed when that gives up.
             mysql.query(f"INSERT INTO {table.name} VALUES (0, 1)")
             assert not trying.done()
