@@ -50,6 +50,7 @@ def test_tables_are_read_one_after_the_other_on_one_session(db: Database, begin:
         db.create(name, "id INT PRIMARY KEY, note TEXT")
         db.insert(name, [(number, name), (number + 1, None)])
     run = begin(*names, consistency="watermark")
+    db.wait_for_no_session()
     seen = set()
     with run.source.one_session() as source:
         for name in names:

@@ -53,6 +53,7 @@ def problems(source: Source, patterns: list[str], consistency: str = "auto", pol
 
 
 def test_a_source_holds_settings_and_no_session_and_shows_no_password(shop: Database) -> None:
+    shop.wait_for_no_session()
     source = open_source(shop.settings)
     assert (source.kind, source.position_key) == (shop.kind, shop.position_key)
     assert shop.sessions() == []
