@@ -149,7 +149,7 @@ tell_error("LogGone", "my.dag", "")
         "OTEL_EXPORTER_OTLP_ENDPOINT": f"http://127.0.0.1:{port}",
         "OTEL_EXPORTER_OTLP_PROTOCOL": "http/protobuf",
     }
-    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=120)
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=600)
     # What has not changed is sent again at the end.
     seen: dict[str, list[tuple[dict[str, str], float]]] = {}
     for request in found:

@@ -67,9 +67,12 @@ def is_as_of(value: Any) -> bool:
 def _position(text: str) -> GtidSet | Lsn:
     for kind in (Lsn, GtidSet):
         try:
-            return kind.parse(text)
+            point = kind.parse(text)
         except PositionError:
             continue
+        # A lone comma is a GTID set to the server, too: one that names nothing.
+        if not isinstance(point, GtidSet) or point:
+            return point
     raise PositionError(
         f"{text[:200]!r} is no time, GTID set or LSN",
         hint="write a time as 2026-01-31T00:00:00Z, a GTID set as the server prints it, an LSN as 16/B374D848",

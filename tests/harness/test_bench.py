@@ -106,7 +106,8 @@ def test_a_bench_writes_what_it_found(
     assert (found["bench"], found["rows"]) == (bench, 2000)
     for result in found["results"]:
         assert set(result) == {"name", "rows_per_s", "seconds", "peak_rss_mb"}
-        assert result["rows_per_s"] > 0
+        # A lock that lasts from beginning to end may leave the writers no commit at all.
+        assert result["rows_per_s"] > 0 or result["name"] == "writers_mysqldump_locked"
         assert result["seconds"] > 0
     assert results <= {result["name"] for result in found["results"]}
     assert set(found["ratios"]) == ratios

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from airflow.sdk.exceptions import ParamValidationError
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from airflow_provider_cdc.core.as_of import is_as_of
@@ -110,6 +110,7 @@ _UUID = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
         st.text(max_size=30),
     )
 )
+@example(",")
 def test_a_form_takes_every_position_that_preflight_takes(text: str) -> None:
     param = form.params(form.ANY)["as_of"]
     if is_as_of(text):
