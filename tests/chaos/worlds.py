@@ -199,7 +199,7 @@ class PostgresWorld(World):
     def crash(self) -> None:
         # An immediate shutdown writes nothing: what was committed with synchronous_commit=off is lost.
         self._server._signal(signal.SIGQUIT)
-        self._server._ended_within(30)
+        self._server._ended_within(120)
         self._server._launch()
         self._roll_back_prepared()
 

@@ -25,6 +25,7 @@ from airflow_provider_cdc.sources.postgres.session import connect, mapped_errors
 from harness.postgres_server import SUPERUSER, PostgresServer
 from tests.conftest import PostgresFactory
 from tests.soon import soon
+from tests.sources.postgres.backends import wait_for
 from tests.sources.postgres.decode.reading import assert_same, describe, one_batch, select, settings
 from tests.sources.postgres.tls import switch_tls_on
 
@@ -177,15 +178,23 @@ def test_a_wrong_password_over_verified_tls_is_reported_as_such(encrypted: Postg
 
 
 def test_a_session_over_verified_tls_that_breaks_halfway_can_be_retried(
-    encrypted: PostgresServer, tmp_path: Path
+    encrypted: PostgresServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """A server that has to wait until it can send the next rows only closes the connection: so it has some, and then
+    none for long."""
+    monkeypatch.setattr(stream, "_BUFFER", 1 << 14)
+    rows = (
+        "generate_series(1, 10) g CROSS JOIN LATERAL "
+        "(SELECT * FROM public.t WHERE g < 5 OR pg_catalog.pg_sleep(600) IS NULL OFFSET 0) few"
+    )
     tls = {"ca": str(tmp_path / "ca.pem")}
     one = ConnectionSettings("postgres", encrypted.host, encrypted.port, SUPERUSER, "", DATABASE, tls)
     described = describe(encrypted, DATABASE, "t")
     with open_rows(one, described) as reader:
         assert isinstance(reader, CopyReader)
-        batches = reader.read("public.t, generate_series(1, 10000)")
+        batches = reader.read(rows)
         next(batches)
+        wait_for(encrypted, "wait_event = 'PgSleep'")
         encrypted.query("SELECT pg_terminate_backend(pid) FROM pg_stat_ssl WHERE ssl AND pid <> pg_backend_pid()")
         said = (
             "closed the connection; before that, the server said: terminating connection due to administrator command"
