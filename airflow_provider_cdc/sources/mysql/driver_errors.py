@@ -91,6 +91,12 @@ def statement_error(where: str, error: pymysql.MySQLError) -> CdcError:
     return TerminalError(said, where=where, hint="look the error up in the server's manual and its error log")
 
 
+def has_no_room(error: BaseException | None) -> bool:
+    """Whether the server refused a session only because it has, or the user has, as many as it may."""
+    cause = error.__cause__ if error is not None else None
+    return isinstance(cause, pymysql.MySQLError) and _code_and_text(cause)[0] in _BUSY
+
+
 def connect_error(settings: ConnectionSettings, error: pymysql.MySQLError) -> CdcError:
     """What the driver raised while it logged in, as an error of this package."""
     code, text = _code_and_text(error)

@@ -15,6 +15,7 @@ from typing import Generic, TypeAlias, TypeVar
 
 from airflow_provider_cdc.errors import ExactnessError, SourceUnavailable
 from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.mysql.driver_errors import has_no_room
 from airflow_provider_cdc.sources.mysql.history import LogPlace
 from airflow_provider_cdc.sources.mysql.log import codes
 from airflow_provider_cdc.sources.mysql.log.dump import Dump
@@ -112,7 +113,7 @@ class _Look(Generic[Walker]):
                 walks = {ahead: other for ahead, other in walks.items() if self._awaited(other) is None}
                 walk = pool.submit(self._walk, number)
             for pause in ENDING_SECONDS if at_once == 1 else ():
-                if not isinstance(self._awaited(walk), SourceUnavailable):
+                if not has_no_room(self._awaited(walk)):
                     break
                 time.sleep(pause)
                 walk = pool.submit(self._walk, number)
