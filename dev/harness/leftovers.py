@@ -87,11 +87,19 @@ def _locked(path: Path) -> Iterator[bool]:
 
 def _remove_kernels(folder: Path) -> int:
     # The folder of a set is touched whenever it is used: `environment.spark_environment`.
-    sets = sorted(folder.glob("*/"), key=lambda path: path.stat().st_mtime, reverse=True)
-    old = [path for path in sets[KERNELS_KEPT:] if time.time() - path.stat().st_mtime > 24 * 3600]
+    sets = sorted(folder.glob("*/"), key=_last_used, reverse=True)
+    old = [path for path in sets[KERNELS_KEPT:] if time.time() - _last_used(path) > 24 * 3600]
     for path in old:
         shutil.rmtree(path, ignore_errors=True)
     return len(old)
+
+
+def _last_used(path: Path) -> float:
+    try:
+        return path.stat().st_mtime
+    except FileNotFoundError:
+        # Another command is removing it.
+        return 0.0
 
 
 def _remove_modules(mirror: Path) -> list[str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import random
 import shutil
-import socket
 import threading
 import time
 from collections import Counter
@@ -27,18 +26,13 @@ from harness.mysql_server import MysqlServer
 from harness.pipeline import published, settings_of
 from harness.postgres_recovery import PostgresRecovery
 from harness.postgres_server import SUPERUSER
+from harness.server_process import free_port
 from harness.throw_away import throw_away
 from tests.conftest import PostgresFactory
 
 DAG = Path(__file__).parent / "every_ten_seconds.py"
 INTERVAL = timedelta(seconds=10)
 INTERVALS = 5
-
-
-def free_port() -> int:
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return int(listening.getsockname()[1])
 
 
 @pytest.mark.slow
