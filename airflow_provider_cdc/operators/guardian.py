@@ -32,7 +32,8 @@ LOCK = ".lock"
 _LOOK_SECONDS = 0.5
 _END_SECONDS = 10.0
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
-_SIGNALS = {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+_ENDING = {signal.SIGTERM, signal.SIGINT, signal.SIGHUP}
+_SIGNALS = {signal.SIGCHLD, *_ENDING}
 
 
 def command(folder: Path, supervisor: int) -> list[str]:
@@ -63,12 +64,14 @@ def main(folder: str, task: int, supervisor: int, guarded: Sequence[str]) -> int
 
     status: int | None = None
     try:
-        child = subprocess.Popen(guarded, preexec_fn=tie).pid
+        # Kept: were it collected, it would take the status of a child that has ended already.
+        child = subprocess.Popen(guarded, preexec_fn=tie)
         while status is None and os.getppid() == task and supervisor in (0, _parent(task)):
             told = signal.sigtimedwait(_SIGNALS, _LOOK_SECONDS)
-            if told is not None and told.si_signo != signal.SIGCHLD:
+            # Who was stopped, and goes on when the time is over, gets an answer that means nothing (a bug of CPython).
+            if told is not None and told.si_signo in _ENDING:
                 break
-            status = _reap().get(child)
+            status = _reap().get(child.pid)
     finally:
         _end_descendants()
         shutil.rmtree(folder, ignore_errors=True)

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import pytest
 
+from airflow_provider_cdc.operators import guardian
 from airflow_provider_cdc.operators.guardian import LOCK
 from airflow_provider_cdc.operators.scratch import scratch
 from harness.environment import spark_environment
@@ -123,6 +124,24 @@ def test_nothing_of_a_killed_task_lives_on_or_stays(running: Running, victim: st
         time.sleep(0.1)
     assert not left
     assert not list(running.temporary.iterdir())
+
+
+def test_a_guardian_that_was_stopped_for_a_while_goes_on_guarding(tmp_path: Path) -> None:
+    """As by a container that is paused, or a machine that sleeps."""
+    with scratch(tmp_path) as mine:
+        guarded = [sys.executable, "-c", "print('runs', flush=True); input()"]
+        with subprocess.Popen(
+            [*guardian.command(mine, 0), *guarded], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+        ) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline() == "runs\n"
+            for seconds in (0.1, 1.0, 1.0):
+                process.send_signal(signal.SIGSTOP)
+                time.sleep(seconds)
+                process.send_signal(signal.SIGCONT)
+                time.sleep(0.1)
+            process.communicate("\n")
+        assert process.returncode == 0
 
 
 def test_what_a_step_left_that_was_killed_with_its_guardian_is_removed_by_the_next_one(tmp_path: Path) -> None:
