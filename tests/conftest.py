@@ -26,7 +26,14 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 # How long an example takes, or takes to be drawn, says more about the machine than about the code.
-settings.register_profile("cdc", deadline=None, suppress_health_check=[HealthCheck.too_slow], print_blob=True)
+settings.register_profile(
+    "cdc",
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
+    print_blob=True,
+    # A change is refused for what it breaks, and not for what nobody had drawn before.
+    derandomize=bool(os.environ.get("CDC_SAME_EXAMPLES")),
+)
 settings.load_profile("cdc")
 
 # Importing Airflow writes into its home; nobody's real one must be touched.
