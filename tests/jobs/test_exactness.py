@@ -30,7 +30,7 @@ def test_random_histories(here: MakeRunner, block: int) -> None:
         assert runner.published() == runner.expected(), f"seed {seed}"
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))])
 def test_random_histories_on_spark(on_spark: MakeRunner, seed: int) -> None:
     source, initial = make_source(seed, 150)
     runner = on_spark(source, initial)

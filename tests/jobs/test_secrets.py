@@ -45,6 +45,7 @@ def content(file: Path) -> bytes:
     return b""
 
 
+@pytest.mark.long
 def test_tasks_that_spark_writes_to_disk_hold_no_readable_password(tmp_path: Path) -> None:
     temporary, events, meeting = tmp_path / "tmp", tmp_path / "events", tmp_path / "meeting"
     for folder in (temporary, events, meeting):

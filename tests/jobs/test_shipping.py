@@ -7,6 +7,8 @@ import sys
 import zipfile
 from pathlib import Path
 
+import pytest
+
 from airflow_provider_cdc.jobs.shipping import package_zip
 
 SCRIPT = """
@@ -49,6 +51,7 @@ def test_the_airflow_side_stays_at_home(tmp_path: Path) -> None:
     assert all(name.startswith("airflow_provider_cdc/") and name.endswith(".py") for name in names)
 
 
+@pytest.mark.long
 def test_processes_share_one_unpacked_package(tmp_path: Path) -> None:
     archive = package_zip(tmp_path)
     elsewhere = tmp_path / "another application"

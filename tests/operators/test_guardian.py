@@ -126,6 +126,7 @@ def test_nothing_of_a_killed_task_lives_on_or_stays(running: Running, victim: st
     assert not list(running.temporary.iterdir())
 
 
+@pytest.mark.long
 def test_a_guardian_that_was_stopped_for_a_while_goes_on_guarding(tmp_path: Path) -> None:
     """As by a container that is paused, or a machine that sleeps."""
     with scratch(tmp_path) as mine:

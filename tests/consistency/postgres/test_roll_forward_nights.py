@@ -98,8 +98,15 @@ def nights(postgres_factory: PostgresFactory, spark: SparkSession, tmp_path: Pat
 FULL = "ALTER TABLE {0} REPLICA IDENTITY FULL"
 
 
-@pytest.mark.parametrize("identity", ["FULL", "DEFAULT"])
-@pytest.mark.parametrize("version", ENDS)
+@pytest.mark.parametrize(
+    ("version", "identity"),
+    [
+        (ENDS[0], "FULL"),
+        (ENDS[-1], "DEFAULT"),
+        pytest.param(ENDS[0], "DEFAULT", marks=pytest.mark.long),
+        pytest.param(ENDS[-1], "FULL", marks=pytest.mark.long),
+    ],
+)
 def test_every_type_at_its_extremes(
     version: int,
     identity: str,

@@ -237,6 +237,7 @@ def test_cascades_after_the_read_do_not_count_while_other_tables_are_still_read(
     assert Counter(published(pipeline.consolidate()["published"]["d.child"])[1]) == expected
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("version", ["8.0.36", "8.4.3"])
 def test_a_whole_run_on_an_older_server(version: str, server: MysqlServer, spark: SparkSession, tmp_path: Path) -> None:
     with OlderServer(server, version) as older:
