@@ -21,7 +21,7 @@ ROW_GROUP_BYTES = 64 * 2**20
 COMPRESSION = "snappy"
 """Of all codecs that every reader knows, the one that costs the tasks least."""
 QUICKEST = "lz4"
-"""As small, and read twice as fast; older readers do not know it."""
+"""As small, and quicker to read; older readers do not know it."""
 
 _SAMPLE_ROWS = 4096
 _PAYS_BELOW = 1 / 8
