@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import time
 from collections.abc import Iterator
@@ -43,7 +44,9 @@ def s3_server(directory: Path) -> Iterator[str]:
     ]
     log = directory / "weed.log"
     with log.open("wb") as output:
-        process = subprocess.Popen(command, cwd=directory, stdout=output, stderr=output)
+        # More logs of its own go there.
+        environment = {**os.environ, "TMPDIR": str(directory)}
+        process = subprocess.Popen(command, cwd=directory, stdout=output, stderr=output, env=environment)
     try:
         _make_bucket(process, endpoint, log)
         yield endpoint
@@ -51,6 +54,10 @@ def s3_server(directory: Path) -> Iterator[str]:
         # Its data is no longer needed, and a clean shutdown is slow.
         process.kill()
         process.wait()
+        for port in ports.values():
+            # Where these are cannot be chosen.
+            for socket in Path("/tmp").glob(f"seaweedfs-*-grpc-{port}.sock"):
+                socket.unlink(missing_ok=True)
 
 
 def s3_environment(endpoint: str, credentials: tuple[str, str] = ADMIN) -> dict[str, str]:

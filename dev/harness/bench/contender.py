@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -115,13 +116,15 @@ class Contender:
     def __init__(self, name: str, address: Address, log: Path, environment: Mapping[str, str] | None = None) -> None:
         self.name = name
         self._log = log
+        # Also what a peer or its JVM leaves behind is gone then.
+        self._scratch = tempfile.TemporaryDirectory(prefix=f"cdc-bench-{name}-", ignore_cleanup_errors=True)
         with log.open("wb") as errors:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "harness.bench.contender", name, json.dumps(asdict(address))],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=errors,
-                env={**os.environ, **(environment or {})},
+                env={**os.environ, **(environment or {}), "TMPDIR": self._scratch.name},
                 text=True,
             )
 
@@ -164,6 +167,8 @@ class Contender:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+        finally:
+            self._scratch.cleanup()
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None

@@ -18,7 +18,7 @@ from harness.pipeline import Pipeline
 def prepare(address: Address) -> Work:
     # As the operators start it.
     os.environ.update(driver_jvm())
-    # Lives as long as the process: Spark removes what it leaves here.
+    # Its parent removes it, once the process has ended.
     spark = open_spark(tempfile.mkdtemp(prefix="cdc-bench-spark-"))
 
     def copy(order: Order) -> dict[str, Any]:

@@ -37,7 +37,7 @@ def driver_jar(kind: str) -> Path:
 
 
 def prepare(address: Address) -> Work:
-    # Lives as long as the process: Spark removes what it leaves here.
+    # Its parent removes it, once the process has ended.
     scratch = tempfile.mkdtemp(prefix="cdc-bench-spark-")
     spark = open_spark(scratch, spark_jars=str(driver_jar(address.kind)))
     _, driver, options = DRIVERS[address.kind]
