@@ -25,6 +25,10 @@ SETTINGS: Mapping[str, str] = {
     "default_transaction_isolation": "read committed",
     "default_transaction_read_only": "off",
     "default_transaction_deferrable": "off",
+    # ADBC knows a type by the printed name of the function that receives it; in quotes, text would be bytes to it.
+    "quote_all_identifiers": "off",
+    # A key that is an array is searched as its output function printed it: NULL in it is no word.
+    "array_nulls": "on",
     # A chunk is a range of blocks.
     "enable_tidscan": "on",
     # Compiling a plan that does nothing but scan takes longer than it saves.

@@ -46,6 +46,8 @@ def settings(postgres: PostgresServer, database: str) -> Iterator[ConnectionSett
         "default_transaction_read_only = on",
         "enable_tidscan = off",
         "row_security = on",
+        "quote_all_identifiers = on",
+        "array_nulls = off",
     ):
         postgres.query(f"ALTER ROLE {quote(role)} SET {setting}")
     yield dataclasses.replace(settings_of(postgres, database), user=role, password=PASSWORD)
@@ -54,14 +56,14 @@ def settings(postgres: PostgresServer, database: str) -> Iterator[ConnectionSett
 
 SHOWN = (
     "concat_ws('|', now()::timestamptz(0)::text ~ '[+]00$', DATE '2020-02-01', INTERVAL '1 day', '\\x01'::bytea, "
-    "0.1::float4)"
+    "0.1::float4, '{NULL}'::text[] = ARRAY[NULL]::text[])"
 )
 
 
 def test_what_a_role_sets_for_itself_changes_no_value_on_either_way(settings: ConnectionSettings) -> None:
     with session(settings) as control, reading_session(settings) as reading:
         (batch,) = read(reading, f"SELECT {SHOWN} AS shown, current_setting('statement_timeout') AS waits")
-        assert value(control, SHOWN) == batch["shown"][0].as_py() == "t|2020-02-01|P1D|\\x01|0.1"
+        assert value(control, SHOWN) == batch["shown"][0].as_py() == "t|2020-02-01|P1D|\\x01|0.1|t"
         assert value(control, "current_setting('statement_timeout')") == batch["waits"][0].as_py() == "0"
         assert value(control, "current_setting('enable_tidscan')") == "on"
 
