@@ -25,16 +25,19 @@ SELECT pg_catalog.set_config('enable_seqscan', 'off', true), pg_catalog.set_conf
     pg_catalog.set_config('enable_mergejoin', 'off', true), pg_catalog.set_config('enable_indexonlyscan', 'off', true)
 """
 
-# Of each column of an index: its name, the operator by which the index tells values equal (strategy 3 of a B-tree), and
-# the collation by which it does.
+# Of each column of an index: its name, the operator by which the index tells values equal, and its collation. That is
+# strategy 3 of a B-tree (403). In the other index that keeps a key unique, the GiST one of a key WITHOUT OVERLAPS,
+# 3 may be an overlap, and which number equality has is the operator class's own affair.
 _EQUALITIES = """
 SELECT a.attname::text, n.nspname::text, o.oprname::text, b.nspname::text, l.collname::text
 FROM pg_catalog.pg_index i CROSS JOIN LATERAL pg_catalog.generate_series(0, i.indnkeyatts - 1) k(place)
 JOIN pg_catalog.pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = i.indkey[k.place]
 JOIN pg_catalog.pg_opclass c ON c.oid = i.indclass[k.place]
 JOIN pg_catalog.pg_amop m ON m.amopfamily = c.opcfamily AND m.amoplefttype = c.opcintype
-    AND m.amoprighttype = c.opcintype AND m.amopstrategy = 3 AND m.amoppurpose = 's'
-JOIN pg_catalog.pg_operator o ON o.oid = m.amopopr JOIN pg_catalog.pg_namespace n ON n.oid = o.oprnamespace
+    AND m.amoprighttype = c.opcintype AND m.amoppurpose = 's'
+JOIN pg_catalog.pg_operator o ON o.oid = m.amopopr
+    AND CASE m.amopmethod WHEN 403 THEN m.amopstrategy = 3 ELSE o.oprname = '=' END
+JOIN pg_catalog.pg_namespace n ON n.oid = o.oprnamespace
 LEFT JOIN pg_catalog.pg_collation l ON l.oid = i.indcollation[k.place]
 LEFT JOIN pg_catalog.pg_namespace b ON b.oid = l.collnamespace
 WHERE i.indexrelid = COALESCE(

@@ -105,6 +105,25 @@ def test_rows_are_found_by_keys_of_every_kind(run: Run, source: PostgresSource, 
     assert sorted(row[-2] for row in found(source, table, *keys)) == list(range(len(keys)))
 
 
+def test_keys_without_overlaps_are_searched_by_equality(postgres_factory: PostgresFactory) -> None:
+    """Their index is no B-tree, and asked for an overlap it would never find what is empty."""
+    if VERSIONS[-1] < 18:
+        pytest.skip("no PostgreSQL here has keys WITHOUT OVERLAPS")
+    server = postgres_factory(None, VERSIONS[-1])
+    server.query(
+        """
+        CREATE TABLE a (n int4range, during daterange, v int, PRIMARY KEY (n, during WITHOUT OVERLAPS));
+        INSERT INTO a VALUES ('empty', '[2026-01-01,2026-02-01)', 1), ('[1,9)', '[2026-01-01,2026-02-01)', 2),
+            ('[2,9)', '[2026-01-01,2026-02-01)', 3), ('[1,9)', '[2026-02-01,2026-03-01)', 4)
+        """
+    )
+    source = PostgresSource(settings_of(server, "postgres"))
+    table = table_of(source, "a")
+    for key, v in {"empty": 1, "[1,9)": 2, "[2,9)": 3}.items():
+        assert [row[2] for row in found(source, table, (key, "[2026-01-01,2026-02-01)"))] == [v]
+    assert found(source, table, ("[1,2)", "[2026-01-01,2026-02-01)"), ("[1,9)", "[2026-01-01,2026-03-01)")) == []
+
+
 def test_equality_wider_than_bytes_finds_a_row_once(run: Run, source: PostgresSource) -> None:
     run("CREATE TABLE a (n numeric PRIMARY KEY)", "INSERT INTO a VALUES (1.0), (2)")
     table = table_of(source, "a")
