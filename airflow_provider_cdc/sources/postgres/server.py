@@ -117,7 +117,7 @@ def _check_slot(connection: Connection, name: str, initial: Lsn) -> None:
         raise LogGone(
             f"the server threw away the log that the slot kept ({slot.wal_status})",
             where=where,
-            hint=f"{hint}; raise max_slot_wal_keep_size so that the log outlives it",
+            hint=f"{hint}; raise {slot.limit} so that the log outlives it",
         )
     if slot.confirmed != initial:
         raise LogGone(

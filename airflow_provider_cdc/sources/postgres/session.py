@@ -291,7 +291,8 @@ def slot_errors(where: str) -> Iterator[None]:
         raise LogGone(
             _said(error),
             where=where,
-            hint="trigger a new run, or clear lock_and_record and the tasks after it; raise max_slot_wal_keep_size",
+            hint="trigger a new run, or clear lock_and_record and the tasks after it; raise max_slot_wal_keep_size "
+            "(and idle_replication_slot_timeout, if it is set)",
         ) from error
 
 

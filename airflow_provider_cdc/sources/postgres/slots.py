@@ -46,17 +46,25 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SlotState:
-    """A row of pg_replication_slots. ``safe_bytes`` may still be written before the slot is lost; None: no limit."""
+    """A row of pg_replication_slots. ``safe_bytes`` may still be written before the slot is lost; None: no limit.
+    ``invalidated``: why it was, as servers since 17 tell.
+    """
 
     name: str
     wal_status: str
     confirmed: Lsn | None
     safe_bytes: int | None
     kept_bytes: int | None
+    invalidated: str = ""
 
     @property
     def lost(self) -> bool:
         return self.wal_status == "lost" or self.confirmed is None
+
+    @property
+    def limit(self) -> str:
+        """The setting by which the server gave a lost slot up."""
+        return "idle_replication_slot_timeout" if self.invalidated == "idle_timeout" else "max_slot_wal_keep_size"
 
 
 def name_of(run_id: str) -> str:
@@ -139,14 +147,14 @@ def state(connection: Connection, name: str) -> SlotState | None:
     rows = query(
         connection,
         "SELECT slot_name, wal_status, confirmed_flush_lsn::text, safe_wal_size, "
-        "pg_wal_lsn_diff(pg_current_wal_insert_lsn(), restart_lsn)::int8 FROM pg_replication_slots "
-        "WHERE slot_name = %s AND database = current_database()",
+        "pg_wal_lsn_diff(pg_current_wal_insert_lsn(), restart_lsn)::int8, to_jsonb(s) ->> 'invalidation_reason' "
+        "FROM pg_replication_slots s WHERE slot_name = %s AND database = current_database()",
         (name,),
     )
     if not rows:
         return None
-    ((found, status, confirmed, safe, kept),) = rows
-    return SlotState(found, status or "", Lsn.parse(confirmed) if confirmed else None, safe, kept)
+    ((found, status, confirmed, safe, kept, invalidated),) = rows
+    return SlotState(found, status or "", Lsn.parse(confirmed) if confirmed else None, safe, kept, invalidated or "")
 
 
 def warn_if_short(slot: SlotState) -> None:

@@ -96,7 +96,7 @@ def usable(connection: Connection, name: str) -> Standing | None:
     elif slot is None:
         lost = "it was dropped"
     elif slot.lost:
-        lost = f"the server threw away its log (wal_status {slot.wal_status}): raise max_slot_wal_keep_size"
+        lost = f"the server threw away its log (wal_status {slot.wal_status}): raise {slot.limit}"
     elif record.server != (found := ground(connection)):
         changed = [part for part in found if record.server.get(part) != found[part]]
         lost = f"it was made on another server ({', '.join(changed)})"

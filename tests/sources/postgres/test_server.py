@@ -13,8 +13,10 @@ from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.plan import InitialPoint
 from airflow_provider_cdc.errors import ExactnessError, LogGone, PreflightError, SourceReplaced
 from airflow_provider_cdc.sources.postgres import PostgresSource
+from harness.postgres_binaries import installations
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
+from tests.soon import soon
 from tests.sources.postgres.log.reading import settings as settings_of
 
 RUN_ID = "20260101T000000Z-00000000"
@@ -100,7 +102,27 @@ def test_a_log_that_the_server_threw_away_is_noticed_and_before_that_there_is_a_
         server.query("SELECT pg_logical_emit_message(false, 'fill', repeat('x', 1000000)) FROM generate_series(1, 16)")
         server.query("SELECT pg_switch_wal()")
         server.query("CHECKPOINT")
-    with pytest.raises(LogGone, match="threw away"):
+    with pytest.raises(LogGone, match="threw away") as gone:
         source.check_identity(initial.identity, initial.position)
+    assert "raise max_slot_wal_keep_size" in gone.value.hint
     source.discard(initial.identity)
     assert server.query("SELECT 1 FROM pg_replication_slots") == []
+
+
+def test_a_log_thrown_away_for_an_idle_slot_is_told_from_one_that_was_too_long(
+    postgres_factory: PostgresFactory,
+) -> None:
+    if (newest := max(one.major for one in installations())) < 18:
+        pytest.skip("no PostgreSQL here gives idle slots up")
+    server = postgres_factory({"idle_replication_slot_timeout": "1s"}, newest)
+    source, initial = begin(server, "postgres")
+
+    def status() -> str:
+        server.query("CHECKPOINT")
+        ((found,),) = server.query("SELECT wal_status FROM pg_replication_slots")
+        return str(found)
+
+    soon(status, "lost")
+    with pytest.raises(LogGone, match="threw away") as gone:
+        source.check_identity(initial.identity, initial.position)
+    assert "raise idle_replication_slot_timeout" in gone.value.hint
