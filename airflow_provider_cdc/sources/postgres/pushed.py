@@ -34,7 +34,7 @@ def pushed_span(table: Table) -> tuple[Any, Any]:
 
 
 def _pushable(column: ColumnType) -> Pushable | None:
-    if column.family not in _FAMILIES:
+    if column.family not in _FAMILIES or column.value != quote(column.name):
         return None
 
     def spelt(literal: Literal) -> str:

@@ -98,7 +98,8 @@ def read_tables(connection: Connection, names: Sequence[TableName], publication:
     type beneath all domains; ``definition``, a digest of everything that someone could alter of it; ``relation``, the
     OID of the table; ``number``, which no other column ever had; ``version``, which is another after each change of the
     column; and where they apply, ``names_objects``: true, if a part of the type is one of ``types.NAMES_OF_OBJECTS``,
-    and ``generated``: ``stored`` or ``virtual``.
+    ``generated``: ``stored`` or ``virtual``, and of a virtual one its ``expression``, and ``computed``, which is
+    another after that was altered.
 
     ``Table.details`` has ``oid``; ``kind``: ``r`` or ``p``; ``identity``, its replica identity; ``leaves``, what
     `leaves` reads; ``tree``, how partitions hang together; ``children``, the tables that inherit from it and are no
@@ -108,9 +109,8 @@ def read_tables(connection: Connection, names: Sequence[TableName], publication:
     of every key that it has, by its version.
 
     The key is the index by which the log identifies rows, if one was named (USING INDEX), else the primary key, else
-    the first unique index of whole NOT NULL columns. Deferrable keys do not
-    count: within a transaction two rows may share one, and then its first change would not tell which row had it
-    before.
+    the first unique index of whole NOT NULL columns. Deferrable keys do not count: within a transaction two rows may
+    share one, and then its first change would not tell which row had it before.
 
     :raises SchemaChanged: a table does not exist, or no longer.
     """
@@ -285,7 +285,8 @@ def _relations(connection: Connection, names: Sequence[TableName]) -> dict[Table
 # PostgreSQL 18 marks a column as NOT NULL although its constraint was never checked.
 _COLUMNS = """
 SELECT a.attrelid, a.attname, a.attnum, a.xmin::text, format_type(a.atttypid, a.atttypmod), a.atttypid, a.atttypmod,
-    a.attgenerated,
+    a.attgenerated, (SELECT ARRAY[d.oid::text, pg_get_expr(d.adbin, d.adrelid)] FROM pg_attrdef d
+        WHERE a.attgenerated = 'v' AND (d.adrelid, d.adnum) = (a.attrelid, a.attnum)),
     a.attnotnull AND NOT EXISTS (
         SELECT FROM pg_constraint c WHERE c.conrelid = a.attrelid AND c.contype = 'n' AND c.conkey = ARRAY[a.attnum]
         AND NOT c.convalidated)
@@ -298,7 +299,7 @@ def _columns(connection: Connection, oids: Sequence[int]) -> dict[int, list[Colu
     rows = query(connection, _COLUMNS, (list(oids),))
     types = read_types(connection, {row[5] for row in rows})
     found: dict[int, list[Column]] = defaultdict(list)
-    for relation, name, number, version, type_name, oid, typmod, generated, not_null in rows:
+    for relation, name, number, version, type_name, oid, typmod, generated, computed, not_null in rows:
         kind, base, base_oid, base_typmod, names_objects, definition = types[oid]
         details: dict[str, str | int | bool] = {
             "oid": oid,
@@ -316,6 +317,8 @@ def _columns(connection: Connection, oids: Sequence[int]) -> dict[int, list[Colu
             details["names_objects"] = True
         if generated:
             details["generated"] = {"s": "stored", "v": "virtual"}[generated]
+        if computed:
+            details["computed"], details["expression"] = computed
         found[relation].append(Column(name, type_name, not not_null, details))
     return found
 

@@ -36,6 +36,8 @@ What is needed of a column beyond its name: ``Column.nullable``, and of ``Column
     read as text.)
 ``names_objects``
     true if a part of the type (a field of a composite, say) is one of ``NAMES_OF_OBJECTS``.
+``expression``
+    of a virtual column: how the table computes it, in SQL.
 ``relation``
     of every column, the OID of the table (of the root, if it is partitioned): the log must speak of the same one.
 
@@ -94,6 +96,8 @@ class ColumnType:
 
     ``select``
         the expression that a SELECT reads it with.
+    ``value``
+        what that reads: the column, or how the table computes it.
     ``policy``
         what becomes of values that ``arrow`` cannot hold: ``error`` or ``null``.
     ``nullable``
@@ -109,6 +113,7 @@ class ColumnType:
     nullable: bool
     stored_nulls: bool
     policy: str
+    value: str
     precision: int = 0
     scale: int = 0
 
@@ -157,7 +162,7 @@ def select_list(table: Table, *, decimals: bool = False) -> str:
     :param decimals: as the server keeps them. Otherwise as text, because ADBC would make text of them, and slowly.
     """
     expressions = [
-        quote(column.name) if decimals and column.family is Family.DECIMAL else column.select
+        column.value if decimals and column.family is Family.DECIMAL else column.select
         for column in column_types(table)
     ]
     return ", ".join(
@@ -193,11 +198,18 @@ def _column_type(table: Table, column: Column) -> ColumnType:
     if family not in _UNREPRESENTABLE or table.identifies(column.name):
         policy = "error"
     nullable = column.nullable or policy == "null"
-    select = quote(column.name)
+    select = value = _value(column)
     if family in (Family.OUTPUT, Family.DECIMAL):
-        select = _printed(select, oid, str(column.details.get("kind", "")))
+        select = _printed(value, oid, str(column.details.get("kind", "")))
     precision, scale = (arrow.precision, arrow.scale) if family is Family.DECIMAL else (0, 0)
-    return ColumnType(column.name, family, arrow, select, nullable, column.nullable, policy, precision, scale)
+    return ColumnType(column.name, family, arrow, select, nullable, column.nullable, policy, value, precision, scale)
+
+
+def _value(column: Column) -> str:
+    """What is read of a column. A partition may compute a virtual one otherwise than its root, by which the server goes
+    where it reads the root; and by which one it goes is not the view's to say, but that of the moment."""
+    expression = column.details.get("expression")
+    return f"({expression})::{column.type}" if expression else quote(column.name)
 
 
 def _native(oid: int, typmod: int) -> tuple[Family, pa.DataType]:

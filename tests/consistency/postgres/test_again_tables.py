@@ -10,11 +10,12 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from airflow_provider_cdc.errors import SchemaChanged
 from airflow_provider_cdc.jobs import reread
 from harness.pipeline import Pipeline, published, settings_of
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
-from tests.consistency.postgres.servers import ENDS
+from tests.consistency.postgres.servers import ENDS, VERSIONS
 
 
 @pytest.fixture(params=ENDS)
@@ -74,6 +75,54 @@ def test_a_publication_of_others_may_tell_of_partitions_as_it_likes(
     own.query(f"CREATE PUBLICATION theirs {told}")
     settings = dataclasses.replace(settings_of(own), options={"publication": "theirs"})
     check(own, Pipeline(spark, settings, tmp_path.as_uri(), ["public.*"]))
+
+
+@pytest.mark.long
+def test_a_partition_may_compute_a_virtual_column_otherwise(
+    postgres_factory: PostgresFactory, spark: SparkSession, tmp_path: Path
+) -> None:
+    """Whoever reads the root sees what the root computes: also a condition, and rows that are read again."""
+    server = postgres_factory(None, _with_virtual_columns())
+    server.query(
+        """
+        CREATE TABLE tree (id int PRIMARY KEY, n int, "the twice" numeric(9,2) GENERATED ALWAYS AS (n * 2.005) VIRTUAL)
+            PARTITION BY RANGE (id);
+        CREATE TABLE low PARTITION OF tree ("the twice" GENERATED ALWAYS AS (n * -3) VIRTUAL)
+            FOR VALUES FROM (0) TO (50);
+        CREATE TABLE high PARTITION OF tree FOR VALUES FROM (50) TO (500);
+        INSERT INTO tree SELECT i, i FROM generate_series(1, 99) i
+        """
+    )
+    where = '"the twice" > 20'
+    run = Pipeline(spark, settings_of(server), tmp_path.as_uri(), ["public.tree"], where={"public.tree": where})
+    run.record()
+    server.query("UPDATE tree SET n = 1000 WHERE id IN (1, 98); DELETE FROM tree WHERE id = 60")
+    found = run.finish()
+    truth: Counter[Any] = Counter(tuple(row) for row in server.query(f"SELECT * FROM tree WHERE {where}"))
+    assert len(truth) > 80
+    assert Counter(published(found["published"]["public.tree"])[1]) == truth
+
+
+def test_an_altered_virtual_column_stops_the_run(
+    postgres_factory: PostgresFactory, spark: SparkSession, tmp_path: Path
+) -> None:
+    """The server refuses that of tables that are published. Those without a key are not."""
+    server = postgres_factory(None, _with_virtual_columns())
+    server.query(
+        "CREATE TABLE made (n int, twice int GENERATED ALWAYS AS (n * 2) VIRTUAL); INSERT INTO made VALUES (1), (2)"
+    )
+    run = Pipeline(spark, settings_of(server), tmp_path.as_uri(), ["public.made"])
+    run.record()
+    server.query("ALTER TABLE made ALTER COLUMN twice SET EXPRESSION AS (n * 3)")
+    with pytest.raises(SchemaChanged, match="twice"):
+        run.finish()
+    run.release()
+
+
+def _with_virtual_columns() -> int:
+    if VERSIONS[-1] < 18:
+        pytest.skip("no PostgreSQL here has virtual columns")
+    return VERSIONS[-1]
 
 
 @pytest.mark.parametrize("way", ["through the root", "partition by partition"])
