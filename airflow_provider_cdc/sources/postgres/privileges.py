@@ -7,10 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
+from uuid import uuid4
+
+import psycopg
 
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import ConfigurationError, Problem, TransientError
 from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.postgres import slots
 from airflow_provider_cdc.sources.postgres.platform import allow_replication, platform
 from airflow_provider_cdc.sources.postgres.publications import relations_sql
 from airflow_provider_cdc.sources.postgres.schema import Leaf, leaves
@@ -22,12 +26,12 @@ class Privileges:
 
     def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        ((user, database, self._superuser, self._create),) = query(
+        ((user, login, database, self._superuser, self._replicates, self._create),) = query(
             connection,
-            "SELECT current_user::text, current_database()::text, r.rolsuper, "
+            "SELECT current_user::text, session_user::text, current_database()::text, r.rolsuper, r.rolreplication, "
             "has_database_privilege(current_database(), 'CREATE') FROM pg_roles r WHERE r.rolname = current_user",
         )
-        self._user, self._database = quote(user), quote(database)
+        self._user, self._login, self._database = quote(user), quote(login), quote(database)
 
     def server_problems(self, settings: ConnectionSettings, *, publishing: bool) -> list[Problem]:
         """What is missing to make a slot and, if ``publishing``, a publication."""
@@ -46,6 +50,16 @@ class Privileges:
                         allow_replication(platform(self._connection), self._user),
                     )
                 )
+        if not problems and (refused := self._refused_by_slots()):
+            problems.append(
+                Problem(
+                    "REPLICATION",
+                    f"this user may open a replication connection, but its sessions act as {self._user}, which may "
+                    f"not read from a slot: {refused}",
+                    f"ALTER ROLE {self._login} RESET role, or "
+                    f"{allow_replication(platform(self._connection), self._user)}",
+                )
+            )
         if publishing and not self._create:
             problems.append(
                 Problem(
@@ -56,6 +70,22 @@ class Privileges:
                 )
             )
         return problems
+
+    def _refused_by_slots(self) -> str:
+        """What the server says to a session that wants to read from a slot; empty if it lets it.
+
+        Whether it lets a login open a replication connection says nothing of the role that its sessions act as
+        (``ALTER ROLE … SET role``). This is tried, too: on a slot that is not there.
+        """
+        if self._login == self._user or self._superuser or self._replicates:
+            return ""
+        try:
+            query(self._connection, "SELECT pg_drop_replication_slot(%s)", (f"{slots.PREFIX}none_{uuid4().hex}",))
+        except psycopg.errors.InsufficientPrivilege as error:
+            return " ".join(str(error).split())
+        except psycopg.Error:
+            pass
+        return ""
 
     def table_problems(self, tables: Sequence[Table], *, publishing: bool) -> list[Problem]:
         """What is missing to read tables whole and, if ``publishing``, to publish them."""

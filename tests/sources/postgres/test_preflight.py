@@ -140,6 +140,19 @@ def test_the_grants_that_are_named_suffice(
     assert len(reader.preflight(["shop.*"])) == 1
 
 
+def test_a_login_whose_sessions_act_as_a_role_without_replication_is_told(
+    postgres: PostgresServer, source: PostgresSource, reader: PostgresSource
+) -> None:
+    """Its replication connections work all the same, so it would show only after hours of reading."""
+    run(postgres, source, "ALTER ROLE reader REPLICATION", "GRANT owner_of_shop TO reader")
+    run(postgres, source, "ALTER ROLE reader SET role = 'owner_of_shop'")
+    (problem,) = (one for one in problems_of(reader, "shop.*") if one.where == "REPLICATION")
+    assert 'act as "owner_of_shop"' in problem.what
+    assert problem.hint == 'ALTER ROLE "reader" RESET role, or ALTER ROLE "owner_of_shop" REPLICATION'
+    run(postgres, source, "ALTER ROLE owner_of_shop REPLICATION")
+    assert "REPLICATION" not in {one.where for one in problems_of(reader, "shop.*")}
+
+
 def test_select_on_every_column_is_not_enough_for_ranges_of_blocks(
     postgres: PostgresServer, source: PostgresSource, reader: PostgresSource
 ) -> None:
