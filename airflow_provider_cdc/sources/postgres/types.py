@@ -198,18 +198,20 @@ def _column_type(table: Table, column: Column) -> ColumnType:
     if family not in _UNREPRESENTABLE or table.identifies(column.name):
         policy = "error"
     nullable = column.nullable or policy == "null"
-    select = value = _value(column)
+    select = value = _value(table, column)
     if family in (Family.OUTPUT, Family.DECIMAL):
         select = _printed(value, oid, str(column.details.get("kind", "")))
     precision, scale = (arrow.precision, arrow.scale) if family is Family.DECIMAL else (0, 0)
     return ColumnType(column.name, family, arrow, select, nullable, column.nullable, policy, value, precision, scale)
 
 
-def _value(column: Column) -> str:
+def _value(table: Table, column: Column) -> str:
     """What is read of a column. A partition may compute a virtual one otherwise than its root, by which the server goes
     where it reads the root; and by which one it goes is not the view's to say, but that of the moment."""
     expression = column.details.get("expression")
-    return f"({expression})::{column.type}" if expression else quote(column.name)
+    if expression is None or table.details.get("kind") != "p":
+        return quote(column.name)
+    return f"({expression})::{column.type}"
 
 
 def _native(oid: int, typmod: int) -> tuple[Family, pa.DataType]:
