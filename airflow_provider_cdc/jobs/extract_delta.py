@@ -48,6 +48,8 @@ BACK = "segment"
 """The name of the window of tables that were read."""
 COMPOSE_BYTES = 256 * 2**20
 """What one task composes at the most, in bytes of the files it reads."""
+HELD_BYTES = 2**30
+"""And in memory: documents that are much alike are many times as large there."""
 SMALL_BYTES = 16 * 2**20
 """Below this another task costs more than it saves."""
 
@@ -261,7 +263,8 @@ def _compose(step: Step, window: Window, read: Sequence[SegmentRecord], decision
     parts = any(record.summary.parts > 1 for record in read)
     composed: Sequence[SegmentRecord | net.NetChange] = read
     if segments and (len(segments) > 1 or pending or parts or needs_composing(window.tables)):
-        ranges = _bucket_ranges(step, [file for _, files in segments for file in files])
+        held = sum(record.held for record in read)
+        ranges = _bucket_ranges(step, [file for _, files in segments for file in files], held)
         keyless = tuple(index for index, entry in enumerate(step.tables) if entry.table.keyless)
         composed = run_tasks(
             step.spark,
@@ -273,10 +276,13 @@ def _compose(step: Step, window: Window, read: Sequence[SegmentRecord], decision
     return net.NetChange(files, net.add_counts(one.counts for one in composed))
 
 
-def _bucket_ranges(step: Step, files: Sequence[StagedFile]) -> list[tuple[int, int]]:
-    """The buckets that each task composes."""
+def _bucket_ranges(step: Step, files: Sequence[StagedFile], held: int = 0) -> list[tuple[int, int]]:
+    """The buckets that each task composes.
+
+    :param held: bytes of the files' rows in memory.
+    """
     size = sum(file.bytes for file in files)
-    tasks = max(-(-size // COMPOSE_BYTES), min(step.slots, size // SMALL_BYTES), 1)
+    tasks = max(-(-size // COMPOSE_BYTES), -(-held // HELD_BYTES), min(step.slots, size // SMALL_BYTES), 1)
     return net.bucket_ranges(min(net.BUCKETS, tasks))
 
 

@@ -16,6 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 from airflow_provider_cdc.core import row_bytes
+from airflow_provider_cdc.core.kernel import Int64s
 from airflow_provider_cdc.core.staging import StagedFile
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.jobs.same_keys import same_keys
@@ -23,6 +24,8 @@ from airflow_provider_cdc.sources.window import DELTA_SCHEMA, SegmentSummary
 
 BUCKETS = 64
 NET_SCHEMA = DELTA_SCHEMA.append(pa.field("bucket", pa.uint8(), nullable=False))
+_ARRAY_BYTES = 1 << 30
+"""Half of what an array of binary holds. No row has more."""
 
 
 @dataclass(frozen=True)
@@ -156,23 +159,42 @@ def settle(rows: pa.Table, segment: int, decisions: Decisions) -> pa.Table:
 
 
 def compose(rows: pa.Table, keyless: Sequence[int]) -> pa.Table:
-    """One row per table and key: the first one's ``before``, the last one's ``after``, and the sum of the counts
-    (``core.net_change.net``).
+    """One row per table and key, of one table and bucket after the other: the first one's ``before``, the last one's
+    ``after``, and the sum of the counts (``core.net_change.net``).
 
     :param rows: changes of `NET_SCHEMA`, none of them pending.
     :param keyless: the tables whose rows without a count are no change.
     """
     changes = same_keys(rows)
-    result = rows.take(pa.array(changes.first))
-    result = result.set_column(5, NET_SCHEMA.field("count"), pa.array(changes.counts))
+    order = np.lexsort([rows[name].to_numpy()[changes.first] for name in ("bucket", "table")])
+    result = _taken(rows, changes.first[order])
+    result = result.set_column(5, NET_SCHEMA.field("count"), pa.array(changes.counts[order]))
     if rows["after"].null_count < rows.num_rows:
-        result = result.set_column(7, NET_SCHEMA.field("after"), rows["after"].take(pa.array(changes.last)))
+        after = _taken(rows.select(["after"]), changes.last[order])
+        result = result.set_column(7, NET_SCHEMA.field("after"), after["after"])
     return without_effect_dropped(result, keyless)
 
 
 def last(rows: pa.Table) -> pa.Table:
     """One row per table and key, of tables of which only the keys are read: that of its last change."""
     return rows.take(pa.array(same_keys(rows).last))
+
+
+def _taken(rows: pa.Table, places: Int64s) -> pa.Table:
+    """The rows at ``places``, in that order. `pa.Table.take` would lay all bytes of a column end to end first, and may
+    find that one array does not hold them."""
+    columns = []
+    for field, column in zip(rows.schema, rows.columns, strict=True):
+        if not pa.types.is_binary(field.type) or column.nbytes < _ARRAY_BYTES:
+            columns.append(column.take(pa.array(places)))
+            continue
+        large = column.cast(pa.large_binary()).combine_chunks()
+        sizes = pc.binary_length(large).fill_null(0).to_numpy()[places]
+        portion = np.cumsum(sizes) // _ARRAY_BYTES
+        edges = [0, *(np.flatnonzero(np.diff(portion)) + 1).tolist(), len(places)]
+        parts = [large.take(pa.array(places[start:stop])).cast(pa.binary()) for start, stop in pairwise(edges)]
+        columns.append(pa.chunked_array(parts, field.type))
+    return pa.table(columns, schema=rows.schema)
 
 
 def without_effect_dropped(rows: pa.Table, keyless: Sequence[int]) -> pa.Table:

@@ -25,7 +25,8 @@ SORT_BYTES = 256 * 2**20
 class SegmentRecord:
     """A segment that was read: into which files, for which plan. ``counts`` is what `net.count_by_table` gives.
     ``refused``: why tables cannot be copied, by their names; of these the files may lack changes. ``changes`` are the
-    files with the single changes of the tables of which they are wanted, of `CHANGE_SCHEMA`."""
+    files with the single changes of the tables of which they are wanted, of `CHANGE_SCHEMA`. ``held`` is how many bytes
+    those of ``files`` are in memory."""
 
     plan: str
     segment: int
@@ -35,6 +36,7 @@ class SegmentRecord:
     summary: SegmentSummary
     refused: dict[str, str] = field(default_factory=dict)
     changes: tuple[StagedFile, ...] = ()
+    held: int = 0
 
 
 @dataclass(frozen=True)
@@ -74,7 +76,7 @@ class ReadSegment:
         name = f"delta/{self.name}-{segment.number:06}"
         keyless = [tracked.index for tracked in tables if tracked.table.keyless]
         counts: list[net.Counts] = []
-        pending = 0
+        pending = held = 0
         with (
             self.staging.writer(name, net.NET_SCHEMA, QUICKEST) as writer,
             self.staging.writer(f"{name}-changes", CHANGE_SCHEMA, QUICKEST) as changes,
@@ -86,11 +88,11 @@ class ReadSegment:
                 writer.write(net.in_buckets(rows))
                 counts.append(net.count_by_table(rows))
                 pending += rows.num_rows - rows["pending"].null_count
+                held += rows.nbytes
             summary = reader.summary
         total = net.add_counts(counts)
-        return SegmentRecord(
-            self.plan, segment.number, tuple(writer.files), total, pending, summary, changes=tuple(changes.files)
-        )
+        files, single = tuple(writer.files), tuple(changes.files)
+        return SegmentRecord(self.plan, segment.number, files, total, pending, summary, changes=single, held=held)
 
 
 @dataclass(frozen=True)
@@ -120,7 +122,7 @@ class ComposeBuckets:
         ]
         composed = net.compose(pa.concat_tables(settled), self.keyless)
         with self.staging.writer(f"delta/{self.name}-net-{buckets[0]:02}", net.NET_SCHEMA, QUICKEST) as writer:
-            writer.write(composed.sort_by([("table", "ascending"), ("bucket", "ascending")]))
+            writer.write(composed)
         return net.NetChange(tuple(writer.files), net.count_by_table(composed))
 
 

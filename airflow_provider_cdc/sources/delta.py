@@ -27,13 +27,18 @@ _KEYS, _ROWS = 0, 1
 
 
 @kernel
-def _batch_end(arena: Int64s, records: Int64s, start: int, stop: int, limit: int) -> int:
-    """How many of ``records[start:stop]`` go into a batch of at most ``limit`` bytes; one at least."""
+def _batch_end(arena: Int64s, records: Int64s, lasts: Int64s, start: int, stop: int, limit: int) -> int:
+    """How many of ``records[start:stop]`` go into a batch of at most ``limit`` bytes; one at least.
+
+    :param lasts: the records with the last rows of the keys of ``records``; empty if they are not wanted.
+    """
     total = 0
     at = start
     while at < stop:
         lengths = arena[records[at] + LENGTHS]
         total += (lengths >> 32) + (lengths & _LOW_HALF)
+        if len(lasts):
+            total += arena[lasts[at] + LENGTHS] & _LOW_HALF
         if total > limit and at > start:
             break
         at += 1
@@ -87,10 +92,13 @@ def delta_batches(
         transaction, index = divmod(int(groups[first]), len(tracked))
         one = tracked[index]
         waits_for = pending(transaction - 1, one) if transaction and pending else None
-        while first < last:
-            stop = _batch_end(change.arena, records, first, min(last, first + BATCH_ROWS), BATCH_BYTES)
-            yield _batch(change, one, records[first:stop], base, decode, waits_for)
-            first = stop
+        own = records[first:last]
+        lasts = change.last_rows(own if one.forward and not one.table.keyless else own[:0])
+        start = 0
+        while start < len(own):
+            stop = _batch_end(change.arena, own, lasts, start, min(len(own), start + BATCH_ROWS), BATCH_BYTES)
+            yield _batch(change, one, own[start:stop], lasts[start:stop], base, decode, waits_for)
+            start = stop
 
 
 def key_table(table: Table) -> Table:
@@ -100,7 +108,13 @@ def key_table(table: Table) -> Table:
 
 
 def _batch(
-    change: NetChange, one: TrackedTable, records: Int64s, base: int, decode: Decoder, waits_for: str | None
+    change: NetChange,
+    one: TrackedTable,
+    records: Int64s,
+    lasts: Int64s,
+    base: int,
+    decode: Decoder,
+    waits_for: str | None,
 ) -> pa.RecordBatch:
     rows = len(records)
     orders = change.arena[records + ORDER]
@@ -119,8 +133,8 @@ def _batch(
             before, counts = images, change.arena[records + COUNT]
         else:
             suborders = change.arena[records + SUBORDER]
-        if one.forward:
-            after = _binary(change, change.last_rows(records), _ROWS)
+        if len(lasts):
+            after = _binary(change, lasts, _ROWS)
     if waits_for is not None:
         suborders = orders
     return pa.record_batch(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -41,8 +42,8 @@ def changes(events: list[tuple[int, Event]]) -> pa.Table:
 
 
 @settings(deadline=None, max_examples=150)
-@given(EVENTS, st.randoms(use_true_random=False))
-def test_composing_is_netting_in_any_order_of_rows(events: list[Event], rng: Any) -> None:
+@given(EVENTS, st.sampled_from([1, 4, 1 << 30]), st.randoms(use_true_random=False))
+def test_composing_is_netting_in_any_order_of_rows(events: list[Event], array_bytes: int, rng: Any) -> None:
     windows = [{key: net_change.Change(before, None)} for table, key, before, _ in events if table == KEYED]
     keyed = {key: change.before for key, change in net_change.net(windows).items()}
     counts: dict[bytes, int] = {}
@@ -52,8 +53,14 @@ def test_composing_is_netting_in_any_order_of_rows(events: list[Event], rng: Any
 
     ordered = list(enumerate(events))
     rng.shuffle(ordered)
-    rows = net.compose(net.in_buckets(changes(ordered)), [KEYLESS]).to_pylist()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(net, "_ARRAY_BYTES", array_bytes)
+        composed = net.compose(net.in_buckets(changes(ordered)), [KEYLESS])
+    assert composed.schema == net.NET_SCHEMA
+    rows = composed.to_pylist()
 
+    # A reader of some buckets of a table finds them together.
+    assert rows == sorted(rows, key=lambda row: (row["table"], row["bucket"]))
     assert {row["key"]: row["before"] for row in rows if row["table"] == KEYED} == keyed
     lasts = {key: after_of(order) for order, (table, key, _, _) in enumerate(events) if table == KEYED}
     assert {row["key"]: row["after"] for row in rows if row["table"] == KEYED} == lasts
@@ -61,6 +68,20 @@ def test_composing_is_netting_in_any_order_of_rows(events: list[Event], rng: Any
         k: n for k, n in counts.items() if n
     }
     assert len(rows) == len({(row["table"], row["key"]) for row in rows})
+
+
+@pytest.mark.slow
+def test_what_is_composed_may_be_more_than_one_array_holds() -> None:
+    # All rows of a piece have the same key, and the pieces the same memory.
+    piece = changes([(order, (KEYED, b"k", b"x" * 2**20, 0)) for order in range(600)])
+    keys = [bytes([number]) for number in range(4)]
+    pieces = [piece.set_column(1, DELTA_SCHEMA.field("key"), pa.array([key] * 600)) for key in keys]
+    rows = pa.concat_tables([net.in_buckets(one) for one in pieces])
+    assert rows["before"].nbytes > 2**31
+    composed = net.compose(rows, [])
+    assert sorted(composed["key"].to_pylist()) == keys
+    assert composed["before"].to_pylist() == [b"x" * 2**20] * 4
+    assert composed["after"].to_pylist() == [after_of(599)] * 4
 
 
 def test_the_place_within_one_order_decides_between_two_changes() -> None:

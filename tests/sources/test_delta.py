@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +20,7 @@ from airflow_provider_cdc.sources import delta
 from airflow_provider_cdc.sources.delta import delta_batches, order_base
 from airflow_provider_cdc.sources.netting import USED, NetChange, decide
 from airflow_provider_cdc.sources.window import DELTA_SCHEMA, TrackedTable
-from tests.sources.test_netting import KEYED, KEYLESS, TABLES, changed, counted, new
+from tests.sources.test_netting import KEYED, KEYLESS, TABLES, changed, counted, left, new
 
 COLUMNS = (Column("id", "bytes", nullable=False), Column("note", "bytes", nullable=True))
 TRACKED = (
@@ -150,6 +151,24 @@ def test_batches_hold_at_most_so_many_bytes_unless_one_row_is_larger(sizes: list
     for batch, following in zip(taken, [*taken[1:], None], strict=True):
         assert sum(batch) <= limit or len(batch) == 1
         assert following is None or sum(batch) + following[0] > limit
+
+
+@pytest.mark.parametrize("limit", [1, 150, 10_000])
+def test_large_rows_that_were_added_count_in_a_batch_of_what_is_rolled_forward(
+    limit: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta, "BATCH_BYTES", limit)
+    net = new()
+    rows = {image(b"%d" % number): image(b"%d" % number, b"x" * 60) for number in range(9)}
+    for order, (key, row) in enumerate(rows.items()):
+        # Nothing was there before.
+        changed(net, KEYED, None, key, b"", order)
+        left(net, KEYED, key, row, order)
+    tracked = (replace(TRACKED[0], forward=True), TRACKED[1])
+    found = list(delta_batches(net, tracked, 0, decode))
+    assert [row["after"] for row in rows_of(found)] == list(rows.values())
+    assert [row["before"] for row in rows_of(found)] == [None] * len(rows)
+    assert [batch.num_rows for batch in found] == {1: [1] * 9, 150: [2, 2, 2, 2, 1], 10_000: [9]}[limit]
 
 
 def test_what_waits_for_its_commit_is_told_apart_by_transaction_and_table() -> None:
