@@ -17,7 +17,7 @@ from airflow_provider_cdc.core.as_of import AsOf
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
-from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import (
     CdcError,
     ExactnessError,
@@ -37,6 +37,7 @@ from airflow_provider_cdc.sources.mysql.history import (
     file_number,
     log_files,
 )
+from airflow_provider_cdc.sources.mysql.log import walk_state
 from airflow_provider_cdc.sources.mysql.log.prefixes import Prefix, latest_commit, prefix_at, prefix_of
 from airflow_provider_cdc.sources.mysql.log_survey import looked_through, stretches
 from airflow_provider_cdc.sources.mysql.long_prepared import LongPrepared, PreparedWalker
@@ -52,7 +53,7 @@ from airflow_provider_cdc.sources.mysql.server import (
 from airflow_provider_cdc.sources.mysql.session import Connection, session, value
 from airflow_provider_cdc.sources.mysql.snapshot import NO_POSITION, tables_of
 from airflow_provider_cdc.sources.mysql.statement_writes import check_writes
-from airflow_provider_cdc.sources.window import LogSegment
+from airflow_provider_cdc.sources.window import LogSegment, TrackedTable
 
 _POLL_SECONDS = 0.5
 _BREAKS = 20
@@ -281,9 +282,10 @@ def _first_break(
 ) -> tuple[CdcError, LogPlace] | None:
     prepared = LongPrepared()
     summaries = []
+    looked_at = [TrackedTable(index, table, looked_at=True) for index, table in enumerate(tables)]
 
     def walker_of(segment: LogSegment) -> PreparedWalker:
-        return PreparedWalker(segment.name, segment.start, segment.stop, prefix.position, watched=tables)
+        return _Look(segment.name, segment.start, segment.stop, prefix.position, looked_at)
 
     with looked_through(settings, files, stretches(files, prefix.place, end), walker_of) as walkers:
         for walker, error in walkers:
@@ -299,3 +301,13 @@ def _first_break(
     except ImageNotWhole as error:
         lost.append((error, LogPlace.parse(error.where)))
     return min(lost, key=lambda one: (file_number(one[1].file), one[1].position), default=None)
+
+
+class _Look(PreparedWalker):
+    """Stops where a run that goes back would stop."""
+
+    def _bad_rows(self, code: int, table: TableName) -> None:
+        # Of rows with other columns the statement tells that changed them. Differences of documents stand in rows after
+        # changes, which only tables without a key need, and not in each of these.
+        if code not in (walk_state.SHAPE, walk_state.DIFFERENCES):
+            super()._bad_rows(code, table)
