@@ -1,8 +1,9 @@
-"""That a published copy was found to be damaged: a note in the folder of the run that made it, which no copy is rolled
-forward from any more.
+"""That a published copy, or the log that leads on from it, was found to be damaged: a note in the folder of the run
+that made it, which no copy is rolled forward from any more.
 
-A file can have its size and its footer, and still not be what was written: that shows only when it is read. Without the
-note the next run would take the same copy, and stop in the same place, night after night.
+A file can have its size and its footer, and still not be what was written: that shows only when it is read, and so do
+damaged rows in the log. Without the note the next run would take the same copy, and stop in the same place, night after
+night.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from airflow_provider_cdc.core.table import TableName
 
 @dataclass(frozen=True)
 class Damage:
-    """What is wrong with the copy of a table, and in which file (its URI)."""
+    """What is wrong with the copy of a table, and in which file (its URI), or where in the log."""
 
     table: str
     what: str
@@ -25,7 +26,7 @@ class Damage:
 
 
 def note_damage(folder: Storage, table: TableName, what: str, file: str) -> None:
-    """Leave in a run's folder that a file of the copy that it made is damaged."""
+    """Leave in a run's folder that a file of the copy that it made, or the log from there on, is damaged."""
     records.write(folder, _name(table), Damage(str(table), what, file))
 
 

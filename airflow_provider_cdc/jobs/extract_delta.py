@@ -13,20 +13,22 @@ the JVM, and a small window costs no more than one small job.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core import records
+from airflow_provider_cdc.core.damage import note_damage
 from airflow_provider_cdc.core.manifest import Manifest
 from airflow_provider_cdc.core.results import EXTRACT_DELTA, DeltaResult, Skipped, SnapshotResult
 from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.staging import StagedFile
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.counted import counted
-from airflow_provider_cdc.errors import ExactnessError
+from airflow_provider_cdc.errors import CdcError, DecodeError, ExactnessError
 from airflow_provider_cdc.jobs import net
 from airflow_provider_cdc.jobs.again import read_record as read_again_record
 from airflow_provider_cdc.jobs.feed import WindowChanges, window_changes, write_changes
@@ -92,7 +94,8 @@ def _extract_delta(step: Step) -> DeltaResult:
     changes = []
     single: list[WindowChanges] = []
     for window in _windows(step):
-        own, decisions = _read_window(step, window)
+        with _noting_damage(step, window):
+            own, decisions = _read_window(step, window)
         changes.append(_compose(step, window, own, decisions))
         if wanted := [one.index for one in window.tables if one.changes]:
             single.append(window_changes(wanted, own, decisions))
@@ -183,6 +186,22 @@ def rolled_forward(manifest: Manifest, run_id: str) -> tuple[TrackedTable, ...]:
         for index, entry in enumerate(manifest.tables)
         if entry.base == run_id
     )
+
+
+@contextmanager
+def _noting_damage(step: Step, window: Window) -> Iterator[None]:
+    """Have the next run read tables in full which cannot be rolled forward because the log is damaged: else it would
+    stop in the same place, and so would each run after it until the log there is thrown away."""
+    try:
+        yield
+    except DecodeError as error:
+        for tracked in window.tables:
+            if base := step.tables[tracked.index].base:
+                what, where = f"the log that leads on from it: {error.message}", error.where
+                # That this cannot be noted must not hide what is to be noted.
+                with suppress(CdcError, OSError):
+                    note_damage(Storage(step.manifest.scratch).folder(base), tracked.table.name, what, where)
+        raise
 
 
 def _read_window(step: Step, window: Window) -> tuple[list[SegmentRecord], net.Decisions]:

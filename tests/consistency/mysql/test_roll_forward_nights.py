@@ -12,7 +12,7 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core import row_bytes
 from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.errors import CopyMismatch, PreflightError, SchemaChanged
+from airflow_provider_cdc.errors import CopyMismatch, DecodeError, PreflightError, SchemaChanged
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, settings_of
 from tests.conftest import MysqlFactory
@@ -285,3 +285,39 @@ def test_nights_between_which_the_server_is_restarted(
 
 def _values(rows: pa.Table) -> list[list[int]]:
     return [rows[name].to_pylist() for name in ("id", "v")]
+
+
+@pytest.mark.long
+def test_a_damaged_log_does_not_stop_night_after_night(
+    mysql_factory: MysqlFactory, spark: SparkSession, tmp_path: Path
+) -> None:
+    mysql = mysql_factory({})
+    mysql.query("CREATE DATABASE d")
+    nights = Nights(mysql, spark, "d", tmp_path)
+    nights.do("CREATE TABLE t (id INT PRIMARY KEY, v CHAR(20))", "INSERT INTO t VALUES (1, 'one')")
+    run = nights.night("auto")
+    run.record()
+    run.finish()
+    (name, *_), *_ = mysql.query("SHOW BINARY LOG STATUS")
+    nights.do("UPDATE t SET v = 'changed'", "FLUSH BINARY LOGS")
+    log = mysql.data / name
+    log.write_bytes(log.read_bytes().replace(b"changed", b"cHanged", 1))
+
+    # Whoever looks through the log does not see it; whoever reads it does.
+    run = nights.night("auto")
+    run.record()
+    assert [bool(plan.base) for plan in run.plans] == [True]
+    run.snapshot()
+    with pytest.raises(DecodeError, match="checksum"):
+        run.extract_delta()
+    with pytest.raises(PreflightError, match="checksum"):
+        nights.night("changes").record()
+    run = nights.night("auto")
+    run.record()
+    (plan,) = run.plans
+    assert not plan.base
+    assert "checksum" in plan.reason
+    assert name in plan.reason
+    assert len(contents(run.finish()["published"]["d.t"])) == 1
+    nights.do("UPDATE t SET v = 'whole'")
+    nights.rolled()

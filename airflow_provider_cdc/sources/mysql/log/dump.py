@@ -205,7 +205,8 @@ class Dump:
                 raise LogGone(
                     f"the server cannot read it: {text}",
                     where=self._where,
-                    hint="trigger a new run, and let the server keep its logs for longer (binlog_expire_logs_seconds)",
+                    hint="trigger a new run; if the file was purged, let the server keep its logs for longer "
+                    "(binlog_expire_logs_seconds)",
                 ) from error
             with mapped_errors(self._where):
                 raise
