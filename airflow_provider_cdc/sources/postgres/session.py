@@ -55,6 +55,7 @@ _DENIED = ("42501", "28")
 _CHANGED = ("42P01", "42703", "42704", "3F000", "3D000", "42883")
 _TRY_AGAIN = ("40", "55P03", "55006", "57014")
 _BUSY = ("53",)
+_TOO_LARGE = "54000"
 _LOST = ("08", "57P", "25P03", "25P04", "XX000")
 _VIEW_GONE = ("22023", "42704", "55000", "58P01")
 _SLOT_GONE = ("42704", "55000")
@@ -312,6 +313,13 @@ def _statement_error(where: str, state: str, said: str) -> CdcError:
         return TransientError(said, where=where, hint="the task can be retried as it is")
     if state.startswith(_BUSY):
         return SourceUnavailable(said, where=where, hint="let fewer Spark tasks run at once, or raise the limit")
+    if state == _TOO_LARGE:
+        return TerminalError(
+            said,
+            where=where,
+            hint="a row, or in the log a changed row with what it was before, is more than the 1 GB that the server "
+            "makes one text of: leave the table out; if it was a change, refresh=full begins behind it",
+        )
     # A driver that lost its connection has no SQLSTATE.
     if not state or state.startswith(_LOST):
         return SourceUnavailable(said, where=where, hint="the task can be retried once the server answers again")

@@ -110,6 +110,7 @@ ERRORS: dict[str, tuple[type[CdcError], str]] = {
     "SELECT * FROM public.nothing": (SchemaChanged, "does not exist"),
     "SELECT nothing FROM pg_catalog.pg_class": (SchemaChanged, "does not exist"),
     "SELECT 1 / (oid::int - oid::int) FROM pg_catalog.pg_class": (TerminalError, "division by zero"),
+    "SELECT pg_catalog.repeat('x', 1073741824)": (TerminalError, "(?s)too large.*1 GB"),
     "SELECT pg_catalog.pg_terminate_backend(pg_catalog.pg_backend_pid())": (SourceUnavailable, "terminating"),
     "SELECT pg_catalog.pg_cancel_backend(pg_catalog.pg_backend_pid()), pg_catalog.pg_sleep(5)": (
         TransientError,
