@@ -11,6 +11,7 @@ from typing import Protocol, runtime_checkable
 from airflow_provider_cdc.core import records
 from airflow_provider_cdc.core.damage import damage_of
 from airflow_provider_cdc.core.manifest import Manifest, RunTable
+from airflow_provider_cdc.core.option import values_of
 from airflow_provider_cdc.core.options import StepOptions
 from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.refreshing import bases_of
@@ -70,7 +71,7 @@ def begin(
     lake, scratch = Storage(lake).uri, Storage(scratch or scratch_of(lake)).uri
     folder = Storage(scratch).folder(run_id)
     current = _current(folder)
-    if current is not None and _goes_on(current, source, plans):
+    if current is not None and _goes_on(current, source, plans, options):
         return current
     try:
         initial = record()
@@ -78,7 +79,7 @@ def begin(
     except CdcError as error:
         # A concurrent attempt may already have begun the run, and then discards what this one was making.
         current = _current(folder)
-        if current is None or not _goes_on(current, source, plans):
+        if current is None or not _goes_on(current, source, plans, options):
             raise
         _log.info("A concurrent attempt has fixed the position; this one ended with: %s", error)
         return current
@@ -102,7 +103,7 @@ def begin(
     run: Run | None = None
     while run is None or run.digest != records.digest_of(manifest):
         current = _current(folder)
-        if current is not None and _goes_on(current, source, plans):
+        if current is not None and _goes_on(current, source, plans, options):
             _discard(source, initial.identity)
             return current
         run = Run.create(manifest, instead_of=current)
@@ -122,7 +123,7 @@ def _current(folder: Storage) -> Run | None:
     return Run.load(folder) if Run.exists(folder) else None
 
 
-def _goes_on(run: Run, source: RunSource, plans: Sequence[TablePlan]) -> bool:
+def _goes_on(run: Run, source: RunSource, plans: Sequence[TablePlan], options: StepOptions) -> bool:
     """Whether the run goes on with the manifest that it has."""
     manifest = run.manifest
     if manifest.kind != source.kind:
@@ -153,7 +154,26 @@ def _goes_on(run: Run, source: RunSource, plans: Sequence[TablePlan]) -> bool:
             ", ".join(sorted(tables - wanted)) or "none",
             ", ".join(sorted(wanted - tables)) or "none",
         )
+    if others := _other_options(run, plans, options):
+        _log.warning(
+            "The run keeps the options that it began with, although others are given now (%s). Trigger a new run to "
+            "have it go by these.",
+            "; ".join(others),
+        )
     return True
+
+
+def _other_options(run: Run, plans: Sequence[TablePlan], options: StepOptions) -> list[str]:
+    """Which options are others now than those that the run began with, in words."""
+    kept, given = values_of(run.manifest.options), values_of(options)
+    found = [f"{name}: {kept[name]!r}, now {given[name]!r}" for name in kept if kept[name] != given[name]]
+    planned = {plan.table: plan.unrepresentable for plan in plans}
+    pairs = {
+        (own, now)
+        for entry in run.manifest.tables
+        if (now := planned.get(entry.table.name, "")) and (own := entry.table.options.unrepresentable) != now
+    }
+    return found + [f"unrepresentable: {own!r}, now {now!r}" for own, now in sorted(pairs)]
 
 
 def _said(table: TableName, selection: Selection) -> str:

@@ -317,8 +317,8 @@ def test_a_copy_that_was_found_to_be_damaged_is_read_in_full_by_the_next_run(her
     assert [plan.base for plan in found] == ["", FIRST, FIRST, FIRST]
     assert "read in full: the last copy is damaged: a file of the copy" in found[0].reason
     # Whoever clears preflight and what follows need not wait for the next night.
-    assert beginning._goes_on(Run.load(night.run), source, before)
-    assert not beginning._goes_on(Run.load(night.run), source, found)
+    assert beginning._goes_on(Run.load(night.run), source, before, options)
+    assert not beginning._goes_on(Run.load(night.run), source, found, options)
     night = here(source, 2, run_id=SECOND, bases=dict.fromkeys(NAMES[1:], FIRST))
     assert Run.load(night.run).generation == 2
     night.all()

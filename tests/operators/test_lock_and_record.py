@@ -126,6 +126,19 @@ def test_cleared_task_keeps_the_position_that_chunks_were_read_after(source: Fak
     assert len(source.calls) == 1
 
 
+def test_cleared_task_tells_which_options_the_run_keeps_although_others_are_given(
+    source: FakeSource, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Whoever cleared the tasks because of an error's hint would otherwise meet the same error again."""
+    first = operator(tmp_path).execute(context())
+    assert operator(tmp_path).execute(context()) == first
+    task = operator(tmp_path, [{**plan, "unrepresentable": "null"} for plan in PLAN])
+    task.options = {**OPTIONS, "as_of": "2026-01-01T00:00:00Z", "lock": asdict(LockPolicy(wait_seconds=2))}
+    assert task.execute(context()) == first
+    (told,) = (record.getMessage() for record in caplog.records if record.levelname == "WARNING")
+    assert "as_of: '', now '2026-01-01T00:00:00Z'; lock_wait_seconds: 1, now 2; unrepresentable: 'error', now" in told
+
+
 def test_cleared_task_begins_anew_when_the_source_no_longer_reaches_back(source: FakeSource, tmp_path: Path) -> None:
     operator(tmp_path).execute(context())
     source.gone = True
