@@ -88,6 +88,21 @@ def test_a_copy_in_an_object_store_is_read_from_there(s3: str, tmp_path: Path, m
     assert open_dataset(copy).count_rows() == 3
 
 
+@pytest.mark.parametrize("folder", ["l[1]", "a*b", "q?r", "c{d,e}", "m\\n", "a%20b"])
+def test_a_path_that_libraries_take_for_a_pattern_is_not_named_to_them(folder: str, tmp_path: Path) -> None:
+    """They would read the files of another lake that the pattern fits."""
+    lake = Lake("parquet", Storage(str(tmp_path / folder)))
+    nights = three_nights(lake)
+    copy = read_latest(lake.storage.uri, "shop.orders")
+    changes = read_changes(lake.storage.uri, "shop.orders", nights[0].run_id)
+    assert copy is not None
+    assert open_dataset(copy).count_rows() == copy.rows
+    assert open_dataset(changes).count_rows() == 14
+    for one in (copy, changes):
+        with pytest.raises(ConfigurationError, match="pattern"):
+            _ = one.locations
+
+
 def count(orders: Any) -> int:
     return orders.count() if type(orders).__module__.startswith("pyspark") else len(orders)
 

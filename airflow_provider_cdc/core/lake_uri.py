@@ -25,6 +25,8 @@ _FORM = re.compile(r"(?:([A-Za-z][A-Za-z0-9+.-]*)://([^/]*))?(/.*)?", re.DOTALL)
 _UNENCODED = "!$&'()*+,;=:@"
 # What pyarrow.fs takes in the path of a URI.
 _PATH = re.compile(r"(?:[A-Za-z0-9._~!$&'()*+,;=:@-]|%[0-9A-Fa-f]{2})*")
+# What some library takes for a pattern in the path of a file, or decodes.
+_PATTERN = re.compile(r"[*?\[\]{}\\]|%[0-9A-Fa-f]{2}")
 
 
 @dataclass(frozen=True)
@@ -49,8 +51,19 @@ class LakeUri:
 
     @property
     def plain(self) -> str:
-        """With the path as the store knows it, which many libraries take for the URI of a file."""
-        return f"{self.scheme or 'file'}://{self.authority}{'/'.join(('', *self.decoded))}"
+        """With the path as the store knows it, which many libraries take for the URI of a file.
+
+        :raises ConfigurationError: some of them would take it for other files, of another lake perhaps.
+        """
+        path = "/".join(("", *self.decoded))
+        if found := _PATTERN.search(path):
+            raise ConfigurationError(
+                f"DuckDB, Polars or Spark would take the {found[0]} in this path for a pattern, and read other files",
+                where=str(self),
+                hint="read it with open_dataset; or have the lake in a folder without *, ?, [, ], {, }, a backslash, "
+                "or a % before two hexadecimal digits",
+            )
+        return f"{self.scheme or 'file'}://{self.authority}{path}"
 
     def joined(self, *names: str) -> LakeUri:
         """What the store calls ``names`` below this folder."""

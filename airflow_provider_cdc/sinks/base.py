@@ -102,7 +102,10 @@ class LatestCopy:
 
     @property
     def locations(self) -> list[str]:
-        """The files as DuckDB, Polars and Spark name them: as URIs whose paths are not percent-encoded."""
+        """The files as DuckDB, Polars and Spark name them: as URIs whose paths are not percent-encoded.
+
+        :raises ConfigurationError: the lake's own path has what these libraries take for a pattern.
+        """
         return [LakeUri.parse(uri).plain for uri in self.files]
 
 
