@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -220,3 +221,29 @@ def test_reading_imports_neither_airflow_nor_spark_nor_a_driver() -> None:
         "sys.exit(any(name.split('.')[0] in ('airflow', 'pyspark', 'pymysql', 'numba') for name in sys.modules))"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+@pytest.mark.parametrize("stays", [True, False])
+def test_a_lake_that_is_mounted_or_copied_elsewhere_is_read_where_it_was_asked_for(lake: Lake, stays: bool) -> None:
+    """The record names the place that the run wrote to: another machine may have the lake at another one."""
+    nights = three_nights(lake)
+    here, there = Path(lake.storage.path()), Path(lake.storage.path()).with_name("elsewhere")
+    (shutil.copytree if stays else shutil.move)(here, there)
+    copy = read_latest(there.as_uri(), "shop.orders")
+    assert copy is not None
+    assert copy.path == f"{there.as_uri()}/shop.orders/snapshot={nights[2].run_id}"
+    assert all(file.startswith(copy.path) for file in copy.files)
+    assert open_dataset(copy).count_rows() == copy.rows
+    changes = read_changes(there.as_uri(), "shop.orders", nights[0].run_id)
+    assert changes.copy_file.startswith(copy.path)
+    assert open_dataset(changes).count_rows() == 14
+
+
+def test_a_record_whose_files_have_no_names_is_damaged(lake: Lake) -> None:
+    lake.sink.publish(lake.stage(5))
+    record = "shop.orders/_latest.json"
+    told = lake.storage.read_json(record)
+    for files in ([{"rows": 1}], [{"name": 5}]):
+        lake.storage.write_json(record, {**told, "files": files})
+        with pytest.raises(ManifestError, match="which run's copy is the latest"):
+            read_latest(lake.storage.uri, "shop.orders")

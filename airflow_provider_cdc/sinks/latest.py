@@ -162,7 +162,10 @@ def _recorded_source(target: Storage, run_id: str) -> dict[str, str]:
 def _read(target: Storage, name: str) -> Copy:
     data = target.read_json(name)
     try:
-        return decode_copy(data, target.uri_of(name))
+        found = decode_copy(data, target.uri_of(name))
+        if not all(isinstance(file.get("name"), str) for file in found.files):
+            raise ManifestError("one of its files has no name", where=target.uri_of(name))
+        return found
     except ManifestError as error:
         raise ManifestError(
             f"it does not say which run's copy is the latest: {error.message}",

@@ -60,9 +60,14 @@ class ParquetSink:
         head = read_latest(self._lake, folder_name(table))
         if head is None:
             return None
-        path = head.path or self._lake.uri_of(place_of(table, head.run_id))
-        folder = Storage(path)
-        present = [name for name in folder.files() if _is_visible(name)]
+        # The record names the place that the run wrote to. From here the lake may lie elsewhere: it is mounted at
+        # another place, or is a copy of that one, which nobody asked for.
+        folder = self.copy_folder(head.run_id, table)
+        present = _visible(folder)
+        if head.path and not present:
+            folder = Storage(head.path)
+            present = _visible(folder)
+        path = folder.uri
         # Records of earlier versions name no files: theirs are all in the folder.
         wanted = sorted(str(file["name"]) for file in head.files) or present
         if not wanted or not {*wanted} <= {*present}:
@@ -262,6 +267,10 @@ class ParquetSink:
             raise PublishIncomplete(
                 f"the latest copy could not be announced: {error}", where=where, hint=_INCOMPLETE
             ) from error
+
+
+def _visible(folder: Storage) -> list[str]:
+    return [name for name in folder.files() if _is_visible(name)]
 
 
 def _is_visible(name: str) -> bool:
