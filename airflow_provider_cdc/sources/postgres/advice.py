@@ -37,6 +37,24 @@ def advise(connection: Connection, tables: Sequence[Table]) -> None:
     _warn_of_limits(connection, tables)
     _warn_of_writers(connection)
     _warn_of_left(connection)
+    _warn_of_alike(tables)
+
+
+def _warn_of_alike(tables: Sequence[Table]) -> None:
+    """Some readers take such columns for one: DuckDB may give the values of another one than is named."""
+    for table in tables:
+        by_fold: dict[str, list[str]] = {}
+        for column in table.columns:
+            by_fold.setdefault(column.name.lower(), []).append(column.name)
+        for alike in by_fold.values():
+            if len(alike) > 1:
+                _log.warning(
+                    "%s has columns that differ only in case: %s. PyArrow and Polars tell them apart; Spark reads the "
+                    "copy only with spark.sql.caseSensitive, and DuckDB under other names. Where that matters, leave "
+                    "all but one out (option columns)",
+                    table.name,
+                    ", ".join(alike),
+                )
 
 
 def _warn_of_version(version: int) -> None:

@@ -86,7 +86,7 @@ POSTGRES: Sequence[tuple[str, Sequence[tuple[int, int]], str]] = (
         ((1114, -1), (1184, -1)),
         f"±infinity and what lies after 294247-01-10: {_POLICY}",
     ),
-    ("`time`", ((1083, -1),), f"24:00:00: {_POLICY}"),
+    ("`time`", ((1083, -1),), f"24:00:00: {_POLICY}. Spark reads it with `spark.sql.timeType.enabled` only"),
     ("a domain", (), "as its base type"),
     (
         (
