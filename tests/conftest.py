@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import tempfile
+import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -20,6 +22,7 @@ from harness.environment import spark_environment
 from harness.mysql_server import MysqlServer
 from harness.postgres_server import PostgresServer
 from harness.s3_server import s3_server
+from harness.spark_classes import jvm_options
 from harness.throw_away import throw_away
 
 if TYPE_CHECKING:
@@ -39,6 +42,9 @@ settings.load_profile("cdc")
 # Importing Airflow writes into its home; nobody's real one must be touched.
 os.environ["AIRFLOW_HOME"] = str(cache_directory() / "tests-airflow")
 
+# Of every JVM that a test has started, unless it says otherwise.
+os.environ.setdefault("SPARK_SUBMIT_OPTS", f"-XX:TieredStopAtLevel=1 {jvm_options()}".strip())
+
 
 LONGEST_FIRST = [ROOT / "tests" / name for name in ("dags", "consistency", "contract", "jobs", "sinks")]
 
@@ -46,6 +52,12 @@ LONGEST_FIRST = [ROOT / "tests" / name for name in ("dags", "consistency", "cont
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     # Two processes take file after file: what begins last must be short, or one of them ends long before the other.
     items.sort(key=lambda item: next((i for i, at in enumerate(LONGEST_FIRST) if at in item.path.parents), 99))
+
+
+def pytest_runtest_setup() -> None:
+    # CI has so much time and no more, on machines of any speed.
+    if time.time() > float(os.environ.get("CDC_END_BY", "inf")):
+        pytest.skip("no test begins after CDC_END_BY")
 
 
 class PostgresFactory(Protocol):
@@ -63,6 +75,8 @@ def _throw_away_mysql(options: Mapping[str, str | None] | None = None) -> Iterat
         MysqlServer.start(Path(directory), options=options) as server,
     ):
         yield server
+        # A shutdown would take longer than the start, for data that nobody wants.
+        server.kill()
 
 
 @pytest.fixture(scope="session")
@@ -157,6 +171,8 @@ def spark() -> Iterator[SparkSession]:
         )
         yield session
         session.stop()
+        # Its connections are closed when this process ends, which has no log any more by then.
+        logging.getLogger("py4j").setLevel(logging.WARNING)
 
 
 @pytest.fixture(scope="session")
@@ -164,13 +180,13 @@ def dag_runner() -> Iterator[DagRunner]:
     """A process that runs our DAGs, and those of the tests, in an Airflow of its own."""
     with tempfile.TemporaryDirectory(prefix="cdc-airflow-") as directory:
         home = AirflowHome(Path(directory), {})
-        # Spark's event log holds all properties and environment settings that Spark knows of.
+        # Spark's event log holds all properties and environment settings that Spark knows of. The options are not in a
+        # file: its folder would come before Spark's jars, and the archive of classes is for these alone.
         events = home.home / "events"
         events.mkdir()
-        (home.home / "spark-defaults.conf").write_text(
-            f"spark.eventLog.enabled true\nspark.eventLog.compress false\nspark.eventLog.dir {events.as_uri()}\n"
-        )
-        home.environment["SPARK_CONF_DIR"] = str(home.home)
+        log = {"enabled": "true", "compress": "false", "dir": events.as_uri()}
+        options = [f"-Dspark.eventLog.{name}={value}" for name, value in log.items()]
+        home.environment["SPARK_SUBMIT_OPTS"] = " ".join([os.environ["SPARK_SUBMIT_OPTS"], *options])
         home.prepare()
         own = [ROOT / "tests/dags" / f"{name}.py" for name in ("nightly_copy", "every_shop")]
         with DagRunner(home, [*ROOT.glob("dags/*.py"), *own]) as runner:

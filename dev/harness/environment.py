@@ -16,6 +16,7 @@ from harness.errors import HarnessError
 from harness.java import java_home
 from harness.mysql_binaries import find_mysql
 from harness.postgres_binaries import find_postgres, installations
+from harness.spark_classes import make_archive
 
 PACKAGE = Path(__file__).resolve().parents[2] / "airflow_provider_cdc"
 
@@ -91,6 +92,8 @@ def main() -> None:
         binaries = find_mysql() if action == "check" else None
         if action == "check":
             find_postgres()
+            os.environ.update(variables)
+            make_archive()
     except HarnessError as error:
         raise SystemExit(f"setup: {error}") from None
     if binaries is not None:
