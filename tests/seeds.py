@@ -1,4 +1,4 @@
-"""How many random histories a test goes through: few in a plain run, more in CI, and as many as wanted on demand."""
+"""How many of a test's cases are run: some in every run, more in CI, and as many as wanted on demand."""
 
 from __future__ import annotations
 
@@ -14,4 +14,10 @@ def seeds(variable: str, plain: int, ci: int) -> list[Any]:
     if wanted := os.environ.get(variable):
         first = int(os.environ.get("CDC_FIRST_SEED", "0"))
         return [pytest.param(seed, marks=pytest.mark.slow) for seed in range(first, first + int(wanted))]
-    return [*range(plain), *(pytest.param(seed, marks=pytest.mark.long) for seed in range(plain, ci))]
+    return some(*range(ci), plain=plain)
+
+
+def some(*cases: Any, plain: int = 1) -> list[Any]:
+    """The cases of a parametrized test, of which all but the first `plain` are ``long``."""
+    more = [case if isinstance(case, tuple) else (case,) for case in cases[plain:]]
+    return [*cases[:plain], *(pytest.param(*case, marks=pytest.mark.long) for case in more)]

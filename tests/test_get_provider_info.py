@@ -15,6 +15,7 @@ import pytest
 from airflow_provider_cdc.airflow_version import OLDEST
 from airflow_provider_cdc.get_provider_info import get_provider_info
 from harness.dag_runner import DagRunner
+from tests.seeds import some
 
 _TLS_FIELDS = ("ca", "cert", "key", "mode", "server_key", "trusted_network")
 
@@ -97,18 +98,19 @@ print(json.dumps({
 
 @pytest.mark.parametrize(
     "module",
-    [
-        "assets",
+    some(
         "hooks",
+        "operators.preflight",
+        "assets",
         "hooks.mysql",
         "notifications.failure",
-        "operators.preflight",
         "sensors.position",
         "sensors.runway",
         "task_groups.snapshot",
         "triggers.position",
         "triggers.runway",
-    ],
+        plain=2,
+    ),
 )
 def test_an_airflow_that_is_too_old_is_refused_by_name(module: str, dag_runner: DagRunner) -> None:
     code = f"import airflow; airflow.__version__ = '3.1.4'; import airflow_provider_cdc.{module}"

@@ -75,6 +75,7 @@ def test_without_a_setting_the_users_cache_is_used(package_zip: Path, tmp_path: 
     assert run(package_zip, HOME=str(tmp_path), XDG_CACHE_HOME="") == "hits 1"
 
 
+@pytest.mark.long
 def test_without_any_place_to_cache_every_process_compiles(package_zip: Path) -> None:
     nowhere = "/proc/nowhere"
     for _ in range(2):

@@ -20,6 +20,7 @@ def run(dag_runner: DagRunner, mysql: MysqlServer, schema: str, target: Path, **
     return dag_runner.run("every_shop", conf, connections={"shop_eu": source, "shop_us": source})
 
 
+@pytest.mark.long
 def test_each_source_has_a_plan_of_its_own_and_all_that_follows_is_skipped(
     dag_runner: DagRunner, mysql: MysqlServer, schema: str, tmp_path: Path
 ) -> None:

@@ -66,6 +66,7 @@ def test_processes_share_one_unpacked_package(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.long
 def test_without_a_cache_the_package_is_unpacked_beside_the_zip(tmp_path: Path) -> None:
     archive = package_zip(tmp_path)
     nowhere = tmp_path / "file"

@@ -21,6 +21,7 @@ from airflow_provider_cdc.operators import spark_step
 from harness.airflow_home import ROOT
 from tests.operators import test_spark_step
 from tests.operators.test_spark_step import CONTEXT, PASSWORD, operator, seen
+from tests.seeds import some
 
 # The script, the run and the connections of those tests.
 run, surroundings = test_spark_step.run, test_spark_step.surroundings
@@ -38,7 +39,7 @@ def section(title: str) -> tuple[dict[str, Any], dict[str, str]]:
 
 @pytest.mark.parametrize(
     ("title", "master", "more"),
-    [
+    some(
         ("Local", "local[4]", []),
         ("Standalone", "spark://spark-master.example.com:7077", []),
         ("YARN", "yarn", ["--queue", "root.nightly"]),
@@ -47,7 +48,8 @@ def section(title: str) -> tuple[dict[str, Any], dict[str, str]]:
             "k8s://https://kubernetes.default.svc:443",
             ["--conf", "spark.kubernetes.namespace=spark"],
         ),
-    ],
+        plain=2,
+    ),
 )
 def test_each_mode_is_submitted_as_the_page_says(
     title: str, master: str, more: list[str], run: Any, monkeypatch: pytest.MonkeyPatch

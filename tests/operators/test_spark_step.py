@@ -33,6 +33,7 @@ from airflow_provider_cdc.operators import spark_step
 from airflow_provider_cdc.operators.consolidate import ConsolidateOperator
 from airflow_provider_cdc.operators.snapshot import SnapshotOperator
 from tests.runs import consolidate_result, manifest_of, snapshot_result
+from tests.seeds import some
 
 PASSWORD = "corr3ct-horse"
 POSITION = "3e11fa47-71ca-11e1-9e33-c80aa9429562:1-5"
@@ -293,7 +294,7 @@ def test_what_the_app_said_is_what_the_task_says(run: Storage, monkeypatch: pyte
     assert str(failed.value) == error["message"]
 
 
-@pytest.mark.parametrize("record", ["[]", "{}", '{"terminal": true}', "null", '"LogGone"'])
+@pytest.mark.parametrize("record", some("{}", "[]", '{"terminal": true}', "null", '"LogGone"'))
 def test_what_the_app_said_may_be_damaged(run: Storage, monkeypatch: pytest.MonkeyPatch, record: str) -> None:
     """Then nobody knows whether a retry may help, so there is one."""
     monkeypatch.setenv("TEST_FAILURE", record)
@@ -314,13 +315,14 @@ def test_error_of_an_earlier_try_is_not_taken_for_that_of_a_crash(
 
 @pytest.mark.parametrize(
     ("said", "hint"),
-    [
+    some(
         ("java.lang.OutOfMemoryError: Java heap space\n\tat a.B.c(D.java:1)\n\t... 9 more", "spark.driver.memory"),
+        ("something else", "in the log of this task"),
         ("OSError: [Errno 28] No space left on device", "make room"),
         ("JAVA_HOME is not set", "install Java 17"),
         ("WARN: Failed to connect to master db:7077", "spark_conn_id"),
-        ("something else", "in the log of this task"),
-    ],
+        plain=2,
+    ),
 )
 def test_an_app_that_dies_without_a_word_of_ours_says_how_and_what_may_help(
     run: Storage, monkeypatch: pytest.MonkeyPatch, said: str, hint: str

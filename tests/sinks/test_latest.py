@@ -22,6 +22,7 @@ from airflow_provider_cdc.sinks import latest
 from airflow_provider_cdc.sinks.latest import check_source
 from airflow_provider_cdc.sinks.registry import open_sink
 from harness.s3_server import s3_environment
+from tests.seeds import some
 
 FOLDER = "shop.orders"
 SERVER = "3e11fa47-71ca-11e1-9e33-c80aa9429562"
@@ -51,7 +52,7 @@ def no_lock(target: Storage, folder: str) -> Iterator[bool]:
     yield False
 
 
-@pytest.fixture(params=["lock", "claims", "s3"])
+@pytest.fixture(params=some("lock", "claims", "s3", plain=2))
 def target(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Storage:
     if request.param == "s3":
         for name, value in s3_environment(request.getfixturevalue("s3")).items():

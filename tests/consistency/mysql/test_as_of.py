@@ -58,6 +58,7 @@ def test_no_row_differs_from_the_past(
     assert run.found["extract_delta"]["transactions"] > 0, f"seed {seed}: nothing was written since"
 
 
+@pytest.mark.long
 def test_one_time_is_one_copy_whenever_it_is_made(
     mysql: MysqlServer, spark: SparkSession, schema: str, tmp_path: Path
 ) -> None:

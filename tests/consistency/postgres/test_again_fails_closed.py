@@ -24,6 +24,7 @@ from airflow_provider_cdc.sources.postgres import PostgresSource
 from harness.pipeline import Pipeline, published, settings_of
 from harness.postgres_server import PostgresServer
 from harness.throw_away import throw_away
+from tests.seeds import some
 from tests.soon import soon
 
 Act = Callable[[], Any]
@@ -133,6 +134,7 @@ CHANGES = (
 )
 
 
+@pytest.mark.long
 def test_what_is_written_after_the_view_s_position_is_not_in_the_copy(
     world: World, run: Pipeline, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
@@ -261,7 +263,7 @@ def test_a_pass_waits_for_commits_that_are_in_the_log_and_that_nobody_sees(
     check(run, world, world.all_rows)
 
 
-@pytest.mark.parametrize("moment", ["view", "search"])
+@pytest.mark.parametrize("moment", some("view", "search"))
 def test_a_view_that_dies_is_opened_anew_and_nothing_read_in_it_counts(
     world: World, run: Pipeline, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
@@ -314,7 +316,7 @@ def test_what_is_read_as_a_whole_in_a_view_that_is_lost_is_read_anew(
     check(run, world, {table: world.rows(table) for table in ("calls", "visits", "orders")})
 
 
-@pytest.mark.parametrize("moment", ["log", "pass", "view", "search"])
+@pytest.mark.parametrize("moment", some("view", "log", "pass", "search"))
 def test_a_crash_of_the_server_has_all_of_it_read_again(
     world: World, run: Pipeline, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:

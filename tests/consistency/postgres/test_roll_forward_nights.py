@@ -23,6 +23,7 @@ from harness.pipeline import Pipeline, settings_of
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
 from tests.consistency.postgres.servers import ENDS
+from tests.seeds import some
 from tests.soon import soon
 from tests.sources.postgres.values import CASES, SETUP
 
@@ -167,7 +168,7 @@ def test_a_transaction_that_is_prepared_on_one_night_and_committed_on_the_next(n
     nights.rolled()
 
 
-@pytest.mark.parametrize("identity", ["FULL", "DEFAULT"])
+@pytest.mark.parametrize("identity", some("DEFAULT", "FULL"))
 def test_partitions_and_rows_that_move_between_them(nights: Nights, identity: str) -> None:
     def identified(*names: str) -> list[str]:
         return [f"ALTER TABLE {name} REPLICA IDENTITY {identity}" for name in names]
@@ -284,6 +285,7 @@ def test_tables_that_join_are_read_and_all_are_of_one_position(nights: Nights) -
     nights.rolled()
 
 
+@pytest.mark.long
 def test_copies_of_several_nights_and_two_lakes_share_one_slot(nights: Nights, tmp_path: Path) -> None:
     nights.do(*(f"CREATE TABLE {name} (id int PRIMARY KEY, v int)" for name in "ab"), *map(FULL.format, "ab"))
     nights.do("INSERT INTO a VALUES (1, 1)", "INSERT INTO b VALUES (1, 1)")

@@ -144,7 +144,8 @@ def test_sessions_that_the_server_is_about_to_end_are_waited_for(
     assert not any(why for _, why in found)
 
 
-@pytest.mark.parametrize("when", ["it sends the log", pytest.param("it is asked for it", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("when", ["it sends the log", "it is asked for it"])
 def test_whoever_leaves_does_not_wait_for_a_server_that_says_nothing_any_more(
     server: MysqlServer, monkeypatch: pytest.MonkeyPatch, when: str
 ) -> None:

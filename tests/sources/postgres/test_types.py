@@ -236,6 +236,7 @@ def slot(postgres: PostgresServer, typed: str) -> Iterator[str]:
     postgres.query("SELECT pg_drop_replication_slot(%s)", (name,), database=typed)
 
 
+@pytest.mark.long
 @given(tables())
 @given_settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 def test_any_row_of_any_types_is_the_same_in_all_ways(

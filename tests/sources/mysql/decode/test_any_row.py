@@ -290,6 +290,7 @@ def test_each_place_where_the_other_reader_is_wrong_is_shown() -> None:
         assert any(re.fullmatch(pattern, declaration) for declaration, _ in WRONG_THERE), pattern
 
 
+@pytest.mark.long
 @given(case=tables())
 @given_settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
 def test_any_row_is_the_same_by_select_and_in_the_log(

@@ -428,6 +428,7 @@ PIECES: dict[str, Sequence[str]] = {
 }
 
 
+@pytest.mark.long
 def test_random_statements_that_pass_changed_no_copied_row(mysql: MysqlServer, schema: str, db: Connection) -> None:
     other = f"percona_{schema}"
     run(
