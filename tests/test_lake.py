@@ -18,6 +18,7 @@ from airflow_provider_cdc.core.staging import StagedFile
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import ChangesMissing, ConfigurationError, ManifestError
 from airflow_provider_cdc.lake import open_dataset, read_changes, read_latest
+from airflow_provider_cdc.sinks import latest, parquet
 from airflow_provider_cdc.sinks.base import Publication
 from harness.s3_server import s3_environment
 from tests.sinks.test_contract import MYSQL, SCHEMA, SERVER, Lake
@@ -71,6 +72,28 @@ def test_a_copy_whose_files_are_gone_is_not_a_smaller_table(lake: Lake) -> None:
     lake.storage.delete_folder(f"shop.orders/{copy.path.rpartition('/')[2]}")
     with pytest.raises(ManifestError, match="lacks 3 of its files"):
         read_latest(lake.storage.uri, "shop.orders")
+
+
+def test_a_reader_whom_a_newer_copy_overtakes_is_told_of_that_one(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With keep = 1 the copy that it was led to is removed before it has looked at its files."""
+    nights = [lake.stage(number) for number in (1, 2, 3)]
+    lake.sink.publish(nights[0])
+    original = latest.read_latest
+
+    def overtaken(*arguments: Any) -> Any:
+        found = original(*arguments)
+        if len(nights) > 1:
+            before = nights.pop(0)
+            with monkeypatch.context() as patch:
+                patch.setattr(parquet, "read_latest", original)
+                lake.sink.publish(nights[0])
+                lake.sink.remove(before.run_id, before.tables[0].table, before.tables[0].added)
+        return found
+
+    monkeypatch.setattr(parquet, "read_latest", overtaken)
+    copy = read_latest(lake.storage.uri, "shop.orders")
+    assert copy is not None
+    assert open_dataset(copy).to_table()["id"].to_pylist() == [3] * 3
 
 
 @pytest.mark.parametrize(("target", "table"), [("lake", "shop.orders"), ("/lake", "orders"), ("s3://u:p@x/l", "a.b")])

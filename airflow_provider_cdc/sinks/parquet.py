@@ -60,36 +60,13 @@ class ParquetSink:
         head = read_latest(self._lake, folder_name(table))
         if head is None:
             return None
-        # The record names the place that the run wrote to. From here the lake may lie elsewhere: it is mounted at
-        # another place, or is a copy of that one, which nobody asked for.
-        folder = self.copy_folder(head.run_id, table)
-        present = _visible(folder)
-        if head.path and not present:
-            folder = Storage(head.path)
-            present = _visible(folder)
-        path = folder.uri
-        # Records of earlier versions name no files: theirs are all in the folder.
-        wanted = sorted(str(file["name"]) for file in head.files) or present
-        if not wanted or not {*wanted} <= {*present}:
-            raise ManifestError(
-                f"the latest copy lacks {len({*wanted} - {*present}) or 'all'} of its files",
-                where=path,
-                hint=f"somebody removed them: remove {LATEST} there, too, and trigger a new run",
-            )
-        return LatestCopy(
-            table=str(table),
-            run_id=head.run_id,
-            path=path,
-            files=tuple(map(folder.uri_of, wanted)),
-            rows=head.rows,
-            position=position_of(head),
-            as_of=head.as_of,
-            recorded_at=head.recorded_at,
-            published_at=head.published_at,
-            source=head.source,
-            where=head.where,
-            columns=head.columns,
-        )
+        try:
+            return self._copy_of(table, head)
+        except ManifestError:
+            # A newer copy may have been published since, and this one been removed (``keep``).
+            if read_latest(self._lake, folder_name(table)) != head:
+                return self.latest(table)
+            raise
 
     def publish(self, publication: Publication) -> dict[TableName, PublishedCopy]:
         def place(change: TableChange) -> None:
@@ -173,6 +150,38 @@ class ParquetSink:
             if self._lake.exists(place) and (head is None or head.run_id != run_id):
                 left.append(self._lake.uri_of(place))
         return left
+
+    def _copy_of(self, table: TableName, head: Copy) -> LatestCopy:
+        # The record names the place that the run wrote to. From here the lake may lie elsewhere: it is mounted at
+        # another place, or is a copy of that one, which nobody asked for.
+        folder = self.copy_folder(head.run_id, table)
+        present = _visible(folder)
+        if head.path and not present:
+            folder = Storage(head.path)
+            present = _visible(folder)
+        path = folder.uri
+        # Records of earlier versions name no files: theirs are all in the folder.
+        wanted = sorted(str(file["name"]) for file in head.files) or present
+        if not wanted or not {*wanted} <= {*present}:
+            raise ManifestError(
+                f"the latest copy lacks {len({*wanted} - {*present}) or 'all'} of its files",
+                where=path,
+                hint=f"somebody removed them: remove {LATEST} there, too, and trigger a new run",
+            )
+        return LatestCopy(
+            table=str(table),
+            run_id=head.run_id,
+            path=path,
+            files=tuple(map(folder.uri_of, wanted)),
+            rows=head.rows,
+            position=position_of(head),
+            as_of=head.as_of,
+            recorded_at=head.recorded_at,
+            published_at=head.published_at,
+            source=head.source,
+            where=head.where,
+            columns=head.columns,
+        )
 
     def _place(self, publication: Publication, change: TableChange) -> None:
         """Put the files of one table where readers will find them. The place holds these files and no others then."""
