@@ -44,8 +44,12 @@ class Wanted:
         """
         if copy.run_id == self.other_than_run:
             return "it is still that of the given run"
-        if (after := self._time()) is not None and not datetime.fromisoformat(copy.published_at) > after:
-            return f"it was published at {copy.published_at}"
+        if (after := self._time()) is not None:
+            # Records of earlier versions do not say it.
+            if not copy.published_at:
+                return "when it was published is not known"
+            if not datetime.fromisoformat(copy.published_at) > after:
+                return f"it was published at {copy.published_at}"
         if (point := self._point()) is not None:
             return _short_of(copy, point)
         return ""

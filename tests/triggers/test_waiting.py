@@ -264,6 +264,17 @@ def test_a_copy_counts_when_it_has_what_is_waited_for_and_not_before(lake: Lake)
     assert still_waits(lake, published_after="2026-01-01T00:00:00Z")
 
 
+def test_a_record_of_an_earlier_version_does_not_say_when_its_copy_was_published(lake: Lake) -> None:
+    lake.sink.publish(lake.stage(5))
+    record = "shop.orders/_latest.json"
+    told = lake.storage.read_json(record)
+    lake.storage.write_json(record, {name: told[name] for name in ("run_id", "initial_gtid_set")})
+    assert published(lake, position=f"{UUID}:1-5")
+    assert still_waits(lake, published_after="2025-12-31T23:59:59Z")
+    lake.sink.publish(lake.stage(6))
+    assert published(lake, published_after="2025-12-31T23:59:59Z")
+
+
 def test_a_copy_of_a_part_is_not_taken_for_one_of_the_table_or_of_another_part(lake: Lake) -> None:
     publication = lake.stage(5)
     (change,) = (one for one in publication.tables if str(one.table) == "shop.orders")
