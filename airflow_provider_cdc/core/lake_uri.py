@@ -83,6 +83,9 @@ class LakeUri:
         form = _FORM.fullmatch(text)
         if form is None or not text:
             raise _refused(text, "it is neither a URI nor an absolute path")
+        if text != text.rstrip():
+            # A variable or a block of YAML easily ends in a line break, which nobody sees in the name of a folder.
+            raise _refused(text, "it ends in white space", "leave out what follows the last visible character")
         scheme, authority, path = form[1] or "", form[2] or "", form[3] or ""
         if scheme not in _SCHEMES:
             raise _refused(text, f"the scheme {scheme} is none of {', '.join(filter(None, _SCHEMES))}")

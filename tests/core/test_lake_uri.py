@@ -50,6 +50,9 @@ SECRET = "s3cr3t-h0rse"
         "s3://lake/100%",
         "file:///a\nb",
         " s3://lake/raw",
+        "/lake/raw ",
+        "/lake/raw\n",
+        "s3://lake\n",
     ],
 )
 def test_what_could_land_elsewhere_than_it_reads_is_refused(uri: str) -> None:
