@@ -48,7 +48,7 @@ from airflow_provider_cdc.jobs.tasks import run_tasks
 from airflow_provider_cdc.jobs.verify import Checked, require_whole
 from airflow_provider_cdc.sinks.base import Publication, PublishedCopy, TableChange
 from airflow_provider_cdc.sources.connection import ConnectionSettings
-from airflow_provider_cdc.sources.optional import give_up_past, release_run
+from airflow_provider_cdc.sources.optional import give_up_past, note_copies, release_run
 from airflow_provider_cdc.sources.registry import open_source
 
 FILES = "commit/files"
@@ -77,6 +77,8 @@ def consolidate(spark: SparkSession, folder: Storage, settings: ConnectionSettin
         # The heads may have been removed since.
         _publish(run, decision_of(run))
     clean(run)
+    # What the source keeps for the run is what says that it still has the run's history.
+    _note_copies(run, settings)
     _release(run, settings)
     _give_up_past(run, settings)
     retain(run, open_source(settings))
@@ -355,13 +357,14 @@ def _release(run: Run, settings: ConnectionSettings) -> None:
         say(f"consolidate: the source still keeps what it kept for this run: {error}")
 
 
-def _give_up_past(run: Run, settings: ConnectionSettings) -> None:
-    """Let the source give up what it keeps of its past for longer than it should. The run is published, so failing to
-    do so does not fail the step: the next run does it."""
+def _note_copies(run: Run, settings: ConnectionSettings) -> None:
+    """Tell a source that keeps its past of the copies. The run is published, so failing to do so does not fail the
+    step: the next run reads in full the tables of whose copies the source does not know."""
     manifest, options = run.manifest, run.manifest.options
     if not options.standing_slot:
         return
     try:
+        source = open_source(settings).of_run(manifest.identity, manifest.initial_position)
         parts = {str(entry.table.name): entry.table.copy_name.part for entry in manifest.tables}
         # The last copy of a part is not that of the table.
         copies: dict[str, dict[str, str]] = {part: {} for part in sorted({*parts.values()})}
@@ -369,7 +372,18 @@ def _give_up_past(run: Run, settings: ConnectionSettings) -> None:
             if is_latest:
                 copies[parts[table_name]][table_name] = run.position
         for part, own in copies.items():
-            give_up_past(open_source(settings), options, f"{manifest.lake}#{part}" if part else manifest.lake, own)
+            lake = f"{manifest.lake}#{part}" if part else manifest.lake
+            note_copies(source, options, lake, own)
+    except CdcError as error:
+        say(f"consolidate: the source is not told (again) of the copies of this run: {error}")
+
+
+def _give_up_past(run: Run, settings: ConnectionSettings) -> None:
+    """Let the source give up what it keeps of its past for longer than it should. The run is published, so failing to
+    do so does not fail the step: the next run does it."""
+    options = run.manifest.options
+    try:
+        give_up_past(open_source(settings), options)
     except CdcError as error:
         hours = counted(options.standing_slot_hours, "hour")
         say(f"consolidate: the source keeps its past for longer than {hours}: {error}")

@@ -124,12 +124,20 @@ class KeepsPast(Protocol):
         :raises SourceUnavailable: the server cannot be reached.
         """
 
-    def give_up_past(self, options: StepOptions, lake: str, copies: Mapping[str, str]) -> None:
-        """Have the server give up what is older than ``options.standing_slot_hours``, but not the log since the last
-        copies that are to be rolled forward (``options.refresh``): these ones and, for some days, those of other tables
-        and lakes that it was told of before.
+    def note_copies(self, options: StepOptions, lake: str, copies: Mapping[str, str]) -> None:
+        """Tell the server of copies that a run has published: only those of which it knows are rolled forward. Called
+        on the source `of_run`, before `KeepsForRun.release`: what is kept for the run says that the server's history is
+        the one that the copies are of.
 
         :param copies: the positions of the copies that are the latest ones in ``lake`` now, by the table's name.
+        :raises ExactnessError: another server answers, one whose disk was put back, or nothing is kept any more.
+        :raises SourceUnavailable: the server cannot be reached.
+        """
+
+    def give_up_past(self, options: StepOptions) -> None:
+        """Have the server give up what is older than ``options.standing_slot_hours``, but not the log since the last
+        copies that are to be rolled forward: for some days, of each table and lake that it was told of
+        (`note_copies`).
 
         :raises SourceUnavailable: the server cannot be reached; it keeps what it kept.
         """
@@ -360,10 +368,16 @@ def check_point(source: Source, plans: Sequence[TablePlan], options: StepOptions
         going_back(source).check_past(wanted, live, options)
 
 
-def give_up_past(source: Source, options: StepOptions, lake: str, copies: Mapping[str, str]) -> None:
+def note_copies(source: Source, options: StepOptions, lake: str, copies: Mapping[str, str]) -> None:
+    """`KeepsPast.note_copies`, where anything is kept."""
+    if options.standing_slot and isinstance(source, KeepsPast):
+        source.note_copies(options, lake, copies)
+
+
+def give_up_past(source: Source, options: StepOptions) -> None:
     """`KeepsPast.give_up_past`, where anything is kept."""
     if options.standing_slot and isinstance(source, KeepsPast):
-        source.give_up_past(options, lake, copies)
+        source.give_up_past(options)
 
 
 def rolling_forward(source: Source) -> RollsForward:

@@ -117,7 +117,18 @@ def usable(connection: Connection, name: str) -> Standing | None:
 _STRANGE = "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s AND (plugin <> %s OR temporary OR two_phase)"
 
 
-def give_up_past(settings: ConnectionSettings, options: StepOptions, lake: str, copies: Mapping[str, str]) -> None:
+def note_copies(settings: ConnectionSettings, options: StepOptions, lake: str, copies: Mapping[str, str]) -> None:
+    """`KeepsPast.note_copies`. A server whose disk was put back to before the run is the same server, but does not have
+    the run's slot, for which the sessions of a run look."""
+    with session(settings) as connection:
+        name = name_of(connection, options.standing_slot)
+        alone(connection, name, options.lock.slot_wait_seconds)
+        if (record := usable(connection, name)) is not None:
+            own, at = records.digest_of(lake)[:12], now(connection)
+            store(connection, name, record.with_copies(own, copies, at, options.refresh != FULL))
+
+
+def give_up_past(settings: ConnectionSettings, options: StepOptions) -> None:
     """`KeepsPast.give_up_past`."""
     with session(settings) as connection:
         name = name_of(connection, options.standing_slot)
@@ -125,12 +136,7 @@ def give_up_past(settings: ConnectionSettings, options: StepOptions, lake: str, 
         record, slot = usable(connection, name), slots.state(connection, name)
         if record is None or slot is None:
             return
-        at = now(connection)
-        oldest = at - options.standing_slot_hours * _HOUR
-        known = record.with_copies(records.digest_of(lake)[:12], copies, at, options.refresh != FULL)
-        if known != record:
-            record = known
-            store(connection, name, record)
+        oldest = now(connection) - options.standing_slot_hours * _HOUR
         try:
             marks = record.since(slot.confirmed)
             prefix = prefix_at(settings, name, marks, record.joins, oldest, record.wanted(slot.confirmed))

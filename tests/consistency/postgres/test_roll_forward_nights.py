@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -264,6 +266,36 @@ def test_a_change_that_the_log_lost_stops_the_run(nights: Nights) -> None:
     run.extract_delta()
     with pytest.raises(CopyMismatch, match="is not what the log says"):
         run.consolidate()
+
+
+@pytest.mark.long
+def test_a_run_is_cleared_on_a_server_whose_disk_was_put_back_to_before_it(nights: Nights, tmp_path: Path) -> None:
+    """The copy is not of this history, whatever the run tells the server of it now."""
+    server, before = nights.server, tmp_path / "before"
+    nights.do("CREATE TABLE stock (id int PRIMARY KEY, v int)", FULL.format("stock"))
+    nights.do("INSERT INTO stock VALUES (1, 10), (2, 20)")
+    nights.first()
+    server.stop()
+    shutil.copytree(server.data, before)
+    server.restart()
+    nights.do("UPDATE stock SET v = 11 WHERE id = 1")
+    lost = nights.night()
+    lost.record()
+    lost.finish()
+    server.stop()
+    owner = server.data.stat()
+    shutil.rmtree(server.data)
+    shutil.copytree(before, server.data)
+    for path in [server.data, *server.data.rglob("*")]:
+        os.chown(path, owner.st_uid, owner.st_gid)
+    server.restart()
+    lost.consolidate()
+    # Beyond the position of the copy.
+    nights.do("SELECT pg_switch_wal()", "UPDATE stock SET v = 22 WHERE id = 2")
+    run = nights.night("auto")
+    run.record()
+    assert "does not know of the copy" in run.plans[0].reason
+    nights.check(run.finish()["published"])
 
 
 def test_tables_that_join_are_read_and_all_are_of_one_position(nights: Nights) -> None:

@@ -111,7 +111,9 @@ class Kept:
         return found[0]
 
     def give_up(self, hours: int, copies: Mapping[str, str] | None = None, lake: str = "lake", **more: Any) -> None:
-        self.source.give_up_past(replace(self.options, standing_slot_hours=hours, **more), lake, copies or {})
+        options = replace(self.options, standing_slot_hours=hours, **more)
+        self.source.note_copies(options, lake, copies or {})
+        self.source.give_up_past(options)
 
     def forget(self) -> None:
         """Drop everything, as a user does who wants no past any more."""
