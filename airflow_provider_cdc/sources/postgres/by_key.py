@@ -73,8 +73,11 @@ class KeyLookup:
         for name, schema, sign, *collation in ask(_EQUALITIES.format(key=int(table.details["key"]))):
             found[name] = f"OPERATOR({quote(schema)}.{sign})"
             collations[name] = f" COLLATE {quote(*collation)}" if all(collation) else ""
-        kinds = ", ".join("pg_catalog.format_type({}, {})".format(*base_type(table.column(name))) for name in table.key)
+        bases = [base_type(table.column(name)) for name in table.key]
+        kinds = ", ".join(f"pg_catalog.format_type({oid}, {typmod})" for oid, typmod in bases)
+        plain = ", ".join(f"pg_catalog.format_type({oid}, -1)" for oid, _ in bases)
         (self._types,) = ask(f"SELECT {kinds}")
+        (plain_types,) = ask(f"SELECT {plain}")
         if missing := [name for name in table.key if name not in found]:
             raise SchemaChanged(
                 f"its key has changed: no index says how {', '.join(missing)} is compared",
@@ -83,8 +86,11 @@ class KeyLookup:
             )
         # On both sides: the server first makes one of keys that are equal, by the collation that these have.
         self._collations = [collations[name] for name in table.key]
+        # To the server a domain over an enum is no enum of the other side's type. Without a modifier the cast computes
+        # nothing, so the index serves.
         self._condition = " AND ".join(
-            f"w.k{place} {found[name]} t.{quote(name)}{collations[name]}" for place, name in enumerate(table.key)
+            f"w.k{place} {found[name]} t.{quote(name)}::{plain_types[place]}{collations[name]}"
+            for place, name in enumerate(table.key)
         )
         self._names = ", ".join(f"k{place}" for place in range(len(table.key)))
 

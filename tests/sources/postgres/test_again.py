@@ -71,6 +71,10 @@ KEYS: dict[str, tuple[tuple[str, ...], list[tuple[str, ...]]]] = {
     "documents": (("jsonb",), [('{"a": [1, 2.50]}',)]),
     "moods": (("mood",), [("sad",), ("it's",)]),
     "domains": (("positive",), [("5",)]),
+    "domains over anything": (
+        ("feeling", "price", "couple", "lots", "padded"),
+        [("sad", "1.100", "(1,x)", "{1,2}", "a  "), ("it's", "-1.000", "(,)", "{}", "   ")],
+    ),
     "collated": (('name COLLATE "POSIX"',), [("a",), ("A",)]),
     "odd names": (("int", '"Odd Type"'), [("1", "x")]),
     "rows": (("pair",), [("(1,x)",), ("(,)",), ('(2,"it\'s, ""so"" \\\\ (")',)]),
@@ -91,6 +95,11 @@ def test_rows_are_found_by_keys_of_every_kind(run: Run, source: PostgresSource, 
         "CREATE DOMAIN positive AS int",
         "CREATE TYPE \"Odd Type\" AS ENUM ('x')",
         "CREATE TYPE pair AS (a int, b text)",
+        "CREATE DOMAIN feeling AS mood",
+        "CREATE DOMAIN price AS numeric(12,3)",
+        "CREATE DOMAIN couple AS pair",
+        "CREATE DOMAIN lots AS int[]",
+        "CREATE DOMAIN padded AS char(3)",
     )
     columns = ", ".join(f'"k {place}" {kind}' for place, kind in enumerate(types))
     names = ", ".join(f'"k {place}"' for place in range(len(types)))
