@@ -28,20 +28,23 @@ def make_archive() -> None:
     if ARCHIVE.exists():
         return
     unfinished = ARCHIVE.with_suffix(f".{os.getpid()}")
-    done = subprocess.run(
-        [sys.executable, "-c", _APP],
-        env={**os.environ, "SPARK_SUBMIT_OPTS": f"-XX:TieredStopAtLevel=1 -XX:ArchiveClassesAtExit={unfinished}"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        check=False,
-    )
-    if done.returncode == 0 and unfinished.exists():
+    options = f'-XX:TieredStopAtLevel=1 "-XX:ArchiveClassesAtExit={unfinished}"'
+    try:
+        # The JVM writes it when the app has ended, and holds the app's stdout until then.
+        subprocess.run(
+            [sys.executable, "-c", _APP],
+            env={**os.environ, "SPARK_SUBMIT_OPTS": options},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            check=True,
+            timeout=300,
+        )
         unfinished.rename(ARCHIVE)
-    else:
-        say("Java made no archive of Spark's classes; tests take longer without it")
+    except (subprocess.SubprocessError, OSError):
+        say("setup: Java made no archive of Spark's classes; tests take longer without it")
         unfinished.unlink(missing_ok=True)
 
 
 def jvm_options() -> str:
     """Options for a driver's JVM; none without an archive."""
-    return f"-XX:SharedArchiveFile={ARCHIVE} -Xlog:cds=off -Xlog:cds+dynamic=off" if ARCHIVE.exists() else ""
+    return f'"-XX:SharedArchiveFile={ARCHIVE}" -Xlog:cds=off -Xlog:cds+dynamic=off' if ARCHIVE.exists() else ""
