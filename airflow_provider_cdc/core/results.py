@@ -31,7 +31,7 @@ class SnapshotResult:
     ``lock_seconds`` is the longest time that a lock was held. ``record`` names the record of the files that count.
     ``skipped`` are tables that the read found to be impossible to copy. Of a run that is published at
     ``snapshot_upper``: ``again`` names the record of what was read again, ``keys_again`` is how many keys were looked
-    up in the shared view, and ``view_seconds`` how long that was open.
+    up in the shared view, and ``view_seconds`` how long that was open. ``incarnation`` is the server's at the bound.
     """
 
     snapshot_upper: str
@@ -46,6 +46,7 @@ class SnapshotResult:
     again: str = ""
     keys_again: int = 0
     view_seconds: float = 0.0
+    incarnation: str = ""
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,7 @@ from pyspark.sql import SparkSession
 from airflow_provider_cdc.core import records
 from airflow_provider_cdc.core.decision import Decision, decision_of
 from airflow_provider_cdc.core.names import folder_name
-from airflow_provider_cdc.core.results import CONSOLIDATE, ConsolidateResult, DeltaResult
+from airflow_provider_cdc.core.results import CONSOLIDATE, ConsolidateResult, DeltaResult, SnapshotResult
 from airflow_provider_cdc.core.run import Commit, Run, read_is_latest, release
 from airflow_provider_cdc.core.selecting import published_schema
 from airflow_provider_cdc.core.staging import StagedFile, Staging
@@ -366,6 +366,7 @@ def _note_copies(run: Run, settings: ConnectionSettings) -> None:
     try:
         source = open_source(settings).of_run(manifest.identity, manifest.initial_position)
         parts = {str(entry.table.name): entry.table.copy_name.part for entry in manifest.tables}
+        incarnation = run.found(SnapshotResult).incarnation if manifest.at_upper else ""
         # The last copy of a part is not that of the table.
         copies: dict[str, dict[str, str]] = {part: {} for part in sorted({*parts.values()})}
         for table_name, is_latest in read_is_latest(run.folder).items():
@@ -373,7 +374,7 @@ def _note_copies(run: Run, settings: ConnectionSettings) -> None:
                 copies[parts[table_name]][table_name] = run.position
         for part, own in copies.items():
             lake = f"{manifest.lake}#{part}" if part else manifest.lake
-            note_copies(source, options, lake, own)
+            note_copies(source, options, lake, own, incarnation)
     except CdcError as error:
         say(f"consolidate: the source is not told (again) of the copies of this run: {error}")
 

@@ -141,6 +141,7 @@ def _snapshot(step: Step) -> SnapshotResult:
         again=records.write_named(step.folder, "chunks/again", seen.again) if seen else "",
         keys_again=seen.keys_in_view if seen else 0,
         view_seconds=seen.view_seconds if seen else 0.0,
+        incarnation=bound.incarnation,
     )
     say_skipped(skipped)
     _summarize(found)

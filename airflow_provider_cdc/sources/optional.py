@@ -124,12 +124,14 @@ class KeepsPast(Protocol):
         :raises SourceUnavailable: the server cannot be reached.
         """
 
-    def note_copies(self, options: StepOptions, lake: str, copies: Mapping[str, str]) -> None:
+    def note_copies(self, options: StepOptions, lake: str, copies: Mapping[str, str], incarnation: str) -> None:
         """Tell the server of copies that a run has published: only those of which it knows are rolled forward. Called
         on the source `of_run`, before `KeepsForRun.release`: what is kept for the run says that the server's history is
         the one that the copies are of.
 
         :param copies: the positions of the copies that are the latest ones in ``lake`` now, by the table's name.
+        :param incarnation: of the server when it reached them, if that was after the run's initial position: whatever
+            took it back to before them changed that (`ChunkReader.settle`). Else empty.
         :raises ExactnessError: another server answers, one whose disk was put back, or nothing is kept any more.
         :raises SourceUnavailable: the server cannot be reached.
         """
@@ -368,10 +370,10 @@ def check_point(source: Source, plans: Sequence[TablePlan], options: StepOptions
         going_back(source).check_past(wanted, live, options)
 
 
-def note_copies(source: Source, options: StepOptions, lake: str, copies: Mapping[str, str]) -> None:
+def note_copies(source: Source, options: StepOptions, lake: str, copies: Mapping[str, str], incarnation: str) -> None:
     """`KeepsPast.note_copies`, where anything is kept."""
     if options.standing_slot and isinstance(source, KeepsPast):
-        source.note_copies(options, lake, copies)
+        source.note_copies(options, lake, copies, incarnation)
 
 
 def give_up_past(source: Source, options: StepOptions) -> None:

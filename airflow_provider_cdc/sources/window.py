@@ -81,12 +81,17 @@ class UpperBound:
 
 @dataclass(frozen=True)
 class LogSegment:
-    """A part of the log that one task reads: ``name`` from byte (or LSN) ``start`` up to ``stop``; None: to its end."""
+    """A part of the log that one task reads: ``name`` from byte (or LSN) ``start`` up to ``stop``; None: to its end.
+
+    ``mark``: what the log must have before that if it still is the one that was read, in the source's own notation;
+    empty: nothing.
+    """
 
     number: int
     name: str
     start: int
     stop: int | None
+    mark: str = ""
 
 
 @dataclass(frozen=True)

@@ -60,6 +60,20 @@ class Privileges:
                     f"{allow_replication(platform(self._connection), self._user)}",
                 )
             )
+        # Servers since 17 have it with one argument more.
+        ((marking, may_mark),) = query(
+            self._connection,
+            "SELECT oid::regprocedure::text, has_function_privilege(oid, 'EXECUTE') FROM pg_proc WHERE pronamespace = "
+            "'pg_catalog'::regnamespace AND proname = 'pg_logical_emit_message' AND proargtypes[2] = 'text'::regtype",
+        )
+        if not may_mark:
+            problems.append(
+                Problem(
+                    marking,
+                    "this user may not execute the function, with which a run marks the end of its reads in the log",
+                    f"GRANT EXECUTE ON FUNCTION pg_catalog.{marking} TO {self._user}",
+                )
+            )
         if publishing and not self._create:
             problems.append(
                 Problem(

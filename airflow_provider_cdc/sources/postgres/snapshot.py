@@ -39,7 +39,7 @@ from airflow_provider_cdc.sources.capabilities import ChunkReader
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.kept import Kept
 from airflow_provider_cdc.sources.odd_values import OddValue
-from airflow_provider_cdc.sources.postgres import durable, prepared, publishing, slots, waiting
+from airflow_provider_cdc.sources.postgres import durable, end_mark, prepared, publishing, slots, waiting
 from airflow_provider_cdc.sources.postgres.at_point import changed_around, changed_since, read_at
 from airflow_provider_cdc.sources.postgres.by_key import ONE_BY_ONE, KeyLookup
 from airflow_provider_cdc.sources.postgres.chunks import place
@@ -309,13 +309,14 @@ def bound_reads(settings: ConnectionSettings) -> UpperBound:
     """A bound on everything that reads that have ended could have seen: the end of the log.
 
     A commit is in the log before it can be seen. It need not be on disk yet (``synchronous_commit=off``), and only what
-    is can be decoded, so that is waited for.
+    is can be decoded, so that is waited for. A mark stands before it, which the log must still have when it is read.
 
     :raises SourceUnavailable: the server does not flush its log.
     """
     with session(settings) as connection:
+        mark = end_mark.write(partial(query, connection))
         end, incarnation = durable.wait(partial(query, connection), settings.address)
-        return UpperBound(str(end), str(end), incarnation)
+        return UpperBound(str(end), end_mark.log_end(end, mark), incarnation)
 
 
 class _Reader:

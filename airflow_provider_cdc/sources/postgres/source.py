@@ -107,8 +107,8 @@ class PostgresSource:
     def keep_past(self, plans: Sequence[TablePlan], options: StepOptions) -> None:
         standing.keep_past(self.settings, plans, options)
 
-    def note_copies(self, options: StepOptions, lake: str, copies: Mapping[str, str]) -> None:
-        standing.note_copies(self.settings, options, lake, copies)
+    def note_copies(self, options: StepOptions, lake: str, copies: Mapping[str, str], incarnation: str) -> None:
+        standing.note_copies(self.settings, options, lake, copies, incarnation)
 
     def give_up_past(self, options: StepOptions) -> None:
         standing.give_up_past(self.settings, options)

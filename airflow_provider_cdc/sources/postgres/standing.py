@@ -117,9 +117,14 @@ def usable(connection: Connection, name: str) -> Standing | None:
 _STRANGE = "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s AND (plugin <> %s OR temporary OR two_phase)"
 
 
-def note_copies(settings: ConnectionSettings, options: StepOptions, lake: str, copies: Mapping[str, str]) -> None:
+def note_copies(
+    settings: ConnectionSettings, options: StepOptions, lake: str, copies: Mapping[str, str], incarnation: str
+) -> None:
     """`KeepsPast.note_copies`. A server whose disk was put back to before the run is the same server, but does not have
-    the run's slot, for which the sessions of a run look."""
+    the run's slot, for which the sessions of a run look. If it was put back to a moment of the run, it was restarted.
+    """
+    if incarnation and isinstance(settings, prepared.RunSettings):
+        settings = replace(settings, server={**settings.server, prepared.STARTED: incarnation})
     with session(settings) as connection:
         name = name_of(connection, options.standing_slot)
         alone(connection, name, options.lock.slot_wait_seconds)

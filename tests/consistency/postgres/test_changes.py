@@ -19,8 +19,8 @@ from airflow_provider_cdc.lake import open_dataset, read_changes, read_latest
 from harness.pipeline import Pipeline, settings_of
 from tests.conftest import PostgresFactory
 from tests.consistency.postgres import history
+from tests.consistency.postgres.nights import FULL, Nights
 from tests.consistency.postgres.servers import ENDS
-from tests.consistency.postgres.test_roll_forward_nights import FULL, Nights
 from tests.consistency.replaying import replayed, rows_of
 from tests.consistency.writing import Writing
 from tests.seeds import seeds

@@ -17,8 +17,8 @@ from airflow_provider_cdc.sources.postgres import PostgresSource
 from harness.pipeline import Pipeline, published, settings_of
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
+from tests.consistency.postgres.nights import Nights
 from tests.consistency.postgres.servers import ENDS, VERSIONS
-from tests.consistency.postgres.test_roll_forward_nights import Nights
 
 TABLES = {
     "made": "note text, n int NOT NULL, id int GENERATED ALWAYS AS (n * 2) STORED PRIMARY KEY",

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +10,6 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core import row_bytes
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.errors import CopyMismatch, ExactnessError, PreflightError
@@ -21,84 +17,13 @@ from airflow_provider_cdc.jobs import again
 from airflow_provider_cdc.sources.postgres.schema import read_tables
 from airflow_provider_cdc.sources.postgres.session import session
 from airflow_provider_cdc.sources.postgres.standing_record import load, states_of, store
-from harness.pipeline import Pipeline, settings_of
-from harness.postgres_server import PostgresServer
+from harness.pipeline import settings_of
 from tests.conftest import PostgresFactory
+from tests.consistency.postgres.nights import FULL, Nights
 from tests.consistency.postgres.servers import ENDS
 from tests.seeds import some
 from tests.soon import soon
 from tests.sources.postgres.values import CASES, SETUP
-
-Bytes = list[bytes]
-
-
-class Nights:
-    """Copies of the schema public in one lake, one after the other."""
-
-    def __init__(self, server: PostgresServer, spark: SparkSession, folder: Path) -> None:
-        self.server = server
-        self.spark = spark
-        self.folder = folder
-        self.number = 0
-
-    def do(self, *statements: str) -> None:
-        with self.server.connect() as connection:
-            for statement in statements:
-                connection.execute(statement.encode())
-
-    def ask(self, sql: str) -> Any:
-        return self.server.query(sql)[0][0]
-
-    def night(self, refresh: str = "changes", tables: Sequence[str] = ("public.*",), **more: Any) -> Pipeline:
-        """The next run; it is not begun yet."""
-        self.number += 1
-        run_id = f"202601{self.number:02}T000000Z-00000000"
-        settings, lake = settings_of(self.server), (self.folder / "lake").as_uri()
-        options = {"refresh": refresh, "standing_slot": "night", **more}
-        return Pipeline(self.spark, settings, lake, tables, run_id=run_id, **options)
-
-    def first(self) -> None:
-        run = self.night("full")
-        run.record()
-        run.finish()
-
-    def rolled(self, **more: Any) -> dict[str, Any]:
-        """Roll forward, and compare with a copy that is read anew."""
-        run = self.night(**more)
-        run.record()
-        assert {bool(plan.base) for plan in run.plans} == {True}
-        found = run.finish()
-        assert run.found["snapshot"]["rows"] == 0
-        self.check(found["published"])
-        return found
-
-    def check(self, tables: dict[str, str], patterns: Sequence[str] = ("public.*",)) -> None:
-        """Compare with a copy that is read anew; nothing is written meanwhile."""
-        lake = (self.folder / f"anew-{self.number}").as_uri()
-        anew = Pipeline(self.spark, settings_of(self.server), lake, patterns)
-        anew.record()
-        wanted = anew.finish()["published"]
-        assert tables.keys() == wanted.keys()
-        for name in tables:
-            assert sorted(contents(tables[name])) == sorted(contents(wanted[name])), f"night {self.number}, {name}"
-
-
-def contents(uri: str) -> Bytes:
-    """The bytes of all rows of a copy."""
-    folder = Storage(uri)
-    found: Bytes = []
-    for name in folder.files():
-        for batch in pq.read_table(folder.path(name)).combine_chunks().to_batches():
-            found += row_bytes.encode(batch, batch.schema.names).to_pylist()
-    return found
-
-
-@pytest.fixture
-def nights(postgres_factory: PostgresFactory, spark: SparkSession, tmp_path: Path) -> Nights:
-    return Nights(postgres_factory(None, ENDS[-1]), spark, tmp_path)
-
-
-FULL = "ALTER TABLE {0} REPLICA IDENTITY FULL"
 
 
 @pytest.mark.parametrize(
@@ -266,36 +191,6 @@ def test_a_change_that_the_log_lost_stops_the_run(nights: Nights) -> None:
     run.extract_delta()
     with pytest.raises(CopyMismatch, match="is not what the log says"):
         run.consolidate()
-
-
-@pytest.mark.long
-def test_a_run_is_cleared_on_a_server_whose_disk_was_put_back_to_before_it(nights: Nights, tmp_path: Path) -> None:
-    """The copy is not of this history, whatever the run tells the server of it now."""
-    server, before = nights.server, tmp_path / "before"
-    nights.do("CREATE TABLE stock (id int PRIMARY KEY, v int)", FULL.format("stock"))
-    nights.do("INSERT INTO stock VALUES (1, 10), (2, 20)")
-    nights.first()
-    server.stop()
-    shutil.copytree(server.data, before)
-    server.restart()
-    nights.do("UPDATE stock SET v = 11 WHERE id = 1")
-    lost = nights.night()
-    lost.record()
-    lost.finish()
-    server.stop()
-    owner = server.data.stat()
-    shutil.rmtree(server.data)
-    shutil.copytree(before, server.data)
-    for path in [server.data, *server.data.rglob("*")]:
-        os.chown(path, owner.st_uid, owner.st_gid)
-    server.restart()
-    lost.consolidate()
-    # Beyond the position of the copy.
-    nights.do("SELECT pg_switch_wal()", "UPDATE stock SET v = 22 WHERE id = 2")
-    run = nights.night("auto")
-    run.record()
-    assert "does not know of the copy" in run.plans[0].reason
-    nights.check(run.finish()["published"])
 
 
 def test_tables_that_join_are_read_and_all_are_of_one_position(nights: Nights) -> None:

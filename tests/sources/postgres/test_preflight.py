@@ -153,6 +153,20 @@ def test_a_login_whose_sessions_act_as_a_role_without_replication_is_told(
     assert "REPLICATION" not in {one.where for one in problems_of(reader, "shop.*")}
 
 
+def test_a_user_who_may_not_mark_the_end_of_the_reads_is_told(
+    postgres: PostgresServer, source: PostgresSource, reader: PostgresSource
+) -> None:
+    run(postgres, source, "ALTER ROLE reader REPLICATION", "GRANT owner_of_shop TO reader")
+    of = "pg_logical_emit_message(bool, text, text" + (", bool)" if postgres.binaries.major >= 17 else ")")
+    run(postgres, source, f"REVOKE EXECUTE ON FUNCTION {of} FROM PUBLIC")
+    try:
+        (problem,) = (one for one in problems_of(reader, "shop.*") if "marks the end" in one.what)
+        run(postgres, source, problem.hint)
+        assert not any("marks the end" in one.what for one in problems_of(reader, "shop.*"))
+    finally:
+        run(postgres, source, f"GRANT EXECUTE ON FUNCTION {of} TO PUBLIC")
+
+
 def test_select_on_every_column_is_not_enough_for_ranges_of_blocks(
     postgres: PostgresServer, source: PostgresSource, reader: PostgresSource
 ) -> None:

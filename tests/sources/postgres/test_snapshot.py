@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -27,7 +28,7 @@ from airflow_provider_cdc.sources.postgres import PostgresSource, durable, slots
 from airflow_provider_cdc.sources.postgres.decode.rows import CopyReader, open_rows
 from airflow_provider_cdc.sources.postgres.durable import insert_end
 from airflow_provider_cdc.sources.postgres.schema import read_tables
-from airflow_provider_cdc.sources.postgres.session import mapped_errors, session
+from airflow_provider_cdc.sources.postgres.session import mapped_errors, query, session
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
 from tests.soon import soon
@@ -272,9 +273,9 @@ def test_the_bound_covers_commits_that_are_visible_before_they_are_on_disk(
             writing.execute("UPDATE stock SET left_over = left_over + 1 WHERE id = 1")
             after = Lsn.parse(writing.execute("SELECT pg_current_wal_insert_lsn()::text").fetchall()[0][0])
             bound = source.bound_reads()
-            assert insert_end(after, PAGE, SEGMENT) <= Lsn.parse(bound.log_end)
+            assert insert_end(after, PAGE, SEGMENT) <= Lsn.parse(bound.position)
             flushed = Lsn.parse(postgres.query("SELECT pg_current_wal_flush_lsn()::text")[0][0])
-            assert Lsn.parse(bound.log_end) <= flushed
+            assert Lsn.parse(bound.position) <= flushed
 
 
 def test_a_log_that_is_not_flushed_is_waited_for_no_longer_than_it_takes(
@@ -316,10 +317,11 @@ def test_a_log_that_ends_with_a_page_is_whole(postgres: PostgresServer, source: 
                 emit(left - overhead)
             if insert() % PAGE == 24:
                 started = time.monotonic()
-                bound = source.bound_reads()
+                with session(source.settings) as connection:
+                    end, _ = durable.wait(partial(query, connection), "the end of the log")
                 assert time.monotonic() - started < 10
                 # Sessions that begin may write to the log, too.
-                if int(Lsn.parse(bound.log_end)) % PAGE == 0:
+                if int(end) % PAGE == 0:
                     return
     pytest.fail("no record ended with its page")
 

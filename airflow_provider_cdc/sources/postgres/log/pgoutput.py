@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.errors import DecodeError
 
-RELATION, TRUNCATE, STREAM_ABORT = 0x52, 0x54, 0x41
+RELATION, TRUNCATE, STREAM_ABORT, MESSAGE = 0x52, 0x54, 0x41, 0x4D
 
 _IDENTIFIES = 1
 
@@ -63,6 +63,29 @@ def relation(message: bytes) -> Relation:
         raise DecodeError("a Relation message has bytes after its end")
     # The server leaves out the name of its own schema.
     return Relation(oid, TableName(schema or "pg_catalog", name), chr(identity), tuple(columns), frozenset(identifying))
+
+
+@dataclass(frozen=True)
+class Message:
+    """What an application wrote into the log for whoever reads it."""
+
+    prefix: str
+    content: bytes
+
+
+def message_of(message: bytes) -> Message:
+    """Read a Message message.
+
+    :raises DecodeError: it is malformed.
+    """
+    try:
+        prefix, at = _text(message, 10)
+        (size,) = struct.unpack_from(">I", message, at)
+    except (struct.error, ValueError) as error:
+        raise DecodeError(f"a Message message is malformed: {error}") from error
+    if len(message) != at + 4 + size:
+        raise DecodeError("a Message message has another length than it says")
+    return Message(prefix, message[at + 4 :])
 
 
 def truncated(message: bytes) -> tuple[int, ...]:

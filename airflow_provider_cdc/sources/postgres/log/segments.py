@@ -20,6 +20,7 @@ from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.delta import NET_BYTES, delta_batches
 from airflow_provider_cdc.sources.postgres import slots
 from airflow_provider_cdc.sources.postgres.decode.images import decode_images
+from airflow_provider_cdc.sources.postgres.end_mark import EndMark, parse_log_end
 from airflow_provider_cdc.sources.postgres.log import walk_state
 from airflow_provider_cdc.sources.postgres.log.walker import LogWalker
 from airflow_provider_cdc.sources.postgres.session import (
@@ -51,16 +52,16 @@ def log_segments(
     """The one segment that holds every change after ``initial`` up to ``log_end``.
 
     :param initial: an LSN, the consistent point of the slot.
-    :param log_end: an LSN, as ``bound_reads`` noted it.
+    :param log_end: as ``bound_reads`` noted it.
     :param identity: names the ``slot`` and the ``publication``.
     :raises LogGone: the slot is not there any more, or not where it was.
     :raises SourceUnavailable: the server cannot be reached.
     """
-    start, stop = Lsn.parse(initial), Lsn.parse(log_end)
+    start, (stop, mark) = Lsn.parse(initial), parse_log_end(log_end)
     with session(settings) as connection:
         check_slot(connection, identity["slot"], start, stop)
     # No slot has a colon in its name.
-    return [LogSegment(0, f"{identity['slot']}:{identity['publication']}", int(start), int(stop))]
+    return [LogSegment(0, f"{identity['slot']}:{identity['publication']}", int(start), int(stop), mark)]
 
 
 def segments_between(
@@ -92,7 +93,8 @@ class PostgresSegmentReader:
         self._tables = tables
         self._slot, _, self._publication = segment.name.partition(":")
         self._initial, self._stop = initial, Lsn(segment.stop)
-        self._walker = LogWalker(self._slot, initial, self._stop, tables)
+        self._mark = EndMark.parse(segment.mark) if segment.mark else None
+        self._walker = LogWalker(self._slot, initial, self._stop, tables, self._mark)
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         change = self._walker.change
@@ -121,7 +123,8 @@ class PostgresSegmentReader:
         """Walk the whole segment, one batch of messages at a time."""
         started = time.perf_counter()
         walker, summary = self._walker, self.summary
-        parts = messages(self._connection, self._slot, self._publication, self._initial, self._stop)
+        slot = self._slot, self._publication, self._initial
+        parts = messages(self._connection, *slot, self._stop, marked=self._mark is not None)
         with closing(parts):
             for batch in parts:
                 if batch.type != pa.binary():
@@ -137,7 +140,7 @@ class PostgresSegmentReader:
 
 
 def messages(
-    connection: ReadingConnection, slot: str, publication: str, initial: Lsn, stop: Lsn
+    connection: ReadingConnection, slot: str, publication: str, initial: Lsn, stop: Lsn, *, marked: bool = False
 ) -> Generator[pa.Array]:
     """The messages of a slot that stands at ``initial``: those of all transactions whose commit record ends at ``stop``
     or before, and perhaps of some that follow.
@@ -146,9 +149,10 @@ def messages(
     window at once could fill its disk. So a copy of the slot is emptied in parts. Each call decodes again from where
     the oldest transaction of its time began; a part is therefore no smaller than that stretch.
 
+    :param marked: also those that applications wrote, of which one is the mark.
     :raises LogGone: the slot is gone, or stands elsewhere.
     """
-    yield from take(connection, copy_slot(connection, slot, initial), publication, initial, stop)
+    yield from take(connection, copy_slot(connection, slot, initial), publication, initial, stop, marked=marked)
 
 
 def copy_slot(connection: ReadingConnection, slot: str, initial: Lsn) -> str:
@@ -165,15 +169,18 @@ def copy_slot(connection: ReadingConnection, slot: str, initial: Lsn) -> str:
     return copy
 
 
-def take(connection: ReadingConnection, copy: str, publication: str, start: Lsn, stop: Lsn) -> Generator[pa.Array]:
+def take(
+    connection: ReadingConnection, copy: str, publication: str, start: Lsn, stop: Lsn, *, marked: bool = False
+) -> Generator[pa.Array]:
     """The messages of a slot of this session that stands at ``start``, which it has no more then; see `messages`."""
     # Messages are about as large as the log that they are made from.
     most = FIRST_PART if int(stop) - int(start) > PART_BYTES else _LARGEST_INT
+    more = ", 'messages', 'true'" if marked else ""
     while True:
         count = size = 0
         sql = (
             f"SELECT data FROM pg_catalog.pg_logical_slot_get_binary_changes('{copy}', {literal(str(stop))}, {most}, "
-            f"'proto_version', '1', 'publication_names', {literal(quote(publication))})"
+            f"'proto_version', '1', 'publication_names', {literal(quote(publication))}{more})"
         )
         for batch in read(connection, sql):
             count += batch.num_rows

@@ -60,6 +60,7 @@ from airflow_provider_cdc.sources.postgres.log.walk_state import (
     KEYS,
     KEYS_AT,
     KEYS_ONLY,
+    MARKED,
     MORE,
     NO_RELATION,
     NO_ROOM,
@@ -82,7 +83,7 @@ from airflow_provider_cdc.sources.postgres.log.walk_state import (
 _BEGIN, _COMMIT, _INSERT, _UPDATE, _DELETE = 0x42, 0x43, 0x49, 0x55, 0x44
 _ORIGIN, _TYPE, _MESSAGE = 0x4F, 0x59, 0x4D
 _OLD, _KEY, _NEW = 0x4F, 0x4B, 0x4E
-_BEGIN_BYTES, _COMMIT_BYTES = 21, 26
+_BEGIN_BYTES, _COMMIT_BYTES, _LEAST_MESSAGE_BYTES = 21, 26, 15
 _EPOCH = 946_684_800_000_000
 """Microseconds from 1970 to 2000, from when PostgreSQL counts."""
 
@@ -341,8 +342,13 @@ def walk(
         elif kind in (_ORIGIN, _TYPE):
             if state[PHASE] != OPEN:
                 return OUT_OF_PLACE
-        elif kind != _MESSAGE:
+        elif kind == _MESSAGE:
             # What applications write for each other changes no row, and may stand anywhere.
+            if end - at < _LEAST_MESSAGE_BYTES:
+                return BAD_LENGTH
+            if load64be(data, at + 2) >= state[MARKED]:
+                return ODD
+        else:
             return ODD
         state[AT] += 1
     return MORE

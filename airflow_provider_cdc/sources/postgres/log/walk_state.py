@@ -31,7 +31,9 @@ IMAGES = 9
 WANTED = 10
 COMMITTED = 11
 """Of the transaction, in microseconds since 1970."""
-STATE_WORDS = 12
+MARKED = 12
+"""Messages of applications that stand there or later are for the caller."""
+STATE_WORDS = 13
 
 # `state[PHASE]`
 BETWEEN, OPEN = 0, 1

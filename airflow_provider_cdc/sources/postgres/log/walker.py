@@ -20,11 +20,13 @@ from airflow_provider_cdc.errors import (
     ConfigurationError,
     DecodeError,
     ImageNotWhole,
+    LogGone,
     SchemaChanged,
     UnknownEvent,
 )
 from airflow_provider_cdc.sources.changes import ChangeLog
 from airflow_provider_cdc.sources.netting import NetChange
+from airflow_provider_cdc.sources.postgres.end_mark import EndMark
 from airflow_provider_cdc.sources.postgres.log import pgoutput, walk_state
 from airflow_provider_cdc.sources.postgres.log.tuples import find_relation
 from airflow_provider_cdc.sources.postgres.log.walk import MOST_RECORDS, walk
@@ -54,11 +56,14 @@ class LogWalker:
     :param slot: its name, for messages.
     :param initial: transactions that begin to commit before it do not count.
     :param stop: transactions that begin to commit there or later do not count.
+    :param mark: what must be met before the end.
 
     ``state`` is that of ``walk.walk``. When ``close`` was called, ``change`` holds the result.
     """
 
-    def __init__(self, slot: str, initial: Lsn, stop: Lsn, tracked: Sequence[TrackedTable]) -> None:
+    def __init__(
+        self, slot: str, initial: Lsn, stop: Lsn, tracked: Sequence[TrackedTable], mark: EndMark | None = None
+    ) -> None:
         self._slot = slot
         self._tables = [one.table for one in tracked]
         self._indexes = {_oid(table): index for index, table in enumerate(self._tables)}
@@ -85,6 +90,8 @@ class LogWalker:
         self.state: Int64s = np.zeros(walk_state.STATE_WORDS, np.int64)
         self.state[walk_state.INITIAL] = int(initial)
         self.state[walk_state.STOP] = int(stop)
+        self._mark = mark
+        self.state[walk_state.MARKED] = int(mark.since) if mark is not None else _ALWAYS
 
     @property
     def where(self) -> str:
@@ -131,9 +138,18 @@ class LogWalker:
         """There are no more messages.
 
         :raises DecodeError: they end within a transaction.
+        :raises LogGone: the mark was not among them.
         """
         if self.state[walk_state.PHASE] != walk_state.BETWEEN:
             raise self._damaged("the log ends within a transaction")
+        if self._mark is not None:
+            raise LogGone(
+                "the log is not the one that it was when the tables were read: what the run wrote into it then is "
+                "not there any more",
+                where=f"replication slot {self._slot}, before {Lsn(int(self.state[walk_state.STOP]))}",
+                hint="the server lost what it had: its disk or its machine was put back to an earlier state, or it "
+                f"crashed with fsync=off. {_NEW_RUN}",
+            )
 
     def _walk(self, data: Bytes, ends: Int32s) -> int:
         return int(
@@ -166,6 +182,10 @@ class LogWalker:
             # in it for streamed. What never began has nothing to take back. Where something is open it stays unknown.
             if len(message) != pgoutput.STREAM_ABORT_BYTES:
                 raise self._damaged(_DAMAGE[walk_state.BAD_LENGTH])
+            return
+        if kind == pgoutput.MESSAGE:
+            if self._mark is not None and self._mark.is_in(self._read(pgoutput.message_of, message)):
+                self._mark = None
             return
         if kind not in (pgoutput.RELATION, pgoutput.TRUNCATE):
             raise UnknownEvent(

@@ -36,7 +36,7 @@ def prepare(address: Address) -> Work:
                         source.decode_images(tracked.table, batch["before"].drop_null())
                 seconds.append(time.perf_counter() - started)
                 started = time.perf_counter()
-                stop = Lsn.parse(source.bound_reads().log_end)
+                stop = Lsn.parse(source.bound_reads().position)
                 slot, publication = point.identity["slot"], point.identity["publication"]
                 with reading_session(address.settings) as reading:
                     deque(messages(reading, slot, publication, Lsn.parse(point.position), stop), maxlen=0)

@@ -118,3 +118,8 @@ def change(oid: int, old: Values | None, new: Values | None, tag: bytes = b"O") 
 
 def truncate(*oids: int) -> bytes:
     return b"T" + struct.pack(">IB", len(oids), 0) + b"".join(struct.pack(">I", oid) for oid in oids)
+
+
+def said(at: int, prefix: str, content: bytes, flags: int = 0) -> bytes:
+    """A Message message: what an application wrote into the log."""
+    return b"M" + struct.pack(">BQ", flags, at) + prefix.encode() + b"\0" + struct.pack(">I", len(content)) + content

@@ -20,17 +20,20 @@ from airflow_provider_cdc.errors import (
     CdcError,
     DecodeError,
     ImageNotWhole,
+    LogGone,
     PositionError,
     SchemaChanged,
     UnknownEvent,
 )
 from airflow_provider_cdc.sources.delta import delta_batches
 from airflow_provider_cdc.sources.postgres.decode.images import decode_images
+from airflow_provider_cdc.sources.postgres.end_mark import EndMark
 from airflow_provider_cdc.sources.postgres.log import pgoutput, walk_state
 from airflow_provider_cdc.sources.postgres.log.walker import LogWalker
+from airflow_provider_cdc.sources.postgres.session import APPLICATION
 from airflow_provider_cdc.sources.window import DELTA_SCHEMA, TrackedTable
 from tests.sources.guarded import guarded
-from tests.sources.postgres.log.messages import begin, change, commit, relation, truncate, tuple_data
+from tests.sources.postgres.log.messages import begin, change, commit, relation, said, truncate, tuple_data
 
 INT4, TEXT = 23, 25
 COLUMNS = [("id", INT4, -1), ("v", TEXT, -1)]
@@ -65,16 +68,16 @@ RELATIONS = [
 Event = tuple[tuple[int, str | None] | None, tuple[int, str | None] | None]
 
 
-def walker() -> LogWalker:
-    return LogWalker("slot", Lsn(INITIAL), Lsn(STOP), TRACKED)
+def walker(mark: EndMark | None = None) -> LogWalker:
+    return LogWalker("slot", Lsn(INITIAL), Lsn(STOP), TRACKED, mark)
 
 
 def binary(messages: Sequence[bytes]) -> pa.BinaryArray:
     return pa.array(messages, pa.binary())
 
 
-def walked(messages: Sequence[bytes], step: int = 1000) -> LogWalker:
-    found = walker()
+def walked(messages: Sequence[bytes], step: int = 1000, mark: EndMark | None = None) -> LogWalker:
+    found = walker(mark)
     for start in range(0, len(messages), step):
         # A batch may be a part of a larger one.
         array = binary([b"?", *messages[start : start + step]]).slice(1)
@@ -291,6 +294,36 @@ HARMLESS: dict[str, list[bytes]] = {
 @pytest.mark.parametrize("what", HARMLESS)
 def test_what_is_ignored(what: str) -> None:
     assert found_by(walked(HARMLESS[what])) == []
+
+
+MARK = EndMark(Lsn(500), "0123abcd")
+OURS = said(510, APPLICATION, b"0123abcd")
+
+MARKED: dict[str, tuple[list[bytes], type[CdcError] | None]] = {
+    "after the last transaction": ([*transaction(), OURS], None),
+    "in the middle of a transaction": ([begin(200), *RELATIONS, OURS, change(A, None, ROW), commit(200)], None),
+    "among those of others": (
+        [said(505, "x", b"y"), said(508, APPLICATION, b"another"), OURS, said(600, "x", b"")],
+        None,
+    ),
+    "at the first place": ([said(500, APPLICATION, b"0123abcd")], None),
+    "nowhere": (transaction(), LogGone),
+    "of others only": ([said(510, "x", b"0123abcd"), said(511, APPLICATION, b"0123abce")], LogGone),
+    "of an earlier place": ([said(499, APPLICATION, b"0123abcd")], LogGone),
+    "after the end": ([begin(STOP), OURS], LogGone),
+    "cut short": ([OURS[:-1]], DecodeError),
+    "too long": ([OURS + b"x"], DecodeError),
+    "without an end of its prefix": ([b"M\0" + struct.pack(">Q", 510) + b"x" * 8], DecodeError),
+    "without a length": ([b"M\0" + struct.pack(">Q", 510) + b"xxxx\0\0"], DecodeError),
+    "without a place": ([b"M\0" + bytes(7)], DecodeError),
+}
+
+
+@pytest.mark.parametrize("what", MARKED)
+def test_the_mark_that_the_reads_ended_with_must_be_met(what: str) -> None:
+    messages, error = MARKED[what]
+    with pytest.raises(error) if error else contextlib.nullcontext():
+        walked(messages, mark=MARK)
 
 
 def sample() -> list[bytes]:

@@ -189,8 +189,8 @@ def test_a_session_that_ends_early(run: Run, follow: Follow, monkeypatch: pytest
     kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s AND query LIKE %s"
     take = segments.take
 
-    def ended_early(*arguments: Any) -> Iterator[pa.Array]:
-        messages = take(*arguments)
+    def ended_early(*arguments: Any, **more: Any) -> Iterator[pa.Array]:
+        messages = take(*arguments, **more)
         yield next(messages)
         assert reading.server.query(kill, (reading.database, "%slot_get_binary%")) == [(True,)]
         yield from messages
