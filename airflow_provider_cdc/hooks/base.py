@@ -28,6 +28,9 @@ class CdcHook(BaseHook):
     conn_name_attr = "source_conn_id"
     own_tls_fields: ClassVar[tuple[str, ...]] = ()
     """Fields of the form that a stock connection of this kind may have in its extra, too: its own type has none."""
+    stock_refused: ClassVar[tuple[str, ...]] = ()
+    """Fields of a stock connection's extra that say where its sessions go, or who is trusted there, and that lead
+    nowhere here: without them another server might answer."""
 
     def __init__(self, source_conn_id: str) -> None:
         super().__init__()
@@ -52,6 +55,13 @@ class CdcHook(BaseHook):
                 raise ConfigurationError(f"it has no {field}", where=where, hint=f"set the connection's {field}")
         extra = connection.extra_dejson
         own = connection.conn_type == self.conn_type
+        if not own and (refused := [field for field in self.stock_refused if extra.get(field)]):
+            raise ConfigurationError(
+                f"its extra says where to go or whom to trust in a way that is not followed here: {', '.join(refused)}",
+                where=where,
+                hint="name the server by the connection's host and port and its user by login and password, in a "
+                f"connection of its own (type {self.conn_type})",
+            )
         settings = ConnectionSettings(
             kind=self.kind.name,
             host=connection.host,

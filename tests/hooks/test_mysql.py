@@ -70,6 +70,13 @@ def test_stock_connection_keeps_its_tls_settings(connection: Connect, ssl: objec
     assert open_hook("shop").settings().tls == {"ca": "/ca.pem", "mode": "verify_identity"}
 
 
+@pytest.mark.parametrize("field", CdcMysqlHook.stock_refused)
+def test_a_stock_connection_that_leads_elsewhere_is_refused(connection: Connect, field: str) -> None:
+    connection(conn_type="mysql", extra={field: "/run/mysqld/mysqld.sock"})
+    with pytest.raises(ConfigurationError, match=f"not followed here: {field}"):
+        open_hook("shop").settings()
+
+
 def test_stock_connection_with_unreadable_tls_settings_is_refused(connection: Connect) -> None:
     connection(conn_type="mysql", extra={"ssl": "yes"})
     with pytest.raises(ConfigurationError, match="ssl"):

@@ -71,6 +71,16 @@ def test_stock_connection_keeps_its_own_fields(connection: Connect) -> None:
         open_hook("shop").settings()
 
 
+@pytest.mark.parametrize("field", CdcPostgresHook.stock_refused)
+def test_a_stock_connection_that_leads_elsewhere_is_refused(connection: Connect, field: str) -> None:
+    connection(conn_type="postgres", extra={field: "10.0.0.7"})
+    with pytest.raises(ConfigurationError, match=f"not followed here: {field}"):
+        open_hook("shop").settings()
+    # Written out and left empty.
+    connection(conn_type="postgres", extra={field: "", "options": "-c statement_timeout=5000"})
+    assert open_hook("shop").settings().host == "db.example.com"
+
+
 def test_the_form_s_test_button_says_what_answers_and_what_is_wrong(
     connection: Connect, postgres: PostgresServer
 ) -> None:
