@@ -57,7 +57,7 @@ def settle(settings: ConnectionSettings, connection: Connection, seconds: float)
     """
     # A snapshot lists running transactions only up to the last one that has ended: so end one that is the latest.
     query(connection, "SELECT pg_current_xact_id()")
-    ((began, committing, waiting),) = query(connection, _BEGAN)
+    ((began, committing, waiting),) = query(connection, _BEGAN, {})
     deadline = time.monotonic() + seconds
     while waiting:
         arguments = {"waiting": waiting, "committing": committing}
@@ -67,27 +67,35 @@ def settle(settings: ConnectionSettings, connection: Connection, seconds: float)
         time.sleep(_POLL_SECONDS if waiting else 0)
 
 
+# What a subscription's worker calls itself tells nothing: it may commit what it applies in parallel while idle in a
+# transaction, and runs COMMIT PREPARED while idle. But while it waits for what the publisher sends, it does neither.
+_WORKER = "{0}.backend_type LIKE 'logical replication%%worker'"
+_WAITS_FOR_MORE = "{0}.wait_event IN ('LogicalApplyMain', 'LogicalParallelApplyMain', 'applytransaction')"
+_MAY_COMMIT = f"""CASE WHEN {_WORKER} THEN {_WAITS_FOR_MORE} IS NOT TRUE
+    ELSE {{0}}.state IS NULL OR {{0}}.state NOT LIKE '{{1}}%%' END"""
+# Nor does it show a query. The COMMIT PREPARED is a transaction of its own to it.
+_STATEMENT = f"concat({{0}}.pid, ' ', CASE WHEN {_WORKER} THEN {{0}}.xact_start ELSE {{0}}.query_start END)"
+
 # A prepared transaction has no session of its own. Its COMMIT PREPARED has begun only if some session runs one; what
 # a session runs may be hidden from this user, cut off, or not be text.
-_BEGAN = """
+_BEGAN = f"""
 SELECT pg_current_snapshot()::text, ARRAY(
-    SELECT concat(pid, ' ', query_start) FROM pg_stat_activity
-    WHERE pid <> pg_backend_pid() AND (state IS NULL OR state NOT LIKE 'idle%')
-        AND (query ~* 'prepared|insufficient privilege' OR backend_type LIKE 'logical replication%worker'
-            OR state = 'disabled'
-            OR octet_length(query) >= pg_size_bytes(current_setting('track_activity_query_size')) - 8)),
+    SELECT {_STATEMENT.format("w")} FROM pg_stat_activity w
+    WHERE w.pid <> pg_backend_pid() AND {_MAY_COMMIT.format("w", "idle")}
+        AND (w.query ~* 'prepared|insufficient privilege' OR {_WORKER.format("w")} OR w.state = 'disabled'
+            OR octet_length(w.query) >= pg_size_bytes(current_setting('track_activity_query_size')) - 8)),
     ARRAY(SELECT x::text FROM pg_snapshot_xip(pg_current_snapshot()) x)
 """
 
-_UNSETTLED = """
+_UNSETTLED = f"""
 SELECT x FROM unnest(%(waiting)s::text[]) x
 LEFT JOIN pg_stat_activity a ON a.backend_xid = x::xid8::xid
 LEFT JOIN pg_prepared_xacts p ON p.transaction = x::xid8::xid
 WHERE NOT pg_visible_in_snapshot(x::xid8, pg_current_snapshot())
-    AND (a.state IS NULL OR a.state NOT LIKE 'idle in transaction%%')
+    AND {_MAY_COMMIT.format("a", "idle in transaction")}
     AND (p.transaction IS NULL OR EXISTS (
-        SELECT FROM pg_stat_activity w WHERE concat(w.pid, ' ', w.query_start) = ANY(%(committing)s)
-            AND (w.state IS NULL OR w.state NOT LIKE 'idle%%')))
+        SELECT FROM pg_stat_activity w
+        WHERE {_STATEMENT.format("w")} = ANY(%(committing)s) AND {_MAY_COMMIT.format("w", "idle")}))
 """
 
 
