@@ -19,7 +19,16 @@ from airflow_provider_cdc.errors import (
     TransientError,
 )
 from airflow_provider_cdc.sources.connection import ConnectionSettings
-from airflow_provider_cdc.sources.postgres.session import literal, query, quote, read, reading_session, session, value
+from airflow_provider_cdc.sources.postgres.session import (
+    literal,
+    query,
+    quote,
+    read,
+    reading_session,
+    run,
+    session,
+    value,
+)
 from harness.postgres_server import SUPERUSER, PostgresServer
 from tests.conftest import PostgresFactory
 from tests.soon import soon
@@ -48,6 +57,7 @@ def settings(postgres: PostgresServer, database: str) -> Iterator[ConnectionSett
         "row_security = on",
         "quote_all_identifiers = on",
         "array_nulls = off",
+        "gin_fuzzy_search_limit = 10",
     ):
         postgres.query(f"ALTER ROLE {quote(role)} SET {setting}")
     yield dataclasses.replace(settings_of(postgres, database), user=role, password=PASSWORD)
@@ -66,6 +76,27 @@ def test_what_a_role_sets_for_itself_changes_no_value_on_either_way(settings: Co
         assert value(control, SHOWN) == batch["shown"][0].as_py() == "t|2020-02-01|P1D|\\x01|0.1|t"
         assert value(control, "current_setting('statement_timeout')") == batch["waits"][0].as_py() == "0"
         assert value(control, "current_setting('enable_tidscan')") == "on"
+
+
+def test_an_index_gives_all_rows_that_it_is_asked_for(
+    settings: ConnectionSettings, postgres: PostgresServer, database: str
+) -> None:
+    """With btree_gin, conditions on numbers and times are answered by such an index, too."""
+    postgres.query(
+        "CREATE TABLE notes (tags int[]); INSERT INTO notes SELECT ARRAY[i % 2] FROM generate_series(1, 20000) i;"
+        f"CREATE INDEX ON notes USING gin (tags); GRANT SELECT ON notes TO {quote(settings.user)}",
+        database=database,
+    )
+    found = "(SELECT count(*) FROM public.notes WHERE tags @> ARRAY[1])"
+    with session(settings) as control, reading_session(settings) as reading:
+        query(control, "SET enable_seqscan = off")
+        assert value(control, found) == 10_000
+        run(reading, "SET enable_seqscan = off")
+        (batch,) = read(reading, f"SELECT {found} AS found")
+        assert batch["found"][0].as_py() == 10_000
+    limited = f"SET enable_seqscan = off; SET gin_fuzzy_search_limit = 10; SELECT {found}"
+    assert postgres.query(limited, database=database)[0][0] < 10_000, "the index is not used: the test provokes nothing"
+    postgres.query("DROP TABLE notes", database=database)
 
 
 def test_a_limit_that_only_new_servers_have_is_lifted(postgres_factory: PostgresFactory) -> None:
