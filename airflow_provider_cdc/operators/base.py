@@ -57,11 +57,20 @@ def run_id_of(context: Context, lake: str) -> str:
 
 def run_id_for(dag_run: Any, task_id: str, lake: str, map_index: int | None = None) -> str:
     """`run_id_of` of the task ``task_id``, whichever task asks."""
-    names = [dag_run.dag_id, dag_run.run_id, task_id, lake]
+    digest = _digest(dag_run.dag_id, dag_run.run_id, task_id, lake, map_index)
+    return f"{dag_run.run_after.astimezone(UTC):%Y%m%dT%H%M%SZ}-{digest}"
+
+
+def same_run(run_id: str, dag_id: str, dag_run_id: str, task_id: str, lake: str, map_index: int | None = None) -> bool:
+    """Whether ``run_id`` is the `run_id_for` such a DAG run, whenever that was due."""
+    return run_id.rpartition("-")[2] == _digest(dag_id, dag_run_id, task_id, lake, map_index)
+
+
+def _digest(dag_id: str, dag_run_id: str, task_id: str, lake: str, map_index: int | None) -> str:
+    names = [dag_id, dag_run_id, task_id, lake]
     if map_index not in (None, -1):
         names.append(str(map_index))
-    digest = hashlib.sha256(json.dumps(names).encode()).hexdigest()[:8]
-    return f"{dag_run.run_after.astimezone(UTC):%Y%m%dT%H%M%SZ}-{digest}"
+    return hashlib.sha256(json.dumps(names).encode()).hexdigest()[:8]
 
 
 def scratch_for(scratch: str, source_conn_id: str, lake: str) -> str:

@@ -20,6 +20,7 @@ from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.operators.base import TargetOperator, hand_on, lake_of, say_skipped, scratch_for
 from airflow_provider_cdc.operators.failing import failing
 from airflow_provider_cdc.operators.lake_checks import check_names, tell_leftovers
+from airflow_provider_cdc.operators.over import release_what_is_over
 from airflow_provider_cdc.operators.parameters import Allowed, check_conf, check_kind, take_options, taking_options
 from airflow_provider_cdc.operators.planned import View, leaving_no_folder, pace_of, readable, summary, view_of
 from airflow_provider_cdc.operators.spark_step import check_spark
@@ -86,16 +87,19 @@ class PreflightOperator(TargetOperator):
                 check_spark(options.spark_conn_id, options.spark_conf or {})
             surveyed: tuple[Source, Survey] | None = None
             with _collected(problems, "parameter source_conn_id"):
-                surveyed = self._survey(options)
+                surveyed = self._survey(context, options, places)
             if surveyed is not None:
                 surveyed = _planned(*surveyed, places, options, problems)
         if problems or places is None or surveyed is None:
             raise PreflightError(problems)
         return self._tell(context, options, *surveyed, places)
 
-    def _survey(self, options: RunOptions) -> tuple[Source, Survey]:
+    def _survey(self, context: Context, options: RunOptions, places: _Places | None) -> tuple[Source, Survey]:
         """The source, and what can be copied of it."""
         source = open_hook(options.source_conn_id).get_conn()
+        if places is not None and not options.plan_only:
+            # Before it is looked whether the server has room for this run's own.
+            release_what_is_over(context, self, source, places.scratch, places.lake.uri)
         if self.strict_conf:
             check_kind(options, source.kind)
         in_part = named(options.where, options.columns)

@@ -76,11 +76,12 @@ class ReleasingOperator(RendersClearly):
 
 
 class ReleaseOfRun:
-    """``on_failure_callback`` of a DAG: releases what the source keeps for the run of one `SnapshotTaskGroup`.
+    """``on_failure_callback`` and ``on_success_callback`` of a DAG: releases what the source keeps for the run of one
+    `SnapshotTaskGroup`.
 
-    A task whose process dies at once (SIGKILL, out of memory, its machine) can call nothing any more. Its DAG run still
-    fails, and Airflow then calls the DAG's callback in another process. A group that is mapped has a run for each of
-    its sources.
+    A task whose process dies at once (SIGKILL, out of memory, its machine) can call nothing any more, and neither can
+    one that was marked before it ran. Its DAG run still ends, and Airflow then calls the DAG's callback in another
+    process. A group that is mapped has a run for each of its sources.
 
     :param recording: the task that records the initial position.
     """

@@ -207,7 +207,7 @@ class SnapshotTaskGroup(TaskGroup):
                 **on_spark,
             )
             self.snapshot >> self.extract_delta >> self.consolidate
-        self._release_when_the_run_fails()
+        self._release_when_the_run_ends()
 
     @classmethod
     def partial(cls, **shared: Any) -> PartialGroup[SnapshotTaskGroup]:
@@ -220,16 +220,19 @@ class SnapshotTaskGroup(TaskGroup):
         _check_arguments({name: value for name, value in shared.items() if name not in ours})
         return PartialGroup(cls, shared)
 
-    def _release_when_the_run_fails(self) -> None:
+    def _release_when_the_run_ends(self) -> None:
+        # A DAG run may also succeed although this group did not: somebody marked its tasks, or what comes after it runs
+        # whatever became of it.
         # Airflow calls a DAG's callbacks in its DAG processor. `dag.test` does so, too, in the process of the tasks,
         # and raises where a param has no default; but what is killed there is all of it.
         if os.environ.get("_AIRFLOW_PROCESS_CONTEXT") != "client":
             return
         dag: Any = self.dag
-        own = dag.on_failure_callback or []
-        dag.on_failure_callback = [*(own if isinstance(own, list) else [own]), ReleaseOfRun(self.lock_and_record)]
-        # The scheduler asks this one; Airflow sets it for what the DAG was made with.
-        dag.has_on_failure_callback = True
+        for name in ("on_failure_callback", "on_success_callback"):
+            own = getattr(dag, name) or []
+            setattr(dag, name, [*(own if isinstance(own, list) else [own]), ReleaseOfRun(self.lock_and_record)])
+            # The scheduler asks this one; Airflow sets it for what the DAG was made with.
+            setattr(dag, f"has_{name}", True)
 
     @property
     def run_uri(self) -> XComArg:

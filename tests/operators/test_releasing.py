@@ -285,6 +285,24 @@ def test_a_dag_that_is_tested_has_only_the_callbacks_that_its_author_gave_it() -
     with DAG("d", schedule=None) as dag:
         SnapshotTaskGroup(source_conn_id="shop", tables=["public.*"], target="file:///lake")
     assert not dag.has_on_failure_callback
+    assert not dag.has_on_success_callback
+
+
+@pytest.mark.usefixtures("in_dag_processor")
+def test_a_dag_run_that_succeeds_though_its_tasks_were_only_marked_releases_the_slot(
+    postgres: PostgresServer, source: PostgresSource, context: Any, tmp_path: Any
+) -> None:
+    def tell(context: Any) -> None: ...
+
+    with DAG("d", schedule=None, on_success_callback=tell) as dag:
+        group = SnapshotTaskGroup(source_conn_id="shop", tables=["public.*"], target=tmp_path.as_uri())
+    first, second = dag.on_success_callback
+    assert first is tell
+    assert dag.has_on_success_callback
+    begin_run(source, run_id_for(context["dag_run"], group.lock_and_record.task_id, tmp_path.as_uri()), tmp_path)
+    assert kept(postgres) == 1
+    second(context)
+    assert kept(postgres) == 0
 
 
 @pytest.mark.usefixtures("in_dag_processor")

@@ -18,6 +18,7 @@ from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import LockNotGranted, SchemaChanged
+from airflow_provider_cdc.sources.left_by_runs import LeftByRun
 from airflow_provider_cdc.sources.postgres.identities import FULL, IDENTIFYING
 from airflow_provider_cdc.sources.postgres.schema import Leaf, leaves
 from airflow_provider_cdc.sources.postgres.session import APPLICATION, Connection, literal, query, quote, value
@@ -177,6 +178,18 @@ def about(connection: Connection, name: str) -> dict[str, Any]:
         if isinstance(found, dict):
             return found
     return {}
+
+
+def left_by_runs(connection: Connection) -> list[LeftByRun]:
+    """The runs that publications of this database were made for, as far as these say which DAG runs they are of."""
+    rows = query(
+        connection,
+        "SELECT pubname::text FROM pg_publication WHERE obj_description(oid, 'pg_publication') LIKE %s ORDER BY 1",
+        (f"%{APPLICATION}%",),
+    )
+    found = [about(connection, name) for (name,) in rows]
+    told = [tuple(str(said.get(key) or "") for key in ("run_id", "dag_id", "dag_run_id")) for said in found]
+    return [LeftByRun(*names) for names in dict.fromkeys(told) if all(names)]
 
 
 def _comment(run_id: str) -> str:

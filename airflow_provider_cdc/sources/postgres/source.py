@@ -19,6 +19,7 @@ from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.capabilities import ChunkReader, SegmentReader, Source
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.kept import Kept, keeping, session_of
+from airflow_provider_cdc.sources.left_by_runs import LeftByRun, TellsLeft
 from airflow_provider_cdc.sources.optional import (
     ChecksServer,
     GoesBack,
@@ -40,6 +41,7 @@ from airflow_provider_cdc.sources.postgres import (
     past,
     preflight,
     prepared,
+    publishing,
     reach,
     sample,
     schema,
@@ -178,6 +180,10 @@ class PostgresSource:
     def discard(self, identity: Mapping[str, str]) -> None:
         slots.discard(self.settings, identity)
 
+    def left_by_runs(self) -> list[LeftByRun]:
+        with session(self.settings) as connection:
+            return publishing.left_by_runs(connection)
+
     @contextmanager
     def share_reads(self, lock: LockPolicy) -> Iterator[PostgresSource]:
         with snapshot.share_view(self.settings, lock) as view:
@@ -259,8 +265,10 @@ if TYPE_CHECKING:
         RollsForward,
         KeepsWindow,
         ToldInPart,
+        TellsLeft,
     ]:
         return (
+            source,
             source,
             source,
             source,
