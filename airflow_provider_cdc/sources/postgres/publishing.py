@@ -149,18 +149,19 @@ def _publish(connection: Connection, name: str, relations: Sequence[tuple[TableN
 def publication_state(connection: Connection, name: str, relations: str = "") -> str:
     """A digest of the publication, which any change to it changes, even one that was undone; empty if there is none.
 
-    The catalog's rows are new versions after each.
+    The catalog's rows are new versions after each. An old one has another xmax as soon as there is a new one: the log
+    goes by that once it has the commit, which may wait for a standby before anybody sees it.
 
     :param relations: OIDs between commas: what it has beside these does not count; empty: all does.
     """
     return str(
         value(
             connection,
-            "COALESCE((SELECT md5(concat_ws(';', p.oid, p.xmin, "
-            "(SELECT string_agg(concat_ws(',', r.oid, r.xmin, r.prrelid), ';' ORDER BY r.oid) "
+            "COALESCE((SELECT md5(concat_ws(';', p.oid, p.xmin, p.xmax, "
+            "(SELECT string_agg(concat_ws(',', r.oid, r.xmin, r.xmax, r.prrelid), ';' ORDER BY r.oid) "
             "FROM pg_publication_rel r WHERE r.prpubid = p.oid "
             "AND (%s = '' OR r.prrelid::text = ANY(string_to_array(%s, ',')))), "
-            "(SELECT string_agg(concat_ws(',', n.oid, n.xmin, n.pnnspid), ';' ORDER BY n.oid) "
+            "(SELECT string_agg(concat_ws(',', n.oid, n.xmin, n.xmax, n.pnnspid), ';' ORDER BY n.oid) "
             "FROM pg_publication_namespace n WHERE n.pnpubid = p.oid))) "
             "FROM pg_publication p WHERE p.pubname = %s), '')",
             (relations, relations, name),

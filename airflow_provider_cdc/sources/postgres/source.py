@@ -49,12 +49,16 @@ from airflow_provider_cdc.sources.postgres import (
     slots,
     snapshot,
     standing,
+    type_catalog,
     types,
     waiting,
 )
 from airflow_provider_cdc.sources.postgres.session import session, value
 from airflow_provider_cdc.sources.rereading import LogTail, ReadsAgain
 from airflow_provider_cdc.sources.window import LogSegment, TrackedTable, UpperBound
+
+_ALTERED_SECONDS = 60.0
+"""How long a type that is being altered is waited for."""
 
 
 class PostgresSource:
@@ -172,6 +176,10 @@ class PostgresSource:
 
     def check_tables(self, tables: Sequence[Table]) -> None:
         with session(self.settings) as connection:
+            # Unlike a table, a type is not locked against those who write its values: the log may have rows with its
+            # new labels while nobody sees these yet.
+            if type_catalog.being_altered(connection, tables):
+                waiting.settle(self.settings, connection, _ALTERED_SECONDS)
             schema.check_unchanged(connection, tables)
 
     def release(self, run_id: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.sources.postgres.session import Connection, query
 from airflow_provider_cdc.sources.postgres.types import NAMES_OF_OBJECTS
 
@@ -21,11 +22,7 @@ SELECT c.root, b.typname, b.oid, c.typmod,
 FROM chain c JOIN pg_type b ON b.oid = c.oid AND b.typtype <> 'd' JOIN pg_type r ON r.oid = c.root
 """
 
-# Everything that a type is made of, and of that everything that someone could have altered and that its values show.
-# What is rare and shows in values (labels, fields) is compared by the version of its row (xmin), so that it is noticed
-# also when it was taken back. A type's own row is not: no statement changes how a type prints, and a GRANT on it, a new
-# owner or name, and a domain's default or NOT NULL change no value that is stored.
-_DEFINITIONS = """
+_PARTS = """
 WITH RECURSIVE part(root, oid) AS (
     SELECT w, w FROM unnest(%s::oid[]) w
     UNION
@@ -35,6 +32,13 @@ WITH RECURSIVE part(root, oid) AS (
         UNION ALL SELECT a.atttypid FROM pg_attribute a
             WHERE a.attrelid = t.typrelid AND t.typrelid <> 0 AND a.attnum > 0 AND NOT a.attisdropped
         UNION ALL SELECT r.rngsubtype FROM pg_range r WHERE t.oid IN (r.rngtypid, r.rngmultitypid)) AS x(oid))
+"""
+
+# Everything that a type is made of, and of that everything that someone could have altered and that its values show.
+# What is rare and shows in values (labels, fields) is compared by the version of its row (xmin), so that it is noticed
+# also when it was taken back. A type's own row is not: no statement changes how a type prints, and a GRANT on it, a new
+# owner or name, and a domain's default or NOT NULL change no value that is stored.
+_DEFINITIONS = f"""{_PARTS}
 SELECT p.root, bool_or(t.oid = ANY(%s::oid[])),
     md5(string_agg(concat_ws('|', t.oid, t.typtype, t.typtypmod, t.typoutput::oid,
     (SELECT string_agg(concat_ws('=', e.oid, e.xmin, e.enumsortorder, e.enumlabel), ',' ORDER BY e.enumsortorder)
@@ -43,6 +47,15 @@ SELECT p.root, bool_or(t.oid = ANY(%s::oid[])),
         ORDER BY a.attnum) FROM pg_attribute a WHERE a.attrelid = t.typrelid AND t.typrelid <> 0 AND a.attnum > 0)
     ), ';' ORDER BY t.oid) FILTER (WHERE t.oid >= %s::oid))
 FROM part p JOIN pg_type t ON t.oid = p.oid GROUP BY p.root
+"""
+
+# Whoever alters a type of labels or of fields holds one of these locks until others can see what it did.
+_BEING_ALTERED = f"""{_PARTS}
+SELECT EXISTS (SELECT FROM part p JOIN pg_type t ON t.oid = p.oid JOIN pg_locks l ON l.granted
+    AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+    AND l.mode IN ('ExclusiveLock', 'AccessExclusiveLock')
+    AND CASE l.locktype WHEN 'object' THEN l.classid = 'pg_type'::regclass AND l.objid = t.oid
+        WHEN 'relation' THEN l.relation = t.typrelid ELSE false END)
 """
 
 _TYPE_KINDS = {
@@ -67,3 +80,9 @@ def read_types(connection: Connection, oids: Iterable[int]) -> dict[int, tuple[s
         root: (_TYPE_KINDS[kind], base, base_oid, typmod, *parts[root])
         for root, base, base_oid, typmod, kind in query(connection, _BASES, (wanted,))
     }
+
+
+def being_altered(connection: Connection, tables: Iterable[Table]) -> bool:
+    """Whether somebody alters a type that a column is of, or a part of one, and what that did cannot be seen yet."""
+    oids = {column.details["oid"] for table in tables for column in table.columns if column.details.get("definition")}
+    return bool(oids) and bool(query(connection, _BEING_ALTERED, (list(oids),))[0][0])

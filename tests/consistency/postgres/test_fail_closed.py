@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.errors import CdcError, ExactnessError, LogGone, SchemaChanged
+from airflow_provider_cdc.sources.postgres import PostgresSource, waiting
+from airflow_provider_cdc.sources.window import UpperBound
 from harness.pipeline import Pipeline, published, settings_of
 from harness.postgres_server import PostgresServer
 from harness.throw_away import throw_away
 from tests.consistency.acting import WHEN, run_through
 from tests.seeds import some
 from tests.soon import soon
+from tests.sources.postgres.backends import wait_for
 
 
 @dataclass(frozen=True)
@@ -194,14 +199,14 @@ def test_a_transaction_that_waits_for_a_standby_is_not_lost_between_log_and_read
     run = Pipeline(spark, settings_of(own_server), tmp_path.as_uri(), ["shop.orders"])
     try:
         with ThreadPoolExecutor(2) as pool, own_server.connect() as watch, own_server.connect() as connection:
-            waiting = pool.submit(connection.execute, "UPDATE shop.orders SET amount = 77 WHERE id = 7")
+            writing = pool.submit(connection.execute, "UPDATE shop.orders SET amount = 77 WHERE id = 7")
             while not watch.execute("SELECT 1 FROM pg_stat_activity WHERE wait_event = 'SyncRep'").fetchone():
                 time.sleep(0.01)
             recorded = pool.submit(run.record)
             time.sleep(1.5)
             assert not recorded.done(), "the position was recorded while a commit in it could not be seen"
             own_server.set_standbys("")
-            waiting.result()
+            writing.result()
             recorded.result()
         run.finish()
     finally:
@@ -209,3 +214,63 @@ def test_a_transaction_that_waits_for_a_standby_is_not_lost_between_log_and_read
         run.release()
     _, rows = published(run.found["consolidate"]["published"]["shop.orders"])
     assert [str(row[1]) for row in rows if row[0] == 7] == ["77.00"]
+
+
+UNSEEN = {
+    "a label is renamed": ("ALTER TYPE shop.mood RENAME VALUE 'glad' TO 'happy'", SchemaChanged),
+    "a field is added": ("ALTER TYPE shop.place ADD ATTRIBUTE shelf int", SchemaChanged),
+    "a table leaves the publication": ("ALTER PUBLICATION {publication} DROP TABLE shop.orders", ExactnessError),
+    "the publication tells less": ("ALTER PUBLICATION {publication} SET (publish = 'insert')", ExactnessError),
+}
+
+
+@pytest.mark.parametrize("what", UNSEEN)
+def test_what_the_log_goes_by_and_nobody_sees_yet_stops_the_run(
+    what: str, own_server: PostgresServer, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows are written while it waits for a standby, for none of this locks their table. The log tells of them as it
+    says, also what they were before; the catalog does not show it for as long as the standby does not answer."""
+    _prepare(own_server)
+    own_server.query("CREATE TYPE shop.place AS (hall int); ALTER TABLE shop.orders ADD at shop.place DEFAULT ROW(1)")
+    run = Pipeline(spark, settings_of(own_server), tmp_path.as_uri(), ["shop.orders"])
+    run.record()
+    ((publication,),) = own_server.query("SELECT pubname FROM pg_publication")
+    statement, error = UNSEEN[what]
+    settle, bound = waiting.settle, PostgresSource.bound_reads
+
+    def answering(*arguments: Any) -> None:
+        # The standby is back only once somebody waits for it.
+        later = threading.Timer(1, own_server.set_standbys, [""])
+        later.start()
+        settle(*arguments)
+        later.join()
+
+    with (
+        ThreadPoolExecutor(1) as pool,
+        own_server.connect() as altering,
+        own_server.connect(options="-c synchronous_commit=local") as writing,
+    ):
+        altered: list[Future[Any]] = []
+
+        def after_the_reads(source: PostgresSource) -> UpperBound:
+            own_server.set_standbys("nobody")
+            altered.append(pool.submit(altering.execute, statement.format(publication=publication).encode()))
+            wait_for(own_server, "wait_event = 'SyncRep'")
+            writing.execute("UPDATE shop.orders SET amount = 77 WHERE id = 7")
+            monkeypatch.setattr(waiting, "settle", answering)
+            return bound(source)
+
+        def read_all_and_the_log() -> None:
+            run.snapshot()
+            if error is SchemaChanged:
+                own_server.set_standbys("")
+            run.extract_delta()
+
+        monkeypatch.setattr(PostgresSource, "bound_reads", after_the_reads)
+        try:
+            with pytest.raises(error):
+                read_all_and_the_log()
+        finally:
+            own_server.set_standbys("")
+            altered[0].result()
+            run.release()
