@@ -86,11 +86,13 @@ def commits_since(settings: ConnectionSettings, slot: str, start: Lsn) -> Genera
 def advance(connection: Connection, slot: str, to: Lsn) -> None:
     """Move a slot on to ``to``: it then tells of the transactions whose commit records begin there or later.
 
-    :raises LogGone: it is beyond that already, or the log does not reach there.
+    :raises LogGone: it is beyond that already, or the log does not reach there, or is gone.
     """
     confirmed = _confirmed(connection, slot)
     if confirmed < to:
-        ((at,),) = query(connection, "SELECT end_lsn::text FROM pg_replication_slot_advance(%s, %s)", (slot, str(to)))
+        with slot_errors(f"replication slot {slot}"):
+            sql = "SELECT end_lsn::text FROM pg_replication_slot_advance(%s, %s)"
+            ((at,),) = query(connection, sql, (slot, str(to)))
         confirmed = Lsn.parse(at)
     if confirmed != to:
         raise LogGone(

@@ -58,7 +58,7 @@ _BUSY = ("53",)
 _TOO_LARGE = "54000"
 _LOST = ("08", "57P", "25P03", "25P04", "XX000")
 _VIEW_GONE = ("22023", "42704", "55000", "58P01")
-_SLOT_GONE = ("42704", "55000")
+_SLOT_GONE = ("42704", "55000", "58P01")
 _REQUIRES_AUTH = 160_000
 CHANNEL_BINDING = "channel_binding"
 """The field of ``ConnectionSettings.tls`` that is libpq's parameter of this name."""

@@ -170,6 +170,26 @@ def warn_if_short(slot: SlotState) -> None:
         )
 
 
+def begins(connection: Connection, name: str) -> bool:
+    """Whether the log is there where a slot begins. What the server says of a slot (``wal_status``) counts only what it
+    threw away itself, and not what pg_resetwal, a restored disk or somebody's hand did."""
+    copy = f"{PREFIX}look_{uuid.uuid4().hex[:12]}"
+    try:
+        query(connection, "SELECT pg_copy_logical_replication_slot(%s, %s, true)", (name, copy))
+    except psycopg.errors.ConfigurationLimitExceeded:
+        # Whoever needs more room says so.
+        return True
+    peek = "pg_logical_slot_peek_binary_changes(%s, '0/1', 1, 'proto_version', '1', 'publication_names', %s)"
+    try:
+        # It stops behind the first record.
+        query(connection, f"SELECT FROM {peek}", (copy, quote(name)))
+    except psycopg.errors.UndefinedFile:
+        # With an error, temporary slots end.
+        return False
+    query(connection, "SELECT pg_drop_replication_slot(%s)", (copy,))
+    return True
+
+
 def left_slots(connection: Connection) -> list[tuple[str, int, str]]:
     """Our slots but the standing ones, of runs in progress and of others: how many bytes of log each one keeps, and its
     ``wal_status``."""

@@ -104,6 +104,8 @@ def usable(connection: Connection, name: str) -> Standing | None:
         lost = f"somebody else moved it on, to {slot.confirmed}"
     elif query(connection, _STRANGE, (name, slots.PLUGIN)):
         lost = "somebody else made a slot of that name"
+    elif not slots.begins(connection, name):
+        lost = "the files of its log are gone from the server's pg_wal"
     if not lost:
         return record
     _log.warning(
