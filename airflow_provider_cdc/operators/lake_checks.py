@@ -8,8 +8,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
+from airflow_provider_cdc.core.manifest import LAKE_FORMAT
 from airflow_provider_cdc.core.names import folder_name
-from airflow_provider_cdc.core.run import WORK_FOLDERS, Run, is_published
+from airflow_provider_cdc.core.run import WORK_FOLDERS, Run, is_published, run_id_in
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.counted import counted
@@ -62,6 +63,30 @@ def check_names(target: Storage, tables: Sequence[TableName]) -> None:
     ]
     if problems:
         raise PreflightError(problems)
+
+
+def check_not_made_before(run: Storage, lake: Storage, tables: Sequence[TableName]) -> None:
+    """Make sure that a run which has no manifest in ``run``, its folder, has no copies in ``lake`` either: it would
+    read everything for new ones, and could not put them where others are.
+
+    :raises ManifestError: it has some. Its records were removed, or lie in another scratch.
+    """
+    sink = open_sink(LAKE_FORMAT, lake)
+
+    def files(table: TableName) -> list[str]:
+        folder = sink.copy_folder(run_id_in(run), table)
+        return [folder.uri] if folder.files() else []
+
+    with ThreadPoolExecutor(_READERS) as readers:
+        found = [uri for uris in readers.map(files, tables) for uri in uris]
+    # In this order, for a concurrent try may begin the run, and come to its end.
+    if found and not Run.exists(run):
+        raise ManifestError(
+            f"this run has published copies, such as {found[0]}, and has no manifest any more: it was removed, or lies "
+            "in another scratch",
+            where=run.uri,
+            hint="trigger a new run; or name the scratch that this one began with, and clear the task",
+        )
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,10 @@ from airflow.providers.common.compat.sdk import AirflowException, AirflowSkipExc
 from airflow_provider_cdc.core import records
 from airflow_provider_cdc.core.options import StepOptions
 from airflow_provider_cdc.core.plan import TablePlan
+from airflow_provider_cdc.core.run import Run
+from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.hooks import open_hook
-from airflow_provider_cdc.operators.base import TargetOperator, hand_on, lake_of, run_id_of, scratch_for
+from airflow_provider_cdc.operators.base import TargetOperator, hand_on, lake_of, run_folder, run_id_of, scratch_for
 from airflow_provider_cdc.operators.failing import failing
 from airflow_provider_cdc.operators.parameters import Allowed
 from airflow_provider_cdc.operators.releasing import ReleasingOperator
@@ -81,6 +83,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         # What looks into files takes a while to import, and DAGs are parsed all the time.
         from airflow_provider_cdc.core.beginning import begin
+        from airflow_provider_cdc.operators.lake_checks import check_not_made_before
 
         # Preflight has made sure that it is one or the other; a template may have made text of it.
         if str(self.plan_only).lower() == "true":
@@ -90,8 +93,12 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
         source = open_hook(self.source_conn_id).get_conn()
         plans = records.decode(list[TablePlan], self.plan, "XCom plan of preflight")
         options = records.decode(StepOptions, self.options, "XCom options of preflight")
-        self._recording = True
         run_id = run_id_of(context, lake)
+        scratch = scratch_for(self.scratch, self.source_conn_id, lake)
+        folder = run_folder(scratch, run_id)
+        if not Run.exists(folder):
+            check_not_made_before(folder, Storage(lake), [plan.copy_name for plan in plans])
+        self._recording = True
         run = begin(
             source,
             plans,
@@ -99,7 +106,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
             partial(record_point, source, options, plans, run_id),
             run_id=run_id,
             lake=lake,
-            scratch=scratch_for(self.scratch, self.source_conn_id, lake),
+            scratch=scratch,
             source_conn_id=self.source_conn_id,
             skipped=self.skipped,
         )

@@ -8,7 +8,7 @@ one table's new copy beside another one's old copy.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from typing import Any
@@ -39,6 +39,10 @@ _REMOVED = "_removed="
 """What the folder of a copy is called while it is removed, where a folder can be renamed: readers do not see it."""
 _PUBLISHERS, _MOVERS = 8, 8
 _INCOMPLETE = "run the task again: it completes what was begun"
+_STRANGE = (
+    f"leave them if {LATEST} names them: they are the copy then of an earlier beginning of this run, whose records are "
+    "gone or lie in another scratch, so trigger a new run; else find out who wrote them, remove them, clear the task"
+)
 _DAMAGED = "something else than this provider changed it, or the storage lost it: trigger a new run"
 
 
@@ -205,6 +209,8 @@ class ParquetSink:
         self._lake.make_folder(folder)
         wanted = {f"{folder}/{file.base_name}": file for file in added} | dict(kept)
         present = self._lake.sizes(folder)
+        # Before anything lies beside them: they may be a copy that is read.
+        self._check_own(folder, present, wanted)
 
         def move(name: str) -> None:
             if name in kept:
@@ -237,12 +243,16 @@ class ParquetSink:
                 raise FileDamaged(
                     f"the file {file.base_name} of this copy {what}", where=self._lake.uri_of(folder), hint=_DAMAGED
                 )
-        strange = [name for name in present.keys() - wanted.keys() if _is_visible(name)]
+        self._check_own(folder, present, wanted)
+
+    def _check_own(self, folder: str, present: Iterable[str], wanted: Collection[str]) -> None:
+        """:raises FileDamaged: the folder of a copy has files that are not of it."""
+        strange = [name for name in present if name not in wanted and _is_visible(name)]
         if strange:
             raise FileDamaged(
                 f"the folder of this copy holds files that are not of it: {', '.join(sorted(strange)[:5])}",
                 where=self._lake.uri_of(folder),
-                hint="find out who wrote them, remove them, and clear the task",
+                hint=_STRANGE,
             )
 
     def _adopt(self, name: str, new_name: str) -> None:

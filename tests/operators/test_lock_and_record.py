@@ -85,6 +85,22 @@ def operator(target: Path, plan: Sequence[Mapping[str, Any]] = tuple(PLAN)) -> L
     )
 
 
+def test_a_published_run_whose_records_are_gone_is_not_begun_again(source: FakeSource, tmp_path: Path) -> None:
+    """Its copies are there: all would be read for others of the same name."""
+    run_id = run_id_of(context(), tmp_path.as_uri())
+    copy = tmp_path / "shop.clicks" / f"snapshot={run_id}"
+    copy.mkdir(parents=True)
+    (copy / "part-0.parquet").write_bytes(b"rows")
+    with pytest.raises(AirflowFailException, match=r"has published copies, such as .*shop\.clicks/snapshot="):
+        operator(tmp_path).execute(context())
+    assert not source.calls, "nothing was locked or made on the server"
+    (copy / "part-0.parquet").unlink()
+    operator(tmp_path).execute(context())
+    # With its manifest it goes on.
+    (copy / "part-0.parquet").write_bytes(b"rows")
+    operator(tmp_path).execute(context())
+
+
 def test_manifest_holds_what_later_steps_need(source: FakeSource, tmp_path: Path) -> None:
     pushed = operator(tmp_path).execute(context())
     run = Storage(pushed["run_uri"])
