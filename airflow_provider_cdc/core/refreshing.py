@@ -127,6 +127,10 @@ def choose(
             since = run.manifest.identity, run.position
             refused |= source.refusals_since(*since, tables, to, options, keys_only=keys_only, bases=len(fit))
         except TerminalError as error:
+            if isinstance(error, PreflightError) and (options.changes or options.refresh == CHANGES):
+                # It is the run's position that cannot be had: no table's copy is the reason, and to read them in full
+                # would not help.
+                raise
             refused |= dict.fromkeys(own, _said(error))
     if refused and options.refresh == CHANGES:
         hint = "choose auto: such tables are then read in full"

@@ -217,7 +217,8 @@ def _collected(problems: list[Problem], where: str) -> Iterator[None]:
     try:
         yield
     except PreflightError as error:
-        problems.extend(error.problems)
+        # One thing may be in the way of several.
+        problems.extend(one for one in error.problems if one not in problems)
     except TerminalError as error:
         problems.append(Problem(error.where or where, error.message, error.hint))
     except TransientError:

@@ -193,6 +193,19 @@ def test_a_change_that_the_log_lost_stops_the_run(nights: Nights) -> None:
         run.consolidate()
 
 
+@pytest.mark.parametrize("asked", [{"refresh": "changes"}, {"refresh": "auto", "changes": True}])
+def test_a_time_that_cannot_be_met_is_no_reason_to_give_up_copies_or_changes(
+    nights: Nights, asked: dict[str, Any]
+) -> None:
+    """The hint for a copy that cannot be rolled forward would have them read in full, for nothing."""
+    nights.do("CREATE TABLE stock (id int PRIMARY KEY, v int)", FULL.format("stock"))
+    nights.first()
+    for when, why in [("2099-01-01T00:00:00Z", "is in the future"), ("0/5", "lies before the standing slot")]:
+        with pytest.raises(PreflightError, match=why) as refusal:
+            nights.night(as_of=when, **asked).preflight()
+        assert [problem.where for problem in refusal.value.problems] == ["parameter as_of"]
+
+
 def test_tables_that_join_are_read_and_all_are_of_one_position(nights: Nights) -> None:
     nights.do("CREATE TABLE a (id int PRIMARY KEY, v int)", FULL.format("a"), "INSERT INTO a VALUES (1, 1), (2, 2)")
     nights.first()
