@@ -166,6 +166,10 @@ def release_of_task(context: Context) -> None:
         uri = getattr(task, "run_uri", None)
         if isinstance(uri, str):
             run = Storage(uri)
+        elif not hasattr(task, "target"):
+            # There is no such XCom: the task that leaves it was skipped or marked, or the XCom was removed since.
+            _log.info("Which run this task is of is not known to it: what the source keeps goes when the DAG run ends")
+            return
         else:
             lake = lake_of(task.target, task.source_conn_id)
             run = run_folder(scratch_for(task.scratch, task.source_conn_id, lake), run_id_of(context, lake))

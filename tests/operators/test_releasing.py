@@ -112,6 +112,19 @@ def test_a_manifest_that_is_there_is_found_by_lock_and_record_too(
     assert kept(postgres) == 0
 
 
+def test_a_step_that_was_left_no_run_does_not_blame_the_code(
+    postgres: PostgresServer, run: Storage, context: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    """lock_and_record was marked as successful before it ran, or Airflow's database was cleaned."""
+    with DAG("d", schedule=None):
+        group = SnapshotTaskGroup(source_conn_id="shop", tables=["public.*"], target="file:///lake")
+    with caplog.at_level(logging.INFO):
+        fail(group.consolidate, context)
+    assert "Which run this task is of is not known" in caplog.text
+    assert "attribute" not in caplog.text
+    assert kept(postgres) == 1
+
+
 def test_a_run_in_a_scratch_of_its_own_is_found_by_lock_and_record(
     postgres: PostgresServer, source: PostgresSource, context: Any, tmp_path: Any
 ) -> None:
