@@ -10,9 +10,10 @@ import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, get_args
 
 import pytest
+from airflow.dag_processing import processor
 from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException, AirflowTaskTimeout
@@ -264,11 +265,11 @@ def test_a_failed_dag_run_releases_the_slots_of_all_groups_of_a_mapped_one(
             source_conn_id=["shop", "crm", "gone"]
         )
 
-    def count(**asked: Any) -> int:
+    def states(**asked: Any) -> Any:
         assert asked == {"dag_id": "d", "task_ids": ["lock_and_record"], "run_ids": ["r"]}
-        return 3
+        return {"r": {f"lock_and_record_{index}": "success" for index in range(3)}}
 
-    context["ti"].get_ti_count = count
+    context["ti"].get_task_states = states
     (release,) = dag.on_failure_callback
     for index, conn_id in enumerate(["shop", "crm"]):
         lake = tmp_path / conn_id
@@ -292,6 +293,14 @@ def test_a_run_whose_manifest_was_never_written_leaves_nothing(
     release(context)
     assert kept(postgres) == 0
     assert postgres.query("SELECT 1 FROM pg_publication", database=source.settings.database) == []
+
+
+def test_what_the_callbacks_of_a_dag_ask_for_its_processor_can_answer() -> None:
+    """Airflow's DAG processor takes some questions to which it cannot read the answers."""
+    answers = {kind.__name__ for kind in get_args(get_args(processor.ToDagProcessor)[0])}
+    questions = {kind.__name__ for kind in get_args(get_args(processor.ToManager)[0])}
+    assert {"TaskStatesResult", "ConnectionResult"} <= answers
+    assert {"GetTaskStates", "GetConnection"} <= questions
 
 
 def test_a_dag_that_is_tested_has_only_the_callbacks_that_its_author_gave_it() -> None:
