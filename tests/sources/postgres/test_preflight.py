@@ -140,6 +140,14 @@ def test_the_grants_that_are_named_suffice(
     assert len(reader.preflight(["shop.*"])) == 1
 
 
+@pytest.mark.parametrize("name", ["zero_damaged_pages", "ignore_checksum_failure"])
+def test_a_setting_that_hides_lost_rows_is_refused(postgres: PostgresServer, reader: PostgresSource, name: str) -> None:
+    """A superuser sets it for the user of the copies, who cannot set it back."""
+    postgres.query(f"ALTER ROLE reader SET {name} = on")
+    (problem,) = (one for one in problems_of(reader, "shop.*") if one.where == name)
+    assert "in silence" in problem.what
+
+
 def test_a_login_whose_sessions_act_as_a_role_without_replication_is_told(
     postgres: PostgresServer, source: PostgresSource, reader: PostgresSource
 ) -> None:
