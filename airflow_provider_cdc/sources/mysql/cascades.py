@@ -16,6 +16,11 @@ later is in the window, where it stops the run, too. So no foreign key can join 
 
 There is no second try within the run. I stays, and the missing change with it, whatever U the table is read at again.
 A new run has another I.
+
+A server that logs cascades still does not log those of changes that it was handed from one that does not: as its
+replica, be it for a minute of the run, or by what mysqlbinlog prints. It carries those out as that other one did. But
+it notes with each event which way it took. So a table whose cascades are expected in the log is marked
+(`relies_on_log`), and the reader stops at a row that was deleted or updated the other way, whatever table it is of.
 """
 
 from __future__ import annotations
@@ -35,6 +40,8 @@ from airflow_provider_cdc.sources.mysql.types import unsupported
 
 _RULES = ("CASCADE", "SET NULL", "SET DEFAULT")
 _NATIVE = "innodb_native_foreign_keys"
+_LOGGED = "cascades_logged"
+"""In a table's details: foreign keys change its rows, and the log is expected to tell."""
 # Whatever becomes of a parent's own copy: here its values are only compared, as they are stored.
 _ANY_VALUE = TableOptions(unrepresentable="string")
 
@@ -54,9 +61,18 @@ def with_parents(
 
     A parent's ``key`` are the columns that are referenced. A table whose parents are not all known comes back as it
     was, with problems: without their schemas, their own parents and their whole rows nobody can tell what reached it.
+    Where the server logs such changes, the tables that they reach come back marked (`relies_on_log`).
     """
-    if not tables or unlogged_because(connection) is None:
-        return tuple(tables), []
+    if not tables:
+        return (), []
+    if unlogged_because(connection) is None:
+        cascading = {(schema, table) for schema, table, _ in _cascading(connection, [table.name for table in tables])}
+        return tuple(
+            replace(one, details={**one.details, _LOGGED: True})
+            if (one.name.schema, one.name.name) in cascading
+            else one
+            for one in tables
+        ), []
     keys = _all_foreign_keys(connection, [table.name for table in tables])
     chains = {table.name: _chain(table.name, keys) for table in tables}
     wanted = sorted({parent for chain in chains.values() for parent in chain})
@@ -76,6 +92,11 @@ def with_parents(
             table = replace(table, cascades_from=own)
         found.append(table)
     return tuple(found), problems
+
+
+def relies_on_log(table: Table) -> bool:
+    """Whether foreign keys change the table's rows, and the log has to tell."""
+    return bool(table.details.get(_LOGGED))
 
 
 def unlogged_because(connection: Connection) -> str | None:
@@ -143,8 +164,9 @@ def _all_foreign_keys(connection: Connection, names: Sequence[TableName]) -> Map
     return found
 
 
-def _foreign_keys(connection: Connection, names: Sequence[TableName]) -> dict[TableName, list[_ForeignKey]]:
-    cascading = {
+def _cascading(connection: Connection, names: Sequence[TableName]) -> set[tuple[str, str, str]]:
+    """Schema, table and name of the foreign keys of ``names`` that make changes by themselves."""
+    return {
         (schema, table, constraint)
         for schema, table, constraint, *rules in select_of_tables(
             connection,
@@ -155,6 +177,10 @@ def _foreign_keys(connection: Connection, names: Sequence[TableName]) -> dict[Ta
         )
         if any(rule in _RULES for rule in rules)
     }
+
+
+def _foreign_keys(connection: Connection, names: Sequence[TableName]) -> dict[TableName, list[_ForeignKey]]:
+    cascading = _cascading(connection, names)
     columns: dict[tuple[str, str, str, TableName], list[str]] = defaultdict(list)
     for schema, table, constraint, parent_schema, parent, column in select_of_tables(
         connection,

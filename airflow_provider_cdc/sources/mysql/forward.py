@@ -14,8 +14,9 @@ from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import CdcError, ExactnessError
 from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.mysql.cascades import relies_on_log
 from airflow_provider_cdc.sources.mysql.history import LogPlace, check_place, end_of_log, log_files
-from airflow_provider_cdc.sources.mysql.log import refusals
+from airflow_provider_cdc.sources.mysql.log import refusals, walk_state
 from airflow_provider_cdc.sources.mysql.log.grammar import Statement
 from airflow_provider_cdc.sources.mysql.log.index_changes import is_recomputed
 from airflow_provider_cdc.sources.mysql.log.names import TrackedNames
@@ -155,7 +156,8 @@ class _Survey(PreparedWalker):
 
     def _bad_rows(self, code: int, table: TableName) -> None:
         # Whether a prepared transaction counts does not matter here: to read a table in full is right in any case.
-        if own := [one for one in self._left if one.name == table]:
+        unlogged = code == walk_state.OTHERS_CASCADES
+        if own := [one for one in self._left if (relies_on_log(one) if unlogged else one.name == table)]:
             self._note(own, f"{refusals.bad_rows(code, table, '').message} ({self.where})")
 
     def _note(self, tables: Sequence[Table], why: str) -> None:

@@ -48,5 +48,9 @@ QUERY_POST_HEADER_BYTES = 13
 ROWS_POST_HEADER_BYTES_V1 = 8
 """Table number and flags; later versions have the length of extra data behind them."""
 ROWS_POST_HEADER_BYTES = 10
+TABLE_NUMBER_BYTES = 6
+NO_FOREIGN_KEYS, LOGS_CASCADES = 0x02, 0x10
+"""Flags of row events, behind the table's number: foreign keys were not looked at; what they changed is logged, too
+(since MySQL 9.6)."""
 TWO_BYTES_FOLLOW = 252
 """First byte of a length-encoded integer; smaller ones are the integer itself, greater ones begin longer ones."""

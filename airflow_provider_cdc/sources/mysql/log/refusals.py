@@ -61,6 +61,14 @@ def bad_rows(code: int, table: TableName, where: str) -> CdcError:
             hint=f"{_NEW_RUN}, when rows of this table stay as they are for a minute; MySQL 9.6 and later log it with "
             "innodb_native_foreign_keys=OFF",
         )
+    if code == walk_state.OTHERS_CASCADES:
+        return CascadeNotLogged(
+            "rows were changed as on a server that does not log what foreign keys then do, so these were replicated "
+            "from one, or taken from its log; of tables that are being copied some have foreign keys that change rows",
+            where=where,
+            hint=f"apply nothing from such servers (before MySQL 9.6, or with innodb_native_foreign_keys=ON) while a "
+            f"run lasts, then {_NEW_RUN}",
+        )
     if code == walk_state.NOT_WHOLE:
         return ImageNotWhole(
             "the row images lack columns",

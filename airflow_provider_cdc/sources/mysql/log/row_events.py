@@ -29,8 +29,11 @@ from airflow_provider_cdc.sources.mysql.log.codes import (
     DELETE_ROWS,
     DELETE_ROWS_V1,
     HEADER_BYTES,
+    LOGS_CASCADES,
+    NO_FOREIGN_KEYS,
     PARTIAL_UPDATE_ROWS,
     ROWS_POST_HEADER_BYTES_V1,
+    TABLE_NUMBER_BYTES,
     TWO_BYTES_FOLLOW,
     WRITE_ROWS,
     WRITE_ROWS_V1,
@@ -98,6 +101,15 @@ def _writes(kind: int) -> bool:
 @inner
 def _deletes(kind: int) -> bool:
     return kind in (DELETE_ROWS, DELETE_ROWS_V1)
+
+
+@inner
+def hides_cascades(data: Bytes, body: int, kind: int) -> bool:
+    """Whether foreign keys acted on a row event's rows without what they did being logged.
+
+    Only servers that log it mark their events, so this has a meaning only in the log of such a server.
+    """
+    return not _writes(kind) and load16(data, body + TABLE_NUMBER_BYTES) & (NO_FOREIGN_KEYS | LOGS_CASCADES) == 0
 
 
 @inner

@@ -42,7 +42,7 @@ from airflow_provider_cdc.sources.mysql.log.commits import commit_time
 from airflow_provider_cdc.sources.mysql.log.crc32 import crc32
 from airflow_provider_cdc.sources.mysql.log.layouts import TableArrays
 from airflow_provider_cdc.sources.mysql.log.membership import SetArrays, contains, find_tsid, set_untagged
-from airflow_provider_cdc.sources.mysql.log.row_events import KeyRanges, is_rows, keeps_keys, net_rows
+from airflow_provider_cdc.sources.mysql.log.row_events import KeyRanges, hides_cascades, is_rows, keeps_keys, net_rows
 from airflow_provider_cdc.sources.mysql.log.tagged_gtid import tagged_gtid
 from airflow_provider_cdc.sources.mysql.log.walk_state import (
     AT,
@@ -69,9 +69,11 @@ from airflow_provider_cdc.sources.mysql.log.walk_state import (
     ONLY_LOOKS,
     OPEN,
     OTHER_SHAPE,
+    OTHERS_CASCADES,
     OUT_OF_PLACE,
     PHASE,
     POSITION,
+    RELIES,
     ROW,
     SERIAL,
     SHAPE,
@@ -265,6 +267,8 @@ def walk(
                     parent = entries[entry + MAP_PARENT]
                     if table == OTHER_SHAPE or parent == OTHER_SHAPE:
                         return SHAPE
+                    if state[RELIES] and state[ROW] == 0 and hides_cascades(data, body, kind):
+                        return OTHERS_CASCADES
                     if parent >= 0 and state[ROW] == 0:
                         upper = parent_words[parent * TABLE_WORDS + UPPER]
                         # Whether a prepared transaction counts is not known yet. Behind the bound it does not: its

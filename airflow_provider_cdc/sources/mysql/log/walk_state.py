@@ -6,10 +6,11 @@ from __future__ import annotations
 MORE, DONE, ODD, NO_ROOM = 0, 1, 2, 3
 """More bytes are needed; the end that was asked for is reached; an event for the caller; ``state[WANTED]`` words are
 needed."""
-SHAPE, NOT_WHOLE, CASCADES, NO_ROOM_FOR_CHANGES, DIFFERENCES = 4, 5, 6, 7, 8
+SHAPE, NOT_WHOLE, CASCADES, NO_ROOM_FOR_CHANGES, DIFFERENCES, OTHERS_CASCADES = 4, 5, 6, 7, 8, 9
 """Rows that count have another shape than the table's; or they have images without all columns; or a row of a parent
 was deleted or got another key; ``state[WANTED]`` words are needed for a single change; or rows after a change may have
-differences in place of JSON documents."""
+differences in place of JSON documents; or rows were changed in a way that leaves unlogged what foreign keys did then,
+by a server that ordinarily logs it."""
 BAD_CHECKSUM, BAD_LENGTH, BAD_POSITION, BAD_GTID, BAD_ROWS, OUT_OF_PLACE = 11, 12, 13, 14, 15, 16
 """Damage: of one event, or in the order of several."""
 
@@ -47,7 +48,9 @@ COMMITTED = 17
 """Of the transaction, in microseconds since 1970; -1: the log does not say. Only if ``CHANGES``."""
 ONLY_LOOKS = 18
 """1 if no rows are netted: whoever reads the rows later verifies the checksums of their events."""
-STATE_WORDS = 19
+RELIES = 19
+"""1 if the log is expected to tell what foreign keys do to some table's rows."""
+STATE_WORDS = 20
 
 # `state[PHASE]`
 BETWEEN, BEGUN, OPEN, XA_OPEN = 0, 1, 2, 3

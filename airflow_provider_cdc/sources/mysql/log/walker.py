@@ -19,6 +19,7 @@ from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.sources.changes import NO_TIME, ChangeLog, Outcome
 from airflow_provider_cdc.sources.delta import order_base
+from airflow_provider_cdc.sources.mysql.cascades import relies_on_log
 from airflow_provider_cdc.sources.mysql.log import codes, events, refusals, walk_state
 from airflow_provider_cdc.sources.mysql.log.crc32 import TABLES
 from airflow_provider_cdc.sources.mysql.log.grammar import Statement
@@ -91,6 +92,7 @@ class LogWalker:
         self.state[walk_state.STOP] = -1 if stop is None else stop
         self.state[walk_state.XA] = self.state[walk_state.SOURCE] = -1
         self.state[walk_state.CHANGES] = self.changes.wanted
+        self.state[walk_state.RELIES] = any(map(relies_on_log, tables))
         self.state[walk_state.ONLY_LOOKS] = all(one.looked_at for one in tracked)
 
     @property
