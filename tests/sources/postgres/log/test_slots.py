@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -16,9 +18,10 @@ from airflow_provider_cdc.errors import (
     SourceUnavailable,
 )
 from airflow_provider_cdc.sources.connection import ConnectionSettings
-from airflow_provider_cdc.sources.postgres import slots
+from airflow_provider_cdc.sources.postgres import durable, end_mark, slots
 from airflow_provider_cdc.sources.postgres.log import segments
 from airflow_provider_cdc.sources.postgres.log.segments import log_segments, open_segment
+from airflow_provider_cdc.sources.postgres.session import query, session
 from harness.postgres_binaries import installations
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
@@ -135,6 +138,32 @@ def test_a_long_window_is_taken_in_parts_and_leaves_the_slot_as_it_is(
     assert reading.read(end).before == found.before
     left = "SELECT slot_name FROM pg_replication_slots WHERE slot_name <> %s"
     soon(lambda: postgres.query(left, (reading.slot,)), [])
+
+
+@pytest.mark.parametrize("part", [1, 2, 7, segments.FIRST_PART])
+def test_the_mark_of_the_reads_is_met_however_the_window_is_taken(
+    run: Run, follow: Follow, monkeypatch: pytest.MonkeyPatch, part: int
+) -> None:
+    """Among messages of others, on both sides of it, and large ones."""
+    monkeypatch.setattr(segments, "FIRST_PART", part)
+    monkeypatch.setattr(segments, "PART_BYTES", 1)
+    run("CREATE TABLE a (id int PRIMARY KEY, n int)", f"ALTER TABLE a {FULL}", "INSERT INTO a VALUES (1, 0)")
+    reading = follow("a")
+    others = (
+        "SELECT pg_logical_emit_message(false, 'airflow-provider-cdc', repeat('0', 32))",
+        "SELECT pg_logical_emit_message(true, 'other', repeat('x', 300000))",
+        "SELECT pg_logical_emit_message(false, 'other', repeat('x', 300000))",
+    )
+    for _ in range(4):
+        run("UPDATE a SET n = n + 1", *others)
+    with session(reading.settings) as connection:
+        ask = partial(query, connection)
+        mark = end_mark.write(ask)
+        end, _ = durable.wait(ask, "the end of the log")
+    run("UPDATE a SET n = n + 1", *others)
+    assert reading.read(end_mark.log_end(end, mark), str(end)).summary.row_images == 2 * 4
+    with pytest.raises(LogGone, match="not the one that it was"):
+        reading.read(end_mark.log_end(end, replace(mark, token="0" * 32)), str(end))
 
 
 def test_a_log_that_ends_before_the_bound(run: Run, follow: Follow) -> None:
