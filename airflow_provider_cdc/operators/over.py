@@ -47,7 +47,14 @@ def release_what_is_over(context: Context, task: Any, source: Source, scratch: s
 
 
 def _release_if_over(instance: Any, source: Source, left: LeftByRun, scratch: str) -> None:
-    state = instance.get_dagrun_state(dag_id=left.dag_id, run_id=left.dag_run_id)
+    try:
+        state = instance.get_dagrun_state(dag_id=left.dag_id, run_id=left.dag_run_id)
+    except Exception as error:
+        # It was deleted, perhaps. The others may be over all the same.
+        _log.info(
+            "What is kept for DAG run %s stays, for Airflow does not say if it is over: %s", left.dag_run_id, error
+        )
+        return
     folder = run_folder(scratch, left.run_id)
     # Its manifest says whether the slot is to stay (`keep_slot`), and lies elsewhere if it had another scratch.
     if str(getattr(state, "value", state)) not in _OVER or not Run.exists(folder):

@@ -25,6 +25,7 @@ from tests.runs import manifest_of
 from tests.sources.postgres.log.reading import settings as settings_of
 
 EARLIER = SimpleNamespace(dag_id="d", run_id="earlier", run_after=datetime(2026, 1, 1, tzinfo=UTC))
+DELETED = SimpleNamespace(dag_id="d", run_id="deleted", run_after=datetime(2025, 1, 1, tzinfo=UTC))
 OPTIONS: Any = {"chunk_rows": 7, "chunk_pause": 0.0}
 Begin = Callable[..., Run]
 Preflight = Callable[..., None]
@@ -46,11 +47,17 @@ def begin(source: PostgresSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     """Begins a run of the DAG run `EARLIER`, or of what the arguments say in its place, and never ends it."""
     begun = []
 
-    def begin(task_id: str = "lock_and_record", lake: str = "lake", map_index: int | None = None, **more: Any) -> Run:
+    def begin(
+        task_id: str = "lock_and_record",
+        lake: str = "lake",
+        map_index: int | None = None,
+        dag_run: Any = EARLIER,
+        **more: Any,
+    ) -> Run:
         place = Storage((tmp_path / lake).as_uri())
-        monkeypatch.setenv("AIRFLOW_CTX_DAG_ID", EARLIER.dag_id)
-        monkeypatch.setenv("AIRFLOW_CTX_DAG_RUN_ID", EARLIER.run_id)
-        run_id = run_id_for(EARLIER, task_id, place.uri, map_index)
+        monkeypatch.setenv("AIRFLOW_CTX_DAG_ID", dag_run.dag_id)
+        monkeypatch.setenv("AIRFLOW_CTX_DAG_RUN_ID", dag_run.run_id)
+        run_id = run_id_for(dag_run, task_id, place.uri, map_index)
         initial = source.record_initial(source.preflight(["public.stock"]), LockPolicy(), run_id)
         begun.append(dict(initial.identity))
         manifest = manifest_of(
@@ -81,9 +88,9 @@ def preflight(tmp_path: Path) -> Preflight:
             group = SnapshotTaskGroup(target=target, **given)
 
         def told(dag_id: str, run_id: str) -> str:
-            assert (dag_id, run_id) == ("d", "earlier")
-            if isinstance(state, Exception):
-                raise state
+            assert (dag_id, run_id) in (("d", "earlier"), ("d", "deleted"))
+            if isinstance(state, Exception) or run_id == "deleted":
+                raise state if isinstance(state, Exception) else RuntimeError("DAGRUN_NOT_FOUND")
             return str(state)
 
         names = {"dag_id": "d", "task_id": "preflight", "map_index": map_index}
@@ -146,6 +153,16 @@ def test_each_source_of_a_mapped_group_has_its_own(
         begin(map_index=index)
     preflight("failed", map_index=1)
     assert kept(postgres, source) == (1, 1)
+
+
+def test_a_dag_run_that_was_deleted_keeps_no_other_from_being_released(
+    postgres: PostgresServer, source: PostgresSource, begin: Begin, preflight: Preflight
+) -> None:
+    begin(dag_run=DELETED)
+    begin()
+    preflight("failed")
+    ((left,),) = postgres.query("SELECT slot_name::text FROM pg_replication_slots WHERE NOT temporary")
+    assert left.startswith("cdc_2025")
 
 
 def test_a_slot_that_cannot_be_dropped_stops_no_run(
