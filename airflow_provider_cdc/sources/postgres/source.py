@@ -178,8 +178,8 @@ class PostgresSource:
         with session(self.settings) as connection:
             # Unlike a table, a type is not locked against those who write its values: the log may have rows with its
             # new labels while nobody sees these yet.
-            if type_catalog.being_altered(connection, tables):
-                waiting.settle(self.settings, connection, _ALTERED_SECONDS)
+            if altering := type_catalog.altering(connection, tables):
+                waiting.settle(self.settings, connection, _ALTERED_SECONDS, altering)
             schema.check_unchanged(connection, tables)
 
     def release(self, run_id: str) -> None:

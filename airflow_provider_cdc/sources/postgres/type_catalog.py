@@ -49,13 +49,16 @@ SELECT p.root, bool_or(t.oid = ANY(%s::oid[])),
 FROM part p JOIN pg_type t ON t.oid = p.oid GROUP BY p.root
 """
 
-# Whoever alters a type of labels or of fields holds one of these locks until others can see what it did.
-_BEING_ALTERED = f"""{_PARTS}
-SELECT EXISTS (SELECT FROM part p JOIN pg_type t ON t.oid = p.oid JOIN pg_locks l ON l.granted
+# Whoever alters a type of labels or of fields holds one of these locks until others can see what it did. It also holds
+# one on each of its transaction's ids; if it has none yet, its commit is still to come.
+_ALTERING = f"""{_PARTS}
+SELECT DISTINCT x.transactionid::text FROM part p JOIN pg_type t ON t.oid = p.oid JOIN pg_locks l ON l.granted
     AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
     AND l.mode IN ('ExclusiveLock', 'AccessExclusiveLock')
     AND CASE l.locktype WHEN 'object' THEN l.classid = 'pg_type'::regclass AND l.objid = t.oid
-        WHEN 'relation' THEN l.relation = t.typrelid ELSE false END)
+        WHEN 'relation' THEN l.relation = t.typrelid ELSE false END
+    JOIN pg_locks x ON x.virtualtransaction = l.virtualtransaction AND x.locktype = 'transactionid'
+    AND x.mode = 'ExclusiveLock' AND x.granted
 """
 
 _TYPE_KINDS = {
@@ -82,7 +85,7 @@ def read_types(connection: Connection, oids: Iterable[int]) -> dict[int, tuple[s
     }
 
 
-def being_altered(connection: Connection, tables: Iterable[Table]) -> bool:
-    """Whether somebody alters a type that a column is of, or a part of one, and what that did cannot be seen yet."""
+def altering(connection: Connection, tables: Iterable[Table]) -> set[str]:
+    """The transactions that alter a type that a column is of, or a part of one, and that nobody sees the end of yet."""
     oids = {column.details["oid"] for table in tables for column in table.columns if column.details.get("definition")}
-    return bool(oids) and bool(query(connection, _BEING_ALTERED, (list(oids),))[0][0])
+    return {xid for (xid,) in query(connection, _ALTERING, (list(oids),))} if oids else set()

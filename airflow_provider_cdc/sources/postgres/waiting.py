@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Collection
 from contextlib import suppress
 from typing import Any
 
@@ -20,6 +21,8 @@ NAME_SECONDS = 10.0
 
 _POLL_SECONDS = 0.02
 _CANCEL_SECONDS = 1.0
+_XIDS = 1 << 32
+"""So many ids of type xid there are; those of type xid8 count on."""
 
 _log = logging.getLogger(__name__)
 
@@ -45,7 +48,9 @@ def consistent_point(settings: ConnectionSettings, connection: Connection, sql: 
         done.set()
 
 
-def settle(settings: ConnectionSettings, connection: Connection, seconds: float) -> None:
+def settle(
+    settings: ConnectionSettings, connection: Connection, seconds: float, only: Collection[str] | None = None
+) -> None:
     """Wait until every transaction whose commit the log may already hold can be seen.
 
     A commit is in the log first and visible afterwards: at once as a rule, but only once its standbys have answered
@@ -53,11 +58,14 @@ def settle(settings: ConnectionSettings, connection: Connection, seconds: float)
     So everything in progress right after the point was fixed has to end, except sessions that are idle in a
     transaction: their commit has not begun, so it comes after the point.
 
+    :param only: the ids (of type xid) of the transactions that matter, which were in progress a moment ago; None: all.
     :raises LockNotGranted: some did not end within ``seconds``; the message lists them.
     """
     # A snapshot lists running transactions only up to the last one that has ended: so end one that is the latest.
     query(connection, "SELECT pg_current_xact_id()")
     ((began, committing, waiting),) = query(connection, _BEGAN, {})
+    if only is not None:
+        waiting = [xid for xid in waiting if str(int(xid) % _XIDS) in only]
     deadline = time.monotonic() + seconds
     while waiting:
         arguments = {"waiting": waiting, "committing": committing}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pyarrow as pa
@@ -15,11 +16,13 @@ from hypothesis import strategies as st
 
 from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.errors import ConfigurationError
+from airflow_provider_cdc.sources.postgres import PostgresSource, source
 from airflow_provider_cdc.sources.postgres.decode.images import decode_images
 from airflow_provider_cdc.sources.postgres.schema import read_tables
 from airflow_provider_cdc.sources.postgres.session import session
 from airflow_provider_cdc.sources.postgres.types import SESSION_SETTINGS, arrow_schema, column_types, unmapped
 from harness.postgres_server import PostgresServer
+from tests.sources.postgres.backends import wait_for
 from tests.sources.postgres.decode.reading import assert_same, describe, select
 from tests.sources.postgres.decode.test_images import create
 from tests.sources.postgres.log.messages import changes, peek
@@ -272,3 +275,28 @@ def test_any_row_of_any_types_is_the_same_in_all_ways(
     emptied, restored = [one.old for one in updates[::2]], [one.new for one in updates[1::2]]
     for images in (inserted, emptied, restored, deleted):
         assert_same(decode_images(table, pa.array(images, pa.binary())), read)
+
+
+def test_an_idle_session_that_alters_a_type_has_no_run_wait_for_the_statements_of_others(
+    postgres: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(source, "_ALTERED_SECONDS", 0.5)
+    postgres.query("CREATE TYPE mood AS ENUM ('glad'); CREATE TABLE a (id int PRIMARY KEY, m mood)", database=database)
+    postgres.query("CREATE TABLE other (id int)", database=database)
+    here = settings(postgres, database)
+    with session(here) as connection:
+        tables = read_tables(connection, [TableName("public", "a")])
+    with (
+        ThreadPoolExecutor(1) as pool,
+        postgres.connect(database=database) as altering,
+        postgres.connect(database=database) as busy,
+    ):
+        altering.execute("BEGIN; ALTER TYPE mood RENAME VALUE 'glad' TO 'happy'")
+        pid = busy.info.backend_pid
+        written = pool.submit(busy.execute, "INSERT INTO other VALUES (1); SELECT pg_sleep(3600)")
+        wait_for(postgres, f"wait_event = 'PgSleep' AND pid = {pid}")
+        try:
+            PostgresSource(here).check_tables(tables)
+        finally:
+            postgres.query(f"SELECT pg_cancel_backend({pid})")
+            written.exception()
