@@ -1,9 +1,15 @@
-"""A published table against the truth, row for row."""
+"""Published tables against the truth, row for row, and against each other, bit for bit."""
 
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from typing import Any
+
+import pyarrow.parquet as pq
+
+from airflow_provider_cdc.core import row_bytes
+from airflow_provider_cdc.core.storage import Storage
 
 
 def assert_same_rows(where: str, copied: Counter[Any], truth: Counter[Any]) -> None:
@@ -11,3 +17,20 @@ def assert_same_rows(where: str, copied: Counter[Any], truth: Counter[Any]) -> N
     missing, extra = truth - copied, copied - truth
     assert not missing, f"{where}: missing {list(missing)[:3]}, instead {list(extra)[:3]}"
     assert not extra, f"{where}: extra {list(extra)[:3]}"
+
+
+def assert_same_copies(found: Mapping[str, str], wanted: Mapping[str, str], what: str) -> None:
+    """Make sure that copies, given by their tables' names and URIs, are of the same tables and have the same rows."""
+    assert found.keys() == wanted.keys()
+    for name in found:
+        assert sorted(contents(found[name])) == sorted(contents(wanted[name])), f"{what}, {name}"
+
+
+def contents(uri: str) -> list[bytes]:
+    """The bytes of all rows of a copy."""
+    folder = Storage(uri)
+    found: list[bytes] = []
+    for name in folder.files():
+        for batch in pq.read_table(folder.path(name)).combine_chunks().to_batches():
+            found += row_bytes.encode(batch, batch.schema.names).to_pylist()
+    return found

@@ -10,15 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core import row_bytes
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import CopyMismatch, DecodeError, PreflightError, SchemaChanged
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, settings_of
 from tests.conftest import MysqlFactory
+from tests.consistency.comparing import assert_same_copies, contents
 from tests.sources.mysql.values import CASES, create_table, rows_of
-
-Bytes = list[bytes]
 
 
 class Nights:
@@ -55,19 +53,7 @@ class Nights:
         )
         anew.record()
         wanted = anew.finish()["published"]
-        assert tables.keys() == wanted.keys()
-        for name in tables:
-            assert sorted(contents(tables[name])) == sorted(contents(wanted[name])), f"night {self.number}, {name}"
-
-
-def contents(uri: str) -> Bytes:
-    """The bytes of all rows of a copy."""
-    folder = Storage(uri)
-    found: Bytes = []
-    for name in folder.files():
-        for batch in pq.read_table(folder.path(name)).combine_chunks().to_batches():
-            found += row_bytes.encode(batch, batch.schema.names).to_pylist()
-    return found
+        assert_same_copies(tables, wanted, f"night {self.number}")
 
 
 @pytest.fixture

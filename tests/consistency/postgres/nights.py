@@ -6,17 +6,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core import row_bytes
-from airflow_provider_cdc.core.storage import Storage
 from harness.pipeline import Pipeline, settings_of
 from harness.postgres_server import PostgresServer
+from tests.consistency.comparing import assert_same_copies
 
 FULL = "ALTER TABLE {0} REPLICA IDENTITY FULL"
-
-Bytes = list[bytes]
 
 
 class Nights:
@@ -65,16 +61,4 @@ class Nights:
         anew = Pipeline(self.spark, settings_of(self.server), lake, patterns)
         anew.record()
         wanted = anew.finish()["published"]
-        assert tables.keys() == wanted.keys()
-        for name in tables:
-            assert sorted(contents(tables[name])) == sorted(contents(wanted[name])), f"night {self.number}, {name}"
-
-
-def contents(uri: str) -> Bytes:
-    """The bytes of all rows of a copy."""
-    folder = Storage(uri)
-    found: Bytes = []
-    for name in folder.files():
-        for batch in pq.read_table(folder.path(name)).combine_chunks().to_batches():
-            found += row_bytes.encode(batch, batch.schema.names).to_pylist()
-    return found
+        assert_same_copies(tables, wanted, f"night {self.number}")
