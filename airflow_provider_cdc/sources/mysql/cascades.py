@@ -125,23 +125,6 @@ def watermark_problems(connection: Connection, tables: Iterable[Table]) -> list[
     ]
 
 
-def replicated_problems(connection: Connection, tables: Iterable[Table]) -> list[Problem]:
-    """Of tables whose cascades this server logs: those that have any. What it replicated from a server that does not
-    log them lacks them all the same, and whether that one did is not known."""
-    if unlogged_because(connection) is not None:
-        return []
-    return [
-        Problem(
-            str(name),
-            "since the time that is asked for this server applied transactions of another one, whose cascades (ON "
-            "DELETE or ON UPDATE CASCADE or SET NULL) may be in no log",
-            "ask for a time since it last did, or leave the table out",
-            str(name),
-        )
-        for name in _foreign_keys(connection, [table.name for table in tables])
-    ]
-
-
 def locked_with(table: Table) -> list[TableName]:
     """The tables that are to stand still for ``table`` to be read at one position: it and its parents."""
     return list(dict.fromkeys([table.name, *(parent.name for parent in table.cascades_from)]))

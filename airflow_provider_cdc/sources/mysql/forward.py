@@ -50,7 +50,7 @@ def refusals_since(
     start = GtidSet.parse(position)
     with session(settings) as connection:
         check_identity(settings, connection, identity, position)
-        if problems := replication_problems(connection, start, tables):
+        if problems := replication_problems(connection, start):
             raise ExactnessError(problems[0].what, where=problems[0].where, hint=problems[0].hint)
         end = None
         if to is not None:

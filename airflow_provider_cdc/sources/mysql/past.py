@@ -28,7 +28,6 @@ from airflow_provider_cdc.errors import (
     SourceUnavailable,
 )
 from airflow_provider_cdc.sources.connection import ConnectionSettings
-from airflow_provider_cdc.sources.mysql.cascades import replicated_problems
 from airflow_provider_cdc.sources.mysql.history import (
     LogPlace,
     check_continuity,
@@ -75,7 +74,7 @@ def check_past(settings: ConnectionSettings, as_of: AsOf, plans: Sequence[TableP
         _check_time(connection, as_of)
         past = resolve(settings, as_of)
         tables, problems = recheck(connection, tables_of(connection, plans), plans)
-        problems = [*problems, *replication_problems(connection, past.prefix.position, tables)]
+        problems = [*problems, *replication_problems(connection, past.prefix.position)]
         problems = [*problems, *problems_since(settings, connection, past)]
         # Without a whole log there is nothing to look through.
         if problems or (problems := statement_problems(settings, connection, past, tables)):
@@ -97,7 +96,7 @@ def record_past(
             raise PreflightError([NO_POSITION])
         wait_until_visible(connection, past.prefix.position, wait_seconds)
         tables, problems = recheck(connection, tables_of(connection, plans), plans)
-        problems = [*problems, *replication_problems(connection, past.prefix.position, tables)]
+        problems = [*problems, *replication_problems(connection, past.prefix.position)]
         # What the log says is found when it is read for the rows; preflight said it before any work.
         problems = [*problems, *problems_since(settings, connection, past)]
         if problems:
@@ -105,14 +104,14 @@ def record_past(
     return InitialPoint(str(past.prefix.position), found | {LOG_PLACE: str(past.prefix.place)}, tables, 0.0)
 
 
-def replication_problems(connection: Connection, position: GtidSet, tables: Sequence[Table]) -> list[Problem]:
+def replication_problems(connection: Connection, position: GtidSet) -> list[Problem]:
     """What is wrong if the server was a replica since ``position``: a promoted one tells no longer that it was, but its
     log names the servers whose transactions it applied."""
     executed = GtidSet.parse(value(connection, "@@global.gtid_executed"))
     own = GtidSet.parse(f"{value(connection, '@@global.server_uuid')}:1")
     if {uuid for uuid, _, _ in (executed - position).items()} <= {uuid for uuid, _, _ in own.items()}:
         return []
-    return [*setting_problems(connection, replicated=True), *replicated_problems(connection, tables)]
+    return setting_problems(connection, replicated=True)
 
 
 def _check_time(connection: Connection, as_of: AsOf) -> None:

@@ -310,21 +310,6 @@ def test_a_server_that_was_a_replica_since_is_held_to_a_replicas_rules(
         source.check_past(moment, plan, StepOptions())
 
 
-def test_cascades_of_the_server_that_a_replica_followed_may_be_in_no_log(server: MysqlServer) -> None:
-    server.query(
-        "CREATE TABLE d.child (id INT PRIMARY KEY, t INT, FOREIGN KEY (t) REFERENCES d.t (id) ON DELETE CASCADE)"
-    )
-    source = MysqlSource(settings(server))
-    moment = now(server)
-    plan = [TablePlan(TableName("d", "child"), "watermark", "")]
-    source.check_past(moment, plan, StepOptions())
-    _apply(server, "INSERT INTO d.other VALUES (50, 1)")
-    with pytest.raises(PreflightError, match="may be in no log"):
-        source.check_past(moment, plan, StepOptions())
-    # Other tables can be copied as of that time.
-    source.check_past(moment, [TablePlan(TableName("d", "t"), "watermark", "")], StepOptions())
-
-
 def _apply(server: MysqlServer, statement: str) -> None:
     """As a replica does: with the GTID of another server."""
     with server.connect() as connection, connection.cursor() as cursor:

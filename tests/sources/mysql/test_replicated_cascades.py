@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.errors import CascadeNotLogged
+from airflow_provider_cdc.errors import CascadeNotLogged, PreflightError
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published, settings_of
 
@@ -175,5 +175,30 @@ def test_cascades_that_the_server_logs_stop_nothing(
         "DELETE FROM parent WHERE id = 1",
     )
     replay(older, server, "--skip-gtids")
+    tables = pipeline.finish()["published"]
+    assert sorted(published(tables[f"{schema}.child"])[1]) == [(1, 1), (2, 2), (3, 3)]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("logs", [True, False])
+def test_a_promoted_server_has_a_past_where_the_one_that_it_followed_logs_cascades(
+    logs: bool, older: MysqlServer, server: MysqlServer, spark: SparkSession, schema: str, tmp_path: Path
+) -> None:
+    """So has a member of a group, whose transactions are not named after the server either."""
+    with tempfile.TemporaryDirectory(prefix="cdc-mysql-") as directory, MysqlServer.start(Path(directory)) as newer:
+        followed = newer if logs else older
+        make(followed, schema)
+        make(server, schema)
+        followed.query("FLUSH BINARY LOGS")
+        before = server.query("SELECT @@gtid_executed")[0][0].replace("\n", "")
+        run(followed, schema, "UPDATE alone SET v = 5", "DELETE FROM parent WHERE id = 2")
+        by_replication_for_a_moment(followed, server, schema)
+    run(server, schema, "DELETE FROM parent WHERE id = 3")
+    pipeline = Pipeline(spark, settings_of(server), tmp_path.as_uri(), [f"{schema}.child"], as_of=before)
+    if not logs:
+        with pytest.raises(PreflightError, match="a server that does not log"):
+            pipeline.preflight()
+        return
+    pipeline.record()
     tables = pipeline.finish()["published"]
     assert sorted(published(tables[f"{schema}.child"])[1]) == [(1, 1), (2, 2), (3, 3)]
