@@ -40,7 +40,7 @@ from airflow_provider_cdc.jobs.tasks import run_tasks
 from airflow_provider_cdc.sources.capabilities import Source
 from airflow_provider_cdc.sources.optional import SharesReads
 from airflow_provider_cdc.sources.rereading import ReadsAgain
-from airflow_provider_cdc.sources.window import TrackedTable, UpperBound
+from airflow_provider_cdc.sources.window import BUCKETS, TrackedTable, UpperBound
 
 FEW_KEYS = plan.FEW_KEYS
 """So many touched keys are looked up in the view without another pass."""
@@ -221,7 +221,7 @@ def _look_up(
         return []
     count = sum(file.rows for file in waiting)
     # What changed since the last copy may be more than a few tasks can hold.
-    tasks = max(1, min(net.BUCKETS, max(min(step.slots * 4, count // KEYS_PER_TASK), count // MOST_KEYS)))
+    tasks = max(1, min(BUCKETS, max(min(step.slots * 4, count // KEYS_PER_TASK), count // MOST_KEYS)))
     work = ReadAgain(
         step.staging,
         source,

@@ -34,7 +34,7 @@ from airflow_provider_cdc.jobs.again import read_record
 from airflow_provider_cdc.jobs.extract_delta import read_net_change
 from airflow_provider_cdc.jobs.feed import read_changes, stage_feeds
 from airflow_provider_cdc.jobs.forward import BaseFile, look_at_bases, noting_damage, roll_forward
-from airflow_provider_cdc.jobs.net import BUCKETS, NetChange, bucket_ranges
+from airflow_provider_cdc.jobs.net import NetChange, bucket_ranges
 from airflow_provider_cdc.jobs.nulled import add_nulled, say_nulled
 from airflow_provider_cdc.jobs.patience import persist
 from airflow_provider_cdc.jobs.progress import Progress, ProgressFile, say, table
@@ -50,6 +50,7 @@ from airflow_provider_cdc.sinks.base import Publication, PublishedCopy, TableCha
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.optional import give_up_past, note_copies, release_run
 from airflow_provider_cdc.sources.registry import open_source
+from airflow_provider_cdc.sources.window import BUCKETS
 
 FILES = "commit/files"
 TASKS_PER_SLOT = 4

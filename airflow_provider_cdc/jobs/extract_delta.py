@@ -43,7 +43,7 @@ from airflow_provider_cdc.jobs.tasks import run_tasks
 from airflow_provider_cdc.jobs.verify import Checked, require_whole, without_damaged
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.optional import LogsStatements, PreparesBeforeWindow, rolling_forward
-from airflow_provider_cdc.sources.window import LogSegment, TrackedTable
+from airflow_provider_cdc.sources.window import BUCKETS, LogSegment, TrackedTable
 
 PLAN = "delta/plan.json"
 BACK = "segment"
@@ -302,7 +302,7 @@ def _bucket_ranges(step: Step, files: Sequence[StagedFile], held: int = 0) -> li
     """
     size = sum(file.bytes for file in files)
     tasks = max(-(-size // COMPOSE_BYTES), -(-held // HELD_BYTES), min(step.slots, size // SMALL_BYTES), 1)
-    return net.bucket_ranges(min(net.BUCKETS, tasks))
+    return net.bucket_ranges(min(BUCKETS, tasks))
 
 
 def read_net_change(run: Run) -> net.NetChange:

@@ -20,9 +20,8 @@ from airflow_provider_cdc.core.kernel import Int64s
 from airflow_provider_cdc.core.staging import StagedFile
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.jobs.same_keys import same_keys
-from airflow_provider_cdc.sources.window import DELTA_SCHEMA, SegmentSummary
+from airflow_provider_cdc.sources.window import BUCKETS, DELTA_SCHEMA, SegmentSummary
 
-BUCKETS = 64
 NET_SCHEMA = DELTA_SCHEMA.append(pa.field("bucket", pa.uint8(), nullable=False))
 _ARRAY_BYTES = 1 << 30
 """Half of what an array of binary holds. No row has more."""
@@ -89,13 +88,40 @@ def gathered(batches: Iterable[pa.RecordBatch], limit: int) -> Iterator[pa.Table
 
 def in_buckets(rows: pa.Table) -> pa.Table:
     """Changes of `DELTA_SCHEMA` as those of `NET_SCHEMA`, sorted by table and bucket."""
-    rows = rows.combine_chunks()
-    if not rows.num_rows:
-        return NET_SCHEMA.empty_table()
-    bucket = row_bytes.buckets(rows["key"].chunk(0), BUCKETS)
-    order = np.lexsort((bucket, rows["table"].to_numpy()))
-    rows = rows.append_column(NET_SCHEMA.field("bucket"), pa.array(bucket))
-    return rows.take(pa.array(order)).cast(NET_SCHEMA)
+    bucket = pa.chunked_array([row_bytes.buckets(keys, BUCKETS) for keys in rows["key"].chunks], pa.uint8())
+    return _sorted(rows.append_column(NET_SCHEMA.field("bucket"), bucket))
+
+
+def _sorted(rows: pa.Table) -> pa.Table:
+    places = _places(rows)
+    # Most are, and a copy would take as much memory again.
+    if (places[:-1] <= places[1:]).all():
+        return rows
+    return _taken(rows, np.argsort(places, kind="stable"))
+
+
+def _places(rows: pa.Table) -> Int64s:
+    """A number for each row's table and bucket, which grows with both."""
+    places: Int64s = rows["table"].to_numpy().astype(np.int64) * BUCKETS + rows["bucket"].to_numpy()
+    return places
+
+
+def portions(tables: Sequence[pa.Table], size: int) -> Iterator[pa.Table]:
+    """The changes of all ``tables``, of one table and bucket after the other, with all of a key together: as many
+    buckets at a time as have ``size`` rows, or one.
+
+    Whoever works on a few rows at a time needs little memory beside them, and that stays in the processor's cache.
+    """
+    tables = [_sorted(one) for one in tables]
+    places = [_places(one) for one in tables]
+    found, counts = np.unique(np.concatenate([np.empty(0, np.int64), *places]), return_counts=True)
+    ends = np.cumsum(counts)
+    done = at = 0
+    while at < len(found):
+        following = max(at + 1, int(np.searchsorted(ends, done + size, side="right")))
+        cut = [np.searchsorted(own, [found[at], found[following - 1] + 1]) for own in places]
+        yield pa.concat_tables([one.slice(start, stop - start) for one, (start, stop) in zip(tables, cut, strict=True)])
+        done, at = int(ends[following - 1]), following
 
 
 def read(

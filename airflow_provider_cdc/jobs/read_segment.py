@@ -17,8 +17,10 @@ from airflow_provider_cdc.sources.capabilities import Source
 from airflow_provider_cdc.sources.window import CHANGE_SCHEMA, LogSegment, SegmentSummary, TrackedTable
 
 DONE = "delta/done"
-SORT_BYTES = 256 * 2**20
-"""How many bytes of changes a segment's task holds in memory to sort them."""
+SORT_BYTES = 64 * 2**20
+"""How many bytes of changes a segment's task holds in memory, to sort those which the source does not."""
+COMPOSED_ROWS = 65_536
+"""How many changes are composed at a time."""
 
 
 @dataclass(frozen=True)
@@ -120,10 +122,13 @@ class ComposeBuckets:
             )
             for number, files in self.segments
         ]
-        composed = net.compose(pa.concat_tables(settled), self.keyless)
+        counts: list[net.Counts] = []
         with self.staging.writer(f"delta/{self.name}-net-{buckets[0]:02}", net.NET_SCHEMA, QUICKEST) as writer:
-            writer.write(composed)
-        return net.NetChange(tuple(writer.files), net.count_by_table(composed))
+            for rows in net.portions(settled, COMPOSED_ROWS):
+                composed = net.compose(rows, self.keyless)
+                writer.write(composed)
+                counts.append(net.count_by_table(composed))
+        return net.NetChange(tuple(writer.files), net.add_counts(counts))
 
 
 @dataclass(frozen=True)

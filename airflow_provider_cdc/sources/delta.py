@@ -13,7 +13,7 @@ from airflow_provider_cdc.core.kernel import Bytes, Int64s, copy_bytes, kernel
 from airflow_provider_cdc.core.selecting import evaluated_as
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.sources.netting import COUNT, HEADER, LENGTHS, ORDER, SUBORDER, NetChange
-from airflow_provider_cdc.sources.window import DELTA_SCHEMA, TrackedTable
+from airflow_provider_cdc.sources.window import BUCKETS, DELTA_SCHEMA, TrackedTable
 
 Decoder = Callable[[Table, pa.BinaryArray], pa.RecordBatch]
 
@@ -80,6 +80,8 @@ def delta_batches(
 ) -> Iterator[pa.RecordBatch]:
     """The net change of segment ``segment_number``, in batches of one table and one prepared transaction each.
 
+    Of a keyed table they come in the order of their keys' buckets: here that takes no copy of the rows.
+
     :param decode: the source's ``decode_images``.
     :param pending: the id for what the prepared transaction of that number did to a table; None: there are none.
     """
@@ -93,12 +95,27 @@ def delta_batches(
         one = tracked[index]
         waits_for = pending(transaction - 1, one) if transaction and pending else None
         own = records[first:last]
+        if not one.table.keyless:
+            own = _by_bucket(change, one, own, decode)
         lasts = change.last_rows(own if one.forward and not one.table.keyless else own[:0])
-        start = 0
-        while start < len(own):
-            stop = _batch_end(change.arena, own, lasts, start, min(len(own), start + BATCH_ROWS), BATCH_BYTES)
+        for start, stop in _batches(change, own, lasts):
             yield _batch(change, one, own[start:stop], lasts[start:stop], base, decode, waits_for)
-            start = stop
+
+
+def _by_bucket(change: NetChange, one: TrackedTable, records: Int64s, decode: Decoder) -> Int64s:
+    bucket: Bytes = np.empty(len(records), np.uint8)
+    for start, stop in _batches(change, records, records[:0]):
+        keys = _keys(one, _binary(change, records[start:stop], _KEYS), decode)
+        bucket[start:stop] = row_bytes.buckets(keys, BUCKETS)
+    return records[np.argsort(bucket, kind="stable")]
+
+
+def _batches(change: NetChange, records: Int64s, lasts: Int64s) -> Iterator[tuple[int, int]]:
+    start = 0
+    while start < len(records):
+        stop = _batch_end(change.arena, records, lasts, start, min(len(records), start + BATCH_ROWS), BATCH_BYTES)
+        yield start, stop
+        start = stop
 
 
 def key_table(table: Table) -> Table:
@@ -126,9 +143,8 @@ def _batch(
         counts = change.arena[records + COUNT]
     else:
         before = _binary(change, records, _ROWS)
-        key = key_table(one.table)
         images = _binary(change, records, _KEYS)
-        keys = row_bytes.encode(decode(key, images), key.key)
+        keys = _keys(one, images, decode)
         if one.keys_only:
             before, counts = images, change.arena[records + COUNT]
         else:
@@ -150,6 +166,11 @@ def _batch(
         ],
         schema=DELTA_SCHEMA,
     )
+
+
+def _keys(one: TrackedTable, images: pa.BinaryArray, decode: Decoder) -> pa.BinaryArray:
+    key = key_table(one.table)
+    return row_bytes.encode(decode(key, images), key.key)
 
 
 def _binary(change: NetChange, records: Int64s, part: int) -> pa.BinaryArray:

@@ -48,6 +48,8 @@ _LOW_HALF = (1 << 32) - 1
 _MULTIPLIER = -7046029254386353131  # the odd integer nearest to 2**64 divided by the golden ratio
 _FIRST_WORDS = 1 << 16
 _FIRST_SLOTS = 1 << 12
+_USUAL_WORDS = 1 << 26
+"""What the arena grows into: 512 MiB of addresses, which take no memory until they are used."""
 
 
 class Net(NamedTuple):
@@ -340,7 +342,8 @@ class NetChange:
 
     def __init__(self, keyless: Bytes) -> None:
         self.keyless = keyless
-        self.arena: Int64s = np.empty(_FIRST_WORDS, np.int64)
+        self._memory: Int64s = np.empty(_FIRST_WORDS, np.int64)
+        self.arena = self._memory
         self.bytes: Bytes = self.arena.view(np.uint8)
         self.slots: Int64s = np.zeros(_FIRST_SLOTS, np.int64)
         self.state: Int64s = np.zeros(4, np.int64)
@@ -371,16 +374,21 @@ class NetChange:
         # Half of it free, or the next call would come soon.
         needed = 2 * int(self.state[USED]) + words
         if needed > len(self.arena):
-            arena: Any = np.empty(max(needed, 2 * len(self.arena)), np.int64)
-            arena[: self.state[USED]] = self.arena[: self.state[USED]]
-            self.arena = arena
-            self.bytes = arena.view(np.uint8)
+            self._extend(max(needed, 2 * len(self.arena)))
         _rehash(self.arrays)
         while 4 * (int(self.state[FILLED]) + records) > len(self.slots):
             self.slots = np.zeros(2 * len(self.slots), np.int64)
             self.state[FILLED] = 0
         if self.state[FILLED] == 0:
             _rehash(self.arrays)
+
+    def _extend(self, words: int) -> None:
+        if words > len(self._memory):
+            memory: Any = np.empty(max(words, _USUAL_WORDS), np.int64)
+            memory[: self.state[USED]] = self.arena[: self.state[USED]]
+            self._memory = memory
+        self.arena = self._memory[:words]
+        self.bytes = self.arena.view(np.uint8)
 
     def records(self) -> tuple[Int64s, Int64s]:
         """The records that have an effect, ordered by group, and their groups."""

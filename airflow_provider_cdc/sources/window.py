@@ -42,6 +42,9 @@ DELTA_SCHEMA = pa.schema(
 """
 
 
+BUCKETS = 64
+"""Into so many buckets keys are divided (``core.row_bytes.buckets``)."""
+
 CHANGE_SCHEMA = pa.schema(
     [
         pa.field("table", pa.int32(), nullable=False),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_cdc.core import net_change, row_bytes
 from airflow_provider_cdc.jobs import net
-from airflow_provider_cdc.sources.window import DELTA_SCHEMA, LogSegment, SegmentSummary
+from airflow_provider_cdc.sources.window import BUCKETS, DELTA_SCHEMA, LogSegment, SegmentSummary
 
 KEYED, KEYLESS = 0, 1
 Event = tuple[int, bytes, bytes | None, int]
@@ -70,6 +71,27 @@ def test_composing_is_netting_in_any_order_of_rows(events: list[Event], array_by
     assert len(rows) == len({(row["table"], row["key"]) for row in rows})
 
 
+@settings(deadline=None, max_examples=150)
+@given(EVENTS, st.integers(1, 4), st.integers(1, 40), st.booleans(), st.randoms(use_true_random=False))
+def test_composing_in_portions_is_composing_at_once(
+    events: list[Event], cuts: int, size: int, in_order: bool, rng: Any
+) -> None:
+    ordered = list(enumerate(events))
+    segments = [net.in_buckets(changes(ordered[cut::cuts])) for cut in range(cuts)]
+    at_once = net.compose(pa.concat_tables(segments), [KEYLESS])
+    if not in_order:
+        # As the files of a segment that was netted in parts are.
+        segments = [one.take(pa.array(rng.sample(range(one.num_rows), one.num_rows), pa.int64())) for one in segments]
+    portions = list(net.portions(segments, size))
+    assert all(portions)
+    composed = [net.compose(one, [KEYLESS]) for one in portions]
+    assert [row for one in composed for row in one.to_pylist()] == at_once.to_pylist()
+    for one, following in pairwise(portions):
+        fewest = len(set(zip(one["table"].to_pylist(), one["bucket"].to_pylist(), strict=True)))
+        assert one.num_rows <= size or fewest == 1
+        assert one.num_rows + following.num_rows > size or not following.num_rows
+
+
 @pytest.mark.slow
 def test_what_is_composed_may_be_more_than_one_array_holds() -> None:
     # All rows of a piece have the same key, and the pieces the same memory.
@@ -92,9 +114,9 @@ def test_the_place_within_one_order_decides_between_two_changes() -> None:
 
 def test_a_key_has_the_same_bucket_on_any_machine_and_keys_spread() -> None:
     keys = pa.array([str(number).encode() for number in range(6400)])
-    counts = row_bytes.buckets(keys, net.BUCKETS)
+    counts = row_bytes.buckets(keys, BUCKETS)
     assert row_bytes.buckets(pa.array([b"", b"a", b"abc"]), 64).tolist() == [25, 32, 12]
-    spread = [int((counts == bucket).sum()) for bucket in range(net.BUCKETS)]
+    spread = [int((counts == bucket).sum()) for bucket in range(BUCKETS)]
     assert min(spread) > 40
     assert max(spread) < 200
 

@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from airflow_provider_cdc.core import net_change
 from airflow_provider_cdc.core.net_change import Change
-from airflow_provider_cdc.core.row_bytes import encode
+from airflow_provider_cdc.core.row_bytes import buckets, encode
 from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.sources import delta
 from airflow_provider_cdc.sources.delta import delta_batches, order_base
 from airflow_provider_cdc.sources.netting import USED, NetChange, decide
-from airflow_provider_cdc.sources.window import DELTA_SCHEMA, TrackedTable
+from airflow_provider_cdc.sources.window import BUCKETS, DELTA_SCHEMA, TrackedTable
 from tests.sources.test_netting import KEYED, KEYLESS, TABLES, changed, counted, left, new
 
 COLUMNS = (Column("id", "bytes", nullable=False), Column("note", "bytes", nullable=True))
@@ -71,7 +71,8 @@ def batches(net: NetChange, segment: int = 0, **more: Any) -> list[pa.RecordBatc
 
 
 def rows_of(found: Sequence[pa.RecordBatch]) -> list[dict[str, Any]]:
-    return [row for batch in found for row in batch.to_pylist()]
+    """In the order of the log."""
+    return sorted((row for batch in found for row in batch.to_pylist()), key=lambda row: row["order"])
 
 
 def test_no_change_is_no_batch() -> None:
@@ -88,8 +89,7 @@ def test_a_keyed_table_tells_the_row_before_and_whether_there_was_one() -> None:
     changed(net, KEYED, None, image(b"b"), b"", 6)
     # A row can be no bytes at all in the log; that is not the same as no row.
     changed(net, KEYED, image(b"c"), None, b"", 7)
-    (batch,) = batches(net, segment=3)
-    assert batch.to_pylist() == [
+    assert rows_of(batches(net, segment=3)) == [
         {
             "table": 7,
             "key": canonical(key),
@@ -145,12 +145,26 @@ def test_batches_hold_at_most_so_many_bytes_unless_one_row_is_larger(sizes: list
         [len(image(*values_of(row["before"])[:1])) + len(row["before"]) + 1 for row in batch.to_pylist()]
         for batch in found
     ]
-    assert [size for batch in taken for size in batch] == [
+    assert sorted(size for batch in taken for size in batch) == sorted(
         2 * len(image(b"%d" % number)) + size + 2 for number, size in enumerate(sizes)
-    ]
+    )
     for batch, following in zip(taken, [*taken[1:], None], strict=True):
         assert sum(batch) <= limit or len(batch) == 1
         assert following is None or sum(batch) + following[0] > limit
+
+
+@given(st.sets(st.binary(max_size=9)), st.integers(1, 7))
+@settings(max_examples=40, deadline=None)
+def test_keys_come_in_the_order_of_their_buckets(keys: set[bytes], at_once: int) -> None:
+    net = new()
+    for order, key in enumerate(keys):
+        changed(net, KEYED, image(key), None, image(key, b"was"), order)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(delta, "BATCH_ROWS", at_once)
+        found = batches(net)
+    assert {row["key"]: row["before"] for row in rows_of(found)} == {canonical(key): image(key, b"was") for key in keys}
+    bucket = [one for batch in found for one in buckets(batch["key"], BUCKETS).tolist()]
+    assert bucket == sorted(bucket)
 
 
 @pytest.mark.parametrize("limit", [1, 150, 10_000])

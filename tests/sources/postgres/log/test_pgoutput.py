@@ -6,6 +6,7 @@ import contextlib
 import random
 import struct
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -95,10 +96,12 @@ def texts(row: tuple[int, str | None] | None) -> list[str | None] | None:
     return None if row is None else [str(row[0]), row[1]]
 
 
-def found_by(one: LogWalker, segment: int = 0) -> list[dict[str, object]]:
+def found_by(one: LogWalker, segment: int = 0) -> list[dict[str, Any]]:
+    """In the order of the log, table by table."""
     batches = list(delta_batches(one.change, TRACKED, segment, decode_images))
     assert all(batch.schema.equals(DELTA_SCHEMA) for batch in batches)
-    return [row for batch in batches for row in batch.to_pylist()]
+    rows = [row for batch in batches for row in batch.to_pylist()]
+    return sorted(rows, key=lambda row: (row["table"], row["order"]))
 
 
 def key(number: int) -> bytes:
