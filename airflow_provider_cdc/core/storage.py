@@ -216,6 +216,11 @@ class Storage:
                 durable.make_folder(self._filesystem, posixpath.dirname(self.path(name)), self._batch)
                 self._batch.write(self.path(name), _json_bytes(data))
 
+    def note_json(self, name: str, data: Any) -> None:
+        """`write_json`, for what nothing rests on: readers see it at once, also in the middle of `together`."""
+        with told(self.uri_of(name)):
+            durable.write(self._filesystem, self.path(name), _json_bytes(data))
+
     def write_text(self, name: str, text: str) -> None:
         """`write_json`, for a page of text."""
         with told(self.uri_of(name)):

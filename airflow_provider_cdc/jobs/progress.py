@@ -36,6 +36,7 @@ class Progress:
     :param total: how many of them there are.
     :param weight: the work they make in all, in any unit; how much is done and the time left are judged by it.
     :param at_work: the tables that are at work now.
+    :param under_way: the rows that were read, and the weight that was done, of what is not finished.
     :param backlog: how many bytes of log wait to be read; None: that is not known.
     :param note: takes the same as data: ``step``, ``at`` (ISO 8601), ``percent``, ``done``, ``total``, ``unit``,
         ``rows``, ``bytes``, ``rows_per_second``, ``seconds_left`` (null: not known yet), ``tables``, and
@@ -50,6 +51,7 @@ class Progress:
         weight: float,
         *,
         at_work: Callable[[], Sequence[str]] = lambda: (),
+        under_way: Callable[[], tuple[int, float]] = lambda: (0, 0.0),
         backlog: Callable[[], int | None] = lambda: None,
         note: Callable[[dict[str, Any]], None] = lambda told: None,
         every: float = EVERY_SECONDS,
@@ -61,6 +63,7 @@ class Progress:
         self._total = total
         self._weight = weight
         self._at_work = at_work
+        self._under_way = under_way
         self._backlog = backlog
         self._note = note
         self._every = every
@@ -80,10 +83,13 @@ class Progress:
         self._rows += rows
         self._done += weight
         self._bytes += size
-        if self._warm is None:
-            # What was done until now was done while programs started, caches filled and sessions were opened.
-            self._warm = self._clock(), self._done
+        self._note_warm(self._done)
         self.tick()
+
+    def _note_warm(self, done: float) -> None:
+        if self._warm is None and done:
+            # What was done until now was done while programs started, caches filled and sessions were opened.
+            self._warm = self._clock(), done
 
     def tick(self) -> None:
         """To be called often: says how far the step is if that is due."""
@@ -96,32 +102,35 @@ class Progress:
         self._note(told)
 
     def _told(self, now: float) -> dict[str, Any]:
-        self._lately.append((now, self._rows))
+        more, weight = self._under_way()
+        count, work = self._rows + more, self._done + weight
+        self._note_warm(work)
+        self._lately.append((now, count))
         while len(self._lately) > 2 and self._lately[1][0] <= now - LATELY_SECONDS:
             self._lately.popleft()
         since, rows = self._lately[0]
         return {
             "step": self._title,
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
-            "percent": round(100 * self._done / self._weight, 1) if self._weight else 0.0,
+            "percent": round(100 * work / self._weight, 1) if self._weight else 0.0,
             "done": self._count,
             "total": self._total,
             "unit": f"{self._unit}s",
-            "rows": self._rows,
+            "rows": count,
             "bytes": self._bytes,
-            "rows_per_second": round((self._rows - rows) / (now - since)) if now > since else 0,
-            "seconds_left": self._seconds_left(now),
+            "rows_per_second": max(0, round((count - rows) / (now - since))) if now > since else 0,
+            "seconds_left": self._seconds_left(now, work),
             "tables": list(self._at_work()),
             "log_backlog_bytes": self._backlog(),
         }
 
-    def _seconds_left(self, now: float) -> float | None:
+    def _seconds_left(self, now: float, work: float) -> float | None:
         if self._warm is None:
             return None
         began, done = self._warm
-        if self._done <= done or now <= began:
+        if work <= done or now <= began:
             return None
-        return round((self._weight - self._done) * (now - began) / (self._done - done), 1)
+        return round((self._weight - work) * (now - began) / (work - done), 1)
 
     def _line(self, told: dict[str, Any]) -> str:
         parts = [

@@ -21,6 +21,7 @@ from airflow_provider_cdc.jobs.parts import Part
 from airflow_provider_cdc.jobs.selected import copied
 from airflow_provider_cdc.jobs.skipped import reason
 from airflow_provider_cdc.jobs.survivors import OddRow, check_count, noted
+from airflow_provider_cdc.jobs.under_way import UnderWay
 from airflow_provider_cdc.sources.capabilities import Source
 from airflow_provider_cdc.sources.optional import OrdersChunks
 
@@ -111,6 +112,7 @@ class ReadPart:
         ordered = self.source.key_order(entry.table) if isinstance(self.source, OrdersChunks) else None
         extents = KeyExtents(ordered)
         odd: list[OddRow] = []
+        under_way = UnderWay(self.staging.folder, part)
         name = f"chunks/{folder_name(entry.table.name)}/{part.name}"
         with (
             self.staging.writer(name, schema) as writer,
@@ -126,7 +128,9 @@ class ReadPart:
                         check_count(odd)
                     extents.add(chunk.number, batch)
                     rows = published_columns(entry.table, batch)
-                    writer.write(rows if found is None else rows.filter(found))
+                    rows = rows if found is None else rows.filter(found)
+                    writer.write(rows)
+                    under_way.add(batch.num_rows, rows.num_rows)
             incarnation = reader.settle()
             upper, lock_seconds, nulled = reader.upper, reader.lock_seconds, dict(reader.nulled)
         check_key_order(entry.table, extents.found)

@@ -34,6 +34,7 @@ from airflow_provider_cdc.jobs.skipped import check_some_left, say_skipped
 from airflow_provider_cdc.jobs.step import Plan, Step, run_step
 from airflow_provider_cdc.jobs.survivors import OddRow
 from airflow_provider_cdc.jobs.tasks import run_tasks
+from airflow_provider_cdc.jobs.under_way import under_way
 from airflow_provider_cdc.jobs.verify import without_damaged
 from airflow_provider_cdc.jobs.watch import Watch
 from airflow_provider_cdc.sources.capabilities import Source
@@ -264,6 +265,7 @@ def _read_missing(
         sum(weights.values()),
         at_work=at_work,
         backlog=lambda: watch.backlog,
+        under_way=lambda: under_way(step.folder, missing, step.tables, done),
         note=note,
     )
     options = step.manifest.options

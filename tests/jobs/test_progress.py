@@ -20,12 +20,14 @@ class Watched:
         self.lines: list[str] = []
         self.notes: list[dict[str, Any]] = []
         self.tables = ["shop.a"]
+        self.under_way = (0, 0.0)
         self.progress = Progress(
             "snapshot",
             "chunk",
             total,
             weight,
             at_work=lambda: self.tables,
+            under_way=lambda: self.under_way,
             note=self.notes.append,
             every=5,
             clock=lambda: self.now,
@@ -59,6 +61,24 @@ def test_a_step_that_hangs_goes_on_telling_and_its_rate_falls() -> None:
         watched.progress.tick()
     assert len(watched.lines) == 24
     assert watched.notes[0]["rows_per_second"] == 1200
+    assert watched.notes[-1]["rows_per_second"] == 0
+    assert watched.notes[-1]["seconds_left"] is None
+
+
+def test_what_is_under_way_counts_until_it_is_finished() -> None:
+    watched = Watched(1, 100.0)
+    for second, watched.under_way in ((5, (0, 0.0)), (10, (1000, 20.0)), (15, (2000, 40.0)), (20, (3000, 60.0))):
+        watched.now = float(second)
+        watched.progress.tick()
+    assert watched.lines == [
+        "snapshot: 0 %, 0 of 1 chunk, 0 rows, 0 rows/s; at work: shop.a",
+        "snapshot: 20 %, 0 of 1 chunk, 1,000 rows, 100 rows/s; at work: shop.a",
+        "snapshot: 40 %, 0 of 1 chunk, 2,000 rows, 133 rows/s, about 15 s left; at work: shop.a",
+        "snapshot: 60 %, 0 of 1 chunk, 3,000 rows, 150 rows/s, about 10 s left; at work: shop.a",
+    ]
+    # The try that had read these rows was lost, and another one begins.
+    watched.now, watched.under_way = 25.0, (0, 0.0)
+    watched.progress.tick()
     assert watched.notes[-1]["rows_per_second"] == 0
     assert watched.notes[-1]["seconds_left"] is None
 
