@@ -384,7 +384,11 @@ class NetChange:
 
     def _extend(self, words: int) -> None:
         if words > len(self._memory):
-            memory: Any = np.empty(max(words, _USUAL_WORDS), np.int64)
+            try:
+                memory: Any = np.empty(max(words, _USUAL_WORDS), np.int64)
+            except MemoryError:
+                # The system counts addresses as memory (vm.overcommit_memory=2, ulimit -v).
+                memory = np.empty(words, np.int64)
             memory[: self.state[USED]] = self.arena[: self.state[USED]]
             self._memory = memory
         self.arena = self._memory[:words]

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from airflow_provider_cdc.core.kernel import Bytes, Int64s, copy_bytes, kernel
+from airflow_provider_cdc.sources import netting
 from airflow_provider_cdc.sources.netting import (
     COUNT,
     HEADER,
@@ -153,6 +155,15 @@ def test_of_each_key_the_last_row_stays(changes: list[tuple[int, bytes, bytes | 
     assert last_rows(net) == expected
     net.reserve(2, WORDS, NONE)
     assert last_rows(net) == expected
+
+
+def test_it_grows_where_addresses_are_as_scarce_as_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(netting, "_USUAL_WORDS", 1 << 58)
+    net = new()
+    for number in range(3000):
+        changed(net, KEYED, b"%d" % number, None, b"x" * 200, number)
+    assert net.used_bytes > 8 * netting._FIRST_WORDS
+    assert len(net.records()[0]) == 3000
 
 
 def test_last_rows_survive_while_it_grows() -> None:
