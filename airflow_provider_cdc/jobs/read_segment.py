@@ -17,8 +17,10 @@ from airflow_provider_cdc.sources.capabilities import Source
 from airflow_provider_cdc.sources.window import CHANGE_SCHEMA, LogSegment, SegmentSummary, TrackedTable
 
 DONE = "delta/done"
-SORT_BYTES = 64 * 2**20
-"""How many bytes of changes a segment's task holds in memory, to sort those which the source does not."""
+SORT_BYTES = 256 * 2**20
+"""How many bytes of changes a segment's task holds in memory to sort them."""
+GATHERED_BYTES = 64 * 2**20
+"""Likewise, where the source has sorted nearly all of them: those of keyed tables."""
 COMPOSED_ROWS = 65_536
 """How many changes are composed at a time."""
 
@@ -84,7 +86,7 @@ class ReadSegment:
             self.staging.writer(f"{name}-changes", CHANGE_SCHEMA, QUICKEST) as changes,
             self.source.read_segment(segment, self.initial, tables, changes.write) as reader,
         ):
-            for rows in net.gathered(reader, SORT_BYTES):
+            for rows in net.gathered(reader, SORT_BYTES if keyless else GATHERED_BYTES):
                 rows = selected_changes(self.source, tables, rows)
                 rows = net.without_effect_dropped(rows, keyless)
                 writer.write(net.in_buckets(rows))

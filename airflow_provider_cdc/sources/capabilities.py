@@ -71,7 +71,8 @@ class SegmentReader(Protocol):
     summary: SegmentSummary
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
-        """Batches of ``DELTA_SCHEMA``. In each part of the segment, at most one row per key and ``pending``.
+        """Batches of ``DELTA_SCHEMA``. In each part of the segment, at most one row per key and ``pending``. Those of
+        keyed tables had better come by the buckets of their keys (``row_bytes.buckets``): else they are sorted by them.
 
         :raises ExactnessError: something in the segment broke what the proof rests on.
         """

@@ -112,6 +112,7 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRunner:
     monkeypatch.setattr(images, "HELD_BYTES", 300)
     monkeypatch.setattr(consolidate, "RESTORE_ROWS", 3)
     monkeypatch.setattr(read_segment, "SORT_BYTES", 400)
+    monkeypatch.setattr(read_segment, "GATHERED_BYTES", 300)
     monkeypatch.setattr(read_segment, "COMPOSED_ROWS", 3)
     monkeypatch.setattr(extract_delta, "COMPOSE_BYTES", 3000)
     spark = SimpleNamespace(sparkContext=SimpleNamespace(defaultParallelism=2))
