@@ -43,7 +43,7 @@ from airflow_provider_cdc.sources.mysql.long_prepared import LongPrepared, Prepa
 from airflow_provider_cdc.sources.mysql.preflight import recheck
 from airflow_provider_cdc.sources.mysql.server import (
     LOG_PLACE,
-    WATCHED,
+    WATCHED_IN_THE_PAST,
     identity,
     last_set,
     setting_problems,
@@ -180,7 +180,7 @@ def problems_since(settings: ConnectionSettings, connection: Connection, past: P
         for name, when in known.items()
         if when is not None and when >= past.moment
     ]
-    if untold := [name for name in WATCHED if name not in known]:
+    if untold := [name for name in WATCHED_IN_THE_PAST if name not in known]:
         problems.append(
             Problem(
                 ", ".join(untold),

@@ -6,7 +6,7 @@ that the log itself shows (row image, format) are checked once more on each even
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 
@@ -84,6 +84,9 @@ _FIXED = ("innodb_native_foreign_keys", "log_replica_updates", "lower_case_table
 _FIXED_PREFIX = "fixed."
 # The log does not show what these were; when they were set last shows that they were not touched during a run.
 WATCHED = ("binlog_error_action", "binlog_order_commits", "replica_preserve_commit_order")
+# Whoever knows where in the log a run began sees every transaction that has no GTID. Whoever looks a past position up
+# by GTIDs may be sent behind some.
+WATCHED_IN_THE_PAST = (*WATCHED, "gtid_mode")
 _DURABLE = ("sync_binlog", "innodb_flush_log_at_trx_commit")
 _LAST_SET = "last_set."
 STARTED, LOG_PLACE = "started", "log_place"
@@ -237,20 +240,20 @@ def is_replica(connection: Connection) -> bool | None:
 
 
 def last_set(connection: Connection) -> dict[str, datetime | None]:
-    """When the settings that the log does not show were last set by hand; None: not since the server's start. What the
+    """When the settings that the log does not show, or not all, were last set by hand; None: not since the server's start. What the
     server does not tell is left out."""
     return {
         name: datetime.fromisoformat(when).replace(tzinfo=UTC) if when else None
-        for name, when in _last_set(connection).items()
+        for name, when in _last_set(connection, WATCHED_IN_THE_PAST).items()
     }
 
 
-def _last_set(connection: Connection) -> dict[str, str]:
-    marks = ", ".join(["%s"] * len(WATCHED))
+def _last_set(connection: Connection, names: Sequence[str] = WATCHED) -> dict[str, str]:
+    marks = ", ".join(["%s"] * len(names))
     rows = query(
         connection,
         "SELECT VARIABLE_NAME, COALESCE(CAST(SET_TIME AS CHAR), '') FROM performance_schema.variables_info "
         f"WHERE VARIABLE_NAME IN ({marks})",
-        WATCHED,
+        names,
     )
     return dict(rows)

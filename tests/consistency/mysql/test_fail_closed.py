@@ -100,6 +100,18 @@ HAZARDS = (
         "gtid_mode",
     ),
     Hazard(
+        "anonymous transactions for a while",
+        (
+            "SET GLOBAL gtid_mode=ON_PERMISSIVE",
+            "SET GLOBAL gtid_mode=OFF_PERMISSIVE",
+            "UPDATE orders SET amount=7 WHERE id IN (3, 190)",
+            "SET GLOBAL gtid_mode=ON_PERMISSIVE",
+            "SET GLOBAL gtid_mode=ON",
+        ),
+        LogGone,
+        "anonymous",
+    ),
+    Hazard(
         "log purged",
         (
             "UPDATE orders SET amount=1",

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.errors import CopyMismatch, DecodeError, PreflightError, SchemaChanged
+from airflow_provider_cdc.errors import CopyMismatch, DecodeError, LogGone, PreflightError, SchemaChanged
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, settings_of
 from tests.conftest import MysqlFactory
@@ -137,6 +137,41 @@ def test_statements_between_preflight_and_the_position_stop_the_run(nights: Nigh
     run.record()
     assert "read in full: since the copy: TRUNCATE TABLE" in run.plans[0].reason
     assert run.finish()["rows"] == {f"{nights.schema}.stock": 1}
+    nights.do("UPDATE stock SET left_over = 1")
+    nights.rolled()
+
+
+@pytest.mark.long
+def test_anonymous_transactions_between_preflight_and_the_position_stop_the_run(
+    mysql_factory: MysqlFactory, spark: SparkSession, tmp_path: Path
+) -> None:
+    """The heads of the files after them name the same GTIDs as those of the files before them."""
+    server = mysql_factory({})
+    server.query("CREATE DATABASE shop")
+    nights = Nights(server, spark, "shop", tmp_path)
+    nights.do("CREATE TABLE stock (id INT PRIMARY KEY, left_over INT)", "INSERT INTO stock VALUES (1, 10), (2, 20)")
+    run = nights.night("full")
+    run.record()
+    run.finish()
+    run = nights.night("auto")
+    plans = run.preflight()
+    assert plans[0].base
+    nights.do(
+        "SET GLOBAL gtid_mode = ON_PERMISSIVE",
+        "SET GLOBAL gtid_mode = OFF_PERMISSIVE",
+        "UPDATE stock SET left_over = 5 WHERE id = 1",
+        "SET GLOBAL gtid_mode = ON_PERMISSIVE",
+        "SET GLOBAL gtid_mode = ON",
+    )
+    run.preflight = lambda: plans  # type: ignore[method-assign]
+    run.record()
+    run.snapshot()
+    with pytest.raises(LogGone, match="anonymous"):
+        run.extract_delta()
+    run = nights.night("auto")
+    run.record()
+    assert "read in full" in run.plans[0].reason
+    run.finish()
     nights.do("UPDATE stock SET left_over = 1")
     nights.rolled()
 

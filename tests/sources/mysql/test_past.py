@@ -124,6 +124,22 @@ def test_a_gtid_set_is_checked_in_the_same_way(server: MysqlServer) -> None:
     assert "ALTER TABLE" in problem.what
 
 
+def test_a_past_before_anonymous_transactions_is_refused(server: MysqlServer) -> None:
+    """They are part of no set, so the log seems to go on behind them where it ended before them."""
+    before = GtidSet.parse(executed(server))
+    time.sleep(1.1)
+    for mode in ("ON_PERMISSIVE", "OFF_PERMISSIVE"):
+        server.query(f"SET GLOBAL gtid_mode = {mode}")
+    server.query("UPDATE d.t SET v = 7")
+    for mode in ("ON_PERMISSIVE", "ON"):
+        server.query(f"SET GLOBAL gtid_mode = {mode}")
+    server.query("REPLACE INTO d.other VALUES (2, 2)")
+    with session(settings(server)) as connection:
+        past = resolve(settings(server), before)
+        found = problems_since(settings(server), connection, past)
+    assert any(problem.where == "gtid_mode" and "was set at" in problem.what for problem in found)
+
+
 def test_before_the_servers_start_nothing_is_known(server: MysqlServer) -> None:
     moment = now(server)
     time.sleep(2)

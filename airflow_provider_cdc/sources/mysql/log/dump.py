@@ -35,6 +35,7 @@ MORE, END, ERROR, BROKEN, FULL = 0, 1, 2, 3, 4
 
 _MAX_PACKET = 0xFFFFFF
 _SAME_REPLICA = "same server_uuid/server_id"
+_NO_GTID = "anonymous transaction"
 
 
 @kernel
@@ -202,12 +203,13 @@ class Dump:
         except pymysql.MySQLError as error:
             code, text = error.args
             if code == CANNOT_READ_LOG and _SAME_REPLICA not in text:
-                raise LogGone(
-                    f"the server cannot read it: {text}",
-                    where=self._where,
-                    hint="trigger a new run; if the file was purged, let the server keep its logs for longer "
-                    "(binlog_expire_logs_seconds)",
-                ) from error
+                hint = (
+                    "let gtid_mode stay ON from a run's position on, then trigger a new run"
+                    if _NO_GTID in text
+                    else "trigger a new run; if the file was purged, let the server keep its logs for longer "
+                    "(binlog_expire_logs_seconds)"
+                )
+                raise LogGone(f"the server cannot read it: {text}", where=self._where, hint=hint) from error
             with mapped_errors(self._where):
                 raise
         except struct.error as error:

@@ -32,7 +32,8 @@ def log_segments(settings: ConnectionSettings, initial: str, log_end: str, begun
 
     :param initial: a GTID set.
     :param log_end: a ``LogPlace``, as ``bound_reads`` noted it.
-    :param begun: the one that the run began at; from there on the server must not have crashed.
+    :param begun: the one that the run began at; from there on the server must not have crashed. Its file and all after
+        it are among the segments: what a file did is not told by GTIDs alone, for anonymous transactions have none.
     :raises LogGone: files were purged that are needed, or the log is not whole.
     :raises SourceReplaced: the log is not the one that ``log_end`` is of.
     :raises SourceUnavailable: the server cannot be reached.
@@ -50,13 +51,13 @@ def log_segments(settings: ConnectionSettings, initial: str, log_end: str, begun
         files = log_files(connection)
         names = list(files)
         check_place(settings, files, end)
-        last = names.index(end.file)
+        first = last = names.index(end.file)
         if begun:
             # Each start of the server is marked in the log, whatever became of its clock.
             place = LogPlace.parse(begun)
             check_place(settings, files, place)
             check_continuity(settings, {name: files[name] for name in names[: last + 1]}, place)
-        first = last
+            first = min(last, names.index(place.file))
         while not previous_gtids(connection, names[first]) <= wanted:
             if first == 0:
                 raise LogGone(
