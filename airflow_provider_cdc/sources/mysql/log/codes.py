@@ -18,10 +18,14 @@ QUERY = 2
 STOP = 3
 ROTATE = 4
 INTVAR = 5
+APPEND_BLOCK = 9
+DELETE_FILE = 11
 RAND = 13
 USER_VAR = 14
 FORMAT_DESCRIPTION = 15
 XID = 16
+BEGIN_LOAD_QUERY = 17
+EXECUTE_LOAD_QUERY = 18
 TABLE_MAP = 19
 WRITE_ROWS_V1 = 23
 UPDATE_ROWS_V1 = 24
@@ -45,6 +49,8 @@ HEARTBEAT_V2 = 41
 TAGGED_GTID = 42
 
 QUERY_POST_HEADER_BYTES = 13
+EXECUTE_LOAD_QUERY_POST_HEADER_BYTES = 26
+"""That of a QUERY, and which file of an earlier event the statement loads."""
 ROWS_POST_HEADER_BYTES_V1 = 8
 """Table number and flags; later versions have the length of extra data behind them."""
 ROWS_POST_HEADER_BYTES = 10

@@ -23,6 +23,7 @@ from airflow_provider_cdc.sources.mysql.log.grammar import Statement
 # Fixed parts that the kernel and this module rely on: event type -> bytes of its post-header.
 _POST_HEADERS = {
     codes.QUERY: codes.QUERY_POST_HEADER_BYTES,
+    codes.EXECUTE_LOAD_QUERY: codes.EXECUTE_LOAD_QUERY_POST_HEADER_BYTES,
     codes.ROTATE: 8,
     codes.XID: 0,
     codes.TABLE_MAP: 8,
@@ -145,6 +146,14 @@ def query(body: bytes) -> Statement:
         schemas=_schemas(variables.get(_SCHEMAS)),
         charset=_charset(variables[_CHARSET]) if _CHARSET in variables else "",
     )
+
+
+def execute_load_query(body: bytes) -> Statement:
+    """Read an EXECUTE_LOAD_QUERY event: LOAD DATA, logged as a statement.
+
+    :raises UnknownEvent: the text is in a character set that we cannot read.
+    """
+    return query(body[: codes.QUERY_POST_HEADER_BYTES] + body[codes.EXECUTE_LOAD_QUERY_POST_HEADER_BYTES :])
 
 
 def _status_variables(data: bytes) -> dict[int, bytes]:

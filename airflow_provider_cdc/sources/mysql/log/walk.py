@@ -15,7 +15,10 @@ from typing import NamedTuple
 from airflow_provider_cdc.core.kernel import Bytes, Int64s, inner, kernel, load8, load16, load32, load64, same_bytes
 from airflow_provider_cdc.sources.changes import Changes
 from airflow_provider_cdc.sources.mysql.log.codes import (
+    APPEND_BLOCK,
     ARTIFICIAL,
+    BEGIN_LOAD_QUERY,
+    DELETE_FILE,
     END_AT,
     FLAGS_AT,
     GTID,
@@ -128,9 +131,12 @@ def find_map(maps: Int64s, number: int) -> int:
 
 @inner
 def _says_nothing(kind: int) -> bool:
-    """Whether events of a type are values for a statement that follows, comments, or the bookkeeping of group
+    """Whether events of a type are values or files for a statement that follows, comments, or the bookkeeping of group
     replication."""
-    return kind in (INTVAR, RAND, USER_VAR, IGNORABLE, ROWS_QUERY, TRANSACTION_CONTEXT, VIEW_CHANGE)
+    return kind in (
+        INTVAR, RAND, USER_VAR, BEGIN_LOAD_QUERY, APPEND_BLOCK, DELETE_FILE, IGNORABLE, ROWS_QUERY,
+        TRANSACTION_CONTEXT, VIEW_CHANGE,
+    )  # fmt: skip
 
 
 @inner

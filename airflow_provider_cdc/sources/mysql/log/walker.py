@@ -217,6 +217,8 @@ class LogWalker:
         phase = self.state[walk_state.PHASE]
         if kind == codes.QUERY:
             self._query(self._read(events.query, body))
+        elif kind == codes.EXECUTE_LOAD_QUERY and phase in (walk_state.OPEN, walk_state.XA_OPEN):
+            self._query(self._read(events.execute_load_query, body))
         elif kind == codes.TABLE_MAP:
             self._maps.register(self._read(events.table_map, body), body, int(self.state[walk_state.SERIAL]))
         elif kind == codes.TRANSACTION_PAYLOAD and phase == walk_state.BEGUN and self._payload_position < 0:

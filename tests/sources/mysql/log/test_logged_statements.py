@@ -349,3 +349,26 @@ def test_statements_that_open_no_table_of_a_copied_schema(
             run(other, f"DELETE FROM {schema}.a WHERE id > 100")
             run(other, f"DELETE FROM {elsewhere}.t")
         run(other, f"DROP TABLE {schema}.child")
+
+
+@pytest.mark.parametrize("bytes_", [10, 300_000])
+def test_files_that_are_loaded_as_statements(
+    bytes_: int, mysql: MysqlServer, schema: str, elsewhere: str, db: Connection, tmp_path: Path
+) -> None:
+    """The log then holds the file. Beside the copied tables that stops nothing; into one of them it does."""
+    rows = tmp_path / "rows"
+    rows.write_text("".join(f"{number}\t{number}\n" for number in range(100, 100 + bytes_ // 10)))
+    load = f"LOAD DATA LOCAL INFILE '{rows}' REPLACE INTO TABLE"
+    with mysql.connect(database=elsewhere) as other:
+        run(other, "CREATE TABLE t (id INT PRIMARY KEY, v INT)", "SET binlog_format = STATEMENT")
+        run(db, "SET binlog_format = STATEMENT")
+        # Before the window, and in it.
+        run(other, f"{load} t (id, v)")
+        reading = LogReading(mysql, schema, "a")
+        run(other, f"{load} t (id, @v) SET v = @v + 1", f"XA START 'load_{schema}'", f"{load} t (id, v)")
+        run(other, f"XA END 'load_{schema}'", f"XA PREPARE 'load_{schema}'", f"XA COMMIT 'load_{schema}'")
+        mysql.query(f"UPDATE {schema}.a SET v = v + 1 WHERE id = 1")
+        assert len(reading.read().before["a"]) == 1
+        with pytest.raises(ImageNotWhole, match="LOAD"):
+            run(db, f"{load} a (id, v)")
+            reading.read()
