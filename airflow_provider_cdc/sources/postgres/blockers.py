@@ -15,7 +15,8 @@ from airflow_provider_cdc.sources.postgres.session import Connection, query
 SECONDS = 10
 
 # A lock that is only waited for holds up readers as well, for the server grants locks in turn. A prepared transaction
-# has no session. A partition is part of its root.
+# has no session, and its virtual transaction is called after the one that it was in the session, until the server is
+# restarted; so several may be called the same, and then all of them are named. A partition is part of its root.
 _HOLDERS = """
 SELECT c.oid::regclass::text, l.granted, l.pid, a.usename, a.state, p.gid, p.owner,
     date_trunc('second', now() - COALESCE(a.xact_start, p.prepared))::text
@@ -24,7 +25,9 @@ JOIN pg_class r ON r.oid = COALESCE(pg_partition_root(c.oid), c.oid)
 JOIN pg_namespace n ON n.oid = r.relnamespace
 JOIN unnest(%s::text[], %s::text[]) AS w(schema, name) ON (n.nspname, r.relname) = (w.schema, w.name)
 LEFT JOIN pg_stat_activity a ON a.pid = l.pid
-LEFT JOIN pg_prepared_xacts p ON l.pid IS NULL AND l.virtualtransaction LIKE '%%/' || p.transaction
+LEFT JOIN pg_prepared_xacts p ON l.pid IS NULL AND EXISTS (
+    SELECT FROM pg_locks x WHERE x.pid IS NULL AND x.virtualtransaction = l.virtualtransaction
+    AND x.locktype = 'transactionid' AND x.transactionid = p.transaction)
 WHERE l.locktype = 'relation' AND l.mode = 'AccessExclusiveLock'
     AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
 ORDER BY NOT l.granted, 1, l.pid LIMIT 20

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.core.options import LockPolicy, TableOptions
-from airflow_provider_cdc.errors import ConfigurationError, PreflightError, Problem, SchemaChanged
+from airflow_provider_cdc.errors import ConfigurationError, LockNotGranted, PreflightError, Problem, SchemaChanged
 from airflow_provider_cdc.sources.connection import ConnectionSettings
-from airflow_provider_cdc.sources.postgres import PostgresSource
+from airflow_provider_cdc.sources.postgres import PostgresSource, blockers
 from harness.postgres_binaries import installations
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
@@ -352,3 +352,22 @@ def test_more_partitions_than_a_publication_could_be_dropped_with_are_refused(
     point = source.record_initial(source.preflight(["public.fits"]), LockPolicy(), "fits")
     source.discard(point.identity)
     assert server.query("SELECT pubname FROM pg_publication") == []
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_prepared_transaction_that_locks_a_table_is_named(
+    restarted: bool, postgres_factory: PostgresFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(blockers, "SECONDS", 1)
+    server = postgres_factory()
+    server.query("CREATE TABLE stock (id int PRIMARY KEY)")
+    server.query(FULL.format("stock"))
+    with server.connect() as migration:
+        migration.execute("BEGIN; ALTER TABLE stock ADD COLUMN note text; PREPARE TRANSACTION 'migration'")
+    if restarted:
+        server.restart()
+    with pytest.raises(LockNotGranted) as refused:
+        PostgresSource(settings_of(server, "postgres")).preflight(["public.*"], TableOptions())
+    what = "prepared transaction 'migration' of postgres holds the lock ACCESS EXCLUSIVE on public.stock, for PT"
+    assert what in str(refused.value)
+    server.query("ROLLBACK PREPARED 'migration'")
