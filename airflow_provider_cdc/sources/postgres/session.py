@@ -56,6 +56,7 @@ _CHANGED = ("42P01", "42703", "42704", "3F000", "3D000", "42883")
 _TRY_AGAIN = ("40", "55P03", "55006", "57014")
 _BUSY = ("53",)
 _TOO_LARGE = "54000"
+_LIMITED = "53400"
 _LOST = ("08", "57P", "25P03", "25P04", "XX000")
 _VIEW_GONE = ("22023", "42704", "55000", "58P01")
 _SLOT_GONE = ("42704", "55000", "58P01")
@@ -311,6 +312,14 @@ def _statement_error(where: str, state: str, said: str) -> CdcError:
         return SchemaChanged(said, where=where, hint="the table changed since the run began: trigger a new run")
     if state.startswith(_TRY_AGAIN):
         return TransientError(said, where=where, hint="the task can be retried as it is")
+    # Of the same state, but no other session's end makes room: what one statement returns counts by itself.
+    if state == _LIMITED and "temp_file_limit" in said:
+        return ConfigurationError(
+            said,
+            where=where,
+            hint="the server keeps what it tells of the log in temporary files, of about 512 MB or of one large "
+            "transaction: ALTER ROLE … SET temp_file_limit = -1, as a superuser, for the user of this connection",
+        )
     if state.startswith(_BUSY):
         return SourceUnavailable(said, where=where, hint="let fewer Spark tasks run at once, or raise the limit")
     if state == _TOO_LARGE:

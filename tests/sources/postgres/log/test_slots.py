@@ -265,3 +265,17 @@ def test_a_large_transaction_that_is_rolled_back_with_its_savepoints(
     assert befores.pop(key(1)) == (1, "there")
     assert befores == {key(number): None for number in range(10, 3001)}
     reading.close()
+
+
+def test_a_limit_on_temporary_files_is_told_with_what_lifts_it(run: Run, follow: Follow) -> None:
+    """It is no lack of room that passes: each retry would meet it again."""
+    run("CREATE TABLE a (id int PRIMARY KEY, t text)", f"ALTER TABLE a {FULL}")
+    reading = follow("a")
+    run("INSERT INTO a SELECT g, repeat('x', 1000) FROM generate_series(1, 10000) g")
+    end = reading.now()
+    run(f"ALTER DATABASE {reading.database} SET temp_file_limit = '1MB'")
+    with pytest.raises(ConfigurationError, match="temp_file_limit") as refused:
+        reading.read(end)
+    assert "SET temp_file_limit = -1" in refused.value.hint
+    run(f"ALTER DATABASE {reading.database} SET temp_file_limit = -1")
+    assert len(reading.read(end).before["a"]) == 10_000
