@@ -13,12 +13,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from uuid import uuid4
 
+import psycopg
+
 from airflow_provider_cdc.core import records
 from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.core.options import FULL, StepOptions
 from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.table import Table
-from airflow_provider_cdc.errors import CdcError, ConfigurationError, PreflightError, SchemaChanged
+from airflow_provider_cdc.errors import CdcError, ConfigurationError, PreflightError, SchemaChanged, TransientError
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres import prepared, publishing, slots, waiting
 from airflow_provider_cdc.sources.postgres.commits import advance
@@ -154,11 +156,35 @@ def give_up_past(settings: ConnectionSettings, options: StepOptions) -> None:
             store(connection, name, record)
         if mark is None or (there := Lsn.parse(mark.position)) == slot.confirmed:
             return
-        advance(connection, name, there)
+        _move_on(connection, name, there, options.lock.slot_wait_seconds)
         record = record.with_mark(mark)
         joins = tuple(join for join in record.joins if Lsn.parse(join.position) >= there)
         store(connection, name, replace(record, marks=record.since(there), joins=joins))
         _log.info("The standing slot %s gave up what is older than %s", name, said(oldest))
+
+
+def _move_on(connection: Connection, name: str, there: Lsn, seconds: float) -> None:
+    """Move the slot on to ``there``.
+
+    One that somebody made a failover slot (17 and later) first waits for the standbys of synchronized_standby_slots,
+    for ever if one of them is away. Then it stays where it is.
+    """
+    if value(connection, _IS_FAILOVER, (name,)):
+        query(connection, f"SET statement_timeout = '{max(1, round(seconds))}s'")
+    try:
+        advance(connection, name, there)
+    except psycopg.errors.QueryCanceled:
+        raise TransientError(
+            f"it is a failover slot, and for {seconds:.0f} s the standbys that it waits for had not come to {there}",
+            where=f"replication slot {name}",
+            hint="start the standbys whose slots synchronized_standby_slots names, or take them out there; until then "
+            "the server keeps the log",
+        ) from None
+    query(connection, "RESET statement_timeout")
+
+
+_IS_FAILOVER = """(SELECT COALESCE((to_jsonb(s) ->> 'failover')::bool, false)
+FROM pg_replication_slots s WHERE s.slot_name = %s)"""
 
 
 def _by_the_clock(

@@ -14,12 +14,14 @@ import pytest
 from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.records import digest_of
-from airflow_provider_cdc.errors import ConfigurationError, LockNotGranted
+from airflow_provider_cdc.errors import ConfigurationError, LockNotGranted, TransientError
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres import PostgresSource, commits, standing
 from airflow_provider_cdc.sources.postgres.session import session
 from airflow_provider_cdc.sources.postgres.standing_record import now, store
-from tests.sources.postgres.standing import RUN_ID, Kept
+from harness.postgres_binaries import installations
+from tests.conftest import PostgresFactory
+from tests.sources.postgres.standing import OPTIONS, RUN_ID, Kept
 
 OTHER = "CREATE TABLE other (v int); ALTER TABLE other REPLICA IDENTITY FULL"
 
@@ -296,3 +298,40 @@ def test_a_publication_of_others_is_left_alone(kept: Kept) -> None:
     )
     with pytest.raises(ConfigurationError, match="needs a publication of its own"):
         PostgresSource(named).keep_past(kept.plans("stock"), kept.options)
+
+
+def test_a_failover_slot_whose_standby_is_away_ends_no_run_that_waits_for_ever(
+    postgres_factory: PostgresFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The copies are published, and only giving up what is older is left to the next run."""
+    newest = installations()[-1].major
+    if newest < 17:
+        pytest.skip("there are failover slots since PostgreSQL 17")
+    server = postgres_factory({}, newest)
+    server.query("ALTER SYSTEM SET synchronized_standby_slots = 'away'")
+    server.reload()
+    kept = Kept(server, "postgres", replace(OPTIONS, lock=replace(OPTIONS.lock, slot_wait_seconds=1)))
+    kept.run("SELECT pg_create_physical_replication_slot('away')")
+    kept.run("CREATE TABLE stock (id int PRIMARY KEY, v int); ALTER TABLE stock REPLICA IDENTITY FULL")
+    kept.keep("stock")
+    with server.connect(replication="database") as administrator:
+        administrator.execute(f"ALTER_REPLICATION_SLOT {kept.name} (FAILOVER true)".encode())
+    kept.run("INSERT INTO stock VALUES (1, 1)")
+    begun, hours = kept.slot.confirmed, 0
+    monkeypatch.setattr(standing, "now", lambda connection: now(connection) + hours * 3_600_000_000)
+    # Should it wait all the same, that ends.
+    ending = threading.Timer(20, kept.run, ("ALTER SYSTEM SET synchronized_standby_slots = ''", "SELECT pg_reload_conf()"))
+    ending.start()
+    try:
+        with pytest.raises(TransientError, match="it is a failover slot"):
+            # A server that does not tell commit times has a mark for the second one only.
+            for hours in (2, 4):
+                kept.give_up(hours=1)
+    finally:
+        ending.cancel()
+    assert kept.slot.confirmed == begun
+    server.query("ALTER SYSTEM RESET synchronized_standby_slots")
+    server.reload()
+    hours = 6
+    kept.give_up(hours=1)
+    assert kept.slot.confirmed != begun
