@@ -132,7 +132,8 @@ def check(settings: ConnectionSettings, row: Sequence[str | None]) -> None:
             f"the session does not have the settings that it began with: {row[0]}",
             where=settings.address,
             hint="something between here and the server, such as a connection pooler, drops start-up options: connect "
-            "to the server itself",
+            "to the server itself; or an event trigger ON login of the database (17 and later) sets them: let it leave "
+            "out the user of this connection",
         )
     if isinstance(settings, RunSettings):
         _check_server(settings, row[3:])

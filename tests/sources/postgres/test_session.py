@@ -29,6 +29,7 @@ from airflow_provider_cdc.sources.postgres.session import (
     session,
     value,
 )
+from harness.postgres_binaries import installations
 from harness.postgres_server import SUPERUSER, PostgresServer
 from tests.conftest import PostgresFactory
 from tests.soon import soon
@@ -197,3 +198,24 @@ def test_tls_is_checked_as_far_as_it_was_asked_for(postgres_factory: PostgresFac
             pass
         with way(changed(settings, tls={"mode": "disabled"})):
             pass
+
+
+def test_settings_that_an_event_trigger_changes_at_login_are_not_blamed_on_a_pooler_alone(
+    postgres_factory: PostgresFactory,
+) -> None:
+    newest = max(one.major for one in installations())
+    if newest < 17:
+        pytest.skip("there are event triggers on login since PostgreSQL 17")
+    server = postgres_factory(None, newest)
+    server.query(
+        "CREATE FUNCTION limit_all() RETURNS event_trigger LANGUAGE plpgsql AS "
+        "$$ BEGIN PERFORM set_config('statement_timeout', '1min', false); END $$"
+    )
+    server.query("CREATE EVENT TRIGGER limit_all ON login EXECUTE FUNCTION limit_all()")
+    for way in (session, reading_session):
+        with (
+            pytest.raises(ConfigurationError, match="statement_timeout is 1min") as refused,
+            way(settings_of(server, "postgres")),
+        ):
+            pass
+        assert "an event trigger ON login" in refused.value.hint

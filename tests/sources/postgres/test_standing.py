@@ -304,7 +304,7 @@ def test_a_failover_slot_whose_standby_is_away_ends_no_run_that_waits_for_ever(
     postgres_factory: PostgresFactory, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The copies are published, and only giving up what is older is left to the next run."""
-    newest = installations()[-1].major
+    newest = max(one.major for one in installations())
     if newest < 17:
         pytest.skip("there are failover slots since PostgreSQL 17")
     server = postgres_factory({}, newest)
@@ -320,7 +320,9 @@ def test_a_failover_slot_whose_standby_is_away_ends_no_run_that_waits_for_ever(
     begun, hours = kept.slot.confirmed, 0
     monkeypatch.setattr(standing, "now", lambda connection: now(connection) + hours * 3_600_000_000)
     # Should it wait all the same, that ends.
-    ending = threading.Timer(20, kept.run, ("ALTER SYSTEM SET synchronized_standby_slots = ''", "SELECT pg_reload_conf()"))
+    ending = threading.Timer(
+        20, kept.run, ("ALTER SYSTEM SET synchronized_standby_slots = ''", "SELECT pg_reload_conf()")
+    )
     ending.start()
     try:
         with pytest.raises(TransientError, match="it is a failover slot"):
