@@ -317,8 +317,13 @@ def test_a_failover_slot_whose_standby_is_away_ends_no_run_that_waits_for_ever(
     with server.connect(replication="database") as administrator:
         administrator.execute(f"ALTER_REPLICATION_SLOT {kept.name} (FAILOVER true)".encode())
     kept.run("INSERT INTO stock VALUES (1, 1)")
-    begun, hours = kept.slot.confirmed, 0
-    monkeypatch.setattr(standing, "now", lambda connection: now(connection) + hours * 3_600_000_000)
+    begun = kept.slot.confirmed
+
+    def give_up_after(*hours: int) -> None:
+        for more in hours:
+            monkeypatch.setattr(standing, "now", lambda connection, more=more: now(connection) + more * 3_600_000_000)
+            kept.give_up(hours=1)
+
     # Should it wait all the same, that ends.
     ending = threading.Timer(
         20, kept.run, ("ALTER SYSTEM SET synchronized_standby_slots = ''", "SELECT pg_reload_conf()")
@@ -327,13 +332,11 @@ def test_a_failover_slot_whose_standby_is_away_ends_no_run_that_waits_for_ever(
     try:
         with pytest.raises(TransientError, match="it is a failover slot"):
             # A server that does not tell commit times has a mark for the second one only.
-            for hours in (2, 4):
-                kept.give_up(hours=1)
+            give_up_after(2, 4)
     finally:
         ending.cancel()
     assert kept.slot.confirmed == begun
     server.query("ALTER SYSTEM RESET synchronized_standby_slots")
     server.reload()
-    hours = 6
-    kept.give_up(hours=1)
+    give_up_after(6)
     assert kept.slot.confirmed != begun
