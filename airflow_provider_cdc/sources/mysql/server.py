@@ -240,8 +240,8 @@ def is_replica(connection: Connection) -> bool | None:
 
 
 def last_set(connection: Connection) -> dict[str, datetime | None]:
-    """When the settings that the log does not show, or not all, were last set by hand; None: not since the server's start. What the
-    server does not tell is left out."""
+    """When the settings that the log does not show, or not whoever looks for a past position in it, were last set by
+    hand; None: not since the server's start. What the server does not tell is left out."""
     return {
         name: datetime.fromisoformat(when).replace(tzinfo=UTC) if when else None
         for name, when in _last_set(connection, WATCHED_IN_THE_PAST).items()
