@@ -39,6 +39,10 @@ _MARGIN = 4
 _LEAST_SECONDS = 600
 """A run is expected to read so fast; the log has to outlive it so many times over, and the rest of the run besides."""
 
+_NO_FILTER = (
+    "start the server without the filter; its replicas can filter for themselves (replicate_do_db and the like)"
+)
+
 # With these in their labels columns show '?' there instead: the server's catalog has no characters beyond U+FFFF.
 _BEYOND_THE_CATALOG = frozenset({"gb18030", "utf16", "utf16le", "utf32", "utf8mb4"})
 
@@ -194,19 +198,27 @@ def _has_hidden_labels(column_type: str, charset: str) -> bool:
 
 
 def _filter_problems(connection: Connection, tables: Sequence[Table]) -> Iterable[Problem]:
-    """A log that leaves out schemas."""
+    """A log that leaves out schemas, or what is done from there."""
     try:
         status = log_status(connection)
     except (LogGone, pymysql.OperationalError):
         # There is no log, or no privilege: both are problems of their own.
         return
     included, excluded = (set(filter(None, names.split(","))) for names in status[2:4])
-    for schema in dict.fromkeys(name.schema for table in tables for name in locked_with(table)):
-        if (included and schema not in included) or schema in excluded:
+    schemas = dict.fromkeys(name.schema for table in tables for name in locked_with(table))
+    unlogged = [schema for schema in schemas if (included and schema not in included) or schema in excluded]
+    for schema in unlogged:
+        yield Problem(f"schema {schema}", "the server does not log it (binlog_do_db, binlog_ignore_db)", _NO_FILTER)
+    for option, names in ("binlog_do_db", included), ("binlog_ignore_db", excluded):
+        # Rows are logged or not by the schema that they are in, but TRUNCATE, ALTER and the like by the one that the
+        # session is in.
+        if names and schemas and not unlogged:
+            which = "another one" if names is included else "one of these"
             yield Problem(
-                f"schema {schema}",
-                "the server does not log it (binlog_do_db, binlog_ignore_db)",
-                "start the server without the filter",
+                option,
+                f"is {', '.join(sorted(names))}: what a session whose default schema is {which} does to tables of any "
+                "schema by TRUNCATE, ALTER, RENAME or DROP is not in the log, so it would not be noticed",
+                _NO_FILTER,
             )
 
 

@@ -173,6 +173,20 @@ class TestSettings:
         assert "changes of shop.parent change its rows through foreign keys" in found[1].what
         assert "innodb_native_foreign_keys=ON" in found[1].what
 
+    @pytest.mark.parametrize(("option", "names"), [("binlog_ignore_db", "dull"), ("binlog_do_db", "shop")])
+    def test_that_leave_out_what_is_done_from_another_schema(
+        self, option: str, names: str, mysql_factory: Callable[[dict[str, str | None]], MysqlServer]
+    ) -> None:
+        server = mysql_factory({option: names})
+        run(server, "CREATE DATABASE shop; CREATE DATABASE dull; CREATE TABLE shop.t (id INT PRIMARY KEY)")
+        run(server, "USE shop; CREATE TABLE shop.u (id INT PRIMARY KEY); INSERT INTO shop.u VALUES (1)")
+        before = server.query("SELECT @@gtid_executed")
+        run(server, "USE dull; TRUNCATE TABLE shop.u")
+        assert server.query("SELECT @@gtid_executed") == before, "it was logged"
+        (problem,) = problems(server, "shop.*")
+        assert problem.where == option
+        assert f"is {names}: " in problem.what
+
     def test_of_how_long_the_log_is_kept(self, server: MysqlServer) -> None:
         with having(
             server,
