@@ -39,9 +39,7 @@ _MARGIN = 4
 _LEAST_SECONDS = 600
 """A run is expected to read so fast; the log has to outlive it so many times over, and the rest of the run besides."""
 
-_NO_FILTER = (
-    "start the server without the filter; its replicas can filter for themselves (replicate_do_db and the like)"
-)
+_NO_FILTER = "start the server without the filter; its replicas can filter for themselves (replicate_do_db, …)"
 
 # With these in their labels columns show '?' there instead: the server's catalog has no characters beyond U+FFFF.
 _BEYOND_THE_CATALOG = frozenset({"gb18030", "utf16", "utf16le", "utf32", "utf8mb4"})

@@ -23,7 +23,6 @@ from airflow_provider_cdc.sources.mysql.log.grammar import Statement
 # Fixed parts that the kernel and this module rely on: event type -> bytes of its post-header.
 _POST_HEADERS = {
     codes.QUERY: codes.QUERY_POST_HEADER_BYTES,
-    codes.EXECUTE_LOAD_QUERY: codes.EXECUTE_LOAD_QUERY_POST_HEADER_BYTES,
     codes.ROTATE: 8,
     codes.XID: 0,
     codes.TABLE_MAP: 8,
@@ -32,6 +31,7 @@ _POST_HEADERS = {
     codes.DELETE_ROWS: codes.ROWS_POST_HEADER_BYTES,
 }
 _OPTIONAL_POST_HEADERS = {
+    codes.EXECUTE_LOAD_QUERY: codes.EXECUTE_LOAD_QUERY_POST_HEADER_BYTES,
     codes.WRITE_ROWS_V1: codes.ROWS_POST_HEADER_BYTES_V1,
     codes.UPDATE_ROWS_V1: codes.ROWS_POST_HEADER_BYTES_V1,
     codes.DELETE_ROWS_V1: codes.ROWS_POST_HEADER_BYTES_V1,
