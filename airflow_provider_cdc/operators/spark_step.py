@@ -115,7 +115,7 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
             raise
 
     def _execute(self, context: Context) -> dict[str, Any]:
-        run = Storage(self.run_uri)
+        run = self._run_folder()
         if self._is_done(context, run):
             self.log.info("%s: done in the Spark application of an earlier task, whose log tells of it", self.step)
         else:
@@ -133,6 +133,16 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
         outputs["counts"] = {name: value for name, value in shown.items() if not isinstance(value, str)}
         hand_on(context, outputs)
         return outputs
+
+    def _run_folder(self) -> Storage:
+        if not isinstance(self.run_uri, str):
+            raise ConfigurationError(
+                f"run_uri is {self.run_uri!r}, and not the folder of a run",
+                where=f"task {self.task_id}",
+                hint="it is what the task lock_and_record leaves as the XCom run_uri; if that is gone or was changed, "
+                "clear lock_and_record",
+            )
+        return Storage(self.run_uri)
 
     def _is_done(self, context: Context, run: Storage) -> bool:
         """Whether the application of an earlier task has done this one's work."""
@@ -197,7 +207,7 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
 
     def _report_failure(self, error: Exception) -> None:
         try:
-            run = Run.load(Storage(self.run_uri))
+            run = Run.load(self._run_folder())
             self.report_uri = write_failure(run, Failed(self.step, type(error).__name__, str(error)))
         except (CdcError, OSError) as also:
             # The error itself is what counts.

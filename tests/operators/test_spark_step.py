@@ -355,6 +355,15 @@ def test_run_without_manifest_is_an_error_that_names_the_hint(tmp_path: Path) ->
         ).execute(CONTEXT)
 
 
+@pytest.mark.parametrize("run_uri", [None, 7, ["file:///lake/_runs/r"], {"uri": "file:///lake/_runs/r"}])
+def test_a_run_that_is_no_text_is_told_with_the_task_that_leaves_it(run_uri: object) -> None:
+    """As when the XCom is gone, or another value was put in its place."""
+    operator = SnapshotOperator(task_id="t", source_conn_id="shop", run_uri=run_uri, spark_conn_id="spark")
+    with pytest.raises(AirflowFailException, match="not the folder of a run") as refusal:
+        operator.execute(CONTEXT)
+    assert "clear lock_and_record" in str(refusal.value)
+
+
 def test_killing_a_task_that_never_submitted_does_nothing(run: Storage) -> None:
     operator(run).on_kill()
 
