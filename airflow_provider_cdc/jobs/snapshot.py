@@ -252,10 +252,9 @@ def _read_missing(
 
     weights = {part.number: part.weight for part in missing}
 
-    def at_work() -> list[str]:
+    def at_work() -> list[Part]:
         # Spark takes the parts in their order.
-        unread = (part for part in missing if part.number not in done)
-        return list(dict.fromkeys(_name(step, part) for part in islice(unread, step.slots)))
+        return list(islice((part for part in missing if part.number not in done), step.slots))
 
     note = ProgressFile(step.folder).note
     progress = Progress(
@@ -263,9 +262,9 @@ def _read_missing(
         "chunk",
         chunks,
         sum(weights.values()),
-        at_work=at_work,
+        at_work=lambda: list(dict.fromkeys(_name(step, part) for part in at_work())),
         backlog=lambda: watch.backlog,
-        under_way=lambda: under_way(step.folder, missing, step.tables, done),
+        under_way=lambda: under_way(step.folder, at_work(), step.tables),
         note=note,
     )
     options = step.manifest.options

@@ -6,7 +6,7 @@ Tasks say it in files of the run's folder. Nothing rests on these, so a store th
 from __future__ import annotations
 
 import time
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -57,11 +57,11 @@ class UnderWay:
                 self._folder.note_json(self._name, {"read": self._read, "rows": self._rows})
 
 
-def under_way(folder: Storage, parts: Sequence[Part], tables: Sequence[RunTable], done: Container[int]) -> Told:
-    """What was said of the large ones among ``parts`` that are not ``done``."""
+def under_way(folder: Storage, parts: Sequence[Part], tables: Sequence[RunTable]) -> Told:
+    """What was said of the large ones among ``parts``."""
     rows, weight = 0, 0.0
     for part in parts:
-        if part.weight <= LARGE_BYTES or part.number in done:
+        if part.weight <= LARGE_BYTES:
             continue
         with suppress(CdcError, OSError, pa.ArrowException, KeyError, TypeError):
             told = folder.read_json(_name(part))

@@ -38,20 +38,18 @@ def test_a_large_part_says_how_far_it_is_while_files_are_to_become_durable_toget
         first.add(250, 200)
         first.add(250, 0)
         second.add(30, 30)
-        assert [*under_way(folder, parts, TABLES, {})] == [230, pytest.approx(0.8 * WEIGHT)]
-        # A part whose record is there is not under way any more.
-        assert [*under_way(folder, parts, TABLES, {0: None})] == [30, pytest.approx(0.3 * WEIGHT)]
+        assert [*under_way(folder, parts, TABLES)] == [230, pytest.approx(0.8 * WEIGHT)]
 
 
 def test_an_estimate_that_is_too_low_does_not_make_a_part_done(folder: Storage) -> None:
     UnderWay(folder, part(0)).add(5000, 5000)
-    assert [*under_way(folder, [part(0)], TABLES, {})] == [5000, pytest.approx(0.99 * WEIGHT)]
+    assert [*under_way(folder, [part(0)], TABLES)] == [5000, pytest.approx(0.99 * WEIGHT)]
 
 
 def test_the_next_try_of_a_part_begins_at_nothing(folder: Storage) -> None:
     UnderWay(folder, part(0)).add(500, 500)
     UnderWay(folder, part(0))
-    assert under_way(folder, [part(0)], TABLES, {}) == (0, 0.0)
+    assert under_way(folder, [part(0)], TABLES) == (0, 0.0)
 
 
 def test_small_parts_write_nothing(folder: Storage) -> None:
@@ -62,11 +60,11 @@ def test_small_parts_write_nothing(folder: Storage) -> None:
 def test_a_store_that_fails_holds_nothing_up(folder: Storage) -> None:
     (Path(folder.path()) / "chunks").write_text("a file where the folder would be")
     UnderWay(folder, part(0)).add(500, 500)
-    assert under_way(folder, [part(0)], TABLES, {}) == (0, 0.0)
+    assert under_way(folder, [part(0)], TABLES) == (0, 0.0)
     (Path(folder.path()) / "chunks").unlink()
     for data in ({"read": "x", "rows": 1}, [1], {}, 7, None):
         folder.note_json(f"{UNDER_WAY}/{part(0).name}.json", data)
-        assert under_way(folder, [part(0)], TABLES, {}) == (0, 0.0)
+        assert under_way(folder, [part(0)], TABLES) == (0, 0.0)
 
 
 def test_each_part_tells_of_what_it_read_and_what_it_publishes(
