@@ -169,8 +169,10 @@ def _move_on(connection: Connection, name: str, there: Lsn, seconds: float) -> N
     One that somebody made a failover slot (17 and later) first waits for the standbys of synchronized_standby_slots,
     for ever if one of them is away. Then it stays where it is.
     """
-    if value(connection, _IS_FAILOVER, (name,)):
-        query(connection, f"SET statement_timeout = '{max(1, round(seconds))}s'")
+    if not value(connection, _IS_FAILOVER, (name,)):
+        advance(connection, name, there)
+        return
+    query(connection, f"SET statement_timeout = '{max(1, round(seconds))}s'")
     try:
         advance(connection, name, there)
     except psycopg.errors.QueryCanceled:
