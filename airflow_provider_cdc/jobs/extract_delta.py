@@ -158,7 +158,8 @@ def _windows(step: Step) -> list[Window]:
     for number, (run_id, base) in enumerate(sorted(manifest.bases.items())):
         if tables := rolled_forward(manifest, run_id):
             ends = base.position, manifest.initial_position
-            segments = partial(rolling_forward(source).segments_between, *ends, base.identity, manifest.identity)
+            between = rolling_forward(source).segments_between
+            segments = partial(between, *ends, base.identity, manifest.identity, step.slots)
             windows.append(Window(f"forward-{number}", base.position, tables, segments))
     read = read_table_files(step.run)
     tracked = tuple(
@@ -167,7 +168,8 @@ def _windows(step: Step) -> list[Window]:
         if not entry.base and str(entry.table.name) not in found.skipped
     )
     if tracked:
-        segments = partial(source.log_segments, manifest.initial_position, found.log_end, manifest.identity)
+        ends = manifest.initial_position, found.log_end
+        segments = partial(source.log_segments, *ends, manifest.identity, step.slots)
         windows.append(Window(BACK, manifest.initial_position, tracked, segments))
     return windows
 

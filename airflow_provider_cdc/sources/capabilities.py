@@ -166,10 +166,11 @@ class ReadsTables(Protocol):
 class ReadsLog(Protocol):
     """A database whose log tells what every changed row was before."""
 
-    def log_segments(self, initial: str, log_end: str, identity: Mapping[str, str]) -> list[LogSegment]:
+    def log_segments(self, initial: str, log_end: str, identity: Mapping[str, str], slots: int = 1) -> list[LogSegment]:
         """The segments that hold every change after ``initial`` up to ``log_end``, in log order.
 
         :param identity: what `record_initial` gave; it names what the server keeps for the run.
+        :param slots: how many segments are read at once.
 
         :raises LogGone: the log no longer reaches back to ``initial``.
         """

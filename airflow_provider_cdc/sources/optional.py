@@ -266,12 +266,13 @@ class RollsForward(Protocol):
         """
 
     def segments_between(
-        self, start: str, stop: str, since: Mapping[str, str], identity: Mapping[str, str]
+        self, start: str, stop: str, since: Mapping[str, str], identity: Mapping[str, str], slots: int = 1
     ) -> list[LogSegment]:
         """The segments that hold every change after ``start`` up to ``stop``, both positions, in log order.
 
         :param since: the identity of the server as it was at ``start``.
         :param identity: that of the run.
+        :param slots: how many segments are read at once.
         :raises LogGone: the log no longer reaches back to ``start``.
         """
 

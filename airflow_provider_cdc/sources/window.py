@@ -87,7 +87,8 @@ class LogSegment:
     """A part of the log that one task reads: ``name`` from byte (or LSN) ``start`` up to ``stop``; None: to its end.
 
     ``mark``: what the log must have before that if it still is the one that was read, in the source's own notation;
-    empty: nothing.
+    empty: nothing. ``also``: what follows ``name`` in the log and is read as one with it, each from its beginning;
+    ``stop`` then is in the last.
     """
 
     number: int
@@ -95,6 +96,7 @@ class LogSegment:
     start: int
     stop: int | None
     mark: str = ""
+    also: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

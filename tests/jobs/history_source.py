@@ -244,7 +244,7 @@ class HistorySource:
         end = str(self.end)
         return UpperBound(end, end)
 
-    def log_segments(self, initial: str, log_end: str, identity: Mapping[str, str]) -> list[LogSegment]:
+    def log_segments(self, initial: str, log_end: str, identity: Mapping[str, str], slots: int = 1) -> list[LogSegment]:
         first = int(initial) // self.segment_length
         starts = range(first * self.segment_length, int(log_end), self.segment_length)
         return [
@@ -269,7 +269,7 @@ class HistorySource:
         self.check_identity(identity, position)
 
     def segments_between(
-        self, start: str, stop: str, since: Mapping[str, str], identity: Mapping[str, str]
+        self, start: str, stop: str, since: Mapping[str, str], identity: Mapping[str, str], slots: int = 1
     ) -> list[LogSegment]:
         return self.log_segments(start, stop, identity)
 

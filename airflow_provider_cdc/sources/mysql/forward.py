@@ -75,10 +75,12 @@ def refusals_since(
         )
 
 
-def segments_between(settings: ConnectionSettings, start: str, stop: str, since: Mapping[str, str]) -> list[LogSegment]:
+def segments_between(
+    settings: ConnectionSettings, start: str, stop: str, since: Mapping[str, str], slots: int
+) -> list[LogSegment]:
     """`RollsForward.segments_between`."""
     end = prefix_of(settings, GtidSet.parse(stop)).place
-    return log_segments(settings, start, str(end), since.get(LOG_PLACE, ""))
+    return log_segments(settings, start, str(end), since.get(LOG_PLACE, ""), slots)
 
 
 def _unfit(table: Table) -> str:

@@ -133,11 +133,11 @@ class MysqlSource:
         self.check_identity(identity, position)
 
     def segments_between(
-        self, start: str, stop: str, since: Mapping[str, str], identity: Mapping[str, str]
+        self, start: str, stop: str, since: Mapping[str, str], identity: Mapping[str, str], slots: int = 1
     ) -> list[LogSegment]:
         from airflow_provider_cdc.sources.mysql import forward
 
-        return forward.segments_between(self.settings, start, stop, since)
+        return forward.segments_between(self.settings, start, stop, since, slots)
 
     def of_run(self, identity: Mapping[str, str], position: str) -> MysqlSource:
         return MysqlSource(RunSettings.of(self.settings, identity, position), identity)
@@ -174,10 +174,10 @@ class MysqlSource:
             self.check_identity(self._identity or {}, self.settings.position)
         return bound
 
-    def log_segments(self, initial: str, log_end: str, identity: Mapping[str, str]) -> list[LogSegment]:
+    def log_segments(self, initial: str, log_end: str, identity: Mapping[str, str], slots: int = 1) -> list[LogSegment]:
         from airflow_provider_cdc.sources.mysql.log.segments import log_segments
 
-        return log_segments(self.settings, initial, log_end, identity.get(server.LOG_PLACE, ""))
+        return log_segments(self.settings, initial, log_end, identity.get(server.LOG_PLACE, ""), slots)
 
     def segments_before(self, segment: LogSegment, count: int) -> list[LogSegment]:
         from airflow_provider_cdc.sources.mysql.log.segments import segments_before

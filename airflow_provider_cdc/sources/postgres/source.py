@@ -141,7 +141,7 @@ class PostgresSource:
         return forward.keep_window(self.settings, point, plans, options, run_id)
 
     def segments_between(
-        self, start: str, stop: str, since: Mapping[str, str], identity: Mapping[str, str]
+        self, start: str, stop: str, since: Mapping[str, str], identity: Mapping[str, str], slots: int = 1
     ) -> list[LogSegment]:
         from airflow_provider_cdc.sources.postgres.log.segments import segments_between
 
@@ -228,7 +228,7 @@ class PostgresSource:
     def bound_reads(self) -> UpperBound:
         return snapshot.bound_reads(self.settings)
 
-    def log_segments(self, initial: str, log_end: str, identity: Mapping[str, str]) -> list[LogSegment]:
+    def log_segments(self, initial: str, log_end: str, identity: Mapping[str, str], slots: int = 1) -> list[LogSegment]:
         from airflow_provider_cdc.sources.postgres.log.segments import log_segments
 
         return log_segments(self.settings, initial, log_end, identity)

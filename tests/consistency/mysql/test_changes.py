@@ -188,6 +188,7 @@ def test_every_change_is_told_also_those_that_leave_nothing(nights: Nights) -> N
     assert run.found["consolidate"]["changes"] == {f"{nights.schema}.stock": 9}
 
 
+@pytest.mark.parametrize("read_together", [False, True], indirect=True)
 def test_prepared_transactions_are_told_where_they_are_committed(nights: Nights) -> None:
     nights.do("CREATE TABLE stock (id INT PRIMARY KEY, v INT)")
     nights.do("INSERT INTO stock VALUES (1, 0), (2, 0), (3, 0), (4, 0), (5, 0)")

@@ -50,6 +50,7 @@ def mysql_long_ago(mysql_factory: MysqlFactory) -> MysqlServer:
     return server
 
 
+@pytest.mark.parametrize("read_together", [False, True], indirect=True)
 def test_what_was_prepared_files_ago_and_committed_meanwhile_is_rewound(
     mysql_long_ago: MysqlServer, run: Pipeline
 ) -> None:

@@ -231,6 +231,7 @@ def test_a_table_that_cannot_be_copied_is_left_out_also_if_no_other_is_rolled_fo
     assert set(found["skipped"]) == {f"{nights.schema}.a"}
 
 
+@pytest.mark.parametrize("read_together", [False, True], indirect=True)
 def test_a_table_that_is_left_out_where_a_transaction_is_prepared_does_not_stop_the_run(nights: Nights) -> None:
     nights.do("CREATE TABLE a (id DATE PRIMARY KEY, v INT)", "INSERT INTO a VALUES ('2020-01-01', 1)")
     nights.do("CREATE TABLE b (id INT PRIMARY KEY, v INT)", "INSERT INTO b VALUES (1, 1)")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 
 import pyarrow as pa
 import pymysql
@@ -23,17 +24,26 @@ from airflow_provider_cdc.sources.mysql.log.walker import LogWalker
 from airflow_provider_cdc.sources.mysql.session import Connection, RunSettings, query, session, value
 from airflow_provider_cdc.sources.window import LogSegment, SegmentSummary, TrackedTable
 
+TOGETHER_BYTES = 1 << 29
+"""Files that lie side by side are read as one segment of about so many bytes: half of what a server's file has unless
+it was told otherwise."""
+LEAST_BYTES = 1 << 24
+"""Below this another task costs more than it saves."""
+
 _NO_SUCH_FILE = 1220
 _KEEP_LOGS = "trigger a new run, and let the server keep its logs for longer (binlog_expire_logs_seconds)"
 
 
-def log_segments(settings: ConnectionSettings, initial: str, log_end: str, begun: str = "") -> list[LogSegment]:
-    """The files that hold every change after ``initial`` up to ``log_end``, one segment each.
+def log_segments(
+    settings: ConnectionSettings, initial: str, log_end: str, begun: str = "", slots: int = 0
+) -> list[LogSegment]:
+    """The files that hold every change after ``initial`` up to ``log_end``.
 
     :param initial: a GTID set.
     :param log_end: a ``LogPlace``, as ``bound_reads`` noted it.
     :param begun: the one that the run began at; from there on the server must not have crashed. Its file and all after
         it are among the segments: what a file did is not told by GTIDs alone, for anonymous transactions have none.
+    :param slots: how many segments are read at once; 0: each file is one.
     :raises LogGone: files were purged that are needed, or the log is not whole.
     :raises SourceReplaced: the log is not the one that ``log_end`` is of.
     :raises SourceUnavailable: the server cannot be reached.
@@ -66,14 +76,36 @@ def log_segments(settings: ConnectionSettings, initial: str, log_end: str, begun
                     hint=_KEEP_LOGS,
                 )
             first -= 1
+    sizes = {name: end.position if name == end.file else files[name] for name in names[first : last + 1]}
     return [
-        LogSegment(number, name, codes.FIRST_POSITION, end.position if name == end.file else None)
-        for number, name in enumerate(names[first : last + 1])
+        LogSegment(
+            number, own[0], codes.FIRST_POSITION, end.position if own[-1] == end.file else None, also=tuple(own[1:])
+        )
+        for number, own in enumerate(together(sizes, slots))
     ]
 
 
+def together(sizes: Mapping[str, int], slots: int) -> list[list[str]]:
+    """Which files are one segment: neighbours, unless one fewer of them is nearer to the size that is aimed at.
+
+    A key that is changed in several of them is decoded, written and composed once, and not once for each. So what a
+    segment holds is bounded: several files never have more than twice the bytes that are aimed at.
+    """
+    aim = min(TOGETHER_BYTES, max(LEAST_BYTES, sum(sizes.values()) // slots)) if slots else 0
+    groups: list[list[str]] = []
+    held = 0
+    for name, size in sizes.items():
+        if groups and size < 2 * (aim - held):
+            groups[-1].append(name)
+            held += size
+        else:
+            groups.append([name])
+            held = size
+    return groups
+
+
 def segments_before(settings: ConnectionSettings, segment: LogSegment, count: int) -> list[LogSegment]:
-    """Up to ``count`` files right before that of ``segment``, each one segment.
+    """Up to ``count`` files right before those of ``segment``, each one segment.
 
     :raises LogGone: the file of ``segment`` was purged.
     :raises SourceUnavailable: the server cannot be reached.
@@ -110,11 +142,14 @@ def previous_gtids(connection: Connection, file: str) -> GtidSet:
 
 
 class MysqlSegmentReader:
-    """``capabilities.SegmentReader`` for one binary log file; it reads the file when it is iterated over, once."""
+    """``capabilities.SegmentReader`` for binary log files; it reads them when it is iterated over, once.
+
+    :param open_dump: given a file's name and where to begin in it.
+    """
 
     def __init__(
         self,
-        dump: Dump,
+        open_dump: Callable[[str, int], Dump],
         segment: LogSegment,
         initial: GtidSet,
         tables: Sequence[TrackedTable],
@@ -122,15 +157,23 @@ class MysqlSegmentReader:
     ) -> None:
         self.summary = SegmentSummary(segment)
         self._tell = changes
-        self._dump = dump
+        self._open_dump = open_dump
+        self._dump: Dump | None = None
         self._tables = tables
-        self._walker = LogWalker(segment.name, segment.start, segment.stop, initial, tables, self.summary)
+        stop = None if segment.also else segment.stop
+        self._walker = LogWalker(segment.name, segment.start, stop, initial, tables, self.summary)
+
+    def close(self) -> None:
+        """End the session."""
+        if self._dump is not None:
+            self._dump.close()
+            self._dump = None
 
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         change, xa = self._walker.change, self._walker.xa
         for _ in self._read():
-            # A transaction may be larger than memory, and a file holds all of it. Whatever was prepared stays until its
-            # end is known.
+            # A transaction may be larger than memory, and a segment holds all of it. Whatever was prepared stays until
+            # its end is known.
             if change.used_bytes > NET_BYTES and not xa.undecided and xa.open is None:
                 yield from self._net_change()
                 change.clear()
@@ -153,22 +196,31 @@ class MysqlSegmentReader:
     def _read(self) -> Iterator[None]:
         """Walk the whole segment, as many events at a time as have arrived."""
         started = time.perf_counter()
-        dump, walker, summary = self._dump, self._walker, self.summary
+        walker, summary, segment = self._walker, self.summary, self.summary.segment
+        yield from self._read_file(segment.name, segment.start)
+        for name in segment.also:
+            walker.go_on(name, segment.stop if name == segment.also[-1] else None)
+            yield from self._read_file(name, codes.FIRST_POSITION)
+        summary.transactions = int(walker.state[walk_state.TRANSACTIONS])
+        summary.row_images = int(walker.state[walk_state.IMAGES])
+        summary.prepared = walker.xa.close()
+        summary.seconds = time.perf_counter() - started
+
+    def _read_file(self, name: str, start: int) -> Iterator[None]:
+        walker = self._walker
+        self._dump = dump = self._open_dump(name, start)
         while not walker.run(dump.data, dump.end):
             dump.at = int(walker.state[walk_state.AT])
             if not dump.fill():
                 raise SourceUnavailable(
                     f"the server has no more events, and {walker.where} is not the end yet",
-                    where=summary.segment.name,
+                    where=name,
                     hint="the task can be retried as it is",
                 )
             walker.state[walk_state.AT] = 0
             yield
-        summary.transactions = int(walker.state[walk_state.TRANSACTIONS])
-        summary.row_images = int(walker.state[walk_state.IMAGES])
-        summary.bytes = dump.bytes
-        summary.prepared = walker.xa.close()
-        summary.seconds = time.perf_counter() - started
+        self.summary.bytes += dump.bytes
+        self.close()
 
 
 def check_parents(settings: RunSettings, table: Table, upper: str) -> None:
@@ -202,8 +254,8 @@ def open_segment(
     :raises SourceUnavailable: the server cannot be reached.
     :raises ConfigurationError: the privilege REPLICATION SLAVE is missing.
     """
-    dump = Dump(settings, segment.name, segment.start)
+    reader = MysqlSegmentReader(partial(Dump, settings), segment, GtidSet.parse(initial), tables, changes)
     try:
-        yield MysqlSegmentReader(dump, segment, GtidSet.parse(initial), tables, changes)
+        yield reader
     finally:
-        dump.close()
+        reader.close()

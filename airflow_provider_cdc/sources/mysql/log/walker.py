@@ -1,4 +1,4 @@
-"""Follows the events of one log file: the kernel of ``walk.py`` for what is frequent, this module for what is rare.
+"""Follows the events of log files: the kernel of ``walk.py`` for what is frequent, this module for what is rare.
 
 The kernel stops at every event that it does not know or cannot decide on. Whatever this module does not know either
 stops the run. Where the bytes come from does not matter here.
@@ -44,7 +44,7 @@ _MOST_NAMES = 1000
 
 
 class LogWalker:
-    """Nets the row changes of one file, from events that come in pieces.
+    """Nets the row changes of a file, and of those after it (`go_on`), from events that come in pieces.
 
     :param file: the file's name.
     :param start: the position of the first event in the file that the server did not make up.
@@ -66,7 +66,6 @@ class LogWalker:
         summary: SegmentSummary,
         watched: Sequence[Table] = (),
     ) -> None:
-        self._file = file
         self._summary = summary
         tables = [*(one.table for one in tracked), *watched]
         parents = parents_of(tracked, watched)
@@ -81,19 +80,31 @@ class LogWalker:
         self.change = NetChange(self._layouts.keyless)
         self.changes = ChangeLog(tracked, summary.segment.number, _gtid_text)
         self.xa = XaLedger(self.change, tracked)
-        self._started = False
         self._tsid: Bytes = np.zeros(TSID_BYTES, np.uint8)
         self._ranges = KeyRanges(*np.zeros((2, 2 * self._layouts.most_keys), np.int64))
         self._inner: Bytes = np.empty(_INNER_BYTES, np.uint8)
         self._zstd = zstandard.ZstdDecompressor()
         self._payload_position = -1
         self.state: Int64s = np.zeros(walk_state.STATE_WORDS, np.int64)
-        self.state[walk_state.POSITION] = start
-        self.state[walk_state.STOP] = -1 if stop is None else stop
+        self._begin(file, start, stop)
         self.state[walk_state.XA] = self.state[walk_state.SOURCE] = -1
         self.state[walk_state.CHANGES] = self.changes.wanted
         self.state[walk_state.RELIES] = any(map(relies_on_log, tables))
         self.state[walk_state.ONLY_LOOKS] = all(one.looked_at for one in tracked)
+
+    def go_on(self, file: str, stop: int | None) -> None:
+        """Go on with the file behind one that is read to its end, from its beginning: `run` is to be given its events.
+
+        What was netted stays, and so do prepared transactions. Numbers of tables may mean others from here on: no
+        matter, for each transaction says anew what they mean.
+        """
+        self._begin(file, codes.FIRST_POSITION, stop)
+
+    def _begin(self, file: str, start: int, stop: int | None) -> None:
+        self._file, self._started = file, False
+        self.state[walk_state.AT] = 0
+        self.state[walk_state.POSITION] = start
+        self.state[walk_state.STOP] = -1 if stop is None else stop
 
     @property
     def position(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 from airflow_provider_cdc.sources.capabilities import SegmentReader, Source
 from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.mysql.log.segments import log_segments
 from airflow_provider_cdc.sources.registry import open_source
 from airflow_provider_cdc.sources.window import LogSegment, TrackedTable
 from harness.bench.contender import Address, Order, Work
@@ -24,7 +25,8 @@ def prepare(address: Address) -> Work:
     def net(order: Order) -> dict[str, Any]:
         with recorded(source, order.table) as point:
             (table,) = point.tables
-            segments = source.log_segments("", source.bound_reads().log_end, {})
+            # Each file by itself, whatever a run would read together.
+            segments = log_segments(settings, "", source.bound_reads().log_end)
             orders = [
                 (settings, segment, TrackedTable(0, table)) for segment in segments if segment.name in order.files
             ]

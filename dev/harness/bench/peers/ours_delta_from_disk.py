@@ -47,7 +47,7 @@ def _net(settings: ConnectionSettings, path: Path, tracked: TrackedTable) -> dic
     segment = LogSegment(0, path.name, _MAGIC_BYTES, None)
     with _FileDump(path) as dump:
         # It is read like the dump that it stands in for.
-        reader = MysqlSegmentReader(dump, segment, GtidSet(), [tracked])  # type: ignore[arg-type]
+        reader = MysqlSegmentReader(lambda *_: dump, segment, GtidSet(), [tracked])  # type: ignore[arg-type]
         return net_change(open_source(settings), reader, tracked)
 
 
@@ -68,8 +68,11 @@ class _FileDump:
         self.bytes += size
         return bool(size)
 
+    def close(self) -> None:
+        self._file.close()
+
     def __enter__(self) -> _FileDump:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._file.close()
+        self.close()

@@ -52,8 +52,8 @@ class LogReading:
         with session(self.settings) as connection:
             self.tables = read_tables(connection, [TableName(schema, name) for name in names])
 
-    def segments(self, end: str | None = None) -> list[LogSegment]:
-        return log_segments(self.settings, self.initial, end or log_end(self.server))
+    def segments(self, end: str | None = None, slots: int = 0) -> list[LogSegment]:
+        return log_segments(self.settings, self.initial, end or log_end(self.server), slots=slots)
 
     def tracked(self, upper: str | None = None, *, forward: bool = False) -> list[TrackedTable]:
         upper = upper or executed(self.server)
@@ -70,9 +70,22 @@ class LogReading:
             return rows, reader.summary
 
     def read(self, end: str | None = None, upper: str | None = None, *, forward: bool = False) -> Window:
-        """The net change up to ``end`` (now), of keyless tables, or ``forward``, up to ``upper`` (now)."""
-        tracked = self.tracked(upper, forward=forward)
-        read = [self.batches(segment, tracked) for segment in self.segments(end)]
+        """The net change up to ``end`` (now), of keyless tables, or ``forward``, up to ``upper`` (now).
+
+        Files that are read one by one and files that are read together have to say the same.
+        """
+        end, tracked = end or log_end(self.server), self.tracked(upper, forward=forward)
+        apart, together = (self._window(self.segments(end, slots), tracked) for slots in (0, 1))
+        assert len(together.summaries) == 1
+        assert (together.before, together.after) == (apart.before, apart.after)
+        # Rows that came and went: files that are read together say nothing of them.
+        one, other = ({name: rows for name, rows in way.counts.items() if rows} for way in (apart, together))
+        assert one == other
+        assert together.images == apart.images
+        return apart
+
+    def _window(self, segments: Sequence[LogSegment], tracked: Sequence[TrackedTable]) -> Window:
+        read = [self.batches(segment, tracked) for segment in segments]
         window = Window(summaries=[summary for _, summary in read])
         decisions = _decisions(window.summaries)
         changes = []
