@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 
 from airflow_provider_cdc.core.manifest import LAKE_FORMAT
 from airflow_provider_cdc.core.names import folder_name
+from airflow_provider_cdc.core.options import StepOptions
 from airflow_provider_cdc.core.run import WORK_FOLDERS, Run, is_published, run_id_in
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import TableName
@@ -86,6 +87,23 @@ def check_not_made_before(run: Storage, lake: Storage, tables: Sequence[TableNam
             "in another scratch",
             where=run.uri,
             hint="trigger a new run; or name the scratch that this one began with, and clear the task",
+        )
+
+
+def check_not_of_a_deleted_dag_run(run: Run, options: StepOptions) -> None:
+    """Make sure that ``run``, which a DAG run's first try finds begun, is not over: that DAG run was deleted, and one
+    with the same name and date was made. It would end well and copy nothing, unless what it is to copy is the same.
+
+    :param options: of the DAG run that is there now.
+    :raises ManifestError: it is over, and was not asked for the same position of the past.
+    """
+    manifest = run.manifest
+    if run.committed and not (options.as_of and options.as_of == manifest.options.as_of):
+        raise ManifestError(
+            f"this DAG run was made before, on {manifest.created_at}, and its copies are published: this one would "
+            "copy nothing",
+            where=run.folder.uri,
+            hint="trigger one with another run id and date",
         )
 
 

@@ -83,7 +83,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         # What looks into files takes a while to import, and DAGs are parsed all the time.
         from airflow_provider_cdc.core.beginning import begin
-        from airflow_provider_cdc.operators.lake_checks import check_not_made_before
+        from airflow_provider_cdc.operators.lake_checks import check_not_made_before, check_not_of_a_deleted_dag_run
 
         # Preflight has made sure that it is one or the other; a template may have made text of it.
         if str(self.plan_only).lower() == "true":
@@ -98,6 +98,8 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
         folder = run_folder(scratch, run_id)
         if not Run.exists(folder):
             check_not_made_before(folder, Storage(lake), [plan.copy_name for plan in plans])
+        elif context["ti"].try_number == 1:
+            check_not_of_a_deleted_dag_run(Run.load(folder), options)
         self._recording = True
         run = begin(
             source,

@@ -19,7 +19,7 @@ from airflow.providers.common.compat.sdk import AirflowException, AirflowNotFoun
 
 import airflow_provider_cdc
 from airflow_provider_cdc.core import records
-from airflow_provider_cdc.core.run import Run
+from airflow_provider_cdc.core.run import Run, run_id_in
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, ManifestError, SparkFailed
 from airflow_provider_cdc.hooks import open_hook
@@ -34,7 +34,7 @@ from airflow_provider_cdc.jobs.driver import (
 )
 from airflow_provider_cdc.links.report import ReportLink
 from airflow_provider_cdc.operators import guardian
-from airflow_provider_cdc.operators.base import hand_on, supervisor_channel
+from airflow_provider_cdc.operators.base import hand_on, same_run, supervisor_channel
 from airflow_provider_cdc.operators.failing import airflow_error, failing
 from airflow_provider_cdc.operators.releasing import ReleasingOperator
 from airflow_provider_cdc.operators.scratch import scratch, scratch_parent
@@ -102,6 +102,8 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
         # Params keep their types, whatever the DAG's own setting is.
         self.render_template_as_native_obj = True
         self.source_conn_id = source_conn_id
+        # Once it is rendered, it no longer says whose it is.
+        self._recorded_by: str = getattr(getattr(run_uri, "operator", None), "task_id", "")
         self.run_uri = run_uri
         self.spark_conn_id = spark_conn_id
         self.shared_app_seconds = shared_app_seconds
@@ -116,6 +118,7 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
 
     def _execute(self, context: Context) -> dict[str, Any]:
         run = self._run_folder()
+        self._check_own(context, run)
         if self._is_done(context, run):
             self.log.info("%s: done in the Spark application of an earlier task, whose log tells of it", self.step)
         else:
@@ -143,6 +146,20 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
                 "clear lock_and_record",
             )
         return Storage(self.run_uri)
+
+    def _check_own(self, context: Context, folder: Storage) -> None:
+        """Make sure that it is this DAG run's run. Another's may be finished: then there would be nothing to do, and no
+        copy."""
+        if not self._recorded_by or not Run.exists(folder):
+            return
+        lake, dag_run = Run.load(folder).manifest.lake, context["dag_run"]
+        names = dag_run.dag_id, dag_run.run_id, self._recorded_by, lake, context["ti"].map_index
+        if not same_run(run_id_in(folder), *names):
+            raise ConfigurationError(
+                f"{folder.uri} is another run than the one that {self._recorded_by} began for this DAG run",
+                where=f"task {self.task_id}, run_uri",
+                hint="the XCom run_uri was changed: clear lock_and_record and the tasks after it",
+            )
 
     def _is_done(self, context: Context, run: Storage) -> bool:
         """Whether the application of an earlier task has done this one's work."""

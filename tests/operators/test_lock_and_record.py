@@ -25,6 +25,7 @@ from airflow_provider_cdc.errors import ConfigurationError, LockNotGranted, LogG
 from airflow_provider_cdc.operators import lock_and_record
 from airflow_provider_cdc.operators.base import lake_of, run_id_of, scratch_for
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
+from tests.runs import manifest_of
 
 ORDERS, CLICKS = TableName("shop", "orders"), TableName("shop", "clicks")
 PLAN = encode([TablePlan(ORDERS, "watermark", "it has a key"), TablePlan(CLICKS, "lock", "it has none")])
@@ -74,7 +75,7 @@ def source(monkeypatch: pytest.MonkeyPatch) -> FakeSource:
 
 def context(**changes: Any) -> Any:
     names: dict[str, Any] = {"dag_id": "d", "run_id": "manual__2026-01-01T00:00:00+00:00", "task_id": "lock_and_record"}
-    names |= {"map_index": -1, "run_after": datetime(2026, 1, 1, 12, 30, tzinfo=UTC), **changes}
+    names |= {"map_index": -1, "try_number": 1, "run_after": datetime(2026, 1, 1, 12, 30, tzinfo=UTC), **changes}
     everything = SimpleNamespace(xcom_push=lambda **_: None, **names)
     return {"dag_run": everything, "ti": everything}
 
@@ -169,8 +170,29 @@ def test_published_run_is_kept_whatever_became_of_its_source(source: FakeSource,
     begun = Run.load(run)
     begun.decide(Commit("t", begun.rests_on, "commit/files-0.json"))
     source.gone = True
-    assert operator(tmp_path).execute(context()) == first
+    assert operator(tmp_path).execute(context(try_number=2)) == first
     assert len(source.calls) == 1
+
+
+def test_a_dag_run_that_is_deleted_and_made_again_does_not_end_well_with_the_copies_of_the_first(
+    source: FakeSource, tmp_path: Path
+) -> None:
+    def task(as_of: str) -> LockAndRecordOperator:
+        task = operator(tmp_path)
+        task.options = {**OPTIONS, "as_of": as_of}
+        return task
+
+    midnight, noon = "2026-01-01T00:00:00Z", "2026-01-01T12:00:00Z"
+    lake, options = Storage(tmp_path.as_uri()), StepOptions(as_of=midnight)
+    begun = Run.create(manifest_of(lake, run_id_of(context(), lake.uri), initial_position="s:1-9", options=options))
+    # Of what is not published yet nobody has a copy.
+    first = task("").execute(context())
+    assert first["initial_gtid_set"] == "s:1-9"
+    begun.decide(Commit("t", begun.rests_on, "commit/files-0.json"))
+    for as_of in ("", noon):
+        with pytest.raises(AirflowFailException, match=r"(?s)made before, .* its copies are published.*another run id"):
+            task(as_of).execute(context())
+    assert task(midnight).execute(context()) == first
 
 
 def test_slow_try_gives_way_to_the_one_that_was_quicker(source: FakeSource, tmp_path: Path) -> None:

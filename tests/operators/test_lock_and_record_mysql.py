@@ -56,6 +56,7 @@ def context() -> Any:
         run_id="r",
         task_id="t",
         map_index=-1,
+        try_number=1,
         run_after=datetime(2026, 1, 1, tzinfo=UTC),
         xcom_push=lambda **_: None,
     )

@@ -30,7 +30,9 @@ from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.jobs.driver import done_file
 from airflow_provider_cdc.operators import spark_step
+from airflow_provider_cdc.operators.base import run_id_for
 from airflow_provider_cdc.operators.consolidate import ConsolidateOperator
+from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
 from airflow_provider_cdc.operators.snapshot import SnapshotOperator
 from tests.runs import consolidate_result, manifest_of, snapshot_result
 from tests.seeds import some
@@ -110,9 +112,10 @@ def surroundings(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.delenv(name, raising=False)
 
 
+WHEN = datetime(2026, 1, 1, tzinfo=UTC)
 CONTEXT: Any = {
     "ti": SimpleNamespace(dag_id="my dag", task_id="snapshot", map_index=-1, try_number=1, xcom_push=lambda **_: None),
-    "dag_run": SimpleNamespace(dag_id="my dag", run_id="r", run_after=datetime(2026, 1, 1, tzinfo=UTC)),
+    "dag_run": SimpleNamespace(dag_id="my dag", run_id="r", run_after=WHEN),
     "outlet_events": OutletEventAccessors(),
 }
 
@@ -362,6 +365,30 @@ def test_a_run_that_is_no_text_is_told_with_the_task_that_leaves_it(run_uri: obj
     with pytest.raises(AirflowFailException, match="not the folder of a run") as refusal:
         operator.execute(CONTEXT)
     assert "clear lock_and_record" in str(refusal.value)
+
+
+def test_a_step_does_not_take_the_finished_run_of_another_dag_run_for_its_own(tmp_path: Path) -> None:
+    """An XCom can be edited. There would be nothing left to do, and no copy of this DAG run."""
+    lake = Storage(tmp_path.as_uri())
+    with DAG("d"):
+        recording = LockAndRecordOperator(task_id="record", source_conn_id="shop", target=lake.uri, plan=[], options={})
+        operator = SnapshotOperator(
+            task_id="t", source_conn_id="shop", run_uri=recording.output["run_uri"], spark_conn_id="spark"
+        )
+    own, other = (
+        run_id_for(SimpleNamespace(dag_id="my dag", run_id=run_id, run_after=WHEN), "record", lake.uri, -1)
+        for run_id in ("r", "yesterday's")
+    )
+    for run_id in (own, other):
+        begun = Run.create(manifest_of(lake, run_id=run_id, initial_position=POSITION))
+        begun.finish_step("snapshot", FOUND)
+        begun.folder.write_json(done_file("snapshot"), {})
+    operator.run_uri = lake.folder("_runs", other).uri
+    with pytest.raises(AirflowFailException, match="another run than the one that record began") as refusal:
+        operator.execute(CONTEXT)
+    assert "clear lock_and_record" in str(refusal.value)
+    operator.run_uri = lake.folder("_runs", own).uri
+    assert operator.execute(CONTEXT)["snapshot_upper"] == FOUND.snapshot_upper
 
 
 def test_killing_a_task_that_never_submitted_does_nothing(run: Storage) -> None:
