@@ -98,6 +98,11 @@ class LogSegment:
     mark: str = ""
     also: tuple[str, ...] = ()
 
+    @property
+    def last_name(self) -> str:
+        """Of ``name`` and ``also``, the one in which it ends."""
+        return (self.name, *self.also)[-1]
+
 
 @dataclass(frozen=True)
 class TrackedTable:

@@ -136,14 +136,14 @@ def _redefined_between(
     settings: ConnectionSettings, last: LogSegment, end: LogPlace, files: Sequence[str]
 ) -> Iterable[TableName]:
     """What the log redefines from the end of the segment ``last`` up to ``end``."""
-    if last.name not in files:
+    if last.last_name not in files:
         raise LogGone(
-            f"the log file {last.name} is purged",
+            f"the log file {last.last_name} is purged",
             where=settings.address,
             hint="trigger a new run, and let the server keep its logs for longer (binlog_expire_logs_seconds)",
         )
-    for file in files[files.index(last.name) : files.index(end.file) + 1]:
-        start = codes.FIRST_POSITION if file != last.name else last.stop
+    for file in files[files.index(last.last_name) : files.index(end.file) + 1]:
+        start = codes.FIRST_POSITION if file != last.last_name else last.stop
         stop = end.position if file == end.file else None
         if start is None or (stop is not None and start >= stop):
             continue

@@ -33,9 +33,10 @@ def executed(server: MysqlServer) -> str:
 
 @dataclass
 class Window(Changes):
-    """What the log did to some tables."""
+    """What the log did to some tables. ``together`` is as ``summaries``, of its files read as one segment."""
 
     summaries: list[SegmentSummary] = field(default_factory=list)
+    together: list[SegmentSummary] = field(default_factory=list)
 
     @property
     def images(self) -> int:
@@ -82,6 +83,7 @@ class LogReading:
         one, other = ({name: rows for name, rows in way.counts.items() if rows} for way in (apart, together))
         assert one == other
         assert together.images == apart.images
+        apart.together = together.summaries
         return apart
 
     def _window(self, segments: Sequence[LogSegment], tracked: Sequence[TrackedTable]) -> Window:

@@ -92,7 +92,16 @@ def db(mysql: MysqlServer, schema: str) -> Iterator[Connection]:
 def refusal(reading: LogReading, window: Window | None = None) -> ImageNotWhole | None:
     """What the reader, or the check after it, says of the log since ``reading`` began."""
     try:
-        summaries = (window or reading.read()).summaries
+        window = window or reading.read()
+    except ImageNotWhole as error:
+        return error
+    apart, together = (_refusal(reading, summaries) for summaries in (window.summaries, window.together))
+    assert str(apart) == str(together)
+    return apart
+
+
+def _refusal(reading: LogReading, summaries: Sequence[SegmentSummary]) -> ImageNotWhole | None:
+    try:
         check_writes(
             reading.settings,
             [
