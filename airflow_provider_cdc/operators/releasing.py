@@ -167,9 +167,8 @@ def release_of_task(context: Context) -> None:
         # To its own process a last try counts as failed even if it was killed because the task was cleared.
         return
     try:
-        uri = getattr(task, "run_uri", None)
-        if isinstance(uri, str):
-            run = Storage(uri)
+        if isinstance(getattr(task, "run_uri", None), str):
+            run = task.own_run(context)
         elif not hasattr(task, "target"):
             # There is no such XCom: the task that leaves it was skipped or marked, or the XCom was removed since.
             _log.info("Which run this task is of is not known to it: what the source keeps goes when the DAG run ends")

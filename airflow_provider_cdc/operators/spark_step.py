@@ -113,12 +113,11 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
         try:
             return self._execute(context)
         except (CdcError, AirflowException) as error:
-            self._report_failure(error)
+            self._report_failure(context, error)
             raise
 
     def _execute(self, context: Context) -> dict[str, Any]:
-        run = self._run_folder()
-        self._check_own(context, run)
+        run = self.own_run(context)
         if self._is_done(context, run):
             self.log.info("%s: done in the Spark application of an earlier task, whose log tells of it", self.step)
         else:
@@ -137,7 +136,12 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
         hand_on(context, outputs)
         return outputs
 
-    def _run_folder(self) -> Storage:
+    def own_run(self, context: Context) -> Storage:
+        """The folder of this DAG run's run.
+
+        :raises ConfigurationError: ``run_uri`` names none, or another run's. That may be finished: then there would be
+            nothing to do, and no copy. Or it may be under way: then a failure here must not be taken for its own.
+        """
         if not isinstance(self.run_uri, str):
             raise ConfigurationError(
                 f"run_uri is {self.run_uri!r}, and not the folder of a run",
@@ -145,13 +149,9 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
                 hint="it is what the task lock_and_record leaves as the XCom run_uri; if that is gone or was changed, "
                 "clear lock_and_record",
             )
-        return Storage(self.run_uri)
-
-    def _check_own(self, context: Context, folder: Storage) -> None:
-        """Make sure that it is this DAG run's run. Another's may be finished: then there would be nothing to do, and no
-        copy."""
+        folder = Storage(self.run_uri)
         if not self._recorded_by or not Run.exists(folder):
-            return
+            return folder
         lake, dag_run = Run.load(folder).manifest.lake, context["dag_run"]
         names = dag_run.dag_id, dag_run.run_id, self._recorded_by, lake, context["ti"].map_index
         if not same_run(run_id_in(folder), *names):
@@ -160,6 +160,7 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
                 where=f"task {self.task_id}, run_uri",
                 hint="the XCom run_uri was changed: clear lock_and_record and the tasks after it",
             )
+        return folder
 
     def _is_done(self, context: Context, run: Storage) -> bool:
         """Whether the application of an earlier task has done this one's work."""
@@ -222,9 +223,9 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
         following = [f"--then={step}" for step in steps_after(own, SparkStepOperator)]
         return [*following, f"--within={self.shared_app_seconds}"] if following else []
 
-    def _report_failure(self, error: Exception) -> None:
+    def _report_failure(self, context: Context, error: Exception) -> None:
         try:
-            run = Run.load(self._run_folder())
+            run = Run.load(self.own_run(context))
             self.report_uri = write_failure(run, Failed(self.step, type(error).__name__, str(error)))
         except (CdcError, OSError) as also:
             # The error itself is what counts.

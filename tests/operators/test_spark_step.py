@@ -33,6 +33,7 @@ from airflow_provider_cdc.operators import spark_step
 from airflow_provider_cdc.operators.base import run_id_for
 from airflow_provider_cdc.operators.consolidate import ConsolidateOperator
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
+from airflow_provider_cdc.operators.releasing import release_of_task
 from airflow_provider_cdc.operators.snapshot import SnapshotOperator
 from tests.runs import consolidate_result, manifest_of, snapshot_result
 from tests.seeds import some
@@ -367,7 +368,9 @@ def test_a_run_that_is_no_text_is_told_with_the_task_that_leaves_it(run_uri: obj
     assert "clear lock_and_record" in str(refusal.value)
 
 
-def test_a_step_does_not_take_the_finished_run_of_another_dag_run_for_its_own(tmp_path: Path) -> None:
+def test_a_step_does_not_take_the_finished_run_of_another_dag_run_for_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An XCom can be edited. There would be nothing left to do, and no copy of this DAG run."""
     lake = Storage(tmp_path.as_uri())
     with DAG("d"):
@@ -387,7 +390,15 @@ def test_a_step_does_not_take_the_finished_run_of_another_dag_run_for_its_own(tm
     with pytest.raises(AirflowFailException, match="another run than the one that record began") as refusal:
         operator.execute(CONTEXT)
     assert "clear lock_and_record" in str(refusal.value)
+    assert not lake.folder("_runs", other).exists("report.html")
+    released: list[str] = []
+    monkeypatch.setattr(operator, "release", lambda run, settings: released.append(run.uri))
+    callback: Any = {**CONTEXT, "ti": SimpleNamespace(**vars(CONTEXT["ti"]) | {"task": operator})}
+    release_of_task(callback)
+    assert not released, "what the source keeps for the other run, which may be under way"
     operator.run_uri = lake.folder("_runs", own).uri
+    release_of_task(callback)
+    assert released == [operator.run_uri]
     assert operator.execute(CONTEXT)["snapshot_upper"] == FOUND.snapshot_upper
 
 
