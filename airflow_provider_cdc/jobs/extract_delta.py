@@ -17,6 +17,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import islice
 
 from pyspark.sql import SparkSession
 
@@ -40,6 +41,7 @@ from airflow_provider_cdc.jobs.skipped import say_skipped
 from airflow_provider_cdc.jobs.snapshot import read_table_files
 from airflow_provider_cdc.jobs.step import Step, run_step
 from airflow_provider_cdc.jobs.tasks import run_tasks
+from airflow_provider_cdc.jobs.under_way import piece_of_segment, under_way
 from airflow_provider_cdc.jobs.verify import Checked, require_whole, without_damaged
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.optional import LogsStatements, PreparesBeforeWindow, rolling_forward
@@ -254,18 +256,35 @@ def _read(step: Step, window: Window, name: str, segments: Callable[[], list[Log
     what = counted(len(planned), "log segment" if own else "earlier log segment")
     why = "" if own else ", for what was prepared there"
     say(f"extract_delta: {what}{why}" + (f", {len(done):,} kept" if done else ""))
-    note = ProgressFile(step.folder).note
-    progress = Progress("extract_delta", "segment", len(missing), len(missing), note=note)
+    # One whose size is not known counts, too.
+    weights = {segment.number: segment.bytes or 1 for segment in missing}
+
+    def at_work() -> Iterator[LogSegment]:
+        # Spark takes the segments in their order.
+        return islice((segment for segment in missing if segment.number not in done), step.slots)
+
+    progress = Progress(
+        "extract_delta",
+        "segment",
+        len(missing),
+        sum(weights.values()),
+        under_way=lambda: under_way(step.folder, (piece_of_segment(window.name, segment) for segment in at_work())),
+        note=ProgressFile(step.folder).note,
+    )
+
+    def finished(record: SegmentRecord) -> None:
+        done[record.segment] = record
+        progress.add(1, record.summary.row_images, weights[record.segment])
+
     skips, alone = step.manifest.options.skips, len(window.tables) == len(step.tables)
-    read = run_tasks(
+    run_tasks(
         step.spark,
         "read the log",
         missing,
         ReadSegment(step.staging, plan.id, step.source, window.name, window.start, window.tables, skips, alone),
-        lambda record: progress.add(1, record.summary.row_images, 1),
+        finished,
         meanwhile=progress.tick,
     )
-    done.update((record.segment, record) for record in read)
     return [done[segment.number] for segment in planned]
 
 

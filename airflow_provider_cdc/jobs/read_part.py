@@ -21,7 +21,7 @@ from airflow_provider_cdc.jobs.parts import Part
 from airflow_provider_cdc.jobs.selected import copied
 from airflow_provider_cdc.jobs.skipped import reason
 from airflow_provider_cdc.jobs.survivors import OddRow, check_count, noted
-from airflow_provider_cdc.jobs.under_way import UnderWay
+from airflow_provider_cdc.jobs.under_way import UnderWay, piece_of_part
 from airflow_provider_cdc.sources.capabilities import Source
 from airflow_provider_cdc.sources.optional import OrdersChunks
 
@@ -112,7 +112,7 @@ class ReadPart:
         ordered = self.source.key_order(entry.table) if isinstance(self.source, OrdersChunks) else None
         extents = KeyExtents(ordered)
         odd: list[OddRow] = []
-        under_way = UnderWay(self.staging.folder, part)
+        under_way = UnderWay(self.staging.folder, piece_of_part(part, self.tables))
         name = f"chunks/{folder_name(entry.table.name)}/{part.name}"
         with (
             self.staging.writer(name, schema) as writer,

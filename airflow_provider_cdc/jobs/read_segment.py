@@ -13,6 +13,7 @@ from airflow_provider_cdc.errors import ValueNotRepresentable
 from airflow_provider_cdc.jobs import net
 from airflow_provider_cdc.jobs.selected import selected_changes
 from airflow_provider_cdc.jobs.skipped import reason, table_of
+from airflow_provider_cdc.jobs.under_way import UnderWay, piece_of_segment
 from airflow_provider_cdc.sources.capabilities import Source
 from airflow_provider_cdc.sources.window import CHANGE_SCHEMA, LogSegment, SegmentSummary, TrackedTable
 
@@ -81,10 +82,11 @@ class ReadSegment:
         keyless = [tracked.index for tracked in tables if tracked.table.keyless]
         counts: list[net.Counts] = []
         pending = held = 0
+        under_way = UnderWay(self.staging.folder, piece_of_segment(self.name, segment))
         with (
             self.staging.writer(name, net.NET_SCHEMA, QUICKEST) as writer,
             self.staging.writer(f"{name}-changes", CHANGE_SCHEMA, QUICKEST) as changes,
-            self.source.read_segment(segment, self.initial, tables, changes.write) as reader,
+            self.source.read_segment(segment, self.initial, tables, changes.write, under_way.reached) as reader,
         ):
             for rows in net.gathered(reader, SORT_BYTES if keyless else GATHERED_BYTES):
                 rows = selected_changes(self.source, tables, rows)

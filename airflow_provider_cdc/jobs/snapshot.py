@@ -34,7 +34,7 @@ from airflow_provider_cdc.jobs.skipped import check_some_left, say_skipped
 from airflow_provider_cdc.jobs.step import Plan, Step, run_step
 from airflow_provider_cdc.jobs.survivors import OddRow
 from airflow_provider_cdc.jobs.tasks import run_tasks
-from airflow_provider_cdc.jobs.under_way import under_way
+from airflow_provider_cdc.jobs.under_way import piece_of_part, under_way
 from airflow_provider_cdc.jobs.verify import without_damaged
 from airflow_provider_cdc.jobs.watch import Watch
 from airflow_provider_cdc.sources.capabilities import Source
@@ -264,7 +264,7 @@ def _read_missing(
         sum(weights.values()),
         at_work=lambda: list(dict.fromkeys(_name(step, part) for part in at_work())),
         backlog=lambda: watch.backlog,
-        under_way=lambda: under_way(step.folder, at_work(), step.tables),
+        under_way=lambda: under_way(step.folder, (piece_of_part(part, step.tables) for part in at_work())),
         note=note,
     )
     options = step.manifest.options

@@ -1,4 +1,5 @@
-"""How far the reads of large parts are, for whoever watches: else a table that is one part is at 0 % until it ends.
+"""How far large pieces of work are, for whoever watches: else a table that is read in one part, or a log that is one
+segment, is at 0 % until it ends.
 
 Tasks say it in files of the run's folder. Nothing rests on these, so a store that fails holds nothing up.
 """
@@ -6,7 +7,7 @@ Tasks say it in files of the run's folder. Nothing rests on these, so a store th
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
@@ -17,36 +18,59 @@ from airflow_provider_cdc.core.parquet_writer import FILE_BYTES
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.jobs.parts import Part
+from airflow_provider_cdc.sources.window import LogSegment
 
-UNDER_WAY = "chunks/under-way"
 LARGE_BYTES = 2 * FILE_BYTES
-"""Parts that weigh less are read soon enough."""
+"""Pieces that weigh less are read soon enough."""
 EVERY_SECONDS = 5.0
 _MOST = 0.99
-"""What is known of a table's size is an estimate, and a part is done when its record is there."""
+"""What is known of a piece's size is an estimate, and it is done when its record is there."""
+
+
+class Piece(NamedTuple):
+    """Work that says how far it is in the file ``name``. ``weight`` is in bytes, ``expected`` what it reads in all: of
+    a part rows, of a segment bytes."""
+
+    name: str
+    weight: int
+    expected: int
 
 
 class Told(NamedTuple):
-    """``rows`` are those to publish, ``weight`` that of the part of the work that is done."""
+    """``rows`` were read or are to be published, ``weight`` is that of the part of the work that is done."""
 
     rows: int
     weight: float
 
 
-class UnderWay:
-    """Says, in a task, how far the part is, if it is large."""
+def piece_of_part(part: Part, tables: Sequence[RunTable]) -> Piece:
+    """The work that ``part`` is."""
+    expected = sum(chunk.rows for chunk in part.chunks) or tables[part.table].table.rows
+    return Piece(f"chunks/under-way/{part.name}.json", part.weight, expected or 0)
 
-    def __init__(self, folder: Storage, part: Part) -> None:
-        self._folder = folder if part.weight > LARGE_BYTES else None
-        self._name = _name(part)
+
+def piece_of_segment(window: str, segment: LogSegment) -> Piece:
+    """The work that a segment of the window of that name is."""
+    return Piece(f"delta/under-way/{window}-{segment.number:06}.json", segment.bytes, segment.bytes)
+
+
+class UnderWay:
+    """Says, in a task, how far the piece is, if it is large."""
+
+    def __init__(self, folder: Storage, piece: Piece) -> None:
+        self._folder = folder if piece.weight > LARGE_BYTES else None
+        self._name = piece.name
         self._read = self._rows = 0
         # An earlier try may have left what it had read.
         self._tell()
 
     def add(self, read: int, rows: int) -> None:
-        """Tell of ``read`` rows, of which ``rows`` are published."""
-        self._read += read
-        self._rows += rows
+        """Tell of ``read`` more, and of ``rows`` more that are published."""
+        self.reached(self._read + read, self._rows + rows)
+
+    def reached(self, read: int, rows: int) -> None:
+        """Tell of ``read`` in all, and of ``rows``."""
+        self._read, self._rows = read, rows
         if self._folder and time.monotonic() - self._told >= EVERY_SECONDS:
             self._tell()
 
@@ -57,19 +81,14 @@ class UnderWay:
                 self._folder.note_json(self._name, {"read": self._read, "rows": self._rows})
 
 
-def under_way(folder: Storage, parts: Sequence[Part], tables: Sequence[RunTable]) -> Told:
-    """What was said of the large ones among ``parts``."""
+def under_way(folder: Storage, pieces: Iterable[Piece]) -> Told:
+    """What was said of the large ones among ``pieces``."""
     rows, weight = 0, 0.0
-    for part in parts:
-        if part.weight <= LARGE_BYTES:
+    for piece in pieces:
+        if piece.weight <= LARGE_BYTES:
             continue
         with suppress(CdcError, OSError, pa.ArrowException, KeyError, TypeError):
-            told = folder.read_json(_name(part))
-            expected = sum(chunk.rows for chunk in part.chunks) or tables[part.table].table.rows
-            weight += part.weight * min(told["read"] / max(1, expected), _MOST)
+            told = folder.read_json(piece.name)
+            weight += piece.weight * min(told["read"] / max(1, piece.expected), _MOST)
             rows += told["rows"]
     return Told(rows, weight)
-
-
-def _name(part: Part) -> str:
-    return f"{UNDER_WAY}/{part.name}.json"

@@ -181,11 +181,13 @@ class ReadsLog(Protocol):
         initial: str,
         tables: Sequence[TrackedTable],
         changes: Callable[[pa.RecordBatch], None] | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> AbstractContextManager[SegmentReader]:
         """A session that reads the net changes after ``initial`` in one segment.
 
         :param changes: told, while these are read, of each single change of the tables of which that is wanted, in
             batches of ``CHANGE_SCHEMA``.
+        :param progress: told, now and then, how many bytes of the segment, and row images, were read so far.
         """
 
     def decode_images(

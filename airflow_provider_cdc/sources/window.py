@@ -88,7 +88,7 @@ class LogSegment:
 
     ``mark``: what the log must have before that if it still is the one that was read, in the source's own notation;
     empty: nothing. ``also``: what follows ``name`` in the log and is read as one with it, each from its beginning;
-    ``stop`` then is in the last.
+    ``stop`` then is in the last. ``bytes`` of log, about; 0: that is not known.
     """
 
     number: int
@@ -97,6 +97,7 @@ class LogSegment:
     stop: int | None
     mark: str = ""
     also: tuple[str, ...] = ()
+    bytes: int = 0
 
     @property
     def last_name(self) -> str:

@@ -217,3 +217,17 @@ def test_what_a_segment_held_is_told_when_it_was_read(shop: Database, begin: Beg
     assert summary.bytes > 0
     assert summary.seconds > 0
     assert (summary.decided, summary.rolled_back, summary.prepared) == ({}, [], [])
+
+
+def test_how_far_a_segment_is_read_is_told(shop: Database, begin: Begin) -> None:
+    run = begin("orders")
+    shop.execute(*(f"UPDATE orders SET big = {number}, note = REPEAT('larger ', 9000)" for number in range(50)))
+    (segment,) = run.source.log_segments(run.position, run.log_end(), run.identity)
+    told: list[tuple[int, int]] = []
+    with run.source.read_segment(segment, run.position, run.tracked(""), None, lambda *far: told.append(far)) as reader:
+        list(reader)
+        images = reader.summary.row_images
+    assert told == sorted(told)
+    read, last = told[-1]
+    assert segment.bytes / 2 < read < segment.bytes * 1.1
+    assert images / 2 < last <= images

@@ -247,9 +247,10 @@ class HistorySource:
     def log_segments(self, initial: str, log_end: str, identity: Mapping[str, str], slots: int = 1) -> list[LogSegment]:
         first = int(initial) // self.segment_length
         starts = range(first * self.segment_length, int(log_end), self.segment_length)
+        stops = [min(start + self.segment_length, int(log_end)) for start in starts]
         return [
-            LogSegment(number, f"log.{first + number}", start, min(start + self.segment_length, int(log_end)))
-            for number, start in enumerate(starts)
+            LogSegment(number, f"log.{first + number}", start, stop, bytes=stop - start)
+            for number, (start, stop) in enumerate(zip(starts, stops, strict=True))
         ]
 
     def refusals_since(
@@ -288,8 +289,9 @@ class HistorySource:
         initial: str,
         tables: Sequence[TrackedTable],
         changes: Callable[[pa.RecordBatch], None] | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> Iterator[_Segment]:
-        yield _Segment(self, segment, int(initial), tables, changes)
+        yield _Segment(self, segment, int(initial), tables, changes, progress or (lambda read, images: None))
 
     def arrow_schema(self, table: Table) -> pa.Schema:
         return SCHEMAS[NAMES.index(str(table.name))]
@@ -338,8 +340,10 @@ class _Segment:
         initial: int,
         tables: Sequence[TrackedTable],
         tell: Callable[[pa.RecordBatch], None] | None,
+        progress: Callable[[int, int], None],
     ) -> None:
         self._tell = tell
+        self._progress = progress
         self._logged: list[list[Any]] = []
         self.summary = SegmentSummary(segment)
         self._source = source
@@ -352,6 +356,7 @@ class _Segment:
         prepared: dict[str, tuple[ChangeOf, ...]] = {}
         rng = random.Random(f"{self._source.seed} {segment.number}")
         for position in range(segment.start, segment.stop or 0):
+            self._progress(position - segment.start, self.summary.row_images)
             if rng.random() < 0.2:
                 self._tell_logged()
             if rng.random() < 0.1:

@@ -239,10 +239,11 @@ class PostgresSource:
         initial: str,
         tables: Sequence[TrackedTable],
         changes: Callable[[pa.RecordBatch], None] | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> AbstractContextManager[SegmentReader]:
         from airflow_provider_cdc.sources.postgres.log.segments import open_segment
 
-        return open_segment(self.settings, segment, initial, tables, changes)
+        return open_segment(self.settings, segment, initial, tables, changes, progress)
 
     def arrow_schema(self, table: Table) -> pa.Schema:
         return types.arrow_schema(table)

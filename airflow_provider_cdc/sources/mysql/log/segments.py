@@ -79,7 +79,12 @@ def log_segments(
     sizes = {name: end.position if name == end.file else files[name] for name in names[first : last + 1]}
     return [
         LogSegment(
-            number, own[0], codes.FIRST_POSITION, end.position if own[-1] == end.file else None, also=tuple(own[1:])
+            number,
+            own[0],
+            codes.FIRST_POSITION,
+            end.position if own[-1] == end.file else None,
+            also=tuple(own[1:]),
+            bytes=sum(sizes[name] for name in own),
         )
         for number, own in enumerate(together(sizes, slots))
     ]
@@ -111,13 +116,15 @@ def segments_before(settings: ConnectionSettings, segment: LogSegment, count: in
     :raises SourceUnavailable: the server cannot be reached.
     """
     with session(settings) as connection:
-        names = [str(row[0]) for row in query(connection, "SHOW BINARY LOGS")]
+        files = log_files(connection)
+    names = list(files)
     if segment.name not in names:
         raise LogGone(f"the log file {segment.name} is purged", where=settings.address, hint=_KEEP_LOGS)
     last = names.index(segment.name)
+    before = names[max(0, last - count) : last]
     return [
-        LogSegment(segment.number - before, names[last - before], codes.FIRST_POSITION, None)
-        for before in range(min(count, last), 0, -1)
+        LogSegment(segment.number - len(before) + number, name, codes.FIRST_POSITION, None, bytes=files[name])
+        for number, name in enumerate(before)
     ]
 
 
@@ -154,9 +161,11 @@ class MysqlSegmentReader:
         initial: GtidSet,
         tables: Sequence[TrackedTable],
         changes: Callable[[pa.RecordBatch], None] | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> None:
         self.summary = SegmentSummary(segment)
         self._tell = changes
+        self._progress = progress
         self._open_dump = open_dump
         self._dump: Dump | None = None
         self._tables = tables
@@ -218,6 +227,8 @@ class MysqlSegmentReader:
                     hint="the task can be retried as it is",
                 )
             walker.state[walk_state.AT] = 0
+            if self._progress is not None:
+                self._progress(self.summary.bytes + dump.bytes, int(walker.state[walk_state.IMAGES]))
             yield
         self.summary.bytes += dump.bytes
         self.close()
@@ -245,16 +256,17 @@ def open_segment(
     initial: str,
     tables: Sequence[TrackedTable],
     changes: Callable[[pa.RecordBatch], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[MysqlSegmentReader]:
     """Open one segment of the log.
 
     :param initial: a GTID set; transactions in it do not count.
-    :param changes: as `ReadsLog.read_segment` has it.
+    :param changes, progress: as `ReadsLog.read_segment` has them.
     :raises LogGone: the server cannot read the file any more.
     :raises SourceUnavailable: the server cannot be reached.
     :raises ConfigurationError: the privilege REPLICATION SLAVE is missing.
     """
-    reader = MysqlSegmentReader(partial(Dump, settings), segment, GtidSet.parse(initial), tables, changes)
+    reader = MysqlSegmentReader(partial(Dump, settings), segment, GtidSet.parse(initial), tables, changes, progress)
     try:
         yield reader
     finally:

@@ -60,8 +60,7 @@ def log_segments(
     start, (stop, mark) = Lsn.parse(initial), parse_log_end(log_end)
     with session(settings) as connection:
         check_slot(connection, identity["slot"], start, stop)
-    # No slot has a colon in its name.
-    return [LogSegment(0, f"{identity['slot']}:{identity['publication']}", int(start), int(stop), mark)]
+    return [_segment(identity["slot"], identity["publication"], start, stop, mark)]
 
 
 def segments_between(
@@ -72,7 +71,12 @@ def segments_between(
     slot = slots.forward_slots(identity)[start]
     with session(settings) as connection:
         check_slot(connection, slot, first, last)
-    return [LogSegment(0, f"{slot}:{identity[slots.STANDING_PUBLICATION]}", int(first), int(last))]
+    return [_segment(slot, identity[slots.STANDING_PUBLICATION], first, last)]
+
+
+def _segment(slot: str, publication: str, start: Lsn, stop: Lsn, mark: str = "") -> LogSegment:
+    # No slot has a colon in its name.
+    return LogSegment(0, f"{slot}:{publication}", int(start), int(stop), mark, bytes=int(stop) - int(start))
 
 
 class PostgresSegmentReader:
@@ -85,10 +89,12 @@ class PostgresSegmentReader:
         initial: Lsn,
         tables: Sequence[TrackedTable],
         changes: Callable[[pa.RecordBatch], None] | None = None,
+        progress: Callable[[int, int], None] | None = None,
     ) -> None:
         assert segment.stop is not None
         self.summary = SegmentSummary(segment)
         self._tell = changes
+        self._progress = progress
         self._connection = connection
         self._tables = tables
         self._slot, _, self._publication = segment.name.partition(":")
@@ -130,7 +136,11 @@ class PostgresSegmentReader:
                 if batch.type != pa.binary():
                     raise DecodeError(f"the messages are of type {batch.type}", where=walker.where)
                 summary.bytes += batch.nbytes
-                if walker.run(batch):
+                ended = walker.run(batch)
+                if self._progress is not None:
+                    reached = int(walker.state[walk_state.COMMIT]) - int(self._initial)
+                    self._progress(max(0, reached), int(walker.state[walk_state.IMAGES]))
+                if ended:
                     break
                 yield
         walker.close()
@@ -208,11 +218,12 @@ def open_segment(
     initial: str,
     tables: Sequence[TrackedTable],
     changes: Callable[[pa.RecordBatch], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[PostgresSegmentReader]:
     """Open one segment of the log.
 
     :param initial: an LSN, the consistent point of the slot.
-    :param changes: as `ReadsLog.read_segment` has it.
+    :param changes, progress: as `ReadsLog.read_segment` has them.
     :raises LogGone: the slot is not there any more, or not where it was.
     :raises SourceUnavailable: the server cannot be reached.
     :raises ConfigurationError: the privilege REPLICATION is missing.
@@ -221,7 +232,7 @@ def open_segment(
     with session(settings) as connection:
         check_slot(connection, segment.name.partition(":")[0], start, stop)
     with reading_session(settings) as reading:
-        yield PostgresSegmentReader(reading, segment, start, tables, changes)
+        yield PostgresSegmentReader(reading, segment, start, tables, changes, progress)
 
 
 def check_slot(connection: Connection, name: str, initial: Lsn, stop: Lsn) -> None:
