@@ -91,14 +91,14 @@ def check_not_made_before(run: Storage, lake: Storage, tables: Sequence[TableNam
 
 
 def check_not_of_a_deleted_dag_run(run: Run, options: StepOptions) -> None:
-    """Make sure that ``run``, which a DAG run's first try finds begun, is not over: that DAG run was deleted, and one
-    with the same name and date was made. It would end well and copy nothing, unless what it is to copy is the same.
+    """Make sure that ``run``, which a DAG run's first try finds begun, is not published: that DAG run was deleted, and
+    one with the same name and date was made. It would end well and copy nothing, unless what it is to copy is the same.
 
     :param options: of the DAG run that is there now.
-    :raises ManifestError: it is over, and was not asked for the same position of the past.
+    :raises ManifestError: it is published, and was not asked for the same position of the past.
     """
     manifest = run.manifest
-    if run.committed and not (options.as_of and options.as_of == manifest.options.as_of):
+    if is_published(run) and not (options.as_of and options.as_of == manifest.options.as_of):
         raise ManifestError(
             f"this DAG run was made before, on {manifest.created_at}, and its copies are published: this one would "
             "copy nothing",

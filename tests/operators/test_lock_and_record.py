@@ -25,7 +25,7 @@ from airflow_provider_cdc.errors import ConfigurationError, LockNotGranted, LogG
 from airflow_provider_cdc.operators import lock_and_record
 from airflow_provider_cdc.operators.base import lake_of, run_id_of, scratch_for
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
-from tests.runs import manifest_of
+from tests.runs import consolidate_result, manifest_of
 
 ORDERS, CLICKS = TableName("shop", "orders"), TableName("shop", "clicks")
 PLAN = encode([TablePlan(ORDERS, "watermark", "it has a key"), TablePlan(CLICKS, "lock", "it has none")])
@@ -188,7 +188,10 @@ def test_a_dag_run_that_is_deleted_and_made_again_does_not_end_well_with_the_cop
     # Of what is not published yet nobody has a copy.
     first = task("").execute(context())
     assert first["initial_gtid_set"] == "s:1-9"
+    # What is decided is still to be put in place.
     begun.decide(Commit("t", begun.rests_on, "commit/files-0.json"))
+    assert task("").execute(context()) == first
+    begun.finish_step("consolidate", consolidate_result())
     for as_of in ("", noon):
         with pytest.raises(AirflowFailException, match=r"(?s)made before, .* its copies are published.*another run id"):
             task(as_of).execute(context())
