@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
+
+import pymysql
 
 from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.sources.connection import ConnectionSettings
@@ -16,6 +18,14 @@ from airflow_provider_cdc.sources.mysql.session import session
 from airflow_provider_cdc.sources.window import LogSegment, SegmentSummary, TrackedTable
 from harness.mysql_server import MysqlServer
 from tests.sources.changes import Changes
+
+Connection: TypeAlias = "pymysql.Connection[Any]"
+
+
+def run(connection: Connection, *statements: str | bytes) -> None:
+    with connection.cursor() as cursor:
+        for statement in statements:
+            cursor.execute(statement)
 
 
 def settings(server: MysqlServer, **tls: str) -> ConnectionSettings:

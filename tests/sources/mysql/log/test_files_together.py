@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from typing import Any, TypeAlias
+from typing import Any
 
-import pymysql
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -14,21 +12,7 @@ from hypothesis import strategies as st
 from airflow_provider_cdc.sources.mysql.log import segments
 from harness.mysql_server import MysqlServer
 from tests.sources.changes import key
-from tests.sources.mysql.log.reading import LogReading
-
-Connection: TypeAlias = "pymysql.Connection[Any]"
-
-
-@pytest.fixture
-def db(mysql: MysqlServer, schema: str) -> Iterator[Connection]:
-    with mysql.connect(database=schema) as connection:
-        yield connection
-
-
-def run(connection: Connection, *statements: str) -> None:
-    with connection.cursor() as cursor:
-        for statement in statements:
-            cursor.execute(statement)
+from tests.sources.mysql.log.reading import Connection, LogReading, run
 
 
 def test_a_window_over_several_files(mysql: MysqlServer, schema: str, db: Connection) -> None:

@@ -6,9 +6,7 @@ import logging
 import shutil
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, TypeAlias
 
-import pymysql
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -19,9 +17,7 @@ from airflow_provider_cdc.core.net_change import Change, net, net_counts, rewind
 from airflow_provider_cdc.sources.mysql.log import dump, segments
 from harness.mysql_server import MysqlServer
 from tests.sources.changes import Row, key
-from tests.sources.mysql.log.reading import LogReading, Window, executed, log_end
-
-Connection: TypeAlias = "pymysql.Connection[Any]"
+from tests.sources.mysql.log.reading import Connection, LogReading, Window, executed, log_end, run
 
 IDS = st.integers(1, 6)
 VALUES = st.sampled_from(["NULL", "''", "'a'", "'A'", "'é'", "REPEAT('x', 300)"])
@@ -72,12 +68,6 @@ def db(server: MysqlServer) -> Iterator[Connection]:
             "CREATE TABLE other (id INT)",
         )
         yield connection
-
-
-def run(connection: Connection, *statements: str) -> None:
-    with connection.cursor() as cursor:
-        for statement in statements:
-            cursor.execute(statement)
 
 
 def apply(connection: Connection, number: int, transaction: tuple[str, list[str], str]) -> None:

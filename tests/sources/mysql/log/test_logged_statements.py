@@ -9,7 +9,7 @@ import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any
 
 import pymysql
 import pytest
@@ -23,15 +23,7 @@ from airflow_provider_cdc.sources.mysql.statement_writes import check_writes
 from harness.mysql_binaries import find_mysql
 from harness.mysql_server import MysqlServer
 from tests.sources.changes import key
-from tests.sources.mysql.log.reading import LogReading, executed
-
-Connection: TypeAlias = "pymysql.Connection[Any]"
-
-
-def run(connection: Connection, *statements: str | bytes) -> None:
-    with connection.cursor() as cursor:
-        for statement in statements:
-            cursor.execute(statement)
+from tests.sources.mysql.log.reading import Connection, LogReading, executed, run
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from dataclasses import replace
 from typing import Any, TypeAlias
 
 import numpy as np
-import pymysql
 import pytest
 
 from airflow_provider_cdc.core.gtid import GtidSet
@@ -19,9 +18,7 @@ from airflow_provider_cdc.sources.mysql.log import codes
 from airflow_provider_cdc.sources.mysql.log.walker import LogWalker
 from airflow_provider_cdc.sources.window import LogSegment, SegmentSummary, TrackedTable
 from harness.mysql_server import MysqlServer
-from tests.sources.mysql.log.reading import LogReading, log_end
-
-Connection: TypeAlias = "pymysql.Connection[Any]"
+from tests.sources.mysql.log.reading import Connection, LogReading, log_end, run
 
 
 @pytest.fixture
@@ -30,12 +27,6 @@ def db(mysql: MysqlServer, schema: str) -> Iterator[Connection]:
         run(connection, "CREATE TABLE a (id INT PRIMARY KEY, v INT)", "INSERT INTO a VALUES (1, 10), (2, 20), (3, 30)")
         run(connection, "CREATE TABLE k (id INT)", "CREATE TABLE other (id INT PRIMARY KEY, v INT)")
         yield connection
-
-
-def run(connection: Connection, *statements: str) -> None:
-    with connection.cursor() as cursor:
-        for statement in statements:
-            cursor.execute(statement)
 
 
 def refusal(reading: LogReading, kind: type[CdcError]) -> CdcError:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
-from typing import Any, TypeAlias
+from typing import Any
 
-import pymysql
 import pytest
 
 from airflow_provider_cdc.errors import ConfigurationError, LogGone, PositionError, SourceReplaced, SourceUnavailable
@@ -17,21 +15,7 @@ from airflow_provider_cdc.sources.mysql.log.segments import log_segments, open_s
 from airflow_provider_cdc.sources.window import LogSegment
 from harness.mysql_server import MysqlServer
 from tests.sources.changes import key
-from tests.sources.mysql.log.reading import LogReading, executed, log_end, settings
-
-Connection: TypeAlias = "pymysql.Connection[Any]"
-
-
-@pytest.fixture
-def db(mysql: MysqlServer, schema: str) -> Iterator[Connection]:
-    with mysql.connect(database=schema) as connection:
-        yield connection
-
-
-def run(connection: Connection, *statements: str) -> None:
-    with connection.cursor() as cursor:
-        for statement in statements:
-            cursor.execute(statement)
+from tests.sources.mysql.log.reading import Connection, LogReading, executed, log_end, run, settings
 
 
 def test_the_first_before_of_each_key(mysql: MysqlServer, schema: str, db: Connection) -> None:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
-from typing import Any, TypeAlias
 
-import pymysql
 import pytest
 
 from airflow_provider_cdc.errors import ImageNotWhole
 from harness.mysql_server import MysqlServer
 from tests.sources.changes import key
-from tests.sources.mysql.log.reading import LogReading, executed
-
-Connection: TypeAlias = "pymysql.Connection[Any]"
+from tests.sources.mysql.log.reading import Connection, LogReading, executed, run
 
 
 @pytest.fixture
@@ -26,12 +22,6 @@ def db(mysql: MysqlServer, schema: str) -> Iterator[Connection]:
     # A transaction that is left prepared, for instance by a failed test, would prevent dropping the schema.
     for _, _, _, xid in mysql.query("XA RECOVER"):
         mysql.query(f"XA ROLLBACK '{xid}'")
-
-
-def run(connection: Connection, *statements: str) -> None:
-    with connection.cursor() as cursor:
-        for statement in statements:
-            cursor.execute(statement)
 
 
 def prepare(connection: Connection, xid: str, *statements: str) -> None:
