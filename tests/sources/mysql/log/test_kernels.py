@@ -8,6 +8,7 @@ import struct
 import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from random import Random
 
 import numpy as np
 import pyarrow as pa
@@ -46,7 +47,7 @@ def _tagged_gtid(data: Bytes, at: int, end: int, tsid: Bytes) -> int:
     return tagged_gtid(data, at, end, tsid)
 
 
-@given(st.binary(max_size=200), st.integers(0, 20))
+@given(st.binary(max_size=200) | st.builds(Random.randbytes, st.randoms(), st.integers(0, 3000)), st.integers(0, 20))
 def test_checksums_are_those_of_zlib(data: bytes, at: int) -> None:
     at = min(at, len(data))
     assert _crc32(crc.TABLES, np.frombuffer(data, np.uint8).copy(), at, len(data)) == zlib.crc32(data[at:])
