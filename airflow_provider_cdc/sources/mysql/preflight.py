@@ -18,6 +18,7 @@ from airflow_provider_cdc.sources.mysql.cascades import locked_with, parents_of,
 from airflow_provider_cdc.sources.mysql.generated import generated_problems
 from airflow_provider_cdc.sources.mysql.history import log_status
 from airflow_provider_cdc.sources.mysql.managed import is_amazon, retention_problem
+from airflow_provider_cdc.sources.mysql.misplaced import misplaced_problems
 from airflow_provider_cdc.sources.mysql.privileges import Privileges
 from airflow_provider_cdc.sources.mysql.schema import read_tables, resolve, select_of_tables, table_sql
 from airflow_provider_cdc.sources.mysql.server import durability_warnings, setting_problems
@@ -178,6 +179,7 @@ def _table_problems(connection: Connection, tables: Sequence[Table], consistency
             if reason is not None:
                 yield Problem(f"{where}.{column.name}", reason, hint, where)
     yield from _virtual_problems(connection, tables)
+    yield from misplaced_problems(connection, tables)
 
 
 def _virtual_problems(connection: Connection, tables: Sequence[Table]) -> Iterable[Problem]:

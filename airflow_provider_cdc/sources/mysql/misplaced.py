@@ -1,0 +1,78 @@
+"""Rows that are in another partition than the one they belong to.
+
+EXCHANGE PARTITION … WITHOUT VALIDATION leaves them there. A SELECT of the whole table shows them; one of a range of the
+key does not, where the server knows by the range which partitions it needs. Their keys need not even be unique.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+
+from airflow_provider_cdc.core.table import Table, TableName
+from airflow_provider_cdc.errors import Problem
+from airflow_provider_cdc.sources.mysql.axes import axis_of
+from airflow_provider_cdc.sources.mysql.schema import select_of_tables, table_sql
+from airflow_provider_cdc.sources.mysql.session import Connection, query, quote
+
+
+def misplaced_problems(connection: Connection, tables: Sequence[Table]) -> Iterable[Problem]:
+    """Tables by whose chunks such rows would be passed over: partitions by ranges of the key's first column.
+
+    A partition has rows beyond its range exactly if its first or its last one is. Which range it has, the server tells
+    by itself: asked for all up to the first row's value, it does not look into a partition that begins later.
+    """
+    known = {table.name: table for table in tables if not table.keyless}
+    parts = select_of_tables(
+        connection,
+        list(known),
+        "PARTITION_NAME, PARTITION_EXPRESSION",
+        "PARTITIONS",
+        "AND PARTITION_METHOD IN ('RANGE', 'RANGE COLUMNS') ORDER BY PARTITION_ORDINAL_POSITION",
+    )
+    # Each of its subpartitions has the partition's name.
+    for schema, name, part, expression in dict.fromkeys(parts):
+        table = known[TableName(schema, name)]
+        # In whatever quotes; also where it is the argument of a function.
+        if table.key[0].lower() in expression.lower() and _is_beyond_its_range(connection, table, part):
+            yield Problem(
+                str(table.name),
+                f"partition {part} has rows that belong to another one (EXCHANGE PARTITION … WITHOUT VALIDATION leaves "
+                "them there): the server does not find them by their key",
+                f"look at CHECK TABLE {table_sql(table.name)}; ALTER TABLE {table_sql(table.name)} REPAIR PARTITION "
+                f"{quote(part)} moves them, or leave the table out",
+                str(table.name),
+            )
+
+
+def _is_beyond_its_range(connection: Connection, table: Table, part: str) -> bool:
+    axis = axis_of(table.column(table.key[0]))
+    if axis is None:
+        # It is read in one piece.
+        return False
+    column = quote(axis.column).replace("%", "%%")
+    index = f"PARTITION ({quote(part)}) FORCE INDEX ({quote(table.key_index)})"
+    rows = f"FROM {table_sql(table.name)} {index}".replace("%", "%%")
+    stored = axis.read.format(column)
+    with _one_view(connection):
+        for way, side in (("ASC", "<="), ("DESC", ">=")):
+            condition = f"{column} {side} {axis.bound.format('%s')}"
+            first = f"{rows} ORDER BY {column} {way} LIMIT %s"
+            end = query(connection, f"SELECT {stored} {first}", [1])
+            if not end or query(connection, f"SELECT 1 {rows} WHERE {condition} LIMIT 1", end[0]):
+                continue
+            # A value that is not even equal to itself (a date that no calendar has) is no proof.
+            if query(connection, f"SELECT {condition} {first}", [*end[0], 1]) == [(1,)]:
+                return True
+    return False
+
+
+@contextmanager
+def _one_view(connection: Connection) -> Iterator[None]:
+    """So that a row which is deleted between two looks is there for both."""
+    query(connection, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+    query(connection, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
+    try:
+        yield
+    finally:
+        query(connection, "ROLLBACK")
