@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 
 from airflow_provider_cdc.core.options import TableOptions
 from airflow_provider_cdc.errors import PreflightError
-from airflow_provider_cdc.sources.mysql import MysqlSource
+from airflow_provider_cdc.sources.mysql import MysqlSource, misplaced
+from airflow_provider_cdc.sources.mysql.session import Connection, query
 from harness.mysql_server import MysqlServer
 from harness.pipeline import settings_of
 
@@ -38,6 +42,26 @@ def test_rows_that_were_exchanged_into_a_partition_of_others_are_not_lost(
     mysql.query(f"ALTER TABLE {schema}.t REPAIR PARTITION `b``%s`")
     assert mysql.query(f"SELECT COUNT(*) FROM {schema}.t WHERE id = {stray}")[0][0] == 1
     source.preflight([f"{schema}.t"], TableOptions())
+
+
+@pytest.mark.parametrize("operation", ["TRUNCATE PARTITION a", "DROP PARTITION a"])
+def test_a_partition_that_goes_while_it_is_looked_at_stops_no_preflight(
+    mysql: MysqlServer, schema: str, monkeypatch: pytest.MonkeyPatch, operation: str
+) -> None:
+    mysql.query(f"CREATE TABLE {schema}.t (id int PRIMARY KEY, v int) {PARTITIONED}")
+    mysql.query(f"INSERT INTO {schema}.t VALUES (1, 1), (1500, 1), (2500, 1)")
+
+    def query_late(connection: Connection, sql: str, args: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        found = query(connection, sql, args)
+        if sql.startswith("START TRANSACTION") and not gone:
+            mysql.query(f"ALTER TABLE {schema}.t {operation}")
+            gone.append(operation)
+        return found
+
+    gone: list[str] = []
+    monkeypatch.setattr(misplaced, "query", query_late)
+    MysqlSource(settings_of(mysql)).preflight([f"{schema}.t"], TableOptions())
+    assert gone
 
 
 @pytest.mark.parametrize(
