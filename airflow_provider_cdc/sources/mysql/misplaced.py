@@ -22,10 +22,11 @@ _ALTERED = (1146, 1412, 1735)
 
 
 def misplaced_problems(connection: Connection, tables: Sequence[Table]) -> Iterable[Problem]:
-    """Tables by whose chunks such rows would be passed over: partitions by ranges of the key's first column.
+    """Tables by whose chunks such rows would be passed over: partitions by ranges, or lists, of the key's first column.
 
     A partition has rows beyond its range exactly if its first or its last one is. Which range it has, the server tells
-    by itself: asked for all up to the first row's value, it does not look into a partition that begins later.
+    by itself: asked for all up to the first row's value, it does not look into a partition that begins later. In lists
+    rows may be misplaced between the ends, too; those are not found.
     """
     known = {table.name: table for table in tables if not table.keyless}
     parts = select_of_tables(
@@ -33,7 +34,8 @@ def misplaced_problems(connection: Connection, tables: Sequence[Table]) -> Itera
         list(known),
         "PARTITION_NAME, PARTITION_EXPRESSION",
         "PARTITIONS",
-        "AND PARTITION_METHOD IN ('RANGE', 'RANGE COLUMNS') ORDER BY PARTITION_ORDINAL_POSITION",
+        "AND PARTITION_METHOD IN ('RANGE', 'RANGE COLUMNS', 'LIST', 'LIST COLUMNS') "
+        "ORDER BY PARTITION_ORDINAL_POSITION",
     )
     # Each of its subpartitions has the partition's name.
     for schema, name, part, expression in dict.fromkeys(parts):

@@ -44,6 +44,20 @@ def test_rows_that_were_exchanged_into_a_partition_of_others_are_not_lost(
     source.preflight([f"{schema}.t"], TableOptions())
 
 
+@pytest.mark.parametrize("stray", [1, 9])
+def test_rows_beyond_the_ends_of_a_list_are_told(mysql: MysqlServer, schema: str, stray: int) -> None:
+    lists = "PARTITION BY LIST (id) (PARTITION odd VALUES IN (1, 3, 5, 7, 9), PARTITION even VALUES IN (2, 4, 6, 8))"
+    mysql.query(f"CREATE TABLE {schema}.t (id int, n int, PRIMARY KEY (id, n)) {lists}")
+    mysql.query(f"CREATE TABLE {schema}.x (id int, n int, PRIMARY KEY (id, n))")
+    mysql.query(f"INSERT INTO {schema}.t VALUES (1, 1), (5, 1), (2, 1), (8, 1)")
+    source = MysqlSource(settings_of(mysql))
+    source.preflight([f"{schema}.t"], TableOptions())
+    mysql.query(f"INSERT INTO {schema}.x VALUES (2, 1), (8, 1), ({stray}, 1)")
+    mysql.query(f"ALTER TABLE {schema}.t EXCHANGE PARTITION even WITH TABLE {schema}.x WITHOUT VALIDATION")
+    with pytest.raises(PreflightError, match="partition even has rows that belong to another one"):
+        source.preflight([f"{schema}.t"], TableOptions())
+
+
 @pytest.mark.parametrize("operation", ["TRUNCATE PARTITION a", "DROP PARTITION a"])
 def test_a_partition_that_goes_while_it_is_looked_at_stops_no_preflight(
     mysql: MysqlServer, schema: str, monkeypatch: pytest.MonkeyPatch, operation: str
