@@ -22,11 +22,12 @@ _ALTERED = (1146, 1412, 1735)
 
 
 def misplaced_problems(connection: Connection, tables: Sequence[Table]) -> Iterable[Problem]:
-    """Tables by whose chunks such rows would be passed over: partitions by ranges, or lists, of the key's first column.
+    """Tables by whose chunks such rows would be passed over: partitions made by the key's first column.
 
-    A partition has rows beyond its range exactly if its first or its last one is. Which range it has, the server tells
-    by itself: asked for all up to the first row's value, it does not look into a partition that begins later. In lists
-    rows may be misplaced between the ends, too; those are not found.
+    What belongs to a partition the server tells by itself: asked for the rows of a value, it does not look into a
+    partition that has none of them. Asked for are the first and the last value that are there: a partition by ranges
+    of the column has rows beyond its range exactly if one of them is. By lists and hashes rows may be misplaced between
+    the ends, too; those are not found.
     """
     known = {table.name: table for table in tables if not table.keyless}
     parts = select_of_tables(
@@ -34,14 +35,14 @@ def misplaced_problems(connection: Connection, tables: Sequence[Table]) -> Itera
         list(known),
         "PARTITION_NAME, PARTITION_EXPRESSION",
         "PARTITIONS",
-        "AND PARTITION_METHOD IN ('RANGE', 'RANGE COLUMNS', 'LIST', 'LIST COLUMNS') "
-        "ORDER BY PARTITION_ORDINAL_POSITION",
+        "AND PARTITION_NAME IS NOT NULL ORDER BY PARTITION_ORDINAL_POSITION",
     )
     # Each of its subpartitions has the partition's name.
     for schema, name, part, expression in dict.fromkeys(parts):
         table = known[TableName(schema, name)]
-        # In whatever quotes; also where it is the argument of a function.
-        if table.key[0].lower() in expression.lower() and _is_seen_beyond(connection, table, part):
+        # In whatever quotes; also where it is the argument of a function. KEY () is by the whole key.
+        by_first = not expression or table.key[0].lower() in expression.lower()
+        if by_first and _has_others(connection, table, part):
             yield Problem(
                 str(table.name),
                 f"partition {part} has rows that belong to another one (EXCHANGE PARTITION … WITHOUT VALIDATION leaves "
@@ -52,9 +53,9 @@ def misplaced_problems(connection: Connection, tables: Sequence[Table]) -> Itera
             )
 
 
-def _is_seen_beyond(connection: Connection, table: Table, part: str) -> bool:
+def _has_others(connection: Connection, table: Table, part: str) -> bool:
     try:
-        return _is_beyond_its_range(connection, table, part)
+        return _ends_in_others(connection, table, part)
     except pymysql.MySQLError as error:
         if error.args[0] not in _ALTERED:
             raise
@@ -62,7 +63,7 @@ def _is_seen_beyond(connection: Connection, table: Table, part: str) -> bool:
     return False
 
 
-def _is_beyond_its_range(connection: Connection, table: Table, part: str) -> bool:
+def _ends_in_others(connection: Connection, table: Table, part: str) -> bool:
     axis = axis_of(table.column(table.key[0]))
     if axis is None:
         # It is read in one piece.
@@ -71,9 +72,9 @@ def _is_beyond_its_range(connection: Connection, table: Table, part: str) -> boo
     index = f"PARTITION ({quote(part)}) FORCE INDEX ({quote(table.key_index)})"
     rows = f"FROM {table_sql(table.name)} {index}".replace("%", "%%")
     stored = axis.read.format(column)
+    condition = f"{column} = {axis.bound.format('%s')}"
     with _one_view(connection):
-        for way, side in (("ASC", "<="), ("DESC", ">=")):
-            condition = f"{column} {side} {axis.bound.format('%s')}"
+        for way in ("ASC", "DESC"):
             first = f"{rows} ORDER BY {column} {way} LIMIT %s"
             end = query(connection, f"SELECT {stored} {first}", [1])
             if not end or query(connection, f"SELECT 1 {rows} WHERE {condition} LIMIT 1", end[0]):

@@ -45,9 +45,17 @@ def test_rows_that_were_exchanged_into_a_partition_of_others_are_not_lost(
 
 
 @pytest.mark.parametrize("stray", [1, 9])
-def test_rows_beyond_the_ends_of_a_list_are_told(mysql: MysqlServer, schema: str, stray: int) -> None:
-    lists = "PARTITION BY LIST (id) (PARTITION odd VALUES IN (1, 3, 5, 7, 9), PARTITION even VALUES IN (2, 4, 6, 8))"
-    mysql.query(f"CREATE TABLE {schema}.t (id int, n int, PRIMARY KEY (id, n)) {lists}")
+@pytest.mark.parametrize(
+    "by",
+    [
+        "LIST (id) (PARTITION odd VALUES IN (1, 3, 5, 7, 9), PARTITION even VALUES IN (2, 4, 6, 8))",
+        "HASH (id) (PARTITION even, PARTITION odd)",
+        "LINEAR HASH (id + 1) (PARTITION odd, PARTITION even)",
+    ],
+)
+def test_rows_beyond_the_ends_of_a_list_or_hash_are_told(mysql: MysqlServer, schema: str, by: str, stray: int) -> None:
+    """A range of few values has the server look only into the partitions that these belong to."""
+    mysql.query(f"CREATE TABLE {schema}.t (id int, n int, PRIMARY KEY (id, n)) PARTITION BY {by}")
     mysql.query(f"CREATE TABLE {schema}.x (id int, n int, PRIMARY KEY (id, n))")
     mysql.query(f"INSERT INTO {schema}.t VALUES (1, 1), (5, 1), (2, 1), (8, 1)")
     source = MysqlSource(settings_of(mysql))
@@ -55,6 +63,22 @@ def test_rows_beyond_the_ends_of_a_list_are_told(mysql: MysqlServer, schema: str
     mysql.query(f"INSERT INTO {schema}.x VALUES (2, 1), (8, 1), ({stray}, 1)")
     mysql.query(f"ALTER TABLE {schema}.t EXCHANGE PARTITION even WITH TABLE {schema}.x WITHOUT VALIDATION")
     with pytest.raises(PreflightError, match="partition even has rows that belong to another one"):
+        source.preflight([f"{schema}.t"], TableOptions())
+
+
+@pytest.mark.parametrize("columns", ["", "id"])
+def test_partitions_by_keys_that_were_exchanged_for_one_another_are_told(
+    mysql: MysqlServer, schema: str, columns: str
+) -> None:
+    by = f"PARTITION BY KEY ({columns}) (PARTITION a, PARTITION b)"
+    mysql.query(f"CREATE TABLE {schema}.t (id varchar(9) PRIMARY KEY) {by}")
+    mysql.query(f"CREATE TABLE {schema}.x (id varchar(9) PRIMARY KEY)")
+    mysql.query(f"INSERT INTO {schema}.t VALUES ('a'), ('B'), ('c'), ('é'), ('z')")
+    source = MysqlSource(settings_of(mysql))
+    source.preflight([f"{schema}.t"], TableOptions())
+    for part in "aba":
+        mysql.query(f"ALTER TABLE {schema}.t EXCHANGE PARTITION {part} WITH TABLE {schema}.x WITHOUT VALIDATION")
+    with pytest.raises(PreflightError, match="partition a has rows that belong to another one"):
         source.preflight([f"{schema}.t"], TableOptions())
 
 
@@ -78,6 +102,7 @@ def test_a_partition_that_goes_while_it_is_looked_at_stops_no_preflight(
     assert gone
 
 
+@pytest.mark.parametrize("ranges", [True, False])
 @pytest.mark.parametrize(
     ("kind", "by", "bounds", "values"),
     [
@@ -92,16 +117,14 @@ def test_a_partition_that_goes_while_it_is_looked_at_stops_no_preflight(
     ],
 )
 def test_whole_partitions_of_any_key_are_not_refused(
-    mysql: MysqlServer, schema: str, kind: str, by: str, bounds: str, values: str
+    mysql: MysqlServer, schema: str, kind: str, by: str, bounds: str, values: str, ranges: bool
 ) -> None:
+    parts = f"(PARTITION low VALUES LESS THAN ({bounds}), PARTITION high VALUES LESS THAN (MAXVALUE))"
+    how = f"{by} {parts}" if ranges else "KEY (`a%s`) PARTITIONS 3"
     rows = ", ".join(f"({value}, 1)" for value in values.split(", "))
     with mysql.connect() as connection, connection.cursor() as cursor:
         cursor.execute("SET sql_mode = 'ALLOW_INVALID_DATES,ANSI_QUOTES', time_zone = '+00:00'")
-        cursor.execute(
-            f"CREATE TABLE {schema}.t (`a%s` {kind}, n int, PRIMARY KEY (`a%s`, n)) PARTITION BY {by} "
-            f"(PARTITION low VALUES LESS THAN ({bounds}), PARTITION high VALUES LESS THAN "
-            f"(MAXVALUE))"
-        )
+        cursor.execute(f"CREATE TABLE {schema}.t (`a%s` {kind}, n int, PRIMARY KEY (`a%s`, n)) PARTITION BY {how}")
         cursor.execute(f"INSERT INTO {schema}.t VALUES {rows}")
         cursor.execute("COMMIT")
     options = TableOptions(unrepresentable="string")
