@@ -4,6 +4,10 @@ A kernel is a function over ``uint8`` arrays that Numba compiles to machine code
 values at any address, so the loads here are unaligned. **They check no bounds**: a kernel proves first that what it is
 going to read lies inside the array, and returns a code if it does not. Integers of every width come back as ``int64``,
 because Numba makes a float of a sum of signed and unsigned ones; the eight-byte loads give the same bits.
+
+**A sum, difference or product of int64 must not overflow**: Numba promises LLVM that none does, and whatever does may
+then have any value, another one in each place that it is compiled into. What is to wrap around says so
+(`wrapping_add`, `wrapping_multiply`).
 """
 
 from __future__ import annotations
@@ -86,9 +90,12 @@ def bytes_of(buffer: pa.Buffer | None) -> Bytes:
     return np.asarray(_View(buffer))
 
 
+def _pointer(context: Any, builder: Any, array_type: Any, array: Any, position: Any) -> Any:
+    return builder.gep(context.make_array(array_type)(context, builder, array).data, [position])
+
+
 def _address(context: Any, builder: Any, array_type: Any, array: Any, position: Any, bits: int) -> Any:
-    data = context.make_array(array_type)(context, builder, array).data
-    return builder.bitcast(builder.gep(data, [position]), ir.IntType(bits).as_pointer())
+    return builder.bitcast(_pointer(context, builder, array_type, array, position), ir.IntType(bits).as_pointer())
 
 
 def _loader(bits: int, big_endian: bool = False) -> Any:
@@ -143,8 +150,8 @@ def copy_bytes(typing_context: Any, target: Any, at: Any, source: Any, position:
     """``target[at : at + count] = source[position : position + count]``; the two may overlap."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
-        to = _address(context, builder, signature.args[0], arguments[0], arguments[1], 8)
-        whence = _address(context, builder, signature.args[2], arguments[2], arguments[3], 8)
+        to = _pointer(context, builder, signature.args[0], arguments[0], arguments[1])
+        whence = _pointer(context, builder, signature.args[2], arguments[2], arguments[3])
         cgutils.raw_memmove(builder, to, whence, arguments[4], 1)
         return context.get_dummy_value()
 
@@ -164,6 +171,23 @@ def same_bytes(data: Bytes, position: int, other: Bytes, other_position: int, co
             return False
         index += 1
     return True
+
+
+def _wrapping(operation: str) -> Any:
+    """An intrinsic ``(int64, int64) -> int64`` modulo 2**64."""
+
+    def wrapping(typing_context: Any, one: Any, other: Any) -> Any:
+        def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+            return getattr(builder, operation)(*arguments)
+
+        return types.int64(types.int64, types.int64), generate
+
+    wrapping.__name__ = f"wrapping_{operation}"
+    return intrinsic(wrapping)
+
+
+wrapping_add = _wrapping("add")
+wrapping_multiply = _wrapping("mul")
 
 
 @inner

@@ -31,7 +31,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from airflow_provider_cdc.core.kernel import Bytes, Int64s, copy_bytes, inner, kernel, load8, load64, same_bytes
+from airflow_provider_cdc.core.kernel import (
+    Bytes,
+    Int64s,
+    copy_bytes,
+    inner,
+    kernel,
+    load8,
+    load64,
+    same_bytes,
+    wrapping_multiply,
+)
 
 HEADER = 4
 GROUP, LENGTHS, ORDER, COUNT = 0, 1, 2, 3
@@ -101,9 +111,9 @@ def key_place(state: Int64s) -> int:
 @inner
 def hash_key(data: Bytes, at: int, size: int, group: int) -> int:
     """A hash of a group and the key ``data[at : at + size]``, all bits of which depend on both. It is kept nowhere."""
-    value = (group + 1) * _MULTIPLIER
+    value: int = wrapping_multiply(group + 1, _MULTIPLIER)
     while size >= 8:
-        value = (value ^ load64(data, at)) * _MULTIPLIER
+        value = wrapping_multiply(value ^ load64(data, at), _MULTIPLIER)
         value ^= (value >> 29) & 0x7FFFFFFFF
         at += 8
         size -= 8
@@ -111,9 +121,9 @@ def hash_key(data: Bytes, at: int, size: int, group: int) -> int:
     while size > 0:
         size -= 1
         tail = tail << 8 | load8(data, at + size)
-    value = (value ^ tail) * _MULTIPLIER
+    value = wrapping_multiply(value ^ tail, _MULTIPLIER)
     value ^= (value >> 32) & _LOW_HALF
-    value *= _MULTIPLIER
+    value = wrapping_multiply(value, _MULTIPLIER)
     return value ^ ((value >> 29) & 0x7FFFFFFFF)
 
 

@@ -8,13 +8,24 @@ import subprocess
 import sys
 import zipfile
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import airflow_provider_cdc
-from airflow_provider_cdc.core.kernel import Bytes, Int64s, copy_bytes, kernel, load_be, load_le, multiply_add_128
+from airflow_provider_cdc.core.kernel import (
+    Bytes,
+    Int64s,
+    copy_bytes,
+    kernel,
+    load_be,
+    load_le,
+    multiply_add_128,
+    wrapping_add,
+    wrapping_multiply,
+)
 
 USE = """
 import sys
@@ -122,3 +133,14 @@ def test_128_bits() -> None:
     parts = np.array([int(digits[start : start + 2]) for start in range(0, 38, 2)], np.int64)
     _horner(parts, 100, out)
     assert int(out[0]) % 2**64 + (int(out[1]) << 64) == int(digits)
+
+
+@kernel
+def _wrapped(one: int, other: int) -> tuple[int, int]:
+    return wrapping_add(one, other), wrapping_multiply(one, other)
+
+
+def test_what_is_to_wrap_around_does() -> None:
+    for one, other in product((-(2**63), -(10**18) - 9, -1, 0, 3, 2**62 + 7, 2**63 - 1), repeat=2):
+        found = tuple(value % 2**64 for value in _wrapped(one, other))
+        assert found == ((one + other) % 2**64, one * other % 2**64)

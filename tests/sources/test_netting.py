@@ -22,6 +22,7 @@ from airflow_provider_cdc.sources.netting import (
     count,
     decide,
     has_room,
+    hash_key,
     key_place,
     leave,
     touch,
@@ -256,3 +257,22 @@ def test_what_a_prepared_transaction_did_counts_at_its_commit_and_only_where_it_
     assert keyed == dict.fromkeys(before, (b"settled", 1, 0)) | late
     total = {key: (key in before) - (bool(counts[KEYLESS]) and key in after) for key in before | after}
     assert keyless == {key: n for key, n in total.items() if n}
+
+
+@kernel
+def _hashed(data: Bytes, size: int, group: int) -> int:
+    return hash_key(data, 0, size, group)
+
+
+@kernel
+def _hashed_where_all_is_known(data: Bytes) -> tuple[int, int, int]:
+    return hash_key(data, 0, 5, 0), hash_key(data, 0, 8, 1), hash_key(data, 0, 13, 2)
+
+
+def test_a_key_has_one_hash_wherever_that_is_compiled_into() -> None:
+    """LLVM takes it that no signed product overflows: where it knew group and size, all keys had the same hash."""
+    for number in range(100):
+        data = np.frombuffer(number.to_bytes(16, "little"), np.uint8)
+        assert _hashed_where_all_is_known(data) == tuple(
+            _hashed(data, size, group) for size, group in ((5, 0), (8, 1), (13, 2))
+        )

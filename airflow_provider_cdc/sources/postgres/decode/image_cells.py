@@ -10,7 +10,17 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_cdc.core.kernel import Bytes, Int32s, Int64s, inner, kernel, load8, store8
+from airflow_provider_cdc.core.kernel import (
+    Bytes,
+    Int32s,
+    Int64s,
+    inner,
+    kernel,
+    load8,
+    store8,
+    wrapping_add,
+    wrapping_multiply,
+)
 from airflow_provider_cdc.errors import DecodeError
 from airflow_provider_cdc.sources.located import ALL_GOOD, LARGEST, OVERRUN, Located, copy_values
 from airflow_provider_cdc.sources.postgres.decode.calendar import (
@@ -140,7 +150,7 @@ def _parse_integers(data: Bytes, starts: Int32s, lengths: Int32s, rows: int, low
                 digit = load8(data, at) - 0x30
                 if digit < 0 or digit > 9:
                     return row
-                value = value * 10 - digit
+                value = wrapping_add(wrapping_multiply(value, 10), -digit)
                 at += 1
             if value > 0 or (not negative and value < -high):
                 return row
@@ -295,7 +305,7 @@ def _parse_dates(data: Bytes, starts: Int32s, lengths: Int32s, rows: int, kind: 
             if time < 0 or time >= DAY_MICROS:
                 return row
             # Beyond what Arrow holds this wraps around, as it does in ADBC.
-            value = value * DAY_MICROS + time
+            value = wrapping_add(wrapping_multiply(value, DAY_MICROS), time)
         elif at != end:
             return row
         out[row] = value

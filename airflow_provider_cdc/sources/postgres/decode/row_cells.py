@@ -25,6 +25,7 @@ from airflow_provider_cdc.core.kernel import (
     store16,
     store32,
     store64,
+    wrapping_add,
 )
 from airflow_provider_cdc.errors import DecodeError
 from airflow_provider_cdc.sources.located import ALL_GOOD, LARGEST, OVERRUN, Located, copy_values
@@ -113,7 +114,7 @@ def _copy_numbers(data: Bytes, starts: Int32s, rows: int, size: int, epoch: int,
     if size == 8:
         for row in range(rows):
             start = int(starts[row])
-            store64(out, 8 * row, load64be(data, start) + epoch if start >= 0 else 0)
+            store64(out, 8 * row, wrapping_add(load64be(data, start), epoch) if start >= 0 else 0)
     elif size == 4:
         for row in range(rows):
             start = int(starts[row])

@@ -17,6 +17,7 @@ from airflow_provider_cdc.core.kernel import (
     load32be,
     same_bytes,
     store8,
+    wrapping_multiply,
 )
 from airflow_provider_cdc.sources.netting import Net, key_place
 from airflow_provider_cdc.sources.postgres.decode.tuple_data import NULL_VALUE, TEXT_VALUE, UNCHANGED_VALUE
@@ -27,7 +28,7 @@ from airflow_provider_cdc.sources.postgres.log.walk_state import BAD_TUPLE, SHAP
 def find_relation(relations: Int64s, oid: int) -> int:
     """The word of ``relations`` at which the entry for an OID is or would be."""
     mask = (len(relations) >> 1) - 1
-    entry = (oid * 0x9E3779B1 >> 7) & mask
+    entry: int = (wrapping_multiply(oid, 0x9E3779B1) >> 7) & mask
     while relations[2 * entry] != 0 and relations[2 * entry] != oid + 1:
         entry = (entry + 1) & mask
     return 2 * entry
