@@ -7,7 +7,7 @@ import os
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
@@ -46,6 +46,14 @@ os.environ["AIRFLOW_HOME"] = str(cache_directory() / "tests-airflow")
 os.environ.setdefault("SPARK_SUBMIT_OPTS", f"-XX:TieredStopAtLevel=1 {jvm_options()}".strip())
 
 
+# Kernels take seconds to compile so, and each process compiles its own.
+if os.environ.get("CDC_WATCH_KERNELS"):
+    from harness.watched_kernels import KernelWatch
+
+    WATCH: KernelWatch | None = KernelWatch()
+else:
+    WATCH = None
+
 LONGEST_FIRST = [ROOT / "tests" / name for name in ("dags", "consistency", "contract", "jobs", "sinks")]
 
 
@@ -58,6 +66,14 @@ def pytest_runtest_setup() -> None:
     # CI has so much time and no more, on machines of any speed.
     if time.time() > float(os.environ.get("CDC_END_BY", "inf")):
         pytest.skip("no test begins after CDC_END_BY")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call() -> Generator[None, object, object]:
+    done = yield
+    if WATCH is not None and (seen := WATCH.seen()):
+        pytest.fail(f"kernels did what LLVM takes for impossible: {', '.join(seen)}")
+    return done
 
 
 class PostgresFactory(Protocol):
