@@ -92,12 +92,16 @@ class Pipeline:
 
     def record(self) -> str:
         """Preflight and lock_and_record; returns the initial position."""
-        plans = self.preflight()
+        self.preflight()
+        return self.lock_and_record()
+
+    def lock_and_record(self) -> str:
+        """What follows `preflight`."""
         run = begin(
             self.source,
-            plans,
+            self.plans,
             self._options,
-            partial(record_point, self.source, self._options, plans, self._run_id),
+            partial(record_point, self.source, self._options, self.plans, self._run_id),
             run_id=self._run_id,
             lake=self.target.uri,
             scratch=self.run.parent().uri,

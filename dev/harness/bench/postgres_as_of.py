@@ -28,7 +28,7 @@ from harness.postgres_server import PostgresServer
 SLOT = "bench"
 BLOCK = 500
 TIMES = 5
-_READING = ("record", "snapshot", "extract_delta")
+_READING = ("preflight", "lock_and_record", "snapshot", "extract_delta")
 _STEPS = (*_READING, "consolidate")
 
 

@@ -20,7 +20,7 @@ from harness.messages import say
 
 NIGHTS = ((0, ""), (1000, "hot"), (1000, "scattered"), (100_000, "scattered"))
 NAMES = {"": "unchanged", "hot": "neighbours", "scattered": "scattered"}
-STEPS = ("record", "snapshot", "extract_delta", "consolidate")
+STEPS = ("preflight", "lock_and_record", "snapshot", "extract_delta", "consolidate")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

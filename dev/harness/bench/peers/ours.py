@@ -37,7 +37,7 @@ def prepare(address: Address) -> Work:
         with address.cursor() as cursor:
             for statement in order.before:
                 cursor.execute(statement)
-        steps = {"record": _seconds(pipeline.record)}
+        steps = {step.__name__: _seconds(step) for step in (pipeline.preflight, pipeline.lock_and_record)}
         with address.cursor() as cursor:
             for statement in order.meanwhile:
                 cursor.execute(statement)
