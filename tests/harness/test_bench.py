@@ -43,7 +43,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
             "as-of",
             ["--keys=2000"],
             {"now", "past", "log_alone", "log_alone_one_file", "find_a_time"},
-            {"vs_snapshot_and_log", "vs_snapshot_and_log_in_parallel"},
+            {
+                "vs_snapshot_and_log",
+                "vs_snapshot_and_log_in_parallel",
+                "vs_snapshot_and_log_after_preflight",
+            },
         ),
         (
             "refresh",
