@@ -1,77 +1,126 @@
-"""The timeline of a run as a picture: a lane for each worker, a bar for each part that it read. As SVG, in the page."""
+"""Computes the timeline of a run: a lane for each worker, a bar for each part that it read.
+
+``timeline.svg.jinja`` draws it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from html import escape
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from airflow_provider_cdc.core.timeline import Bar
 from airflow_provider_cdc.counted import counted
 
 LANES = 40
-"""More lanes than that nobody can tell apart."""
+"""Nobody can tell apart more lanes than that."""
 _WIDTH, _LANE, _GAP, _AXIS = 1000, 16, 4, 24
 _FINEST = 1 / 2000
-"""What is shorter than this part of the whole is drawn together with its neighbour."""
-_HUES = 12
+"""A bar that is shorter than this fraction of the whole is drawn together with its neighbour."""
+_HUES = range(40, 330, 26)
+"""Degrees of the colour wheel, without red: red would look like a failure."""
+_LEGEND = 12
+"""The legend names so many tables; with more, colours repeat."""
 
 
-def to_svg(bars: Sequence[Bar]) -> str:
-    """The picture; empty if there are no bars. A pointer that rests on a bar is told what it is."""
-    if not bars:
-        return ""
+@dataclass(frozen=True)
+class DrawnBar:
+    """A bar, in pixels; ``text`` is its tooltip."""
+
+    x: float
+    width: float
+    hue: int
+    text: str
+
+
+@dataclass(frozen=True)
+class Lane:
+    """The bars of one worker; ``top`` is its distance from the upper edge, in pixels."""
+
+    name: str
+    top: int
+    bars: tuple[DrawnBar, ...]
+
+
+@dataclass(frozen=True)
+class Tick:
+    """A label of the time axis."""
+
+    x: float
+    anchor: str
+    text: str
+
+
+@dataclass(frozen=True)
+class LegendEntry:
+    """A table and its colour."""
+
+    table: str
+    hue: int
+
+
+@dataclass(frozen=True)
+class Chart:
+    """The picture, in pixels."""
+
+    lanes: tuple[Lane, ...]
+    ticks: tuple[Tick, ...]
+    legend: tuple[LegendEntry, ...]
+    height: int
+    width: int = _WIDTH
+    lane_height: int = _LANE
+
+
+def chart_of(bars: Sequence[Bar]) -> Chart:
+    """Lay ``bars`` out.
+
+    :param bars: at least one.
+    """
     begin = min(bar.began for bar in bars)
-    whole = max(max(bar.began + bar.seconds for bar in bars) - begin, 0.001)
-    lanes = list(dict.fromkeys(bar.lane for bar in sorted(bars, key=lambda bar: bar.lane)))[:LANES]
-    tables = {name: number for number, name in enumerate(dict.fromkeys(bar.table for bar in bars))}
-    height = len(lanes) * (_LANE + _GAP) + _AXIS
-    drawn = []
-    for row, lane in enumerate(lanes):
-        own = _merged([bar for bar in bars if bar.lane == lane], whole * _FINEST)
-        top = row * (_LANE + _GAP)
-        drawn.append(
-            f'<rect x="0" y="{top}" width="{_WIDTH}" height="{_LANE}" fill="#8883"><title>{escape(lane)}</title></rect>'
-        )
-        for bar, parts in own:
-            x = _WIDTH * (bar.began - begin) / whole
-            width = max(1.0, _WIDTH * bar.seconds / whole)
-            hue = tables[bar.table] * 360 // _HUES % 360
-            drawn.append(
-                f'<rect x="{x:.1f}" y="{top}" width="{width:.1f}" height="{_LANE}" fill="hsl({hue} 60% 50%)">'
-                f"<title>{escape(_told(bar, parts, lane))}</title></rect>"
+    seconds = max(max(bar.began + bar.seconds for bar in bars) - begin, 0.001)
+    workers = sorted({bar.lane for bar in bars})[:LANES]
+    tables = dict.fromkeys(bar.table for bar in bars)
+    hues = {table: _HUES[number % len(_HUES)] for number, table in enumerate(tables)}
+    lanes = []
+    for row, worker in enumerate(workers):
+        merged = _merged([bar for bar in bars if bar.lane == worker], seconds * _FINEST)
+        drawn = tuple(
+            DrawnBar(
+                _WIDTH * (bar.began - begin) / seconds,
+                max(1.0, _WIDTH * bar.seconds / seconds),
+                hues[bar.table],
+                _tooltip(bar, parts, worker),
             )
-    for step in range(5):
-        x = _WIDTH * step / 4
-        anchor = ("start", "middle", "middle", "middle", "end")[step]
-        drawn.append(
-            f'<text x="{x:.0f}" y="{height - 6}" text-anchor="{anchor}" font-size="14" fill="currentColor">'
-            f"{whole * step / 4:,.1f} s</text>"
+            for bar, parts in merged
         )
-    return (
-        f'<svg viewBox="0 0 {_WIDTH} {height}" width="100%" role="img" aria-label="timeline of the parts">'
-        f"{''.join(drawn)}</svg>"
-    )
+        lanes.append(Lane(worker, row * (_LANE + _GAP), drawn))
+    legend = tuple(LegendEntry(table, hue) for table, hue in list(hues.items())[:_LEGEND])
+    return Chart(tuple(lanes), tuple(_ticks(seconds)), legend, len(workers) * (_LANE + _GAP) + _AXIS)
+
+
+def _ticks(seconds: float) -> Iterable[Tick]:
+    for number, anchor in enumerate(("start", "middle", "middle", "middle", "end")):
+        yield Tick(_WIDTH * number / 4, anchor, f"{seconds * number / 4:,.1f} s")
 
 
 def _merged(bars: Sequence[Bar], gap: float) -> list[tuple[Bar, int]]:
-    """Bars of one lane, short neighbours of one table as one; each with how many parts it stands for."""
-    found: list[tuple[Bar, int]] = []
+    """Merge short neighbouring bars of one table; return each bar with the number of parts that it stands for."""
+    merged: list[tuple[Bar, int]] = []
     for bar in sorted(bars, key=lambda bar: bar.began):
-        if found:
-            last, parts = found[-1]
+        if merged:
+            last, parts = merged[-1]
             end = last.began + last.seconds
             if last.table == bar.table and bar.began - end < gap and bar.seconds < gap:
                 seconds = max(end, bar.began + bar.seconds) - last.began
                 both = Bar(
                     bar.table, last.part, bar.lane, last.began, seconds, last.rows + bar.rows, last.bytes + bar.bytes
                 )
-                found[-1] = both, parts + 1
+                merged[-1] = both, parts + 1
                 continue
-        found.append((bar, 1))
-    return found
+        merged.append((bar, 1))
+    return merged
 
 
-def _told(bar: Bar, parts: int, lane: str) -> str:
+def _tooltip(bar: Bar, parts: int, worker: str) -> str:
     what = f"part {bar.part}" if parts == 1 else f"{counted(parts, 'part')} from part {bar.part} on"
     rows, size = counted(bar.rows, "row"), f"{bar.bytes / 2**20:,.1f} MiB"
-    return f"{bar.table}, {what}: {bar.seconds:,.1f} s, {rows}, {size}, by {lane}"
+    return f"{bar.table}, {what}: {bar.seconds:,.1f} s, {rows}, {size}, by {worker}"

@@ -15,9 +15,9 @@ from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.core.timeline import Bar, write_timeline
 from airflow_provider_cdc.errors import LogGone, ManifestError
-from airflow_provider_cdc.report.chart import to_svg
-from airflow_provider_cdc.report.facts import SLOWEST, Failed
+from airflow_provider_cdc.report.facts import SLOWEST, Failed, Report, Section
 from airflow_provider_cdc.report.files import write_failure, write_report
+from airflow_provider_cdc.report.page import to_html
 from tests.runs import consolidate_result, delta_result, manifest_of, snapshot_result
 
 ODD = TableName("shop", "<script>alert('1')</script>|`a`\n*b*")
@@ -92,6 +92,9 @@ def test_markdown_has_a_line_for_each_row_whatever_the_names(tmp_path: Path) -> 
     assert len(re.findall(r"(?<!\\)\|", line)) == 9
     assert "\\<script\\>" in line
     assert "\\`a\\` \\*b\\*" in line
+    assert "| 0 kept as written |\n\nWithout the time that Spark took to start.\n\n## Timeline\n\n|" in text.replace(
+        "0 files rewritten, ", ""
+    )
 
 
 def test_a_run_that_is_not_published_has_no_report(tmp_path: Path) -> None:
@@ -152,9 +155,21 @@ def test_a_run_that_failed_tells_why_and_how_far_it_came(tmp_path: Path) -> None
     assert "published at" not in text
 
 
+def _timeline_of(*bars: Bar) -> str:
+    return to_html(Report("", (Section("Timeline", ("",), (), bars=bars),)))
+
+
 def test_a_picture_of_very_many_parts_stays_small() -> None:
-    bars = [Bar("shop.t", n, f"host:{n % 4}", 1e9 + n * 0.01, 0.009, 10, 100) for n in range(50_000)]
-    picture = to_svg(bars)
+    picture = _timeline_of(*(Bar("shop.t", n, f"host:{n % 4}", 1e9 + n * 0.01, 0.009, 10, 100) for n in range(50_000)))
     assert len(picture) < 2_000_000
     assert picture.count("<rect") < 12_000
-    assert to_svg([]) == ""
+    assert "<svg" not in _timeline_of()
+
+
+def test_a_legend_names_the_tables_and_no_bar_looks_like_a_failure() -> None:
+    tables = [f"shop.<t{n}>" for n in range(14)]
+    picture = _timeline_of(*(Bar(table, 0, "host:1", 1e9 + n, 0.9, 1, 1) for n, table in enumerate(tables)))
+    assert "</svg> shop.&lt;t0&gt; " in picture
+    hues = {int(hue) for hue in re.findall(r"hsl\((\d+) ", picture)}
+    assert len(hues) == 12
+    assert not [hue for hue in hues if hue < 30 or hue > 330]
