@@ -8,6 +8,7 @@ import sys
 from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
+from airflow_provider_cdc.compat import start_jvm
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.jobs.driver import check_pyspark
 
@@ -27,7 +28,7 @@ def open_session(name: str) -> SparkSession:
     """
     check_pyspark()
     # Without its JVM PySpark does not know what was submitted, and would take every cluster for this machine.
-    SparkContext._ensure_initialized()
+    start_jvm(SparkContext)
     submitted = SparkConf()
     builder = SparkSession.builder.appName(name).config(ENCRYPTION, "true")
     if str(submitted.get("spark.master", "local[*]")).startswith("local"):

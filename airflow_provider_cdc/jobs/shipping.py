@@ -72,7 +72,7 @@ def package_zip(folder: Path) -> Path:
 
 
 def _shipped() -> Iterator[Path]:
-    yield from (PACKAGE / "__init__.py", PACKAGE / "errors.py", PACKAGE / "counted.py")
+    yield from (PACKAGE / f"{name}.py" for name in ("__init__", "compat", "counted", "errors"))
     for name in SHIPPED:
         yield from (PACKAGE / name).rglob("*.py")
 

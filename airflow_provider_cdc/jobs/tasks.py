@@ -30,6 +30,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 from pyspark.util import InheritableThread
 
+from airflow_provider_cdc.compat import is_stopped
 from airflow_provider_cdc.errors import CdcError, TerminalError, TransientError
 from airflow_provider_cdc.jobs.patience import Patience, may_pass
 
@@ -181,7 +182,7 @@ class _Job:
                 hint="the executors need the packages that the driver has, in the same versions; their logs say more",
             )
         with suppress(Exception):
-            if self._context._jsc.sc().isStopped():
+            if is_stopped(self._context):
                 return TransientError(
                     f"Spark was stopped: {_reason(failure)}",
                     where=self._title,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-import sys
 from collections.abc import Mapping
 from datetime import UTC
 from typing import TYPE_CHECKING, Any
@@ -99,14 +98,6 @@ def run_folder(scratch: str, run_id: str) -> Storage:
     :raises StorageUnavailable: the store does not answer.
     """
     return Storage(scratch).folder(run_id)
-
-
-def supervisor_channel() -> Any:
-    """How this process talks to the one that Airflow has watch over its task; None: there is none, as in
-    ``dags test``."""
-    runner = sys.modules.get("airflow.sdk.execution_time.task_runner")
-    channel = getattr(runner, "SUPERVISOR_COMMS", None)
-    return None if type(channel).__name__.startswith("InProcess") else channel
 
 
 def say_skipped(log: Any, skipped: Mapping[str, str]) -> None:

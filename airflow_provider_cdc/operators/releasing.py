@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowTaskTimeout
 
+from airflow_provider_cdc.compat import supervisor_channel
 from airflow_provider_cdc.core.run import release as release_what_is_kept
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.hooks import open_hook
@@ -19,7 +20,6 @@ from airflow_provider_cdc.operators.base import (
     run_id_for,
     run_id_of,
     scratch_for,
-    supervisor_channel,
 )
 from airflow_provider_cdc.operators.templates import RendersClearly
 from airflow_provider_cdc.sources.connection import ConnectionSettings

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import airflow_provider_cdc
+from airflow_provider_cdc.compat import PRE_EXECUTE_HOOK
 
 SAME = (
     # What the application would be given.
@@ -36,7 +37,7 @@ PLAIN = {
     "wait_for_downstream": False,
     "max_active_tis_per_dag": None,
     "max_active_tis_per_dagrun": None,
-    "_pre_execute_hook": None,
+    PRE_EXECUTE_HOOK: None,
     # A limit on one step is no limit on several.
     "execution_timeout": None,
 }

@@ -8,7 +8,7 @@ import shutil
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +18,7 @@ from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOpe
 from airflow.providers.common.compat.sdk import AirflowException, AirflowNotFoundException, BaseHook
 
 import airflow_provider_cdc
+from airflow_provider_cdc.compat import GuardsSparkSubmit, submitted_process, supervisor_channel
 from airflow_provider_cdc.core import records
 from airflow_provider_cdc.core.run import Run, run_id_in
 from airflow_provider_cdc.core.storage import Storage
@@ -34,7 +35,7 @@ from airflow_provider_cdc.jobs.driver import (
 )
 from airflow_provider_cdc.links.report import ReportLink
 from airflow_provider_cdc.operators import guardian
-from airflow_provider_cdc.operators.base import hand_on, same_run, supervisor_channel
+from airflow_provider_cdc.operators.base import hand_on, same_run
 from airflow_provider_cdc.operators.failing import airflow_error, failing
 from airflow_provider_cdc.operators.releasing import ReleasingOperator
 from airflow_provider_cdc.operators.scratch import scratch, scratch_parent
@@ -59,7 +60,7 @@ END_SECONDS = 15
 """How long the end of all of Spark's processes may take once they are killed."""
 
 
-class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
+class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperator):
     """Run one Spark app on the run's folder, and push what it recorded in the manifest.
 
     XComs: ``counts``, and each of ``outputs`` under its own name.
@@ -245,25 +246,22 @@ class SparkStepOperator(ReleasingOperator, SparkSubmitOperator):
         raise airflow_error(failure.type, failure.message, terminal=failure.terminal)
 
     def _raise_how_it_ended(self) -> None:
-        process = getattr(self._hook, "_submit_sp", None)
+        process = submitted_process(self._hook)
         if process is not None and process.returncode:
             raise spark_failed(self.step, process.returncode, self._said) from None
 
-    def _get_hook(self) -> Any:
-        hook = super()._get_hook()
-        build, guard = hook._build_spark_submit_command, guardian.command(self._scratch, _supervisor())
-        hook._build_spark_submit_command = lambda application: [*guard, *build(application)]
-        process = hook._process_spark_submit_log
-        hook._process_spark_submit_log = lambda lines: process(levelled(self._said.passing(lines), self.log))
-        return hook
+    def command_before_spark_submit(self) -> Sequence[str]:
+        return guardian.command(self._scratch, _supervisor())
+
+    def filter_spark_log(self, lines: Iterable[str]) -> Iterator[str]:
+        return levelled(self._said.passing(lines), self.log)
 
     def on_kill(self) -> None:
         # Without a hook nothing was started, and the parent class would make one.
-        if self._hook is not None:
-            guarding = self._hook._submit_sp
-            if guarding is not None:
-                # It kills all that it guards, and cleans up; killed itself, as the hook would do, it could not.
-                guarding.terminate()
+        guarding = submitted_process(self._hook)
+        if guarding is not None:
+            # SIGTERM, not SIGKILL: the guardian must survive long enough to kill its children and clean up.
+            guarding.terminate()
         # Before any waiting: Airflow kills this process 5 s after it asked it to end, and the guardian does without it.
         self.release_when_killed()
         if self._hook is not None:

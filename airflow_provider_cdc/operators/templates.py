@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from copy import copy
 from typing import Any
 
 from airflow.providers.common.compat.sdk import BaseOperator
 
+from airflow_provider_cdc.compat import keeps_native_types, raise_undefined
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.operators.failing import failing
 
@@ -17,6 +17,7 @@ WITH_A_LOGICAL_DATE = (
 """What templates can use only in a run that has a logical date."""
 
 
+@keeps_native_types
 class RendersClearly(BaseOperator):
     """A task whose templates are rendered as Airflow does it, but for what is told when one cannot be."""
 
@@ -42,22 +43,6 @@ class RendersClearly(BaseOperator):
                 raise _unclear(name, str(error.message)) from error
             setattr(self, name, rendered)
 
-    def get_template_env(self, dag: Any = None) -> Any:
-        return super().get_template_env(dag=self._keeping_types(dag))
-
-    def _render(self, template: Any, context: Any, dag: Any = None) -> Any:
-        return super()._render(template, context, dag=self._keeping_types(dag))
-
-    def _keeping_types(self, dag: Any) -> Any:
-        """The DAG; if this task's templates are to keep the types of values, as one whose templates do: before 3.2
-        Airflow asks nobody but the DAG."""
-        dag = dag or self.get_dag()
-        if not dag or dag.render_template_as_native_obj or not getattr(self, "render_template_as_native_obj", False):
-            return dag
-        own = copy(dag)
-        own.render_template_as_native_obj = True
-        return own
-
 
 def _check_defined(rendered: Any) -> None:
     """What stands alone in a template, and is not defined, is itself what was rendered.
@@ -67,7 +52,7 @@ def _check_defined(rendered: Any) -> None:
     from jinja2 import Undefined
 
     if isinstance(rendered, Undefined):
-        rendered._fail_with_undefined_error()
+        raise_undefined(rendered)
     elif isinstance(rendered, dict):
         for value in rendered.values():
             _check_defined(value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from difflib import get_close_matches
@@ -12,6 +11,7 @@ from typing import Any
 from airflow.providers.common.compat.sdk import AssetAlias, TaskGroup, XComArg
 
 from airflow_provider_cdc.assets import copies_alias, outlets_of
+from airflow_provider_cdc.compat import runs_dag_code
 from airflow_provider_cdc.core.options import declared
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.operators.consolidate import ConsolidateOperator
@@ -225,7 +225,7 @@ class SnapshotTaskGroup(TaskGroup):
         # whatever became of it.
         # Airflow calls a DAG's callbacks in its DAG processor. `dag.test` does so, too, in the process of the tasks,
         # and raises where a param has no default; but what is killed there is all of it.
-        if os.environ.get("_AIRFLOW_PROCESS_CONTEXT") != "client":
+        if not runs_dag_code():
             return
         dag: Any = self.dag
         for name in ("on_failure_callback", "on_success_callback"):

@@ -47,7 +47,7 @@ def test_equal_packages_are_equal_zips(tmp_path: Path) -> None:
 def test_the_airflow_side_stays_at_home(tmp_path: Path) -> None:
     names = zipfile.ZipFile(package_zip(tmp_path)).namelist()
     folders = {name.split("/")[1] for name in names}
-    assert folders == {"__init__.py", "counted.py", "errors.py", "core", "sources", "sinks", "jobs"}
+    assert folders == {"__init__.py", "compat.py", "counted.py", "errors.py", "core", "sources", "sinks", "jobs"}
     assert all(name.startswith("airflow_provider_cdc/") and name.endswith(".py") for name in names)
 
 

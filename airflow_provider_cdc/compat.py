@@ -1,0 +1,129 @@
+"""Every use of a private interface of Airflow, Spark or Jinja2, each with the versions that it was tested on.
+
+Nothing else in this package touches a name of another library that begins with an underscore, or a module that its
+library does not document (``tests/test_compat.py`` checks it). Nothing is imported here, so both the Airflow side and
+the Spark apps can use this module. ``tests/wheel/test_both_ends.py`` runs whole DAGs on the oldest and the newest
+versions below.
+
+| interface | tested on |
+| --- | --- |
+| `GuardsSparkSubmit`, `submitted_process` | apache-airflow-providers-apache-spark 5.4.1 to 6.3.4 |
+| `keeps_native_types` | apache-airflow 3.1.5 to 3.3.2 |
+| `supervisor_channel`, `runs_dag_code`, `PRE_EXECUTE_HOOK` | apache-airflow 3.1.5 to 3.3.2 |
+| `raise_undefined` | jinja2 3.1.6 |
+| `start_jvm`, `is_stopped` | pyspark 4.1.0 to 4.2.0 |
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from copy import copy
+from typing import Any, TypeVar
+
+_Operator = TypeVar("_Operator")
+
+PRE_EXECUTE_HOOK = "_pre_execute_hook"
+"""The attribute of an operator that keeps its argument ``pre_execute``."""
+
+
+class GuardsSparkSubmit:
+    """Mixin for `SparkSubmitOperator`: puts a command before ``spark-submit``, and filters the lines that it prints.
+
+    The provider offers no way to do either.
+    """
+
+    def command_before_spark_submit(self) -> Sequence[str]:
+        """Return the words of the command that starts ``spark-submit``."""
+        raise NotImplementedError
+
+    def filter_spark_log(self, lines: Iterable[str]) -> Iterator[str]:
+        """Yield those of ``lines`` that Airflow's hook is to log."""
+        raise NotImplementedError
+
+    def _get_hook(self) -> Any:
+        hook = super()._get_hook()  # type: ignore[misc]
+        build_command: Callable[[str], list[str]] = hook._build_spark_submit_command
+        process_log: Callable[[Iterable[str]], None] = hook._process_spark_submit_log
+        command_before = self.command_before_spark_submit()
+        hook._build_spark_submit_command = lambda application: [*command_before, *build_command(application)]
+        hook._process_spark_submit_log = lambda lines: process_log(self.filter_spark_log(lines))
+        return hook
+
+
+def submitted_process(hook: Any) -> subprocess.Popen[Any] | None:
+    """Return the process that Airflow's Spark hook started; None: it started none.
+
+    :param hook: a ``SparkSubmitHook``, or None.
+    """
+    process: subprocess.Popen[Any] | None = getattr(hook, "_submit_sp", None)
+    return process
+
+
+def keeps_native_types(operator: type[_Operator]) -> type[_Operator]:
+    """Make an operator's own ``render_template_as_native_obj`` count: before 3.2 Airflow asks only the DAG for it.
+
+    A decorator and not a mixin: Airflow's metaclass takes ``__init__`` from the first base class.
+
+    :param operator: a subclass of ``BaseOperator``, which defines neither method itself.
+    """
+
+    def get_template_env(self: Any, dag: Any = None) -> Any:
+        return super(operator, self).get_template_env(dag=_dag_with_native_types(self, dag))
+
+    def _render(self: Any, template: Any, context: Any, dag: Any = None) -> Any:
+        return super(operator, self)._render(template, context, dag=_dag_with_native_types(self, dag))
+
+    for method in (get_template_env, _render):
+        setattr(operator, method.__name__, method)
+    return operator
+
+
+def _dag_with_native_types(task: Any, dag: Any) -> Any:
+    dag = dag or task.get_dag()
+    if not dag or dag.render_template_as_native_obj or not getattr(task, "render_template_as_native_obj", False):
+        return dag
+    native_dag = copy(dag)
+    native_dag.render_template_as_native_obj = True
+    return native_dag
+
+
+def raise_undefined(undefined: Any) -> None:
+    """Raise the error of an undefined name.
+
+    :param undefined: a ``jinja2.Undefined``.
+    :raises jinja2.UndefinedError: always.
+    """
+    undefined._fail_with_undefined_error()
+
+
+def supervisor_channel() -> Any:
+    """Return the channel between this task's process and its Airflow supervisor; None: there is none, as in
+    ``dags test``."""
+    runner = sys.modules.get("airflow.sdk.execution_time.task_runner")
+    channel = getattr(runner, "SUPERVISOR_COMMS", None)
+    return None if type(channel).__name__.startswith("InProcess") else channel
+
+
+def runs_dag_code() -> bool:
+    """Return whether Airflow started this process to run the code of DAGs: its DAG processor or a task, not
+    ``dag.test``."""
+    return os.environ.get("_AIRFLOW_PROCESS_CONTEXT") == "client"
+
+
+def start_jvm(spark_context: Any) -> None:
+    """Start PySpark's JVM, without which ``SparkConf`` does not know what was submitted.
+
+    :param spark_context: the class ``SparkContext``.
+    """
+    spark_context._ensure_initialized()
+
+
+def is_stopped(spark_context: Any) -> bool:
+    """Return whether Spark has stopped.
+
+    :param spark_context: a ``SparkContext``.
+    """
+    return bool(spark_context._jsc.sc().isStopped())

@@ -1,0 +1,49 @@
+"""Private interfaces of other libraries break without notice: only ``compat`` may use them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import airflow_provider_cdc
+
+PACKAGE = Path(airflow_provider_cdc.__file__).parent
+EXCEPT = {"compat.py", "sources"}
+"""Sources speak a database's protocol: their drivers are of a piece with PyMySQL and psycopg."""
+DOCUMENTED = {"os._exit", "sys._getframe"}
+
+
+def _is_private(name: str) -> bool:
+    return name.startswith("_") and not name.startswith("__") and name.isidentifier() and len(name) > 1
+
+
+def _defined(tree: ast.AST) -> Iterator[str]:
+    """Yield the private names that a module defines: functions, classes, attributes, fields."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store):
+            yield node.attr
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            yield node.id
+
+
+def _used(tree: ast.AST, own_names: set[str]) -> Iterator[str]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and _is_private(node.attr):
+            inherited = isinstance(node.value, ast.Call) and ast.unparse(node.value) == "super()"
+            if (inherited or node.attr not in own_names) and ast.unparse(node) not in DOCUMENTED:
+                yield f"line {node.lineno}: {ast.unparse(node)}"
+        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("getattr", "setattr", "hasattr"):
+            name = node.args[1]
+            if isinstance(name, ast.Constant) and _is_private(str(name.value)) and name.value not in own_names:
+                yield f"line {node.lineno}: {ast.unparse(node)}"
+
+
+def test_only_compat_uses_what_other_libraries_keep_private() -> None:
+    modules = [path for path in PACKAGE.rglob("*.py") if path.relative_to(PACKAGE).parts[0] not in EXCEPT]
+    trees = {path: ast.parse(path.read_text()) for path in modules}
+    own_names = {name for tree in trees.values() for name in _defined(tree)}
+    used = {str(path.relative_to(PACKAGE)): [*_used(tree, own_names)] for path, tree in trees.items()}
+    assert {path: uses for path, uses in used.items() if uses} == {}
