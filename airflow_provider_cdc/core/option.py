@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import math
-import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
-from typing import Any, TypeVar, get_type_hints
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+
+import msgspec
 
 from airflow_provider_cdc.core import as_of
 from airflow_provider_cdc.errors import Problem
@@ -18,16 +19,28 @@ Options = TypeVar("Options")
 class Accepted:
     """What values an option accepts.
 
-    ``what`` completes "… is not …"; ``schema`` is the same as JSON schema, for a form: it may let more through.
+    ``what`` completes "… is not …". ``type`` is the type of an accepted value, with its constraints as `msgspec.Meta`.
+    ``schema`` is the same as JSON schema, for a form: it may accept more.
     """
 
     what: str
-    holds: Callable[[Any], bool]
+    type: Any
     schema: Mapping[str, Any]
     plain: Callable[[Any], Any] = lambda value: value
     """Makes an accepted value one of the option's type."""
     only: Mapping[Any, str] = field(default_factory=dict)
     """The kind of source that a choice is for, of the choices that are for one."""
+
+    def holds(self, value: Any) -> bool:
+        """Return whether ``value`` is accepted."""
+        if isinstance(value, (set, frozenset)):
+            # msgspec takes one for a list, but patterns have an order.
+            return False
+        try:
+            msgspec.convert(value, self.type)
+        except msgspec.ValidationError:
+            return False
+        return True
 
     def schema_for(self, kind: str) -> dict[str, Any]:
         """The JSON schema of what can work for one kind of source; empty: for any."""
@@ -109,50 +122,6 @@ def option(
     return field(default=default, metadata={"option": declared})
 
 
-def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and bool(value.strip())
-
-
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, (list, tuple)) and bool(value) and all(map(_is_text, value))
-
-
-def _are_texts_or_none(value: Any) -> bool:
-    return value is None or (isinstance(value, (list, tuple)) and all(map(_is_text, value)))
-
-
-def _are_properties(value: Any) -> bool:
-    return value is None or (isinstance(value, Mapping) and all(map(_is_text, value)))
-
-
-def _are_conditions(value: Any) -> bool:
-    return value is None or (
-        isinstance(value, Mapping) and all(_is_text(one) for pair in value.items() for one in pair)
-    )
-
-
-def _are_columns(value: Any) -> bool:
-    return value is None or (
-        isinstance(value, Mapping) and all(_is_text(name) and _are_texts(own) for name, own in value.items())
-    )
-
-
-def _is_count(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0
-
-
-def _is_zero(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value == 0
-
-
-def _is_time(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
-
-
-def _is_flag(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
 def one_of(choices: Sequence[str], shown: Sequence[str], only: Mapping[str, str] | None = None) -> Accepted:
     """One of several words.
 
@@ -161,65 +130,74 @@ def one_of(choices: Sequence[str], shown: Sequence[str], only: Mapping[str, str]
     """
     return Accepted(
         f"one of {', '.join(choices)}",
-        lambda value: isinstance(value, str) and value in choices,
+        Literal[tuple(choices)],
         {"type": "string", "enum": list(choices), "values_display": dict(zip(choices, shown, strict=True))},
         only=only or {},
     )
 
 
-_TEXT = {"type": "string", "minLength": 1}
 _NAME = "[a-z0-9_]{0,30}"
-CONNECTION = Accepted("the id of a connection", _is_text, _TEXT)
-URI = Accepted("a URI", _is_text, _TEXT)
-URI_OR_EMPTY = Accepted(
-    "a URI, or empty",
-    lambda value: value is None or isinstance(value, str),
-    {"type": ["string", "null"]},
-    lambda value: value or "",
-)
+_Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
+_Texts = Annotated[list[_Text], msgspec.Meta(min_length=1)]
+_Count = Annotated[int, msgspec.Meta(ge=1)]
+# Every finite float; msgspec lets infinity pass where there is only a lower bound, and NaN nowhere.
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
+
+_TEXT = {"type": "string", "minLength": 1}
+CONNECTION = Accepted("the id of a connection", _Text, _TEXT)
+URI = Accepted("a URI", _Text, _TEXT)
+URI_OR_EMPTY = Accepted("a URI, or empty", str | None, {"type": ["string", "null"]}, lambda value: value or "")
 TABLE_NAMES = Accepted(
     "a list of table names",
-    _are_texts,
+    _Texts,
     {"type": "array", "items": {"type": "string", "minLength": 3, "pattern": r"\."}, "minItems": 1},
 )
-PATTERNS = Accepted("a list of patterns, or nothing", _are_texts_or_none, {"type": ["array", "null"]})
-PROPERTIES = Accepted("an object of Spark properties", _are_properties, {"type": ["object", "null"]})
+PATTERNS = Accepted("a list of patterns, or nothing", list[_Text] | None, {"type": ["array", "null"]})
+PROPERTIES = Accepted("an object of Spark properties", dict[_Text, Any] | None, {"type": ["object", "null"]})
 CONDITIONS = Accepted(
     "an object with a condition for each table, or nothing",
-    _are_conditions,
+    dict[_Text, _Text] | None,
     {"type": ["object", "null"], "additionalProperties": {"type": "string", "minLength": 1}},
     lambda value: dict(value or {}),
 )
 COLUMNS = Accepted(
     "an object with a list of columns for each table, or nothing",
-    _are_columns,
+    dict[_Text, _Texts] | None,
     {
         "type": ["object", "null"],
         "additionalProperties": {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
     },
-    lambda value: {name: list(own) for name, own in (value or {}).items()},
+    lambda value: {name: list(columns) for name, columns in (value or {}).items()},
 )
-COUNT = Accepted("a whole number above 0", _is_count, {"type": "integer", "minimum": 1})
-COUNT_OR_NONE = Accepted(
-    "a whole number", lambda value: _is_count(value) or _is_zero(value), {"type": "integer", "minimum": 0}
+COUNT = Accepted("a whole number above 0", _Count, {"type": "integer", "minimum": 1})
+COUNT_OR_NONE = Accepted("a whole number", Annotated[int, msgspec.Meta(ge=0)], {"type": "integer", "minimum": 0})
+WHOLE_SECONDS = Accepted("a whole number of seconds above 0", _Count, {"type": "integer", "minimum": 1})
+SECONDS = Accepted("a number of seconds", _Seconds, {"type": "number", "minimum": 0})
+SLOT_NAME = Accepted(
+    "up to 30 lower-case letters, digits and underscores, or empty",
+    Annotated[str, msgspec.Meta(pattern=rf"\A{_NAME}\Z")] | None,
+    {"type": ["string", "null"], "pattern": f"^{_NAME}$"},
+    lambda value: value or "",
 )
-WHOLE_SECONDS = Accepted("a whole number of seconds above 0", _is_count, {"type": "integer", "minimum": 1})
-SECONDS = Accepted("a number of seconds", _is_time, {"type": "number", "minimum": 0})
+FLAG = Accepted("true or false", bool, {"type": "boolean"})
+
+
+@dataclass(frozen=True)
+class _AcceptedPoint(Accepted):
+    """Values of ``as_of``: texts, and times of Python."""
+
+    def holds(self, value: Any) -> bool:
+        return value is None or as_of.is_as_of(value)
+
+
 # A form shows what may not be null as required, and takes no empty text for a value.
-AS_OF = Accepted(
+AS_OF = _AcceptedPoint(
     "a time with its zone, a GTID set or an LSN, or empty",
-    lambda value: value is None or as_of.is_as_of(value),
+    Any,
     # A time of the day has a colon, or at least a letter before it; a GTID set has colons, an LSN has a slash.
     {"type": ["string", "null"], "pattern": r"^\s*$|[/:]|\d[^\d-]\d"},
     lambda value: as_of.text_of(value) or "",
 )
-SLOT_NAME = Accepted(
-    "up to 30 lower-case letters, digits and underscores, or empty",
-    lambda value: value is None or (isinstance(value, str) and re.fullmatch(_NAME, value) is not None),
-    {"type": ["string", "null"], "pattern": f"^{_NAME}$"},
-    lambda value: value or "",
-)
-FLAG = Accepted("true or false", _is_flag, {"type": "boolean"})
 
 
 def values_of(options: Any) -> dict[str, Any]:
