@@ -39,14 +39,19 @@ class TableName:
     def __repr__(self) -> str:
         return f"TableName{self._parts!r}"
 
+    # Parts of one table differ and have an order, whichever of the two classes a name is of.
     def __eq__(self, other: object) -> bool:
-        return self._parts == other._parts if isinstance(other, TableName) else NotImplemented
+        return self._identity == other._identity if isinstance(other, TableName) else NotImplemented
 
     def __lt__(self, other: TableName) -> bool:
-        return self._parts < other._parts
+        return self._identity < other._identity
 
     def __hash__(self) -> int:
-        return hash(self._parts)
+        return hash(self._identity)
+
+    @property
+    def _identity(self) -> tuple[str, ...]:
+        return (*self._parts, self.part)
 
     @classmethod
     def parse(cls, text: str) -> TableName:
@@ -82,12 +87,6 @@ class CopyName(TableName):
 
     def __repr__(self) -> str:
         return f"CopyName{(self.schema, self.name, self._part)!r}"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, CopyName) and (self._parts, self._part) == (other._parts, other._part)
-
-    def __hash__(self) -> int:
-        return hash((self._parts, self._part))
 
 
 @dataclass(frozen=True)
