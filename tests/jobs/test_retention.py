@@ -6,7 +6,7 @@ import random
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -19,6 +19,7 @@ import pytest
 from airflow_provider_cdc.core import retention
 from airflow_provider_cdc.core.chunk import partition
 from airflow_provider_cdc.core.decision import decision_of
+from airflow_provider_cdc.core.history import History, Superseded
 from airflow_provider_cdc.core.names import folder_name
 from airflow_provider_cdc.core.removed import read_removed
 from airflow_provider_cdc.core.results import CONSOLIDATE
@@ -32,7 +33,7 @@ from airflow_provider_cdc.report.facts import report_of
 from airflow_provider_cdc.sinks.parquet import ParquetSink
 from tests.interrupting import Interrupted, interrupt_at
 from tests.jobs.conftest import MakeRunner, Runner
-from tests.jobs.history_source import NAMES, HistorySource, random_history
+from tests.jobs.history_source import NAMES, SETTINGS, HistorySource, random_history
 
 ORDERS = TableName.parse(NAMES[0])
 LENGTH = 60
@@ -55,10 +56,21 @@ def source(monkeypatch: pytest.MonkeyPatch) -> HistorySource:
 def night(here: MakeRunner, source: HistorySource) -> Callable[..., Runner]:
     """Makes the run of a night, at a position of its own, that is rolled forward from another one's copies."""
 
-    def make(number: int, keep: int = 0, base: int = 0, run: bool = True, id: int = 0, keep_days: int = 0) -> Runner:
+    def make(
+        number: int,
+        keep: int = 0,
+        base: int = 0,
+        run: bool = True,
+        id: int = 0,
+        keep_days: int = 0,
+        histories: Mapping[str, History] | None = None,
+    ) -> Runner:
         source.end = 5 * number
         bases = dict.fromkeys(NAMES, night_id(base)) if base else {}
-        runner = here(source, 5 * number, run_id=night_id(id or number), bases=bases, keep=keep, keep_days=keep_days)
+        options = {"keep": keep, "keep_days": keep_days}
+        runner = here(
+            source, 5 * number, run_id=night_id(id or number), bases=bases, histories=histories or {}, **options
+        )
         if run:
             runner.all()
         return runner
@@ -118,6 +130,24 @@ def test_a_copy_that_did_not_become_the_latest_removes_nothing(night: Callable[.
     assert copies(one) == runs(one) == [4, 5, 6]
     # Copies as of the past are as old as their positions.
     assert copies(night(7, keep=2)) == [6, 7]
+
+
+def test_copies_of_a_history_that_ended_push_out_none_of_the_present_one(night: Callable[..., Runner]) -> None:
+    """They are the oldest ones, at whatever positions they are; until newer ones have come, they stay."""
+    for number in (8, 9):
+        night(number, id=number)
+    ended = Superseded("", night_id(9), "45", "the log was reset", night_id(10), "")
+    new = dict.fromkeys(NAMES, History("h", 2, night_id(10), superseded=(ended,)))
+    first = night(3, id=10, keep=2, histories=new)
+    assert first.target.read_json(f"{NAMES[0]}/_latest.json")["run_id"] == night_id(10)
+    assert consolidate.consolidate(first.spark, first.run, SETTINGS).superseded == {
+        name: f"since that of run {night_id(9)}, the log was reset" for name in NAMES
+    }
+    assert copies(first) == [9, 10]
+    assert copies(night(4, id=11, keep=2, histories=new)) == runs(first) == [10, 11]
+    # A run of before that ends only now neither becomes the latest nor removes anything.
+    assert copies(night(9, id=12, keep=1)) == [10, 11, 12]
+    assert copies(night(5, id=13, keep=3, histories=new)) == runs(first) == [10, 11, 13]
 
 
 def test_the_base_of_a_run_that_is_not_over_stays_until_it_is(night: Callable[..., Runner]) -> None:
