@@ -150,9 +150,7 @@ def _copies_before(
         return dict(zip((plan.table for plan in plans), readers.map(find, plans), strict=True))
 
 
-def _newest(
-    heads: Heads, scratch: Storage, plan: TablePlan, present: Mapping[str, str], position: str
-) -> Copy | None:
+def _newest(heads: Heads, scratch: Storage, plan: TablePlan, present: Mapping[str, str], position: str) -> Copy | None:
     """The newest copy of a table whose head somebody removed, as far as runs say that they made one; None: there is
     none."""
     found: Copy | None = None

@@ -206,8 +206,8 @@ def _publish(run: Run, decision: Decision) -> dict[TableName, PublishedCopy]:
     for table_name, copy in copies.items():
         if not copy.is_latest:
             say(
-                f"consolidate: WARNING: {table_name} is published, but a newer copy than it (at a later position, or of "
-                "a later history) stays the latest one"
+                f"consolidate: WARNING: {table_name} is published, but a newer copy than it (of a later position or "
+                "history) stays the latest one"
             )
     run.note_latest({str(name): copy.is_latest for name, copy in copies.items()})
     return copies

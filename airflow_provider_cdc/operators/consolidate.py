@@ -29,9 +29,10 @@ class ConsolidateOperator(SparkStepOperator):
 
     XComs: ``published``, the URI of each table's new files by the table's name; ``latest``, by the table's name,
     whether this run's copy is the one that ``_latest.json`` names (a newer one stays); ``skipped``, why each table that
-    was named is not published, by its name; ``superseded``, of tables whose source was set back since the copy before, how
-    that was found, by the table's name: their copies begin a new history; ``position``, the one at which all copies are exact; ``removed``, the URIs
-    of the older copies that are gone now (``keep``), by the table's name; and ``counts``.
+    was named is not published, by its name; ``superseded``, of tables whose source was set back since the copy before,
+    how that was found, by the table's name: their copies begin a new history; ``position``, the one at which all copies
+    are exact; ``removed``, the URIs of the older copies that are gone now (``keep``), by the table's name; and
+    ``counts``.
 
     Each copy is an event of its table's asset (`airflow_provider_cdc.assets`), whose ``extra`` has ``run_id``, the
     ``position`` (also under the source's own name for it), ``rows``, ``path``, ``latest``, and ``schema_digest``, which

@@ -20,7 +20,6 @@ import pyarrow as pa
 from airflow_provider_cdc.core import row_bytes
 from airflow_provider_cdc.core.chunk import Chunk, partition
 from airflow_provider_cdc.core.decision import base_of, published_run
-from airflow_provider_cdc.core.history import History
 from airflow_provider_cdc.core.manifest import RunTable
 from airflow_provider_cdc.core.options import AS_DECLARED, LockPolicy, StepOptions, TableOptions
 from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
@@ -448,7 +447,7 @@ def begin_run(
     initial: int,
     run_id: str = "20260101T000000Z-00000000",
     bases: Mapping[str, str] | None = None,
-    histories: Mapping[str, History] | None = None,
+    histories: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Storage:
     """Write the manifest that lock_and_record would.

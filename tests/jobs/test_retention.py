@@ -6,7 +6,7 @@ import random
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -33,7 +33,7 @@ from airflow_provider_cdc.report.facts import report_of
 from airflow_provider_cdc.sinks.parquet import ParquetSink
 from tests.interrupting import Interrupted, interrupt_at
 from tests.jobs.conftest import MakeRunner, Runner
-from tests.jobs.history_source import NAMES, SETTINGS, HistorySource, random_history
+from tests.jobs.history_source import NAMES, HistorySource, random_history
 
 ORDERS = TableName.parse(NAMES[0])
 LENGTH = 60
@@ -56,21 +56,10 @@ def source(monkeypatch: pytest.MonkeyPatch) -> HistorySource:
 def night(here: MakeRunner, source: HistorySource) -> Callable[..., Runner]:
     """Makes the run of a night, at a position of its own, that is rolled forward from another one's copies."""
 
-    def make(
-        number: int,
-        keep: int = 0,
-        base: int = 0,
-        run: bool = True,
-        id: int = 0,
-        keep_days: int = 0,
-        histories: Mapping[str, History] | None = None,
-    ) -> Runner:
+    def make(number: int, base: int = 0, run: bool = True, id: int = 0, **more: Any) -> Runner:
         source.end = 5 * number
         bases = dict.fromkeys(NAMES, night_id(base)) if base else {}
-        options = {"keep": keep, "keep_days": keep_days}
-        runner = here(
-            source, 5 * number, run_id=night_id(id or number), bases=bases, histories=histories or {}, **options
-        )
+        runner = here(source, 5 * number, run_id=night_id(id or number), bases=bases, **more)
         if run:
             runner.all()
         return runner
@@ -123,31 +112,19 @@ def test_without_the_option_nothing_is_removed(night: Callable[..., Runner], mon
     assert copies(one) == runs(one) == [1, 2, 3]
 
 
-def test_a_copy_that_did_not_become_the_latest_removes_nothing(night: Callable[..., Runner]) -> None:
+def test_copies_are_as_old_as_their_positions_in_the_last_history(night: Callable[..., Runner]) -> None:
     for number in (5, 6):
         night(number)
     one = night(4, keep=1)
     assert copies(one) == runs(one) == [4, 5, 6]
-    # Copies as of the past are as old as their positions.
     assert copies(night(7, keep=2)) == [6, 7]
-
-
-def test_copies_of_a_history_that_ended_push_out_none_of_the_present_one(night: Callable[..., Runner]) -> None:
-    """They are the oldest ones, at whatever positions they are; until newer ones have come, they stay."""
-    for number in (8, 9):
-        night(number, id=number)
-    ended = Superseded("", night_id(9), "45", "the log was reset", night_id(10), "")
+    ended = Superseded("", night_id(7), "35", "the log was reset", night_id(10), "")
     new = dict.fromkeys(NAMES, History("h", 2, night_id(10), superseded=(ended,)))
-    first = night(3, id=10, keep=2, histories=new)
-    assert first.target.read_json(f"{NAMES[0]}/_latest.json")["run_id"] == night_id(10)
-    assert consolidate.consolidate(first.spark, first.run, SETTINGS).superseded == {
-        name: f"since that of run {night_id(9)}, the log was reset" for name in NAMES
-    }
-    assert copies(first) == [9, 10]
-    assert copies(night(4, id=11, keep=2, histories=new)) == runs(first) == [10, 11]
-    # A run of before that ends only now neither becomes the latest nor removes anything.
+    one = night(3, id=10, keep=2, histories=new)
+    assert (copies(one), [*one.steps()[2]().superseded]) == ([7, 10], NAMES)
+    assert copies(night(4, id=11, keep=2, histories=new)) == runs(one) == [10, 11]
+    # A copy that did not become the latest removes nothing, nor does one of before that is published only now.
     assert copies(night(9, id=12, keep=1)) == [10, 11, 12]
-    assert copies(night(5, id=13, keep=3, histories=new)) == runs(first) == [10, 11, 13]
 
 
 def test_the_base_of_a_run_that_is_not_over_stays_until_it_is(night: Callable[..., Runner]) -> None:

@@ -2,8 +2,8 @@
 
 A server begins a new file of its log whenever it starts, and never writes on in an older one. So if the file still
 reaches to the place, begins with the same events, and has the same event before the place, then all that was before the
-place is what it was: the history of the mark goes on. After a reset, or on data that was put back, one of these differs.
-Once the file is purged nothing can tell.
+place is what it was: the history of the mark goes on. After a reset, or on data that was put back, one of these is
+different. Once the file is purged, nothing tells.
 """
 
 from __future__ import annotations

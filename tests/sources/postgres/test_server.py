@@ -17,8 +17,8 @@ from airflow_provider_cdc.sources.postgres import PostgresSource
 from harness.postgres_binaries import installations
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
-from tests.soon import soon
 from tests.consistency.postgres.test_disks_put_back import Disk
+from tests.soon import soon
 from tests.sources.postgres.log.reading import settings as settings_of
 
 RUN_ID = "20260101T000000Z-00000000"
