@@ -79,7 +79,8 @@ def histories_of(
     shown = {plan.table: trace_of(copy) for plan in plans if (copy := before[plan.table]) and _is_own(copy, present)}
     # Most tables were copied by one run.
     traces = list(dict.fromkeys(shown.values()))
-    found = dict(zip(traces, source.relations(initial.identity, initial.position, traces), strict=True))
+    findings = source.relations(initial.identity, initial.position, traces) if traces else []
+    found = dict(zip(traces, findings, strict=True))
     histories = {}
     for plan in plans:
         copy = before[plan.table]
