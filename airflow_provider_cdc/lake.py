@@ -11,18 +11,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 
 from pyarrow import dataset
 
+from airflow_provider_cdc.core.as_of import reaches
 from airflow_provider_cdc.core.feed import feed_schema
+from airflow_provider_cdc.core.history import history_in
 from airflow_provider_cdc.core.lake_uri import LakeUri
 from airflow_provider_cdc.core.manifest import LAKE_FORMAT
 from airflow_provider_cdc.core.selection import selection_of
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import CopyName, TableName
-from airflow_provider_cdc.errors import ChangesMissing
+from airflow_provider_cdc.errors import ChangesMissing, PositionError
 from airflow_provider_cdc.sinks.base import LakeFeed, LatestCopy
 from airflow_provider_cdc.sinks.registry import open_sink
 
@@ -92,7 +95,8 @@ def read_changes(
     :param target: as for `read_latest`.
     :param table: ``schema.table``.
     :param since: the copy to begin at: its position, or the ``run_id`` of its run, which may have been made again at
-        another position once that copy was removed; empty: the copy before the latest.
+        another position once that copy was removed; empty: the copy before the latest. If the source was set back, its
+        positions tell only from where it had come to before; until then, give the ``run_id``.
     :param where: with ``columns`` the part of the table that was copied, as for `read_latest`.
     :raises ChangesMissing: there are none from that copy on, or not all of them are there any more.
     :raises ConfigurationError: ``target`` is no place in a lake, ``table`` no name of a table, or ``where`` no
@@ -106,6 +110,7 @@ def read_changes(
     latest = sink.latest(name)
     if latest is None:
         raise ChangesMissing("the table has no copy yet", where=table, hint="wait until a run has published it")
+    _check_unambiguous(latest, since)
     feeds: list[LakeFeed] = []
     run_id, position = latest.run_id, latest.position
     while since not in (run_id, position) and (since or not feeds):
@@ -131,6 +136,25 @@ def read_changes(
         files=tuple(file for feed in feeds for file in feed.files),
         copy_file=latest.files[0],
     )
+
+
+def _check_unambiguous(latest: LatestCopy, since: str) -> None:
+    """Make sure that a copy of the present history is meant: one that ended may have had a copy at the same position.
+
+    :raises ChangesMissing: ``since`` is a position that a history has, too, which ended when the source was set back.
+    """
+    history, ended = history_in(latest.history), []
+    # An id of a run is no position.
+    with suppress(PositionError):
+        ended = [one for one in (history.superseded if history else ()) if since and reaches(one.position, since)]
+    if ended:
+        raise ChangesMissing(
+            f"the source was set back, and {since} may be of the history that ended with the copy of run "
+            f"{ended[-1].run_id}, from which no changes lead on",
+            where=latest.table,
+            hint="give the run_id of the copy; if it is of before, read the latest copy as a whole, and from then on "
+            "the changes since it",
+        )
 
 
 def open_dataset(copy: LatestCopy | Changes) -> dataset.Dataset:

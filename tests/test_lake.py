@@ -215,6 +215,25 @@ def test_where_nothing_is_new_there_are_changes_without_rows(named: str, lake: L
     assert found.schema == open_dataset(read_changes(target, "shop.orders")).schema
 
 
+def test_changes_do_not_begin_at_a_position_that_a_history_had_which_ended(lake: Lake) -> None:
+    """The copy that a reader has may be of before the source was set back, and another one be at its position now."""
+    nights = three_nights(lake)
+    target, path = lake.storage.uri, "shop.orders/_latest.json"
+    ended = {"id": "a", "run_id": "20251231T000000Z-00000000", "position": f"{SERVER}:1-2", "why": "", "found_by": ""}
+    history = {"id": "b", "number": 2, "superseded": [ended]}
+    lake.storage.write_json(path, {**lake.storage.read_json(path), "history": history})
+    for early in nights[:2]:
+        with pytest.raises(ChangesMissing, match="was set back") as refusal:
+            read_changes(target, "shop.orders", early.position)
+        assert "run_id" in refusal.value.hint
+        assert read_changes(target, "shop.orders", early.run_id).from_position == early.position
+    # The history that ended never had this one.
+    assert read_changes(target, "shop.orders", nights[2].position).rows == 0
+    copy = read_latest(target, "shop.orders")
+    assert copy is not None
+    assert copy.history == history
+
+
 def test_what_is_damaged_or_gone_among_changes_is_said(lake: Lake) -> None:
     nights = three_nights(lake)
     record = f"shop.orders/_changes/{nights[1].run_id}/_feed.json"

@@ -10,6 +10,8 @@ from typing import Protocol, runtime_checkable
 
 from airflow_provider_cdc.core import records
 from airflow_provider_cdc.core.damage import damage_of
+from airflow_provider_cdc.core.head import source_of
+from airflow_provider_cdc.core.histories import Heads, histories_of
 from airflow_provider_cdc.core.manifest import Manifest, RunTable
 from airflow_provider_cdc.core.option import values_of
 from airflow_provider_cdc.core.options import StepOptions
@@ -54,6 +56,7 @@ def begin(
     scratch: str = "",
     source_conn_id: str = "",
     skipped: Mapping[str, str] | None = None,
+    heads: Heads | None = None,
 ) -> Run:
     """Begin a run, or go on with the one that began: what was read so far belongs to its initial position.
 
@@ -65,6 +68,7 @@ def begin(
     :param scratch: URI of the folder in which the run's own folder lies; empty: a folder in the lake.
     :param source_conn_id: the connection to the source.
     :param skipped: why each table that was named is no part of the run, by its name.
+    :param heads: the lake's copies; None: the run's copies do not tell which history they are of.
     :raises LockNotGranted: a table needs the lock and it was not granted.
     :raises ConfigurationError: the run began on a source of another kind.
     """
@@ -73,9 +77,14 @@ def begin(
     current = _current(folder)
     if current is not None and _goes_on(current, source, plans, options):
         return current
+    created_at = datetime.now(UTC).isoformat(timespec="seconds")
     try:
         initial = record()
         bases = bases_of(plans, initial, Storage(scratch))
+        histories = {}
+        if heads is not None:
+            present = source_of(source.kind, initial.identity, source_conn_id)
+            histories = histories_of(source, heads, Storage(scratch), plans, initial, present, run_id, created_at)
     except CdcError as error:
         # A concurrent attempt may already have begun the run, and then discards what this one was making.
         current = _current(folder)
@@ -91,12 +100,13 @@ def begin(
         position_key=source.position_key,
         initial_position=initial.position,
         identity=dict(initial.identity),
-        created_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        created_at=created_at,
         tables=_run_tables(plans, initial),
         options=options,
         source_conn_id=source_conn_id,
         skipped=dict(skipped or {}),
         bases=bases,
+        histories=histories,
     )
     # A concurrent attempt may already have begun the run, and chunks may have been read since: rows read before a
     # position must never be rewound to it.

@@ -12,6 +12,7 @@ from typing import Any
 
 from airflow_provider_cdc.core import records
 from airflow_provider_cdc.core.gtid import GtidSet
+from airflow_provider_cdc.core.history import Trace, number_in
 from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.errors import PositionError
 
@@ -28,8 +29,8 @@ class Copy:
     ``name`` in the folder ``path``, its ``rows`` and ``bytes``, and its ``checksum`` (CRC-32). Copies of a part of a
     table say of which: ``where`` and ``columns``, as `Selection` has them. Records of earlier versions have only the
     run's id and the initial position. ``changes`` is what is told of the changes that lead from the copy before to this
-    one, as `sinks.feeds` writes it. ``more`` has what a later version added: whoever writes
-    the record again keeps it.
+    one, as `sinks.feeds` writes it. ``history`` is what `core.history.told` gave. ``more`` has what a later version
+    added: whoever writes the record again keeps it.
     """
 
     run_id: str
@@ -46,6 +47,7 @@ class Copy:
     published_at: str = ""
     files: tuple[dict[str, Any], ...] = ()
     changes: dict[str, Any] = field(default_factory=dict)
+    history: dict[str, Any] = field(default_factory=dict)
     more: dict[str, Any] = field(default_factory=dict)
 
 
@@ -102,10 +104,13 @@ def is_of_another_source(copy: Copy, source: Mapping[str, str], position: str) -
 
 
 def is_newer(copy: Copy, than: Copy) -> bool:
-    """Whether ``copy`` is exact at a later position of the one source of both.
+    """Whether ``copy`` is exact at a later position of the one source of both: in a later history, or in the same one.
 
     Where the positions do not tell, the time at which they were recorded does, then the order of the runs.
     """
+    numbers = [number_in(one.history) for one in (copy, than)]
+    if numbers[0] != numbers[1]:
+        return numbers[0] > numbers[1]
     if order := _order(copy, than):
         return order > 0
     times = [_time(one) for one in (copy, than)]
@@ -117,6 +122,12 @@ def is_newer(copy: Copy, than: Copy) -> bool:
 def position_of(copy: Copy) -> str:
     """The position that ``copy`` is exact at, whichever version wrote its record; empty: the record does not say."""
     return copy.position or copy.initial_gtid_set or copy.initial_lsn or ""
+
+
+def trace_of(copy: Copy) -> Trace:
+    """What ``copy`` leaves for its source to recognize its history by."""
+    mark = copy.history.get("mark", "")
+    return Trace(position_of(copy), mark if isinstance(mark, str) else "")
 
 
 def describe(source: Mapping[str, str]) -> str:

@@ -6,10 +6,12 @@ What the steps found is in records of their own (`core.run`). A manifest holds n
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 from airflow_provider_cdc.core.head import source_of
+from airflow_provider_cdc.core.history import MARK, History, told
 from airflow_provider_cdc.core.options import StepOptions
-from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.core.table import Table, TableName
 
 FORMAT = 5
 LAKE_FORMAT = "parquet"
@@ -53,6 +55,7 @@ class Manifest:
     ``initial_position``, or the one at which their reads end (``at_upper``). The source calls it ``position_key``.
     ``options`` are the settings that later steps need. ``skipped`` says why each table that was
     named is no part of the run, by its name. ``bases`` has what tables are rolled forward from, by the run's id.
+    ``histories`` has the history that each copy will be of, by the table's name; runs of earlier versions have none.
     ``created_at`` is ISO 8601.
     """
 
@@ -70,6 +73,7 @@ class Manifest:
     lake_format: str = LAKE_FORMAT
     skipped: dict[str, str] = field(default_factory=dict)
     bases: dict[str, Base] = field(default_factory=dict)
+    histories: dict[str, History] = field(default_factory=dict)
     format: int = FORMAT
 
     @property
@@ -81,3 +85,7 @@ class Manifest:
     def source(self) -> dict[str, str]:
         """What the run's copies say of their source."""
         return source_of(self.kind, self.identity, self.source_conn_id)
+
+    def history_of(self, table: TableName) -> dict[str, Any]:
+        """What the run's copy of a table says of its history."""
+        return told(self.histories.get(str(table)), self.identity.get(MARK, ""))

@@ -75,7 +75,8 @@ class ConsolidateResult:
 
     ``nulled`` has the values that were put back as null (the snapshot step has those that were read). ``skipped`` has
     every table that was named and is not published, whichever step found out. ``changes`` has how many row changes the
-    feeds hold; None: the table has none, for there was no copy before to begin at.
+    feeds hold; None: the table has none, for there was no copy before to begin at. ``superseded`` says, of tables whose
+    source was set back since the copy before, how that was found: this copy begins a new history.
     """
 
     published: dict[str, str]
@@ -89,6 +90,7 @@ class ConsolidateResult:
     seconds: float = 0.0
     position: str = ""
     changes: dict[str, int | None] = field(default_factory=dict)
+    superseded: dict[str, str] = field(default_factory=dict)
 
 
 StepResult = SnapshotResult | DeltaResult | ConsolidateResult

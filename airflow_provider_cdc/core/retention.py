@@ -173,7 +173,7 @@ def expired(
 ) -> tuple[list[Expired], dict[str, str]]:
     """The copies of ``tables`` that are older than the newest ``keep`` ones, of which that of ``run``, which is
     published, is the first, and that were published so many ``days`` before it; and why others stay that are as old, by
-    their URIs.
+    their URIs. Copies of histories that ended are older than all of the present one (`core.history`).
 
     Tables of which another copy is the latest one have none: that is its run's business.
     """
@@ -182,7 +182,7 @@ def expired(
     for table in tables:
         if not is_latest(run, table, lake):
             continue
-        own, older = copy_of(run), []
+        own, older = copy_of(run, table), []
         for run_id in lake.copies(table):
             uri = lake.copy_folder(run_id, table).uri
             other = runs.known.get(run_id)
@@ -196,7 +196,7 @@ def expired(
                 older.append(made_by(other, table))
         leaving = [one for one in older if folder_name(table) in _marked(one.run)]
         staying = sorted((one for one in older if one not in leaving), key=_BY_POSITION, reverse=True)
-        old = [one for one in staying[keep - 1 :] if is_newer(own, copy_of(one.run)) and _age(one.run, run) >= days]
+        old = [one for one in staying[keep - 1 :] if is_newer(own, _copy(one)) and _age(one.run, run) >= days]
         for one in [*leaving, *old]:
             if user := runs.user_of(one.run.run_id, table):
                 left[lake.copy_folder(one.run.run_id, table).uri] = in_use(user)
@@ -241,7 +241,7 @@ def without_copies(run: Run, tables: Sequence[TableName], lake: Lake, runs: Runs
         made = _made(other)
         if made is None or not {*made} & {*tables} or _is_foreign(other, run):
             continue
-        if not is_newer(copy_of(run), copy_of(other)) or runs.user_of(run_id):
+        if not all(is_newer(copy_of(run, table), copy_of(other, table)) for table in made) or runs.user_of(run_id):
             continue
         for table in made:
             if table not in there:
@@ -311,11 +311,12 @@ def remove_remains(folder: Storage) -> None:
         folder.parent().delete_folder(run_id_in(folder))
 
 
-def copy_of(run: Run) -> Copy:
-    """What orders the copies of a published run among others."""
+def copy_of(run: Run, table: TableName) -> Copy:
+    """What orders the copy of a table that a run published among others."""
     manifest = run.manifest
     position: Mapping[str, Any] = {"position": run.position, manifest.position_key: run.position}
-    return Copy(run.run_id, recorded_at=manifest.created_at, source=manifest.source, **position)
+    history = manifest.history_of(table)
+    return Copy(run.run_id, recorded_at=manifest.created_at, source=manifest.source, history=history, **position)
 
 
 def tables_of(run: Run) -> list[TableName]:
@@ -371,7 +372,11 @@ def _text(folder: Storage, name: str) -> str:
 
 
 def _compared(one: Expired, other: Expired) -> int:
-    return 1 if is_newer(copy_of(one.run), copy_of(other.run)) else -1
+    return 1 if is_newer(_copy(one), _copy(other)) else -1
+
+
+def _copy(one: Expired) -> Copy:
+    return copy_of(one.run, one.table)
 
 
 _BY_POSITION = cmp_to_key(_compared)

@@ -112,12 +112,15 @@ def _consolidate(step: Step) -> ConsolidateResult:
         skipped={**run.manifest.skipped, **decision.skipped},
         position=run.position,
         changes=_feed_rows(run, decision),
+        superseded=_superseded(run, decision),
     )
     rows = [(name, found.rows[name], found.rewound[name], len(decision.files_of(name))) for name in decision.files]
     say_skipped(found.skipped)
     say(table(("table", "rows", "keys touched", "files"), rows))
     say_nulled("consolidate: put back as null", found.nulled)
     say(f"consolidate: {counted(found.files_rewritten, 'file')} rewritten, {found.files_adopted:,} kept as written")
+    for name, why in found.superseded.items():
+        say(f"consolidate: WARNING: {name}: this copy begins a new history, and supersedes all earlier ones: {why}")
     for name, count in found.changes.items():
         if count is None:
             say(f"consolidate: {name}: no changes: there was no copy before; the next run's begin at this copy")
@@ -132,6 +135,13 @@ def _feed_rows(run: Run, decision: Decision) -> dict[str, int | None]:
     if not run.manifest.options.changes:
         return {}
     return {name: decision.feeds[name].rows if name in decision.feeds else None for name in decision.files}
+
+
+def _superseded(run: Run, decision: Decision) -> dict[str, str]:
+    """How it was found, when the run began, that the source was set back since the copy before, by the table's name."""
+    histories = run.manifest.histories
+    ended = {name: history.ended_by(run.run_id) for name, history in histories.items() if name in decision.files}
+    return {name: f"since that of run {one.run_id}, {one.why}" for name, one in ended.items() if one is not None}
 
 
 def _commit(step: Step) -> Commit:
@@ -180,6 +190,7 @@ def _publish(run: Run, decision: Decision) -> dict[TableName, PublishedCopy]:
                 entry.table.selection.condition,
                 entry.table.selection.columns,
                 decision.feeds.get(name),
+                manifest.history_of(entry.table.name),
             )
             for entry in manifest.tables
             if (name := str(entry.table.name)) in decision.files
@@ -194,7 +205,10 @@ def _publish(run: Run, decision: Decision) -> dict[TableName, PublishedCopy]:
     copies = sink_of(manifest).publish(publication)
     for table_name, copy in copies.items():
         if not copy.is_latest:
-            say(f"consolidate: WARNING: {table_name} is published, but a newer copy than it stays the latest one")
+            say(
+                f"consolidate: WARNING: {table_name} is published, but a newer copy than it (of a later position or "
+                "history) stays the latest one"
+            )
     run.note_latest({str(name): copy.is_latest for name, copy in copies.items()})
     return copies
 

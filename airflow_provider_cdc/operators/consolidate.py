@@ -29,8 +29,10 @@ class ConsolidateOperator(SparkStepOperator):
 
     XComs: ``published``, the URI of each table's new files by the table's name; ``latest``, by the table's name,
     whether this run's copy is the one that ``_latest.json`` names (a newer one stays); ``skipped``, why each table that
-    was named is not published, by its name; ``position``, the one at which all copies are exact; ``removed``, the URIs
-    of the older copies that are gone now (``keep``), by the table's name; and ``counts``.
+    was named is not published, by its name; ``superseded``, of tables whose source was set back since the copy before,
+    how that was found, by the table's name: their copies begin a new history; ``position``, the one at which all copies
+    are exact; ``removed``, the URIs of the older copies that are gone now (``keep``), by the table's name; and
+    ``counts``.
 
     Each copy is an event of its table's asset (`airflow_provider_cdc.assets`), whose ``extra`` has ``run_id``, the
     ``position`` (also under the source's own name for it), ``rows``, ``path``, ``latest``, and ``schema_digest``, which
@@ -38,7 +40,7 @@ class ConsolidateOperator(SparkStepOperator):
     """
 
     step = "consolidate"
-    outputs = ("published", "skipped", "position")
+    outputs = ("published", "skipped", "position", "superseded")
 
     @failing
     def execute(self, context: Context) -> dict[str, Any]:
@@ -50,12 +52,15 @@ class ConsolidateOperator(SparkStepOperator):
         announce(context["outlet_events"], self.outlets, self.source_conn_id, copies)
         for table in (name for name, is_latest in latest.items() if not is_latest):
             self.log.warning(
-                "%s is published at %s, but a newer copy stays the latest: one of a later position (or, where "
-                "positions do not tell, recorded later) was published before it. Readers of _latest.json see that one. "
-                "If the source was set back on purpose, remove _latest.json and clear this task.",
+                "%s is published at %s, but a newer copy stays the latest: one of a later position, or of a later "
+                "history of the source (or, where neither tells, recorded later), was published before it. Readers of "
+                "_latest.json see that one. If the source was set back while this run was at work, the next run finds "
+                "that out.",
                 table,
                 found["published"][table],
             )
+        for table, why in found["superseded"].items():
+            self.log.warning("%s: this copy begins a new history, and supersedes all earlier ones: %s", table, why)
         say_skipped(self.log, found["skipped"])
         self._report(run)
         tell_published(run, context["ti"].dag_id, self.source_conn_id)

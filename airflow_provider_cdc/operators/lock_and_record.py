@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from airflow.providers.common.compat.sdk import AirflowException, AirflowSkipException
 
 from airflow_provider_cdc.core import records
+from airflow_provider_cdc.core.manifest import LAKE_FORMAT
 from airflow_provider_cdc.core.options import StepOptions
 from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.run import Run
@@ -18,6 +19,7 @@ from airflow_provider_cdc.operators.base import TargetOperator, hand_on, lake_of
 from airflow_provider_cdc.operators.failing import failing
 from airflow_provider_cdc.operators.parameters import Allowed
 from airflow_provider_cdc.operators.releasing import ReleasingOperator
+from airflow_provider_cdc.sinks.registry import open_sink
 from airflow_provider_cdc.sources.optional import record_point
 
 if TYPE_CHECKING:
@@ -111,6 +113,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
             scratch=scratch,
             source_conn_id=self.source_conn_id,
             skipped=self.skipped,
+            heads=open_sink(LAKE_FORMAT, Storage(lake)),
         )
         self._recording = False
         outputs = {"run_uri": run.folder.uri, run.manifest.position_key: run.manifest.initial_position}

@@ -32,7 +32,7 @@ class PublishedSensor(TargetOperator, WaitingSensor):
         it. The copy was asked to be exact as of that time or a later one; or its run was due then, by Airflow's clock.
     :param published_after: the time after which it was published.
     :param other_than_run: id of a run whose copy it must not be, such as the one that was read last. A latest copy only
-        ever gives way to one of a later position.
+        ever gives way to one of a later position, or of a later history of the source.
     :param source_conn_id: what ``{source}`` stands for.
     :param where: the condition that a part of the table is copied by; empty: all rows are.
     :param columns: the columns that were asked for; none: all were.

@@ -9,10 +9,11 @@ alone, so it completes what another call began and never undoes it. A sink is re
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from dataclasses import dataclass, field
+from typing import Any, Protocol
 
 from airflow_provider_cdc.core.feed import Feed
+from airflow_provider_cdc.core.head import Copy
 from airflow_provider_cdc.core.lake_uri import LakeUri
 from airflow_provider_cdc.core.staging import StagedFile, Staging
 from airflow_provider_cdc.core.storage import Storage
@@ -25,7 +26,7 @@ class TableChange:
 
     ``added`` are files in the run's staging. ``kept``, named without a folder, are those that the copy of the run
     ``base`` has, too. Of a part of a table: ``where`` and ``columns`` are what `Selection` has, for readers. ``feed``:
-    the changes since that copy; None: they are not published.
+    the changes since that copy; None: they are not published. ``history`` is what `Manifest.history_of` gave.
     """
 
     table: TableName
@@ -35,6 +36,7 @@ class TableChange:
     where: str = ""
     columns: tuple[str, ...] = ()
     feed: Feed | None = None
+    history: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def rows(self) -> int:
@@ -85,6 +87,8 @@ class LatestCopy:
     :param source: which source it is a copy of: ``kind``, ``connection``, ``server``, ``database``, as far as known.
     :param where: the condition that its rows fulfil; empty: it has all rows.
     :param columns: the columns that were asked for, beside those of the key; empty: it has all columns.
+    :param history: which history of the source it is of (``id``, ``number``), and which ones ended before
+        (``superseded``); empty: the record does not say.
     """
 
     table: str
@@ -99,6 +103,7 @@ class LatestCopy:
     source: Mapping[str, str]
     where: str = ""
     columns: tuple[str, ...] = ()
+    history: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def locations(self) -> list[str]:
@@ -144,6 +149,12 @@ class Sink(Protocol):
         """The table's latest copy; None: it has none.
 
         :raises ManifestError: what is told of it is damaged, or its files are gone.
+        """
+
+    def head(self, table: TableName) -> Copy | None:
+        """What is told of the table's latest copy, whatever became of its files; None: it has none.
+
+        :raises ManifestError: what is told of it is damaged.
         """
 
     def publish(self, publication: Publication) -> dict[TableName, PublishedCopy]:

@@ -72,6 +72,9 @@ class ParquetSink:
                 return self.latest(table)
             raise
 
+    def head(self, table: TableName) -> Copy | None:
+        return read_latest(self._lake, folder_name(table))
+
     def publish(self, publication: Publication) -> dict[TableName, PublishedCopy]:
         def place(change: TableChange) -> None:
             with naming(str(change.table)):
@@ -185,6 +188,7 @@ class ParquetSink:
             source=head.source,
             where=head.where,
             columns=head.columns,
+            history=head.history,
         )
 
     def _place(self, publication: Publication, change: TableChange) -> None:
@@ -317,5 +321,6 @@ def _latest(publication: Publication, change: TableChange, uri: str) -> Copy:
         published_at=publication.published_at,
         files=tuple(map(feeds.told_file, sorted((*change.added, *change.kept), key=lambda file: file.base_name))),
         changes={} if change.feed is None else feeds.told(publication, change.feed),
+        history=dict(change.history),
         **under_its_own_name,
     )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
 from airflow_provider_cdc.core import as_of
 from airflow_provider_cdc.core.as_of import AsOf
+from airflow_provider_cdc.core.history import Finding, Trace
 from airflow_provider_cdc.core.options import LockPolicy, StepOptions
 from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.table import Table, TableName
@@ -289,6 +290,22 @@ class KeepsWindow(Protocol):
         it has discarded what was made for ``point``.
 
         :raises PreflightError: the log is not there any more, or a table was altered since its copy.
+        :raises SourceUnavailable: the server cannot be reached.
+        """
+
+
+@runtime_checkable
+class TellsHistory(Protocol):
+    """A source that recognizes whether it still has the history of an earlier copy. Its servers leave a mark in the
+    identity of an initial position (`core.history.MARK`)."""
+
+    def relations(self, identity: Mapping[str, str], position: str, traces: Sequence[Trace]) -> list[Finding]:
+        """How the history of the server of ``identity``, which has all of ``position``, is related to those of earlier
+        copies of this server.
+
+        `Relation.OTHER` has to be proved: these copies then give way to those of the present history.
+
+        :raises SourceReplaced: another server answers.
         :raises SourceUnavailable: the server cannot be reached.
         """
 

@@ -105,6 +105,7 @@ class Pipeline:
             run_id=self._run_id,
             lake=self.target.uri,
             scratch=self.run.parent().uri,
+            heads=open_sink("parquet", self.target),
         )
         return run.manifest.initial_position
 

@@ -16,11 +16,15 @@ SOURCES = {
 }
 
 
-def copy(position: str, recorded_at: str = "", run_id: str = "20260101T000000Z-00000000", **source: str) -> Any:
+def copy(
+    position: str, recorded_at: str = "", run_id: str = "20260101T000000Z-00000000", number: int = 0, **source: str
+) -> Any:
     key = "initial_lsn" if "/" in position else "initial_gtid_set"
     found: dict[str, Any] = {"run_id": run_id, key: position}
     if recorded_at:
         found |= {"position": position, "recorded_at": recorded_at, "source": SOURCES[key] | source}
+    if number:
+        found["history"] = {"id": "h", "number": number}
     return decode_copy(found, "")
 
 
@@ -48,6 +52,12 @@ SCHEDULED_EARLY, SCHEDULED_LATE = "20260101T020000Z-ffffffff", "20260101T150000Z
         (copy(f"{A}:1-9", LATE), copy(f"{A}:1-9", EARLY)),
         (copy("0/5", LATE, timeline="2"), copy("0/9", EARLY)),
         (copy("0/5", "2026-01-01T12:00:00-08:00"), copy("0/5", LATE)),
+        # Positions of histories that ended say nothing of those of later ones.
+        (copy(f"{A}:1-5", EARLY, number=2), copy(f"{A}:1-9", LATE, number=1)),
+        (copy("0/5", EARLY, number=3), copy("0/9", LATE, number=2)),
+        (copy(f"{A}:1-9", EARLY, number=2), copy(f"{A}:1-5", LATE, number=2)),
+        (copy(f"{A}:1-5", EARLY, number=2), copy(f"{A}:1-9", LATE)),
+        (copy(f"{A}:1-9", EARLY, number=1), old(f"{A}:1-5", SCHEDULED_LATE)),
         # What earlier versions wrote.
         (copy(f"{A}:1-9", EARLY, SCHEDULED_EARLY), old(f"{A}:1-5", SCHEDULED_LATE)),
         (old("0/9", SCHEDULED_EARLY), old("0/5", SCHEDULED_LATE)),
@@ -96,6 +106,7 @@ def test_another_source_is_told_by_kind_server_database_and_history(
 def test_what_a_later_version_added_is_kept_and_nothing_is_added_to_what_an_earlier_one_wrote() -> None:
     for data in (
         {"run_id": "r", "initial_lsn": "0/5"},
+        {"run_id": "r", "position": "0/5", "history": {"id": "h", "number": 2, "added": [1]}},
         {"run_id": "r", "position": "0/5", "rows": 3, "pages": ["a"], "lineage": {"of": "r0"}},
     ):
         assert encode_copy(decode_copy(data, "")) == data | {"rows": data.get("rows", 0)}

@@ -119,7 +119,16 @@ def test_xcoms_are_those_of_the_contract(copied: Copied) -> None:
         "lock_and_record": {"run_uri", "initial_gtid_set"},
         "snapshot": {"_link_ReportLink", "snapshot_upper", "counts"},
         "extract_delta": {"_link_ReportLink", "counts"},
-        "consolidate": {"_link_ReportLink", "published", "position", "latest", "skipped", "removed", "counts"},
+        "consolidate": {
+            "_link_ReportLink",
+            "published",
+            "position",
+            "latest",
+            "skipped",
+            "removed",
+            "superseded",
+            "counts",
+        },
     }
     values = copied.first.xcoms
     assert [plan["table"] for plan in values["preflight"]["plan"]] == TABLES

@@ -126,7 +126,16 @@ def test_xcoms_are_those_of_the_contract(copied: Copied) -> None:
         "lock_and_record": {"run_uri", "initial_lsn"},
         "snapshot": {"_link_ReportLink", "snapshot_upper", "counts"},
         "extract_delta": {"_link_ReportLink", "counts"},
-        "consolidate": {"_link_ReportLink", "published", "position", "latest", "skipped", "removed", "counts"},
+        "consolidate": {
+            "_link_ReportLink",
+            "published",
+            "position",
+            "latest",
+            "skipped",
+            "removed",
+            "superseded",
+            "counts",
+        },
     }
     plans = {plan["table"]: plan["consistency"] for plan in copied.first.xcoms["preflight"]["plan"]}
     assert plans == dict(zip(TABLES, ["watermark", "watermark", "exported"], strict=True))

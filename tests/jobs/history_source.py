@@ -447,6 +447,7 @@ def begin_run(
     initial: int,
     run_id: str = "20260101T000000Z-00000000",
     bases: Mapping[str, str] | None = None,
+    histories: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Storage:
     """Write the manifest that lock_and_record would.
@@ -469,6 +470,7 @@ def begin_run(
         ),
         bases={base: base_of(published_run(scratch, base)) for base in bases.values()},
         options=StepOptions(chunk_rows=10, **options),
+        histories=dict(histories or {}),
     )
     Run.create(manifest, instead_of=Run.load(run) if Run.exists(run) else None)
     return run

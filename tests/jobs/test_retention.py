@@ -19,6 +19,7 @@ import pytest
 from airflow_provider_cdc.core import retention
 from airflow_provider_cdc.core.chunk import partition
 from airflow_provider_cdc.core.decision import decision_of
+from airflow_provider_cdc.core.history import History, Superseded
 from airflow_provider_cdc.core.names import folder_name
 from airflow_provider_cdc.core.removed import read_removed
 from airflow_provider_cdc.core.results import CONSOLIDATE
@@ -55,10 +56,10 @@ def source(monkeypatch: pytest.MonkeyPatch) -> HistorySource:
 def night(here: MakeRunner, source: HistorySource) -> Callable[..., Runner]:
     """Makes the run of a night, at a position of its own, that is rolled forward from another one's copies."""
 
-    def make(number: int, keep: int = 0, base: int = 0, run: bool = True, id: int = 0, keep_days: int = 0) -> Runner:
+    def make(number: int, base: int = 0, run: bool = True, id: int = 0, **more: Any) -> Runner:
         source.end = 5 * number
         bases = dict.fromkeys(NAMES, night_id(base)) if base else {}
-        runner = here(source, 5 * number, run_id=night_id(id or number), bases=bases, keep=keep, keep_days=keep_days)
+        runner = here(source, 5 * number, run_id=night_id(id or number), bases=bases, **more)
         if run:
             runner.all()
         return runner
@@ -111,13 +112,19 @@ def test_without_the_option_nothing_is_removed(night: Callable[..., Runner], mon
     assert copies(one) == runs(one) == [1, 2, 3]
 
 
-def test_a_copy_that_did_not_become_the_latest_removes_nothing(night: Callable[..., Runner]) -> None:
+def test_copies_are_as_old_as_their_positions_in_the_last_history(night: Callable[..., Runner]) -> None:
     for number in (5, 6):
         night(number)
     one = night(4, keep=1)
     assert copies(one) == runs(one) == [4, 5, 6]
-    # Copies as of the past are as old as their positions.
     assert copies(night(7, keep=2)) == [6, 7]
+    ended = Superseded("", night_id(7), "35", "the log was reset", night_id(10), "")
+    new = dict.fromkeys(NAMES, History("h", 2, night_id(10), superseded=(ended,)))
+    one = night(3, id=10, keep=2, histories=new)
+    assert (copies(one), [*one.steps()[2]().superseded]) == ([7, 10], NAMES)
+    assert copies(night(4, id=11, keep=2, histories=new)) == runs(one) == [10, 11]
+    # A copy that did not become the latest removes nothing, nor does one of before that is published only now.
+    assert copies(night(9, id=12, keep=1)) == [10, 11, 12]
 
 
 def test_the_base_of_a_run_that_is_not_over_stays_until_it_is(night: Callable[..., Runner]) -> None:

@@ -152,6 +152,7 @@ def test_step_pushes_its_outputs_and_counts_and_nothing_for_other_steps(
         "latest": LATEST,
         "skipped": {},
         "removed": {},
+        "superseded": {},
         "position": "",
         "counts": {
             "rows": {"shop.orders": 3},

@@ -35,7 +35,7 @@ _CREATED = slice(1 + codes.HEADER_BYTES + 52, 1 + codes.HEADER_BYTES + 56)
 _ENCRYPTION_BYTES = 512
 """What an encrypted file is longer by than what it holds."""
 
-_BEGIN_ANEW = "clear lock_and_record and the tasks after it: the run begins anew"
+BEGIN_ANEW = "clear lock_and_record and the tasks after it: the run begins anew"
 
 
 @dataclass(frozen=True)
@@ -64,14 +64,17 @@ class LogPlace:
 
 
 @dataclass(frozen=True)
-class _Event:
+class Event:
+    """An event of the log, as the server sends it."""
+
     kind: int
-    bytes: int
+    length: int
     end: int
     """Where it ends in its file; 0 for what the server made up for its reader."""
     when: int
     created: int
     """Of a FORMAT_DESCRIPTION: when the file was made, if it was at a start of the server or at a reset; else 0."""
+    data: bytes
 
 
 def log_status_statement(connection: Connection) -> str:
@@ -127,20 +130,20 @@ def check_place(settings: ConnectionSettings, files: Mapping[str, int], place: L
     :raises SourceReplaced: it is another log.
     """
     if place.file not in files and min(map(file_number, files), default=0) < file_number(place.file):
-        raise _other_log(settings, f"the log has no file {place.file} any more")
+        raise other_log(settings, f"the log has no file {place.file} any more")
     if place.file not in files:
         raise LogGone(
             f"the log file {place.file}, which the run still needs, was purged",
             where=settings.address,
-            hint=f"{_BEGIN_ANEW}; let the server keep its logs for longer (binlog_expire_logs_seconds)",
+            hint=f"{BEGIN_ANEW}; let the server keep its logs for longer (binlog_expire_logs_seconds)",
         )
     if place.stamp and stamp_of(settings, place.file) != place.stamp:
-        raise _other_log(settings, f"the log file {place.file} is not the one that the run knows")
+        raise other_log(settings, f"the log file {place.file} is not the one that the run knows")
     if files[place.file] < place.position:
         raise LogGone(
             f"the log no longer reaches to {place}: the server lost the end of it in a crash, or its data was put back",
             where=settings.address,
-            hint=_BEGIN_ANEW,
+            hint=BEGIN_ANEW,
         )
 
 
@@ -151,7 +154,7 @@ def check_continuity(settings: ConnectionSettings, files: Mapping[str, int], beg
     """
     names = list(files)
     if begun.file not in names:
-        raise _other_log(settings, f"the log has no file {begun.file} any more")
+        raise other_log(settings, f"the log has no file {begun.file} any more")
     starts = 0
     for file, following in pairwise(names[names.index(begun.file) :]):
         created = _created_after(settings, file, files[file], following)
@@ -160,18 +163,18 @@ def check_continuity(settings: ConnectionSettings, files: Mapping[str, int], beg
                 f"the log file {file} does not end as the server ends its files: after the run began the server "
                 "crashed, or its data was put back, and what it took back may have been read",
                 where=settings.address,
-                hint=_BEGIN_ANEW,
+                hint=BEGIN_ANEW,
             )
         starts += created > 0
     if starts > 1:
         raise LogGone(
             f"the server was started {starts} times since the run began, and with which options in between is unknown",
             where=settings.address,
-            hint=_BEGIN_ANEW,
+            hint=BEGIN_ANEW,
         )
 
 
-def _other_log(settings: ConnectionSettings, message: str) -> SourceReplaced:
+def other_log(settings: ConnectionSettings, message: str) -> SourceReplaced:
     return SourceReplaced(
         f"{message}: the log was reset, or the data was put back", where=settings.address, hint="trigger a new run"
     )
@@ -183,7 +186,7 @@ def file_number(file: str) -> int:
 
 def stamp_of(settings: ConnectionSettings, file: str) -> str:
     """When a file was made; empty if there is no such file."""
-    with closing(_events(settings, file, codes.FIRST_POSITION)) as events:
+    with closing(log_events(settings, file, codes.FIRST_POSITION)) as events:
         return next((str(event.when) for event in events if event.kind == codes.FORMAT_DESCRIPTION), "")
 
 
@@ -195,14 +198,14 @@ def _created_after(settings: ConnectionSettings, file: str, size: int, following
     for end, last in product((size, size - _ENCRYPTION_BYTES), lengths):
         if end - last < codes.FIRST_POSITION:
             continue
-        with closing(_events(settings, file, end - last)) as events:
+        with closing(log_events(settings, file, end - last)) as events:
             found = [event for _, event in zip(range(6), events, strict=False) if event.end]
-        if found and found[0].kind in (codes.STOP, codes.ROTATE) and (found[0].bytes, found[0].end) == (last, end):
+        if found and found[0].kind in (codes.STOP, codes.ROTATE) and (found[0].length, found[0].end) == (last, end):
             return next((event.created for event in found[1:] if event.kind == codes.FORMAT_DESCRIPTION), None)
     return None
 
 
-def _events(settings: ConnectionSettings, file: str, start: int) -> Generator[_Event]:
+def log_events(settings: ConnectionSettings, file: str, start: int) -> Generator[Event]:
     """Events of the log from ``start`` in ``file`` on, also those of later files; none where no event begins."""
     connection = connect(settings)
     try:
@@ -212,13 +215,13 @@ def _events(settings: ConnectionSettings, file: str, start: int) -> Generator[_E
         connection.drop()
 
 
-def _received(connection: Connection, file: str, start: int) -> Iterator[_Event]:
+def _received(connection: Connection, file: str, start: int) -> Iterator[Event]:
     try:
         request_log(connection, file, start)
         while len(data := connection.packet().get_all_data()) > _HEADER.size:
             when, kind, _, size, end, _ = _HEADER.unpack_from(data, 1)
             made = data[_CREATED] if kind == codes.FORMAT_DESCRIPTION else b""
-            yield _Event(kind, size, end, when, int.from_bytes(made, "little"))
+            yield Event(kind, size, end, when, int.from_bytes(made, "little"), data[1:])
     except pymysql.OperationalError as error:
         if error.args[0] != CANNOT_READ_LOG:
             raise

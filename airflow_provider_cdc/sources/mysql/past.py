@@ -42,12 +42,12 @@ from airflow_provider_cdc.sources.mysql.log_survey import looked_through, stretc
 from airflow_provider_cdc.sources.mysql.long_prepared import LongPrepared, PreparedWalker
 from airflow_provider_cdc.sources.mysql.preflight import recheck
 from airflow_provider_cdc.sources.mysql.server import (
-    LOG_PLACE,
     WATCHED_IN_THE_PAST,
     identity,
     last_set,
     setting_problems,
     started,
+    with_mark,
 )
 from airflow_provider_cdc.sources.mysql.session import Connection, session, value
 from airflow_provider_cdc.sources.mysql.snapshot import NO_POSITION, tables_of
@@ -101,7 +101,8 @@ def record_past(
         problems = [*problems, *problems_since(settings, connection, past)]
         if problems:
             raise PreflightError(problems)
-    return InitialPoint(str(past.prefix.position), found | {LOG_PLACE: str(past.prefix.place)}, tables, 0.0)
+        found = with_mark(settings, connection, found, past.prefix.place)
+    return InitialPoint(str(past.prefix.position), found, tables, 0.0)
 
 
 def replication_problems(connection: Connection, position: GtidSet) -> list[Problem]:

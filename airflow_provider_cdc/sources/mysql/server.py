@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 import pymysql
 
 from airflow_provider_cdc.core.gtid import GtidSet
+from airflow_provider_cdc.core.history import MARK
 from airflow_provider_cdc.errors import ExactnessError, LogGone, Problem, SourceReplaced
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.history import (
@@ -23,6 +24,7 @@ from airflow_provider_cdc.sources.mysql.history import (
     log_status,
     settled_end_of_log,
 )
+from airflow_provider_cdc.sources.mysql.log_mark import LogMark, check_mark, mark_of, mark_of_present
 from airflow_provider_cdc.sources.mysql.managed import is_amazon, setting_hint
 from airflow_provider_cdc.sources.mysql.session import (
     HOSTNAME,
@@ -138,6 +140,19 @@ def identity(settings: ConnectionSettings, connection: Connection) -> dict[str, 
     return found | {LOG_PLACE: str(settled_end_of_log(here, connection))}
 
 
+def with_mark(
+    settings: ConnectionSettings, connection: Connection, identity: Mapping[str, str], place: LogPlace | None = None
+) -> dict[str, str]:
+    """``identity`` with the mark of a position that was fixed after it was taken.
+
+    :param place: where the log has the position; None: it is the present one.
+    """
+    here, begun = RunSettings.of(settings, identity, ""), LogPlace.parse(identity[LOG_PLACE])
+    if place is None:
+        return {**identity, MARK: mark_of_present(here, connection, begun)}
+    return {**identity, LOG_PLACE: str(place), MARK: mark_of(here, place)}
+
+
 def started(connection: Connection) -> str:
     """When the server was started: another time is another start."""
     # The server counts from its start to the statement's, in whole seconds; so the difference is the same at all times.
@@ -174,6 +189,9 @@ def check_identity(
     if found[STARTED] != expected[STARTED]:
         check_continuity(here, files, begun)
     check_log(connection, GtidSet.parse(position))
+    if MARK in expected:
+        # What was committed between the beginning and the position is there, and not only others with these GTIDs.
+        check_mark(here, files, LogMark.parse(expected[MARK]))
     problems = [f"{problem.where} {problem.what}" for problem in setting_problems(connection)]
     problems += [
         f"{key.removeprefix(_LAST_SET)} was set at {when}, after the run began: what it was in between is unknown"

@@ -41,7 +41,7 @@ from airflow_provider_cdc.sources.mysql.history import end_of_log
 from airflow_provider_cdc.sources.mysql.preflight import recheck
 from airflow_provider_cdc.sources.mysql.pushed import pushed_condition
 from airflow_provider_cdc.sources.mysql.schema import read_tables, table_sql
-from airflow_provider_cdc.sources.mysql.server import identity, setting_problems, started
+from airflow_provider_cdc.sources.mysql.server import identity, setting_problems, started, with_mark
 from airflow_provider_cdc.sources.mysql.session import (
     Connection,
     RunSettings,
@@ -91,6 +91,7 @@ def record_initial(settings: ConnectionSettings, plans: Sequence[TablePlan], loc
             position, lock_seconds = executed(connection), 0.0
         if not position:
             raise PreflightError([NO_POSITION])
+        found = with_mark(settings, connection, found)
         tables = tables_of(connection, plans)
         # What preflight found may have changed since. What changes from now on is in the window.
         tables, problems = recheck(connection, tables, plans)

@@ -12,6 +12,7 @@ import pyarrow as pa
 from airflow_provider_cdc.core.as_of import AsOf
 from airflow_provider_cdc.core.chunk import Chunk
 from airflow_provider_cdc.core.gtid import GtidSet
+from airflow_provider_cdc.core.history import Finding, Trace
 from airflow_provider_cdc.core.options import AS_DECLARED, LockPolicy, StepOptions, TableOptions
 from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.table import Table, TableName
@@ -19,7 +20,18 @@ from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.capabilities import ChunkReader, SegmentReader, Source
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.kept import Kept, keeping, session_of
-from airflow_provider_cdc.sources.mysql import axes, chunks, history, preflight, sample, schema, server, snapshot, types
+from airflow_provider_cdc.sources.mysql import (
+    axes,
+    chunks,
+    history,
+    log_mark,
+    preflight,
+    sample,
+    schema,
+    server,
+    snapshot,
+    types,
+)
 from airflow_provider_cdc.sources.mysql.session import RunSettings, session, value
 from airflow_provider_cdc.sources.optional import (
     ChecksServer,
@@ -31,6 +43,7 @@ from airflow_provider_cdc.sources.optional import (
     RollsForward,
     Runway,
     TellsBacklog,
+    TellsHistory,
     TellsReach,
     TellsRunway,
     ToldInPart,
@@ -146,6 +159,11 @@ class MysqlSource:
         with session(self.settings) as connection:
             server.check_identity(self.settings, connection, identity, position)
 
+    def relations(self, identity: Mapping[str, str], position: str, traces: Sequence[Trace]) -> list[Finding]:
+        here = RunSettings.of(self.settings, identity, position)
+        with session(here) as connection:
+            return log_mark.relations(here, connection, traces)
+
     def check_tables(self, tables: Sequence[Table]) -> None:
         # The log shows every DDL, too, but only once it is read.
         with session(self.settings) as connection:
@@ -228,5 +246,6 @@ if TYPE_CHECKING:
         ChecksServer,
         RollsForward,
         ToldInPart,
+        TellsHistory,
     ]:
-        return source, source, source, source, source, source, source, source, source, source, source
+        return source, source, source, source, source, source, source, source, source, source, source, source

@@ -6,13 +6,18 @@ slot still stands where it was made, and an untouched publication.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
+from airflow_provider_cdc.core.history import MARK, Finding, Relation, Trace
 from airflow_provider_cdc.core.lsn import Lsn
-from airflow_provider_cdc.errors import ExactnessError, LogGone, Problem, SourceReplaced
+from airflow_provider_cdc.errors import ExactnessError, LogGone, PositionError, Problem, SourceReplaced
 from airflow_provider_cdc.sources.postgres import prepared, publishing, slots
 from airflow_provider_cdc.sources.postgres.platform import change_setting, platform
 from airflow_provider_cdc.sources.postgres.session import Connection, query, value
+
+NEXT_XID = "txid_snapshot_xmax(txid_current_snapshot())::text"
+"""The number that the server's next transaction gets at least. It only ever grows, whatever is restarted: all that is
+below it was in the log before anybody could see that, and a run has its log flushed before its position counts."""
 
 _HIDES_DAMAGE = ("zero_damaged_pages", "ignore_checksum_failure")
 """What only a superuser may set, for others as well, and no session of ours may set back."""
@@ -59,10 +64,10 @@ def setting_problems(connection: Connection) -> list[Problem]:
 
 def identity(connection: Connection) -> dict[str, str]:
     """What tells this server from another: JSON for the manifest."""
-    system, database, oid, version, timeline, meaning = query(
+    system, database, oid, version, timeline, meaning, next_xid = query(
         connection,
         "SELECT s.system_identifier::text, d.datname, d.oid::text, current_setting('server_version'), "
-        f"{prepared.TIMELINE}, current_setting('{prepared.MEANING}') "
+        f"{prepared.TIMELINE}, current_setting('{prepared.MEANING}'), {NEXT_XID} "
         "FROM pg_control_system() s, pg_database d WHERE d.datname = current_database()",
     )[0]
     return {
@@ -72,6 +77,7 @@ def identity(connection: Connection) -> dict[str, str]:
         "database_oid": oid,
         "version": version,
         prepared.MEANING: meaning,
+        MARK: next_xid,
     }
 
 
@@ -138,3 +144,26 @@ def _check_slot(connection: Connection, name: str, initial: Lsn) -> None:
             hint=f"leave the slots that are called {slots.PREFIX}… alone, and trigger a new run",
         )
     slots.warn_if_short(slot)
+
+
+def relations(connection: Connection, traces: Sequence[Trace]) -> list[Finding]:
+    """`TellsHistory.relations`.
+
+    The log's end, and the number of the next transaction, only ever grow: a server that has not come as far as it was
+    when a copy was made was set back. One that has, may have been, too: nothing in it would tell.
+    """
+    end, next_xid = query(connection, f"SELECT pg_current_wal_insert_lsn()::text, {NEXT_XID}")[0]
+    return [_relation(Lsn.parse(end), int(next_xid), trace) for trace in traces]
+
+
+def _relation(end: Lsn, next_xid: int, trace: Trace) -> Finding:
+    try:
+        start = Lsn.parse(trace.position)
+    except PositionError:
+        return Finding(Relation.UNKNOWN, "the copy does not say what it is exact at")
+    if end < start:
+        return Finding(Relation.OTHER, f"the server's log reaches to {end} only, and the copy is of {start}")
+    if trace.mark.isdecimal() and next_xid < int(trace.mark):
+        why = f"the server has counted {next_xid:,} transactions, and {int(trace.mark):,} when the copy was made"
+        return Finding(Relation.OTHER, why)
+    return Finding(Relation.SAME)

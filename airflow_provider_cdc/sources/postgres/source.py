@@ -12,6 +12,7 @@ import pyarrow as pa
 
 from airflow_provider_cdc.core.as_of import AsOf
 from airflow_provider_cdc.core.chunk import Chunk
+from airflow_provider_cdc.core.history import Finding, Trace
 from airflow_provider_cdc.core.options import AS_DECLARED, LockPolicy, StepOptions, TableOptions
 from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.table import Table, TableName
@@ -31,6 +32,7 @@ from airflow_provider_cdc.sources.optional import (
     Runway,
     SharesReads,
     TellsBacklog,
+    TellsHistory,
     TellsReach,
     TellsRunway,
     ToldInPart,
@@ -174,6 +176,10 @@ class PostgresSource:
         with session(self.settings) as connection:
             server.check_identity(connection, identity, position)
 
+    def relations(self, identity: Mapping[str, str], position: str, traces: Sequence[Trace]) -> list[Finding]:
+        with session(prepared.of_run(self.settings, identity, position)) as connection:
+            return server.relations(connection, traces)
+
     def check_tables(self, tables: Sequence[Table]) -> None:
         with session(self.settings) as connection:
             # Unlike a table, a type is not locked against those who write its values: the log may have rows with its
@@ -275,8 +281,10 @@ if TYPE_CHECKING:
         KeepsWindow,
         ToldInPart,
         TellsLeft,
+        TellsHistory,
     ]:
         return (
+            source,
             source,
             source,
             source,

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
+from airflow_provider_cdc.core.as_of import parse
+from airflow_provider_cdc.core.beginning import begin
 from airflow_provider_cdc.core.chunk import Chunk
-from airflow_provider_cdc.core.options import LockPolicy
+from airflow_provider_cdc.core.decision import Decision
+from airflow_provider_cdc.core.options import LockPolicy, StepOptions
 from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
+from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import ExactnessError, LogGone, PreflightError, SourceReplaced
+from airflow_provider_cdc.jobs import consolidate
+from airflow_provider_cdc.sinks.registry import open_sink
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from airflow_provider_cdc.sources.mysql.session import session
@@ -250,6 +259,150 @@ def test_an_empty_history_is_refused_as_a_position(server: MysqlServer, table: s
     server.query("CREATE DATABASE IF NOT EXISTS shop")
     assert "CREATE DATABASE" in refused.value.problems[0].hint
     Run(server, table)
+
+
+class Nights:
+    """Runs that publish copies without rows of one table, so that its head tells which of them is the latest."""
+
+    def __init__(self, server: MysqlServer, table: str, lake: Path, caplog: pytest.LogCaptureFixture) -> None:
+        self.source = MysqlSource(ConnectionSettings("mysql", server.host, server.port, "root"))
+        self.table = table
+        self.server = server
+        self._lake, self._caplog = Storage(lake.as_uri()), caplog
+        self._number = itertools.count(1)
+
+    @property
+    def head(self) -> dict[str, Any]:
+        found: dict[str, Any] = self._lake.read_json(f"{self.table}/_latest.json")
+        return found
+
+    def begin(self, as_of: str = "") -> Any:
+        plans = [TablePlan(TableName.parse(self.table), "watermark", "")]
+        options = StepOptions(as_of=as_of)
+        point = parse(as_of)
+
+        def record() -> InitialPoint:
+            if point is None:
+                return self.source.record_initial(plans, LockPolicy())
+            return self.source.record_past(point, plans, options)
+
+        run_id = f"202601{next(self._number):02}T000000Z-00000000"
+        sink = open_sink("parquet", self._lake)
+        return begin(self.source, plans, options, record, run_id=run_id, lake=self._lake.uri, heads=sink)
+
+    def publish(self, run: Any) -> tuple[bool, dict[str, str]]:
+        """Whether the copy became the latest one, and what the run tells of histories that it ended."""
+        decision = Decision({self.table: ()}, {self.table: 0}, {}, 0, 0, "2026-01-01T00:00:00+00:00")
+        consolidate._publish(run, decision)
+        assert run.folder.read_json("latest.json")[self.table] == (self.head["run_id"] == run.run_id)
+        return self.head["run_id"] == run.run_id, consolidate._superseded(run, decision)
+
+    def next(self, as_of: str = "") -> tuple[bool, dict[str, str], str]:
+        """The same of a new run, and its warnings."""
+        self._caplog.clear()
+        with self._caplog.at_level(logging.WARNING):
+            run = self.begin(as_of)
+        return *self.publish(run), self._caplog.text
+
+    def insert(self, *numbers: int) -> None:
+        for number in numbers:
+            self.server.query(f"INSERT INTO {self.table} VALUES ({number})")
+
+
+@pytest.fixture
+def nights(server: MysqlServer, table: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Nights:
+    return Nights(server, table, tmp_path, caplog)
+
+
+def test_a_server_that_goes_on_has_one_history(nights: Nights) -> None:
+    """Also if its log is rotated, purged before the last copy, or the server is restarted."""
+    assert nights.next() == (True, {}, "")
+    first = nights.head
+    nights.server.query("FLUSH BINARY LOGS")
+    nights.insert(10)
+    assert nights.next() == (True, {}, "")
+    nights.server.purge_log()
+    nights.server.restart()
+    nights.insert(11)
+    assert nights.next() == (True, {}, "")
+    assert nights.head["history"]["id"] == first["history"]["id"]
+    nights.insert(12)
+    # A copy of the past, which is published last, is as old as its position.
+    past = nights.head["position"]
+    assert nights.next() == (True, {}, "")
+    assert nights.next(as_of=past) == (False, {}, "")
+
+
+def test_a_reset_log_begins_a_new_history_whose_copies_are_the_latest_at_once(nights: Nights) -> None:
+    nights.insert(*range(10, 16))
+    lost, begun_before = nights.begin(), nights.begin()
+    nights.publish(lost)
+    nights.server.query("RESET BINARY LOGS AND GTIDS")
+    nights.insert(20)
+    latest, ended, warned = nights.next()
+    assert latest
+    assert lost.run_id in ended[nights.table]
+    assert "no longer has the transactions" in ended[nights.table]
+    assert "begins a new history" in warned
+    (record,) = nights.head["history"]["superseded"]
+    assert (record["run_id"], record["position"]) == (lost.run_id, lost.manifest.initial_position)
+    # A run of the history that ended, which is published only now, does not take the head back.
+    nights.publish(begun_before)
+    assert nights.head["history"]["number"] == 2
+    # It is told once, and stays on record.
+    assert nights.next() == (True, {}, "")
+    assert nights.head["history"]["superseded"] == [record]
+    # The same GTIDs come again, and more of them.
+    nights.server.query("RESET BINARY LOGS AND GTIDS")
+    nights.insert(*range(30, 34))
+    latest, ended, _ = nights.next()
+    assert (latest, nights.head["history"]["number"]) == (True, 3)
+    assert "is another one than when the copy was made" in ended[nights.table]
+
+
+def test_data_that_was_put_back_begins_a_new_history_although_its_log_goes_on(nights: Nights, copy: Path) -> None:
+    """The log file of the copy is the same, but cut short; and the GTIDs come again, behind it."""
+    nights.next()
+    nights.server.copy_data(copy)
+    nights.insert(*range(10, 13))
+    nights.next()
+    nights.server.crash(copy)
+    nights.insert(*range(20, 26))
+    latest, ended, _ = nights.next()
+    assert latest
+    assert "no longer reaches to" in ended[nights.table]
+    assert nights.head["history"]["number"] == 2
+
+
+def test_a_log_that_was_purged_does_not_tell_whether_it_is_the_same_history(nights: Nights) -> None:
+    nights.next()
+    before = nights.head["history"]
+    nights.server.query("FLUSH BINARY LOGS")
+    nights.insert(10)
+    nights.server.purge_log()
+    latest, ended, warned = nights.next()
+    assert (latest, ended) == (True, {})
+    assert "cannot be told" in warned
+    assert "was purged" in warned
+    now = nights.head["history"]
+    assert now["id"] != before["id"]
+    assert "was purged" in now["unproven"]
+    assert now["number"] == before["number"]
+
+
+def test_the_head_of_an_earlier_version_gives_way_if_the_server_lacks_what_it_has(nights: Nights) -> None:
+    nights.insert(10, 11)
+    nights.next()
+    path = f"{nights.table}/_latest.json"
+    nights._lake.write_json(path, {name: value for name, value in nights.head.items() if name != "history"})
+    nights.insert(12)
+    assert nights.next() == (True, {}, "")
+    assert nights.head["history"]["number"] == 1
+    nights._lake.write_json(path, {name: value for name, value in nights.head.items() if name != "history"})
+    nights.server.query("RESET BINARY LOGS AND GTIDS")
+    nights.insert(13)
+    latest, ended, _ = nights.next()
+    assert (latest, [*ended]) == (True, [nights.table])
 
 
 def test_the_start_is_told_without_the_performance_schema(

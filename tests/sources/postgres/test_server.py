@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from airflow_provider_cdc.core.history import MARK, Relation, Trace
 from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.plan import InitialPoint
@@ -16,6 +17,7 @@ from airflow_provider_cdc.sources.postgres import PostgresSource
 from harness.postgres_binaries import installations
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
+from tests.consistency.postgres.test_disks_put_back import Disk
 from tests.soon import soon
 from tests.sources.postgres.log.reading import settings as settings_of
 
@@ -35,11 +37,27 @@ def begun(postgres: PostgresServer, database: str) -> Iterator[tuple[PostgresSou
     source.discard(initial.identity)
 
 
-def test_the_same_server_is_known_again_after_a_restart(postgres_factory: PostgresFactory) -> None:
+def test_the_same_server_is_known_again_after_a_restart_and_unless_its_disk_is_put_back(
+    postgres_factory: PostgresFactory, tmp_path: Path
+) -> None:
     server = postgres_factory()
+    disk = Disk(server, tmp_path)
+    for number in range(9):
+        server.query(f"CREATE TABLE t{number} ()")
     source, initial = begin(server, "postgres")
+    copies = [Trace(initial.position, initial.identity[MARK]), Trace(initial.position), Trace("", "")]
     server.restart()
     source.check_identity(initial.identity, initial.position)
+    found = source.relations(initial.identity, initial.position, copies)
+    assert [one.relation for one in found] == [Relation.SAME, Relation.SAME, Relation.UNKNOWN]
+    disk.put_back()
+    source, again = begin(server, "postgres")
+    for one in source.relations(again.identity, again.position, copies[:2]):
+        assert (one.relation, "the server's log reaches to" in one.why) == (Relation.OTHER, True)
+    while Lsn.parse(server.query("SELECT pg_current_wal_lsn()")[0][0]) <= Lsn.parse(initial.position):
+        server.query("SELECT pg_switch_wal()")
+    (found_by_number, _) = source.relations(again.identity, again.position, copies[:2])
+    assert (found_by_number.relation, "transactions" in found_by_number.why) == (Relation.OTHER, True)
 
 
 def test_a_standby_is_refused_and_a_promoted_one_is_not_the_server_that_the_run_began_on(
