@@ -27,6 +27,7 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
+from airflow_provider_cdc.core import kinds
 from airflow_provider_cdc.core.lake_uri import LakeUri
 from airflow_provider_cdc.core.option import Option
 from airflow_provider_cdc.core.options import declared
@@ -123,7 +124,7 @@ def _source(element: Value, defaults: Mapping[str, Value], problems: list[Proble
         return None
     name = own.pop("name", None)
     every = {one.name: one for one in declared()}
-    ours = {key: one for key, one in every.items() if one.only in ("", kind.plain)}
+    ours = {key: one for key, one in every.items() if one.fits(kind.plain)}
     for key in sorted(own.keys() - ours.keys()):
         what = f"{kind.plain} has no such option" if key in every else "there is no such option"
         problems.append(own[key].place.problem(what, f"the options are {', '.join(['kind', 'name', *ours])}"))
@@ -147,8 +148,8 @@ def _source(element: Value, defaults: Mapping[str, Value], problems: list[Proble
 
 def _preferred(kind: str, ours: Mapping[str, Option], given: Mapping[str, Any]) -> dict[str, Any]:
     """The options that are other by default than those of a single run, as far as this kind of source has them."""
-    # PostgreSQL keeps no log for the past unless it is told to.
-    goes_back = "as_of" in ours and (kind == "mysql" or bool(given.get("standing_slot")))
+    # Some kinds keep no log for the past unless an option asks for it.
+    goes_back = "as_of" in ours and (kinds.KINDS[kind].keeps_past or bool(given.get("standing_slot")))
     preferred = {"as_of": INTERVAL_END} if goes_back else {}
     return preferred | ({"refresh": "auto"} if "refresh" in ours else {})
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 from datetime import UTC, datetime
 from typing import Any
 
-from airflow_provider_cdc.core.gtid import GtidSet
-from airflow_provider_cdc.core.lsn import Lsn
+from airflow_provider_cdc.core.kinds import KINDS, Position
 from airflow_provider_cdc.errors import PositionError
 
-AsOf = datetime | GtidSet | Lsn
+AsOf = datetime | Position
 
 
 def parse(text: str) -> AsOf | None:
@@ -41,10 +40,13 @@ def reaches(later: str, earlier: str) -> bool:
 
     :raises PositionError: they are no positions.
     """
-    try:
-        return Lsn.parse(earlier) <= Lsn.parse(later)
-    except PositionError:
-        return GtidSet.parse(earlier) <= GtidSet.parse(later)
+    first, last = _position(earlier), _position(later)
+    if type(first) is not type(last):
+        raise PositionError(
+            f"{earlier[:100]!r} and {later[:100]!r} are positions of two kinds of sources",
+            hint="compare positions of one source",
+        )
+    return first <= last  # type: ignore[operator]
 
 
 def text_of(value: Any) -> Any:
@@ -64,14 +66,14 @@ def is_as_of(value: Any) -> bool:
     return True
 
 
-def _position(text: str) -> GtidSet | Lsn:
-    for kind in (Lsn, GtidSet):
+def _position(text: str) -> Position:
+    for kind in KINDS.values():
         try:
             point = kind.parse(text)
         except PositionError:
             continue
         # A lone comma is a GTID set to the server, too: one that names nothing.
-        if not isinstance(point, GtidSet) or point:
+        if point:
             return point
     raise PositionError(
         f"{text[:200]!r} is no time, GTID set or LSN",

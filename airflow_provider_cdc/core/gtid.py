@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
+from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import PositionError
 
 GNO_END = 2**63 - 1
@@ -195,6 +196,11 @@ class GtidSet:
 
     def __le__(self, other: GtidSet) -> bool:
         return not self - other
+
+    def shortfall(self, wanted: GtidSet) -> str:
+        """Return what this set lacks of ``wanted``, in words; empty: nothing."""
+        missing = wanted - self
+        return f"it lacks {counted(len(missing), 'transaction')}: {str(missing)[:200]}" if missing else ""
 
     def __bool__(self) -> bool:
         return bool(self._entries)

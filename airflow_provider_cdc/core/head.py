@@ -11,12 +11,9 @@ from datetime import UTC, datetime
 from typing import Any
 
 from airflow_provider_cdc.core import records
-from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.core.history import Trace, number_in
-from airflow_provider_cdc.core.lsn import Lsn
+from airflow_provider_cdc.core.kinds import KINDS, Kind
 from airflow_provider_cdc.errors import PositionError
-
-_KINDS = {"initial_gtid_set": "mysql", "initial_lsn": "postgres"}
 
 
 @dataclass(frozen=True)
@@ -87,20 +84,22 @@ def source_of(kind: str, identity: Mapping[str, str], conn_id: str) -> dict[str,
 def is_of_another_source(copy: Copy, source: Mapping[str, str], position: str) -> bool:
     """Whether ``copy`` is not of ``source``, which has all of ``position``. What is not known is not held against it.
 
-    A MySQL server that has every transaction of the copy took over from the copy's own, if the connection is the same.
+    Of some kinds (`Kind.takes_over`) a server that has all of the copy's position took over from the copy's own, if
+    the connection is the same.
     """
     theirs = known_source(copy)
     if _differ(theirs, source, "kind") or _differ(theirs, source, "database"):
         return True
     if not _differ(theirs, source, "server"):
         return False
-    if source.get("kind") != "mysql" or _differ(theirs, source, "connection"):
+    kind = KINDS.get(source.get("kind", ""))
+    if kind is None or not kind.takes_over or _differ(theirs, source, "connection"):
         return True
     try:
-        copied, reached = GtidSet.parse(position_of(copy)), GtidSet.parse(position)
+        copied, reached = kind.parse(position_of(copy)), kind.parse(position)
     except PositionError:
         return True
-    return not (copied and copied <= reached)
+    return not (copied and copied <= reached)  # type: ignore[operator]
 
 
 def is_newer(copy: Copy, than: Copy) -> bool:
@@ -121,7 +120,8 @@ def is_newer(copy: Copy, than: Copy) -> bool:
 
 def position_of(copy: Copy) -> str:
     """The position that ``copy`` is exact at, whichever version wrote its record; empty: the record does not say."""
-    return copy.position or copy.initial_gtid_set or copy.initial_lsn or ""
+    named = (_named_position(copy, kind) for kind in KINDS.values())
+    return copy.position or next(filter(None, named), "")
 
 
 def trace_of(copy: Copy) -> Trace:
@@ -137,24 +137,28 @@ def describe(source: Mapping[str, str]) -> str:
 
 def _order(copy: Copy, than: Copy) -> int:
     """1: later, -1: earlier, 0: the positions are the same, or do not tell."""
-    kinds = {known_source(one).get("kind") for one in (copy, than)}
+    name, *others = {known_source(one).get("kind", "") for one in (copy, than)}
+    kind = KINDS.get(name)
+    # What one timeline has at an LSN says nothing of what another one has there.
+    if others or kind is None or (kind.branch and _differ(copy.source, than.source, kind.branch)):
+        return 0
     try:
-        if kinds == {"mysql"}:
-            ours, theirs = (GtidSet.parse(position_of(one)) for one in (copy, than))
-            return int(theirs <= ours) - int(ours <= theirs)
-        # What one timeline has at an LSN says nothing of what another one has there.
-        if kinds == {"postgres"} and not _differ(copy.source, than.source, "timeline"):
-            mine, other = (Lsn.parse(position_of(one)) for one in (copy, than))
-            return int(mine > other) - int(mine < other)
+        ours, theirs = (kind.parse(position_of(one)) for one in (copy, than))
     except PositionError:
-        pass
-    return 0
+        return 0
+    return int(theirs <= ours) - int(ours <= theirs)  # type: ignore[operator]
 
 
 def known_source(copy: Copy) -> dict[str, str]:
     """What is known of the source of ``copy``."""
-    kinds = [kind for key, kind in _KINDS.items() if getattr(copy, key) is not None]
+    kinds = [kind.name for kind in KINDS.values() if _named_position(copy, kind) is not None]
     return {**({"kind": kinds[0]} if kinds else {}), **copy.source}
+
+
+def _named_position(copy: Copy, kind: Kind) -> str | None:
+    """Return the position that the record of ``copy`` has under this kind's own name for it."""
+    position = getattr(copy, kind.position_key, copy.more.get(kind.position_key))
+    return position if isinstance(position, str) else None
 
 
 def _time(copy: Copy) -> datetime | None:

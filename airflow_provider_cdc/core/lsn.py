@@ -48,6 +48,10 @@ class Lsn:
         """Return the bytes of log from `other` to this position; negative when this one is earlier."""
         return self.value - other.value
 
+    def shortfall(self, wanted: Lsn) -> str:
+        """Return that this position does not reach ``wanted``, in words; empty: it does."""
+        return "" if self >= wanted else f"it is exact at {self}"
+
     def __str__(self) -> str:
         """Return the canonical form: no leading zeros, as PostgreSQL up to 18 prints it."""
         return f"{self.value >> 32:X}/{self.value & 0xFFFFFFFF:X}"

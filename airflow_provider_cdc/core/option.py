@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from typing import Annotated, Any, Literal, TypeVar, get_type_hints
 
 import msgspec
 
 from airflow_provider_cdc.core import as_of
+from airflow_provider_cdc.core.kinds import has
 from airflow_provider_cdc.errors import Problem
 
 Options = TypeVar("Options")
@@ -28,8 +29,8 @@ class Accepted:
     schema: Mapping[str, Any]
     plain: Callable[[Any], Any] = lambda value: value
     """Makes an accepted value one of the option's type."""
-    only: Mapping[Any, str] = field(default_factory=dict)
-    """The kind of source that a choice is for, of the choices that are for one."""
+    features: Collection[str] = ()
+    """The choices that only kinds of sources with the feature of that name offer."""
 
     def holds(self, value: Any) -> bool:
         """Return whether ``value`` is accepted."""
@@ -45,8 +46,8 @@ class Accepted:
     def schema_for(self, kind: str) -> dict[str, Any]:
         """The JSON schema of what can work for one kind of source; empty: for any."""
         schema = dict(self.schema)
-        if kind and self.only:
-            fit = [choice for choice in schema["enum"] if self.only.get(choice, kind) == kind]
+        if kind and self.features:
+            fit = [choice for choice in schema["enum"] if choice not in self.features or has(kind, choice)]
             schema["enum"] = fit
             schema["values_display"] = {choice: schema["values_display"][choice] for choice in fit}
         return schema
@@ -57,7 +58,8 @@ class Option:
     """One option, as it is declared.
 
     ``default`` is `MISSING` where a value has to be given. ``type`` is the type of a checked value. ``argument`` is the
-    name that an operator's argument has for it. ``only`` names the one kind of source that it is for, if it is for one.
+    name that an operator's argument has for it. ``feature`` names what a kind of source must have for it; empty: all
+    kinds take it.
     ``secret``: people put secrets there, so its value is never shown. ``in_form``: the DAGs that come with the package
     have a param for it, called ``title``, in the form's ``section``; empty: the one that is open at first. ``fixed``:
     the DAG's author sets it, and it is no template.
@@ -70,12 +72,16 @@ class Option:
     help: str
     example: str
     argument: str
-    only: str
+    feature: str
     secret: bool
     in_form: bool
     title: str
     section: str
     fixed: bool
+
+    def fits(self, kind: str) -> bool:
+        """Return whether sources of the kind of this name take the option."""
+        return has(kind, self.feature)
 
     @property
     def required(self) -> bool:
@@ -97,7 +103,7 @@ def option(
     example: str,
     name: str = "",
     argument: str = "",
-    only: str = "",
+    feature: str = "",
     secret: bool = False,
     title: str = "",
     section: str = "",
@@ -110,7 +116,7 @@ def option(
         "example": example,
         "name": name,
         "argument": argument,
-        "only": only,
+        "feature": feature,
         "secret": secret,
         "title": title,
         "section": section,
@@ -122,17 +128,17 @@ def option(
     return field(default=default, metadata={"option": declared})
 
 
-def one_of(choices: Sequence[str], shown: Sequence[str], only: Mapping[str, str] | None = None) -> Accepted:
+def one_of(choices: Sequence[str], shown: Sequence[str], features: Collection[str] = ()) -> Accepted:
     """One of several words.
 
     :param shown: what a form shows for each.
-    :param only: see `Accepted`.
+    :param features: see `Accepted`.
     """
     return Accepted(
         f"one of {', '.join(choices)}",
         Literal[tuple(choices)],
         {"type": "string", "enum": list(choices), "values_display": dict(zip(choices, shown, strict=True))},
-        only=only or {},
+        features=features,
     )
 
 

@@ -70,7 +70,7 @@ class TableOptions:
                 "exported: all in one exported snapshot (PostgreSQL)",
                 "again: touched rows are read again (PostgreSQL)",
             ),
-            {"lock": "mysql", "exported": "postgres", "again": "postgres"},
+            features=("lock", "exported", "again"),
         ),
         title="Consistency",
         section=ADVANCED,
@@ -132,14 +132,14 @@ class LockPolicy:
         False,
         name="lock_through_read",
         accepts=FLAG,
-        only="mysql",
+        feature="lock_through_read",
         help="Keep the lock until the table is read, for servers whose read views need that.",
         example="true or false",
     )
     slot_wait_seconds: int = option(
         600,
         accepts=WHOLE_SECONDS,
-        only="postgres",
+        feature="slots",
         help="Seconds that the slot may wait for transactions that write; nobody waits for it.",
         example="a number such as 600",
     )
@@ -183,7 +183,7 @@ class StepOptions:
     standing_slot: str = option(
         "",
         accepts=SLOT_NAME,
-        only="postgres",
+        feature="standing_slot",
         title="Standing slot",
         section=ADVANCED,
         help="A name, such as `nightly`: the server then keeps a replication slot of that name from run to run, and "
@@ -194,7 +194,7 @@ class StepOptions:
     standing_slot_hours: int = option(
         48,
         accepts=COUNT,
-        only="postgres",
+        feature="standing_slot",
         help="Hours of the past that the standing slot keeps: when a run is published, it gives up what is older, but "
         "not the log since the last copies that `refresh` is to roll forward (for a week at most).",
         example="a number such as 48",
@@ -248,7 +248,7 @@ class StepOptions:
     keep_slot: bool = option(
         False,
         accepts=FLAG,
-        only="postgres",
+        feature="slots",
         title="Keep the slot",
         section=ADVANCED,
         help="Leave the publication and the slot there when the run is published, to stream on from `initial_lsn`. "

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from inspect import Parameter, signature
 from typing import Any, TypeVar
 
+from airflow_provider_cdc.core.kinds import KINDS, only
 from airflow_provider_cdc.core.lake_uri import LakeUri, glob
 from airflow_provider_cdc.core.option import values_of
 from airflow_provider_cdc.core.options import RunOptions, declared
@@ -114,9 +115,13 @@ def check_kind(options: RunOptions, kind: str) -> None:
     """
     values = values_of(options)
     problems = [
-        Problem(f"parameter {one.name}", f"it is for {one.only} sources, and this one is {kind}", "leave it as it is")
+        Problem(
+            f"parameter {one.name}",
+            f"it is for {only(one.feature)} sources, and this one is {KINDS[kind].title}",
+            "leave it as it is",
+        )
         for one in declared()
-        if one.only not in ("", kind) and values[one.name] != one.default
+        if not one.fits(kind) and values[one.name] != one.default
     ]
     if problems:
         raise PreflightError(problems)

@@ -13,13 +13,12 @@ from typing import Any
 from airflow.configuration import conf
 from airflow.sdk import Param
 
+from airflow_provider_cdc.core.kinds import only
 from airflow_provider_cdc.core.option import Option
 from airflow_provider_cdc.core.options import declared
 
 ANY = ""
 """Any kind of source."""
-
-_TITLES = {"mysql": "MySQL", "postgres": "PostgreSQL"}
 
 
 def allowed() -> dict[str, Any]:
@@ -56,14 +55,16 @@ def from_params(kind: str) -> dict[str, Any]:
 
 
 def _shown(kind: str) -> Iterator[Option]:
-    shown = [one for one in declared() if one.in_form and (kind == ANY or one.only in ("", kind))]
+    shown = [one for one in declared() if one.in_form and (kind == ANY or one.fits(kind))]
     # A form shows its sections in the order in which they come.
     return iter(sorted(shown, key=lambda one: one.section))
 
 
 def _param(one: Option, kind: str, defaults: dict[str, Any]) -> Param:
     facts: dict[str, Any] = {**one.accepts.schema_for(kind), "title": one.title}
-    facts["description"] = (f"{_TITLES[one.only]} only. " if one.only and not kind else "") + one.help.replace("`", "")
+    facts["description"] = (f"{only(one.feature)} only. " if one.feature and not kind else "") + one.help.replace(
+        "`", ""
+    )
     if one.section:
         facts["section"] = one.section
     # A form shows what has no value as required.

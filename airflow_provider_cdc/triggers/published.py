@@ -11,9 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.core import as_of
 from airflow_provider_cdc.core.as_of import AsOf
-from airflow_provider_cdc.core.gtid import GtidSet
-from airflow_provider_cdc.core.lsn import Lsn
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.core.kinds import Position
 from airflow_provider_cdc.errors import ConfigurationError, PositionError
 from airflow_provider_cdc.triggers.position import point_of
 from airflow_provider_cdc.triggers.waiting import Answer, WaitingTrigger
@@ -103,11 +101,8 @@ def _short_of(copy: LatestCopy, point: AsOf) -> str:
             return "it is exact at a position, and of which time that is, is not known"
         return "" if when >= point else f"it is exact as of {when.isoformat()}, or shortly after"
     reached = as_of.parse(copy.position)
-    if isinstance(point, GtidSet) and isinstance(reached, GtidSet):
-        missing = point - reached
-        return f"it lacks {counted(len(missing), 'transaction')}: {str(missing)[:200]}" if missing else ""
-    if isinstance(point, Lsn) and isinstance(reached, Lsn):
-        return "" if reached >= point else f"it is exact at {reached}"
+    if isinstance(reached, Position) and isinstance(point, type(reached)):
+        return reached.shortfall(point)  # type: ignore[arg-type]
     raise ConfigurationError(
         f"the copy is exact at {copy.position[:200]}, which cannot be compared with {str(point)[:200]}",
         where=f"parameter position, {copy.path}",

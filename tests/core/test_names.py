@@ -39,7 +39,8 @@ def test_parts_of_tables_have_folders_that_no_table_has() -> None:
     assert own != names[0] != CopyName.of(names[0], parts[1])
     # The two parts of one table, and the table itself: always in one order.
     copies = [CopyName.of(names[0], part) for part in (*parts, WHOLE)]
-    assert sorted(copies) == sorted(copies[::-1]) == sorted(copies, key=lambda copy: copy.part)
+    backwards = copies[::-1]
+    assert sorted(copies) == sorted(backwards) == sorted(copies, key=lambda copy: copy.part)
     assert own == pickle.loads(pickle.dumps(own)) == CopyName.of(TableName("a", "b"), parts[0])
     assert str(own) == "a.b"
 

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from airflow_provider_cdc.core import head
+from airflow_provider_cdc.core import kinds as core_kinds
 from airflow_provider_cdc.core.options import declared
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.sources.connection import ConnectionSettings
@@ -34,8 +34,10 @@ def test_a_kind_is_what_its_source_and_its_hook_say_it_is(kind: Kind) -> None:
 
 def test_what_core_says_of_kinds_is_what_is_registered() -> None:
     """`core` may not ask the registry: options say for which kind they are, and heads of old copies say no kind."""
-    assert {option.only for option in declared()} - {""} <= {kind.name for kind in KINDS}
-    assert {kind.load(kind.source).position_key: kind.name for kind in KINDS} == head._KINDS
+    assert set(core_kinds.KINDS) == {kind.name for kind in KINDS}
+    assert all(core_kinds.kinds_with(option.feature) for option in declared())
+    keys = {kind.name: kind.load(kind.source).position_key for kind in KINDS}
+    assert keys == {name: kind.position_key for name, kind in core_kinds.KINDS.items()}
 
 
 def test_an_unknown_kind_is_refused_and_the_known_ones_are_named() -> None:

@@ -19,6 +19,7 @@ from airflow.sdk import DAG, BaseHook, TaskGroup
 from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_provider_cdc.core.author_options import AuthorOptions
+from airflow_provider_cdc.core.kinds import only
 from airflow_provider_cdc.core.options import declared
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
@@ -134,7 +135,7 @@ def test_the_signature_and_the_docstring_say_of_each_option_what_is_declared() -
         # A template is text, whatever it will be.
         wanted = own if one.fixed else " | ".join(dict.fromkeys([*own.split(" | "), "str"]))
         assert sorted(str(parameter.annotation).split(" | ")) == sorted(wanted.split(" | ")), one.name
-        kind = {"mysql": "MySQL: ", "postgres": "PostgreSQL: "}.get(one.only, "")
+        kind = f"{only(one.feature)}: " if one.feature else ""
         assert " ".join(told[one.name].split()) == kind + one.help.replace("`", "``"), one.name
 
 

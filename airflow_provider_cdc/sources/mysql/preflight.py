@@ -61,7 +61,7 @@ def preflight(settings: ConnectionSettings, patterns: Sequence[str], options: Ta
         privileges = Privileges(connection)
         names, unresolved = resolve(connection, patterns)
         concerned += names
-        problems = [*request_problems(patterns, options, lacks=("exported", "again")), *unresolved]
+        problems = [*request_problems("mysql", patterns, options), *unresolved]
         problems += [*setting_problems(connection), *privileges.server_problems()]
         unreadable = {name: problem for name in names if (problem := privileges.select_problem(name))}
         problems += unreadable.values()

@@ -46,7 +46,7 @@ def preflight(settings: ConnectionSettings, patterns: Sequence[str], options: Ta
         privileges = Privileges(connection)
         names, unresolved = resolve(connection, patterns)
         concerned += names
-        problems = [*request_problems(patterns, options, lacks=("lock",)), *unresolved]
+        problems = [*request_problems("postgres", patterns, options), *unresolved]
         problems += [*setting_problems(connection), *privileges.server_problems(settings, publishing=not publication)]
         tables = [replace(table, options=options) for table in read_tables(connection, names)]
         why = _why_again(connection, tables, options)

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from airflow_provider_cdc.core.author_options import AuthorOptions
+from airflow_provider_cdc.core.kinds import only
 from airflow_provider_cdc.core.option import Option
 from airflow_provider_cdc.core.options import declared
-
-_KINDS = {"mysql": "MySQL: ", "postgres": "PostgreSQL: "}
 
 
 def option_table() -> Iterator[Sequence[str]]:
     yield "option", "default", "what it does"
     for one in (*declared(), *declared(AuthorOptions)):
-        yield f"`{one.name}`", _default(one), _KINDS.get(one.only, "") + one.help + (_FIXED if one.fixed else "")
+        kinds = f"{only(one.feature)}: " if one.feature else ""
+        yield f"`{one.name}`", _default(one), kinds + one.help + (_FIXED if one.fixed else "")
 
 
 _FIXED = " No template."
