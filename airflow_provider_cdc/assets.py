@@ -3,14 +3,20 @@
 A DAG that is to run whenever a table was copied names the table's asset::
 
     with DAG("report", schedule=table_asset("cdc_mysql", "shop.orders")):
+
+That is the asset of the table's latest copies in the connection's production target (`production`). Copies in other
+targets have assets of their own. So do copies that did not become the latest one of their folder: those of a past day,
+or of a run that a newer one overtook. ``as_of`` alone does not make a copy one of the past: a nightly copy is as of the
+end of its interval, and becomes the latest one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from hashlib import sha256
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, urlencode
 
 from airflow_provider_cdc import airflow_version
 
@@ -18,12 +24,17 @@ airflow_version.check()
 
 from airflow.providers.common.compat.sdk import Asset, AssetAlias  # noqa: E402
 
+from airflow_provider_cdc.core.lake_uri import LakeUri  # noqa: E402
 from airflow_provider_cdc.core.selection import selection_of  # noqa: E402
-from airflow_provider_cdc.core.table import TableName  # noqa: E402
+from airflow_provider_cdc.core.table import CopyName, TableName  # noqa: E402
+from airflow_provider_cdc.core.target import lake_of  # noqa: E402
 from airflow_provider_cdc.errors import ConfigurationError  # noqa: E402
+from airflow_provider_cdc.production import check_named, production_targets  # noqa: E402
 from airflow_provider_cdc.sources.patterns import Pattern  # noqa: E402
 
 _SCHEME = "x-cdc"
+_LONGEST = 1500
+"""Characters that Airflow takes as the URI of an asset."""
 
 
 def table_asset(
@@ -32,6 +43,8 @@ def table_asset(
     *,
     where: str | None = None,
     columns: Sequence[str] | None = None,
+    target: str | None = None,
+    past: bool = False,
 ) -> Asset:
     """The asset of a table's copies, whichever DAG makes them: ``x-cdc://<source_conn_id>/<schema>/<table>``. Copies of
     a part of the table have another one, for each part.
@@ -40,63 +53,122 @@ def table_asset(
     :param table: ``schema.table``, with a part in double quotes where it holds a dot, as the option ``tables`` has it.
     :param where: the condition that the rows are copied by; None: all are.
     :param columns: the columns that are asked for; None: all are.
-    :raises ConfigurationError: ``table`` does not name one table, or ``where`` is no condition.
+    :param target: the folder that the copies are published in, as the option ``target`` has it; None: the connection's
+        production target. The asset of a production target is the same as with None.
+    :param past: the copies that did not become the latest one of their folder, instead of those that did.
+    :raises ConfigurationError: ``table`` does not name one table, ``where`` is no condition, ``target`` is no folder,
+        or there is none and it is not known which target is production.
     """
     name = _literal(table) if isinstance(table, str) else table
     if name is None:
         raise ConfigurationError(f"{table!r} stands for any number of tables", hint="name one, as schema.table")
+    if target is None:
+        check_named(source_conn_id)
+    lake = None if target is None else lake_of(target, source_conn_id)
     part = name.part or selection_of(where, columns).part
-    own = (source_conn_id, name.schema, name.name, *([part] if part else []))
-    return Asset(uri=f"{_SCHEME}://{'/'.join(quote(one, safe='') for one in own)}")
+    return copy_asset(source_conn_id, CopyName(name, part), lake, latest=not past)
+
+
+def copy_asset(source_conn_id: str, table: TableName, lake: str | None, *, latest: bool) -> Asset:
+    """The asset that a copy is: what `table_asset` gives to those who wait for it.
+
+    :param table: with its part, if it is a copy of one.
+    :param lake: the URI of the target; None: it is a production target.
+    :param latest: whether the copy became the latest one of its folder.
+    """
+    names = (source_conn_id, table.schema, table.name, *([table.part] if table.part else []))
+    uri = f"{_SCHEME}://{'/'.join(quote(name, safe='') for name in names)}"
+    apart: dict[str, str] = {}
+    if lake is not None and not production_targets(source_conn_id).has(lake):
+        apart["target"] = _canonical(lake)
+    if not latest:
+        apart["past"] = "true"
+    if len(uri) + len(_query(apart)) > _LONGEST and "target" in apart:
+        apart["target"] = f"sha256:{sha256(apart['target'].encode()).hexdigest()[:32]}"
+    return Asset(uri=uri + _query(apart))
 
 
 def copies_alias(dag_id: str, group_id: str) -> AssetAlias:
-    """What stands for all tables that a `SnapshotTaskGroup` turns out to copy, which its patterns do not tell."""
+    """The alias through which a `SnapshotTaskGroup` announces all of its copies, whatever tables it turns out to copy,
+    and wherever."""
     return AssetAlias(f"{_SCHEME}:{quote(dag_id, safe='')}/{quote(group_id, safe='')}")
 
 
 def outlets_of(
-    source_conn_id: str, tables: Any, on_table_error: Any, alias: AssetAlias, *, in_part: bool = False
+    source_conn_id: str,
+    tables: Any,
+    on_table_error: Any,
+    alias: AssetAlias,
+    *,
+    target: Any,
+    in_part: bool = False,
 ) -> list[Asset | AssetAlias]:
-    """What a group's last task announces: ``alias``, and the assets of the tables that are sure to be copied.
+    """The outlets of a group's last task: ``alias``, through which it announces its copies, and the assets of the
+    tables that are sure to be copied, which the graph of assets shows before the first run.
 
-    :param tables: the group's argument, as are the two others: patterns, or a template.
+    :param tables: the group's argument, as are the others: patterns, or a template.
     :param in_part: whether parts of tables may be copied: they have assets of their own.
+    :raises ConfigurationError: Airflow's setting of the production targets is malformed.
     """
+    # Otherwise the run would notice it only when it is published.
+    production_targets("source")
     # A template, or what differs from group to group where groups are mapped, is known only when the tasks run.
-    if in_part or on_table_error != "fail" or _is_template(source_conn_id) or not isinstance(tables, (list, tuple)):
+    if in_part or on_table_error != "fail" or not isinstance(tables, (list, tuple)):
         return [alias]
     patterns = list(tables)
-    if any(pattern.startswith("!") or _is_template(pattern) for pattern in patterns):
+    if any(_is_template(value) for value in (source_conn_id, target, *patterns)):
+        return [alias]
+    if any(pattern.startswith("!") for pattern in patterns):
         return [alias]
     found: dict[TableName, None] = {}
+    # Preflight refuses what is no pattern or no folder, with all that is wrong.
     for pattern in patterns:
-        # Preflight refuses what is no pattern, with all that is wrong.
         with suppress(ConfigurationError):
             if (name := _literal(pattern)) is not None:
                 found[name] = None
-    return [alias, *(table_asset(source_conn_id, name) for name in found)]
+    try:
+        lake = lake_of(target, source_conn_id)
+    except ConfigurationError:
+        return [alias]
+    return [alias, *(copy_asset(source_conn_id, name, lake, latest=True) for name in found)]
 
 
-def announce(
-    events: Any, outlets: Iterable[Any], source_conn_id: str, copies: Mapping[TableName, Mapping[str, Any]]
-) -> None:
-    """Give each copy its event.
+def announce(events: Any, outlets: Iterable[Any], copies: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Any]:
+    """Give each copy its event, and return what the task's outlets have to be when it ends.
+
+    When a task succeeds, Airflow makes an event of each asset among its outlets, whatever the task did. So those that
+    `outlets_of` put there for the graph are left out.
 
     :param events: ``outlet_events`` of the task's context.
-    :param outlets: those of the task, as `outlets_of` made them.
-    :param copies: what is told of each table's copy.
+    :param outlets: those of the task.
+    :param copies: of each copy, the URI of its asset, and what its event tells.
     """
-    named = {outlet.uri for outlet in outlets if isinstance(outlet, Asset)}
-    aliases: Sequence[AssetAlias] = [outlet for outlet in outlets if isinstance(outlet, AssetAlias)]
-    own = [alias for alias in aliases if alias.name.startswith(f"{_SCHEME}:")]
-    for table, extra in copies.items():
-        asset = table_asset(source_conn_id, table)
-        if asset.uri in named:
-            events[asset].extra = dict(extra)
-        else:
-            for alias in own:
-                events[alias].add(asset, extra=dict(extra))
+    outlets = list(outlets)
+    named = {outlet.uri: outlet for outlet in outlets if isinstance(outlet, Asset) and _is_ours(outlet.uri)}
+    aliases = [outlet for outlet in outlets if isinstance(outlet, AssetAlias) and _is_ours(outlet.name)]
+    kept = [outlet for outlet in outlets if not (isinstance(outlet, Asset) and outlet.uri in named)]
+    for uri, extra in copies:
+        for alias in aliases:
+            events[alias].add(Asset(uri=uri), extra=dict(extra))
+        if not aliases and uri in named:
+            # A task that somebody made without a group.
+            events[named[uri]].extra = dict(extra)
+            kept.append(named[uri])
+    return kept
+
+
+def _is_ours(name: str) -> bool:
+    return name.startswith(f"{_SCHEME}:")
+
+
+def _canonical(lake: str) -> str:
+    """The URI of a folder, in the one way of writing it: a path and its file URI are one place."""
+    parsed = LakeUri.parse(lake)
+    return str(LakeUri(parsed.scheme or "file", parsed.authority, ()).joined(*parsed.decoded))
+
+
+def _query(apart: Mapping[str, str]) -> str:
+    return f"?{urlencode(apart, safe='', quote_via=quote)}" if apart else ""
 
 
 def _literal(pattern: str) -> TableName | None:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
 from airflow_provider_cdc.core.results import CONSOLIDATE, ConsolidateResult
-from airflow_provider_cdc.core.run import Run
+from airflow_provider_cdc.core.run import Run, read_is_latest
 from airflow_provider_cdc.core.table import Table
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def lineage_of(run: Run, settings: ConnectionSettings) -> OperatorLineage | None
         symlinks_dataset,
     )
 
-    from airflow_provider_cdc.assets import table_asset
+    from airflow_provider_cdc.assets import copy_asset
 
     if CONSOLIDATE not in run.steps:
         return None
@@ -46,22 +46,23 @@ def lineage_of(run: Run, settings: ConnectionSettings) -> OperatorLineage | None
         fields = [schema_dataset.SchemaDatasetFacetFields(name=name, type=table.column(name).type) for name in names]
         return schema_dataset.SchemaDatasetFacet(fields=fields)
 
-    found = run.found(ConsolidateResult)
+    found, manifest, latest = run.found(ConsolidateResult), run.manifest, read_is_latest(run.folder)
     version = dataset_version_dataset.DatasetVersionDatasetFacet(datasetVersion=run.position)
     inputs, outputs = [], []
-    for entry in run.manifest.tables:
+    for entry in manifest.tables:
         table = entry.table
         if (name := str(table.name)) not in found.published:
             continue
         facets = {"schema": columns_of(table, [one.name for one in table.columns]), "version": version}
-        namespace, source = _at_source(settings, table, run.manifest.source.get("database", ""))
+        namespace, source = _at_source(settings, table, manifest.source.get("database", ""))
         inputs.append(InputDataset(namespace=namespace, name=source, facets=dict(facets)))
         facets["schema"] = columns_of(table, table.published_columns)
         place = _dataset(found.published[name].rpartition("/")[0])
         folder = symlinks_dataset.Identifier(namespace=place[0], name=place[1], type="LOCATION")
         facets["symlinks"] = symlinks_dataset.SymlinksDatasetFacet(identifiers=[folder])
         counted = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(rowCount=found.rows[name])
-        namespace, asset = _dataset(table_asset(run.manifest.source_conn_id, table.copy_name).uri)
+        copied = copy_asset(manifest.source_conn_id, table.copy_name, manifest.lake, latest=latest[name])
+        namespace, asset = _dataset(copied.uri)
         outputs.append(
             OutputDataset(namespace=namespace, name=asset, facets=facets, outputFacets={"outputStatistics": counted})
         )
@@ -86,4 +87,6 @@ def _dataset(uri: str) -> tuple[str, str]:
     parts = urlsplit(uri)
     if not parts.netloc:
         return parts.scheme, unquote(parts.path)
-    return f"{parts.scheme}://{parts.netloc}", unquote(parts.path.removeprefix("/"))
+    # An asset that is apart from the plain one is another dataset.
+    query = f"?{parts.query}" if parts.query else ""
+    return f"{parts.scheme}://{parts.netloc}", unquote(parts.path.removeprefix("/")) + query

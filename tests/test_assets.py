@@ -19,8 +19,18 @@ ALIAS = AssetAlias("x-cdc:d/g")
 ORDERS = TableName("shop", "orders")
 
 
-def uris(tables: Any, conn_id: str = "shop", on_table_error: str = "fail") -> list[str]:
-    alias, *assets = outlets_of(conn_id, tables, on_table_error, ALIAS)
+PRODUCTION = "AIRFLOW__CDC__PRODUCTION_TARGETS"
+TARGETS = "AIRFLOW__CDC__TARGETS"
+
+
+@pytest.fixture(autouse=True)
+def no_settings(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in (PRODUCTION, TARGETS):
+        monkeypatch.delenv(name, raising=False)
+
+
+def uris(tables: Any, conn_id: Any = "shop", on_table_error: str = "fail", target: Any = "s3://lake/raw") -> list[str]:
+    alias, *assets = outlets_of(conn_id, tables, on_table_error, ALIAS, target=target)
     assert alias is ALIAS
     return [asset.uri for asset in assets if isinstance(asset, Asset)]
 
@@ -36,6 +46,74 @@ def test_a_table_has_one_asset_whoever_names_it() -> None:
     odd = {table_asset(conn, table).uri for conn in ("a", "a/b") for table in tables}
     assert len(odd) == 2 * len(tables)
     assert all(uri.isascii() for uri in odd)
+
+
+@pytest.mark.parametrize(
+    ("production", "targets", "plain", "apart"),
+    [
+        # As long as nothing shows that there is more than one lake, there is nothing to configure.
+        ("", "", ["s3://lake/raw", "/data/lake"], []),
+        ("", "s3://lake/raw", ["s3://lake/raw", "s3://lake/raw/{source}"], ["s3://lake/raw2", "/data/lake"]),
+        ("", "s3://lake/{source}", ["s3://lake/shop/a"], ["s3://lake/crm"]),
+        ("s3://lake/raw", "*", ["s3://lake/raw/a"], ["s3://sandbox/raw"]),
+        ("shop=/data/lake, crm=s3://lake/raw", "", ["file:///data/lake/"], ["s3://lake/raw"]),
+        ("sh*=s3://lake/day=*", "", ["s3://lake/day=1"], ["s3://lake/night"]),
+        ("s3://lake/day=1 s3://other/*/b", "", ["s3://lake/day=1", "s3://other/a/b"], ["s3://other/a"]),
+    ],
+)
+def test_copies_in_a_sandbox_are_not_the_asset_that_production_dags_wait_for(
+    production: str, targets: str, plain: list[str], apart: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PRODUCTION, production)
+    monkeypatch.setenv(TARGETS, targets)
+    assert table_asset("shop", "shop.orders").uri == "x-cdc://shop/shop/orders"
+    for target in plain:
+        assert table_asset("shop", "shop.orders", target=target) == table_asset("shop", "shop.orders")
+        assert uris(["shop.orders"], target=target) == ["x-cdc://shop/shop/orders"]
+    for target in apart:
+        (uri,) = uris(["shop.orders"], target=target)
+        assert uri.startswith("x-cdc://shop/shop/orders?target=")
+        assert table_asset("shop", "shop.orders", target=target).uri == uri
+
+
+@pytest.mark.parametrize(
+    ("production", "targets"),
+    [("", "s3://lake/raw s3://sandbox"), ("", "*"), ("", "s3://lake/*"), ("crm=s3://lake/raw", "s3://lake/raw")],
+)
+def test_a_dag_that_waits_for_copies_is_refused_where_nobody_can_tell_which_target_is_production(
+    production: str, targets: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(PRODUCTION, production)
+    monkeypatch.setenv(TARGETS, targets)
+    with pytest.raises(ConfigurationError, match="which target of shop is production") as refusal:
+        table_asset("shop", "shop.orders")
+    assert PRODUCTION in str(refusal.value)
+    # The DAGs that copy go on.
+    assert uris(["shop.orders"]) == ["x-cdc://shop/shop/orders?target=s3%3A%2F%2Flake%2Fraw"]
+
+
+def test_a_setting_that_names_no_folder_is_told_when_the_dag_is_parsed(monkeypatch: pytest.MonkeyPatch) -> None:
+    for setting in ("lake/raw", "s3://lake/{sorce}", "shop=lake"):
+        monkeypatch.setenv(PRODUCTION, setting)
+        with pytest.raises(ConfigurationError, match=PRODUCTION):
+            uris("{{ params.tables }}")
+
+
+def test_each_target_each_part_and_the_past_have_an_asset_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(PRODUCTION, "s3://lake/raw")
+    found = {
+        table_asset("shop", table, where=where, target=target, past=past).uri
+        for table in ("shop.orders", "shop.orders?past=true", '"shop"."orders?target=a"')
+        for where in (None, "id = 1")
+        for target in (None, "s3://a", "s3://a/b", "s3://a/b&past=true", "/a/b&past=true", f"s3://{'a' * 1400}")
+        for past in (False, True)
+    }
+    assert len(found) == 3 * 2 * 6 * 2
+    assert all(uri.isascii() and len(uri) <= 1500 for uri in found)
+    assert table_asset("shop", "shop.orders", past=True).uri == "x-cdc://shop/shop/orders?past=true"
+    same_folders = (("/a b", "file:///a%20b/"), ("s3://a/%62", "s3://a/b"), ("s3://a/{source}", "s3://a/shop"))
+    for written, otherwise in same_folders:
+        assert table_asset("shop", "s.t", target=written) == table_asset("shop", "s.t", target=otherwise)
 
 
 @pytest.mark.parametrize(
@@ -55,20 +133,29 @@ def test_only_tables_that_are_sure_to_be_copied_are_named(tables: Any, named: li
     assert uris(tables) == [f"x-cdc://shop/{name}" for name in named]
 
 
-def test_a_table_that_may_be_left_out_or_a_source_that_is_not_known_is_not_named() -> None:
+def test_a_table_that_may_be_left_out_or_a_source_or_target_that_is_not_known_is_not_named() -> None:
     assert uris(["shop.orders"], on_table_error="skip") == []
     assert uris(["shop.orders"], on_table_error="{{ params.x }}") == []
     assert uris(["shop.orders"], conn_id="{{ params.source }}") == []
+    for target in ("{{ params.target }}/raw", "nowhere", "s3://lake/{sorce}", object()):
+        assert uris(["shop.orders"], target=target) == []
 
 
-def test_each_copy_has_one_event_and_what_was_not_copied_has_none() -> None:
-    outlets = outlets_of("shop", ["shop.orders", "crm.*"], "fail", ALIAS)
+def test_each_copy_has_one_event_and_what_is_named_for_the_graph_alone_has_none() -> None:
+    """Airflow makes an event of each asset among the outlets of a task that succeeds."""
+    foreign = Asset("somebody's own")
+    outlets = [*outlets_of("shop", ["shop.orders", "shop.lines"], "fail", ALIAS, target="s3://lake/raw"), foreign]
     events = OutletEventAccessors()
-    announce(events, outlets, "shop", {ORDERS: {"rows": 1}, TableName("crm", "people"): {"rows": 2}})
-    assert events[table_asset("shop", "shop.orders")].extra == {"rows": 1}
-    (event,) = events[ALIAS].asset_alias_events
-    assert event.dest_asset_key.uri == "x-cdc://shop/crm/people"
-    assert event.extra == {"rows": 2}
+    past = table_asset("shop", "shop.orders", past=True).uri
+    people = "x-cdc://shop/crm/people"
+    assert announce(events, outlets, [(past, {"rows": 1}), (people, {"rows": 2})]) == [ALIAS, foreign]
+    told = [(event.dest_asset_key.uri, event.extra) for event in events[ALIAS].asset_alias_events]
+    assert told == [(past, {"rows": 1}), (people, {"rows": 2})]
+    assert [*events] == [ALIAS]
+    # A task that somebody made without a group.
+    orders, lines = (table_asset("shop", f"shop.{name}") for name in ("orders", "lines"))
+    assert announce(events, [orders, lines], [(orders.uri, {"rows": 3})]) == [orders]
+    assert events[orders].extra == {"rows": 3}
 
 
 def test_a_group_announces_its_copies_and_others_can_be_scheduled_on_them() -> None:

@@ -23,6 +23,8 @@ from airflow_provider_cdc.core.lake_uri import LakeUri
 from airflow_provider_cdc.core.manifest import FORMAT, Manifest
 from airflow_provider_cdc.core.results import CONSOLIDATE, RESULTS, SnapshotResult, StepResult
 from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.core.told import FILE as TOLD
+from airflow_provider_cdc.core.told import Told
 from airflow_provider_cdc.errors import CommitUnknown, ManifestError, StorageUnavailable
 
 SCRATCH = "_runs"
@@ -33,7 +35,6 @@ WORK_FOLDERS = ("chunks", "delta", "staged")
 
 _COMMIT = "commit"
 _IS_LATEST = "latest.json"
-_TOLD = "told.json"
 _LATER = re.compile(r"manifest-([0-9]+)\.json")
 
 Result = TypeVar("Result", bound=StepResult)
@@ -153,9 +154,12 @@ class Run:
         """Leave, by the table's name, whether this run's copy is its table's latest one now; see `read_is_latest`."""
         self.folder.write_json(_IS_LATEST, dict(is_latest))
 
-    def note_told(self) -> None:
-        """Leave word that all that reads the run's own records when it is published has done so; see `was_told`."""
-        self.folder.write_json(_TOLD, {})
+    def note_told(self, told: Told | None = None) -> None:
+        """Leave word that all that reads the run's own records when it is published has done so; see `was_told`.
+
+        :param told: what it has told Airflow.
+        """
+        records.write(self.folder, TOLD, told or Told())
 
     def clean(self) -> None:
         """Remove what only a run in progress needs.
@@ -300,7 +304,7 @@ def is_published(run: Run) -> bool:
 
 def was_told(run: Run) -> bool:
     """Whether the task that publishes the run has come to its own end."""
-    return run.folder.exists(_TOLD)
+    return run.folder.exists(TOLD)
 
 
 def _manifest_name(generation: int) -> str:

@@ -4,41 +4,19 @@ from __future__ import annotations
 
 import hashlib
 import json
-import re
 from collections.abc import Mapping
 from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.core.lake_uri import LakeUri, redacted
-from airflow_provider_cdc.core.names import safe_name
 from airflow_provider_cdc.core.run import scratch_of
 from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.core.target import lake_of
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.operators.templates import RendersClearly
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
-
-
-SOURCE_PLACEHOLDER = "{source}"
-
-
-def lake_of(target: str, source_conn_id: str, parameter: str = "target") -> str:
-    """The URI of the folder to publish in: ``target`` with ``{source}`` replaced by the id of the connection.
-
-    The id is written as parts of table names are, so it is one part of the path: bytes other than ASCII letters,
-    digits, ``_ - $`` become ``~`` and two hexadecimal digits.
-
-    :raises ConfigurationError: ``target`` is no place to write to.
-    """
-    uri = target.replace(SOURCE_PLACEHOLDER, safe_name(source_conn_id))
-    if found := re.search(r"\{[^/]*\}", redacted(uri)):
-        raise ConfigurationError(
-            f"the {parameter} has the placeholder {found[0]}",
-            where=f"parameter {parameter}",
-            hint=f"the only one is {SOURCE_PLACEHOLDER}: the id of the connection to the source",
-        )
-    return str(LakeUri.parse(uri))
 
 
 def run_id_of(context: Context, lake: str) -> str:

@@ -11,10 +11,12 @@ from airflow_provider_cdc.core.removed import Removed, read_removed
 from airflow_provider_cdc.core.results import ConsolidateResult
 from airflow_provider_cdc.core.run import Run, read_is_latest
 from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.core.table import Table, TableName
+from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.core.told import Told
 from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.metrics import tell_published
+from airflow_provider_cdc.operators.announcing import announcement_of, say_other_target
 from airflow_provider_cdc.operators.base import hand_on, say_skipped
 from airflow_provider_cdc.operators.failing import failing
 from airflow_provider_cdc.operators.spark_step import SparkStepOperator
@@ -34,13 +36,15 @@ class ConsolidateOperator(SparkStepOperator):
     are exact; ``removed``, the URIs of the older copies that are gone now (``keep``), by the table's name; and
     ``counts``.
 
-    Each copy is an event of its table's asset (`airflow_provider_cdc.assets`), whose ``extra`` has ``run_id``, the
-    ``position`` (also under the source's own name for it), ``rows``, ``path``, ``latest``, and ``schema_digest``, which
-    changes when columns, their types or the key do; of a part of the table also ``where`` and ``columns``.
+    Each copy is an event of its table's asset (`airflow_provider_cdc.assets`), once, however often the task is run
+    (`announcing`). The event's ``extra`` has ``run_id``, the ``position`` (also under the source's own name for it),
+    ``rows``, ``path``, ``latest``, and ``schema_digest``, which changes when columns, their types or the key do; of a
+    part of the table also ``where`` and ``columns``.
     """
 
     step = "consolidate"
     outputs = ("published", "skipped", "position", "superseded")
+    outlets: list[Any]
 
     @failing
     def execute(self, context: Context) -> dict[str, Any]:
@@ -49,7 +53,11 @@ class ConsolidateOperator(SparkStepOperator):
         latest = read_is_latest(run.folder)
         copies = _copies(run, found["published"], latest)
         removed = read_removed(run.folder) if run.manifest.options.keep else Removed()
-        announce(context["outlet_events"], self.outlets, self.source_conn_id, copies)
+        announcement = announcement_of(context, run, self.source_conn_id, {table: latest[table] for table in copies})
+        events = [(event.uri, copies[table]) for table, event in announcement.events.items()]
+        # Another list, for this try alone: the DAG's task keeps its own.
+        self.outlets = announce(context["outlet_events"], self.outlets, events)
+        say_other_target(self.log, run, self.source_conn_id)
         for table in (name for name, is_latest in latest.items() if not is_latest):
             self.log.warning(
                 "%s is published at %s, but a newer copy stays the latest: one of a later position, or of a later "
@@ -66,12 +74,12 @@ class ConsolidateOperator(SparkStepOperator):
         tell_published(run, context["ti"].dag_id, self.source_conn_id)
         more = {"latest": latest, "removed": {table: list(uris) for table, uris in removed.copies.items()}}
         hand_on(context, more)
-        self._note_told(run)
+        self._note_told(run, announcement.told)
         return {**found, **more}
 
-    def _note_told(self, run: Run) -> None:
+    def _note_told(self, run: Run, told: Told) -> None:
         try:
-            run.note_told()
+            run.note_told(told)
         except (CdcError, OSError) as error:
             self.log.info("The run's folder stays for a while longer than it would have to: %s", error)
 
@@ -91,11 +99,11 @@ class ConsolidateOperator(SparkStepOperator):
             self.log.info("What the run did: %s", self.report_uri)
 
 
-def _copies(run: Run, published: Mapping[str, str], latest: Mapping[str, bool]) -> dict[TableName, dict[str, Any]]:
-    """What the events tell of each table's copy."""
+def _copies(run: Run, published: Mapping[str, str], latest: Mapping[str, bool]) -> dict[str, dict[str, Any]]:
+    """What the events tell of each table's copy, by the table's name."""
     rows = run.found(ConsolidateResult).rows
     return {
-        entry.table.copy_name: {
+        name: {
             "run_id": run.run_id,
             "position": run.position,
             run.manifest.position_key: run.position,

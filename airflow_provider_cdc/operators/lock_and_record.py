@@ -14,8 +14,9 @@ from airflow_provider_cdc.core.options import StepOptions
 from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.core.target import lake_of
 from airflow_provider_cdc.hooks import open_hook
-from airflow_provider_cdc.operators.base import TargetOperator, hand_on, lake_of, run_folder, run_id_of, scratch_for
+from airflow_provider_cdc.operators.base import TargetOperator, hand_on, run_folder, run_id_of, scratch_for
 from airflow_provider_cdc.operators.failing import failing
 from airflow_provider_cdc.operators.parameters import Allowed
 from airflow_provider_cdc.operators.releasing import ReleasingOperator

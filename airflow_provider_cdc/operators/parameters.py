@@ -11,8 +11,8 @@ from airflow_provider_cdc.core.kinds import KINDS, only
 from airflow_provider_cdc.core.lake_uri import LakeUri, glob
 from airflow_provider_cdc.core.option import values_of
 from airflow_provider_cdc.core.options import RunOptions, declared
+from airflow_provider_cdc.core.target import lake_of
 from airflow_provider_cdc.errors import ConfigurationError, PreflightError, Problem
-from airflow_provider_cdc.operators.base import lake_of
 
 Constructor = TypeVar("Constructor", bound=Callable[..., None])
 

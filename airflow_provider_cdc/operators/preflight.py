@@ -14,10 +14,11 @@ from airflow_provider_cdc.core.records import encode
 from airflow_provider_cdc.core.run import scratch_of
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import TableName
+from airflow_provider_cdc.core.target import lake_of
 from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import PreflightError, Problem, TerminalError, TransientError
 from airflow_provider_cdc.hooks import open_hook
-from airflow_provider_cdc.operators.base import TargetOperator, hand_on, lake_of, say_skipped, scratch_for
+from airflow_provider_cdc.operators.base import TargetOperator, hand_on, say_skipped, scratch_for
 from airflow_provider_cdc.operators.failing import failing
 from airflow_provider_cdc.operators.lake_checks import check_names, tell_leftovers
 from airflow_provider_cdc.operators.over import release_what_is_over

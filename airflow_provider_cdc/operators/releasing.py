@@ -13,9 +13,9 @@ from airflow.providers.common.compat.sdk import AirflowTaskTimeout
 from airflow_provider_cdc.compat import supervisor_channel
 from airflow_provider_cdc.core.run import release as release_what_is_kept
 from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.core.target import lake_of
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.operators.base import (
-    lake_of,
     run_folder,
     run_id_for,
     run_id_of,

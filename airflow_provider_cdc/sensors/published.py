@@ -7,8 +7,9 @@ from dataclasses import asdict
 from typing import Any
 
 from airflow_provider_cdc.core import as_of
+from airflow_provider_cdc.core.target import SOURCE_PLACEHOLDER, lake_of
 from airflow_provider_cdc.errors import ConfigurationError
-from airflow_provider_cdc.operators.base import SOURCE_PLACEHOLDER, TargetOperator, lake_of
+from airflow_provider_cdc.operators.base import TargetOperator
 from airflow_provider_cdc.sensors.waiting import WaitingSensor
 from airflow_provider_cdc.triggers.published import PublishedTrigger, Wanted, ask
 from airflow_provider_cdc.triggers.waiting import Answer

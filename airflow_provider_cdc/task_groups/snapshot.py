@@ -203,7 +203,14 @@ class SnapshotTaskGroup(TaskGroup):
             self.extract_delta = ExtractDeltaOperator(task_id="extract_delta", **on_spark)
             self.consolidate = ConsolidateOperator(
                 task_id="consolidate",
-                outlets=outlets_of(source_conn_id, tables, on_table_error, self.copies, in_part=bool(where or columns)),
+                outlets=outlets_of(
+                    source_conn_id,
+                    tables,
+                    on_table_error,
+                    self.copies,
+                    target=target,
+                    in_part=bool(where or columns),
+                ),
                 **on_spark,
             )
             self.snapshot >> self.extract_delta >> self.consolidate
@@ -241,8 +248,8 @@ class SnapshotTaskGroup(TaskGroup):
 
     @property
     def copies(self) -> AssetAlias:
-        """What a DAG may be scheduled on that is to run whenever this group has published copies. It stands for the
-        assets of all their tables; one table's own is `airflow_provider_cdc.assets.table_asset`."""
+        """What a DAG may be scheduled on that is to run whenever this group has published copies, of whichever tables
+        and in whichever target; the asset of one table is `airflow_provider_cdc.assets.table_asset`."""
         return copies_alias(self.dag.dag_id, str(self.group_id))
 
     @property

@@ -28,6 +28,7 @@ class AirflowHome:
             **os.environ,
             **spark_environment(),
             "AIRFLOW_HOME": str(home),
+            "AIRFLOW__CDC__PRODUCTION_TARGETS": "*",
             "AIRFLOW__CDC__SOURCE_CONN_IDS": "*",
             "AIRFLOW__CDC__TARGETS": "*",
             "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),

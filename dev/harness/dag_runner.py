@@ -23,13 +23,15 @@ from harness.airflow_home import ROOT, AirflowHome
 @dataclass
 class DagRunResult:
     """What became of a DAG run. ``tries`` and ``states`` are by task_id, ``xcoms`` by task_id and key; those of the
-    instances of a mapped task by ``task_id[index]``."""
+    instances of a mapped task by ``task_id[index]``. ``events`` are the URIs of the assets that had one, in their order
+    by the alphabet, each as often as it had one."""
 
     state: str
     states: dict[str, str]
     tries: dict[str, int]
     xcoms: dict[str, dict[str, Any]]
     rendered: dict[str, Any]
+    events: list[str]
     log: str = field(repr=False)
 
 
@@ -183,6 +185,7 @@ def _rerun(dag_id: str, at: datetime, task_id: str) -> None:
 
 
 def _result(dag_id: str, at: datetime) -> dict[str, Any]:
+    from airflow.models.asset import AssetEvent
     from airflow.models.renderedtifields import RenderedTaskInstanceFields
     from airflow.models.xcom import XComModel
     from airflow.utils.session import create_session
@@ -196,6 +199,7 @@ def _result(dag_id: str, at: datetime) -> dict[str, Any]:
             select(XComModel).where(XComModel.dag_id == dag_id, XComModel.run_id == run.run_id)
         ):
             xcoms[_name(xcom)][xcom.key] = XComModel.deserialize_value(xcom)
+        told = select(AssetEvent).where(AssetEvent.source_dag_id == dag_id, AssetEvent.source_run_id == run.run_id)
         return {
             "state": str(run.state),
             "states": {_name(instance): str(instance.state) for instance in instances},
@@ -205,6 +209,7 @@ def _result(dag_id: str, at: datetime) -> dict[str, Any]:
                 _name(instance): RenderedTaskInstanceFields.get_templated_fields(instance, session=session)
                 for instance in instances
             },
+            "events": sorted(event.asset.uri for event in session.scalars(told)),
         }
 
 

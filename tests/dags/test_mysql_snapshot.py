@@ -9,17 +9,23 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
-from itertools import pairwise
+from itertools import count, pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from airflow_provider_cdc.core.gtid import GtidSet
+from airflow_provider_cdc.core.manifest import RunTable
+from airflow_provider_cdc.core.run import Run
 from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.core.table import Column, Table, TableName
+from airflow_provider_cdc.core.told import Announced, Told
+from airflow_provider_cdc.jobs.driver import done_file
 from harness.dag_runner import DagRunner, DagRunResult
 from harness.mysql_server import MysqlServer
 from tests.dags.watching import STEPS, files_of, in_background, rows_of
+from tests.runs import consolidate_result, manifest_of, snapshot_result
 
 PASSWORD = "c0rrect-horse-battery"
 ACCOUNTS = 300
@@ -137,6 +143,7 @@ def test_xcoms_are_those_of_the_contract(copied: Copied) -> None:
     assert values["extract_delta"]["counts"]["transactions"] > 0
     assert set(values["consolidate"]["published"]) == set(TABLES)
     assert len(json.dumps(values)) < 20_000
+    assert copied.first.events == [f"x-cdc://cdc_mysql/{table.replace('.', '/')}" for table in TABLES]
 
 
 def test_positions_bound_the_run(copied: Copied) -> None:
@@ -180,6 +187,45 @@ def test_clearing_any_task_of_a_finished_run_changes_nothing(copied: Copied) -> 
     assert files_of(copied.lake) == copied.files_before
     assert [copied.again.xcoms[task] for task in STEPS[1:]] == [copied.first.xcoms[task] for task in STEPS[1:]]
     assert "keeping initial_gtid_set" in copied.again.log
+    assert copied.again.events == copied.first.events, "a publication is announced once"
+
+
+def test_a_publication_is_announced_again_only_if_airflow_does_not_have_its_events(
+    dag_runner: DagRunner, tmp_path: Path
+) -> None:
+    """A task that ends well and dies before Airflow knows leaves the same records as one that somebody clears."""
+    names = [TableName("shop", name) for name in ("lines", "orders")]
+    tables = [Table(name, (Column("id", "int", False),), ("id",)) for name in names]
+    uris = {str(name): "file:///x" for name in names}
+    days = (datetime(2025, 1, day, tzinfo=UTC) for day in count(1))
+
+    def published(run_id: str, *latest: bool) -> Run:
+        entries = tuple(RunTable(table, "watermark", "") for table in tables)
+        run = Run.create(manifest_of(Storage(tmp_path.as_uri()), run_id, tables=entries, source_conn_id="shop"))
+        run.finish_step("snapshot", snapshot_result())
+        run.finish_step("consolidate", consolidate_result(published=uris, rows=dict.fromkeys(uris, 3)))
+        run.note_latest(dict(zip(uris, latest, strict=True)))
+        return run
+
+    def announced(run: Run) -> list[str]:
+        run.folder.write_json(done_file("consolidate"), {})
+        shop = {"conn_type": "cdc_mysql", "host": "db", "login": "cdc"}
+        result = dag_runner.run("announced", {"run_uri": run.folder.uri}, at=next(days), connections={"shop": shop})
+        assert result.state == "success", result.log[-5000:]
+        return result.events
+
+    run = published("20250101T000000Z-00000000", False, True)
+    assert announced(run) == ["x-cdc://shop/shop/lines?past=true", "x-cdc://shop/shop/orders"]
+    # The newer head of one table is removed, and the other table has got one.
+    run.note_latest({"shop.lines": True, "shop.orders": False})
+    assert announced(run) == ["x-cdc://shop/shop/lines"]
+
+    died = published("20250101T000000Z-11111111", True, True)
+    died.note_told(Told(({"shop.orders": Announced("x-cdc://shop/shop/orders", latest=True)},)))
+    assert announced(died) == ["x-cdc://shop/shop/lines", "x-cdc://shop/shop/orders"]
+    # As an earlier version left word, without saying of what.
+    died.note_told()
+    assert announced(died) == []
 
 
 def test_progress_of_the_app_is_in_the_task_s_log(copied: Copied) -> None:

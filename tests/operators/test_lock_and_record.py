@@ -21,9 +21,10 @@ from airflow_provider_cdc.core.records import encode
 from airflow_provider_cdc.core.run import Commit, Run
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import Column, Table, TableName
+from airflow_provider_cdc.core.target import lake_of
 from airflow_provider_cdc.errors import ConfigurationError, LockNotGranted, LogGone
 from airflow_provider_cdc.operators import lock_and_record
-from airflow_provider_cdc.operators.base import lake_of, run_id_of, scratch_for
+from airflow_provider_cdc.operators.base import run_id_of, scratch_for
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
 from tests.runs import consolidate_result, manifest_of
 

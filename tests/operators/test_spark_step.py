@@ -21,7 +21,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from airflow.sdk.execution_time.context import OutletEventAccessors
 
 import airflow_provider_cdc
-from airflow_provider_cdc.assets import copies_alias
+from airflow_provider_cdc.assets import copies_alias, table_asset
 from airflow_provider_cdc.core.manifest import RunTable
 from airflow_provider_cdc.core.results import TableRead
 from airflow_provider_cdc.core.run import Run
@@ -131,8 +131,9 @@ def seen(run: Storage) -> tuple[list[str], dict[str, str]]:
 
 
 def test_step_pushes_its_outputs_and_counts_and_nothing_for_other_steps(
-    run: Storage, capfd: pytest.CaptureFixture[str]
+    run: Storage, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    monkeypatch.setenv("AIRFLOW__CDC__PRODUCTION_TARGETS", "s3://lake/raw")
     assert operator(run).execute(CONTEXT) == {
         "snapshot_upper": FOUND.snapshot_upper,
         "counts": {
@@ -147,7 +148,9 @@ def test_step_pushes_its_outputs_and_counts_and_nothing_for_other_steps(
         },
     }
     alias = copies_alias("my dag", "g")
-    assert operator(run, ConsolidateOperator, outlets=[alias]).execute(CONTEXT) == {
+    orders = table_asset("shop", "shop.orders")
+    consolidate = operator(run, ConsolidateOperator, outlets=[alias, orders])
+    assert consolidate.execute(CONTEXT) == {
         "published": {"shop.orders": "file:///x"},
         "latest": LATEST,
         "skipped": {},
@@ -165,7 +168,11 @@ def test_step_pushes_its_outputs_and_counts_and_nothing_for_other_steps(
         },
     }
     (event,) = CONTEXT["outlet_events"][alias].asset_alias_events
-    assert event.dest_asset_key.uri == "x-cdc://shop/shop/orders"
+    # Neither the latest copy nor in production.
+    apart = table_asset("shop", "shop.orders", target=str(tmp_path), past=True)
+    assert event.dest_asset_key.uri == apart.uri != orders.uri
+    # Airflow makes an event of each asset that is still among them.
+    assert consolidate.outlets == [alias]
     assert event.extra.pop("schema_digest")
     assert event.extra == {
         "run_id": Run.load(run).run_id,
@@ -176,7 +183,9 @@ def test_step_pushes_its_outputs_and_counts_and_nothing_for_other_steps(
         "latest": False,
     }
     # The run is green, yet readers see another copy: the log must say so plainly.
-    (told,) = (line for line in capfd.readouterr().out.splitlines() if "newer copy stays" in line)
+    said = capfd.readouterr().out
+    assert f"{tmp_path.as_uri()} is no production target of shop" in said
+    (told,) = (line for line in said.splitlines() if "newer copy stays" in line)
     assert "[warning" in told
     assert "shop.orders is published at file:///x" in told
 
