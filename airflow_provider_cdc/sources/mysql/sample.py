@@ -34,7 +34,7 @@ _IS_NO_TEXT = (
     "- LENGTH(REPLACE(CAST(CONVERT({0} USING utf8mb4) AS BINARY), 0x3F, ''))"
 )
 _IS_REPLACED = "LOCATE(0xEFBFBD, CAST(CONVERT({0} USING utf8mb4) AS BINARY)) > 0"
-_IS_SURROGATE = "REGEXP_LIKE(HEX({0}), '^(.{{4}})*D[89A-F]')"
+_IS_SURROGATE = "REGEXP_LIKE(HEX({0}), '^(?:.{{4}})*D[89A-F]')"
 _OF_CHARSETS = {"ucs2": _IS_SURROGATE, "tis620": _IS_REPLACED, "big5": f"({_IS_NO_TEXT}) OR {_IS_REPLACED}"}
 
 
@@ -58,11 +58,15 @@ def sample(settings: ConnectionSettings, plans: Sequence[TablePlan]) -> list[Pro
             yield [int(rows), *(int(count or 0) for count in counts)]
 
         tables = read_tables(connection, [plan.table for plan in plans])
-        return problems_of(plans, tables, _at_risk, looks)
+        return problems_of(plans, tables, _at_risk, looks, _stops_always)
 
 
 def _at_risk(table: Table) -> list[ColumnType]:
     return [column for column in column_types(table) if column.policy == "error" and _is_odd(column)]
+
+
+def _stops_always(table: Table, column: ColumnType) -> bool:
+    return column.family is Family.TEXT and table.identifies(column.name)
 
 
 def _is_odd(column: ColumnType) -> str:

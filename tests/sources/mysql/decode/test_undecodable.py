@@ -221,7 +221,12 @@ class TestBytesThatAreNoText:
         problems = source.sample(plans)
         assert {problem.where.rpartition("_")[2] for problem in problems} == set(GAPS)
         assert {problem.what for problem in problems} == {"no Arrow type holds its value in 1 of the 2 rows looked at"}
+        assert all("string, or to null" in problem.hint for problem in problems)
         assert source.sample([replace(plan, unrepresentable="string") for plan in plans]) == []
+        mysql.query(f"ALTER TABLE {schema}.t DROP PRIMARY KEY")
+        keyless = source.sample([replace(plan, unrepresentable="string") for plan in plans])
+        assert len(keyless) == len(GAPS)
+        assert not any("unrepresentable" in problem.hint for problem in keyless)
 
     def test_a_label_that_is_no_text_is_refused(self, mysql: MysqlServer, schema: str) -> None:
         for kind in ("enum", "set"):
