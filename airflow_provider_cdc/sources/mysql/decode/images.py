@@ -21,7 +21,7 @@ from airflow_provider_cdc.errors import DecodeError
 from airflow_provider_cdc.sources.mysql.decode.cells import Located
 from airflow_provider_cdc.sources.mysql.decode.columns import finish
 from airflow_provider_cdc.sources.mysql.decode.image_cells import image_cells
-from airflow_provider_cdc.sources.mysql.types import arrow_schema, column_types
+from airflow_provider_cdc.sources.mysql.types import ColumnType, arrow_schema, column_types
 from airflow_provider_cdc.sources.odd_values import OddValue, naming_key
 
 TRUNCATED = -1
@@ -106,8 +106,13 @@ def decode_images(
         raise DecodeError(f"image {bad} of {rows} is not a row of the table", where=name)
     located = Located(data, starts, lengths, nulls, totals, rows)
     noted: list[OddValue] = []
+
+    def place_for(column: ColumnType) -> list[OddValue] | None:
+        # What is published as text stops nothing, and is null to conditions alone.
+        return noted if column.policy == "error" or odd is not None else None
+
     decoded = {
-        column.name: finish(name, column, image_cells(located, index, column), nulled, noted)
+        column.name: finish(name, column, image_cells(located, index, column), nulled, place_for(column))
         for index, column in enumerate(columns)
         if names is None or column.name in names
     }
@@ -115,8 +120,8 @@ def decode_images(
     batch = pa.RecordBatch.from_arrays([*decoded.values()], schema=pa.schema([schema.field(own) for own in decoded]))
     if odd is not None:
         odd += noted
-    elif stopping := [value for value in noted if value.stops]:
-        raise naming_key(table, *_key_beside(table, images, batch, noted), stopping[0])
+    elif noted:
+        raise naming_key(table, *_key_beside(table, images, batch, noted), noted[0])
     return batch
 
 
