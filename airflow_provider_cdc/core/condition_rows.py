@@ -38,7 +38,7 @@ _COMPARE: Mapping[str, Callable[[pa.Array, pa.Scalar], pa.BooleanArray]] = {
 def holds(term: Term, rows: pa.RecordBatch, unknown: Mapping[str, Sequence[int]] | None = None) -> pa.BooleanArray:
     """For which rows the condition is true; not where it is unknown.
 
-    :param unknown: by column, rows with a placeholder in place of the value: they count as null.
+    :param unknown: by column, rows whose value counts as null, whatever stands there.
     """
     columns = {name: _column(rows, name, (unknown or {}).get(name, ())) for name in term.columns}
     return pc.fill_null(_evaluate(term, columns, rows.num_rows), False)

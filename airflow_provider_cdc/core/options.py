@@ -56,7 +56,7 @@ class TableOptions:
     """How tables are read and published.
 
     ``unrepresentable``, where it is ``null``, stops the run where the value is part of what tells rows apart: in a key
-    column, and in every column of a keyless table.
+    column, and in every column of a keyless table. There ``string`` stops it for bytes that are no character.
     """
 
     consistency: str = option(
@@ -89,8 +89,9 @@ class TableOptions:
         ),
         title="Values without an Arrow type",
         section=ADVANCED,
-        help="What becomes of values that no Arrow type holds, such as `0000-00-00` or `infinity`: `error` stops if "
-        "one survives, `null` publishes null and counts them, `string` publishes such columns as text.",
+        help="What becomes of values that no Arrow type holds, such as `0000-00-00`, `infinity`, or bytes that are no "
+        "character: `error` stops if one survives, `null` publishes null and counts them, `string` publishes such "
+        "columns as text, and such bytes as `0x…`.",
         example="error, unless you know better",
     )
 

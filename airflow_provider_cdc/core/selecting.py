@@ -6,7 +6,6 @@ That both go through here is what makes the filter exact: see ARCHITECTURE.md.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 
 import pyarrow as pa
 
@@ -32,23 +31,9 @@ def matching(
 ) -> pa.BooleanArray | None:
     """Which of a table's ``rows`` (with all columns that the condition looks at) are copied; None: all of them.
 
-    :param unknown: by column, the rows that have a placeholder for a value that no Arrow type holds: no comparison with
-        it is true.
+    :param unknown: by column, the rows with a value that no Arrow type holds: to the condition it is null.
     """
     return None if table.selection.where is None else holds(table.selection.where, rows, unknown)
-
-
-def evaluated_as(table: Table) -> Table:
-    """The table as images of it are decoded to evaluate the condition: values that no Arrow type holds are null, and
-    stop nothing. Those of rows that are published are decoded once more, by the run's own policy.
-
-    Rows of a keyless table are told apart by the columns that are read: there only values of the others stop nothing.
-    """
-    if table.keyless and table.selection.columns:
-        table = replace(table, key=tuple(column.name for column in table.as_read.columns))
-    if table.options.unrepresentable != "error":
-        return table
-    return replace(table, options=replace(table.options, unrepresentable="null"))
 
 
 def published_keys(table: Table, rows: pa.RecordBatch) -> pa.BinaryArray:

@@ -24,6 +24,7 @@ from airflow_provider_cdc.jobs import net
 from airflow_provider_cdc.jobs.selected import copied
 from airflow_provider_cdc.jobs.skipped import reason
 from airflow_provider_cdc.sources.capabilities import Source
+from airflow_provider_cdc.sources.odd_values import naming_key
 from airflow_provider_cdc.sources.rereading import KeyReader
 
 LOOKUP_KEYS = 1000
@@ -114,7 +115,7 @@ class ReadAgain:
                     for value in left:
                         place = places[value.row].as_py()
                         if place is not None and self.view:
-                            raise value.error
+                            raise naming_key(table, batch, [value], value)
                         if place is not None:
                             wrong[place] = True
                     seen += np.bincount(places.drop_null().to_numpy(), minlength=some.num_rows)

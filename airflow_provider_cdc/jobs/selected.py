@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_cdc.core.selecting import evaluated_as, matching, published_columns, published_keys
+from airflow_provider_cdc.core.selecting import matching, published_keys
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.sources.capabilities import Source
 from airflow_provider_cdc.sources.odd_values import OddValue
@@ -30,41 +30,40 @@ def decode_published(
     """
     if not table.selection.columns:
         return source.decode_images(table, images, nulled)
-    odd: dict[str, int] = {}
-    rows = source.decode_images(evaluated_as(table), images, odd)
-    odd = {name: count for name, count in odd.items() if name in table.published_columns}
-    if odd and table.options.unrepresentable == "error":
-        # It says which value.
-        rows = source.decode_images(table, images)
-    elif nulled is not None:
-        for name, count in odd.items():
-            nulled[name] = nulled.get(name, 0) + count
-    own = published_columns(table, rows)
-    schema = pa.schema([source.arrow_schema(table).field(name) for name in own.schema.names])
-    return pa.RecordBatch.from_arrays(own.columns, schema=schema)
+    return source.decode_images(table, images, nulled, table.published_columns)
 
 
 def copied(
     table: Table, rows: pa.RecordBatch, odd: Sequence[OddValue]
 ) -> tuple[pa.BooleanArray | None, Sequence[OddValue]]:
     """Which of the ``rows`` that were read are copied (None: all); and those of the ``odd`` values, which have
-    placeholders among the rows, that would be published."""
+    placeholders among the rows, that would be published.
+
+    :raises ValueNotRepresentable: there are some, and they tell rows apart.
+    """
     if table.selection.whole:
         return None, odd
+    found = matching(table, rows, _unknown(odd))
+    published = {*table.published_columns}
+    copies = None if found is None else found.to_numpy(zero_copy_only=False)
+    left = [one for one in odd if one.stops and one.column in published and (copies is None or copies[one.row])]
+    if left and table.keyless:
+        raise left[0].error
+    return found, left
+
+
+def _unknown(odd: Sequence[OddValue]) -> dict[str, list[int]]:
     unknown: dict[str, list[int]] = {}
     for value in odd:
         unknown.setdefault(value.column, []).append(value.row)
-    found = matching(table, rows, unknown)
-    published = {*table.published_columns}
-    left = [one for one in odd if one.column in published and (found is None or found[one.row].as_py())]
-    return found, left
+    return unknown
 
 
 def selected_changes(source: Source, tables: Sequence[TrackedTable], rows: pa.Table) -> pa.Table:
     """Changes of `DELTA_SCHEMA` as changes of the parts of the tables that are copied.
 
     Of a keyed table, rows before and after that are no part of the copy become none: the key stays, for what was read
-    of it may be. Of a keyless one, such rows are left out, and where columns are, rows are told apart by the others.
+    of it may be. Of a keyless one, such rows are left out, and the others are told apart by the published columns.
     """
     selecting = {one.index: one.table for one in tables if not one.keys_only and not one.table.selection.whole}
     if not selecting or not rows.num_rows:
@@ -96,11 +95,13 @@ def _selected(source: Source, table: Table, rows: pa.Table) -> pa.Table:
 
 
 def _of_keyless(source: Source, table: Table, part: pa.Table) -> pa.Table:
-    decoded = source.decode_images(evaluated_as(table), _array(part["before"]), {})
-    found = matching(table, decoded)
-    if table.selection.columns:
-        keys = published_keys(table, decoded)
-        part = part.set_column(part.schema.get_field_index("key"), part.schema.field("key"), keys)
+    read = [column.name for column in table.as_read.columns]
+    odd: list[OddValue] = []
+    decoded = source.decode_images(table, _array(part["before"]), None, read, odd)
+    found, _ = copied(table, decoded, odd)
+    # Its rows were told apart by all that the log tells of them.
+    keys = published_keys(table, decoded)
+    part = part.set_column(part.schema.get_field_index("key"), part.schema.field("key"), keys)
     return part if found is None else part.filter(found)
 
 
@@ -109,8 +110,11 @@ def copied_images(source: Source, table: Table, images: pa.Array) -> pa.Array:
     there = images.is_valid()
     if table.selection.where is None or not there.true_count:
         return images
-    decoded = source.decode_images(evaluated_as(table), images.filter(there), {})
-    found = matching(table, decoded)
+    odd: list[OddValue] = []
+    # Rows without any column would be no rows.
+    looked_at = table.selection.where.columns or (table.columns[0].name,)
+    decoded = source.decode_images(table, images.filter(there), None, looked_at, odd)
+    found = matching(table, decoded, _unknown(odd))
     assert found is not None
     copied = np.zeros(len(images), np.bool_)
     copied[there.to_numpy(zero_copy_only=False)] = found.to_numpy(zero_copy_only=False)

@@ -21,7 +21,7 @@ from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import ValueNotRepresentable
 from airflow_provider_cdc.jobs import net
 from airflow_provider_cdc.jobs.skipped import reason
-from airflow_provider_cdc.sources.odd_values import MOST, OddValue
+from airflow_provider_cdc.sources.odd_values import MOST, OddValue, naming_key
 
 _SHOWN = 5
 """Columns that a message names one by one."""
@@ -42,10 +42,12 @@ class OddRow:
 
 def noted(table: Table, batch: pa.RecordBatch, odd: Sequence[OddValue]) -> list[OddRow]:
     """What a part's record holds of the odd values of one batch."""
+    # More of them stop the part, whichever they are; and keys hold none.
+    odd = odd[: MOST + 1]
     keys = row_bytes.encode(batch.take(pa.array([value.row for value in odd], pa.int64())), list(table.key))
     return [
-        OddRow(key.as_py().hex(), value.error.where, value.error.message, value.error.hint)
-        for key, value in zip(keys, odd, strict=True)
+        OddRow(key.as_py().hex(), error.where, error.message, error.hint)
+        for key, error in zip(keys, (naming_key(table, batch, [value], value) for value in odd), strict=True)
     ]
 
 

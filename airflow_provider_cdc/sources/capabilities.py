@@ -8,7 +8,7 @@ opens a session of its own in each call that needs one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
@@ -42,16 +42,18 @@ class ChunkReader(Protocol):
 
     @property
     def odd(self) -> Sequence[OddValue]:
-        """The values of the batch that `read` gave last that no Arrow type holds, with the policy ``error``: a
-        placeholder stands in for each."""
+        """The values of the batch that `read` gave last that no Arrow type holds: with the policy ``error``, where a
+        placeholder stands in for each, and those that the table's condition takes for null though they are published
+        as something else."""
 
     def read(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
         """The chunk's rows as batches of ``Source.arrow_schema`` of the table as it is read (`Table.as_read`);
         memory is bounded whatever the chunk's size.
 
         :raises SourceUnavailable: the session broke. Nothing of the chunk counts then.
-        :raises ValueNotRepresentable: a value that tells rows apart fits no Arrow type and the policy is ``error``; or
-            so many values do that they are not in ``odd``.
+        :raises ValueNotRepresentable: a value of a key, or of a keyless table that is copied as a whole, fits no Arrow
+            type and the policy is ``error``; or so many values of a table without a condition do that they are not in
+            ``odd``.
         """
 
     def settle(self) -> str:
@@ -191,13 +193,22 @@ class ReadsLog(Protocol):
         """
 
     def decode_images(
-        self, table: Table, images: pa.BinaryArray, nulled: dict[str, int] | None = None
+        self,
+        table: Table,
+        images: pa.BinaryArray,
+        nulled: dict[str, int] | None = None,
+        names: Collection[str] | None = None,
+        odd: list[OddValue] | None = None,
     ) -> pa.RecordBatch:
         """Rows from the log's own bytes (no nulls among them), exactly as a SELECT gives them.
 
         :param nulled: told how many values of each column became null because no Arrow type holds them; what it holds
             already is added to.
+        :param names: the columns that are decoded; None: all. Whatever the others hold, they stop nothing.
+        :param odd: where values that fit no Arrow type are noted, as in ``ChunkReader.odd``, also those that tell rows
+            apart.
         :raises DecodeError: bytes that are not an image of ``table``.
+        :raises ValueNotRepresentable: a value fits no Arrow type, the policy is ``error``, and ``odd`` is None.
         """
 
 

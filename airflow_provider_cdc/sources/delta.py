@@ -10,7 +10,6 @@ import pyarrow as pa
 
 from airflow_provider_cdc.core import row_bytes
 from airflow_provider_cdc.core.kernel import Bytes, Int64s, copy_bytes, kernel
-from airflow_provider_cdc.core.selecting import evaluated_as
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.sources.netting import COUNT, HEADER, LENGTHS, ORDER, SUBORDER, NetChange
 from airflow_provider_cdc.sources.window import BUCKETS, DELTA_SCHEMA, TrackedTable
@@ -80,7 +79,8 @@ def delta_batches(
 ) -> Iterator[pa.RecordBatch]:
     """The net change of segment ``segment_number``, in batches of one table and one prepared transaction each.
 
-    Of a keyed table they come in the order of their keys' buckets: here that takes no copy of the rows.
+    Of a keyed table they come in the order of their keys' buckets: here that takes no copy of the rows. Of a part of a
+    keyless table the keys are the images themselves, until it is known which rows are copied (`jobs.selected`).
 
     :param decode: the source's ``decode_images``.
     :param pending: the id for what the prepared transaction of that number did to a table; None: there are none.
@@ -139,7 +139,9 @@ def _batch(
     after = pa.nulls(rows, pa.binary())
     if one.table.keyless:
         before = _binary(change, records, _KEYS)
-        keys = row_bytes.encode(decode(evaluated_as(one.table), before), [column.name for column in one.table.columns])
+        keys = before
+        if one.table.selection.whole:
+            keys = row_bytes.encode(decode(one.table, before), [column.name for column in one.table.columns])
         counts = change.arena[records + COUNT]
     else:
         before = _binary(change, records, _ROWS)

@@ -33,12 +33,14 @@ def problems_of(
     tables: Sequence[Table],
     at_risk: Callable[[Table], Sequence[_Column]],
     looks: Callable[[Table, Sequence[_Column]], Iterator[Sequence[int]]],
+    always: Callable[[Table, _Column], bool] = lambda table, column: False,
 ) -> list[Problem]:
     """A problem for each column that has such values among the rows that were looked at.
 
     :param tables: those of ``plans``, as they are now.
     :param at_risk: the columns of a table that may have such values, and would stop the run.
     :param looks: looks at some rows of a table: each time, how many rows, and how many odd values in each column.
+    :param always: whether such values of the column stop the run whatever the policy is.
     """
     found: list[Problem] = []
     for plan, now in zip(plans, tables, strict=True):
@@ -51,7 +53,9 @@ def problems_of(
             seen += rows
             totals = [total + count for total, count in zip(totals, counts, strict=True)]
         found += [
-            _problem(table, column.name, count, seen) for column, count in zip(columns, totals, strict=True) if count
+            _problem(table, column.name, count, seen, always(table, column))
+            for column, count in zip(columns, totals, strict=True)
+            if count
         ]
     return found
 
@@ -61,11 +65,11 @@ def gave_up(table: Table) -> None:
     _log.info("%s: looking at some of its rows took too long and was given up", table.name)
 
 
-def _problem(table: Table, column: str, count: int, rows: int) -> Problem:
-    null = "" if table.identifies(column) else ", or to null"
+def _problem(table: Table, column: str, count: int, rows: int, always: bool) -> Problem:
+    policy = "" if always else f"set unrepresentable to string{'' if table.identifies(column) else ', or to null'}; "
     return Problem(
         f"{table.name}.{column}",
         f"no Arrow type holds its value in {count:,} of the {counted(rows, 'row')} looked at",
-        f"set unrepresentable to string{null}; correct these rows; leave the table out; or set on_table_error to skip",
+        f"{policy}correct these rows; leave the table out; or set on_table_error to skip",
         str(table.name),
     )

@@ -67,9 +67,9 @@ class SnapshotTaskGroup(TaskGroup):
         were touched are read again in one short snapshot, at which the whole run is exact. ``auto``: ``watermark``,
         and ``lock`` or ``exported`` for tables without a key; on PostgreSQL, ``again`` if a table has not
         ``REPLICA IDENTITY FULL``.
-    :param unrepresentable: What becomes of values that no Arrow type holds, such as ``0000-00-00`` or ``infinity``:
-        ``error`` stops if one survives, ``null`` publishes null and counts them, ``string`` publishes such columns
-        as text.
+    :param unrepresentable: What becomes of values that no Arrow type holds, such as ``0000-00-00``, ``infinity``, or
+        bytes that are no character: ``error`` stops if one survives, ``null`` publishes null and counts them,
+        ``string`` publishes such columns as text, and such bytes as ``0x…``.
     :param spark_conn_id: Connection to Spark: local, standalone, or any cluster in client mode.
     :param spark_conf: Spark properties. They show in the process list: no secrets.
     :param shared_app_seconds: The Spark application of a step goes on with the next ones as long as it is younger

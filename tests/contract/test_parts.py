@@ -6,6 +6,7 @@ import random
 from collections.abc import Iterator
 from contextlib import nullcontext
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from airflow_provider_cdc.core.condition_text import parse
 from airflow_provider_cdc.core.selection import Selection
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import PreflightError, ValueNotRepresentable
+from airflow_provider_cdc.jobs.selected import copied, decode_published, selected_changes
 from airflow_provider_cdc.lake import read_latest
 from airflow_provider_cdc.sources.optional import ToldInPart, shared_reads
 from airflow_provider_cdc.sources.registry import open_source
 from airflow_provider_cdc.sources.selections import select
+from airflow_provider_cdc.sources.window import DELTA_SCHEMA
 from harness.pipeline import Pipeline, published, published_counts
 from harness.proxy import Proxy
 from tests.contract.begun import LOCK, Begin, Begun, sent
@@ -307,6 +310,45 @@ def test_of_a_table_without_a_key_a_change_may_hold_what_it_will_where_nothing_i
     finally:
         made.release()
     assert published_counts(made.found["consolidate"]["published"][name]) == (["note"], {("a",): 2, ("b",): 1})
+
+
+@pytest.mark.parametrize("key", ["id", ""], ids=["keyed", "keyless"])
+def test_a_row_that_is_left_out_may_hold_what_it_will_whether_or_not_it_is_touched(
+    db: Database, begin: Begin, key: str
+) -> None:
+    odd, _ = db.impossible_date
+    db.create("t", f"id INT{' PRIMARY KEY' if key else ''}, note TEXT, day DATE")
+    db.execute(f"INSERT INTO t VALUES (1, 'a', '2026-01-01'), (2, 'b', {odd}), (3, 'a', '2026-01-02')")
+    run = begin("t")
+    db.execute("UPDATE t SET note = 'c' WHERE id = 2", "UPDATE t SET day = '2026-01-03' WHERE id = 3")
+    bound, consistency = run.source.bound_reads(), run.plans["t"].consistency
+    days = [date(2026, 1, day) for day in (2, 3)]
+    # Of a table with a key, what is put back; of one without, what the window did.
+    for where, columns, back, did in (
+        ("note = 'a'", (), {(3, "a", days[0]): 1}, {(3, "a", days[0]): -1, (3, "a", days[1]): 1}),
+        ("TRUE", ("note",), {(2, "b"): 1, (3, "a"): 1}, {("b",): -1, ("c",): 1, ("a",): 0}),
+        ("day >= '2026-01-01'", ("note",), {(3, "a"): 1}, {("a",): 0}),
+        ("FALSE", (), {}, {}),
+    ):
+        table = replace(run.tables["t"], selection=Selection(parse(where), columns))
+        (chunk,) = run.source.plan_chunks(table, 1000)
+        with (
+            shared_reads(run.source, {consistency}, LOCK) as shared,
+            sent(shared).reader(sent(table), consistency, LOCK) as reader,
+        ):
+            for batch in reader.read(chunk):
+                assert copied(table, batch, reader.odd)[1] == []
+        tracked = [replace(one, table=table) for one in run.tracked(bound.position)]
+        found: dict[tuple[Any, ...], int] = {}
+        for segment in run.source.log_segments(run.position, bound.log_end, run.identity):
+            with sent(run.source).read_segment(segment, run.position, tracked) as changes:
+                rows = selected_changes(run.source, tracked, pa.Table.from_batches(changes, DELTA_SCHEMA))
+            there = rows.filter(rows["before"].is_valid()).combine_chunks()
+            images = pa.concat_arrays([pa.array([], pa.binary()), *there["before"].chunks])
+            published_rows = decode_published(run.source, table, images).to_pylist()
+            for row, count in zip(published_rows, there["count"].to_pylist(), strict=True):
+                found[tuple(row.values())] = found.get(tuple(row.values()), 0) + (1 if key else count)
+        assert found == (back if key else did), where
 
 
 @pytest.mark.parametrize(

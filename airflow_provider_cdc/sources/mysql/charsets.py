@@ -139,6 +139,12 @@ CHARSETS = {
     ),
     "gb18030": Charset(4, "gb18030"),
 }
+_WITH_GAPS = frozenset(
+    """
+    ucs2 cp1250 cp1251 cp1256 cp1257 greek hebrew hp8 tis620 dec8 geostd8 swe7 gbk gb2312 gb18030 euckr big5 sjis cp932
+    ujis eucjpms
+""".split()
+)
 # Two characters changed places between two editions of the standard.
 GB18030_EDITION = {0x1E3F: 0xE7C7, 0xE7C7: 0x1E3F}
 
@@ -152,3 +158,9 @@ def bytes_per_character(charset: str) -> int | None:
 def is_ambiguous(charset: str) -> bool:
     """Whether two different stored values can be the same text."""
     return CHARSETS[charset].ambiguous
+
+
+def has_gaps(charset: str) -> bool:
+    """Whether the server stores codes that stand for no character. Of the other sets either every code is a character,
+    or the server stores no value that holds another one."""
+    return charset in _WITH_GAPS

@@ -25,6 +25,7 @@ from airflow_provider_cdc.sources.mysql.server import durability_warnings, setti
 from airflow_provider_cdc.sources.mysql.session import Connection, session, variables
 from airflow_provider_cdc.sources.mysql.types import (
     ColumnType,
+    Family,
     is_wide_decimal,
     unsupported,
     unsupported_key,
@@ -136,7 +137,9 @@ def _policy_reason(table: Table) -> str:
         column.name
         for column in table.columns
         if unsupported(column, apart := table.identifies(column.name), policy) is None
-        and ColumnType.of(column, apart, policy).policy != "error"
+        and (kind := ColumnType.of(column, apart, policy)).policy != "error"
+        # Text is text anyway.
+        and not (policy == "string" and kind.family is Family.TEXT)
     ]
     if not changed:
         return ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from typing import TYPE_CHECKING, ClassVar
@@ -33,6 +33,7 @@ from airflow_provider_cdc.sources.mysql import (
     types,
 )
 from airflow_provider_cdc.sources.mysql.session import RunSettings, session, value
+from airflow_provider_cdc.sources.odd_values import OddValue
 from airflow_provider_cdc.sources.optional import (
     ChecksServer,
     GoesBack,
@@ -223,11 +224,16 @@ class MysqlSource:
         return types.arrow_schema(table)
 
     def decode_images(
-        self, table: Table, images: pa.BinaryArray, nulled: dict[str, int] | None = None
+        self,
+        table: Table,
+        images: pa.BinaryArray,
+        nulled: dict[str, int] | None = None,
+        names: Collection[str] | None = None,
+        odd: list[OddValue] | None = None,
     ) -> pa.RecordBatch:
         from airflow_provider_cdc.sources.mysql.decode.images import decode_images
 
-        return decode_images(table, images, nulled)
+        return decode_images(table, images, nulled, names, odd)
 
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ float, double                 float32, float64        the stored bits
 decimal(p,s), p ≤ 38          decimal128(p, s)
 decimal(p,s), p > 38          the policy              null: decimal128(38, s), and values of more digits are null
 bit(1), bit(n)                bool, uint64
-char varchar text             utf8                    from the column's character set
+char varchar text             utf8                    from the column's character set; what is no text: the policy
 binary varbinary blob         binary                  binary(n) has all its n bytes
 date                          date32                  \
 datetime(n)                   timestamp[us]           |  zero dates and days that no calendar has: the policy
@@ -31,6 +31,11 @@ more than 38 digits is not copied at all. With ``string`` the column is utf8 and
 (TIMESTAMP: in UTC) of every value. ``null`` never applies to a column that tells rows apart (a key column, every column
 of a keyless table): two rows might become one. There it is as ``error``.
 
+Text whose stored bytes hold a code that stands for no character of the column's set is null with ``null``, and with
+``string`` ``0x`` and the hexadecimal digits of the bytes. Some other row may hold just that text, so a column that
+tells rows apart is as with ``error``. So is a column of a set without gaps (`charsets.has_gaps`): there such bytes are
+damage.
+
 Source of the formats: MySQL's documentation of "Binary Protocol Value" and of ``Table_map_event``, and the server
 itself, which the tests compare each entry with.
 """
@@ -45,7 +50,7 @@ import pyarrow as pa
 
 from airflow_provider_cdc.core.table import Column, Table
 from airflow_provider_cdc.errors import ConfigurationError
-from airflow_provider_cdc.sources.mysql.charsets import bytes_per_character, is_ambiguous
+from airflow_provider_cdc.sources.mysql.charsets import bytes_per_character, has_gaps, is_ambiguous
 from airflow_provider_cdc.sources.mysql.declarations import Declared, are_labels, labels, parse
 from airflow_provider_cdc.sources.mysql.session import quote
 
@@ -144,7 +149,7 @@ class ColumnType:
         if reason is not None:
             raise ConfigurationError(reason, where=column.name, hint="leave the table out")
         charset = str(column.details.get("charset", ""))
-        return _column_type(column.name, column.type, column.nullable, charset, _policy(identifies, policy))
+        return _column_type(column.name, column.type, column.nullable, charset, _policy(identifies, policy), identifies)
 
 
 _INTEGERS = {
@@ -183,8 +188,9 @@ def unsupported(column: Column, identifies: bool = False, policy: str = "error")
         return f"the members of {declared.name} columns of character set binary are not text"
     if declared.name in ("enum", "set") and not are_labels(declared.arguments):
         return f"a member of {column.type} is not text"
-    if declared.name in ("enum", "set") and bytes_per_character(charset) == 4 and "?" in declared.arguments:
-        # Wherever the server shows a type, it is in utf8mb3.
+    shown = "?" in declared.arguments or "\ufffd" in declared.arguments
+    if declared.name in ("enum", "set") and shown and (bytes_per_character(charset) == 4 or has_gaps(charset)):
+        # Wherever the server shows a type, it is in utf8mb3: without characters beyond, and codes that are none.
         return (
             f"a member of {column.type} may hold a character that the server shows as '?': which one it does not tell"
         )
@@ -250,7 +256,7 @@ def _policy(identifies: bool, policy: str) -> str:
 
 
 @lru_cache(maxsize=4096)
-def _column_type(name: str, text: str, nullable: bool, charset: str, policy: str) -> ColumnType:
+def _column_type(name: str, text: str, nullable: bool, charset: str, policy: str, identifies: bool) -> ColumnType:
     declared = parse(text)
     assert declared is not None  # `unsupported` has seen to it
     kind = declared.name
@@ -318,7 +324,9 @@ def _column_type(name: str, text: str, nullable: bool, charset: str, policy: str
         )
     if kind == "vector":
         return ColumnType(name, Family.VECTOR, VECTOR, nullable, quoted, 242, LENGTH_ENCODED, 242, b"\x04", prefix=4)
-    return _string(name, declared, nullable, quoted, charset)
+    return _string(
+        name, declared, nullable, quoted, charset, "error" if identifies or not has_gaps(charset) else policy
+    )
 
 
 def _members(name: str, kind: str, nullable: bool, quoted: str, members: tuple[str, ...]) -> ColumnType:
@@ -337,7 +345,7 @@ def _members(name: str, kind: str, nullable: bool, quoted: str, members: tuple[s
     )
 
 
-def _string(name: str, declared: Declared, nullable: bool, quoted: str, charset: str) -> ColumnType:
+def _string(name: str, declared: Declared, nullable: bool, quoted: str, charset: str, policy: str) -> ColumnType:
     kind = declared.name
     is_text = kind in _TEXTS
     family = Family.TEXT if is_text else Family.BYTES
@@ -346,20 +354,20 @@ def _string(name: str, declared: Declared, nullable: bool, quoted: str, charset:
         prefix = _BLOBS[kind[:-4]]
         return ColumnType(
             name, family, arrow, nullable, quoted, 252, LENGTH_ENCODED, 252, bytes([prefix]), prefix=prefix,
-            charset=charset,
+            charset=charset, policy=policy,
         )  # fmt: skip
     length = declared.number(0, 1) * ((bytes_per_character(charset) or 1) if is_text else 1)
     prefix = 1 if length < 256 else 2
     if kind in ("varchar", "varbinary"):
         return ColumnType(
             name, family, arrow, nullable, quoted, 253, LENGTH_ENCODED, 15, length.to_bytes(2, "little"),
-            prefix=prefix, charset=charset,
+            prefix=prefix, charset=charset, policy=policy,
         )  # fmt: skip
     # Two bits of the length hide, inverted, in the type's byte: they were added to the format later.
     metadata = bytes([_STRING ^ ((length & 0x300) >> 4), length & 0xFF])
     return ColumnType(
         name, family, arrow, nullable, quoted, _STRING, LENGTH_ENCODED, _STRING, metadata,
-        prefix=prefix, length=0 if is_text else length, charset=charset,
+        prefix=prefix, length=0 if is_text else length, charset=charset, policy=policy,
     )  # fmt: skip
 
 

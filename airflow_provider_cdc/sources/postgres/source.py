@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from copy import copy
 from dataclasses import replace
@@ -21,6 +21,7 @@ from airflow_provider_cdc.sources.capabilities import ChunkReader, SegmentReader
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.kept import Kept, keeping, session_of
 from airflow_provider_cdc.sources.left_by_runs import LeftByRun, TellsLeft
+from airflow_provider_cdc.sources.odd_values import OddValue
 from airflow_provider_cdc.sources.optional import (
     ChecksServer,
     GoesBack,
@@ -255,11 +256,16 @@ class PostgresSource:
         return types.arrow_schema(table)
 
     def decode_images(
-        self, table: Table, images: pa.BinaryArray, nulled: dict[str, int] | None = None
+        self,
+        table: Table,
+        images: pa.BinaryArray,
+        nulled: dict[str, int] | None = None,
+        names: Collection[str] | None = None,
+        odd: list[OddValue] | None = None,
     ) -> pa.RecordBatch:
         from airflow_provider_cdc.sources.postgres.decode.images import decode_images
 
-        return decode_images(table, images, nulled)
+        return decode_images(table, images, nulled, names, odd)
 
 
 if TYPE_CHECKING:

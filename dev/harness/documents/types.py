@@ -36,7 +36,7 @@ MYSQL: Sequence[tuple[str, Sequence[str], str]] = (
     (
         "`char`, `varchar`, `text`",
         ("char(9)", "varchar(9)", "tinytext", "text", "mediumtext", "longtext"),
-        "from the column's character set; bytes that are no character of it stop the run",
+        f"from the column's character set; bytes that are no character of it: {_POLICY}",
     ),
     (
         "`binary`, `varbinary`, `blob`",

@@ -191,6 +191,14 @@ def _wide_decimals() -> Iterator[Case]:
         yield Case(f"decimal({precision},{scale})", powers)
 
 
+GAPS = {
+    "ucs2": "d800", "cp1250": "81", "cp1251": "98", "cp1256": "8a", "cp1257": "81", "greek": "ff", "hebrew": "bf",
+    "hp8": "ff", "tis620": "db", "dec8": "a4", "geostd8": "ff", "swe7": "7f", "gbk": "a6d9", "gb2312": "aaa1",
+    "gb18030": "fe39fe39", "euckr": "c9a1", "big5": "f9fe", "sjis": "f040", "cp932": "81ad", "ujis": "8fa2a1",
+    "eucjpms": "8fa2a1",
+}  # fmt: skip
+"""Codes that the server stores in columns of these sets, and that stand for no character."""
+
 UNREPRESENTABLE = (*_no_dates(), *_wide_decimals())
 """Types some of whose values no Arrow type holds, with such values."""
 

@@ -17,7 +17,7 @@ from airflow_provider_cdc.sources.mysql.decode.calendar import (
 )
 from airflow_provider_cdc.sources.mysql.decode.cells import ALL_GOOD, Cells
 from airflow_provider_cdc.sources.mysql.decode.no_dates import printed, without_no_dates
-from airflow_provider_cdc.sources.mysql.decode.text import text_array, to_utf8
+from airflow_provider_cdc.sources.mysql.decode.text import no_text, text_array, to_utf8, value_at, with_bytes_shown
 from airflow_provider_cdc.sources.mysql.decode.wide_decimals import fitting
 from airflow_provider_cdc.sources.mysql.types import ColumnType, Family
 from airflow_provider_cdc.sources.odd_values import OddValue, note
@@ -34,10 +34,10 @@ def finish(
 
     :param table: the table's name, for messages.
     :param nulled: where the number of values that the policy made null is added, under the column's name.
-    :param odd: where values that the Arrow type cannot hold are noted if the policy is ``error``; 1970-01-01 stands in
-        for them.
+    :param odd: where values that the Arrow type cannot hold are noted if the policy is ``error``: 1970-01-01, or the
+        empty text, stands in for them. Text that is no text is noted with the policy ``string``, too.
     :raises ValueNotRepresentable: a value that the Arrow type cannot hold, such as a zero date, the policy is
-        ``error``, and it was not noted.
+        ``error``, and ``odd`` is None.
     :raises DecodeError: a NULL in a NOT NULL column, an enum or set value with no such member, a vector of no whole
         number of floats.
     """
@@ -75,9 +75,7 @@ def _array(where: str, column: ColumnType, cells: Cells, odd: list[OddValue] | N
         case Family.VECTOR:
             return _vectors(where, column, cells)
         case Family.TEXT | Family.JSON:
-            assert cells.offsets is not None
-            offsets, values = to_utf8(where, column.charset, cells.rows, cells.offsets, cells.values)
-            return _strings(column.arrow, Cells(cells.rows, cells.nulls, cells.validity, values, offsets))
+            return _strings(column.arrow, _text(where, column, cells, odd))
 
 
 def _fixed(arrow: pa.DataType, cells: Cells, values: pa.Buffer) -> pa.Array:
@@ -86,6 +84,26 @@ def _fixed(arrow: pa.DataType, cells: Cells, values: pa.Buffer) -> pa.Array:
 
 def _strings(arrow: pa.DataType, cells: Cells) -> pa.Array:
     return pa.Array.from_buffers(arrow, cells.rows, [cells.validity, cells.offsets, cells.values], cells.nulls)
+
+
+def _text(where: str, column: ColumnType, cells: Cells, odd: list[OddValue] | None) -> Cells:
+    """The values in UTF-8, and the policy applied to those that are no text."""
+    offsets, stored = cells.offsets, cells.values
+    assert offsets is not None
+    undecodable: Bytes = np.zeros(cells.rows, np.uint8)
+    decoded = to_utf8(where, column.charset, cells.rows, offsets, stored, undecodable)
+    if not undecodable.any():
+        return Cells(cells.rows, cells.nulls, cells.validity, decoded[1], decoded[0])
+    if column.policy == "null":
+        validity = cells.own_validity() & ~np.packbits(undecodable, bitorder="little")
+        nulls = cells.nulls + int(np.count_nonzero(undecodable))
+        return Cells(cells.rows, nulls, pa.py_buffer(validity), decoded[1], decoded[0])
+    if column.policy == "string":
+        decoded = with_bytes_shown(where, offsets, stored, undecodable, decoded)
+        note(odd, column.name, undecodable, None)
+    else:
+        note(odd, column.name, undecodable, lambda row: no_text(where, column.charset, value_at(offsets, stored, row)))
+    return Cells(cells.rows, cells.nulls, cells.validity, decoded[1], decoded[0])
 
 
 def _moments(where: str, column: ColumnType, cells: Cells, odd: list[OddValue] | None) -> pa.Array:
@@ -101,8 +119,7 @@ def _moments(where: str, column: ColumnType, cells: Cells, odd: list[OddValue] |
                 text = text_of(int(packed[row]))
                 return _no_date(where, column, text[:10] if column.family is Family.DATE else text)
 
-            if not note(odd, column.name, _bits_of(cells) & (_bits_of(cleared) ^ 1), error):
-                raise error(bad)
+            note(odd, column.name, _bits_of(cells) & (_bits_of(cleared) ^ 1), error)
         # For a row without a value the kernel writes 1970-01-01, whatever its bytes are.
         values, _ = _counted(column, cleared)
     return _fixed(column.arrow, cells, values)

@@ -9,6 +9,7 @@ hidden columns of functional indexes).
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -20,7 +21,8 @@ from airflow_provider_cdc.errors import DecodeError
 from airflow_provider_cdc.sources.mysql.decode.cells import Located
 from airflow_provider_cdc.sources.mysql.decode.columns import finish
 from airflow_provider_cdc.sources.mysql.decode.image_cells import image_cells
-from airflow_provider_cdc.sources.mysql.types import arrow_schema, column_types
+from airflow_provider_cdc.sources.mysql.types import ColumnType, arrow_schema, column_types
+from airflow_provider_cdc.sources.odd_values import OddValue, naming_key
 
 TRUNCATED = -1
 """``skip_image``: the bytes end before the image does."""
@@ -74,13 +76,21 @@ def expected_table_map(table: Table) -> tuple[bytes, bytes]:
     return bytes(column.code for column in columns), b"".join(column.metadata for column in columns)
 
 
-def decode_images(table: Table, images: pa.BinaryArray, nulled: dict[str, int] | None = None) -> pa.RecordBatch:
+def decode_images(
+    table: Table,
+    images: pa.BinaryArray,
+    nulled: dict[str, int] | None = None,
+    names: Collection[str] | None = None,
+    odd: list[OddValue] | None = None,
+) -> pa.RecordBatch:
     """Rows from their images, bit for bit as ``rows.StatementReader`` reads them.
 
     :param images: one image a row, no nulls.
     :param nulled: told how many values of each column became null by the policy ``null``; added to what is there.
+    :param names: the columns that are decoded; None: all. Whatever the others hold, they stop nothing.
+    :param odd: where values that fit no Arrow type are noted; a placeholder stands in for them.
     :raises DecodeError: bytes that are not an image of ``table``.
-    :raises ValueNotRepresentable: a value fits no Arrow type.
+    :raises ValueNotRepresentable: a value fits no Arrow type, and ``odd`` is None.
     """
     name, columns, layout = str(table.name), column_types(table), image_layout(table)
     rows = len(images)
@@ -95,8 +105,34 @@ def decode_images(table: Table, images: pa.BinaryArray, nulled: dict[str, int] |
     if bad >= 0:
         raise DecodeError(f"image {bad} of {rows} is not a row of the table", where=name)
     located = Located(data, starts, lengths, nulls, totals, rows)
-    arrays = [finish(name, column, image_cells(located, index, column), nulled) for index, column in enumerate(columns)]
-    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(table))
+    noted: list[OddValue] = []
+
+    def place_for(column: ColumnType) -> list[OddValue] | None:
+        # What is published as text stops nothing, and is null to conditions alone.
+        return noted if column.policy == "error" or odd is not None else None
+
+    decoded = {
+        column.name: finish(name, column, image_cells(located, index, column), nulled, place_for(column))
+        for index, column in enumerate(columns)
+        if names is None or column.name in names
+    }
+    schema = arrow_schema(table)
+    batch = pa.RecordBatch.from_arrays([*decoded.values()], schema=pa.schema([schema.field(own) for own in decoded]))
+    if odd is not None:
+        odd += noted
+    elif noted:
+        raise naming_key(table, *_key_beside(table, images, batch, noted), noted[0])
+    return batch
+
+
+def _key_beside(
+    table: Table, images: pa.BinaryArray, batch: pa.RecordBatch, odd: list[OddValue]
+) -> tuple[pa.RecordBatch, list[OddValue]]:
+    """A batch that has the columns of the key, and its odd values."""
+    if set(table.key) <= set(batch.schema.names):
+        return batch, odd
+    odd_in_key: list[OddValue] = []
+    return decode_images(table, images, names=table.key, odd=odd_in_key), odd_in_key
 
 
 @kernel

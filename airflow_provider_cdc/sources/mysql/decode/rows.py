@@ -26,7 +26,7 @@ from airflow_provider_cdc.sources.mysql.driver_errors import mapped_errors
 from airflow_provider_cdc.sources.mysql.schema import table_sql
 from airflow_provider_cdc.sources.mysql.session import Connection, end, query, quote
 from airflow_provider_cdc.sources.mysql.types import arrow_schema, column_types
-from airflow_provider_cdc.sources.odd_values import OddValue
+from airflow_provider_cdc.sources.odd_values import OddValue, check_noted
 
 _BATCH_ROWS = 65_560
 """Not a large power of two, with which all places of a row would compete for one set of the processor's cache."""
@@ -41,7 +41,7 @@ class StatementReader:
     same condition, until ``close`` or the session's end.
 
     ``nulled``: how many values of each column the policy ``null`` has made null so far. ``odd``: values of the last
-    batch that the policy ``error`` replaced with a placeholder.
+    batch that the policy ``error`` replaced with a placeholder, and others that the table's condition takes for null.
 
     :raises ConfigurationError: the session would translate text or shift times; or a type is not in the table of types.
     """
@@ -50,11 +50,13 @@ class StatementReader:
         self.schema = arrow_schema(table)
         self.nulled: dict[str, int] = {}
         self.odd: list[OddValue] = []
-        self._noted = [None if table.identifies(column.name) else self.odd for column in table.columns]
         self._connection = connection
         self._table = table
         self._name = str(table.name)
         self._types = column_types(table)
+        looked_at = table.selection.where.columns if table.selection.where is not None else ()
+        # What is published as text stops nothing, and is null to the condition alone.
+        self._noted = [column.policy == "error" or column.name in looked_at for column in self._types]
         self._widths = np.array([column.row_width for column in self._types], np.int32)
         self._statements: dict[str, PreparedStatement] = {}
         self._stream = ResultStream(connection, self._name)
@@ -147,10 +149,12 @@ class StatementReader:
     def _decode(self, located: Located) -> pa.RecordBatch:
         self.odd.clear()
         arrays = [
-            finish(self._name, column, row_cells(located, index, column), self.nulled, odd)
-            for index, (column, odd) in enumerate(zip(self._types, self._noted, strict=True))
+            finish(self._name, column, row_cells(located, index, column), self.nulled, self.odd if noted else None)
+            for index, (column, noted) in enumerate(zip(self._types, self._noted, strict=True))
         ]
-        return pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        batch = pa.RecordBatch.from_arrays(arrays, schema=self.schema)
+        check_noted(self._table, batch, self.odd)
+        return batch
 
 
 def _rows_of(table: Table) -> str:

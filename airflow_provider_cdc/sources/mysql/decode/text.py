@@ -9,12 +9,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import lru_cache
 from itertools import accumulate, pairwise
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from airflow_provider_cdc.core.kernel import Bytes, Int32s, bytes_of, inner, kernel, load8, load16be, store8
+from airflow_provider_cdc.core.kernel import (
+    Bytes,
+    Int32s,
+    bytes_of,
+    copy_bytes,
+    inner,
+    kernel,
+    load8,
+    load16be,
+    store8,
+)
 from airflow_provider_cdc.errors import ValueNotRepresentable
 from airflow_provider_cdc.sources.mysql.charsets import CHARSETS, GB18030_EDITION, UTF8, Charset
 
@@ -23,44 +33,91 @@ _LEAD = -2
 _LEAD_OF_TWO = -3
 _SINGLE_SHIFT_3 = 0x8F
 """The byte of EUC that begins a character of three bytes."""
-_ALL_GOOD = -1
+_BEYOND_UTF8 = {1: 0x80, 3: 0xF0, 4: 0x100}
+"""The bytes from this one on are in no character of so many bytes."""
 
 
-def to_utf8(where: str, charset: str, rows: int, offsets: pa.Buffer, values: pa.Buffer) -> tuple[pa.Buffer, pa.Buffer]:
+def to_utf8(
+    where: str, charset: str, rows: int, offsets: pa.Buffer, values: pa.Buffer, undecodable: Bytes | None = None
+) -> tuple[pa.Buffer, pa.Buffer]:
     """``rows`` values of a column in ``charset``, as Arrow offsets (int32) and bytes, in UTF-8.
 
     :param where: table and column, for messages.
+    :param undecodable: one byte for each row, all 0: set to 1 where a value holds a code that stands for no character.
+        The empty text stands there. None: such a value is an error.
     :raises ValueNotRepresentable: a value holds a code that stands for no character.
     """
-    known = CHARSETS[charset]
+    marks: Bytes = np.zeros(rows, np.uint8) if undecodable is None else undecodable
     ends = np.frombuffer(offsets, np.int32, rows + 1)
     data = bytes_of(values)[: ends[-1]]
+    decoded = _decoded(where, charset, ends, data, marks)
+    if undecodable is None and marks.any():
+        raise no_text(where, charset, value_at(offsets, values, int(np.argmax(marks))))
+    return decoded or (offsets, values)
+
+
+def value_at(offsets: pa.Buffer, values: pa.Buffer, row: int) -> bytes:
+    """The bytes of the value in a row."""
+    start, end = np.frombuffer(offsets, np.int32, row + 2)[-2:]
+    return bytes_of(values)[start:end].tobytes()
+
+
+def no_text(where: str, charset: str, value: bytes) -> ValueNotRepresentable:
+    """What is raised for a value that holds a code that stands for no character."""
+    shown = value[:40].hex() + ("…" if len(value) > 40 else "")
+    return ValueNotRepresentable(
+        f"the stored bytes x'{shown}' hold a code that stands for no character of {charset}",
+        where=where,
+        hint="set unrepresentable to string (the stored bytes as 0x…) or null, unless the column is part of a key or "
+        "its table has none; correct the rows; make the column a binary one; or leave the column out (columns)",
+    )
+
+
+def with_bytes_shown(
+    where: str, offsets: pa.Buffer, values: pa.Buffer, undecodable: Bytes, decoded: tuple[pa.Buffer, pa.Buffer]
+) -> tuple[pa.Buffer, pa.Buffer]:
+    """What `to_utf8` made of ``offsets`` and ``values``, with ``0x`` and the hexadecimal digits of the stored bytes in
+    place of the values that are ``undecodable``."""
+    rows = len(undecodable)
+    ends, decoded_ends = (np.frombuffer(own, np.int32, rows + 1) for own in (offsets, decoded[0]))
+    lengths = np.where(undecodable != 0, 2 + 2 * np.diff(ends.astype(np.int64)), np.diff(decoded_ends))
+    size = int(lengths.sum())
+    _check_size(where, size)
+    out_offsets, out = pa.allocate_buffer((rows + 1) * 4), pa.allocate_buffer(size)
+    _show_bytes(
+        ends, bytes_of(values), undecodable, decoded_ends, bytes_of(decoded[1]),
+        np.frombuffer(out_offsets, np.int32), bytes_of(out),
+    )  # fmt: skip
+    return out_offsets, out
+
+
+def _decoded(where: str, charset: str, ends: Int32s, data: Bytes, marks: Bytes) -> tuple[pa.Buffer, pa.Buffer] | None:
+    """What `to_utf8` returns; None: the values as they are."""
+    known, rows = CHARSETS[charset], len(ends) - 1
     if known.unit == 1 and known.ascii and (len(data) == 0 or int(data.max()) < 0x80):
-        return offsets, values
+        return None
     if known.codec == UTF8:
-        try:
-            pa.StringArray.from_buffers(rows, offsets, values).validate(full=True)
-        except pa.ArrowInvalid:
-            raise _no_text(where, charset, _first_bad(ends, data)) from None
-        return offsets, values
+        return _validated(known.size, ends, data, marks)
     if charset == "gb18030":
-        return _by_codec(where, ends, data)
+        return _by_codec(ends, data, marks)
     out_offsets = pa.allocate_buffer((rows + 1) * 4)
     out_ends = np.frombuffer(out_offsets, np.int32)
     # At most, one byte becomes three, two or three become three, and four become four.
     size = len(data) * (3 if known.unit == 1 else 2 if known.unit == 2 else 1)
-    if size > 2**31 - 1:
-        raise ValueNotRepresentable("a batch has more text than one Arrow array holds", where=where)
+    _check_size(where, size)
     out = pa.allocate_buffer(size)
     out_data = bytes_of(out)
     if known.unit == 1:
-        bad = _decode_by_table(ends, data, *_tables(charset), out_ends, out_data)
+        _decode_by_table(ends, data, *_tables(charset), out_ends, out_data, marks)
     else:
         little = charset == "utf16le"
-        bad = _decode_units(ends, data, known.unit, little, charset != "ucs2", out_ends, out_data)
-    if bad != _ALL_GOOD:
-        raise _no_text(where, charset, data[ends[bad] : ends[bad + 1]].tobytes())
+        _decode_units(ends, data, known.unit, little, charset != "ucs2", out_ends, out_data, marks)
     return out_offsets, out
+
+
+def _check_size(where: str, size: int) -> None:
+    if size > 2**31 - 1:
+        raise ValueNotRepresentable("a batch has more text than one Arrow array holds", where=where)
 
 
 def text_array(texts: Sequence[str]) -> pa.StringArray:
@@ -70,18 +127,23 @@ def text_array(texts: Sequence[str]) -> pa.StringArray:
     return pa.StringArray.from_buffers(len(encoded), pa.py_buffer(ends), pa.py_buffer(b"".join(encoded)))
 
 
-def _no_text(where: str, charset: str, value: bytes) -> ValueNotRepresentable:
-    shown = value[:40].hex() + ("…" if len(value) > 40 else "")
-    return ValueNotRepresentable(
-        f"the stored bytes x'{shown}' hold a code that stands for no character of {charset}",
-        where=where,
-        hint="correct the rows, or make the column a binary one",
-    )
-
-
-def _first_bad(ends: Int32s, data: Bytes) -> bytes:
-    values = (data[start:end].tobytes() for start, end in pairwise(ends))
-    return next(value for value in values if not _is_utf8(value))
+def _validated(size: int, ends: Int32s, data: Bytes, marks: Bytes) -> tuple[pa.Buffer, pa.Buffer] | None:
+    """Text that is UTF-8 already, of characters of up to ``size`` bytes."""
+    buffers = [pa.py_buffer(ends), pa.py_buffer(data)]
+    rows = len(ends) - 1
+    try:
+        pa.StringArray.from_buffers(rows, *buffers).validate(full=True)
+    except pa.ArrowInvalid:
+        pass
+    else:
+        if int(data.max()) < _BEYOND_UTF8[size]:
+            return None
+    for row, (start, end) in enumerate(pairwise(ends.tolist())):
+        value = data[start:end].tobytes()
+        marks[row] = not _is_utf8(value) or (len(value) > 0 and max(value) >= _BEYOND_UTF8[size])
+    values = pa.BinaryArray.from_buffers(pa.binary(), rows, [None, *buffers])
+    _, offsets, out = pc.if_else(pa.array(marks.view(np.bool_)), pa.scalar(b""), values).buffers()
+    return offsets, out
 
 
 def _is_utf8(value: bytes) -> bool:
@@ -92,14 +154,14 @@ def _is_utf8(value: bytes) -> bool:
     return True
 
 
-def _by_codec(where: str, ends: Int32s, data: Bytes) -> tuple[pa.Buffer, pa.Buffer]:
+def _by_codec(ends: Int32s, data: Bytes, marks: Bytes) -> tuple[pa.Buffer, pa.Buffer]:
     texts = []
-    for start, end in pairwise(ends):
-        value = data[start:end].tobytes()
+    for row, (start, end) in enumerate(pairwise(ends.tolist())):
         try:
-            texts.append(value.decode("gb18030").translate(GB18030_EDITION))
+            texts.append(data[start:end].tobytes().decode("gb18030").translate(GB18030_EDITION))
         except UnicodeDecodeError:
-            raise _no_text(where, "gb18030", value) from None
+            texts.append("")
+            marks[row] = 1
     array = text_array(texts)
     return array.buffers()[1], array.buffers()[2]
 
@@ -165,8 +227,15 @@ def _put(out: Bytes, at: int, point: int) -> int:
 
 @kernel
 def _decode_by_table(
-    ends: Int32s, data: Bytes, single: Int32s, double: Int32s, triple: Int32s, out_ends: Int32s, out: Bytes
-) -> Any:
+    ends: Int32s,
+    data: Bytes,
+    single: Int32s,
+    double: Int32s,
+    triple: Int32s,
+    out_ends: Int32s,
+    out: Bytes,
+    undecodable: Bytes,
+) -> None:
     at = 0
     out_ends[0] = 0
     for row in range(len(ends) - 1):
@@ -182,20 +251,31 @@ def _decode_by_table(
                 point = int(triple[load16be(data, position)])
                 position += 2
             if point < 0:
-                return row
+                undecodable[row] = 1
+                at = int(out_ends[row])
+                break
             at = _put(out, at, point)
         out_ends[row + 1] = at
-    return _ALL_GOOD
 
 
 @kernel
-def _decode_units(ends: Int32s, data: Bytes, unit: int, little: bool, pairs: bool, out_ends: Int32s, out: Bytes) -> Any:
+def _decode_units(
+    ends: Int32s,
+    data: Bytes,
+    unit: int,
+    little: bool,
+    pairs: bool,
+    out_ends: Int32s,
+    out: Bytes,
+    undecodable: Bytes,
+) -> None:
     at = 0
     out_ends[0] = 0
     for row in range(len(ends) - 1):
         position, end = int(ends[row]), int(ends[row + 1])
         if (end - position) % unit:
-            return row
+            undecodable[row] = 1
+            position = end
         while position < end:
             point = _unit(data, position, unit, little)
             position += unit
@@ -205,10 +285,11 @@ def _decode_units(ends: Int32s, data: Bytes, unit: int, little: bool, pairs: boo
                     point = 0x10000 + ((point - 0xD800) << 10) + (low - 0xDC00)
                     position += unit
             if 0xD800 <= point < 0xE000 or point > 0x10FFFF:
-                return row
+                undecodable[row] = 1
+                at = int(out_ends[row])
+                break
             at = _put(out, at, point)
         out_ends[row + 1] = at
-    return _ALL_GOOD
 
 
 @inner
@@ -218,3 +299,37 @@ def _unit(data: Bytes, position: int, unit: int, little: bool) -> int:
         byte = load8(data, position + index)
         value = value | byte << (8 * index) if little else value << 8 | byte
     return value
+
+
+@inner
+def _digit(value: int) -> int:
+    return value + (0x30 if value < 10 else 0x37)
+
+
+@kernel
+def _show_bytes(
+    ends: Int32s,
+    data: Bytes,
+    undecodable: Bytes,
+    decoded_ends: Int32s,
+    decoded: Bytes,
+    out_ends: Int32s,
+    out: Bytes,
+) -> None:
+    at = 0
+    out_ends[0] = 0
+    for row in range(len(undecodable)):
+        if undecodable[row]:
+            store8(out, at, 0x30)
+            store8(out, at + 1, 0x78)
+            at += 2
+            for position in range(ends[row], ends[row + 1]):
+                byte = load8(data, position)
+                store8(out, at, _digit(byte >> 4))
+                store8(out, at + 1, _digit(byte & 15))
+                at += 2
+        else:
+            length = int(decoded_ends[row + 1]) - int(decoded_ends[row])
+            copy_bytes(out, at, decoded, decoded_ends[row], length)
+            at += length
+        out_ends[row + 1] = at

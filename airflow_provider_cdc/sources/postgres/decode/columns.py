@@ -25,7 +25,7 @@ from airflow_provider_cdc.core.kernel import (
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import DecodeError, SchemaChanged, ValueNotRepresentable
 from airflow_provider_cdc.sources.located import ALL_GOOD
-from airflow_provider_cdc.sources.odd_values import OddValue, note
+from airflow_provider_cdc.sources.odd_values import OddValue, check_noted, naming_key, note
 from airflow_provider_cdc.sources.postgres.decode.calendar import (
     DAY_MICROS,
     FIRST_DAY,
@@ -52,19 +52,26 @@ def finish_batch(
     """Rows of ``types.arrow_schema`` from arrays of ``types.select_list`` that ADBC or `row_cells` made.
 
     :param nulled: where the number of values of each column that the policy made null is added.
-    :param odd: where values that fit no Arrow type are noted if the policy is ``error`` and the column tells no rows
-        apart; a placeholder stands in for them.
+    :param odd: where values that fit no Arrow type are noted if the policy is ``error``, unless they may not wait
+        (`odd_values.check_noted`); a placeholder stands in for them.
     :raises ValueNotRepresentable: a value fits no Arrow type, the policy is ``error``, and it was not noted.
     :raises SchemaChanged: the columns have other types than ``table`` says, or a NULL where there can be none.
     """
     columns = column_types(table)
     if batch.schema.names != [column.name for column in columns]:
         raise SchemaChanged(f"the columns are {', '.join(batch.schema.names)}", where=str(table.name), hint=_NEW_RUN)
+    noted: list[OddValue] = []
     arrays = [
-        finish(str(table.name), column, array, nulled, None if table.identifies(column.name) else odd)
+        finish(str(table.name), column, array, nulled, noted)
         for column, array in zip(columns, batch.columns, strict=True)
     ]
-    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(table))
+    finished = pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(table))
+    if odd is None and noted:
+        raise naming_key(table, finished, noted, noted[0])
+    check_noted(table, finished, noted)
+    if odd is not None:
+        odd += noted
+    return finished
 
 
 def finish(
@@ -155,8 +162,7 @@ def _without(
                 f"or correct the rows of which {column.name} is {value!r}, or leave the table out",
             )
 
-        if not note(odd, column.name, strange, error):
-            raise error(int(np.flatnonzero(strange)[0]))
+        note(odd, column.name, strange, error)
         placeholders = np.frombuffer(values, np.uint8).reshape(len(array), width).copy()
         placeholders[strange] = 0
         return pa.Array.from_buffers(array.type, len(array), [_validity(array), pa.py_buffer(placeholders)])

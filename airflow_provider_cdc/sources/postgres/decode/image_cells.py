@@ -93,7 +93,11 @@ def texts(where: str, located: Located, index: int) -> pa.Array:
     try:
         array.validate(full=True)
     except pa.ArrowInvalid as error:
-        raise DecodeError(f"the text is not UTF-8: {error}", where=where) from error
+        raise DecodeError(
+            f"the text is not UTF-8: {error}",
+            where=where,
+            hint="the server checks what it stores, so a row is damaged: correct it, or leave the column out (columns)",
+        ) from error
     return array
 
 

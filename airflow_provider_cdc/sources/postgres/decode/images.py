@@ -8,6 +8,8 @@ under ``types.SESSION_SETTINGS``. The same row always has the same bytes.
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
 import numpy as np
 import pyarrow as pa
 
@@ -15,19 +17,28 @@ from airflow_provider_cdc.core.kernel import Bytes, Int32s, Int64s, bytes_of, ke
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import DecodeError
 from airflow_provider_cdc.sources.located import ALL_GOOD, NULL, Located
+from airflow_provider_cdc.sources.odd_values import OddValue, naming_key
 from airflow_provider_cdc.sources.postgres.decode.columns import finish
 from airflow_provider_cdc.sources.postgres.decode.image_cells import image_array
 from airflow_provider_cdc.sources.postgres.decode.tuple_data import NULL_VALUE, TEXT_VALUE
 from airflow_provider_cdc.sources.postgres.types import arrow_schema, column_types
 
 
-def decode_images(table: Table, images: pa.BinaryArray, nulled: dict[str, int] | None = None) -> pa.RecordBatch:
+def decode_images(
+    table: Table,
+    images: pa.BinaryArray,
+    nulled: dict[str, int] | None = None,
+    names: Collection[str] | None = None,
+    odd: list[OddValue] | None = None,
+) -> pa.RecordBatch:
     """Rows from their images, exactly as ``columns.finish_batch`` makes them of what a SELECT gives.
 
     :param images: one image a row, no nulls.
     :param nulled: where the number of values of each column that the policy made null is added.
+    :param names: the columns that are decoded; None: all. Whatever the others hold, they stop nothing.
+    :param odd: where values that fit no Arrow type are noted; a placeholder stands in for them.
     :raises DecodeError: bytes that are no image of ``table``.
-    :raises ValueNotRepresentable: a value fits no Arrow type and the policy is ``error``.
+    :raises ValueNotRepresentable: a value fits no Arrow type, the policy is ``error``, and ``odd`` is None.
     :raises SchemaChanged: a NULL where there can be none.
     """
     name, columns, rows = str(table.name), column_types(table), len(images)
@@ -42,11 +53,29 @@ def decode_images(table: Table, images: pa.BinaryArray, nulled: dict[str, int] |
     if bad != ALL_GOOD:
         raise DecodeError(f"image {bad} of {rows} is no row of the table", where=name)
     located = Located(data, starts, lengths, nulls, totals, rows)
-    arrays = [
-        finish(name, column, image_array(f"{name}.{column.name}", column, located, index), nulled)
+    noted: list[OddValue] = []
+    decoded = {
+        column.name: finish(name, column, image_array(f"{name}.{column.name}", column, located, index), nulled, noted)
         for index, column in enumerate(columns)
-    ]
-    return pa.RecordBatch.from_arrays(arrays, schema=arrow_schema(table))
+        if names is None or column.name in names
+    }
+    schema = arrow_schema(table)
+    batch = pa.RecordBatch.from_arrays([*decoded.values()], schema=pa.schema([schema.field(own) for own in decoded]))
+    if odd is not None:
+        odd += noted
+    elif noted:
+        raise naming_key(table, *_key_beside(table, images, batch, noted), noted[0])
+    return batch
+
+
+def _key_beside(
+    table: Table, images: pa.BinaryArray, batch: pa.RecordBatch, odd: list[OddValue]
+) -> tuple[pa.RecordBatch, list[OddValue]]:
+    """A batch that has the columns of the key, and its odd values."""
+    if set(table.key) <= set(batch.schema.names):
+        return batch, odd
+    odd_in_key: list[OddValue] = []
+    return decode_images(table, images, names=table.key, odd=odd_in_key), odd_in_key
 
 
 @kernel

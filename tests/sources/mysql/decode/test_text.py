@@ -12,7 +12,7 @@ from hypothesis import settings as given_settings
 from hypothesis import strategies as st
 
 from airflow_provider_cdc.errors import ValueNotRepresentable
-from airflow_provider_cdc.sources.mysql.charsets import CHARSETS, bytes_per_character, is_ambiguous
+from airflow_provider_cdc.sources.mysql.charsets import CHARSETS, bytes_per_character, has_gaps, is_ambiguous
 from airflow_provider_cdc.sources.mysql.decode.text import to_utf8
 from harness.mysql_server import MysqlServer
 from tests.sources.mysql.decode.reading import decode, select, split
@@ -78,6 +78,7 @@ def test_every_code_as_the_server_converts_it(mysql: MysqlServer, schema: str, c
     assert convert(charset, list(mapped)) == list(mapped.values())
     assert [code for code in codes if code not in mapped and not refused(charset, code)] == []
     assert is_ambiguous(charset) == (len(set(mapped.values())) < len(mapped))
+    assert has_gaps(charset) == (len(mapped) < len(found))
 
 
 @pytest.mark.parametrize("charset", [*UNICODE, "gb18030"])
@@ -99,6 +100,8 @@ def test_every_character_of_unicode(mysql: MysqlServer, charset: str) -> None:
         ("utf8mb4", b"\xc3"),
         ("utf8mb4", b"\xed\xa0\x80"),
         ("utf8mb3", b"\x80"),
+        ("utf8mb3", "😀".encode()),
+        ("ascii", "é".encode()),
         ("ucs2", b"\xd8\x00"),
         ("ucs2", b"\x00"),
         ("utf16", b"\xd8\x00\x00A"),

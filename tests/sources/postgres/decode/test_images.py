@@ -7,6 +7,7 @@ import random
 import re
 import struct
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import psycopg
@@ -301,9 +302,15 @@ def test_texts_that_no_output_function_prints(oid: int) -> None:
             decode_images(table, pa.array([tuple_data([text])], pa.binary()))
 
 
-def test_texts_that_are_not_utf8() -> None:
-    with pytest.raises(DecodeError, match=r"s\.t\.c: the text is not UTF-8"):
-        decode_images(one_column(25), pa.array([tuple_data([b"\xff"])], pa.binary()))
+def test_texts_that_are_not_utf8_stop_only_who_reads_them() -> None:
+    text = one_column(25)
+    table = replace(text, columns=(*text.columns, replace(one_column(23).columns[0], name="d")))
+    images = pa.array([tuple_data([b"\xff", "7"])], pa.binary())
+    for names in (None, ["c"]):
+        with pytest.raises(DecodeError, match=r"s\.t\.c: the text is not UTF-8") as caught:
+            decode_images(table, images, names=names)
+        assert "columns" in caught.value.hint
+    assert decode_images(table, images, names=["d"]).to_pydict() == {"d": [7]}
 
 
 def test_null_instead_of_an_image() -> None:
