@@ -247,6 +247,8 @@ def test_statements_that_leave_copied_tables_alone(mysql: MysqlServer, schema: s
         "RENAME TABLE b TO b2",
         "TRUNCATE b2",
         "DROP TABLE b2, c",
+        "CREATE TABLE c (id INT) /*!90500 COMMENT 'later' */",
+        "/*!80400 ALTER TABLE c ADD v INT */",
         "DROP TABLE IF EXISTS never_was",
         "CREATE TEMPORARY TABLE a (x INT)",
         "INSERT INTO a VALUES (77)",
