@@ -12,6 +12,7 @@ from airflow_provider_cdc.errors import LockNotGranted
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.driver_errors import LOCK_WAIT_TIMEOUT
 from airflow_provider_cdc.sources.mysql.session import Connection, account, query, set_session
+from airflow_provider_cdc.sources.mysql.statement_size import batches, size_of
 
 SECONDS = 10
 _DENIED = 1142
@@ -57,7 +58,11 @@ def _holders(connection: Connection, tables: Sequence[TableName]) -> list[str]:
         return []
     schemas = sorted({table.schema for table in tables})
     try:
-        rows = query(connection, _HOLDERS.format(", ".join(["%s"] * len(schemas))), schemas)
+        rows = [
+            row
+            for some in batches(connection, schemas, lambda schema: size_of([schema]), len(schemas))
+            for row in query(connection, _HOLDERS.format(", ".join(["%s"] * len(some))), some)
+        ]
     except pymysql.OperationalError as error:
         if error.args[0] != _DENIED:
             raise

@@ -15,9 +15,10 @@ from airflow_provider_cdc.core.chunk import Bound, KeyValue
 from airflow_provider_cdc.sources.mysql.axes import Axis
 from airflow_provider_cdc.sources.mysql.decode.prepared import PreparedStatement
 from airflow_provider_cdc.sources.mysql.session import Connection
+from airflow_provider_cdc.sources.mysql.statement_size import batches, size_of
 
 _BATCH = 64
-"""Bounds per statement."""
+"""Bounds per statement, at most."""
 
 
 def increasing(connection: Connection, axes: Sequence[Axis], bounds: Sequence[Bound]) -> list[int]:
@@ -27,8 +28,9 @@ def increasing(connection: Connection, axes: Sequence[Axis], bounds: Sequence[Bo
     while True:
         greater: list[bool] = []
         pairs = list(pairwise([(), *(bounds[index] for index in kept)]))
-        for start in range(0, len(pairs), _BATCH):
-            greater += _answers(connection, [_greater(axes, *pair) for pair in pairs[start : start + _BATCH]])
+        checks = [_greater(axes, *pair) for pair in pairs]
+        for some in batches(connection, checks, _size, _BATCH):
+            greater += _answers(connection, some)
         if all(greater):
             return kept
         # One that follows a dropped one has yet to be compared with the one before that.
@@ -61,6 +63,11 @@ def _greater(axes: Sequence[Axis], before: Bound, bound: Bound) -> _Check:
         order = f"({parameter} < {parameter} OR ({parameter} = {parameter} AND {order}))"
         values = [low, high, low, high, *values]
     return f"({' AND '.join([*checks, order])})", params + values
+
+
+def _size(check: _Check) -> int:
+    sql, values = check
+    return len(sql.encode()) + size_of(values)
 
 
 def _answers(connection: Connection, checks: Sequence[_Check]) -> list[bool]:

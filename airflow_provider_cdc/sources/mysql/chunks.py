@@ -16,10 +16,10 @@ rest, of which the server sends nothing (``pushed``).
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any, TypeVar
+from typing import Any
 
 from airflow_provider_cdc.core.chunk import Bound, Chunk, KeyValue, partition
 from airflow_provider_cdc.core.table import Table
@@ -28,16 +28,27 @@ from airflow_provider_cdc.sources.mysql.bounds import increasing
 from airflow_provider_cdc.sources.mysql.pushed import pushed_span
 from airflow_provider_cdc.sources.mysql.schema import table_sql
 from airflow_provider_cdc.sources.mysql.session import Connection, query, quote, set_session
+from airflow_provider_cdc.sources.mysql.statement_size import batches, fits, size_of
 from airflow_provider_cdc.sources.mysql.text_cuts import TextCuts
 
+_SETTINGS = {
+    # A single value of a key column would be estimated by statistics, not by a dive.
+    "eq_range_index_dive_limit": "0",
+    # Of long texts, only the first bytes would be put in order. The buffer has to hold some of them.
+    "max_sort_length": "24576",
+    "sort_buffer_size": "4194304",
+}
 _TOO_BIG = 1.5
 """A cell of more than this many chunks is cut again."""
 
 _ROUNDS = 40
 _BATCH = 64
-"""Key ranges per statement."""
+"""Key ranges per statement, at most."""
+_MOST_COPIES = 8
+"""How often the values of a bound may be in a statement: twice each, of two bounds, in two selects."""
 
-_Item = TypeVar("_Item")
+_Asked = tuple[str, list[KeyValue]]
+"""A part of a statement, and its parameters."""
 
 _MARK = "\0"
 """Stands for a parameter while a statement is put together: no identifier can contain it."""
@@ -51,8 +62,7 @@ def plan_chunks(connection: Connection, table: Table, chunk_rows: int) -> list[C
     axes = _axes(connection, table) if table.rows > chunk_rows * _TOO_BIG else []
     if not axes:
         return partition([], [table.rows])
-    # A single value of a key column would be estimated by statistics, not by a dive.
-    set_session(connection, {"eq_range_index_dive_limit": "0"})
+    set_session(connection, _SETTINGS)
     (_, rows_of_first), *chunks = _Planner(connection, table, axes, chunk_rows).plan(*_span(table, axes[0]))
     kept = set(increasing(connection, axes, [bound for bound, _ in chunks]))
     bounds: list[Bound] = []
@@ -108,8 +118,7 @@ class _Planner:
         """
         cells = [_Cell(lower, upper, rows=self._table.rows)]
         if lower or upper:
-            # Two of them: where an index is forced on a SELECT that is alone, the server does not estimate.
-            self._estimate([*cells, _Cell(lower, upper)])
+            self._estimate(cells)
         dives = 0
         for _ in range(_ROUNDS):
             scale = self._scale(cells)
@@ -130,10 +139,16 @@ class _Planner:
         pieces = [min(256, math.ceil(cell.rows * scale / self._chunk_rows) + 1) for cell in cells]
         split: list[list[_Cell]] = []
         for cell, cuts in zip(cells, self._cuts(cells, pieces), strict=True):
-            edges = [cell.lower, *((*cell.fixed, cut) for cut in cuts), cell.upper]
-            split.append([_Cell(low, high, cell.fixed) for low, high in pairwise(edges)] if cuts else [cell])
+            bounds = [bound for cut in cuts if self._fits(bound := (*cell.fixed, cut))]
+            # Rather than a bound that no statement has room for, a larger chunk.
+            cell.final |= bool(cuts) and not bounds
+            edges = [cell.lower, *bounds, cell.upper]
+            split.append([_Cell(low, high, cell.fixed) for low, high in pairwise(edges)] if bounds else [cell])
         self._estimate([part for parts in split if len(parts) > 1 for part in parts])
         return split
+
+    def _fits(self, bound: Bound) -> bool:
+        return fits(self._connection, _MOST_COPIES * size_of(bound))
 
     def _cuts(self, cells: Sequence[_Cell], pieces: Sequence[int]) -> list[list[KeyValue]]:
         """Values that cut each cell along the first key column in which its rows differ, as far as can be told."""
@@ -164,37 +179,38 @@ class _Planner:
         """The first and the last key of each cell; None for an empty one."""
         columns = ", ".join(axis.stored for axis in self._axes)
         orders = [", ".join(f"{quote(axis.column)} {way}" for axis in self._axes) for way in ("ASC", "DESC")]
-        ends: list[tuple[Bound, Bound] | None] = []
-        for batch in _batches(cells):
-            selects: list[str] = []
-            params: list[KeyValue] = []
-            for number, cell in enumerate(batch):
-                condition, values = self._where(cell)
-                for side, order in enumerate(orders):
-                    selects.append(
-                        f"(SELECT {number}, {side}, {columns} {self._from}{condition} ORDER BY {order} LIMIT 1)"
-                    )
-                    params += values
-            found = {
-                (number, side): tuple(key)
-                for number, side, *key in _run(self._connection, " UNION ALL ".join(selects), params)
-            }
-            # Between the two looks a cell may lose its only row.
-            ends += [
-                (found[number, 0], found[number, 1]) if {(number, 0), (number, 1)} <= set(found) else None
-                for number in range(len(batch))
+        asked: list[_Asked] = []
+        for number, cell in enumerate(cells):
+            condition, params = self._where(cell)
+            selects = [
+                f"(SELECT {number}, {side}, {columns} {self._from}{condition} ORDER BY {order} LIMIT 1)"
+                for side, order in enumerate(orders)
             ]
-        return ends
+            asked.append((" UNION ALL ".join(selects), [*params, *params]))
+        found: dict[tuple[int, int], Bound] = {}
+        for some in batches(self._connection, asked, _size, _BATCH):
+            rows = _run(self._connection, " UNION ALL ".join(sql for sql, _ in some), _params(some))
+            found |= {(number, side): tuple(key) for number, side, *key in rows}
+        # Between the two looks a cell may lose its only row.
+        return [
+            (found[number, 0], found[number, 1]) if {(number, 0), (number, 1)} <= found.keys() else None
+            for number in range(len(cells))
+        ]
 
     def _estimate(self, cells: Sequence[_Cell]) -> None:
         """Set the cells' rows."""
-        for batch in _batches(cells):
-            ranges = [self._where(cell) for cell in batch]
-            selects = " UNION ALL ".join(f"SELECT 1 {self._from}{condition}" for condition, _ in ranges)
-            params = [value for _, values in ranges for value in values]
-            for number, *_, rows, _, _ in _run(self._connection, f"EXPLAIN FORMAT=TRADITIONAL {selects}", params):
+        conditions = (self._where(cell) for cell in cells)
+        asked = [(f"SELECT 1 {self._from}{condition}", params) for condition, params in conditions]
+        done = 0
+        for some in batches(self._connection, asked, _size, _BATCH):
+            # Where an index is forced on a SELECT that is alone, the server does not estimate.
+            twice = [*some, *(some if len(some) == 1 else ())]
+            selects = " UNION ALL ".join(sql for sql, _ in twice)
+            rows = _run(self._connection, f"EXPLAIN FORMAT=TRADITIONAL {selects}", _params(twice))
+            for number, *_, estimate, _, _ in rows[: len(some)]:
                 # No number: the server sees that no row can match.
-                batch[number - 1].rows = float(rows or 0)
+                cells[done + number - 1].rows = float(estimate or 0)
+            done += len(some)
 
     def _where(self, cell: _Cell) -> tuple[str, list[KeyValue]]:
         condition, params = _range(self._axes, cell.lower, cell.upper)
@@ -269,6 +285,10 @@ def _run(connection: Connection, sql: str, params: Sequence[KeyValue]) -> list[t
     return query(connection, sql, params)
 
 
-def _batches(items: Sequence[_Item]) -> Iterator[Sequence[_Item]]:
-    for start in range(0, len(items), _BATCH):
-        yield items[start : start + _BATCH]
+def _size(asked: _Asked) -> int:
+    sql, params = asked
+    return len(sql.encode()) + size_of(params)
+
+
+def _params(asked: Iterable[_Asked]) -> list[KeyValue]:
+    return [value for _, params in asked for value in params]

@@ -41,6 +41,9 @@ ANSWER_BYTES = 1 << 29
 _PER_READ = 100
 """What a read costs of that besides its bytes: a row becomes objects, however short it is."""
 
+_SMALL_BYTES = 1 << 14
+"""The server takes so much whatever its max_allowed_packet is (net_buffer_length)."""
+
 _PROTOCOL = 10
 _NATIVE, _CACHING, _SHA256, _CLEAR = (
     b"mysql_native_password",
@@ -76,6 +79,7 @@ class GuardedConnection(_Driver):
         self._login_seconds = login_seconds
         self._deadline: float | None = None
         self._bytes_left = ANSWER_BYTES
+        self._max_packet = 0
 
     def connect(self, sock: Any = None) -> None:
         """Log in.
@@ -110,6 +114,15 @@ class GuardedConnection(_Driver):
         """The server's version, as its greeting gave it."""
         driver: Any = self
         return str(driver.server_version)
+
+    @property
+    def max_packet(self) -> int:
+        """The bytes that a command may have: the server's ``max_allowed_packet``, which it is asked for once."""
+        if not self._max_packet:
+            with self.cursor() as cursor:
+                cursor.execute("SELECT @@session.max_allowed_packet")
+                self._max_packet = int(cursor.fetchall()[0][0])
+        return self._max_packet
 
     def send(self, command: int, data: str | bytes) -> None:
         """Send a command; the answer is the caller's to receive."""
@@ -199,8 +212,16 @@ class GuardedConnection(_Driver):
         return bytes(data)
 
     def _execute_command(self, command: int, sql: str | bytes) -> None:
+        data = sql.encode() if isinstance(sql, str) else sql
+        # The server ends the session while it is still being told, and its error may never arrive.
+        if len(data) > _SMALL_BYTES and len(data) >= self.max_packet:
+            raise ConfigurationError(
+                f"a statement has {len(data):,} bytes, and the server takes {self.max_packet:,} (max_allowed_packet)",
+                where=self._where,
+                hint=f"set max_allowed_packet on the server to {2 * len(data)} or more",
+            )
         self._bytes_left = ANSWER_BYTES
-        super()._execute_command(command, sql)  # type: ignore[misc]
+        super()._execute_command(command, data)  # type: ignore[misc]
 
     def _read_packet(self, *arguments: Any) -> Any:
         with self._parsing():

@@ -44,6 +44,8 @@ _LOST = {
 _BUSY = {1040, 1041, 1203, 1226}
 LOCK_WAIT_TIMEOUT = 1205
 _TRY_AGAIN = {LOCK_WAIT_TIMEOUT, 1213, 1317, 1412, 3024, 3058}
+_TOO_LARGE = {1153, 1162, 1301, 2020}
+"""For the server's max_allowed_packet: a statement, or the result of a function."""
 _CHANGED = {1049, 1051, 1054, 1146, 1176}
 
 
@@ -53,7 +55,7 @@ def mapped_errors(where: str) -> Iterator[None]:
 
     :param where: the object at work, for the message.
     :raises SourceUnavailable: the session broke or the server has no room.
-    :raises ConfigurationError: a privilege is missing.
+    :raises ConfigurationError: a privilege is missing, or max_allowed_packet is too small.
     :raises SchemaChanged: a table, column or index that was there is gone.
     """
     try:
@@ -78,6 +80,12 @@ def statement_error(where: str, error: pymysql.MySQLError) -> CdcError:
             said,
             where=where,
             hint="grant what is missing to the user of this connection; preflight names the GRANT",
+        )
+    if code in _TOO_LARGE:
+        return ConfigurationError(
+            said,
+            where=where,
+            hint="raise max_allowed_packet on the server",
         )
     if code in _CHANGED:
         return SchemaChanged(said, where=where, hint="the table changed since the run began: trigger a new run")

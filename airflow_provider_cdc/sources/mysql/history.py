@@ -25,7 +25,7 @@ from airflow_provider_cdc.errors import LogGone, PositionError, SourceReplaced, 
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.driver_errors import mapped_errors
 from airflow_provider_cdc.sources.mysql.log import codes
-from airflow_provider_cdc.sources.mysql.log.request import CANNOT_READ_LOG, request_log
+from airflow_provider_cdc.sources.mysql.log.request import CANNOT_READ_LOG, GTIDS_OFF, request_log
 from airflow_provider_cdc.sources.mysql.session import Connection, connect, query, server_version, value
 
 _HEADER = struct.Struct("<IBIIIH")
@@ -70,7 +70,9 @@ class Event:
     kind: int
     length: int
     end: int
-    """Where it ends in its file; 0 for what the server made up for its reader."""
+    """The low 32 bits of where it ends in its file."""
+    made_up: bool
+    """By the server for its reader; it is not in the file."""
     when: int
     created: int
     """Of a FORMAT_DESCRIPTION: when the file was made, if it was at a start of the server or at a reset; else 0."""
@@ -199,9 +201,14 @@ def _created_after(settings: ConnectionSettings, file: str, size: int, following
         if end - last < codes.FIRST_POSITION:
             continue
         with closing(log_events(settings, file, end - last)) as events:
-            found = [event for _, event in zip(range(6), events, strict=False) if event.end]
-        if found and found[0].kind in (codes.STOP, codes.ROTATE) and (found[0].length, found[0].end) == (last, end):
-            return next((event.created for event in found[1:] if event.kind == codes.FORMAT_DESCRIPTION), None)
+            found = [event for _, event in zip(range(6), events, strict=False) if not event.made_up]
+        # The server repeats the file's FORMAT_DESCRIPTION first, wherever the dump starts.
+        if len(found) < 2:
+            continue
+        _, last_event, *others = found
+        ends_file = (last_event.length, last_event.end) == (last, end & codes.LOW_HALF)
+        if ends_file and last_event.kind in (codes.STOP, codes.ROTATE):
+            return next((event.created for event in others if event.kind == codes.FORMAT_DESCRIPTION), None)
     return None
 
 
@@ -219,9 +226,10 @@ def _received(connection: Connection, file: str, start: int) -> Iterator[Event]:
     try:
         request_log(connection, file, start)
         while len(data := connection.packet().get_all_data()) > _HEADER.size:
-            when, kind, _, size, end, _ = _HEADER.unpack_from(data, 1)
+            when, kind, _, size, end, flags = _HEADER.unpack_from(data, 1)
             made = data[_CREATED] if kind == codes.FORMAT_DESCRIPTION else b""
-            yield Event(kind, size, end, when, int.from_bytes(made, "little"), data[1:])
+            made_up = bool(flags & codes.ARTIFICIAL)
+            yield Event(kind, size, end, made_up, when, int.from_bytes(made, "little"), data[1:])
     except pymysql.OperationalError as error:
-        if error.args[0] != CANNOT_READ_LOG:
+        if error.args[0] != CANNOT_READ_LOG or GTIDS_OFF in error.args[1]:
             raise

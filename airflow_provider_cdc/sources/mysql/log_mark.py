@@ -31,7 +31,6 @@ from airflow_provider_cdc.sources.mysql.log import codes
 from airflow_provider_cdc.sources.mysql.session import Connection, value
 
 _DIGITS = 16
-_LOW_BITS = 0xFFFFFFFF
 _XID_BYTES = codes.HEADER_BYTES + 8
 _NOTHING = "-"
 
@@ -167,10 +166,11 @@ def _last(settings: ConnectionSettings, place: LogPlace) -> str:
         if place.position - length < codes.FIRST_POSITION:
             continue
         with closing(log_events(settings, place.file, place.position - length)) as events:
-            first = next((event for _, event in zip(range(4), events, strict=False) if event.end), None)
-        end = place.position & _LOW_BITS
-        if first is not None and (first.kind, first.length, first.end) == (codes.XID, length, end):
-            return _digest(first.data)
+            # The server repeats the file's FORMAT_DESCRIPTION first, wherever the dump starts.
+            in_file = [event for _, event in zip(range(4), events, strict=False) if not event.made_up][1:]
+        end = place.position & codes.LOW_HALF
+        if in_file and (in_file[0].kind, in_file[0].length, in_file[0].end) == (codes.XID, length, end):
+            return _digest(in_file[0].data)
     return _NOTHING
 
 

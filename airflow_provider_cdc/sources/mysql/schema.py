@@ -11,8 +11,10 @@ from airflow_provider_cdc.core.table import Column, Table, TableName
 from airflow_provider_cdc.errors import Problem, SchemaChanged
 from airflow_provider_cdc.sources import patterns as patterns_of_tables
 from airflow_provider_cdc.sources.mysql.session import Connection, account, query, quote, value
+from airflow_provider_cdc.sources.mysql.statement_size import batches, size_of
 
 SYSTEM_SCHEMAS = frozenset({"information_schema", "mysql", "ndbinfo", "performance_schema", "sys"})
+_TABLES_AT_ONCE = 1000
 
 
 def resolve(connection: Connection, patterns: Sequence[str]) -> tuple[list[TableName], list[Problem]]:
@@ -113,13 +115,14 @@ def select_of_tables(
     for name in names:
         schemas[name.schema].append(name.name)
     for schema, tables in schemas.items():
-        marks = ", ".join(["%s"] * len(tables))
-        rows += query(
-            connection,
-            f"SELECT {schema_column}, TABLE_NAME, {columns} FROM information_schema.{view} "
-            f"WHERE {schema_column} = %s AND TABLE_NAME IN ({marks}) {rest}",
-            (schema, *tables),
-        )
+        for some in batches(connection, list(dict.fromkeys(tables)), lambda name: size_of([name]), _TABLES_AT_ONCE):
+            marks = ", ".join(["%s"] * len(some))
+            rows += query(
+                connection,
+                f"SELECT {schema_column}, TABLE_NAME, {columns} FROM information_schema.{view} "
+                f"WHERE {schema_column} = %s AND TABLE_NAME IN ({marks}) {rest}",
+                (schema, *some),
+            )
     return rows
 
 

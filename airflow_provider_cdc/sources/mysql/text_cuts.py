@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from airflow_provider_cdc.core.chunk import KeyValue
 from airflow_provider_cdc.sources.mysql.axes import Between, TextAxis
 from airflow_provider_cdc.sources.mysql.session import Connection, query
+from airflow_provider_cdc.sources.mysql.statement_size import batches, fits
 
 _USUAL = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _DIGITS = 8
@@ -33,23 +34,34 @@ class TextCuts:
         """As ``Axis.between``."""
         texts = [(str(first), str(last)) for first, last, _ in wanted]
         self._learn("".join(first + last + _between_characters(first, last) for first, last in texts))
-        proposals = [
-            [cell, text, first, last]
-            for cell, (first, last, pieces) in enumerate(wanted)
-            for text in self._propose(str(first), str(last), pieces)
-        ]
-        value, first, last = (self._axis.bound.format(column) for column in ("v", "f", "l"))
+        asked = []
+        for cell, ((first, last), (*_, pieces)) in enumerate(zip(texts, wanted, strict=True)):
+            asked += self._fitting(cell, first, last, self._propose(first, last, pieces))
+        cut, low, high = (self._axis.bound.format(column) for column in ("v", "f", "l"))
+        text = f"VARCHAR({self._axis.length})"
         cuts: list[list[KeyValue]] = [[] for _ in wanted]
-        for cell, text in query(
-            self._connection,
-            f"SELECT cell, MIN(v) FROM (SELECT cell, v, {value} AS cut, {first} AS low, {last} AS high "
-            "FROM JSON_TABLE(%s, '$[*]' COLUMNS (cell INT PATH '$[0]', "
-            "v VARCHAR(1024) PATH '$[1]', f VARCHAR(1024) PATH '$[2]', l VARCHAR(1024) PATH '$[3]')) AS j) AS typed "
-            "WHERE cut > low AND cut <= high GROUP BY cell, cut ORDER BY cell, cut",
-            (json.dumps(proposals),),
-        ):
-            cuts[cell].append(text)
+        for some in batches(self._connection, asked, _size, len(asked)):
+            for cell, value in query(
+                self._connection,
+                f"SELECT cell, MIN(v) FROM (SELECT cell, v, {cut} AS cut, {low} AS low, {high} AS high "
+                f"FROM JSON_TABLE(%s, '$[*]' COLUMNS (cell INT PATH '$[0]', f {text} PATH '$[1]', "
+                f"l {text} PATH '$[2]', NESTED PATH '$[3][*]' COLUMNS (v {text} PATH '$'))) AS j) AS typed "
+                "WHERE cut > low AND cut <= high GROUP BY cell, cut ORDER BY cell, cut",
+                (f"[{','.join(some)}]",),
+            ):
+                cuts[cell].append(value)
         return cuts
+
+    def _fitting(self, cell: int, first: str, last: str, texts: Sequence[str]) -> list[str]:
+        """What is asked about a cell, as JSON, with as many of its proposals as one statement has room for; none: not
+        even one."""
+        while texts:
+            asked = _json([cell, first, last, texts])
+            if fits(self._connection, _size(asked)):
+                return [asked]
+            others = [text for text in texts if text != last]
+            texts = [*others[1::2], last] if others else []
+        return []
 
     def _learn(self, characters: str) -> None:
         known = len(self._seen)
@@ -58,6 +70,9 @@ class TextCuts:
         guessed = set(_USUAL) if not self._alphabet else set()
         if len(self._seen) == known and not guessed:
             return
+        wanted = sorted(self._seen | guessed)
+        while not fits(self._connection, _size(_json(wanted))):
+            wanted = wanted[1::2]
         typed = self._axis.bound.format("c")
         ranked = query(
             self._connection,
@@ -65,7 +80,7 @@ class TextCuts:
             "FROM JSON_TABLE(%s, '$[*]' COLUMNS (c VARCHAR(1) PATH '$')) AS j "
             # Characters that the column's character set lacks would be refused as parameters when the chunk is read.
             f"WHERE CONVERT({typed} USING utf8mb4) COLLATE utf8mb4_bin = c COLLATE utf8mb4_bin",
-            (json.dumps(sorted(self._seen | guessed)),),
+            (_json(wanted),),
         )
         equal: dict[int, str] = {}
         for character, rank in sorted(ranked, key=lambda row: (row[1], row[0])):
@@ -74,7 +89,7 @@ class TextCuts:
 
     def _propose(self, first: str, last: str, pieces: int) -> list[str]:
         rank = {character: place for place, equal in enumerate(self._alphabet, 1) for character in equal}
-        low, high = ([rank[character] for character in text] for text in (first, last))
+        low, high = ([rank.get(character, 0) for character in text] for text in (first, last))
         shared = 0
         while shared < min(len(low), len(high)) and low[shared] == high[shared]:
             shared += 1
@@ -120,3 +135,12 @@ def _number(ranks: Sequence[int], base: int, digits: int) -> int:
     for rank in [*ranks[:digits], *[0] * (digits - len(ranks))]:
         number = number * base + rank
     return number
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _size(asked: str) -> int:
+    # Each of its bytes may be escaped.
+    return 2 * len(asked.encode())

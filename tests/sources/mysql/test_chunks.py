@@ -243,6 +243,25 @@ def test_keys_that_cannot_be_cut_are_read_in_one(
     assert [(chunk.lower, chunk.upper) for chunk in plan] == [(None, None)]
 
 
+@pytest.mark.parametrize("kind", ["VARCHAR(3000) CHARACTER SET latin1", "VARBINARY(3000)"])
+def test_long_keys_are_cut_by_statements_that_the_server_takes(
+    kind: str, source: MysqlSource, mysql: MysqlServer, schema: str
+) -> None:
+    mysql.query(f"CREATE TABLE {schema}.t (k {kind} PRIMARY KEY, n INT)")
+    insert(mysql, schema, [(f"{'x' * 1500}{n * 7919 % 400:05}", n) for n in range(400)])
+    packet = mysql.query("SELECT @@global.max_allowed_packet")[0][0]
+    try:
+        for allowed in (1 << 16, 1 << 14):
+            mysql.query(f"SET GLOBAL max_allowed_packet = {allowed}")
+            table = tables_of(source, schema)
+            plan = source.plan_chunks(table, 20)
+            sizes = check(source, table, plan)
+            # Where there is hardly room for one key, a table is not cut.
+            assert len(plan) >= 10 and max(sizes) <= 60 if allowed > 1 << 14 else len(plan) == 1, sorted(sizes)
+    finally:
+        mysql.query(f"SET GLOBAL max_allowed_packet = {packet}")
+
+
 def test_wrong_estimates_only_make_chunks_uneven(source: MysqlSource, mysql: MysqlServer, schema: str) -> None:
     mysql.query(f"CREATE TABLE {schema}.t (k INT PRIMARY KEY)")
     insert(mysql, schema, [(n * n,) for n in range(3000)])

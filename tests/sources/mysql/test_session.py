@@ -13,6 +13,7 @@ import pymysql
 import pytest
 from cryptography.hazmat.primitives import serialization
 
+from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.errors import (
     CdcError,
     ConfigurationError,
@@ -23,6 +24,7 @@ from airflow_provider_cdc.errors import (
 )
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.driver_errors import mapped_errors
+from airflow_provider_cdc.sources.mysql.schema import select_of_tables
 from airflow_provider_cdc.sources.mysql.session import connect, query, quote, session, value
 from harness.mysql_server import MysqlServer
 
@@ -214,6 +216,9 @@ class TestFailures:
                 "SELECT /*+ MAX_EXECUTION_TIME(1) */ COUNT(*) FROM information_schema.COLUMNS a, mysql.help_topic",
                 TransientError,
             ),
+            # As if something were larger than max_allowed_packet.
+            ("SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1153", ConfigurationError),
+            ("SIGNAL SQLSTATE 'HY000' SET MYSQL_ERRNO = 1301", ConfigurationError),
         ],
     )
     def test_of_a_statement(self, statement: str, error: type[CdcError], mysql: MysqlServer) -> None:
@@ -229,6 +234,22 @@ class TestFailures:
                 query(connection, "SELECT * FROM mysql.user")
         finally:
             mysql.query("DROP USER powerless")
+
+    def test_a_statement_that_the_server_has_no_room_for(self, mysql: MysqlServer) -> None:
+        """It ends the session while the rest is being sent, which looks as if it was gone for a moment."""
+        packet = mysql.query("SELECT @@global.max_allowed_packet")[0][0]
+        mysql.query("SET GLOBAL max_allowed_packet = 65536")
+        try:
+            for size in (70_000, 20_000_000):
+                with pytest.raises(ConfigurationError, match="max_allowed_packet"), session(settings(mysql)) as asked:
+                    query(asked, f"SELECT '{'x' * size}'")
+            with session(settings(mysql)) as connection:
+                # What has a list of any length is sent in several.
+                names = [TableName("mysql", name) for name in ("user", *(f"{n:060}" for n in range(2000)), "db")]
+                found = select_of_tables(connection, names, "ENGINE", "TABLES")
+            assert sorted(found) == [("mysql", "db", "InnoDB"), ("mysql", "user", "InnoDB")]
+        finally:
+            mysql.query(f"SET GLOBAL max_allowed_packet = {packet}")
 
     def test_a_killed_session(self, mysql: MysqlServer) -> None:
         connection = connect(settings(mysql))

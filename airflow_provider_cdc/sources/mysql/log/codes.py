@@ -5,6 +5,8 @@ from __future__ import annotations
 HEADER_BYTES = 19
 KIND_AT, LENGTH_AT, END_AT, FLAGS_AT = 4, 9, 13, 17
 """In an event's header: its type, its bytes in all, where it ends in the file (its low 32 bits), its flags."""
+LOW_HALF = 0xFFFFFFFF
+"""The bits that a header has of a position. A file may have more than 4 GiB: a transaction is never split."""
 CHECKSUM_BYTES = 4
 FIRST_POSITION = 4
 """Of the first event in a file, after four bytes of magic."""

@@ -21,6 +21,7 @@ from airflow_provider_cdc.sources.mysql.log.codes import (
     HEARTBEAT_V2,
     KIND_AT,
     LENGTH_AT,
+    LOW_HALF,
     MAX_EVENT_BYTES,
     ROTATE,
     STOP,
@@ -140,7 +141,7 @@ def read_commits(
             continue
         if state[END] >= 0 and state[POSITION] >= state[END]:
             return ENDED
-        if not state[STARTED] or load32(data, at + END_AT) != (state[POSITION] + length) & 0xFFFFFFFF:
+        if not state[STARTED] or load32(data, at + END_AT) != (state[POSITION] + length) & LOW_HALF:
             return DAMAGED
         if kind in (ROTATE, STOP):
             return ENDED

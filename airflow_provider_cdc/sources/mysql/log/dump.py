@@ -21,7 +21,7 @@ from airflow_provider_cdc.errors import DecodeError, LogGone, SourceUnavailable
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.driver_errors import mapped_errors
 from airflow_provider_cdc.sources.mysql.log.codes import MAX_EVENT_BYTES
-from airflow_provider_cdc.sources.mysql.log.request import CANNOT_READ_LOG, request_log
+from airflow_provider_cdc.sources.mysql.log.request import CANNOT_READ_LOG, GTIDS_OFF, request_log
 from airflow_provider_cdc.sources.mysql.session import CONNECT_SECONDS, connect
 
 RAW_BYTES = 1 << 18
@@ -205,7 +205,7 @@ class Dump:
             if code == CANNOT_READ_LOG and _SAME_REPLICA not in text:
                 hint = (
                     "let gtid_mode stay ON from a run's position on, then trigger a new run"
-                    if _NO_GTID in text
+                    if _NO_GTID in text or GTIDS_OFF in text
                     else "trigger a new run; if the file was purged, let the server keep its logs for longer "
                     "(binlog_expire_logs_seconds)"
                 )

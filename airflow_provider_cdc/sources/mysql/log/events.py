@@ -18,7 +18,7 @@ from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.errors import DecodeError, UnknownEvent
 from airflow_provider_cdc.sources.mysql.charsets import CHARSETS
 from airflow_provider_cdc.sources.mysql.log import codes
-from airflow_provider_cdc.sources.mysql.log.grammar import Statement
+from airflow_provider_cdc.sources.mysql.log.grammar import OLDEST, Statement
 
 # Fixed parts that the kernel and this module rely on: event type -> bytes of its post-header.
 _POST_HEADERS = {
@@ -40,11 +40,14 @@ _OPTIONAL_POST_HEADERS = {
 """Of types that a server may not have: then the length is 0 or missing."""
 
 
+_VERSION = re.compile(r"(\d{1,3})\.(\d{1,2})\.(\d{1,2})(?!\d)")
+
+
 @dataclass(frozen=True)
 class FormatDescription:
-    """``checksums`` is whether each event ends with a CRC-32."""
+    """``server_version`` is a number as in versioned comments, ``checksums`` whether each event ends with a CRC-32."""
 
-    server_version: str
+    server_version: int
     checksums: bool
 
 
@@ -69,7 +72,10 @@ def format_description(body: bytes) -> FormatDescription:
             f"the log of server {server_version} has format {version}, headers of {header} bytes, checksum algorithm "
             f"{checksum} and unknown lengths for events {odd}"
         )
-    return FormatDescription(server_version, checksum == 1)
+    numbers = _VERSION.match(server_version)
+    return FormatDescription(
+        10_000 * int(numbers[1]) + 100 * int(numbers[2]) + int(numbers[3]) if numbers else OLDEST, checksum == 1
+    )
 
 
 @dataclass(frozen=True)

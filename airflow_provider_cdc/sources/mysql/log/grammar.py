@@ -1,6 +1,12 @@
 """Statements as tokens, and a reader that takes them one after the other.
 
 Whatever the server reads otherwise than this does could hide a table, so a doubtful text counts as unreadable.
+
+The text of a versioned comment (``/*!80023 INVISIBLE */``) is part of the statement for servers of that version and
+later ones. A server that skips such a comment overwrites its exclamation mark before it logs the statement, so that
+replicas skip it, too. A replica logs what it executed itself, and so does a server that is handed another one's log.
+So a versioned comment that the log still has was part of the statement, and its number is at most the version of the
+server that wrote the file.
 """
 
 from __future__ import annotations
@@ -11,6 +17,12 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from airflow_provider_cdc.core.table import TableName
+from airflow_provider_cdc.sources.mysql.session import OLDEST_VERSION
+
+_MAJOR, _MINOR, _PATCH = OLDEST_VERSION
+OLDEST = 10_000 * _MAJOR + 100 * _MINOR + _PATCH
+"""The version of the oldest server that is copied from."""
+_SIX_DIGITS_SINCE = 80_100
 
 
 @dataclass(frozen=True)
@@ -19,7 +31,8 @@ class Statement:
 
     ``atomic`` is whether the server logged it with the number of a storage engine transaction, as it does when a
     statement really changed the dictionary. ``schemas`` are those of all tables that it opened, in any way, as the
-    server says; None if it does not. ``charset`` is the character set that the text was sent in.
+    server says; None if it does not. ``charset`` is the character set that the text was sent in. ``server_version`` is
+    that of the server that logged it, as versioned comments have it.
     """
 
     text: str
@@ -29,6 +42,7 @@ class Statement:
     atomic: bool = True
     schemas: frozenset[str] | None = None
     charset: str = "utf8mb4"
+    server_version: int = OLDEST
 
 
 class UnreadableError(Exception):
@@ -55,7 +69,7 @@ class Token:
 # The server's spaces are fewer than Python's, and after two dashes it takes any control character.
 _TOKEN = r"""
     (?P<space>[ \t\n\v\f\r]+|\#[^\n]*|--(?=[\x00-\x20\x7f]|\Z)[^\n]*)
-    | /\*!(?P<versioned>\d{5,6})?   # the text of a versioned comment is part of the statement
+    | /\*!(?P<versioned>(?:[0-9]{5}(?:[0-9](?=[ \t\n\v\f\r]))?)?)   # what follows is part of the statement
     | (?P<comment>/\*.*?\*/)
     | (?P<end_of_versioned>\*/)
     | `(?P<backtick>(?:[^`]|``)*)`
@@ -73,8 +87,6 @@ _ODD = r"\u0080-\u00a0\u200e\u200f\u201d\u201e\u20ac\udc81-\udcff"
 asks it for each byte of each. The surrogates are bytes that are no character (`events`)."""
 _ODD_LETTERS = ("hp8", "macroman")
 """In these even some letters are spaces to it."""
-_EVERY_SERVER = 80400
-"""The version of the oldest server that is copied from."""
 
 
 @cache
@@ -101,16 +113,23 @@ def _tokens(statement: Statement) -> Iterator[Token]:
         if kind == "sign" and not match[0].isascii():
             # The server may take it for a space.
             raise UnreadableError
-        if match[0].startswith("/*!"):
-            if versioned or int(match["versioned"] or 0) > _EVERY_SERVER:
-                # To this server it may be a comment like any other, or not.
+        if kind == "versioned":
+            number = match["versioned"]
+            if len(number) == 6 and statement.server_version < _SIX_DIGITS_SINCE:
+                number, at = number[:5], at - 1
+            if int(number or 0) > statement.server_version:
+                # This server skips it, and would have said so in the log.
                 raise UnreadableError
             versioned = True
         elif kind == "end_of_versioned":
             if not versioned:
-                # A star, which the server takes alone: the slash may begin a comment.
+                if not text.startswith("*", at):
+                    # It ends nothing: some comment was read otherwise by the server.
+                    raise UnreadableError
+                # A star, which the server takes alone: the slash begins a comment.
                 yield Token("*")
                 at -= 1
+            # One ends all that have begun.
             versioned = False
         if kind == "double":
             if statement.ansi_quotes:
@@ -125,7 +144,7 @@ def _tokens(statement: Statement) -> Iterator[Token]:
             yield Token("'")
         elif kind == "sign":
             yield Token(match["sign"], spaced=spaced)
-        spaced = kind in ("space", "comment", "versioned", "end_of_versioned", None)
+        spaced = kind in ("space", "comment", "versioned", "end_of_versioned")
 
 
 def known(name: str) -> str:

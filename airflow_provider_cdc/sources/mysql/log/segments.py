@@ -134,7 +134,9 @@ def previous_gtids(connection: Connection, file: str) -> GtidSet:
     :raises LogGone: it does not, or the file was purged.
     """
     try:
-        rows = query(connection, "SHOW BINLOG EVENTS IN %s LIMIT 4", (file,))
+        # It is the second event. The statement fails for events above max_allowed_packet, as transactions may be that
+        # are logged compressed, and for some of those that it does not show, too.
+        rows = query(connection, "SHOW BINLOG EVENTS IN %s LIMIT 2", (file,))
     except pymysql.MySQLError as error:
         if error.args[0] != _NO_SUCH_FILE:
             raise

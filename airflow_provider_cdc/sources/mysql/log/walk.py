@@ -29,6 +29,7 @@ from airflow_provider_cdc.sources.mysql.log.codes import (
     INTVAR,
     KIND_AT,
     LENGTH_AT,
+    LOW_HALF,
     MAX_EVENT_BYTES,
     QUERY,
     QUERY_POST_HEADER_BYTES,
@@ -91,7 +92,6 @@ from airflow_provider_cdc.sources.mysql.log.walk_state import (
 )
 from airflow_provider_cdc.sources.netting import Net
 
-_LOW_HALF = (1 << 32) - 1
 _GTID_BYTES = 25
 """Of a GTID event's fields up to the transaction's number: flags, UUID, number."""
 
@@ -202,7 +202,7 @@ def walk(
             state[AT] += length
             continue
         in_file = state[POSITION] >= 0 and not load16(data, at + FLAGS_AT) & ARTIFICIAL
-        if in_file and load32(data, at + END_AT) != (state[POSITION] + length) & _LOW_HALF:
+        if in_file and load32(data, at + END_AT) != (state[POSITION] + length) & LOW_HALF:
             return BAD_POSITION
 
         phase = state[PHASE]

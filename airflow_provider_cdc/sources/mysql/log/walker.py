@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
@@ -101,7 +102,7 @@ class LogWalker:
         self._begin(file, codes.FIRST_POSITION, stop)
 
     def _begin(self, file: str, start: int, stop: int | None) -> None:
-        self._file, self._started = file, False
+        self._file, self._started, self._server_version = file, False, 0
         self.state[walk_state.AT] = 0
         self.state[walk_state.POSITION] = start
         self.state[walk_state.STOP] = -1 if stop is None else stop
@@ -178,6 +179,7 @@ class LogWalker:
             checksum = int.from_bytes(event[-codes.CHECKSUM_BYTES :], "little")
             if (described.checksums or not made_up) and zlib.crc32(event[: -codes.CHECKSUM_BYTES]) != checksum:
                 raise refusals.damaged(refusals.DAMAGE[walk_state.BAD_CHECKSUM], self.where)
+            self._server_version = described.server_version
             self.state[walk_state.CHECKSUM] = codes.CHECKSUM_BYTES if described.checksums else 0
             if not made_up:
                 self.state[walk_state.POSITION] += length
@@ -247,6 +249,7 @@ class LogWalker:
     def _query(self, statement: Statement) -> None:
         state = self.state
         phase = int(state[walk_state.PHASE])
+        statement = replace(statement, server_version=self._server_version)
         xa = events.xa_statement(statement.text)
         if xa is not None:
             self._xa_statement(xa)

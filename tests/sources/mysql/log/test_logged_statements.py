@@ -15,7 +15,9 @@ import pymysql
 import pytest
 
 from airflow_provider_cdc.core.options import TableOptions
+from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.errors import CdcError, ImageNotWhole, SchemaChanged, UnknownEvent
+from airflow_provider_cdc.sources.mysql.log import codes, events
 from airflow_provider_cdc.sources.mysql.log.events import query
 from airflow_provider_cdc.sources.mysql.log.names import TrackedNames, alike
 from airflow_provider_cdc.sources.mysql.log.statements import Effect, meaning
@@ -23,7 +25,7 @@ from airflow_provider_cdc.sources.mysql.statement_writes import check_writes
 from harness.mysql_binaries import find_mysql
 from harness.mysql_server import MysqlServer
 from tests.sources.changes import key
-from tests.sources.mysql.log.reading import Connection, LogReading, executed, run
+from tests.sources.mysql.log.reading import Connection, LogReading, executed, log_end, run
 
 
 @pytest.fixture
@@ -121,6 +123,67 @@ def test_a_literal_that_is_not_text_stops_nothing(mysql: MysqlServer, schema: st
     raw(db, b"CREATE PROCEDURE p() SELECT _binary'\x81\xff'")
     raw(db, b"/* \xff */ ALTER TABLE other COMMENT 'x'")
     reading.read()
+
+
+VERSIONED = [
+    "ALTER TABLE other COMMENT 'x' /*!{n} , COMMENT 'y' */",
+    "/*!{n} ALTER TABLE other COMMENT 'z' */",
+    "RENAME TABLE other TO others /*!{n} , a TO b */",
+    # What is a comment within the other one depends on which of the two counts.
+    "TRUNCATE /*!{n} /* x */ other -- */ a /*\n */",
+    "ALTER TABLE /*!{n} other COMMENT '*/ a ADD x INT COMMENT ' */ -- '",
+]
+
+
+def test_versioned_comments_mean_what_they_meant_to_the_server(mysql: MysqlServer, schema: str, db: Connection) -> None:
+    """Anybody may write them, about any table; whether they counted shows in what the statements did."""
+    version = events.format_description(event_bodies(mysql, 4)[0]).server_version
+    names = TrackedNames([TableName(schema, "a")])
+    run(db, "CREATE TABLE other (id INT)")
+    changed = 0
+    for number in (f"{version}", f"{version + 1}", f"{version + 1:06}", "80026/**/"):
+        for statement in VERSIONED:
+            before, start = state_of(db), int(log_end(mysql).partition(":")[2])
+            with contextlib.suppress(pymysql.MySQLError):
+                # For a server that skips all of it, there is no statement.
+                run(db, statement.format(n=number))
+            found = [
+                meaning(replace(query(body), server_version=version), names).effect
+                for body in event_bodies(mysql, start, codes.QUERY)
+            ]
+            is_changed = state_of(db) != before
+            assert found in ([Effect.TOUCHES] if is_changed else [Effect.HARMLESS], []), (number, statement)
+            changed += is_changed
+            run(db, "DROP TABLE IF EXISTS others")
+            if is_changed:
+                run(db, "DROP TABLE IF EXISTS a, b", "CREATE TABLE a (id INT PRIMARY KEY)", "INSERT INTO a VALUES (1)")
+            run(db, "CREATE TABLE IF NOT EXISTS other (id INT)")
+    # RENAME where the comment counts; TRUNCATE and ALTER of the copied table where it does not.
+    assert changed == 2 + 2 * 2
+
+
+def event_bodies(server: MysqlServer, start: int, kind: int = codes.FORMAT_DESCRIPTION) -> list[bytes]:
+    """Of the log file that the server writes to, the bodies of events of one type, from a position on."""
+    log = (server.data / log_end(server).partition(":")[0]).read_bytes()
+    found = []
+    while start < len(log):
+        length = int.from_bytes(log[start + codes.LENGTH_AT :][:4], "little")
+        if log[start + codes.KIND_AT] == kind:
+            found.append(log[start + codes.HEADER_BYTES : start + length - codes.CHECKSUM_BYTES])
+        start += length
+    return found
+
+
+def state_of(db: Connection) -> Any:
+    """The rows and the definition of the table ``a``."""
+    with db.cursor() as cursor:
+        try:
+            cursor.execute("SELECT COUNT(*) FROM a")
+            rows = cursor.fetchall()
+            cursor.execute("SHOW CREATE TABLE a")
+        except pymysql.MySQLError:
+            return None
+        return rows, cursor.fetchall()
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from airflow_provider_cdc.core.gtid import GtidSet
-from airflow_provider_cdc.errors import CdcError, DecodeError, ImageNotWhole, SchemaChanged, UnknownEvent
+from airflow_provider_cdc.errors import CdcError, DecodeError, ImageNotWhole, LogGone, SchemaChanged, UnknownEvent
 from airflow_provider_cdc.sources.mysql.log import codes
 from airflow_provider_cdc.sources.mysql.log.walker import LogWalker
 from airflow_provider_cdc.sources.window import LogSegment, SegmentSummary, TrackedTable
@@ -178,6 +178,10 @@ def test_transactions_without_gtids(mysql_factory: Any) -> None:
         reading = LogReading(server, "s", "a")
         run(connection, "INSERT INTO a VALUES (1)")
     assert "gtid_mode" in refusal(reading, UnknownEvent).hint
+    # What lies beyond 4 GiB of a file is asked for by a command that needs GTIDs.
+    with pytest.raises(LogGone) as raised:
+        reading.batches(LogSegment(0, log_end(server).partition(":")[0], 1 << 32, None), reading.tracked())
+    assert "gtid_mode" in raised.value.hint
 
 
 # Events that a server writes only when something is wrong, or no longer writes, are inserted into a file's bytes.

@@ -160,6 +160,21 @@ def test_compressed_transactions(mysql: MysqlServer, schema: str, db: Connection
     assert window.counts["k"] == Counter({(i, "changed", 1): 1 for i in range(1, rows + 1)})
 
 
+def test_a_file_that_begins_with_a_transaction_larger_than_a_packet(
+    mysql: MysqlServer, schema: str, db: Connection
+) -> None:
+    """The server shows no such event, and answers as for a file that is not there."""
+    run(db, "CREATE TABLE a (id INT PRIMARY KEY, v BLOB)")
+    reading = LogReading(mysql, schema, "a")
+    packet = mysql.query("SELECT @@global.max_allowed_packet")[0][0]
+    run(db, "SET GLOBAL max_allowed_packet = 1024", "FLUSH BINARY LOGS", "SET binlog_transaction_compression = ON")
+    try:
+        run(db, f"INSERT INTO a VALUES {', '.join(f'({number}, RANDOM_BYTES(1000))' for number in range(30))}")
+        assert reading.read().before["a"] == {key(number): None for number in range(30)}
+    finally:
+        run(db, f"SET GLOBAL max_allowed_packet = {packet}")
+
+
 def test_a_row_larger_than_a_packet(mysql: MysqlServer, schema: str) -> None:
     size = 17 * 2**20
     mysql.query("SET GLOBAL max_allowed_packet = 134217728")
@@ -232,6 +247,8 @@ def test_statements_that_leave_copied_tables_alone(mysql: MysqlServer, schema: s
         "RENAME TABLE b TO b2",
         "TRUNCATE b2",
         "DROP TABLE b2, c",
+        "CREATE TABLE c (id INT) /*!90500 COMMENT 'later' */",
+        "/*!80400 ALTER TABLE c ADD v INT */",
         "DROP TABLE IF EXISTS never_was",
         "CREATE TEMPORARY TABLE a (x INT)",
         "INSERT INTO a VALUES (77)",
