@@ -82,6 +82,11 @@ def name_of_try(run_id: str) -> str:
     return f"{name_of(run_id)}_{uuid.uuid4().hex[:_TOKEN_DIGITS]}"
 
 
+def without_token(name: str) -> str:
+    """`name_of` the run whose try made the slot ``name`` (`name_of_try`)."""
+    return re.sub(f"_[0-9a-f]{{{_TOKEN_DIGITS}}}$", "", name)
+
+
 def names_of_run(connection: Connection, run_id: str) -> list[str]:
     """The names of all slots and publications in this database that tries of a run made."""
     rows = query(

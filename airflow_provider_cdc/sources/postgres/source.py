@@ -113,8 +113,11 @@ class PostgresSource:
     def keep_past(self, plans: Sequence[TablePlan], options: StepOptions) -> None:
         standing.keep_past(self.settings, plans, options)
 
-    def note_copies(self, options: StepOptions, lake: str, copies: Mapping[str, str], incarnation: str) -> None:
-        standing.note_copies(self.settings, options, lake, copies, incarnation)
+    def note_position(self, point: InitialPoint, options: StepOptions) -> None:
+        standing.note_position(self.settings, point, options)
+
+    def note_copies(self, options: StepOptions, copies: Mapping[str, Mapping[str, str]], incarnation: str) -> None:
+        standing.note_copies(self.settings, options, copies, incarnation)
 
     def give_up_past(self, options: StepOptions) -> None:
         standing.give_up_past(self.settings, options)
