@@ -43,6 +43,7 @@ from airflow_provider_cdc.sources.postgres import (
     prepared,
     publishing,
     reach,
+    reading,
     sample,
     schema,
     server,
@@ -226,7 +227,7 @@ class PostgresSource:
             return chunks.plan_chunks(connection, table, chunk_rows)
 
     def reader(self, table: Table, consistency: str, lock: LockPolicy) -> AbstractContextManager[ChunkReader]:
-        return snapshot.open_reader(self.settings, table, consistency, self.view, self._kept)
+        return reading.open_reader(self.settings, table, consistency, self.view, self._kept)
 
     def bound_reads(self) -> UpperBound:
         return snapshot.bound_reads(self.settings)

@@ -21,6 +21,7 @@ from airflow_provider_cdc.sources.postgres import prepared, slots
 from airflow_provider_cdc.sources.postgres.schema import leaves
 from airflow_provider_cdc.sources.postgres.server import identity
 from airflow_provider_cdc.sources.postgres.session import APPLICATION, Connection, literal, query, quote, value
+from airflow_provider_cdc.sources.postgres.users_code import execute
 
 _FORMAT = 1
 _DAY = 24 * 3_600_000_000
@@ -198,7 +199,7 @@ def load(connection: Connection, name: str) -> Standing | None:
 def store(connection: Connection, name: str, record: Standing) -> None:
     """Put ``record`` on record. The caller is `alone`."""
     text = json.dumps(asdict(record), separators=(",", ":"))
-    query(connection, f"COMMENT ON PUBLICATION {quote(name)} IS {literal(text)}")
+    execute(connection, f"COMMENT ON PUBLICATION {quote(name)} IS {literal(text)}")
 
 
 def alone(connection: Connection, name: str, seconds: float) -> None:

@@ -249,15 +249,16 @@ def test_a_copy_that_could_not_be_recorded_is_rolled_forward_by_what_its_run_rec
 def test_a_position_that_cannot_be_recorded_stops_no_run_and_leaves_nothing(
     kept: Kept, since: Since, caplog: pytest.LogCaptureFixture
 ) -> None:
+    plans = kept.plans("stock")
     kept.options = replace(kept.options, lock=replace(kept.options.lock, slot_wait_seconds=1))
     with session(kept.source.settings) as other:
         alone(other, kept.name, 1)
         with pytest.raises(TransientError):
-            record_point(kept.source, kept.options, kept.plans("stock"), RUN_ID)
+            record_point(kept.source, kept.options, plans, RUN_ID)
     assert kept.ask(SLOTS) == 1
     kept.run("CREATE FUNCTION no() RETURNS event_trigger LANGUAGE plpgsql AS $$BEGIN RAISE EXCEPTION 'no'; END$$")
     kept.run("CREATE EVENT TRIGGER no ON ddl_command_start WHEN TAG IN ('COMMENT') EXECUTE FUNCTION no()")
-    point = record_point(kept.source, replace(kept.options, as_of=kept.here()), kept.plans("stock"), RUN_ID)
+    point = record_point(kept.source, replace(kept.options, as_of=kept.here()), plans, RUN_ID)
     assert "Could not record the position" in caplog.text
     kept.source.check_identity(point.identity, point.position)
 
