@@ -78,10 +78,12 @@ def consolidate(spark: SparkSession, folder: Storage, settings: ConnectionSettin
         # The heads may have been removed since.
         _publish(run, decision_of(run))
     clean(run)
-    # What the source keeps for the run is what says that it still has the run's history.
-    _note_copies(run, settings)
+    # note_copies relies on the run's slot to prove that the history is unchanged, so it comes before release.
+    noted = _note_copies(run, settings)
     _release(run, settings)
-    _give_up_past(run, settings)
+    if noted:
+        # Otherwise the standing slot might give up the log since this run's copies, of which it does not know.
+        _give_up_past(run, settings)
     retain(run, open_source(settings))
     return found
 
@@ -372,12 +374,13 @@ def _release(run: Run, settings: ConnectionSettings) -> None:
         say(f"consolidate: the source still keeps what it kept for this run: {error}")
 
 
-def _note_copies(run: Run, settings: ConnectionSettings) -> None:
-    """Tell a source that keeps its past of the copies. The run is published, so failing to do so does not fail the
-    step: the next run reads in full the tables of whose copies the source does not know."""
+def _note_copies(run: Run, settings: ConnectionSettings) -> bool:
+    """Record the run's copies on the standing slot, and return whether that succeeded. The run is published, so a
+    failure does not fail the step: the next run goes by what the run recorded when it began (`note_position`), or reads
+    in full the tables whose copies are exact at a later position."""
     manifest, options = run.manifest, run.manifest.options
     if not options.standing_slot:
-        return
+        return True
     try:
         source = open_source(settings).of_run(manifest.identity, manifest.initial_position)
         parts = {str(entry.table.name): entry.table.copy_name.part for entry in manifest.tables}
@@ -387,11 +390,12 @@ def _note_copies(run: Run, settings: ConnectionSettings) -> None:
         for table_name, is_latest in read_is_latest(run.folder).items():
             if is_latest:
                 copies[parts[table_name]][table_name] = run.position
-        for part, own in copies.items():
-            lake = f"{manifest.lake}#{part}" if part else manifest.lake
-            note_copies(source, options, lake, own, incarnation)
+        of_lakes = {f"{manifest.lake}#{part}" if part else manifest.lake: own for part, own in copies.items()}
+        persist("consolidate: note_copies", lambda: note_copies(source, options, of_lakes, incarnation))
     except CdcError as error:
-        say(f"consolidate: the source is not told (again) of the copies of this run: {error}")
+        say(f"consolidate: WARNING: could not record this run's copies on the standing slot: {error}")
+        return False
+    return True
 
 
 def _give_up_past(run: Run, settings: ConnectionSettings) -> None:

@@ -4,6 +4,7 @@ functions that ask whether it does.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -15,12 +16,14 @@ from airflow_provider_cdc.core.history import Finding, Trace
 from airflow_provider_cdc.core.options import LockPolicy, StepOptions
 from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.table import Table, TableName
-from airflow_provider_cdc.errors import ConfigurationError, PreflightError, Problem
+from airflow_provider_cdc.errors import CdcError, ConfigurationError, PreflightError, Problem, TransientError
 from airflow_provider_cdc.sources.capabilities import Source
 from airflow_provider_cdc.sources.late import late_problems
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.sources.window import LogSegment, SegmentSummary
+
+_log = logging.getLogger(__name__)
 
 
 @runtime_checkable
@@ -125,12 +128,19 @@ class KeepsPast(Protocol):
         :raises SourceUnavailable: the server cannot be reached.
         """
 
-    def note_copies(self, options: StepOptions, lake: str, copies: Mapping[str, str], incarnation: str) -> None:
+    def note_position(self, point: InitialPoint, options: StepOptions) -> None:
+        """Record on the server that a run of ``point`` began. So its copies can be rolled forward even if `note_copies`
+        fails, unless they are exact at a later position.
+
+        :raises TransientError: the server cannot be reached, or others keep changing the record.
+        """
+
+    def note_copies(self, options: StepOptions, copies: Mapping[str, Mapping[str, str]], incarnation: str) -> None:
         """Tell the server of copies that a run has published: only those of which it knows are rolled forward. Called
         on the source `of_run`, before `KeepsForRun.release`: what is kept for the run says that the server's history is
         the one that the copies are of.
 
-        :param copies: the positions of the copies that are the latest ones in ``lake`` now, by the table's name.
+        :param copies: by the lake, the positions of the copies that are the latest ones there now, by the table's name.
         :param incarnation: of the server when it reached them, if that was after the run's initial position: whatever
             took it back to before them changed that (`ChunkReader.settle`). Else empty.
         :raises ExactnessError: another server answers, one whose disk was put back, or nothing is kept any more.
@@ -353,7 +363,27 @@ def record_point(source: Source, options: StepOptions, plans: Sequence[TablePlan
         point = going_back(source).record_past(wanted, plans, options, run_id)
     if isinstance(source, KeepsWindow) and any(plan.base for plan in plans):
         point = source.keep_window(point, plans, options, run_id)
+    # Copies that are exact where the reads end are not at this position.
+    if options.standing_slot and isinstance(source, KeepsPast) and not any(plan.at_upper for plan in plans):
+        _note_position(source, point, options)
     return point
+
+
+def _note_position(source: KeepsPast, point: InitialPoint, options: StepOptions) -> None:
+    """`KeepsPast.note_position`. It is a second chance for `note_copies`: where it cannot work, the run goes on."""
+    try:
+        source.note_position(point, options)
+    except BaseException as error:
+        if isinstance(error, CdcError) and not isinstance(error, TransientError):
+            _log.warning("Could not record the position of this run on the standing slot: %s", error)
+            return
+        # Nobody would ever find what was made for the point, so it must not stay. The first error is the one to raise.
+        try:
+            if isinstance(source, KeepsForRun):
+                source.discard(point.identity)
+        except CdcError as also:
+            _log.warning("What was made for the run may be left: %s", also)
+        raise
 
 
 def going_back(source: Source) -> GoesBack:
@@ -388,10 +418,12 @@ def check_point(source: Source, plans: Sequence[TablePlan], options: StepOptions
         going_back(source).check_past(wanted, live, options)
 
 
-def note_copies(source: Source, options: StepOptions, lake: str, copies: Mapping[str, str], incarnation: str) -> None:
+def note_copies(
+    source: Source, options: StepOptions, copies: Mapping[str, Mapping[str, str]], incarnation: str
+) -> None:
     """`KeepsPast.note_copies`, where anything is kept."""
     if options.standing_slot and isinstance(source, KeepsPast):
-        source.note_copies(options, lake, copies, incarnation)
+        source.note_copies(options, copies, incarnation)
 
 
 def give_up_past(source: Source, options: StepOptions) -> None:

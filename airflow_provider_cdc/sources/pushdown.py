@@ -18,12 +18,23 @@ from airflow_provider_cdc.core.condition import AND, COMPARISONS, CONSTANT, IN, 
 class Pushable:
     """A column that the server compares as Arrow does: its quoted ``name``, and how a literal is written for it (None:
     that one is not pushed down). ``odd``: it may hold values that no Arrow type holds, which count as null here, and
-    not on the server. ``nullable``: whether it may hold nulls."""
+    not on the server. ``nullable``: whether it may hold nulls. ``schema``: where its operators are (PostgreSQL); empty:
+    it need not be said."""
 
     name: str
     spelt: Callable[[Literal], str | None]
     odd: bool
     nullable: bool
+    schema: str = ""
+
+    def compared(self, sign: str, values: Sequence[str]) -> str:
+        """The condition that it compares so with a value, or with one of several (`IN`)."""
+        listed = ", ".join(values)
+        if not self.schema:
+            return f"{self.name} IN ({listed})" if sign == IN else f"{self.name} {sign} {listed}"
+        if sign == IN:
+            return f"{self.name} OPERATOR({self.schema}.=) ANY (ARRAY[{listed}])"
+        return f"{self.name} OPERATOR({self.schema}.{sign}) {listed}"
 
 
 Columns = Callable[[str], Pushable | None]
@@ -104,8 +115,7 @@ def _leaf(term: Term, column: Pushable | None) -> str | None:
     spelt = [column.spelt(literal) for literal in term.literals]
     if None in spelt:
         return None
-    values = ", ".join(one for one in spelt if one is not None)
-    return f"{column.name} IN ({values})" if term.op == IN else f"{column.name} {term.op} {values}"
+    return column.compared(term.op, [one for one in spelt if one is not None])
 
 
 def _not(condition: str | None) -> str | None:

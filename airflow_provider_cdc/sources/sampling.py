@@ -60,9 +60,9 @@ def problems_of(
     return found
 
 
-def gave_up(table: Table) -> None:
-    """Note that a look took longer than it may; what it found before counts."""
-    _log.info("%s: looking at some of its rows took too long and was given up", table.name)
+def gave_up(table: Table, why: str = "it took too long") -> None:
+    """Note that a look did not come to its end; what it found before counts."""
+    _log.info("%s: looking at some of its rows beforehand was given up: %s", table.name, why)
 
 
 def _problem(table: Table, column: str, count: int, rows: int, always: bool) -> Problem:

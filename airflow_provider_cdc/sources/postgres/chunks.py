@@ -69,9 +69,10 @@ def place(table: Table, chunk: Chunk) -> tuple[Leaf | None, str]:
     oid, start = map(int, lower[:2])
     for leaf in leaves(table):
         if leaf.oid == oid:
-            condition = f"ctid >= '({start},0)'::tid"
+            # Qualified: it may be read under a path that has users' schemas (`users_code`).
+            condition = f"ctid OPERATOR(pg_catalog.>=) '({start},0)'::pg_catalog.tid"
             if upper is not None and len(upper) == 2:
-                condition += f" AND ctid < '({int(upper[1])},0)'::tid"
+                condition += f" AND ctid OPERATOR(pg_catalog.<) '({int(upper[1])},0)'::pg_catalog.tid"
             beyond = upper[2:] if upper is not None else ()
             return leaf, condition + key_ranges.condition(table, lower[2:], beyond)
     raise CopyMismatch(

@@ -78,7 +78,8 @@ def refusals_since(
             )
         now = read_tables(connection, [table.name for table in tables])
         starts = dict.fromkeys((table.name for table in now), start)
-        return _altered(connection, standing, starts, now, to, keys_only)
+        made_by = dict.fromkeys(starts, slots.without_token(identity.get("slot", "")))
+        return _altered(connection, standing, starts, made_by, now, to, keys_only)
 
 
 def check_since(settings: ConnectionSettings, identity: Mapping[str, str], position: str) -> None:
@@ -106,7 +107,8 @@ def keep_window(
                 past.copy_slot(connection, standing, name, Lsn.parse(position))
             # What is as it was when it joined has been so at the run's position, and so has the log of it.
             tables, keys_only = read_tables(connection, list(starts)), any(plan.at_upper for plan in plans)
-            if altered := _altered(connection, standing, starts, tables, None, keys_only):
+            made_by = {plan.table: slots.name_of(plan.base) for plan in plans if plan.base}
+            if altered := _altered(connection, standing, starts, made_by, tables, None, keys_only):
                 raise PreflightError([Problem(str(table), why, _ANEW, str(table)) for table, why in altered.items()])
             identity = slots.with_forward_slots(point.identity, made, standing.name)
             if keys_only:
@@ -160,12 +162,14 @@ def _altered(
     connection: Connection,
     standing: Past,
     starts: Mapping[TableName, Lsn],
+    made_by: Mapping[TableName, str],
     tables: Sequence[Table],
     to: AsOf | None,
     keys_only: bool,
 ) -> dict[TableName, str]:
     """Why copies of tables cannot be rolled forward from ``starts``, by what the record of the standing slot says.
 
+    :param made_by: what the names of the slots of the runs begin with that made the copies.
     :param tables: as they are now.
     :param keys_only: the keys of what was touched are all that is wanted of the log.
     """
@@ -189,11 +193,12 @@ def _altered(
             found[table.name] = "it has partitions or children, and what these were at a past position is not known"
         elif joined is None:
             found[table.name] = f"the standing slot {standing.name} does not tell of it yet: it does from this run on"
-        elif not standing.record.has_copy(name, starts[table.name]):
-            # It was written down here after the copy was published: so this is the history that has its position.
+        elif not standing.record.has_copy(name, starts[table.name], made_by[table.name]):
+            # Only a session that found the run's own slot records one: so this history has the position of the copy.
             found[table.name] = (
-                f"the standing slot {standing.name} does not know of the copy: the server's disk was set back, or the "
-                f"copy is older than {KNOWN_DAYS} days, or was made without this standing slot"
+                f"the standing slot {standing.name} has no record of the copy at {starts[table.name]}: the server's "
+                f"disk was restored to an earlier state, or the copy is older than {KNOWN_DAYS} days, or its run had "
+                "not this standing slot, or could not record it (then the log of its consolidate has a warning)"
             )
         elif joined.state != states[name]:
             found[table.name] = (

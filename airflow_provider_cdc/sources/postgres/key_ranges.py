@@ -17,11 +17,14 @@ from datetime import date, datetime
 from itertools import pairwise
 from typing import Any
 
+import psycopg
+
 from airflow_provider_cdc.core.chunk import KeyValue
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.sources.postgres.pushed import pushed_condition, pushed_span, spelt_value
 from airflow_provider_cdc.sources.postgres.schema import Leaf
 from airflow_provider_cdc.sources.postgres.session import Connection, query, quote
+from airflow_provider_cdc.sources.postgres.users_code import PARTIAL_BY_USERS, is_unplannable
 
 Range = tuple[int | str | None, int | str | None, int]
 """From a value of the key's first column (included) up to another one (excluded), None: without an end; and about how
@@ -34,7 +37,7 @@ def ranges(connection: Connection, table: Table, leaf: Leaf, chunk_rows: int) ->
     """Ranges of about ``chunk_rows`` rows each, of those that the server is asked for; empty: it would look at the
     blocks in any case, or they cannot be cut."""
     pushed = "" if table.selection.where is None else pushed_condition(table)
-    known = pushed and _analyzed(connection, table, leaf, pushed)
+    known = pushed and _analyzed(connection, table, leaf, pushed) and not _partial(connection, leaf)
     rows = _through_index(connection, leaf, pushed) if known else None
     if rows is None:
         return []
@@ -48,7 +51,11 @@ def ranges(connection: Connection, table: Table, leaf: Leaf, chunk_rows: int) ->
 
 def condition(table: Table, least: Sequence[KeyValue], beyond: Sequence[KeyValue]) -> str:
     """What a chunk's condition goes on with, for keys from ``least`` up to before ``beyond``; each empty or a value."""
-    found = [f" AND {_key(table)} {sign} {_spelt(*bound)}" for sign, bound in ((">=", least), ("<", beyond)) if bound]
+    found = [
+        f" AND {_key(table)} OPERATOR(pg_catalog.{sign}) {_spelt(*bound)}"
+        for sign, bound in ((">=", least), ("<", beyond))
+        if bound
+    ]
     return "".join(found)
 
 
@@ -76,10 +83,21 @@ def _analyzed(connection: Connection, table: Table, leaf: Leaf, pushed: str) -> 
     return int(known) == len(names)
 
 
+def _partial(connection: Connection, leaf: Leaf) -> bool:
+    """Whether indexes of the leaf are left alone when it is read (`users_code.NO_INDEX`)."""
+    return bool(query(connection, PARTIAL_BY_USERS.format(leaf.oid)) != [("0",)])
+
+
 def _through_index(connection: Connection, leaf: Leaf, pushed: str) -> int | None:
     """About how many rows of a leaf the server would send, if it would find them through an index."""
     sql = f"SELECT FROM ONLY {leaf.sql} WHERE ctid >= '(0,0)'::tid AND ({pushed})"
-    (((plan,),),) = query(connection, f"EXPLAIN (FORMAT JSON) {sql}")
+    try:
+        (((plan,),),) = query(connection, f"EXPLAIN (FORMAT JSON) {sql}")
+    except psycopg.Error as error:
+        if not is_unplannable(error):
+            raise
+        # It is read under another path, and then nothing is asked of the server but blocks.
+        return None
     return max(1, int(plan["Plan"]["Plan Rows"])) if {*_nodes(plan["Plan"])} <= _THROUGH_INDEX else None
 
 

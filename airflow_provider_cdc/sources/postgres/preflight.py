@@ -11,7 +11,7 @@ from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import PreflightError, Problem
 from airflow_provider_cdc.sources.connection import ConnectionSettings
-from airflow_provider_cdc.sources.postgres import slots
+from airflow_provider_cdc.sources.postgres import slots, users_code
 from airflow_provider_cdc.sources.postgres.advice import BYTES_PER_SECOND, advise
 from airflow_provider_cdc.sources.postgres.blockers import naming_blockers
 from airflow_provider_cdc.sources.postgres.identities import followed
@@ -47,7 +47,8 @@ def preflight(settings: ConnectionSettings, patterns: Sequence[str], options: Ta
         names, unresolved = resolve(connection, patterns)
         concerned += names
         problems = [*request_problems("postgres", patterns, options), *unresolved]
-        problems += [*setting_problems(connection), *privileges.server_problems(settings, publishing=not publication)]
+        missing = privileges.server_problems(settings, publishing=not publication)
+        problems += [*setting_problems(connection), *missing]
         tables = [replace(table, options=options) for table in read_tables(connection, names)]
         why = _why_again(connection, tables, options)
         if why:
@@ -55,8 +56,10 @@ def preflight(settings: ConnectionSettings, patterns: Sequence[str], options: Ta
         else:
             plans = [_plan(table, options) for table in tables]
         logged = [table for table, plan in zip(tables, plans, strict=True) if needs_log(plan)]
-        problems += privileges.table_problems(logged, publishing=not publication)
-        problems += privileges.table_problems([one for one in tables if one not in logged], publishing=False)
+        missing += privileges.table_problems(logged, publishing=not publication)
+        missing += privileges.table_problems([one for one in tables if one not in logged], publishing=False)
+        problems += [one for one in missing if one not in problems]
+        problems += users_code.unplannable(connection, tables)
         problems += inheritance_problems(connection, tables)
         problems += _table_problems(connection, tables, plans)
         if publication:
@@ -64,6 +67,8 @@ def preflight(settings: ConnectionSettings, patterns: Sequence[str], options: Ta
             warn_of_harm(connection, publication, logged)
         else:
             problems += _lock_problems(connection, logged)
+            if not missing:
+                problems += users_code.publication_refused(connection, logged)
         exported = bool(why) or any(plan.consistency == "exported" for plan in plans)
         problems += _room_problems(connection, exported=exported, again=bool(why))
         advise(connection, tables)

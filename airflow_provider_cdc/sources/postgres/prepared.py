@@ -29,6 +29,8 @@ SETTINGS: Mapping[str, str] = {
     "quote_all_identifiers": "off",
     # A key that is an array is searched as its output function printed it: NULL in it is no word.
     "array_nulls": "on",
+    # With "on", also the CHECK constraints of a single table would be looked at, and so the functions in them.
+    "constraint_exclusion": "partition",
     # A chunk is a range of blocks.
     "enable_tidscan": "on",
     # A GIN index, also one of plain numbers (btree_gin), would give about so many of the rows that it is asked for.

@@ -22,6 +22,7 @@ from airflow_provider_cdc.sources.left_by_runs import LeftByRun
 from airflow_provider_cdc.sources.postgres.identities import FULL, IDENTIFYING
 from airflow_provider_cdc.sources.postgres.schema import Leaf, leaves
 from airflow_provider_cdc.sources.postgres.session import APPLICATION, Connection, literal, query, quote, value
+from airflow_provider_cdc.sources.postgres.users_code import execute
 
 _log = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ def create_publication(
 
     def make() -> None:
         # Two statements, one transaction.
-        query(
+        execute(
             connection,
             f"CREATE PUBLICATION {quote(name)} WITH ({', '.join(options)}); "
             f"COMMENT ON PUBLICATION {quote(name)} IS {literal(_comment(run_id))}",
@@ -58,7 +59,7 @@ def create_publication(
         _publish_all(connection, name, tables)
 
     def unmake() -> None:
-        query(connection, f"DROP PUBLICATION IF EXISTS {quote(name)}")
+        execute(connection, f"DROP PUBLICATION IF EXISTS {quote(name)}")
 
     _locking(connection, tables, lock, make, unmake)
 
@@ -81,7 +82,7 @@ def let_go(connection: Connection, name: str) -> None:
     for oid, _, names in query(connection, IDENTIFYING, (list(listed),)):
         if names == []:
             _log.warning("%s has no replica identity any more, and leaves the publication %s", listed[oid], name)
-            query(connection, f"ALTER PUBLICATION {quote(name)} DROP TABLE ONLY {listed[oid]}")
+            execute(connection, f"ALTER PUBLICATION {quote(name)} DROP TABLE ONLY {listed[oid]}")
 
 
 def _locking(
@@ -129,7 +130,7 @@ def _publish(connection: Connection, name: str, relations: Sequence[tuple[TableN
     """Add relations to a publication, or none of them."""
     with connection.transaction():
         listed = ", ".join(f"ONLY {leaf.sql}" for _, leaf in relations)
-        query(connection, f"ALTER PUBLICATION {quote(name)} ADD TABLE {listed}")
+        execute(connection, f"ALTER PUBLICATION {quote(name)} ADD TABLE {listed}")
         # The locks are held, so nothing changes between this look and the moment they are published.
         found = {
             oid: identity

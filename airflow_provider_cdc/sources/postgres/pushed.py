@@ -16,10 +16,13 @@ _FAMILIES = {Family.INTEGER: False, Family.DECIMAL: True, Family.DATE: True, Fam
 """Whether columns of these families may hold values that no Arrow type holds."""
 
 
-def pushed_condition(table: Table) -> str:
-    """What the server is asked for; empty: all rows. Operators are those of ``pg_catalog``, as sessions look there."""
+def pushed_condition(table: Table, *, qualified: bool = False) -> str:
+    """What the server is asked for; empty: all rows. Operators are those of ``pg_catalog``, as sessions look there.
+
+    :param qualified: for sessions that look in other schemas, too.
+    """
     known = {column.name: column for column in column_types(table)}
-    return pushed(table.selection.where, lambda name: _pushable(known[name]))
+    return pushed(table.selection.where, lambda name: _pushable(known[name], qualified))
 
 
 def pushed_span(table: Table) -> tuple[Any, Any]:
@@ -33,14 +36,15 @@ def pushed_span(table: Table) -> tuple[Any, Any]:
     return span(table.selection.where, column.name, lambda literal: value_of(literal, column.arrow).as_py())
 
 
-def _pushable(column: ColumnType) -> Pushable | None:
+def _pushable(column: ColumnType, qualified: bool = False) -> Pushable | None:
     if column.family not in _FAMILIES or column.value != quote(column.name):
         return None
 
     def spelt(literal: Literal) -> str:
         return spelt_value(value_of(literal, column.arrow).as_py())
 
-    return Pushable(quote(column.name), spelt, _FAMILIES[column.family], column.stored_nulls)
+    schema = "pg_catalog" if qualified else ""
+    return Pushable(quote(column.name), spelt, _FAMILIES[column.family], column.stored_nulls, schema)
 
 
 def spelt_value(value: Any) -> str:

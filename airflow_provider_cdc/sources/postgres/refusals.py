@@ -26,6 +26,8 @@ from airflow_provider_cdc.sources.postgres import types
 NO_CLEARTEXT = "!password"
 """``require_auth`` for a server that has not proved to be the one that is meant."""
 
+_RAISED = ("P0", "22", "23", "42", "2F", "38", "39")
+"""Classes of errors that a server raises in code that it runs for a session."""
 _SECONDS = 15
 # PQERRORS_VERBOSE, of libpq-fe.h: it adds the SQLSTATE, in any language.
 _VERBOSE = 2
@@ -84,13 +86,22 @@ def connect_error(settings: ConnectionSettings, arguments: Mapping[str, str], te
                 said,
                 where=where,
                 hint=f"GRANT CONNECT ON DATABASE {types.quote(settings.database)} TO {types.quote(settings.user)}; for "
-                f"the log also ALTER ROLE {types.quote(settings.user)} REPLICATION",
+                f"the log also ALTER ROLE {types.quote(settings.user)} REPLICATION; or, if an event trigger ON login "
+                "(17 and later) raises this, what its function uses",
             )
         case "08P01" | "0A000" | "22023" | "42704":
             return ConfigurationError(
                 f"what answers refuses the session's start-up options: {said}",
                 where=where,
                 hint="a connection pooler does so: connect to the server itself",
+            )
+        case state if state.startswith(_RAISED):
+            return ConfigurationError(
+                f"the server ends each session of this user when it begins: {said}",
+                where=where,
+                hint="an event trigger ON login (17 and later) raises this: qualify the names in its function with "
+                f"their schemas, for our sessions have search_path = {types.SESSION_SETTINGS['search_path']}, or ALTER "
+                "FUNCTION … SET search_path = …; or let it leave out the user of this connection",
             )
         case "53300" | "53000" | "53400":
             return SourceUnavailable(said, where=where, hint="let fewer Spark tasks run at once, or raise the limit")

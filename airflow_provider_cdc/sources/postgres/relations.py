@@ -13,10 +13,11 @@ from airflow_provider_cdc.sources.postgres.session import Connection, query
 def relation_problems(connection: Connection, table: Table) -> Iterable[Problem]:
     """What is wrong with the relations that hold a table's rows."""
     oids = [leaf.oid for leaf in leaves(table)]
-    for name, kind, persistence, access, heap, secured in query(
+    for name, kind, persistence, access, heap, secured, forced, user in query(
         connection,
         "SELECT c.oid::regclass::text, c.relkind, c.relpersistence, a.amname, "
-        "a.amhandler = 'heap_tableam_handler'::regproc, row_security_active(c.oid) "
+        "a.amhandler = 'heap_tableam_handler'::regproc, row_security_active(c.oid), "
+        "pg_has_role(c.relowner, 'USAGE') AND c.relforcerowsecurity, quote_ident(current_user) "
         "FROM pg_class c LEFT JOIN pg_am a ON a.oid = c.relam WHERE c.oid = ANY(%s::oid[]) ORDER BY c.oid",
         (oids,),
     ):
@@ -45,5 +46,10 @@ def relation_problems(connection: Connection, table: Table) -> Iterable[Problem]
             yield Problem(
                 where,
                 f"row-level security hides rows of {name} from this user",
-                "let the table's owner or a role with BYPASSRLS copy it",
+                (
+                    f"ALTER TABLE {name} NO FORCE ROW LEVEL SECURITY, or "
+                    if forced
+                    else "let the table's owner copy it, or "
+                )
+                + f"ALTER ROLE {user} BYPASSRLS",
             )

@@ -14,6 +14,7 @@ from airflow_provider_cdc.sources.postgres.blockers import naming_blockers
 from airflow_provider_cdc.sources.postgres.schema import Leaf, leaves, read_tables
 from airflow_provider_cdc.sources.postgres.session import query, quote, session, value
 from airflow_provider_cdc.sources.postgres.types import ColumnType, Family, column_types
+from airflow_provider_cdc.sources.postgres.users_code import is_unplannable
 from airflow_provider_cdc.sources.sampling import gave_up, problems_of
 
 BLOCKS = 16
@@ -53,6 +54,11 @@ def sample(settings: ConnectionSettings, plans: Sequence[TablePlan]) -> list[Pro
                     yield counted
             except psycopg.errors.QueryCanceled:
                 gave_up(table)
+            except psycopg.Error as error:
+                # It can be planned under another path only (`users_code`): what is odd shows when it is read.
+                if not is_unplannable(error):
+                    raise
+                gave_up(table, "it needs another search_path")
 
         tables = read_tables(connection, [plan.table for plan in plans])
         return problems_of(plans, tables, _at_risk, looks)

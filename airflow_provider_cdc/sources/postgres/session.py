@@ -220,6 +220,11 @@ def parameters(settings: ConnectionSettings) -> dict[str, str]:
     }
 
 
+def parameters_of(connection: Connection) -> dict[str, str]:
+    """The parameters of libpq that a session was opened with."""
+    return {**connection.info.get_parameters(), "password": connection.info.password}
+
+
 def _escaped(setting: str) -> str:
     return re.sub(r"([\\ ])", r"\\\1", setting)
 
@@ -256,9 +261,9 @@ def mapped_errors(where: str) -> Iterator[None]:
     except CdcError:
         raise
     except psycopg.Error as error:
-        raise _statement_error(where, error.sqlstate or "", _said(error)) from error
+        raise _statement_error(where, error.sqlstate or "", said(error)) from error
     except adbc_driver_manager.Error as error:
-        raise _statement_error(where, error.sqlstate or "", _said(error)) from error
+        raise _statement_error(where, error.sqlstate or "", said(error)) from error
 
 
 @contextmanager
@@ -273,7 +278,7 @@ def shared_view_errors(where: str) -> Iterator[None]:
         if error.sqlstate not in _VIEW_GONE:
             raise
         raise SourceUnavailable(
-            _said(error),
+            said(error),
             where=where,
             hint="the session that shared its snapshot ended: the task can be retried as it is",
         ) from error
@@ -291,45 +296,55 @@ def slot_errors(where: str) -> Iterator[None]:
         if error.sqlstate not in _SLOT_GONE:
             raise
         raise LogGone(
-            _said(error),
+            said(error),
             where=where,
             hint="trigger a new run, or clear lock_and_record and the tasks after it; raise max_slot_wal_keep_size "
             "(and idle_replication_slot_timeout, if it is set)",
         ) from error
 
 
-def _said(error: psycopg.Error | adbc_driver_manager.Error) -> str:
+def said(error: psycopg.Error | adbc_driver_manager.Error) -> str:
     text = " ".join(str(error).split())
     return f"{text} (SQLSTATE {error.sqlstate})" if error.sqlstate else text
 
 
-def _statement_error(where: str, state: str, said: str) -> CdcError:
+def is_denied(state: str) -> bool:
+    """Whether a SQLSTATE says that a privilege is missing."""
+    return state.startswith(_DENIED)
+
+
+def may_pass(state: str) -> bool:
+    """Whether a statement that failed with this SQLSTATE may work when it is run again."""
+    return not state or state.startswith((*_TRY_AGAIN, *_BUSY, *_LOST))
+
+
+def _statement_error(where: str, state: str, told: str) -> CdcError:
     if state.startswith(_DENIED):
         return ConfigurationError(
-            said, where=where, hint="grant what is missing to the user of this connection; preflight names the GRANT"
+            told, where=where, hint="grant what is missing to the user of this connection; preflight names the GRANT"
         )
     if state in _CHANGED:
-        return SchemaChanged(said, where=where, hint="the table changed since the run began: trigger a new run")
+        return SchemaChanged(told, where=where, hint="the table changed since the run began: trigger a new run")
     if state.startswith(_TRY_AGAIN):
-        return TransientError(said, where=where, hint="the task can be retried as it is")
+        return TransientError(told, where=where, hint="the task can be retried as it is")
     # Of the same state, but no other session's end makes room: what one statement returns counts by itself.
-    if state == _LIMITED and "temp_file_limit" in said:
+    if state == _LIMITED and "temp_file_limit" in told:
         return ConfigurationError(
-            said,
+            told,
             where=where,
             hint="the server keeps what it tells of the log in temporary files, of about 512 MB or of one large "
             "transaction: ALTER ROLE … SET temp_file_limit = -1, as a superuser, for the user of this connection",
         )
     if state.startswith(_BUSY):
-        return SourceUnavailable(said, where=where, hint="let fewer Spark tasks run at once, or raise the limit")
+        return SourceUnavailable(told, where=where, hint="let fewer Spark tasks run at once, or raise the limit")
     if state == _TOO_LARGE:
         return TerminalError(
-            said,
+            told,
             where=where,
             hint="a row, or in the log a changed row with what it was before, is more than the 1 GB that the server "
             "makes one text of: leave the table out; if it was a change, refresh=full begins behind it",
         )
     # A driver that lost its connection has no SQLSTATE.
     if not state or state.startswith(_LOST):
-        return SourceUnavailable(said, where=where, hint="the task can be retried once the server answers again")
-    return TerminalError(said, where=where, hint="look the error up in the server's manual and its error log")
+        return SourceUnavailable(told, where=where, hint="the task can be retried once the server answers again")
+    return TerminalError(told, where=where, hint="look the error up in the server's manual and its error log")

@@ -23,9 +23,10 @@ from dataclasses import dataclass
 import psycopg
 
 from airflow_provider_cdc.core.lsn import Lsn
-from airflow_provider_cdc.errors import SourceUnavailable, TransientError
+from airflow_provider_cdc.errors import CdcError, ConfigurationError, SourceUnavailable, TransientError
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.session import APPLICATION, Connection, query, quote, session, value
+from airflow_provider_cdc.sources.postgres.users_code import execute
 from airflow_provider_cdc.sources.postgres.waiting import consistent_point
 
 PREFIX = "cdc_"
@@ -80,6 +81,11 @@ def name_of(run_id: str) -> str:
 def name_of_try(run_id: str) -> str:
     """The name of the slot and the publication of one try to fix the run's position: another one in each call."""
     return f"{name_of(run_id)}_{uuid.uuid4().hex[:_TOKEN_DIGITS]}"
+
+
+def without_token(name: str) -> str:
+    """`name_of` the run whose try made the slot ``name`` (`name_of_try`)."""
+    return re.sub(f"_[0-9a-f]{{{_TOKEN_DIGITS}}}$", "", name)
 
 
 def names_of_run(connection: Connection, run_id: str) -> list[str]:
@@ -232,7 +238,7 @@ def release(settings: ConnectionSettings, run_id: str) -> None:
             # One that cannot be dropped must not keep the others: each of them holds the server's log.
             try:
                 _drop(connection, name, name)
-            except (TransientError, psycopg.Error) as error:
+            except (CdcError, psycopg.Error) as error:
                 failures.append(error)
         if failures:
             raise failures[0]
@@ -300,7 +306,15 @@ def _drop(connection: Connection, slot: str, publication: str) -> None:
             )
         time.sleep(_POLL_SECONDS)
     if publication:
-        query(connection, f"DROP PUBLICATION IF EXISTS {quote(publication)}")
+        drop = f"DROP PUBLICATION IF EXISTS {quote(publication)}"
+        try:
+            execute(connection, drop)
+        except ConfigurationError as error:
+            raise ConfigurationError(
+                f"the publication is left, without its slot: {error.where}: {error.message}",
+                where=f"publication {publication}",
+                hint=f"{drop}, as a user for whom the event trigger raises nothing; for later runs: {error.hint}",
+            ) from error
 
 
 def _drop_slot(connection: Connection, name: str) -> int | None:

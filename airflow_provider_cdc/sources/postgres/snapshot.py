@@ -12,49 +12,35 @@ from __future__ import annotations
 
 import logging
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-import pyarrow as pa
-
-from airflow_provider_cdc.core.chunk import Chunk
 from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.table import Table
-from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import (
     CdcError,
-    DecodeError,
     PreflightError,
     Problem,
     SchemaChanged,
     SourceReplaced,
     SourceUnavailable,
 )
-from airflow_provider_cdc.sources.capabilities import ChunkReader
 from airflow_provider_cdc.sources.connection import ConnectionSettings
-from airflow_provider_cdc.sources.kept import Kept
-from airflow_provider_cdc.sources.odd_values import OddValue
 from airflow_provider_cdc.sources.postgres import durable, end_mark, prepared, publishing, slots, waiting
 from airflow_provider_cdc.sources.postgres.at_point import changed_around, changed_since, read_at
-from airflow_provider_cdc.sources.postgres.by_key import ONE_BY_ONE, KeyLookup
-from airflow_provider_cdc.sources.postgres.chunks import place
 from airflow_provider_cdc.sources.postgres.identities import followed, no_identity
-from airflow_provider_cdc.sources.postgres.in_place import check_in_place
 from airflow_provider_cdc.sources.postgres.inheritance import check_whole
 from airflow_provider_cdc.sources.postgres.publications import publication_problems
-from airflow_provider_cdc.sources.postgres.pushed import pushed_condition
 from airflow_provider_cdc.sources.postgres.relations import relation_problems
-from airflow_provider_cdc.sources.postgres.schema import HINT, Leaf, difference, leaves, read_tables
+from airflow_provider_cdc.sources.postgres.schema import HINT, difference, leaves, read_tables
 from airflow_provider_cdc.sources.postgres.server import identity, setting_problems
 from airflow_provider_cdc.sources.postgres.session import (
     Connection,
-    literal,
-    mapped_errors,
     query,
     quote,
     session,
@@ -63,12 +49,10 @@ from airflow_provider_cdc.sources.postgres.session import (
 )
 from airflow_provider_cdc.sources.window import UpperBound
 
-MANY_LEAVES = 3
-"""From so many partitions on it pays to ask first which of them has a key."""
 _TRIES = 3
 
 if TYPE_CHECKING:
-    from airflow_provider_cdc.sources.postgres.decode.rows import RowReader
+    pass
 
 _log = logging.getLogger(__name__)
 
@@ -256,39 +240,6 @@ def share_view(settings: ConnectionSettings, lock: LockPolicy) -> Iterator[Share
         yield SharedView(str(value(leader, "pg_export_snapshot()")), str(upper))
 
 
-@contextmanager
-def open_reader(
-    settings: ConnectionSettings,
-    table: Table,
-    consistency: str,
-    view: SharedView | None,
-    kept: Kept | None = None,
-) -> Iterator[ChunkReader]:
-    """A session to read chunks of ``table`` with; it ends with the block, unless it is ``kept``.
-
-    :raises SourceUnavailable: with ``exported``, when the session that holds the shared view has ended.
-    """
-    # Imported late: the steps that only plan and record need no kernels.
-    from airflow_provider_cdc.sources.postgres.decode.rows import open_rows
-
-    # What was recorded of the whole table is checked with every read, whichever columns that is of.
-    with open_rows(settings, table.as_read, kept) as rows:
-        if consistency in ("watermark", "again"):
-            yield _Reader(settings, rows, table, "")
-            return
-        if view is None:
-            raise SourceUnavailable(
-                "there is no shared view to read it in", where=str(table.name), hint="the task can be retried as it is"
-            )
-        rows.run("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
-        with shared_view_errors(str(table.name)):
-            rows.run(f"SET TRANSACTION SNAPSHOT {literal(view.snapshot)}")
-        rows.run("SAVEPOINT chunk")
-        reader = _Reader(settings, rows, table, view.upper)
-        yield reader
-        reader.leave_view()
-
-
 def bound_view(settings: ConnectionSettings, view: SharedView, tables: Sequence[Table]) -> UpperBound:
     """The position of a shared view, at which ``tables`` are what was recorded of them.
 
@@ -317,88 +268,3 @@ def bound_reads(settings: ConnectionSettings) -> UpperBound:
         mark = end_mark.write(partial(query, connection))
         end, incarnation = durable.wait(partial(query, connection), settings.address)
         return UpperBound(str(end), end_mark.log_end(end, mark), incarnation)
-
-
-class _Reader:
-    """Reads chunks of one table on one session, and checks that the table is still what it was."""
-
-    lock_seconds = 0.0
-
-    def __init__(self, settings: ConnectionSettings, rows: RowReader, table: Table, upper: str) -> None:
-        self.upper = upper
-        self._in_view = bool(upper)
-        self._settings = settings
-        self._rows = rows
-        self._table = table
-        self._lookup: KeyLookup | None = None
-        self._pushed = pushed_condition(table)
-
-    @property
-    def nulled(self) -> Mapping[str, int]:
-        return self._rows.nulled
-
-    @property
-    def odd(self) -> Sequence[OddValue]:
-        return self._rows.odd
-
-    def leave_view(self) -> None:
-        """End the transaction in which all chunks were read, if that was one."""
-        if self._in_view:
-            self._rows.run("COMMIT")
-            self._in_view = False
-
-    def settle(self) -> str:
-        where = f"{self._table.name}, the end of its read"
-        with mapped_errors(where):
-            self.leave_view()
-            return durable.wait(self._rows.ask, where)[1]
-
-    def read(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
-        leaf, condition = place(self._table, chunk)
-        with mapped_errors(f"{self._table.name}, {chunk}"):
-            if leaf is not None:
-                pushed = f" AND ({self._pushed})" if self._pushed else ""
-                yield from self._read(leaf, f"ONLY {leaf.sql} WHERE {condition}{pushed}")
-
-    def find(self, keys: pa.BinaryArray) -> Iterator[pa.RecordBatch]:
-        with mapped_errors(f"{self._table.name}, rows of {counted(len(keys), 'key')}"):
-            if self._lookup is None:
-                self._lookup = KeyLookup(self._rows.ask, self._table)
-            own = leaves(self._table)
-            found = self._by_leaf(self._lookup, keys) if len(own) >= MANY_LEAVES else None
-            for leaf in own:
-                wanted = keys if found is None else found.get(leaf.oid)
-                if wanted is not None:
-                    yield from self._read(leaf, self._lookup.source(leaf.sql, wanted), ONE_BY_ONE)
-
-    def _by_leaf(self, lookup: KeyLookup, keys: pa.BinaryArray) -> dict[int, pa.BinaryArray] | None:
-        """`KeyLookup.by_leaf`, in the view if there is one. Without one, rows may come and go until they are read: what
-        touches them is in the log, so they are read again."""
-        if not self.upper:
-            self._rows.run("BEGIN READ ONLY ISOLATION LEVEL READ COMMITTED")
-        self._rows.ask(ONE_BY_ONE)
-        found = lookup.by_leaf(keys)
-        self._rows.run("ROLLBACK TO SAVEPOINT chunk" if self.upper else "COMMIT")
-        return found
-
-    def _read(self, leaf: Leaf, source: str, prepare: str = "") -> Iterator[pa.RecordBatch]:
-        """Rows of one leaf, which must still be what it was.
-
-        :param prepare: a query to run before, in the same transaction.
-        """
-        if not self.upper:
-            self._rows.run("BEGIN READ ONLY ISOLATION LEVEL READ COMMITTED")
-        if prepare:
-            self._rows.ask(prepare)
-        try:
-            yield from self._rows.read(source)
-        except DecodeError:
-            # Most likely the bytes are of another type, and then the error should say so. This session is still in the
-            # middle of an answer, so another one asks.
-            with session(self._settings) as other:
-                check_in_place(partial(query, other), self._table, leaf, locked=False)
-            raise
-        # The transaction still holds its lock, so the name stands for the relation that was read.
-        check_in_place(self._rows.ask, self._table, leaf)
-        # Either one releases the lock, by which the next check tells what was read.
-        self._rows.run("ROLLBACK TO SAVEPOINT chunk" if self.upper else "COMMIT")

@@ -46,6 +46,7 @@ from airflow_provider_cdc.sources.postgres import (
     prepared,
     publishing,
     reach,
+    reading,
     sample,
     schema,
     server,
@@ -116,8 +117,11 @@ class PostgresSource:
     def keep_past(self, plans: Sequence[TablePlan], options: StepOptions) -> None:
         standing.keep_past(self.settings, plans, options)
 
-    def note_copies(self, options: StepOptions, lake: str, copies: Mapping[str, str], incarnation: str) -> None:
-        standing.note_copies(self.settings, options, lake, copies, incarnation)
+    def note_position(self, point: InitialPoint, options: StepOptions) -> None:
+        standing.note_position(self.settings, point, options)
+
+    def note_copies(self, options: StepOptions, copies: Mapping[str, Mapping[str, str]], incarnation: str) -> None:
+        standing.note_copies(self.settings, options, copies, incarnation)
 
     def give_up_past(self, options: StepOptions) -> None:
         standing.give_up_past(self.settings, options)
@@ -230,7 +234,7 @@ class PostgresSource:
             return chunks.plan_chunks(connection, table, chunk_rows)
 
     def reader(self, table: Table, consistency: str, lock: LockPolicy) -> AbstractContextManager[ChunkReader]:
-        return snapshot.open_reader(self.settings, table, consistency, self.view, self._kept)
+        return reading.open_reader(self.settings, table, consistency, self.view, self._kept)
 
     def bound_reads(self) -> UpperBound:
         return snapshot.bound_reads(self.settings)

@@ -18,7 +18,7 @@ import psycopg
 from airflow_provider_cdc.core import records
 from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.core.options import FULL, StepOptions
-from airflow_provider_cdc.core.plan import TablePlan
+from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, PreflightError, SchemaChanged, TransientError
 from airflow_provider_cdc.sources.connection import ConnectionSettings
@@ -121,8 +121,18 @@ def usable(connection: Connection, name: str) -> Standing | None:
 _STRANGE = "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s AND (plugin <> %s OR temporary OR two_phase)"
 
 
+def note_position(settings: ConnectionSettings, point: InitialPoint, options: StepOptions) -> None:
+    """`KeepsPast.note_position`. The session has found the run's slot at the position: so this server, and any whose
+    disk is put back to a later moment, has that position in its history."""
+    with session(prepared.of_run(settings, point.identity, point.position)) as connection:
+        name = name_of(connection, options.standing_slot)
+        alone(connection, name, options.lock.slot_wait_seconds)
+        if (record := load(connection, name)) is not None:
+            store(connection, name, record.with_run(point.identity["slot"], point.position, now(connection)))
+
+
 def note_copies(
-    settings: ConnectionSettings, options: StepOptions, lake: str, copies: Mapping[str, str], incarnation: str
+    settings: ConnectionSettings, options: StepOptions, copies: Mapping[str, Mapping[str, str]], incarnation: str
 ) -> None:
     """`KeepsPast.note_copies`. A server whose disk was put back to before the run is the same server, but does not have
     the run's slot, for which the sessions of a run look. If it was put back to a moment of the run, it was restarted.
@@ -133,8 +143,12 @@ def note_copies(
         name = name_of(connection, options.standing_slot)
         alone(connection, name, options.lock.slot_wait_seconds)
         if (record := usable(connection, name)) is not None:
-            own, at = records.digest_of(lake)[:12], now(connection)
-            store(connection, name, record.with_copies(own, copies, at, options.refresh != FULL))
+            at = now(connection)
+            for lake, own in copies.items():
+                record = record.with_copies(records.digest_of(lake)[:12], own, at, options.refresh != FULL)
+            if isinstance(settings, prepared.RunSettings):
+                record = record.without_run(settings.server.get("slot", ""))
+            store(connection, name, record)
 
 
 def give_up_past(settings: ConnectionSettings, options: StepOptions) -> None:

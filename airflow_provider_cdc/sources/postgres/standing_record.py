@@ -21,11 +21,15 @@ from airflow_provider_cdc.sources.postgres import prepared, slots
 from airflow_provider_cdc.sources.postgres.schema import leaves
 from airflow_provider_cdc.sources.postgres.server import identity
 from airflow_provider_cdc.sources.postgres.session import APPLICATION, Connection, literal, query, quote, value
+from airflow_provider_cdc.sources.postgres.users_code import execute
 
 _FORMAT = 1
 _DAY = 24 * 3_600_000_000
 KNOWN_DAYS = 7
 """So long a copy stays on record."""
+_RUN = "run "
+"""What the key of a run's own entry in `Standing.copies` begins with; the name of the run's slot follows. Digests of
+lakes do not begin with it."""
 _MONEY = (790, 791)
 """The types ``money`` and ``money[]``; others that somebody made may have it in them."""
 
@@ -77,7 +81,8 @@ class Published:
 class Standing:
     """The record. ``beginning`` is another one whenever the slot is made anew. ``server`` says which server's log the
     positions are of. ``tables`` is by the table's name. ``marks`` are in the order of their positions. ``joins`` has
-    also those of tables that have joined anew since. ``copies`` are the last ones, by a digest of the lake's URI."""
+    also those of tables that have joined anew since. ``copies`` are the last ones, by a digest of the lake's URI; and
+    the positions of runs that have not recorded their copies yet (`with_run`)."""
 
     beginning: str
     server: dict[str, str]
@@ -91,6 +96,20 @@ class Standing:
     def since(self, confirmed: Lsn | None) -> tuple[Mark, ...]:
         """The marks of which the slot still has the log, given where it stands."""
         return tuple(mark for mark in self.marks if confirmed is not None and Lsn.parse(mark.position) >= confirmed)
+
+    def with_run(self, slot: str, position: str, at: int) -> Standing:
+        """With the position of a run that has just been fixed, so in the history of this server, and without those that
+        are older than `KNOWN_DAYS`. It has no tables: earlier versions take it for a copy of none."""
+        kept = {
+            own: known
+            for own, known in self.copies.items()
+            if not own.startswith(_RUN) or any(one.at > at - KNOWN_DAYS * _DAY for one in known)
+        }
+        return replace(self, copies={**kept, _RUN + slot: (Published(position, at, (), False),)})
+
+    def without_run(self, slot: str) -> Standing:
+        """Without what `with_run` recorded: all copies of the run are recorded."""
+        return replace(self, copies={own: known for own, known in self.copies.items() if own != _RUN + slot})
 
     def with_copies(self, lake: str, copies: Mapping[str, str], at: int, wanted: bool) -> Standing:
         """With the last copies in a lake, their positions by the table's name, and without those that nobody has
@@ -107,7 +126,8 @@ class Standing:
                     continue
                 if own == lake and one.wanted:
                     rolled |= {*one.tables}
-                if tables := tuple(name for name in one.tables if own != lake or name not in copies):
+                tables = tuple(name for name in one.tables if own != lake or name not in copies)
+                if tables or own.startswith(_RUN):
                     found.setdefault(own, []).append(replace(one, tables=tables))
         for position in sorted({*copies.values()}):
             own_tables = sorted(name for name in copies if copies[name] == position)
@@ -116,10 +136,19 @@ class Standing:
                     found.setdefault(lake, []).append(Published(position, at, tables, is_wanted))
         return replace(self, copies={own: tuple(known) for own, known in found.items()})
 
-    def has_copy(self, table: str, position: Lsn) -> bool:
-        """Whether a copy of a table at that position was published."""
-        every = [one for known in self.copies.values() for one in known]
-        return any(table in one.tables and Lsn.parse(one.position) == position for one in every)
+    def has_copy(self, table: str, position: Lsn, slot: str = "") -> bool:
+        """Whether the copy of a table at that position is of the history of this server: it was recorded after it was
+        published, or the run that made it recorded its position.
+
+        :param slot: what the name of that run's slot begins with (`slots.name_of`).
+        """
+        at_position = [
+            (own, one) for own, known in self.copies.items() for one in known if Lsn.parse(one.position) == position
+        ]
+        return any(
+            table in one.tables or (slot and own.startswith(_RUN) and slots.without_token(own[len(_RUN) :]) == slot)
+            for own, one in at_position
+        )
 
     def wanted(self, confirmed: Lsn | None) -> Lsn | None:
         """The oldest position since which the log is wanted, of those since which the slot still has it: a run that
@@ -170,7 +199,7 @@ def load(connection: Connection, name: str) -> Standing | None:
 def store(connection: Connection, name: str, record: Standing) -> None:
     """Put ``record`` on record. The caller is `alone`."""
     text = json.dumps(asdict(record), separators=(",", ":"))
-    query(connection, f"COMMENT ON PUBLICATION {quote(name)} IS {literal(text)}")
+    execute(connection, f"COMMENT ON PUBLICATION {quote(name)} IS {literal(text)}")
 
 
 def alone(connection: Connection, name: str, seconds: float) -> None:

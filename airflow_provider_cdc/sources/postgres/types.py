@@ -63,7 +63,8 @@ SESSION_SETTINGS: Mapping[str, str] = {
     "TimeZone": "UTC",
     "bytea_output": "hex",
     "extra_float_digits": "3",
-    "search_path": "pg_catalog",
+    # Unless it is named, the schema of temporary tables is looked in first.
+    "search_path": "pg_catalog, pg_temp",
     "standard_conforming_strings": "on",
     "xmlbinary": "base64",
     # Not text, but the same hazard: rows that a policy hides would be missing without a word.

@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.errors import PreflightError
+from airflow_provider_cdc.jobs import patience
 from airflow_provider_cdc.lake import open_dataset, read_changes, read_latest
 from harness.pipeline import Pipeline, settings_of
 from tests.conftest import PostgresFactory
@@ -183,6 +184,36 @@ def test_rows_that_move_between_partitions_are_told_as_they_are_logged(nights: N
         ("insert", None, (70, "a")),
         ("update", (60, "b"), (60, "c")),
     ]
+
+
+NO_COMMENT = """
+CREATE SEQUENCE comments;
+CREATE FUNCTION refuse() RETURNS event_trigger LANGUAGE plpgsql AS $$BEGIN
+    IF pg_catalog.nextval('public.comments') <= {0} THEN RAISE EXCEPTION 'try again' USING ERRCODE = '40001'; END IF;
+END$$;
+CREATE EVENT TRIGGER refuse ON ddl_command_end WHEN TAG IN ('COMMENT') EXECUTE FUNCTION refuse()
+"""
+
+
+def test_a_copy_that_cannot_be_recorded_breaks_no_chain_of_changes(
+    nights: Nights, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nights.do("CREATE TABLE stock (id int PRIMARY KEY, v int)", FULL.format("stock"), "INSERT INTO stock VALUES (1, 1)")
+    monkeypatch.setattr(patience, "FIRST_PAUSE_SECONDS", 0.01)
+    # All tries fail, and then the first one alone.
+    for refusals, budget, warned in ((99, 0.0, True), (1, 60.0, False)):
+        monkeypatch.setattr(patience, "BUDGET_SECONDS", budget)
+        run = nights.night("auto", changes=True)
+        run.record()
+        nights.do(NO_COMMENT.format(refusals))
+        run.finish()
+        said = capsys.readouterr().out
+        assert ("WARNING: could not record this run's copies" in said) == warned
+        assert nights.ask("SELECT nextval('comments')") > min(refusals, patience.FEWEST_TRIES)
+        nights.do("DROP EVENT TRIGGER refuse", "DROP FUNCTION refuse", "DROP SEQUENCE comments")
+        if warned:
+            nights.do("UPDATE stock SET v = 2")
+    assert told(nights, "stock") == [("update", (1, 1), (1, 2))]
 
 
 def test_what_cannot_be_told_whole_is_refused_before_any_work(nights: Nights) -> None:

@@ -96,7 +96,7 @@ def test_after_a_copy_at_the_end_of_its_reads_the_copy_is_not_rolled_forward(sto
     stock.do(BEYOND, "UPDATE stock SET v = 7 WHERE id = 2")
     following = stock.night("auto")
     following.record()
-    assert "does not know of the copy" in following.plans[0].reason
+    assert "has no record of the copy" in following.plans[0].reason
     stock.check(following.finish()["published"])
 
 
@@ -114,5 +114,5 @@ def test_a_run_is_cleared_on_a_server_whose_disk_was_put_back_to_before_it(stock
     stock.do(BEYOND, "UPDATE stock SET v = 22 WHERE id = 2")
     run = stock.night("auto")
     run.record()
-    assert "does not know of the copy" in run.plans[0].reason
+    assert "has no record of the copy" in run.plans[0].reason
     stock.check(run.finish()["published"])

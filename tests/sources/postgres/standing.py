@@ -112,7 +112,7 @@ class Kept:
 
     def give_up(self, hours: int, copies: Mapping[str, str] | None = None, lake: str = "lake", **more: Any) -> None:
         options = replace(self.options, standing_slot_hours=hours, **more)
-        self.source.note_copies(options, lake, copies or {}, "")
+        self.source.note_copies(options, {lake: copies or {}}, "")
         self.source.give_up_past(options)
 
     def forget(self) -> None:

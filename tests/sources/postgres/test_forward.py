@@ -10,11 +10,11 @@ import pytest
 
 from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
-from airflow_provider_cdc.errors import LogGone, PreflightError, SourceReplaced
+from airflow_provider_cdc.errors import LogGone, PreflightError, SourceReplaced, TransientError
 from airflow_provider_cdc.sources.optional import record_point
 from airflow_provider_cdc.sources.postgres import commits, slots, standing
 from airflow_provider_cdc.sources.postgres.session import session
-from airflow_provider_cdc.sources.postgres.standing_record import KNOWN_DAYS, Mark, now, store
+from airflow_provider_cdc.sources.postgres.standing_record import KNOWN_DAYS, Mark, alone, now, store
 from airflow_provider_cdc.sources.window import TrackedTable
 from tests.conftest import PostgresFactory
 from tests.sources.postgres.standing import RUN_ID, Kept
@@ -214,11 +214,53 @@ def test_a_server_whose_disk_was_put_back(since: Since) -> None:
     with session(since.kept.source.settings) as connection:
         store(connection, since.kept.name, replace(record, copies={}))
     since.do("UPDATE stock SET v = 2")
-    assert all("does not know of the copy" in why for why in since.refused().values())
+    assert all("has no record of the copy" in why for why in since.refused().values())
     assert len(since.refused()) == len(TABLES)
     # Another copy, of another position, is no proof.
     since.kept.give_up(48, {"public.stock": since.kept.here(), "public.b": since.point.position})
     assert sorted(since.refused()) == ["k", "stock", "tree"]
+
+
+def test_a_copy_that_could_not_be_recorded_is_rolled_forward_by_what_its_run_recorded_when_it_began(
+    kept: Kept, since: Since
+) -> None:
+    before, since.point = kept.record, record_point(kept.source, kept.options, kept.plans(*TABLES), RUN_ID)
+    kept.source.release(RUN_ID)
+    since.do("UPDATE stock SET v = 2")
+    assert since.refused() == {}
+    at_night = [replace(plan, base=RUN_ID) for plan in since.plans()]
+    record_point(kept.source, kept.options, at_night, "20260102T000000Z-0a1b2c3d")
+    kept.source.release("20260102T000000Z-0a1b2c3d")
+    # Another run at the same position is of another history: the disk was put back, and positions are only numbers.
+    identity = since.point.identity
+    since.point = replace(since.point, identity={**identity, "slot": slots.name_of_try("20260102T000000Z-another")})
+    assert all("has no record of the copy" in why for why in since.refused().values())
+    assert len(since.refused()) == len(TABLES)
+    since.point = replace(since.point, identity=identity)
+    with session(kept.source.settings) as connection:
+        # The disk is put back to before the run.
+        store(connection, kept.name, before)
+    assert len(since.refused()) == len(TABLES)
+    with pytest.raises(PreflightError, match="has no record of the copy"):
+        record_point(kept.source, kept.options, at_night, RUN_ID)
+    assert kept.ask(SLOTS) == 1
+
+
+def test_a_position_that_cannot_be_recorded_stops_no_run_and_leaves_nothing(
+    kept: Kept, since: Since, caplog: pytest.LogCaptureFixture
+) -> None:
+    plans = kept.plans("stock")
+    kept.options = replace(kept.options, lock=replace(kept.options.lock, slot_wait_seconds=1))
+    with session(kept.source.settings) as other:
+        alone(other, kept.name, 1)
+        with pytest.raises(TransientError):
+            record_point(kept.source, kept.options, plans, RUN_ID)
+    assert kept.ask(SLOTS) == 1
+    kept.run("CREATE FUNCTION no() RETURNS event_trigger LANGUAGE plpgsql AS $$BEGIN RAISE EXCEPTION 'no'; END$$")
+    kept.run("CREATE EVENT TRIGGER no ON ddl_command_start WHEN TAG IN ('COMMENT') EXECUTE FUNCTION no()")
+    point = record_point(kept.source, replace(kept.options, as_of=kept.here()), plans, RUN_ID)
+    assert "Could not record the position" in caplog.text
+    kept.source.check_identity(point.identity, point.position)
 
 
 @pytest.mark.parametrize("bases", [1, 2])
