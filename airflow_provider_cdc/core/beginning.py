@@ -75,7 +75,7 @@ def begin(
         return current
     try:
         initial = record()
-        bases = bases_of(plans, initial, Storage(scratch))
+        bases = bases_of(source, plans, initial, Storage(scratch))
     except CdcError as error:
         # A concurrent attempt may already have begun the run, and then discards what this one was making.
         current = _current(folder)
