@@ -58,6 +58,15 @@ class Rolls(Protocol):
     ) -> dict[TableName, str]: ...
 
 
+@runtime_checkable
+class TellsReplaced(Protocol):
+    """A source that tells of tables that were replaced unlogged; ``sources.optional.TellsReplaced`` says more."""
+
+    def check_replaced(
+        self, identity: Mapping[str, str], tables: Sequence[Table], until: Mapping[str, str]
+    ) -> None: ...
+
+
 class Latest(Protocol):
     """A table's latest copy; ``sinks.base.LatestCopy`` says more."""
 
@@ -175,11 +184,12 @@ def _rolled(plan: TablePlan, base: Run) -> TablePlan:
     return replace(plan, base=base.run_id, base_position=base.position, reason=reason)
 
 
-def bases_of(plans: Sequence[TablePlan], initial: InitialPoint, scratch: Storage) -> dict[str, Base]:
+def bases_of(source: Any, plans: Sequence[TablePlan], initial: InitialPoint, scratch: Storage) -> dict[str, Base]:
     """What the tables of a run are rolled forward from, by the run's id.
 
     :raises PreflightError: a copy is of a later position than the run's.
     :raises SchemaChanged: a table is no longer what it was for its copy.
+    :raises SourceUnavailable: the server cannot be reached.
     :raises ManifestError: the run that made a copy is gone.
     """
     now = {table.name: table for table in initial.tables}
@@ -190,12 +200,17 @@ def bases_of(plans: Sequence[TablePlan], initial: InitialPoint, scratch: Storage
         if not as_of.reaches(initial.position, base.position):
             where, what = f"run {run_id}", "its copies, which are to be rolled forward, are of a later position"
             raise PreflightError([Problem(where, what, _ANEW)])
+        tables = []
         for plan in plans:
             if plan.base != run_id:
                 continue
-            if plan.base_position != base.position or not _alike(_entry(run, plan.table).table, now[plan.table]):
+            tables.append(table := _entry(run, plan.table).table)
+            if plan.base_position != base.position or not _alike(table, now[plan.table]):
                 what = "the table, or the copy that is to be rolled forward, changed since preflight"
                 raise SchemaChanged(what, where=str(plan.table), hint=_ANEW)
+        if isinstance(source, TellsReplaced):
+            # After the position: whatever came before it without a trace in the log is seen now.
+            source.check_replaced(base.identity, tables, initial.identity)
     return bases
 
 

@@ -289,6 +289,21 @@ class RollsForward(Protocol):
 
 
 @runtime_checkable
+class TellsReplaced(Protocol):
+    """A source that tells whether a table was replaced although its log does not say so."""
+
+    def check_replaced(self, identity: Mapping[str, str], tables: Sequence[Table], until: Mapping[str, str]) -> None:
+        """Make sure that ``tables``, as a run on the server of ``identity`` recorded them, were not replaced since then
+        but by what the log says.
+
+        :param until: the identity of the run that rests on them: what was done after it begins does not matter.
+
+        :raises SchemaChanged: one was.
+        :raises SourceUnavailable: the server cannot be reached.
+        """
+
+
+@runtime_checkable
 class KeepsWindow(Protocol):
     """A source whose server keeps the log since the copies that a run rolls forward only if it is told to."""
 

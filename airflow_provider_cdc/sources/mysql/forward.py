@@ -27,6 +27,7 @@ from airflow_provider_cdc.sources.mysql.log.walk_state import LOOKED_AT, TABLE_W
 from airflow_provider_cdc.sources.mysql.log_survey import looked_through, stretches
 from airflow_provider_cdc.sources.mysql.long_prepared import LongPrepared, PreparedWalker
 from airflow_provider_cdc.sources.mysql.past import replication_problems, resolve
+from airflow_provider_cdc.sources.mysql.replaced import replaced_since
 from airflow_provider_cdc.sources.mysql.schema import difference, read_tables
 from airflow_provider_cdc.sources.mysql.server import LOG_PLACE, check_identity
 from airflow_provider_cdc.sources.mysql.session import Connection, session, value
@@ -70,9 +71,12 @@ def refusals_since(
             documents = [table for table in fit if any(column.type == "json" for column in table.columns)]
             refused |= {table.name: _DIFFERENCES for table in documents}
             fit = [table for table in fit if table.name not in refused]
-        return refused | (
-            _broken(settings, connection, LogPlace.parse(identity[LOG_PLACE]), start, end, fit) if fit else {}
-        )
+        begin = LogPlace.parse(identity[LOG_PLACE])
+        refused |= _broken(settings, connection, begin, start, end, fit) if fit else {}
+        # Last: who is replaced with a trace in the log is named for that.
+        fit = [table for table in fit if table.name not in refused]
+        replaced = replaced_since(settings, connection, begin, fit, until=end)
+        return refused | {name: f"since the copy {why}" for name, why in replaced.items()}
 
 
 def segments_between(

@@ -186,6 +186,11 @@ def file_number(file: str) -> int:
     return int(file.rpartition(".")[2])
 
 
+def is_before(one: LogPlace, other: LogPlace) -> bool:
+    """Whether one place lies before another in the log, whenever their files were made."""
+    return (file_number(one.file), one.position) < (file_number(other.file), other.position)
+
+
 def stamp_of(settings: ConnectionSettings, file: str) -> str:
     """When a file was made; empty if there is no such file."""
     with closing(log_events(settings, file, codes.FIRST_POSITION)) as events:

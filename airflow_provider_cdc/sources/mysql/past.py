@@ -34,6 +34,7 @@ from airflow_provider_cdc.sources.mysql.history import (
     check_place,
     end_of_log,
     file_number,
+    is_before,
     log_files,
 )
 from airflow_provider_cdc.sources.mysql.log import walk_state
@@ -41,6 +42,7 @@ from airflow_provider_cdc.sources.mysql.log.prefixes import Prefix, latest_commi
 from airflow_provider_cdc.sources.mysql.log_survey import looked_through, stretches
 from airflow_provider_cdc.sources.mysql.long_prepared import LongPrepared, PreparedWalker
 from airflow_provider_cdc.sources.mysql.preflight import recheck
+from airflow_provider_cdc.sources.mysql.replaced import made_since
 from airflow_provider_cdc.sources.mysql.server import (
     WATCHED_IN_THE_PAST,
     identity,
@@ -52,6 +54,7 @@ from airflow_provider_cdc.sources.mysql.server import (
 from airflow_provider_cdc.sources.mysql.session import Connection, session, value
 from airflow_provider_cdc.sources.mysql.snapshot import NO_POSITION, tables_of
 from airflow_provider_cdc.sources.mysql.statement_writes import check_writes
+from airflow_provider_cdc.sources.mysql.table_identity import with_identities
 from airflow_provider_cdc.sources.window import LogSegment, TrackedTable
 
 _POLL_SECONDS = 0.5
@@ -62,10 +65,12 @@ _BREAKS = 20
 @dataclass(frozen=True)
 class Past:
     """A position in the past. ``moment`` is the time since which what the log does not show must not have changed:
-    whatever the run rewinds was committed after it."""
+    whatever the run rewinds was committed after it. ``until``: a table that was made before it may have been so at the
+    position; None: any may."""
 
     prefix: Prefix
     moment: datetime
+    until: datetime | None
 
 
 def check_past(settings: ConnectionSettings, as_of: AsOf, plans: Sequence[TablePlan]) -> None:
@@ -78,6 +83,8 @@ def check_past(settings: ConnectionSettings, as_of: AsOf, plans: Sequence[TableP
         problems = [*problems, *problems_since(settings, connection, past)]
         # Without a whole log there is nothing to look through.
         if problems or (problems := statement_problems(settings, connection, past, tables)):
+            raise PreflightError(problems)
+        if problems := replacement_problems(settings, connection, past, tables):
             raise PreflightError(problems)
 
 
@@ -96,10 +103,11 @@ def record_past(
             raise PreflightError([NO_POSITION])
         wait_until_visible(connection, past.prefix.position, wait_seconds)
         tables, problems = recheck(connection, tables_of(connection, plans), plans)
+        tables = with_identities(connection, tables, {})
         problems = [*problems, *replication_problems(connection, past.prefix.position)]
         # What the log says is found when it is read for the rows; preflight said it before any work.
         problems = [*problems, *problems_since(settings, connection, past)]
-        if problems:
+        if problems or (problems := replacement_problems(settings, connection, past, tables)):
             raise PreflightError(problems)
         found = with_mark(settings, connection, found, past.prefix.place)
     return InitialPoint(str(past.prefix.position), found, tables, 0.0)
@@ -147,7 +155,8 @@ def resolve(settings: ConnectionSettings, as_of: AsOf, wait_seconds: float = 0, 
         prefix = prefix_of(settings, as_of)
         # A file's stamp is any time that a session was told to take for the present one.
         moments = [prefix.latest or datetime.fromtimestamp(int(prefix.place.stamp or 0), UTC), prefix.following]
-        return Past(prefix, min(filter(None, moments)))
+        # All that came before the next transaction is a state at this position.
+        return Past(prefix, min(filter(None, moments)), prefix.following)
     assert isinstance(as_of, datetime)
     until = time.monotonic() + wait_seconds
     while (prefix := prefix_at(settings, as_of)).following is None and final:
@@ -160,7 +169,7 @@ def resolve(settings: ConnectionSettings, as_of: AsOf, wait_seconds: float = 0, 
                 "(as_of_wait_seconds); the task can be retried",
             )
         time.sleep(_POLL_SECONDS)
-    return Past(prefix, as_of)
+    return Past(prefix, as_of, as_of)
 
 
 def problems_since(settings: ConnectionSettings, connection: Connection, past: Past) -> list[Problem]:
@@ -215,6 +224,23 @@ def problems_since(settings: ConnectionSettings, connection: Connection, past: P
     return problems
 
 
+def replacement_problems(
+    settings: ConnectionSettings, connection: Connection, past: Past, tables: Sequence[Table]
+) -> list[Problem]:
+    """Tables that were replaced since ``past`` without a trace in the log, with the earliest time that is possible.
+
+    Which identities they had there is not known. So of one that was made or altered later the log has to say so.
+
+    :raises LogGone: the log was purged meanwhile.
+    :raises SourceUnavailable: the server cannot be reached.
+    """
+    if past.until is None:
+        return []
+    copied = list({one.name: one for table in tables for one in (*table.cascades_from, table)}.values())
+    found = made_since(settings, connection, past.prefix.place, copied, past.until)
+    return [Problem(str(name), why, _later(when)) for name, (why, when) in found.items()]
+
+
 def statement_problems(
     settings: ConnectionSettings, connection: Connection, past: Past, tables: Sequence[Table]
 ) -> list[Problem]:
@@ -260,21 +286,17 @@ def _last_break(
     last = None
     # Rows of a parent may be deleted every second, and each one found costs another look at the log.
     for _ in range(_BREAKS):
-        if not _is_before(prefix.place, end):
+        if not is_before(prefix.place, end):
             break
         if (found := _first_break(settings, prefix, end, files, tables)) is None:
             break
         error, place = found
         when = latest_commit(settings, place)
         # Where the clock was set back, commits before it may be later than it is.
-        while _is_before((prefix := prefix_at(settings, when)).place, place) and prefix.following is not None:
+        while is_before((prefix := prefix_at(settings, when)).place, place) and prefix.following is not None:
             when = prefix.following
         last = error, when
     return last
-
-
-def _is_before(one: LogPlace, other: LogPlace) -> bool:
-    return (file_number(one.file), one.position) < (file_number(other.file), other.position)
 
 
 def _first_break(

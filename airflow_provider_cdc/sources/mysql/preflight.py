@@ -23,6 +23,7 @@ from airflow_provider_cdc.sources.mysql.privileges import Privileges
 from airflow_provider_cdc.sources.mysql.schema import read_tables, resolve, select_of_tables, table_sql
 from airflow_provider_cdc.sources.mysql.server import durability_warnings, setting_problems
 from airflow_provider_cdc.sources.mysql.session import Connection, session, variables
+from airflow_provider_cdc.sources.mysql.table_identity import identity_warnings
 from airflow_provider_cdc.sources.mysql.types import (
     ColumnType,
     Family,
@@ -80,7 +81,7 @@ def preflight(settings: ConnectionSettings, patterns: Sequence[str], options: Ta
         )
         problems += _filter_problems(connection, tables)
         problems += _retention_problems(connection, tables)
-        warnings = durability_warnings(connection)
+        warnings = [*durability_warnings(connection), *identity_warnings(connection)]
     if problems:
         raise PreflightError(problems)
     for warning in warnings:

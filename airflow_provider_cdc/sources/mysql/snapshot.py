@@ -51,6 +51,7 @@ from airflow_provider_cdc.sources.mysql.session import (
     value,
     variables,
 )
+from airflow_provider_cdc.sources.mysql.table_identity import read_identities, with_identities
 from airflow_provider_cdc.sources.odd_values import OddValue
 from airflow_provider_cdc.sources.window import UpperBound
 
@@ -83,6 +84,9 @@ def record_initial(settings: ConnectionSettings, plans: Sequence[TablePlan], loc
         problems = setting_problems(connection)
         if problems:
             raise PreflightError(problems)
+        # Behind the place in the log and before the position: whatever changes them from now on shows up as a
+        # difference, and the log from that place on says whether it was logged.
+        identities = read_identities(connection, [plan.table for plan in plans])
         if locked:
             with _table_lock(connection, locked, lock) as held:
                 position = executed(connection)
@@ -95,6 +99,7 @@ def record_initial(settings: ConnectionSettings, plans: Sequence[TablePlan], loc
         tables = tables_of(connection, plans)
         # What preflight found may have changed since. What changes from now on is in the window.
         tables, problems = recheck(connection, tables, plans)
+        tables = with_identities(connection, tables, identities)
     if problems:
         raise PreflightError(problems)
     return InitialPoint(str(position), found, tables, lock_seconds)

@@ -32,7 +32,8 @@ from airflow_provider_cdc.sources.mysql import (
     snapshot,
     types,
 )
-from airflow_provider_cdc.sources.mysql.session import RunSettings, session, value
+from airflow_provider_cdc.sources.mysql.session import SERVER_UUID, Connection, RunSettings, session, value
+from airflow_provider_cdc.sources.mysql.table_identity import TableIdentity, look_replaced
 from airflow_provider_cdc.sources.odd_values import OddValue
 from airflow_provider_cdc.sources.optional import (
     ChecksServer,
@@ -46,6 +47,7 @@ from airflow_provider_cdc.sources.optional import (
     TellsBacklog,
     TellsHistory,
     TellsReach,
+    TellsReplaced,
     TellsRunway,
     ToldInPart,
 )
@@ -69,6 +71,7 @@ class MysqlSource:
         self.settings = settings
         self._identity = identity
         self._kept: Kept | None = None
+        self._explained: dict[TableName, TableIdentity] = {}
 
     def __repr__(self) -> str:
         return f"MysqlSource({self.settings.address})"
@@ -143,6 +146,29 @@ class MysqlSource:
 
         return forward.refusals_since(self.settings, identity, position, tables, to)
 
+    def check_replaced(self, identity: Mapping[str, str], tables: Sequence[Table], until: Mapping[str, str]) -> None:
+        with session(self.settings) as connection:
+            # Identities are of one server. Whoever rolls copies forward looks whether this is the one.
+            if value(connection, "@@global.server_uuid") == identity[SERVER_UUID]:
+                hint = "clear preflight and the tasks after it"
+                self._check_replaced(connection, identity, tables, hint, {}, until[server.LOG_PLACE])
+
+    def _check_replaced(
+        self,
+        connection: Connection,
+        identity: Mapping[str, str],
+        tables: Sequence[Table],
+        hint: str,
+        explained: dict[TableName, TableIdentity],
+        until: str = "",
+    ) -> None:
+        if look_replaced(connection, tables, explained):
+            from airflow_provider_cdc.sources.mysql import replaced
+
+            begin = history.LogPlace.parse(identity[server.LOG_PLACE])
+            end = history.LogPlace.parse(until) if until else None
+            replaced.check_not_replaced(self.settings, connection, begin, tables, hint, explained, end)
+
     def check_since(self, identity: Mapping[str, str], position: str) -> None:
         self.check_identity(identity, position)
 
@@ -166,9 +192,11 @@ class MysqlSource:
             return log_mark.relations(here, connection, traces)
 
     def check_tables(self, tables: Sequence[Table]) -> None:
-        # The log shows every DDL, too, but only once it is read.
+        # The log shows every DDL that is logged, too, but only once it is read.
         with session(self.settings) as connection:
             schema.check_unchanged(connection, tables)
+            if self._identity is not None:
+                self._check_replaced(connection, self._identity, tables, "trigger a new run", self._explained)
 
     @contextmanager
     def one_session(self) -> Iterator[MysqlSource]:
@@ -251,7 +279,8 @@ if TYPE_CHECKING:
         TellsBacklog,
         ChecksServer,
         RollsForward,
+        TellsReplaced,
         ToldInPart,
         TellsHistory,
     ]:
-        return source, source, source, source, source, source, source, source, source, source, source, source
+        return (source, source, source, source, source, source, source, source, source, source, source, source, source)

@@ -44,8 +44,14 @@ HAZARDS = (
     Hazard("drop a partition", ("ALTER TABLE parts DROP PARTITION p0",), SchemaChanged, "parts"),
     Hazard("drop", ("DROP TABLE orders",), SchemaChanged),
     Hazard(
-        "drop and make anew",
-        ("CREATE TABLE o2 LIKE orders", "DROP TABLE orders", "RENAME TABLE o2 TO orders"),
+        "load a dump that is not logged",
+        (
+            "SET sql_log_bin=0",
+            "CREATE TABLE o2 LIKE orders",
+            "DROP TABLE orders",
+            "RENAME TABLE o2 TO orders",
+            "INSERT INTO orders VALUES (1, 10, 'y'), (300, 1, 'z')",
+        ),
         SchemaChanged,
     ),
     Hazard("swap by rename", ("CREATE TABLE o2 LIKE orders", "RENAME TABLE orders TO o3, o2 TO orders"), SchemaChanged),

@@ -126,8 +126,11 @@ def test_statements_between_preflight_and_the_position_stop_the_run(nights: Nigh
     run = nights.night("auto")
     plans = run.preflight()
     assert plans[0].base
-    nights.do("TRUNCATE stock")
     run.preflight = lambda: plans  # type: ignore[method-assign]
+    nights.do("SET sql_log_bin = 0", "TRUNCATE stock", "INSERT INTO stock VALUES (1, 10)")
+    with pytest.raises(SchemaChanged, match="no statement in the log"):
+        run.record()
+    nights.do("TRUNCATE stock")
     run.record()
     run.snapshot()
     with pytest.raises(SchemaChanged, match="TRUNCATE"):

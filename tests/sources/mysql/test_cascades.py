@@ -356,6 +356,18 @@ def test_the_definition_of_a_parent_stays(
         pipeline.finish()
 
 
+def test_a_parent_that_is_renamed_unlogged_stops_the_run(server: MysqlServer) -> None:
+    """Its foreign keys follow it, and the log of its changes has another name."""
+    source = MysqlSource(settings_of(server))
+    point = source.record_initial(source.preflight(["d.child"]), LockPolicy())
+    reading = source.of_run(point.identity, point.position)
+    reading.check_tables(point.tables)
+    run(server, "SET sql_log_bin = 0", "RENAME TABLE up.parent TO up.elsewhere")
+    with pytest.raises(SchemaChanged, match="does not exist any more") as stopped:
+        reading.check_tables(point.tables)
+    assert stopped.value.where == "up.parent"
+
+
 @pytest.mark.parametrize("seed", some(*range(6), plain=2))
 def test_writers_that_delete_parents_meanwhile(
     seed: int, server: MysqlServer, spark: SparkSession, tmp_path: Path

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import re
+import shutil
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pytest
 
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.core.options import LockPolicy, StepOptions
 from airflow_provider_cdc.core.plan import InitialPoint
-from airflow_provider_cdc.errors import ExactnessError, SourceReplaced
+from airflow_provider_cdc.errors import ExactnessError, SchemaChanged, SourceReplaced
 from airflow_provider_cdc.sources.mysql.log import codes
 from airflow_provider_cdc.sources.mysql.source import MysqlSource
 from harness.mysql_server import MysqlServer
@@ -131,6 +133,139 @@ def test_a_copy_of_another_server(since: Since) -> None:
     )
     with pytest.raises(SourceReplaced):
         since.refused()
+
+
+def _dumped(table: str) -> list[str]:
+    """What mysqldump --set-gtid-purged=COMMENTED writes."""
+    return [
+        "SET sql_log_bin = 0",
+        f"DROP TABLE IF EXISTS `{table}`",
+        f"CREATE TABLE `{table}` (id INT PRIMARY KEY, v INT)",
+        f"INSERT INTO `{table}` VALUES (1, 10), (3, 30)",
+        "SET sql_log_bin = 1",
+    ]
+
+
+def _unlogged(*statements: str) -> list[str]:
+    return ["SET sql_log_bin = 0", *statements, "SET sql_log_bin = 1"]
+
+
+REPLACED = {
+    "dümped": _dumped("dümped"),
+    "altered, then dumped": [
+        "SET timestamp = UNIX_TIMESTAMP() - 50",
+        "ALTER TABLE `altered, then dumped` ADD INDEX (v)",
+        "SET timestamp = DEFAULT",
+        *_dumped("altered, then dumped"),
+    ],
+    "swapped": _unlogged("CREATE TABLE new LIKE swapped", "RENAME TABLE swapped TO old, new TO swapped"),
+    "altered unlogged": _unlogged("ALTER TABLE `altered unlogged` ADD INDEX (v)"),
+}
+REPLACED_AS_INNODB_SHOWS = {
+    "dumped, then altered": [
+        *_dumped("dumped, then altered"),
+        "ALTER TABLE `dumped, then altered` ADD INDEX (v)",
+    ],
+    "tr#p#üncated": _unlogged("TRUNCATE `tr#p#üncated`"),
+    "con": _unlogged("TRUNCATE con"),
+    "exchanged-1": _unlogged(
+        "CREATE TABLE part LIKE plain", "ALTER TABLE `exchanged-1` EXCHANGE PARTITION `Ö` WITH TABLE part"
+    ),
+    "imported": [],
+}
+SAME = {
+    "indexed": [
+        "SET time_zone = '+05:30'",
+        "ALTER TABLE indexed ADD INDEX i (v)",
+        "DROP INDEX i ON indexed",
+        "SET time_zone = DEFAULT",
+    ],
+    "described": ["ALTER TABLE described COMMENT = 'x'", "ALTER TABLE described ALTER v SET DEFAULT 5"],
+    "copied": ["ALTER TABLE copied ADD INDEX (v), ALGORITHM=COPY"],
+    "optimized": ["OPTIMIZE TABLE optimized, plain", "ALTER TABLE optimized COMMENT = 'y'"],
+    "clustered": ["DROP INDEX z ON clustered"],
+    "looked at": ["ANALYZE TABLE `looked at`", "CHECK TABLE `looked at`", "FLUSH TABLES `looked at`"],
+    "moved": _unlogged("RENAME TABLE moved TO away", "RENAME TABLE away TO moved"),
+    "changed": ["UPDATE changed SET v = 7"],
+}
+
+
+@pytest.mark.parametrize("sees_innodb", [True, False])
+def test_tables_that_were_replaced_behind_the_back_of_the_log(
+    sees_innodb: bool, mysql: MysqlServer, schema: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    columns = {
+        "exchanged-1": "(id INT PRIMARY KEY, v INT) PARTITION BY LIST (id) "
+        "(PARTITION `Ö` VALUES IN (1), PARTITION q VALUES IN (2))",
+        "clustered": "(id INT NOT NULL, v INT NOT NULL, UNIQUE KEY z (v), UNIQUE KEY k (id))",
+    }
+    settings = replace(settings_of(mysql), user=f"u_{schema[-8:]}", password="")
+    statements = [
+        f"CREATE USER {settings.user}",
+        f"GRANT REPLICATION CLIENT, REPLICATION SLAVE ON *.* TO {settings.user}",
+        f"GRANT SELECT, LOCK TABLES ON {schema}.* TO {settings.user}",
+        # Long ago: what is made now is made in another second.
+        "SET timestamp = UNIX_TIMESTAMP() - 100",
+        *(
+            f"CREATE TABLE `{name}` {columns.get(name, '(id INT PRIMARY KEY, v INT)')}"
+            for name in (*REPLACED, *REPLACED_AS_INNODB_SHOWS, *SAME, "plain")
+        ),
+    ]
+    if sees_innodb:
+        statements.append(f"GRANT PROCESS ON *.* TO {settings.user}")
+    source = MysqlSource(settings)
+    since = Since(mysql, schema, source, InitialPoint("", {}, (), 0.0))
+    since.do(*statements)
+    names = [*REPLACED, *REPLACED_AS_INNODB_SHOWS, *SAME]
+    with caplog.at_level(logging.WARNING):
+        plans = source.preflight([f"{schema}.{name}" for name in names])
+    assert ("GRANT PROCESS ON *.* TO" in caplog.text) is not sees_innodb
+    since.point = point = source.record_initial(plans, LOCK)
+    assert since.refused() == {}
+    for done in (*REPLACED.values(), *REPLACED_AS_INNODB_SHOWS.values(), *SAME.values()):
+        since.do(*done)
+    _import_tablespace(since, "imported")
+
+    expected = {*REPLACED, *(REPLACED_AS_INNODB_SHOWS if sees_innodb else ())}
+    refused = since.refused()
+    assert refused.keys() == expected, refused
+    assert "is not in the log" in refused["dümped"]
+    run = source.of_run(point.identity, point.position)
+    with pytest.raises(SchemaChanged, match="sql_log_bin") as stopped:
+        run.check_tables(point.tables)
+    assert stopped.value.where in {f"{schema}.{name}" for name in expected}
+    assert "trigger a new run" in stopped.value.hint
+    with pytest.raises(SchemaChanged, match="sql_log_bin") as stopped:
+        source.check_replaced(point.identity, point.tables, point.identity)
+    assert "clear preflight" in stopped.value.hint
+    run.check_tables([table for table in point.tables if table.name.name in SAME])
+    # On another server, and of copies that older versions made, nothing can be compared.
+    source.check_replaced({**point.identity, "server_uuid": "another"}, point.tables, point.identity)
+    since.point = replace(point, tables=tuple(replace(table, details={}) for table in point.tables))
+    assert since.refused() == {}
+
+
+def test_a_server_that_copies_tables_for_every_index(since: Since) -> None:
+    """With ``old_alter_table``, of which the log says nothing."""
+    since.server.query("SET GLOBAL old_alter_table = ON")
+    try:
+        since.do("CREATE INDEX i ON a (v)")
+        assert since.refused() == {}
+    finally:
+        since.server.query("SET GLOBAL old_alter_table = OFF")
+
+
+def _import_tablespace(since: Since, table: str) -> None:
+    folder = since.server.data / since.schema
+    since.do("SET sql_log_bin = 0", f"CREATE TABLE twin LIKE {table}", "INSERT INTO twin VALUES (9, 9)")
+    with since.server.connect(database=since.schema) as connection, connection.cursor() as cursor:
+        cursor.execute("SET sql_log_bin = 0")
+        cursor.execute(f"ALTER TABLE {table} DISCARD TABLESPACE")
+        cursor.execute("FLUSH TABLES twin FOR EXPORT")
+        for kind in ("ibd", "cfg"):
+            shutil.copy(folder / f"twin.{kind}", folder / f"{table}.{kind}")
+        cursor.execute("UNLOCK TABLES")
+        cursor.execute(f"ALTER TABLE {table} IMPORT TABLESPACE")
 
 
 def test_the_window_ends_where_the_position_does(since: Since) -> None:

@@ -63,13 +63,34 @@ def now(server: MysqlServer) -> datetime:
     return moment
 
 
-def test_nothing_is_wrong_with_a_quiet_past(server: MysqlServer) -> None:
+def test_nothing_is_wrong_with_a_quiet_past_until_a_table_is_replaced_unlogged(server: MysqlServer) -> None:
     moment = now(server)
     for number in range(5):
         server.query(f"INSERT INTO d.t VALUES ({number + 10}, 1)")
         server.query("FLUSH BINARY LOGS")
         server.query(f"ALTER TABLE d.other ADD COLUMN c{number} INT")
     assert problems(server, resolve(settings(server), moment)) == []
+
+    source, options = MysqlSource(settings(server)), StepOptions(as_of_wait_seconds=5)
+    with server.connect(database="d") as connection, connection.cursor() as cursor:
+        cursor.execute("SET timestamp = UNIX_TIMESTAMP() + 2")
+        cursor.execute("ALTER TABLE t ADD INDEX (v)")
+        # The table is of a later time than the moment, and the log says why.
+        source.check_past(moment, PLAN, options)
+        assert source.record_past(moment, PLAN, options).tables
+        before = GtidSet.parse(executed(server))
+        cursor.execute("SET sql_log_bin = 0")
+        cursor.execute("SET timestamp = @@timestamp + 1")
+        cursor.execute("DROP TABLE t")
+        cursor.execute("CREATE TABLE t (id INT PRIMARY KEY, v INT)")
+    for check in (source.check_past, source.record_past):
+        with pytest.raises(PreflightError, match="not in the log") as refused:
+            check(moment, PLAN, options)
+        (problem,) = refused.value.problems
+        assert problem.where == "d.t"
+        assert "ask for" in problem.hint
+    # Nothing was logged since, so the new table is a state of this position, too.
+    source.check_past(before, PLAN, options)
 
 
 @pytest.mark.parametrize(

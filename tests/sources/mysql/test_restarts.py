@@ -164,6 +164,7 @@ def test_a_clean_restart_is_not_taken_for_a_crash(checksum: str, server: MysqlSe
     server.restart()
     server.query("FLUSH BINARY LOGS")
     run.check()
+    run.source.check_tables([run.table])
     assert run.source.bound_reads().incarnation != run.point.identity["started"]
     assert run.segments(run.source.bound_reads().log_end) >= 1
     server.query("RESET PERSIST")

@@ -7,6 +7,9 @@ How the server does it counts, too. It may copy the table, row by row, and then 
 the settings of whoever asked for the index, and takes dates that this session's sql_mode does not allow for others. It
 does so with ALGORITHM=COPY, and with ``old_alter_table=ON``, of which the log says nothing. So where a copy may have
 other values, the statement has to say that it makes none.
+
+A statement that may be done returns what it may do to the table's identity. Without a primary key, InnoDB keeps the
+rows in the order of a unique index: who makes or drops one may have it write the table anew.
 """
 
 from __future__ import annotations
@@ -16,6 +19,7 @@ from collections.abc import Callable
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.sources.mysql.declarations import parse
 from airflow_provider_cdc.sources.mysql.log.grammar import Reader, UnreadableError
+from airflow_provider_cdc.sources.mysql.log.identity_effect import IdentityEffect
 from airflow_provider_cdc.sources.mysql.log.names import TrackedNames, alike
 
 _DATES = frozenset(["date", "datetime", "timestamp"])
@@ -31,32 +35,51 @@ def is_recomputed(table: Table) -> bool:
     )
 
 
-def alters_no_row(reader: Reader, table: TableName, tracked: TrackedNames) -> bool:
-    """Whether what follows ALTER TABLE and its name is such a change; nothing is taken if it is not."""
-    return _taken(reader, table, tracked, lambda: _is_change(reader, tracked.key_index(table)))
+def alters_no_row(reader: Reader, table: TableName, tracked: TrackedNames) -> IdentityEffect | None:
+    """What such a change, which follows ALTER TABLE and the table's name, does to the table's identity.
+
+    None: it is another statement, and nothing is taken.
+    """
+    return _taken(reader, table, tracked, lambda: _change(reader, tracked.key_index(table)))
 
 
-def makes_index(reader: Reader, name: str, unique: bool, table: TableName, tracked: TrackedNames) -> bool:
-    """Whether what follows CREATE INDEX … ON and the table's name makes an index of plain columns."""
-    if unique and _may_be_key(name, tracked.key_index(table)):
-        return False
-    return _taken(reader, table, tracked, lambda: _is_index(reader))
-
-
-def drops_index(reader: Reader, name: str, table: TableName, tracked: TrackedNames) -> bool:
-    """Whether DROP INDEX drops another index than the key; what follows the table's name is still to be read."""
+def makes_index(
+    reader: Reader, name: str, unique: bool, table: TableName, tracked: TrackedNames
+) -> IdentityEffect | None:
+    """As `alters_no_row`, of what follows CREATE INDEX … ON and the table's name: an index of plain columns."""
     key_index = tracked.key_index(table)
-    return bool(key_index) and not alike(name, key_index) and _taken(reader, table, tracked, lambda: True)
+    if unique and _may_be_key(name, key_index):
+        return None
+    effect = _of_index(key_index) if unique else IdentityEffect.MARKED
+    return _taken(reader, table, tracked, lambda: effect if _is_index(reader) else None)
 
 
-def _taken(reader: Reader, table: TableName, tracked: TrackedNames, is_change: Callable[[], bool]) -> bool:
+def drops_index(reader: Reader, name: str, table: TableName, tracked: TrackedNames) -> IdentityEffect | None:
+    """As `alters_no_row`, of DROP INDEX … ON and the table's name: of another index than the key."""
+    key_index = tracked.key_index(table)
+    if not key_index or alike(name, key_index):
+        return None
+    return _taken(reader, table, tracked, lambda: _of_index(key_index))
+
+
+def _taken(
+    reader: Reader, table: TableName, tracked: TrackedNames, change: Callable[[], IdentityEffect | None]
+) -> IdentityEffect | None:
     at = reader.at
     try:
-        found = is_change() and _ends(reader, in_place=tracked.is_recomputed(table))
+        effect = change()
+        algorithm = _algorithm(reader) if effect is not None else None
     except UnreadableError:
-        found = False
-    reader.at = reader.at if found else at
-    return found
+        effect = algorithm = None
+    if algorithm is None or (tracked.is_recomputed(table) and algorithm not in ("INPLACE", "INSTANT")):
+        reader.at = at
+        return None
+    return IdentityEffect.REBUILT if algorithm == "COPY" else effect
+
+
+def _of_index(key_index: str) -> IdentityEffect:
+    """What it does to a table's identity to make a unique index, or to drop one."""
+    return IdentityEffect.MARKED if key_index.upper() == "PRIMARY" else IdentityEffect.REBUILT
 
 
 def _may_be_key(name: str, key_index: str) -> bool:
@@ -65,7 +88,7 @@ def _may_be_key(name: str, key_index: str) -> bool:
     return bool(key_index) and key_index.upper() != "PRIMARY" and (not name or alike(name, key_index))
 
 
-def _is_change(reader: Reader, key_index: str) -> bool:
+def _change(reader: Reader, key_index: str) -> IdentityEffect | None:
     if reader.take("ADD"):
         unique = bool(reader.take("UNIQUE"))
         if not unique:
@@ -74,13 +97,19 @@ def _is_change(reader: Reader, key_index: str) -> bool:
             reader.take("INDEX", "KEY")
         name = reader.name() if not _next_is(reader, "(") and reader.word() != "USING" else ""
         if unique and _may_be_key(name, key_index):
-            return False
+            return None
         if reader.take("USING"):
             reader.need("BTREE", "HASH")
-        return _is_index(reader)
+        effect = _of_index(key_index) if unique else IdentityEffect.MARKED
+        return effect if _is_index(reader) else None
     if reader.take("DROP"):
         reader.need("INDEX", "KEY")
-        return _is_other(reader, key_index)
+        return _of_index(key_index) if _is_other(reader, key_index) else None
+    return IdentityEffect.MARKED if _renames_or_describes(reader, key_index) else None
+
+
+def _renames_or_describes(reader: Reader, key_index: str) -> bool:
+    """Whether an index gets another name or visibility, a column another default, or the table a comment."""
     if reader.take("RENAME"):
         reader.need("INDEX", "KEY")
         other = _is_other(reader, key_index)
@@ -131,18 +160,18 @@ def _is_index(reader: Reader) -> bool:
             return True
 
 
-def _ends(reader: Reader, *, in_place: bool) -> bool:
-    """Whether nothing follows but how it is to be done; with ``in_place``, that must not be by a copy."""
+def _algorithm(reader: Reader) -> str | None:
+    """How the change is to be done, empty if it does not say; None: something else follows."""
     algorithm = ""
     while reader.at < len(reader.tokens):
         reader.sign(",")
         what = reader.take("ALGORITHM", "LOCK")
         if not what:
-            return False
+            return None
         reader.sign("=")
         how = reader.need("DEFAULT", "INSTANT", "INPLACE", "COPY", "NONE", "SHARED", "EXCLUSIVE")
         algorithm = how if what == "ALGORITHM" else algorithm
-    return not in_place or algorithm in ("INPLACE", "INSTANT")
+    return algorithm
 
 
 def _is_constant(reader: Reader) -> bool:

@@ -18,6 +18,7 @@ from itertools import pairwise
 from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.sources.mysql.log.elsewhere import Write, write_of
 from airflow_provider_cdc.sources.mysql.log.grammar import Reader, Statement, Token, UnreadableError, known
+from airflow_provider_cdc.sources.mysql.log.identity_effect import IdentityEffect
 from airflow_provider_cdc.sources.mysql.log.index_changes import alters_no_row, drops_index, makes_index
 from airflow_provider_cdc.sources.mysql.log.names import TrackedNames
 
@@ -40,7 +41,8 @@ class Meaning:
     """``statement`` is its kind, such as ALTER TABLE; ``table`` the copied one that it touches.
 
     ``write``: what it writes to `Effect.ELSEWHERE`. ``redefines``: the tables, copied or not, of which it may change
-    whether they are views, or have triggers; ``*`` stands for all.
+    whether they are views, or have triggers; ``*`` stands for all. ``identity``: how it may change the identity of the
+    copied tables that it names, if it is known to change none of their rows.
     """
 
     effect: Effect
@@ -48,6 +50,7 @@ class Meaning:
     table: TableName | None = None
     write: Write | None = None
     redefines: tuple[TableName, ...] = ()
+    identity: IdentityEffect | None = None
 
 
 EVERY_TABLE = TableName("*", "*")
@@ -138,10 +141,9 @@ def _meaning(parser: _Parser) -> Meaning:
         # It writes a table anew, with the same rows, unless it copies them: one with a FULLTEXT index, for one.
         parser.take("NO_WRITE_TO_BINLOG", "LOCAL")
         parser.need("TABLE", "TABLES")
-        found = [parser.found(table) for table in _table_list(parser)]
-        return parser.touches(
-            "OPTIMIZE TABLE", *(table for table in found if table is not None and parser.tracked.is_recomputed(table))
-        )
+        found = [own for table in _table_list(parser) if (own := parser.found(table)) is not None]
+        optimized = parser.touches("OPTIMIZE TABLE", *filter(parser.tracked.is_recomputed, found))
+        return replace(optimized, identity=IdentityEffect.REBUILT if found else None)
     if verb == "REPAIR":
         parser.take("NO_WRITE_TO_BINLOG", "LOCAL")
         parser.need("TABLE", "TABLES")
@@ -168,8 +170,8 @@ def _alter(parser: _Parser) -> Meaning:
     parser.if_exists()
     tables = [parser.table()]
     found = parser.found(tables[0])
-    if found is not None and alters_no_row(parser, found, parser.tracked):
-        return Meaning(Effect.HARMLESS, "ALTER TABLE")
+    if found is not None and (identity := alters_no_row(parser, found, parser.tracked)) is not None:
+        return Meaning(Effect.HARMLESS, "ALTER TABLE", identity=identity)
     while parser.at < len(parser.tokens):
         if parser.take("RENAME"):
             if parser.take("COLUMN", "INDEX", "KEY"):
@@ -201,8 +203,10 @@ def _create(parser: _Parser) -> Meaning:
         parser.need("ON")
         table = parser.table()
         own = parser.found(table)
-        if own is not None and kind in ("", "UNIQUE") and makes_index(parser, name, bool(kind), own, parser.tracked):
-            return Meaning(Effect.HARMLESS, "CREATE INDEX")
+        if own is not None and kind in ("", "UNIQUE"):
+            identity = makes_index(parser, name, bool(kind), own, parser.tracked)
+            if identity is not None:
+                return Meaning(Effect.HARMLESS, "CREATE INDEX", identity=identity)
         return parser.touches("CREATE INDEX", table)
     parser.at = index
     if parser.take("DATABASE", "SCHEMA"):
@@ -240,8 +244,8 @@ def _drop(parser: _Parser) -> Meaning:
         parser.need("ON")
         table = parser.table()
         found = parser.found(table)
-        if found is not None and drops_index(parser, name, found, parser.tracked):
-            return Meaning(Effect.HARMLESS, "DROP INDEX")
+        if found is not None and (identity := drops_index(parser, name, found, parser.tracked)) is not None:
+            return Meaning(Effect.HARMLESS, "DROP INDEX", identity=identity)
         return parser.touches("DROP INDEX", table)
     if parser.take("TEMPORARY"):
         parser.need("TABLE", "TABLES")

@@ -54,7 +54,8 @@ class LogWalker:
     :param summary: told of the XA transactions that are decided.
     :param watched: tables other than ``tracked`` whose definitions must not change, nor rows without being logged.
 
-    ``state`` is that of ``walk.walk``. When ``run`` has come to the end, ``change`` and ``xa`` hold the result.
+    ``when`` is the time of the last event that the kernel left alone, in the server's seconds: of a statement, when it
+    began. ``state`` is that of ``walk.walk``. When ``run`` has come to the end, ``change`` and ``xa`` hold the result.
     """
 
     def __init__(
@@ -86,6 +87,7 @@ class LogWalker:
         self._inner: Bytes = np.empty(_INNER_BYTES, np.uint8)
         self._zstd = zstandard.ZstdDecompressor()
         self._payload_position = -1
+        self.when = 0
         self.state: Int64s = np.zeros(walk_state.STATE_WORDS, np.int64)
         self._begin(file, start, stop)
         self.state[walk_state.XA] = self.state[walk_state.SOURCE] = -1
@@ -206,6 +208,7 @@ class LogWalker:
             raise refusals.damaged(refusals.DAMAGE[code], self.where)
         at = int(state[walk_state.AT])
         kind = int(data[at + codes.KIND_AT])
+        self.when = int.from_bytes(data[at:][:4].tobytes(), "little")
         if code == walk_state.OUT_OF_PLACE:
             raise refusals.out_of_place(kind, self.where)
         length = int.from_bytes(data[at + codes.LENGTH_AT :][:4].tobytes(), "little")

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.sources.mysql.log.grammar import Statement
+from airflow_provider_cdc.sources.mysql.log.identity_effect import IdentityEffect
 from airflow_provider_cdc.sources.mysql.log.names import TrackedNames
 from airflow_provider_cdc.sources.mysql.log.statements import Effect, Meaning, meaning
 
@@ -273,6 +274,28 @@ def test_indexes_of_a_copied_table() -> None:
     # Of a table that has no key, or whose key is not known.
     assert of("DROP INDEX i ON orders").effect is Effect.TOUCHES
     assert of("ALTER TABLE orders DROP INDEX i").effect is Effect.TOUCHES
+
+
+@pytest.mark.parametrize(
+    ("text", "identity"),
+    [
+        ("ALTER TABLE orders ADD UNIQUE (a)", IdentityEffect.MARKED),
+        ("DROP INDEX i ON orders", IdentityEffect.MARKED),
+        ("ALTER TABLE orders COMMENT = 'x', ALGORITHM=COPY", IdentityEffect.REBUILT),
+        ("OPTIMIZE TABLE x, orders", IdentityEffect.REBUILT),
+        # Without a primary key, these may be what its rows are in the order of.
+        ("ALTER TABLE other.`order items` ADD INDEX (a)", IdentityEffect.MARKED),
+        ("ALTER TABLE other.`order items` ADD UNIQUE u (a)", IdentityEffect.REBUILT),
+        ("CREATE UNIQUE INDEX u ON other.`order items` (a)", IdentityEffect.REBUILT),
+        ("ALTER TABLE other.`order items` DROP KEY u", IdentityEffect.REBUILT),
+        ("DROP INDEX u ON other.`order items`", IdentityEffect.REBUILT),
+        ("ANALYZE TABLE orders", None),
+        ("OPTIMIZE TABLE x", None),
+    ],
+)
+def test_what_is_let_pass_may_change_so_much_of_a_table_s_identity(text: str, identity: IdentityEffect | None) -> None:
+    found = meaning(Statement(text, "shop"), KEYS)
+    assert (found.effect, found.identity) == (Effect.HARMLESS, identity)
 
 
 RECOMPUTED = TrackedNames(TRACKED, dict.fromkeys(TRACKED, "PRIMARY"), [TRACKED[0]])
