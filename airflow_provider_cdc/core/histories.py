@@ -37,6 +37,8 @@ _DIGITS = 16
 _READERS = 8
 _TAKEN_OVER = Finding(Relation.UNKNOWN, "it was made of another server, whose transactions this one has")
 """Positions mean the same on both."""
+_PROMOTED = Finding(Relation.UNKNOWN, "a standby was promoted since, which has a timeline of its own")
+"""Copies of different timelines are not compared by their positions."""
 
 _log = logging.getLogger(__name__)
 
@@ -85,6 +87,8 @@ def histories_of(
     for plan in plans:
         copy = before[plan.table]
         finding = found[shown[plan.table]] if plan.table in shown else _TAKEN_OVER
+        if copy is not None and finding.relation is Relation.SAME and _is_of_another_timeline(copy, present):
+            finding = _PROMOTED
         if copy is not None and plan.base == copy.run_id and _is_lost(copy, finding):
             what = f"its copy cannot be rolled forward any more: {finding.why}"
             raise PreflightError([Problem(str(plan.table), what, _ANEW, str(plan.table))])
@@ -125,7 +129,7 @@ def _tell(table: TableName, copy: Copy | None, own: History, run_id: str) -> Non
             ended.run_id,
             ended.why,
         )
-    elif own.unproven and own.unproven != _TAKEN_OVER.why and trace_of(copy).mark:
+    elif own.unproven and own.unproven not in (_TAKEN_OVER.why, _PROMOTED.why) and trace_of(copy).mark:
         _log.warning(
             "%s: whether the source was set back since the copy of run %s cannot be told: %s. Copies are compared by "
             "their positions.",
@@ -136,8 +140,14 @@ def _tell(table: TableName, copy: Copy | None, own: History, run_id: str) -> Non
 
 
 def _is_own(copy: Copy, present: Mapping[str, str]) -> bool:
-    """Whether a copy is known to be of the very server that answers, and not of one that it took over from."""
-    return known_source(copy).get("server") == present.get("server")
+    """Whether a copy is of the very server that answers, and not of one that it took over from. Copies of the earliest
+    versions do not say which server they are of."""
+    return known_source(copy).get("server") in (None, present.get("server"))
+
+
+def _is_of_another_timeline(copy: Copy, present: Mapping[str, str]) -> bool:
+    theirs = known_source(copy).get("timeline")
+    return theirs is not None and theirs != present.get("timeline")
 
 
 def _copies_before(

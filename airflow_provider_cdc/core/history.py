@@ -69,10 +69,11 @@ class Superseded:
 class History:
     """The history that a table's copy is of.
 
-    Copies with the same ``id`` are proved to be of one history. Of copies with different numbers, those with the
-    greater ``number`` are later, whatever their positions are. The copy of the run ``begun_by`` is the first one with
-    this id. ``unproven`` says why it is not known whether that copy is of the history of the copy before it; empty: it
-    is known, or there was no copy. ``superseded`` are the last `KEPT` histories that ended, the latest one last.
+    Copies with the same ``id`` are of one history, as far as the source tells. Of copies with different numbers, those
+    with the greater ``number`` are later, whatever their positions are. The copy of the run ``begun_by`` is the first
+    one with this id. ``unproven`` says why it is not known whether that copy is of the history of the copy before it;
+    empty: it is known, or there was no copy. ``superseded`` are the last `KEPT` histories that ended, the latest one
+    last.
     """
 
     id: str

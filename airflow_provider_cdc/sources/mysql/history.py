@@ -58,7 +58,8 @@ class LogPlace:
         """:raises PositionError: it has another form."""
         file, _, place = text.rpartition(":")
         position, _, stamp = place.partition("@")
-        if not file or not position.isdecimal():
+        number = file.rpartition(".")[2]
+        if not all(part.isdecimal() for part in (number, position, stamp or "0")):
             raise PositionError(f"{text!r} is not a place in the log", hint="it has the form file:position@stamp")
         return cls(file, int(position), stamp)
 

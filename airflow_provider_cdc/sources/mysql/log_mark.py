@@ -126,15 +126,17 @@ def _compared(settings: ConnectionSettings, files: Mapping[str, int], mark: LogM
         return Finding(Relation.UNKNOWN, f"the log file {place.file}, in which the copy was made, was purged")
     if _is_cut(files, mark):
         return Finding(Relation.OTHER, f"the log file {place.file} no longer reaches to {place.position:,}")
+    # The file's beginning is read last: if it is still there then, it was there all the time.
+    last = _last(settings, place) if mark.last != _NOTHING else _NOTHING
+    reaches = mark.last != _NOTHING or _reaches(settings, place)
     stamp, begin = _begin(settings, place.file)
     if not stamp:
         return Finding(Relation.UNKNOWN, f"the log file {place.file}, in which the copy was made, was purged")
     if (place.stamp and stamp != place.stamp) or _differ(mark.begin, begin):
         return Finding(Relation.OTHER, f"the log file {place.file} is another one than when the copy was made")
-    if mark.last == _NOTHING:
-        if not _reaches(settings, place):
-            return Finding(Relation.OTHER, f"the log file {place.file} no longer reaches to {place.position:,}")
-    elif _differ(mark.last, _last(settings, place)):
+    if not reaches:
+        return Finding(Relation.OTHER, f"the log file {place.file} no longer reaches to {place.position:,}")
+    if _differ(mark.last, last):
         return Finding(Relation.OTHER, f"the log has other events before {place} than when the copy was made")
     return Finding(Relation.SAME)
 

@@ -404,6 +404,18 @@ def test_the_head_of_an_earlier_version_gives_way_if_the_server_lacks_what_it_ha
     nights.insert(13)
     latest, ended, _ = nights.next()
     assert (latest, [*ended]) == (True, [nights.table])
+    # What a later version, or somebody's hand, wrote as the mark tells nothing.
+    odd = {**nights.head, "history": {**nights.head["history"], "mark": "binlog.x:4@y - -"}}
+    nights._lake.write_json(path, odd)
+    assert nights.next()[:2] == (True, {})
+    # The earliest versions did not tell the server either.
+    nights.insert(14)
+    copied = nights.server.query("SELECT @@gtid_executed")[0][0]
+    nights._lake.write_json(path, {"run_id": nights.head["run_id"], "initial_gtid_set": copied})
+    nights.server.query("RESET BINARY LOGS AND GTIDS")
+    nights.insert(15)
+    latest, ended, _ = nights.next()
+    assert (latest, [*ended]) == (True, [nights.table])
 
 
 def test_the_start_is_told_without_the_performance_schema(

@@ -8,11 +8,15 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.core.history import MARK, Relation, Trace
+from airflow_provider_cdc.core.head import Copy, encode_copy, source_of
+from airflow_provider_cdc.core.histories import histories_of
+from airflow_provider_cdc.core.history import MARK, History, Relation, Trace, told
 from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.core.options import LockPolicy
 from airflow_provider_cdc.core.plan import InitialPoint
+from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.errors import ExactnessError, LogGone, PreflightError, SourceReplaced
+from airflow_provider_cdc.sinks.registry import open_sink
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from harness.postgres_binaries import installations
 from harness.postgres_server import PostgresServer
@@ -37,16 +41,20 @@ def begun(postgres: PostgresServer, database: str) -> Iterator[tuple[PostgresSou
     source.discard(initial.identity)
 
 
-def test_the_same_server_is_known_again_after_a_restart_and_unless_its_disk_is_put_back(
+def test_the_same_server_is_known_again_after_a_crash_and_unless_its_disk_is_put_back(
     postgres_factory: PostgresFactory, tmp_path: Path
 ) -> None:
     server = postgres_factory()
     disk = Disk(server, tmp_path)
     for number in range(9):
         server.query(f"CREATE TABLE t{number} ()")
+    # Numbers of transactions that wrote nothing, and for which nobody flushes the log.
+    with server.connect() as session:
+        for end in ("ROLLBACK", "COMMIT") * 9:
+            session.execute(f"BEGIN; SELECT pg_current_xact_id(); {end}")
     source, initial = begin(server, "postgres")
     copies = [Trace(initial.position, initial.identity[MARK]), Trace(initial.position), Trace("", "")]
-    server.restart()
+    server.crash()
     source.check_identity(initial.identity, initial.position)
     found = source.relations(initial.identity, initial.position, copies)
     assert [one.relation for one in found] == [Relation.SAME, Relation.SAME, Relation.UNKNOWN]
@@ -74,6 +82,21 @@ def test_a_standby_is_refused_and_a_promoted_one_is_not_the_server_that_the_run_
         standby.query("SELECT pg_promote()")
         with pytest.raises(SourceReplaced, match="timeline is 1, but a server answers where it is 2"):
             there.check_identity(initial.identity, initial.position)
+        # Whether the standby had all that the first server had is not known, and its copies are of one history.
+        plans = there.preflight(["public.stock"])
+        again = there.record_initial(plans, LockPolicy(), RUN_ID)
+        lake = Storage(tmp_path.as_uri())
+        heads, history, present = open_sink("parquet", lake), History("h", 2), source_of("postgres", again.identity, "")
+        for timeline, why in (("1", "a standby was promoted"), ("2", "")):
+            copy = Copy(
+                "20260101T000000Z-00000000",
+                position=initial.position,
+                source=present | {"timeline": timeline},
+                history=told(history, initial.identity[MARK]),
+            )
+            lake.write_json("public.stock/_latest.json", encode_copy(copy))
+            (found,) = histories_of(there, heads, lake, plans, again, present, RUN_ID, "").values()
+            assert (found == history, found.unproven.startswith(why), found.number) == (not why, True, 2)
 
 
 @pytest.mark.parametrize("name", ["system_identifier", "timeline", "database_oid"])
