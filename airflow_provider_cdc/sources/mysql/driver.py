@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import pymysql
 from pymysql import _auth, err
-from pymysql.constants import CLIENT, CR
+from pymysql.constants import CLIENT, CR, ER
 
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, DecodeError
 from airflow_provider_cdc.sources.connection import ConnectionSettings
@@ -42,6 +42,7 @@ _PER_READ = 100
 """What a read costs of that besides its bytes: a row becomes objects, however short it is."""
 
 _PROTOCOL = 10
+_RESET_CONNECTION = 0x1F
 _NATIVE, _CACHING, _SHA256, _CLEAR = (
     b"mysql_native_password",
     b"caching_sha2_password",
@@ -110,6 +111,28 @@ class GuardedConnection(_Driver):
         """The server's version, as its greeting gave it."""
         driver: Any = self
         return str(driver.server_version)
+
+    def reset(self) -> None:
+        """Give the session the state that it has right after a login, but without what ``init_connect`` does there.
+
+        Temporary tables, prepared statements, locks and a transaction end, user variables are forgotten, and session
+        variables get their global values. Only the default schema and the active roles stay.
+
+        :raises ConfigurationError: who answers does not know the command.
+        :raises pymysql.MySQLError: it failed, or the session broke.
+        """
+        self._execute_command(_RESET_CONNECTION, b"")
+        try:
+            with self._parsing():
+                self._read_ok_packet()
+        except pymysql.MySQLError as error:
+            if error.args[0] != ER.UNKNOWN_COM_ERROR:
+                raise
+            raise ConfigurationError(
+                "what answers cannot reset a session, so it may pass on what other sessions or init_connect left in it",
+                where=self._where,
+                hint="connect to the server itself, or let the proxy pass connections on as they are",
+            ) from error
 
     def send(self, command: int, data: str | bytes) -> None:
         """Send a command; the answer is the caller's to receive."""
