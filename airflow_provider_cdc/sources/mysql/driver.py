@@ -79,7 +79,7 @@ class GuardedConnection(_Driver):
         self._bytes_left = ANSWER_BYTES
 
     def connect(self, sock: Any = None) -> None:
-        """Log in.
+        """Log in, and reset the session.
 
         :raises pymysql.MySQLError: the server refuses, or the session broke.
         :raises ConfigurationError: the server wants what it must not get, or is not a MySQL server.
@@ -111,28 +111,6 @@ class GuardedConnection(_Driver):
         """The server's version, as its greeting gave it."""
         driver: Any = self
         return str(driver.server_version)
-
-    def reset(self) -> None:
-        """Give the session the state that it has right after a login, but without what ``init_connect`` does there.
-
-        Temporary tables, prepared statements, locks and a transaction end, user variables are forgotten, and session
-        variables get their global values. Only the default schema and the active roles stay.
-
-        :raises ConfigurationError: who answers does not know the command.
-        :raises pymysql.MySQLError: it failed, or the session broke.
-        """
-        self._execute_command(_RESET_CONNECTION, b"")
-        try:
-            with self._parsing():
-                self._read_ok_packet()
-        except pymysql.MySQLError as error:
-            if error.args[0] != ER.UNKNOWN_COM_ERROR:
-                raise
-            raise ConfigurationError(
-                "what answers cannot reset a session, so it may pass on what other sessions or init_connect left in it",
-                where=self._where,
-                hint="connect to the server itself, or let the proxy pass connections on as they are",
-            ) from error
 
     def send(self, command: int, data: str | bytes) -> None:
         """Send a command; the answer is the caller's to receive."""
@@ -189,6 +167,34 @@ class GuardedConnection(_Driver):
                 hint="enable TLS on the server; or, if its network is trusted, choose another tls_mode",
             )
         driver._auth_plugin_name = ""
+
+    def _request_authentication(self) -> None:
+        super()._request_authentication()  # type: ignore[misc]
+        # Before the driver's SET NAMES, which must not be undone: SQL is read in the session's character set.
+        self._reset()
+
+    def _reset(self) -> None:
+        """End all that the server's ``init_connect`` left in the session, which may be any SQL: a temporary table that
+        hides one to be copied, a transaction, locks, values of variables.
+
+        Only the default schema and the active roles stay. Session variables get their global values, or their defaults
+        if they have none.
+
+        :raises ConfigurationError: who answers does not know the command.
+        :raises pymysql.MySQLError: it failed, or the session broke.
+        """
+        self._execute_command(_RESET_CONNECTION, b"")
+        try:
+            with self._parsing():
+                self._read_ok_packet()
+        except pymysql.MySQLError as error:
+            if error.args[0] != ER.UNKNOWN_COM_ERROR:
+                raise
+            raise ConfigurationError(
+                "what answers cannot reset a session, so it may pass on what other sessions or init_connect left in it",
+                where=self._where,
+                hint="connect to the server itself, or let the proxy pass connections on as they are",
+            ) from error
 
     def _get_auth_plugin_handler(self, plugin_name: bytes) -> _Method:
         return _Method(self, plugin_name, self._secret, self._where)

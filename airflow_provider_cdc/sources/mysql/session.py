@@ -71,9 +71,6 @@ def connect(settings: ConnectionSettings, *, reading: bool = False, **overrides:
         with mapped_errors(settings.address):
             _check_version(settings, connection)
             connection.keep_alive()
-            # What init_connect left behind (a temporary table in front of one that is copied, a transaction, locks),
-            # and the values of variables that only a session has.
-            connection.reset()
             _pin(settings, connection, reading=reading)
             if isinstance(settings, RunSettings):
                 _check_server(settings, connection)

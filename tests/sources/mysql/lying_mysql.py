@@ -74,7 +74,7 @@ class MysqlPeer:
             self.say(OK)
 
     def answer_opening(self) -> None:
-        """Answer all that a session is opened with: SET NAMES, the reset, the pins, and the look at them."""
+        """Answer all that a session is opened with: the reset, SET NAMES, the pins, and the look at them."""
         self.answer(2)
         reading = b"character_set_results = NULL" in self.hear()
         self.say(OK)

@@ -1,0 +1,178 @@
+"""Session variables: every one is pinned or known to be harmless, and no value of any changes what a run reads."""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pymysql
+import pytest
+
+from airflow_provider_cdc.errors import ConfigurationError
+from airflow_provider_cdc.sources.mysql.session import query, session, value
+from airflow_provider_cdc.sources.mysql.session_variables import HARMLESS, PINNED
+from harness.mysql_server import MysqlServer
+from tests.contract.databases import MysqlDatabase
+from tests.contract.rewound import copied
+from tests.sources.mysql.hostile_variables import hostile_values, one_of_each, session_variables, set_globally
+
+TABLES: dict[str, tuple[str, str]] = {
+    "parts": (
+        "id INT PRIMARY KEY, made TIMESTAMP(3) NULL, code CHAR(5), note VARCHAR(20)) "
+        "PARTITION BY RANGE (id) (PARTITION a VALUES LESS THAN (50), PARTITION b VALUES LESS THAN MAXVALUE",
+        "({0}, '2024-03-31 01:30:00.{0:03}', 'a', IF({0} % 3, 'straße ☂', NULL))",
+    ),
+    "texts": (
+        "name VARCHAR(30) PRIMARY KEY, old VARCHAR(9) CHARACTER SET latin1, amount DECIMAL(20, 6), day DATE",
+        "('{0} é', 'é{0}', {0} / 7, '2024-02-29')",
+    ),
+    "keyless": ("a INT, half INT AS (a * 2) VIRTUAL, at TIME(6)", "({0} DIV 2, DEFAULT, '-838:59:58.5')"),
+    "hidden": ("a INT, list JSON", "({0}, '{{\"a\": [{0}, 1.5]}}')"),
+}
+ROWS = 100
+
+LEFT_BY_INIT_CONNECT = (
+    "SET SESSION transaction_read_only = 0",
+    "CREATE TEMPORARY TABLE shop.parts (id INT PRIMARY KEY)",
+    "CREATE TEMPORARY TABLE shop.keyless (a INT)",
+    "SET timestamp = 1, insert_id = 7, last_insert_id = 7, @replica_uuid = 'x', completion_type = CHAIN",
+    "SET NAMES latin1",
+    "USE other",
+    "SET autocommit = 0",
+    "INSERT INTO shop.parts VALUES (1)",
+)
+"""What users put into that variable is run in each of our sessions before we have a say."""
+
+
+@dataclass
+class Shop:
+    """A database on a server of its own. ``root`` is a session that began before anybody changed a variable."""
+
+    db: MysqlDatabase
+    root: pymysql.Connection[Any]
+
+    def execute(self, *statements: str) -> None:
+        with self.root.cursor() as cursor:
+            for statement in statements:
+                cursor.execute(statement)
+
+    def fill(self) -> None:
+        for name, (_, row) in TABLES.items():
+            rows = ", ".join(row.format(number) for number in range(ROWS))
+            self.execute(f"TRUNCATE shop.{name}", f"INSERT INTO shop.{name} VALUES {rows}")
+        self.execute(*(f"ANALYZE TABLE shop.{name}" for name in TABLES))
+
+    def write(self) -> None:
+        self.execute(
+            "UPDATE shop.parts SET made = made + INTERVAL 1 DAY, note = 'new' WHERE id % 5 = 0",
+            "DELETE FROM shop.texts WHERE name < '3'",
+            "INSERT INTO shop.texts VALUES ('zz', NULL, 1, NULL), ('0 é', 'back', 0, NULL)",
+            "DELETE FROM shop.keyless WHERE a % 4 = 0",
+            "INSERT INTO shop.keyless VALUES (1, DEFAULT, NULL)",
+            "UPDATE shop.hidden SET list = JSON_SET(list, '$.a[0]', -1) WHERE a < 30",
+        )
+
+    def copied(self) -> dict[str, Counter[bytes]]:
+        self.fill()
+        return copied(self.db, *TABLES, write=self.write)
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[MysqlServer]:
+    small = {"innodb_redo_log_capacity": "8M", "innodb_buffer_pool_size": "32M"}
+    with (
+        tempfile.TemporaryDirectory(prefix="cdc-mysql-") as directory,
+        MysqlServer.start(Path(directory), options=small) as started,
+    ):
+        yield started
+        started.kill()
+
+
+@pytest.fixture(scope="module")
+def shop(server: MysqlServer) -> Iterator[Shop]:
+    root = server.connect(charset="utf8mb4")
+    made = Shop(MysqlDatabase(server, "shop"), root)
+    made.db.settings = replace(made.db.settings, user="reader", password="")
+    made.execute(
+        "CREATE DATABASE shop",
+        "CREATE DATABASE other",
+        "SET time_zone = '+00:00', sql_generate_invisible_primary_key = ON",
+        # What the documentation asks for, and what init_connect needs for its part.
+        "CREATE USER reader",
+        "GRANT REPLICATION CLIENT, REPLICATION SLAVE ON *.* TO reader",
+        "GRANT SELECT, LOCK TABLES, CREATE TEMPORARY TABLES ON shop.* TO reader",
+        "GRANT SELECT ON other.* TO reader",
+        f"CREATE TABLE shop.parts ({TABLES['parts'][0]})",
+        f"CREATE TABLE shop.texts ({TABLES['texts'][0]})",
+        f"CREATE TABLE shop.hidden ({TABLES['hidden'][0]})",
+        "SET sql_generate_invisible_primary_key = OFF",
+        f"CREATE TABLE shop.keyless ({TABLES['keyless'][0]})",
+    )
+    yield made
+    root.close()
+
+
+@pytest.fixture(autouse=True)
+def _defaults(shop: Shop) -> Iterator[None]:
+    yield
+    set_globally(shop.root, {})
+    shop.execute("SET GLOBAL init_connect = ''")
+
+
+@pytest.fixture(scope="module")
+def expected(shop: Shop) -> dict[str, Counter[bytes]]:
+    """The rows under the server's defaults."""
+    rows = shop.copied()
+    assert {name: counts.total() for name, counts in rows.items()} == dict.fromkeys(TABLES, ROWS)
+    return rows
+
+
+def test_every_session_variable_is_pinned_or_known_to_be_harmless(shop: Shop) -> None:
+    found = session_variables(shop.root)
+    assert len(found) > 150, "the server does not tell all of them"
+    unknown = sorted(found.keys() - PINNED.keys() - HARMLESS.keys())
+    assert unknown == [], "say in session_variables what other values of these would do"
+    assert PINNED.keys() & HARMLESS.keys() == set()
+
+
+@pytest.mark.parametrize("turn", [0, 1])
+def test_no_values_of_all_variables_together_change_what_is_read(
+    turn: int, shop: Shop, expected: dict[str, Counter[bytes]]
+) -> None:
+    values = hostile_values(shop.root)
+    assert max(map(len, values.values())) == 2, "more turns are needed"
+    set_globally(shop.root, one_of_each(values, turn))
+    assert shop.copied() == expected
+
+
+HARMFUL = {
+    "completion_type": "'CHAIN'",
+    "sql_quote_show_create": "OFF",
+    "transaction_isolation": "'READ-UNCOMMITTED'",
+    "sql_select_limit": "2",
+    "sql_mode": "'PAD_CHAR_TO_FULL_LENGTH'",
+    "time_zone": "'-07:00'",
+    "optimizer_switch": "'hypergraph_optimizer=on'",
+    "show_gipk_in_create_table_and_information_schema": "OFF",
+    "lc_messages": "'de_DE'",
+}
+
+
+@pytest.mark.parametrize("name", HARMFUL)
+def test_a_pin_that_is_missing_would_be_noticed(name: str, shop: Shop) -> None:
+    pass
+
+
+def test_nothing_that_init_connect_did_is_left(shop: Shop, expected: dict[str, Counter[bytes]]) -> None:
+    shop.execute("SET GLOBAL init_connect = '" + "; ".join(LEFT_BY_INIT_CONNECT).replace("'", "''") + "'")
+    with shop.db._server.connect("reader") as other, other.cursor() as cursor:
+        cursor.execute("SELECT * FROM shop.parts")
+        assert cursor.fetchall() == ((1,),), "init_connect does not do what it should"
+    assert shop.copied() == expected
+    with session(shop.db.settings) as connection:
+        assert value(connection, "@@timestamp") > 1_000_000
+        assert query(connection, "SELECT @replica_uuid, LAST_INSERT_ID()") == [(None, 0)]
