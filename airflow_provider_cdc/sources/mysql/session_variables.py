@@ -126,7 +126,7 @@ _HARMLESS: Mapping[str, str] = {
         myisam_stats_method old_alter_table restrict_fk_on_non_standard_key sql_generate_invisible_primary_key
         sql_require_primary_key character_set_server collation_server character_set_database collation_database
     """,
-    "It concerns statements that no session of ours runs (SHOW CREATE, SELECT … INTO, LOAD DATA, CALL, of accounts).": """
+    "It concerns statements that no session of ours runs (SHOW CREATE, SELECT … INTO, CALL, CREATE USER).": """
         character_set_filesystem generated_random_password_length max_sp_recursion_depth print_identified_with_as_hex
         select_into_buffer_size select_into_disk_sync select_into_disk_sync_delay show_create_table_verbosity
     """,
@@ -149,7 +149,7 @@ _HARMLESS: Mapping[str, str] = {
         set_operations_buffer_size sort_buffer_size tmp_table_size transaction_alloc_block_size
         transaction_prealloc_size innodb_parallel_read_threads net_buffer_length connection_memory_chunk_size
     """,
-    "It may end a statement or a session with an error, never with fewer rows, and is not ours to lift.": """
+    "It may end a statement or a session with an error, but never drops rows; we leave it to the administrator.": """
         connection_memory_limit global_connection_memory_tracking max_allowed_packet max_user_connections
         parser_max_mem_size
     """,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -73,8 +74,11 @@ class MysqlPeer:
             self.hear()
             self.say(OK)
 
-    def answer_opening(self) -> None:
-        """Answer all that a session is opened with: the reset, SET NAMES, the pins, and the look at them."""
+    def answer_opening(self, other: Mapping[str, str] | None = None) -> None:
+        """Answer all that a session is opened with: the reset, SET NAMES, the pins, and the look at them.
+
+        :param other: what it is to see of some variables, in place of what it set.
+        """
         self.answer(2)
         reading = b"character_set_results = NULL" in self.hear()
         self.say(OK)
@@ -82,6 +86,7 @@ class MysqlPeer:
         shown = {name: pin.expected for name, pin in pinned((8, 4, 6)).items()}
         if reading:
             shown["character_set_results"] = None
+        shown |= other or {}
         self.say(bytes([len(shown)]))
         for _ in shown:
             self.say(TEXT_DEFINITION)

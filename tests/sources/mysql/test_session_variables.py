@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,17 +13,19 @@ import pymysql
 import pytest
 
 from airflow_provider_cdc.errors import ConfigurationError
-from airflow_provider_cdc.sources.mysql.session import query, session, value
+from airflow_provider_cdc.sources.mysql import MysqlSource
+from airflow_provider_cdc.sources.mysql.session import connect, query, session, value
 from airflow_provider_cdc.sources.mysql.session_variables import HARMLESS, PINNED
 from harness.mysql_server import MysqlServer
 from tests.contract.databases import MysqlDatabase
 from tests.contract.rewound import copied
+from tests.sources.lying_server import Peer, lying_server
 from tests.sources.mysql.hostile_variables import hostile_values, one_of_each, session_variables, set_globally
+from tests.sources.mysql.lying_mysql import MysqlPeer, remembered, settings_for
 
 TABLES: dict[str, tuple[str, str]] = {
     "parts": (
-        "id INT PRIMARY KEY, made TIMESTAMP(3) NULL, code CHAR(5), note VARCHAR(20)) "
-        "PARTITION BY RANGE (id) (PARTITION a VALUES LESS THAN (50), PARTITION b VALUES LESS THAN MAXVALUE",
+        "id INT PRIMARY KEY, made TIMESTAMP(3) NULL, code CHAR(5), note VARCHAR(20)",
         "({0}, '2024-03-31 01:30:00.{0:03}', 'a', IF({0} % 3, 'straße ☂', NULL))",
     ),
     "texts": (
@@ -106,7 +108,8 @@ def shop(server: MysqlServer) -> Iterator[Shop]:
         "GRANT REPLICATION CLIENT, REPLICATION SLAVE ON *.* TO reader",
         "GRANT SELECT, LOCK TABLES, CREATE TEMPORARY TABLES ON shop.* TO reader",
         "GRANT SELECT ON other.* TO reader",
-        f"CREATE TABLE shop.parts ({TABLES['parts'][0]})",
+        f"CREATE TABLE shop.parts ({TABLES['parts'][0]}) PARTITION BY RANGE (id) "
+        "(PARTITION a VALUES LESS THAN (50), PARTITION b VALUES LESS THAN MAXVALUE)",
         f"CREATE TABLE shop.texts ({TABLES['texts'][0]})",
         f"CREATE TABLE shop.hidden ({TABLES['hidden'][0]})",
         "SET sql_generate_invisible_primary_key = OFF",
@@ -116,11 +119,22 @@ def shop(server: MysqlServer) -> Iterator[Shop]:
     root.close()
 
 
-@pytest.fixture(autouse=True)
-def _defaults(shop: Shop) -> Iterator[None]:
-    yield
-    set_globally(shop.root, {})
-    shop.execute("SET GLOBAL init_connect = ''")
+@pytest.fixture(scope="module")
+def values(shop: Shop) -> dict[str, Sequence[str]]:
+    return hostile_values(shop.root)
+
+
+@pytest.fixture
+def set_globals(shop: Shop) -> Iterator[Callable[[Mapping[str, str]], None]]:
+    """Sets global values, which are the defaults again after the test."""
+    changed: dict[str, str] = {}
+
+    def set_them(chosen: Mapping[str, str]) -> None:
+        changed.update(dict.fromkeys(chosen, "DEFAULT"))
+        set_globally(shop.root, chosen)
+
+    yield set_them
+    set_globally(shop.root, changed)
 
 
 @pytest.fixture(scope="module")
@@ -141,38 +155,80 @@ def test_every_session_variable_is_pinned_or_known_to_be_harmless(shop: Shop) ->
 
 @pytest.mark.parametrize("turn", [0, 1])
 def test_no_values_of_all_variables_together_change_what_is_read(
-    turn: int, shop: Shop, expected: dict[str, Counter[bytes]]
+    turn: int,
+    shop: Shop,
+    expected: dict[str, Counter[bytes]],
+    values: dict[str, Sequence[str]],
+    set_globals: Callable[[Mapping[str, str]], None],
 ) -> None:
-    values = hostile_values(shop.root)
     assert max(map(len, values.values())) == 2, "more turns are needed"
-    set_globally(shop.root, one_of_each(values, turn))
+    set_globals(one_of_each(values, turn))
     assert shop.copied() == expected
 
 
-HARMFUL = {
-    "completion_type": "'CHAIN'",
-    "sql_quote_show_create": "OFF",
-    "transaction_isolation": "'READ-UNCOMMITTED'",
-    "sql_select_limit": "2",
-    "sql_mode": "'PAD_CHAR_TO_FULL_LENGTH'",
-    "time_zone": "'-07:00'",
-    "optimizer_switch": "'hypergraph_optimizer=on'",
-    "show_gipk_in_create_table_and_information_schema": "OFF",
-    "lc_messages": "'de_DE'",
-}
+@pytest.mark.parametrize(
+    ("name", "hostile"),
+    [("completion_type", "'CHAIN'"), ("completion_type", "'RELEASE'"), ("sql_quote_show_create", "OFF")],
+)
+def test_preflight_of_partitions_under_values_that_it_once_failed_with(
+    name: str, hostile: str, shop: Shop, set_globals: Callable[[Mapping[str, str]], None]
+) -> None:
+    set_globals({name: hostile})
+    (plan,) = MysqlSource(shop.db.settings).preflight(["shop.parts"])
+    assert plan.consistency == "watermark"
 
 
-@pytest.mark.parametrize("name", HARMFUL)
-def test_a_pin_that_is_missing_would_be_noticed(name: str, shop: Shop) -> None:
-    pass
-
-
-def test_nothing_that_init_connect_did_is_left(shop: Shop, expected: dict[str, Counter[bytes]]) -> None:
-    shop.execute("SET GLOBAL init_connect = '" + "; ".join(LEFT_BY_INIT_CONNECT).replace("'", "''") + "'")
-    with shop.db._server.connect("reader") as other, other.cursor() as cursor:
+def test_nothing_that_init_connect_did_is_left(
+    shop: Shop,
+    server: MysqlServer,
+    expected: dict[str, Counter[bytes]],
+    set_globals: Callable[[Mapping[str, str]], None],
+) -> None:
+    set_globals({"init_connect": "'" + "; ".join(LEFT_BY_INIT_CONNECT).replace("'", "''") + "'"})
+    with server.connect("reader") as other, other.cursor() as cursor:
         cursor.execute("SELECT * FROM shop.parts")
         assert cursor.fetchall() == ((1,),), "init_connect does not do what it should"
     assert shop.copied() == expected
     with session(shop.db.settings) as connection:
         assert value(connection, "@@timestamp") > 1_000_000
         assert query(connection, "SELECT @replica_uuid, LAST_INSERT_ID()") == [(None, 0)]
+
+
+class TestASessionSaysWhatItReads:
+    def test_whatever_the_server_sets_for_all(
+        self, shop: Shop, values: dict[str, Sequence[str]], set_globals: Callable[[Mapping[str, str]], None]
+    ) -> None:
+        set_globals(one_of_each(values, 0) | {"max_execution_time": "1"})
+        with session(shop.db.settings) as connection:
+            for name, pin in PINNED.items():
+                assert str(value(connection, pin.read or f"@@SESSION.{name}")) == pin.expected
+            assert value(connection, "SLEEP(0.05)") == 0, "cut by max_execution_time"
+            assert value(connection, "'☂'") == "☂"
+            assert value(connection, "LENGTH('\\\\')") == 1
+
+    def test_through_a_proxy_that_answers_set_itself(self, tmp_path: Path) -> None:
+        def script(peer: Peer) -> None:
+            server = MysqlPeer(peer)
+            server.greet()
+            remembered(server)
+            server.answer_opening({"sql_select_limit": "2"})
+            peer.wait_for_end()
+
+        with lying_server(script, tmp_path) as liar:
+            with pytest.raises(ConfigurationError, match="sql_select_limit is 2, not 18446744073709551615") as refused:
+                connect(settings_for(liar.port))
+            assert "connection pooler" in refused.value.hint
+
+    def test_through_a_proxy_that_resets_no_session(self, tmp_path: Path) -> None:
+        def script(peer: Peer) -> None:
+            server = MysqlPeer(peer)
+            server.greet()
+            remembered(server)
+            server.hear()
+            server.say(b"\xff\x17\x04#08S01Unknown command")
+            peer.wait_for_end()
+
+        with lying_server(script, tmp_path) as liar:
+            with pytest.raises(ConfigurationError, match="cannot reset a session") as refused:
+                connect(settings_for(liar.port))
+            assert "connect to the server itself" in refused.value.hint
