@@ -5,37 +5,20 @@ from __future__ import annotations
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
-import pymysql
 import pytest
+from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from airflow_provider_cdc.sources.mysql.session import connect, query, session, value
 from airflow_provider_cdc.sources.mysql.session_variables import HARMLESS, PINNED
 from harness.mysql_server import MysqlServer
-from tests.contract.databases import MysqlDatabase
-from tests.contract.rewound import copied
 from tests.sources.lying_server import Peer, lying_server
+from tests.sources.mysql.hostile_shop import ROWS, TABLES, Shop, copy_under_random_values, opened
 from tests.sources.mysql.hostile_variables import hostile_values, one_of_each, session_variables, set_globally
 from tests.sources.mysql.lying_mysql import MysqlPeer, remembered, settings_for
-
-TABLES: dict[str, tuple[str, str]] = {
-    "parts": (
-        "id INT PRIMARY KEY, made TIMESTAMP(3) NULL, code CHAR(5), note VARCHAR(20)",
-        "({0}, '2024-03-31 01:30:00.{0:03}', 'a', IF({0} % 3, 'straße ☂', NULL))",
-    ),
-    "texts": (
-        "name VARCHAR(30) PRIMARY KEY, old VARCHAR(9) CHARACTER SET latin1, amount DECIMAL(20, 6), day DATE",
-        "('{0} é', 'é{0}', {0} / 7, '2024-02-29')",
-    ),
-    "keyless": ("a INT, half INT AS (a * 2) VIRTUAL, at TIME(6)", "({0} DIV 2, DEFAULT, '-838:59:58.5')"),
-    "hidden": ("a INT, list JSON", "({0}, '{{\"a\": [{0}, 1.5]}}')"),
-}
-ROWS = 100
 
 LEFT_BY_INIT_CONNECT = (
     "SET SESSION transaction_read_only = 0",
@@ -48,39 +31,6 @@ LEFT_BY_INIT_CONNECT = (
     "INSERT INTO shop.parts VALUES (1)",
 )
 """What users put into that variable is run in each of our sessions before we have a say."""
-
-
-@dataclass
-class Shop:
-    """A database on a server of its own. ``root`` is a session that began before anybody changed a variable."""
-
-    db: MysqlDatabase
-    root: pymysql.Connection[Any]
-
-    def execute(self, *statements: str) -> None:
-        with self.root.cursor() as cursor:
-            for statement in statements:
-                cursor.execute(statement)
-
-    def fill(self) -> None:
-        for name, (_, row) in TABLES.items():
-            rows = ", ".join(row.format(number) for number in range(ROWS))
-            self.execute(f"TRUNCATE shop.{name}", f"INSERT INTO shop.{name} VALUES {rows}")
-        self.execute(*(f"ANALYZE TABLE shop.{name}" for name in TABLES))
-
-    def write(self) -> None:
-        self.execute(
-            "UPDATE shop.parts SET made = made + INTERVAL 1 DAY, note = 'new' WHERE id % 5 = 0",
-            "DELETE FROM shop.texts WHERE name < '3'",
-            "INSERT INTO shop.texts VALUES ('zz', NULL, 1, NULL), ('0 é', 'back', 0, NULL)",
-            "DELETE FROM shop.keyless WHERE a % 4 = 0",
-            "INSERT INTO shop.keyless VALUES (1, DEFAULT, NULL)",
-            "UPDATE shop.hidden SET list = JSON_SET(list, '$.a[0]', -1) WHERE a < 30",
-        )
-
-    def copied(self) -> dict[str, Counter[bytes]]:
-        self.fill()
-        return copied(self.db, *TABLES, write=self.write)
 
 
 @pytest.fixture(scope="module")
@@ -96,27 +46,8 @@ def server() -> Iterator[MysqlServer]:
 
 @pytest.fixture(scope="module")
 def shop(server: MysqlServer) -> Iterator[Shop]:
-    root = server.connect(charset="utf8mb4")
-    made = Shop(MysqlDatabase(server, "shop"), root)
-    made.db.settings = replace(made.db.settings, user="reader", password="")
-    made.execute(
-        "CREATE DATABASE shop",
-        "CREATE DATABASE other",
-        "SET time_zone = '+00:00', sql_generate_invisible_primary_key = ON",
-        # What the documentation asks for, and what init_connect needs for its part.
-        "CREATE USER reader",
-        "GRANT REPLICATION CLIENT, REPLICATION SLAVE ON *.* TO reader",
-        "GRANT SELECT, LOCK TABLES, CREATE TEMPORARY TABLES ON shop.* TO reader",
-        "GRANT SELECT ON other.* TO reader",
-        f"CREATE TABLE shop.parts ({TABLES['parts'][0]}) PARTITION BY RANGE (id) "
-        "(PARTITION a VALUES LESS THAN (50), PARTITION b VALUES LESS THAN MAXVALUE)",
-        f"CREATE TABLE shop.texts ({TABLES['texts'][0]})",
-        f"CREATE TABLE shop.hidden ({TABLES['hidden'][0]})",
-        "SET sql_generate_invisible_primary_key = OFF",
-        f"CREATE TABLE shop.keyless ({TABLES['keyless'][0]})",
-    )
-    yield made
-    root.close()
+    with opened(server) as made:
+        yield made
 
 
 @pytest.fixture(scope="module")
@@ -232,3 +163,11 @@ class TestASessionSaysWhatItReads:
             with pytest.raises(ConfigurationError, match="cannot reset a session") as refused:
                 connect(settings_for(liar.port))
             assert "connect to the server itself" in refused.value.hint
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(3))
+def test_whole_copies_under_values_of_many_variables(
+    seed: int, shop: Shop, spark: SparkSession, tmp_path: Path
+) -> None:
+    copy_under_random_values(seed, shop, spark, tmp_path.as_uri())
