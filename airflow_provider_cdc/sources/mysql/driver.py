@@ -183,10 +183,11 @@ class GuardedConnection(_Driver):
         :raises ConfigurationError: who answers does not know the command.
         :raises pymysql.MySQLError: it failed, or the session broke.
         """
+        driver: Any = self
         self._execute_command(_RESET_CONNECTION, b"")
         try:
             with self._parsing():
-                self._read_ok_packet()
+                driver._read_ok_packet()
         except pymysql.MySQLError as error:
             if error.args[0] != ER.UNKNOWN_COM_ERROR:
                 raise

@@ -25,7 +25,7 @@ def source(mysql: MysqlServer, monkeypatch: pytest.MonkeyPatch) -> MysqlSource:
     """For how many seconds its sessions may be idle."""
     pin = PINNED["wait_timeout"]
     assert pin.value == IDLE_SECONDS
-    monkeypatch.setitem(PINNED, "wait_timeout", dataclasses.replace(pin, value=str(IDLE)))  # type: ignore[arg-type]
+    monkeypatch.setitem(PINNED, "wait_timeout", dataclasses.replace(pin, value=str(IDLE)))
     return MysqlSource(settings_of(mysql))
 
 

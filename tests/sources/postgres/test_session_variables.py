@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.errors import ConfigurationError
-from airflow_provider_cdc.sources.postgres.session import read, reading_session, session, value
+from airflow_provider_cdc.sources.postgres.session import query, read, reading_session, session, value
 from airflow_provider_cdc.sources.postgres.session_variables import HARMLESS, PINNED, REQUIRED
 from harness.postgres_binaries import installations
 from harness.postgres_server import PostgresServer
@@ -72,6 +73,15 @@ def test_a_session_that_would_not_see_damage_is_refused(name: str, shop: Shop) -
         with pytest.raises(ConfigurationError, match=f"{name} is on") as refused, way(shop.db.settings):
             pass
         assert f"SET {name} = off" in refused.value.hint
+
+
+@pytest.mark.parametrize("shop", VERSIONS[:1], indirect=True)
+def test_an_error_that_is_expected_does_not_end_the_session(shop: Shop) -> None:
+    set_for_role(shop.root, "reader", {"exit_on_error": "on"})
+    with session(shop.db.settings) as control:
+        with pytest.raises(psycopg.errors.DivisionByZero):
+            query(control, "SELECT 1 / 0")
+        assert value(control, "1") == 1
 
 
 @pytest.mark.long
