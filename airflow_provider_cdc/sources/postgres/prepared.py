@@ -61,7 +61,8 @@ def statement(settings: ConnectionSettings) -> str:
 
     It takes no parameters, for COPY takes none, and relies on no setting.
     """
-    required = {name: one.value for name, one in REQUIRED.items()}
+    # Before a run, preflight tells of these, together with all other problems.
+    required = {name: one.value for name, one in REQUIRED.items()} if isinstance(settings, RunSettings) else {}
     wanted = ", ".join(f"('{name}', '{setting}')" for name, setting in {**SETTINGS, **required}.items())
     columns = [
         f"""(SELECT string_agg(concat(w.name, ' is ', pg_catalog.current_setting(w.name, true)), ', ')
@@ -110,8 +111,7 @@ def check(settings: ConnectionSettings, row: Sequence[str | None]) -> None:
         raise ConfigurationError(
             f"damage would not be noticed: {', '.join(f'{name} is on' for name in found)}",
             where=settings.address,
-            hint=f"leave it off for this user (ALTER ROLE … SET {found[0]} = off, as a superuser), or leave out the "
-            "tables that need it",
+            hint=f"RESET {found[0]} for the server, this database and this user, and have the damage looked at",
         )
     if row[0]:
         raise ConfigurationError(

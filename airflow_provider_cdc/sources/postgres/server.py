@@ -13,9 +13,7 @@ from airflow_provider_cdc.errors import ExactnessError, LogGone, Problem, Source
 from airflow_provider_cdc.sources.postgres import prepared, publishing, slots
 from airflow_provider_cdc.sources.postgres.platform import change_setting, platform
 from airflow_provider_cdc.sources.postgres.session import Connection, query, value
-
-_HIDES_DAMAGE = ("zero_damaged_pages", "ignore_checksum_failure")
-"""What only a superuser may set, for others as well, and no session of ours may set back."""
+from airflow_provider_cdc.sources.postgres.session_variables import REQUIRED
 
 
 def setting_problems(connection: Connection) -> list[Problem]:
@@ -42,8 +40,8 @@ def setting_problems(connection: Connection) -> list[Problem]:
             "is on: rows on damaged pages are passed over in silence, or read as whatever is there",
             f"RESET {name} for the server, this database and this user, and have the damage looked at",
         )
-        for name in _HIDES_DAMAGE
-        if value(connection, f"current_setting('{name}')") != "off"
+        for name, required in REQUIRED.items()
+        if value(connection, f"current_setting('{name}')") != required.value
     ]
     encoding = value(connection, "current_setting('server_encoding')")
     if encoding != "UTF8":

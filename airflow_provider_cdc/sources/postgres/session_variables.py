@@ -75,7 +75,8 @@ REQUIRED: Mapping[str, Pinned] = {
     "zero_damaged_pages": Pinned("off", "the rows of a damaged page are left out without an error"),
     "ignore_checksum_failure": Pinned("off", "what is left of a damaged page is read"),
 }
-"""Settings that only a superuser may change: they are read, and other values refused."""
+"""Settings that hide damage, and that only a superuser may change: preflight refuses other values, as does each session
+of a run."""
 
 _SET_LATER = """
     synchronous_commit transaction_timeout tcp_keepalives_count tcp_keepalives_idle tcp_keepalives_interval

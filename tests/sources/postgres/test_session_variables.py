@@ -10,6 +10,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.errors import ConfigurationError
+from airflow_provider_cdc.sources.postgres.prepared import of_run
+from airflow_provider_cdc.sources.postgres.server import identity
 from airflow_provider_cdc.sources.postgres.session import query, read, reading_session, session, value
 from airflow_provider_cdc.sources.postgres.session_variables import HARMLESS, PINNED, REQUIRED
 from harness.postgres_binaries import installations
@@ -67,12 +69,15 @@ def test_no_values_of_all_settings_together_change_what_is_read(shop: Shop) -> N
 
 @pytest.mark.parametrize("shop", VERSIONS[:1], indirect=True)
 @pytest.mark.parametrize("name", REQUIRED)
-def test_a_session_that_would_not_see_damage_is_refused(name: str, shop: Shop) -> None:
+def test_a_session_of_a_run_that_would_not_see_damage_is_refused(name: str, shop: Shop) -> None:
+    """Preflight has let it pass: it was set since."""
+    with session(shop.db.settings) as control:
+        settings = of_run(shop.db.settings, identity(control))
     set_for_role(shop.root, "reader", {name: "on"})
     for way in (session, reading_session):
-        with pytest.raises(ConfigurationError, match=f"{name} is on") as refused, way(shop.db.settings):
+        with pytest.raises(ConfigurationError, match=f"{name} is on") as refused, way(settings):
             pass
-        assert f"SET {name} = off" in refused.value.hint
+        assert f"RESET {name} " in refused.value.hint
 
 
 @pytest.mark.parametrize("shop", VERSIONS[:1], indirect=True)
