@@ -27,17 +27,10 @@ from airflow_provider_cdc.sources.mysql.axes import Axis, Between, TextAxis, axi
 from airflow_provider_cdc.sources.mysql.bounds import increasing
 from airflow_provider_cdc.sources.mysql.pushed import pushed_span
 from airflow_provider_cdc.sources.mysql.schema import table_sql
-from airflow_provider_cdc.sources.mysql.session import Connection, query, quote, set_session
+from airflow_provider_cdc.sources.mysql.session import Connection, query, quote
 from airflow_provider_cdc.sources.mysql.statement_size import batches, fits, size_of
 from airflow_provider_cdc.sources.mysql.text_cuts import TextCuts
 
-_SETTINGS = {
-    # A single value of a key column would be estimated by statistics, not by a dive.
-    "eq_range_index_dive_limit": "0",
-    # Of long texts, only the first bytes would be put in order. The buffer has to hold some of them.
-    "max_sort_length": "24576",
-    "sort_buffer_size": "4194304",
-}
 _TOO_BIG = 1.5
 """A cell of more than this many chunks is cut again."""
 
@@ -62,7 +55,6 @@ def plan_chunks(connection: Connection, table: Table, chunk_rows: int) -> list[C
     axes = _axes(connection, table) if table.rows > chunk_rows * _TOO_BIG else []
     if not axes:
         return partition([], [table.rows])
-    set_session(connection, _SETTINGS)
     (_, rows_of_first), *chunks = _Planner(connection, table, axes, chunk_rows).plan(*_span(table, axes[0]))
     kept = set(increasing(connection, axes, [bound for bound, _ in chunks]))
     bounds: list[Bound] = []

@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import pymysql
 from pymysql import _auth, err
-from pymysql.constants import CLIENT, CR
+from pymysql.constants import CLIENT, CR, ER
 
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, DecodeError
 from airflow_provider_cdc.sources.connection import ConnectionSettings
@@ -45,6 +45,7 @@ _SMALL_BYTES = 1 << 14
 """The server takes so much whatever its max_allowed_packet is (net_buffer_length)."""
 
 _PROTOCOL = 10
+_RESET_CONNECTION = 0x1F
 _NATIVE, _CACHING, _SHA256, _CLEAR = (
     b"mysql_native_password",
     b"caching_sha2_password",
@@ -82,7 +83,7 @@ class GuardedConnection(_Driver):
         self._max_packet = 0
 
     def connect(self, sock: Any = None) -> None:
-        """Log in.
+        """Log in, and reset the session.
 
         :raises pymysql.MySQLError: the server refuses, or the session broke.
         :raises ConfigurationError: the server wants what it must not get, or is not a MySQL server.
@@ -179,6 +180,35 @@ class GuardedConnection(_Driver):
                 hint="enable TLS on the server; or, if its network is trusted, choose another tls_mode",
             )
         driver._auth_plugin_name = ""
+
+    def _request_authentication(self) -> None:
+        super()._request_authentication()  # type: ignore[misc]
+        # Before the driver's SET NAMES, which must not be undone: SQL is read in the session's character set.
+        self._reset()
+
+    def _reset(self) -> None:
+        """End all that the server's ``init_connect`` left in the session, which may be any SQL: a temporary table that
+        hides one to be copied, a transaction, locks, values of variables.
+
+        Only the default schema and the active roles stay. Session variables get their global values, or their defaults
+        if they have none.
+
+        :raises ConfigurationError: who answers does not know the command.
+        :raises pymysql.MySQLError: it failed, or the session broke.
+        """
+        driver: Any = self
+        self._execute_command(_RESET_CONNECTION, b"")
+        try:
+            with self._parsing():
+                driver._read_ok_packet()
+        except pymysql.MySQLError as error:
+            if error.args[0] != ER.UNKNOWN_COM_ERROR:
+                raise
+            raise ConfigurationError(
+                "what answers cannot reset a session, so it may pass on what other sessions or init_connect left in it",
+                where=self._where,
+                hint="connect to the server itself, or let the proxy pass connections on as they are",
+            ) from error
 
     def _get_auth_plugin_handler(self, plugin_name: bytes) -> _Method:
         return _Method(self, plugin_name, self._secret, self._where)

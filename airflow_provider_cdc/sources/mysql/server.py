@@ -40,17 +40,21 @@ from airflow_provider_cdc.sources.mysql.session import (
 
 @dataclass(frozen=True)
 class _Rule:
-    """A global variable, the values it may have, and what is wrong with any other."""
+    """A global variable, the values it may have, and what is wrong with any other.
+
+    ``absent``: what a server counts as that does not have the variable.
+    """
 
     variable: str
     allowed: tuple[str, ...]
     why: str
+    absent: str = "unknown"
 
     def hint(self, *, amazon: bool) -> str:
         setting = f"{self.variable} = {self.allowed[0]}"
         if amazon:
             return setting_hint(setting)
-        if self.variable in ("log_bin", "log_replica_updates"):
+        if self.variable in ("log_bin", "log_replica_updates", "innodb_force_recovery"):
             return f"start the server with {setting}"
         return f"SET PERSIST {setting}"
 
@@ -70,6 +74,12 @@ _ALWAYS = (
         "binlog_error_action",
         ("ABORT_SERVER",),
         "after a failed write to the log the server goes on without a log",
+    ),
+    _Rule(
+        "innodb_force_recovery",
+        ("0",),
+        "damaged pages are skipped without an error, and rows of transactions that did not commit may be shown",
+        absent="0",
     ),
 )
 _ON_A_REPLICA = (
@@ -111,7 +121,7 @@ def setting_problems(connection: Connection, *, replicated: bool = False) -> lis
         "a proxy answers in place of the server, and may pass statements on to several servers",
         "connect to the server itself, or let the proxy pass connections on as they are",
     )
-    wrong = [rule for rule in rules if values.get(rule.variable) not in rule.allowed]
+    wrong = [rule for rule in rules if values.get(rule.variable, rule.absent) not in rule.allowed]
     amazon = bool(wrong) and is_amazon(connection)
     return ([] if is_server_itself(connection) else [proxy]) + [
         Problem(rule.variable, f"is {values.get(rule.variable, 'unknown')}: {rule.why}", rule.hint(amazon=amazon))

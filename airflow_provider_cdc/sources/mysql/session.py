@@ -6,7 +6,7 @@ import re
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, TypeAlias
 
 import pymysql
@@ -19,6 +19,7 @@ from airflow_provider_cdc.errors import (
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.driver import SERVER_KEY, GuardedConnection
 from airflow_provider_cdc.sources.mysql.driver_errors import connect_error, mapped_errors, statement_error
+from airflow_provider_cdc.sources.mysql.session_variables import pinned
 from airflow_provider_cdc.sources.trust import DISABLED, VERIFY_CA, VERIFY_IDENTITY, Trust, trust_in, without_frames
 
 Connection: TypeAlias = GuardedConnection
@@ -30,42 +31,6 @@ OLDEST_VERSION = (8, 0, 26)
 CONNECT_SECONDS = 15
 READ_SECONDS = 900
 """No statement of ours leaves the server silent for so long: a session that does is lost."""
-
-IDLE_SECONDS = "900"
-"""The server ends a session that has been left alone for so long."""
-
-_GIPK = "show_gipk_in_create_table_and_information_schema"
-_GIPK_SINCE = (8, 0, 30)
-
-_SETTINGS: dict[str, str] = {
-    # The driver asks for it only if the server's greeting says that it is off, which the greeting does not.
-    "autocommit": "ON",
-    # What TIMESTAMP values mean.
-    "time_zone": "'+00:00'",
-    # Nothing that changes what a SELECT returns (PAD_CHAR_TO_FULL_LENGTH, ...); and a date that another
-    # session was allowed to store must be allowed as a bound.
-    "sql_mode": "'ALLOW_INVALID_DATES'",
-    # Limits meant for careless users would cut our reads short, the first of them without an error.
-    "sql_select_limit": "18446744073709551615",
-    "max_execution_time": "0",
-    "sql_big_selects": "1",
-    # A task that writes files, or that waits for a core, may leave a session alone for a while: before it has all rows
-    # of a statement, or between two. One that is gone must not keep a snapshot or a lock for hours.
-    "net_write_timeout": IDLE_SECONDS,
-    "net_read_timeout": IDLE_SECONDS,
-    "wait_timeout": IDLE_SECONDS,
-    # The default is a year.
-    "lock_wait_timeout": "60",
-    "transaction_isolation": "'REPEATABLE-READ'",
-    # A copy in a secondary engine lags behind the log.
-    "use_secondary_engine": "'OFF'",
-    # The log holds the column of a generated invisible primary key, so we must see it too.
-    _GIPK: "ON",
-    # Plans are made from EXPLAIN, which the hypergraph optimizer answers in a form of its own.
-    "optimizer_switch": "'hypergraph_optimizer=off'",
-    # Estimates of today, not of up to a day ago.
-    "information_schema_stats_expiry": "0",
-}
 
 
 @dataclass(frozen=True)
@@ -89,10 +54,13 @@ class RunSettings(ConnectionSettings):
 def connect(settings: ConnectionSettings, *, reading: bool = False, **overrides: Any) -> Connection:
     """Open a session in autocommit, in UTC, with nothing inherited that could change or cut a result.
 
+    The session is reset, and then has the values of `session_variables.PINNED`, which are read back.
+
     :param reading: text arrives in the column's own character set, the bytes that the log holds too.
     :param overrides: arguments of ``pymysql.connect``, over ours.
     :raises SourceUnavailable: the server does not answer or has no session to spare.
-    :raises ConfigurationError: the host is unknown, TLS or the credentials are refused, or the server is too old.
+    :raises ConfigurationError: the host is unknown, TLS or the credentials are refused, the server is too old, or a
+        variable does not keep the value that the session gave it.
     :raises SourceReplaced: with `RunSettings`, another server answers, or one that lags behind.
     """
     if not settings.user:
@@ -103,13 +71,7 @@ def connect(settings: ConnectionSettings, *, reading: bool = False, **overrides:
         with mapped_errors(settings.address):
             _check_version(settings, connection)
             connection.keep_alive()
-            # In one go: each statement more is another trip to the server.
-            pinned = {
-                name: setting
-                for name, setting in _SETTINGS.items()
-                if name != _GIPK or server_version(connection) >= _GIPK_SINCE
-            }
-            set_session(connection, pinned | ({"character_set_results": "NULL"} if reading else {}))
+            _pin(settings, connection, reading=reading)
             if isinstance(settings, RunSettings):
                 _check_server(settings, connection)
         connection.logged_in(overrides.get("read_timeout", READ_SECONDS), READ_SECONDS)
@@ -117,6 +79,34 @@ def connect(settings: ConnectionSettings, *, reading: bool = False, **overrides:
         end(connection)
         raise
     return connection
+
+
+def _pin(settings: ConnectionSettings, connection: Connection, *, reading: bool) -> None:
+    """Set the pinned variables in one statement, and read them back in another."""
+    pins = pinned(server_version(connection))
+    if reading:
+        pins["character_set_results"] = replace(pins["character_set_results"], value="NULL")
+    set_session(connection, {name: pin.value for name, pin in pins.items()})
+    rows = query(connection, f"SELECT {', '.join(pin.read or f'@@SESSION.{name}' for name, pin in pins.items())}")
+    found = dict(zip(pins, map(_text, rows[0]), strict=False)) if rows else {}
+    wrong = [
+        f"{name} is {found.get(name, 'unknown')}, not {pin.expected}"
+        for name, pin in pins.items()
+        if found.get(name, "unknown") != pin.expected
+    ]
+    if wrong:
+        raise ConfigurationError(
+            f"the session does not keep the values that it was given: {', '.join(wrong)}",
+            where=settings.address,
+            hint="something between here and the server, such as a connection pooler, answers or changes SET: connect "
+            "to the server itself",
+        )
+
+
+def _text(shown: Any) -> str | None:
+    if isinstance(shown, bytes):
+        return shown.decode()
+    return None if shown is None else str(shown)
 
 
 def _log_in(settings: ConnectionSettings, overrides: Mapping[str, Any]) -> GuardedConnection:

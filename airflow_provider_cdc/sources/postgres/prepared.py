@@ -12,34 +12,10 @@ from dataclasses import dataclass, field
 from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.errors import ConfigurationError, ExactnessError, LogGone, SourceReplaced
 from airflow_provider_cdc.sources.connection import ConnectionSettings
-from airflow_provider_cdc.sources.postgres import types
+from airflow_provider_cdc.sources.postgres.session_variables import PINNED, REQUIRED
 
-SETTINGS: Mapping[str, str] = {
-    **types.SESSION_SETTINGS,
-    # Limits that guard against careless users would cut our reads short.
-    "statement_timeout": "0",
-    "idle_in_transaction_session_timeout": "0",
-    "idle_session_timeout": "0",
-    # Behind DDL that itself waits for a lock, everybody waits: do not wait for ever.
-    "lock_timeout": "1min",
-    "default_transaction_isolation": "read committed",
-    "default_transaction_read_only": "off",
-    "default_transaction_deferrable": "off",
-    # ADBC knows a type by the printed name of the function that receives it; in quotes, text would be bytes to it.
-    "quote_all_identifiers": "off",
-    # A key that is an array is searched as its output function printed it: NULL in it is no word.
-    "array_nulls": "on",
-    # With "on", also the CHECK constraints of a single table would be looked at, and so the functions in them.
-    "constraint_exclusion": "partition",
-    # A chunk is a range of blocks.
-    "enable_tidscan": "on",
-    # A GIN index, also one of plain numbers (btree_gin), would give about so many of the rows that it is asked for.
-    "gin_fuzzy_search_limit": "0",
-    # Compiling a plan that does nothing but scan takes longer than it saves.
-    "jit": "off",
-    "max_parallel_workers_per_gather": "0",
-}
-"""Every value as the server shows it."""
+SETTINGS: Mapping[str, str] = {name: pin.value for name, pin in PINNED.items()}
+"""What sessions begin with, every value as the server shows it."""
 
 KEEPALIVE: Mapping[str, str] = {
     # The server notices within minutes that the machine of a session is gone; its kernel's default is two hours, for
@@ -85,7 +61,9 @@ def statement(settings: ConnectionSettings) -> str:
 
     It takes no parameters, for COPY takes none, and relies on no setting.
     """
-    wanted = ", ".join(f"('{name}', '{setting}')" for name, setting in SETTINGS.items())
+    # Before a run, preflight tells of these, together with all other problems.
+    required = {name: one.value for name, one in REQUIRED.items()} if isinstance(settings, RunSettings) else {}
+    wanted = ", ".join(f"('{name}', '{setting}')" for name, setting in {**SETTINGS, **required}.items())
     columns = [
         f"""(SELECT string_agg(concat(w.name, ' is ', pg_catalog.current_setting(w.name, true)), ', ')
         FROM (VALUES {wanted}) w(name, setting)
@@ -124,11 +102,17 @@ START = "pg_catalog.extract('epoch', pg_catalog.pg_postmaster_start_time())::tex
 def check(settings: ConnectionSettings, row: Sequence[str | None]) -> None:
     """Look at what `statement` gave.
 
-    :raises ConfigurationError: a setting is not what the session asked for.
+    :raises ConfigurationError: a setting is not what the session asked for, or hides damage.
     :raises SourceReplaced: it is another server than the run's, or one that lacks the initial position.
     :raises LogGone: the run's slot is not there, or not where it was.
     :raises ExactnessError: values mean something else now.
     """
+    if row[0] and (found := [name for name in REQUIRED if f"{name} is " in row[0]]):
+        raise ConfigurationError(
+            f"damage would not be noticed: {', '.join(f'{name} is on' for name in found)}",
+            where=settings.address,
+            hint=f"RESET {found[0]} for the server, this database and this user, and have the damage looked at",
+        )
     if row[0]:
         raise ConfigurationError(
             f"the session does not have the settings that it began with: {row[0]}",

@@ -14,13 +14,11 @@ from airflow_provider_cdc.errors import ExactnessError, LogGone, PositionError, 
 from airflow_provider_cdc.sources.postgres import prepared, publishing, slots
 from airflow_provider_cdc.sources.postgres.platform import change_setting, platform
 from airflow_provider_cdc.sources.postgres.session import Connection, query, value
+from airflow_provider_cdc.sources.postgres.session_variables import REQUIRED
 
 NEXT_XID = "txid_snapshot_xmax(txid_current_snapshot())::text"
 """The number that the server's next transaction gets at least. It only ever grows, whatever is restarted: all that is
 below it was in the log before anybody could see that, and a run has its log flushed before its position counts."""
-
-_HIDES_DAMAGE = ("zero_damaged_pages", "ignore_checksum_failure")
-"""What only a superuser may set, for others as well, and no session of ours may set back."""
 
 
 def setting_problems(connection: Connection) -> list[Problem]:
@@ -47,8 +45,8 @@ def setting_problems(connection: Connection) -> list[Problem]:
             "is on: rows on damaged pages are passed over in silence, or read as whatever is there",
             f"RESET {name} for the server, this database and this user, and have the damage looked at",
         )
-        for name in _HIDES_DAMAGE
-        if value(connection, f"current_setting('{name}')") != "off"
+        for name, required in REQUIRED.items()
+        if value(connection, f"current_setting('{name}')") != required.value
     ]
     encoding = value(connection, "current_setting('server_encoding')")
     if encoding != "UTF8":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 from typing import Any
 
 from cryptography.exceptions import UnsupportedAlgorithm
@@ -10,6 +11,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import padding
 
 from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.mysql.session_variables import pinned
 from tests.sources.lying_server import KEY, Peer
 
 PASSWORD = "pässword-☂-'%s"
@@ -19,6 +21,7 @@ EOF = b"\xfe\0\0\2\0"
 # CONNECT_WITH_DB, PROTOCOL_41, SECURE_CONNECTION, PLUGIN_AUTH, TRANSACTIONS; TLS is bit 11.
 CAPABILITIES = 0x8 | 0x200 | 0x2000 | 0x8000 | 0x80000
 TLS = 0x800
+TEXT_DEFINITION = b"\3def\0\0\0\1c\1c\x0c\x2d\0\xff\0\0\0\xfd\0\0\0\0\0"
 PUBLIC_KEY = KEY.public_key().public_bytes(serialization.Encoding.PEM, serialization.PublicFormat.SubjectPublicKeyInfo)
 
 
@@ -65,10 +68,31 @@ class MysqlPeer:
         """End the login, and answer whatever is asked before the test's own part begins."""
         self.say(OK)
 
-    def answer_settings(self, statements: int) -> None:
+    def answer(self, statements: int) -> None:
+        """Answer so many statements that return nothing."""
         for _ in range(statements):
             self.hear()
             self.say(OK)
+
+    def answer_opening(self, other: Mapping[str, str] | None = None) -> None:
+        """Answer all that a session is opened with: the reset, SET NAMES, the pins, and the look at them.
+
+        :param other: what it is to see of some variables, in place of what it set.
+        """
+        self.answer(2)
+        reading = b"character_set_results = NULL" in self.hear()
+        self.say(OK)
+        self.hear()
+        shown = {name: pin.expected for name, pin in pinned((8, 4, 6)).items()}
+        if reading:
+            shown["character_set_results"] = None
+        shown |= other or {}
+        self.say(bytes([len(shown)]))
+        for _ in shown:
+            self.say(TEXT_DEFINITION)
+        self.say(EOF)
+        self.say(b"".join(b"\xfb" if one is None else bytes([len(one)]) + one.encode() for one in shown.values()))
+        self.say(EOF)
 
 
 def learned(heard: bytes, password: bytes) -> bool:

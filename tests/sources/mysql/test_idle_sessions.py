@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import time
 
 import pytest
@@ -12,7 +13,7 @@ from airflow_provider_cdc.core.plan import TablePlan
 from airflow_provider_cdc.core.table import Table, TableName
 from airflow_provider_cdc.errors import SourceUnavailable
 from airflow_provider_cdc.sources.mysql import MysqlSource, snapshot
-from airflow_provider_cdc.sources.mysql import session as sessions
+from airflow_provider_cdc.sources.mysql.session_variables import IDLE_SECONDS, PINNED
 from harness.mysql_server import MysqlServer
 from harness.pipeline import settings_of
 
@@ -22,8 +23,9 @@ IDLE = 3
 @pytest.fixture
 def source(mysql: MysqlServer, monkeypatch: pytest.MonkeyPatch) -> MysqlSource:
     """For how many seconds its sessions may be idle."""
-    assert sessions._SETTINGS["wait_timeout"] == sessions.IDLE_SECONDS
-    monkeypatch.setitem(sessions._SETTINGS, "wait_timeout", str(IDLE))
+    pin = PINNED["wait_timeout"]
+    assert pin.value == IDLE_SECONDS
+    monkeypatch.setitem(PINNED, "wait_timeout", dataclasses.replace(pin, value=str(IDLE)))
     return MysqlSource(settings_of(mysql))
 
 

@@ -105,8 +105,8 @@ def _logged_in(then: Callable[[MysqlPeer], object], statements: int) -> Callable
         server = MysqlPeer(peer)
         server.greet()
         remembered(server)
-        # The driver's SET NAMES, our settings, and the first statement of the test's own part.
-        server.answer_settings(2 + statements)
+        server.answer_opening()
+        server.answer(statements)
         server.hear()
         then(server)
 

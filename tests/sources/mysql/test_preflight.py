@@ -16,6 +16,7 @@ from airflow_provider_cdc.errors import PreflightError, Problem
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from harness.mysql_server import MysqlServer
+from tests.sources.mysql.older_server import OlderServer
 
 SHOP = """
 CREATE TABLE shop.orders (id INT PRIMARY KEY, note TEXT);
@@ -155,6 +156,17 @@ class TestSettings:
         server = mysql_factory({"skip_log_bin": None})
         run(server, "CREATE DATABASE shop; CREATE TABLE shop.t (id INT PRIMARY KEY)")
         assert "log_bin" in [problem.where for problem in problems(server, "shop.t")]
+
+    def test_of_a_server_that_may_skip_damaged_rows(self, server: MysqlServer) -> None:
+        """A server that was started so writes nothing: its answer alone is that of one."""
+        forced = (
+            "SELECT VARIABLE_NAME, IF(VARIABLE_NAME = 'innodb_force_recovery', '1', VARIABLE_VALUE) "
+            "FROM performance_schema.global_variables"
+        )
+        with OlderServer(server, "8.4.3", {"'innodb_force_recovery'": forced}) as started:
+            settings = ConnectionSettings("mysql", started.host, started.port, "root", tls={"mode": "disabled"})
+            (problem,) = MysqlSource(settings).check_server()
+        assert problem.hint == "start the server with innodb_force_recovery = 0"
 
     def test_that_are_fixed_at_start(self, mysql_factory: Callable[[dict[str, str | None]], MysqlServer]) -> None:
         server = mysql_factory(

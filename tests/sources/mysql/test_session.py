@@ -43,46 +43,7 @@ def settings(mysql: MysqlServer, **changes: Any) -> ConnectionSettings:
     return ConnectionSettings(**arguments | changes)
 
 
-class TestWhatASessionInherits:
-    HOSTILE: Mapping[str, str] = {
-        "sql_select_limit": "2",
-        "max_execution_time": "1",
-        "sql_mode": "'ANSI_QUOTES,PAD_CHAR_TO_FULL_LENGTH,NO_BACKSLASH_ESCAPES,STRICT_ALL_TABLES,NO_ZERO_DATE'",
-        "time_zone": "'-07:00'",
-        "autocommit": "OFF",
-        "transaction_isolation": "'READ-UNCOMMITTED'",
-        "sql_big_selects": "OFF",
-        "show_gipk_in_create_table_and_information_schema": "OFF",
-        "information_schema_stats_expiry": "86400",
-        "character_set_results": "latin1",
-        "explain_format": "'TREE'",
-        "optimizer_switch": "'hypergraph_optimizer=on'",
-    }
-
-    def test_is_nothing_that_alters_or_shortens_a_read(
-        self, mysql_factory: Callable[[Mapping[str, str | None]], MysqlServer]
-    ) -> None:
-        server = mysql_factory({})
-        for name, setting in self.HOSTILE.items():
-            server.query(f"SET GLOBAL {name} = {setting}")
-        server.query("CREATE DATABASE d")
-        with server.connect(sql_mode="") as root, root.cursor() as cursor:
-            cursor.execute("CREATE TABLE d.t (c CHAR(5), at TIMESTAMP, day DATE)")
-            cursor.execute("SET time_zone = '+00:00', sql_generate_invisible_primary_key = ON")
-            cursor.execute("INSERT INTO d.t VALUES" + ", ".join(["('a', '2024-01-01 12:00:00', '0000-00-00')"] * 4))
-            cursor.execute("CREATE TABLE d.gipk (c INT)")
-        with session(settings(server)) as connection:
-            assert (
-                query(connection, "SELECT c, CAST(at AS CHAR), CAST(day AS CHAR), LENGTH('\\\\') FROM d.t")
-                == [("a", "2024-01-01 12:00:00", "0000-00-00", 1)] * 4
-            )
-            assert value(connection, "@@autocommit") == 1
-            assert value(connection, "@@transaction_isolation") == "REPEATABLE-READ"
-            assert value(connection, "SLEEP(0.05)") == 0, "cut by max_execution_time"
-            assert len(query(connection, "SELECT * FROM information_schema.COLUMNS WHERE TABLE_NAME = 'gipk'")) == 2
-            assert value(connection, "'☂'") == "☂"
-            assert query(connection, "EXPLAIN FORMAT=TRADITIONAL SELECT 1")[0][1] == "SIMPLE"
-
+class TestReading:
     def test_a_reading_session_gets_text_as_it_is_stored(self, mysql: MysqlServer, schema: str) -> None:
         mysql.query(f"CREATE TABLE {schema}.t (c VARCHAR(9) CHARACTER SET latin1)")
         mysql.query(f"INSERT INTO {schema}.t VALUES ('é')")

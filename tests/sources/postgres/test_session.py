@@ -30,7 +30,7 @@ from airflow_provider_cdc.sources.postgres.session import (
     value,
 )
 from harness.postgres_binaries import installations
-from harness.postgres_server import SUPERUSER, PostgresServer
+from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
 from tests.soon import soon
 from tests.sources.postgres.log.reading import settings as settings_of
@@ -98,16 +98,6 @@ def test_an_index_gives_all_rows_that_it_is_asked_for(
     limited = f"SET enable_seqscan = off; SET gin_fuzzy_search_limit = 10; SELECT {found}"
     assert postgres.query(limited, database=database)[0][0] < 10_000, "the index is not used: the test provokes nothing"
     postgres.query("DROP TABLE notes", database=database)
-
-
-def test_a_limit_that_only_new_servers_have_is_lifted(postgres_factory: PostgresFactory) -> None:
-    server = postgres_factory(version=18)
-    server.query(f"ALTER ROLE {SUPERUSER} SET transaction_timeout = '5s'")
-    settings = ConnectionSettings("postgres", server.host, server.port, SUPERUSER, database="postgres")
-    with session(settings) as control, reading_session(settings) as reading:
-        assert value(control, "current_setting('transaction_timeout')") == "0"
-        (batch,) = read(reading, "SELECT current_setting('transaction_timeout') AS waits")
-        assert batch["waits"][0].as_py() == "0"
 
 
 def changed(settings: ConnectionSettings, **fields: Any) -> ConnectionSettings:
