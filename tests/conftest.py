@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import os
+import random
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -24,6 +24,7 @@ from harness.postgres_server import PostgresServer
 from harness.s3_server import s3_server
 from harness.spark_classes import jvm_options
 from harness.throw_away import throw_away
+from tests.seeds import SOAK_SEED, examples
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,8 +35,10 @@ settings.register_profile(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     print_blob=True,
-    # A change is refused for what it breaks, and not for what nobody had drawn before.
-    derandomize=bool(os.environ.get("CDC_SAME_EXAMPLES")),
+    max_examples=examples(100),
+    # A change is refused for what it breaks, and not for what nobody had drawn before: dev/soak draws something new.
+    derandomize=SOAK_SEED is None,
+    database=None,
 )
 settings.load_profile("cdc")
 
@@ -57,15 +60,14 @@ else:
 LONGEST_FIRST = [ROOT / "tests" / name for name in ("dags", "consistency", "contract", "jobs", "sinks")]
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # Two processes take file after file: what begins last must be short, or one of them ends long before the other.
+    # Several processes take file after file: what begins last must be short, or one of them ends long before the other.
     items.sort(key=lambda item: next((i for i, at in enumerate(LONGEST_FIRST) if at in item.path.parents), 99))
-
-
-def pytest_runtest_setup() -> None:
-    # CI has so much time and no more, on machines of any speed.
-    if time.time() > float(os.environ.get("CDC_END_BY", "inf")):
-        pytest.skip("no test begins after CDC_END_BY")
+    # Of what is chosen on the command line, dev/soak runs so many tests, which its seed draws.
+    if SOAK_SEED is not None and (count := int(os.environ.get("CDC_SOAK_TESTS", "0"))):
+        drawn = random.Random(SOAK_SEED).sample(sorted(item.nodeid for item in items), min(count, len(items)))
+        items[:] = [item for item in items if item.nodeid in drawn]
 
 
 @pytest.hookimpl(wrapper=True)

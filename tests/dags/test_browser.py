@@ -48,7 +48,7 @@ sources:
     tables: ["{schema}.*"]
     target: {lake}
 """
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(2400)]
 
 
 @dataclass

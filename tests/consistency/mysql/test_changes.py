@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import subprocess
@@ -23,11 +22,11 @@ from tests.consistency.mysql import history
 from tests.consistency.mysql.test_roll_forward_nights import Nights
 from tests.consistency.replaying import replayed, rows_of
 from tests.consistency.writing import Writing
-from tests.seeds import seeds
+from tests.seeds import chain_length, seeds
 from tests.sources.mysql.values import CASES, create_table
 from tests.sources.mysql.values import rows_of as values_of
 
-NIGHTS = int(os.environ.get("CDC_NIGHTS", "3"))
+NIGHTS = chain_length(3)
 
 COMMIT = re.compile(r"immediate_commit_timestamp=(\d+) .*?SET @@SESSION\.GTID_NEXT= '([^']+)'", re.DOTALL)
 
@@ -58,7 +57,7 @@ def micros(when: datetime) -> int:
 
 
 @pytest.mark.timeout(120 * (NIGHTS + 1))
-@pytest.mark.parametrize("seed", seeds("CDC_CHAINS", plain=0, ci=4))
+@pytest.mark.parametrize("seed", seeds())
 def test_replayed_onto_a_copy_they_give_the_next(
     seed: int, mysql: MysqlServer, spark: SparkSession, schema: str, tmp_path: Path
 ) -> None:

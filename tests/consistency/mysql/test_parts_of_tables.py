@@ -88,7 +88,7 @@ PARTS = (
 
 
 @pytest.mark.timeout(150 * (NIGHTS + 1))
-@pytest.mark.parametrize("seed", seeds("CDC_HISTORIES", plain=0, ci=4))
+@pytest.mark.parametrize("seed", seeds())
 def test_no_row_of_a_part_differs_after_any_night(
     seed: int, mysql: MysqlServer, mysql_oracle: MysqlServer, spark: SparkSession, schema: str, tmp_path: Path
 ) -> None:

@@ -5,7 +5,6 @@ The oracle is MySQL itself: its own tools replay exactly the transactions of tha
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections import Counter
@@ -19,13 +18,13 @@ from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published, settings_of
 from tests.consistency.mysql import history
 from tests.consistency.writing import Writing
-from tests.seeds import seeds
+from tests.seeds import chain_length, seeds
 
-NIGHTS = int(os.environ.get("CDC_NIGHTS", "4"))
+NIGHTS = chain_length(4)
 
 
 @pytest.mark.timeout(120 * (NIGHTS + 1))
-@pytest.mark.parametrize("seed", seeds("CDC_CHAINS", plain=1, ci=4))
+@pytest.mark.parametrize("seed", seeds(0))
 def test_no_row_differs_after_any_night(
     seed: int, mysql: MysqlServer, mysql_oracle: MysqlServer, spark: SparkSession, schema: str, tmp_path: Path
 ) -> None:

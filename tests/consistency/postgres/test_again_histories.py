@@ -44,7 +44,7 @@ def plain(value: Any) -> Any:
     return value.astimezone(UTC).replace(tzinfo=None) if isinstance(value, datetime) and value.tzinfo else value
 
 
-@pytest.mark.parametrize("seed", seeds("CDC_HISTORIES", plain=0, ci=4))
+@pytest.mark.parametrize("seed", seeds())
 def test_no_row_differs_from_the_view(
     seed: int,
     primary: PostgresServer,

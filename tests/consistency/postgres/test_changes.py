@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import random
 import time
 from collections.abc import Sequence
@@ -23,9 +22,9 @@ from tests.consistency.postgres.nights import FULL, Nights
 from tests.consistency.postgres.servers import ENDS
 from tests.consistency.replaying import replayed, rows_of
 from tests.consistency.writing import Writing
-from tests.seeds import seeds
+from tests.seeds import chain_length, seeds
 
-NIGHTS = int(os.environ.get("CDC_NIGHTS", "3"))
+NIGHTS = chain_length(3)
 
 
 def copy_of(target: str, table: str) -> pa.Table:
@@ -42,7 +41,7 @@ def changes_of(target: str, table: str, since: str = "") -> pa.Table:
 
 @pytest.mark.timeout(120 * (NIGHTS + 1))
 @pytest.mark.parametrize("version", ENDS)
-@pytest.mark.parametrize("seed", seeds("CDC_CHAINS", plain=0, ci=2))
+@pytest.mark.parametrize("seed", seeds())
 def test_replayed_onto_a_copy_they_give_the_next(
     seed: int, version: int, postgres_factory: PostgresFactory, spark: SparkSession, tmp_path: Path
 ) -> None:

@@ -107,7 +107,7 @@ def plain(value: Any) -> Any:
     return value.astimezone(UTC).replace(tzinfo=None) if isinstance(value, datetime) and value.tzinfo else value
 
 
-@pytest.mark.parametrize("seed", seeds("CDC_HISTORIES", plain=0, ci=3))
+@pytest.mark.parametrize("seed", seeds())
 def test_no_row_of_a_part_differs_after_any_night(
     seed: int,
     setting: tuple[int, str],

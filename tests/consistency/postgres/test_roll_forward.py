@@ -5,7 +5,6 @@ The oracle is PostgreSQL itself: physical recovery brings a second server to tha
 
 from __future__ import annotations
 
-import os
 import random
 import time
 import uuid
@@ -29,10 +28,10 @@ from tests.consistency.comparing import assert_same_rows
 from tests.consistency.postgres import history
 from tests.consistency.postgres.servers import VERSIONS, primary_of
 from tests.consistency.writing import Writing
-from tests.seeds import seeds
+from tests.seeds import chain_length, seeds
 from tests.soon import soon
 
-NIGHTS = int(os.environ.get("CDC_NIGHTS", "3"))
+NIGHTS = chain_length(3)
 OLDEST, NEWEST = VERSIONS[0], VERSIONS[-1]
 WAYS = {"images": (history.SUBJECTS, "FULL"), "keys": (history.AGAIN, "DEFAULT")}
 SETTINGS = [
@@ -76,7 +75,7 @@ def plain(value: Any) -> Any:
     return value.astimezone(UTC).replace(tzinfo=None) if isinstance(value, datetime) and value.tzinfo else value
 
 
-@pytest.mark.parametrize("seed", seeds("CDC_CHAINS", plain=1, ci=2))
+@pytest.mark.parametrize("seed", seeds(0))
 def test_no_row_differs_after_any_night(
     seed: int,
     setting: tuple[int, str],

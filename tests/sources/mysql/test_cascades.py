@@ -26,7 +26,7 @@ from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published, settings_of
-from tests.seeds import some
+from tests.seeds import seeds
 from tests.sources.mysql.older_server import OlderServer
 
 TABLES = """
@@ -356,7 +356,7 @@ def test_the_definition_of_a_parent_stays(
         pipeline.finish()
 
 
-@pytest.mark.parametrize("seed", some(*range(6), plain=2))
+@pytest.mark.parametrize("seed", seeds(0, 1))
 def test_writers_that_delete_parents_meanwhile(
     seed: int, server: MysqlServer, spark: SparkSession, tmp_path: Path
 ) -> None:

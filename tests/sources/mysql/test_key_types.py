@@ -294,7 +294,7 @@ def test_each_row_once_whatever_the_key(name: str, source: MysqlSource, mysql: M
     holds_each_row_once(source, mysql, schema, [KINDS[one] for one in declared], key, 200, [1, 10])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("declared", [*KINDS, *KEYS])
 def test_each_row_once_whatever_the_key_with_many_rows(
     declared: str, source: MysqlSource, mysql: MysqlServer, schema: str

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_cdc.core.options import TableOptions
 from harness.mysql_server import MysqlServer
+from tests.seeds import examples
 from tests.sources.mysql.decode import other_reader
 from tests.sources.mysql.decode.policies import decode, holds, select
 from tests.sources.mysql.decode.reading import same, split
@@ -292,7 +293,7 @@ def test_each_place_where_the_other_reader_is_wrong_is_shown() -> None:
 
 @pytest.mark.long
 @given(case=tables())
-@given_settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
+@given_settings(deadline=None, max_examples=examples(40), suppress_health_check=list(HealthCheck))
 def test_any_row_is_the_same_by_select_and_in_the_log(
     server: MysqlServer, case: tuple[str, list[str], list[tuple[Any, ...]]]
 ) -> None:

@@ -16,6 +16,7 @@ from pymysqlreplication.row_event import DeleteRowsEvent, UpdateRowsEvent, Write
 from airflow_provider_cdc.core.net_change import Change, net, net_counts, rewind, rewind_counts, roll_forward
 from airflow_provider_cdc.sources.mysql.log import dump, segments
 from harness.mysql_server import MysqlServer
+from tests.seeds import examples
 from tests.sources.changes import Row, key
 from tests.sources.mysql.log.reading import Connection, LogReading, Window, executed, log_end, run
 
@@ -101,7 +102,7 @@ def empty(db: Connection) -> None:
 
 @pytest.mark.parametrize("in_parts", [False, True])
 @given(before=st.lists(TRANSACTIONS, max_size=4), within=st.lists(TRANSACTIONS, max_size=8))
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_the_net_change_undoes_the_history_and_does_it_again(
     in_parts: bool,
     server: MysqlServer,
@@ -162,7 +163,7 @@ PLAIN = st.tuples(
 
 
 @given(within=st.lists(PLAIN, min_size=1, max_size=10))
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_the_net_change_is_that_of_the_specification_over_another_reader(
     server: MysqlServer, db: Connection, within: list[tuple[str, list[str], str]]
 ) -> None:
