@@ -8,7 +8,7 @@ import random
 import tempfile
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -23,8 +23,8 @@ from harness.mysql_server import MysqlServer
 from harness.postgres_server import PostgresServer
 from harness.s3_server import s3_server
 from harness.spark_classes import jvm_options
-from harness.throw_away import throw_away
 from tests.seeds import SOAK_SEED, examples
+from tests.servers import throw_away_mysql, throw_away_postgres
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -85,29 +85,17 @@ class PostgresFactory(Protocol):
 MysqlFactory = Callable[[Mapping[str, str | None]], MysqlServer]
 
 
-@contextmanager
-def _throw_away_mysql(options: Mapping[str, str | None] | None = None) -> Iterator[MysqlServer]:
-    # Not tmp_path: pytest keeps the last three of those, and a data directory has hundreds of megabytes.
-    with (
-        tempfile.TemporaryDirectory(prefix="cdc-mysql-") as directory,
-        MysqlServer.start(Path(directory), options=options) as server,
-    ):
-        yield server
-        # A shutdown would take longer than the start, for data that nobody wants.
-        server.kill()
-
-
 @pytest.fixture(scope="session")
 def mysql() -> Iterator[MysqlServer]:
     """The server that tests share. Tests that change its global settings use `mysql_factory`."""
-    with _throw_away_mysql() as server:
+    with throw_away_mysql() as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def mysql_oracle() -> Iterator[MysqlServer]:
     """A second server, to replay on, with a log and GTIDs of its own."""
-    with _throw_away_mysql() as server:
+    with throw_away_mysql() as server:
         yield server
 
 
@@ -115,24 +103,13 @@ def mysql_oracle() -> Iterator[MysqlServer]:
 def mysql_factory() -> Iterator[MysqlFactory]:
     """Starts a server with the given options; all of them end with the test."""
     with ExitStack() as servers:
-        yield lambda options: servers.enter_context(_throw_away_mysql(options))
-
-
-@contextmanager
-def _throw_away_postgres(
-    options: Mapping[str, str] | None = None, version: int | None = None
-) -> Iterator[PostgresServer]:
-    with (
-        throw_away("cdc-postgres-") as directory,
-        PostgresServer.start(directory, options=options, version=version) as server,
-    ):
-        yield server
+        yield lambda options: servers.enter_context(throw_away_mysql(options))
 
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     """The PostgreSQL that tests share, of the version in ``$CDC_TEST_POSTGRES``, else the one on PATH."""
-    with _throw_away_postgres() as server:
+    with throw_away_postgres() as server:
         yield server
 
 
@@ -140,7 +117,7 @@ def postgres() -> Iterator[PostgresServer]:
 def postgres_factory() -> Iterator[PostgresFactory]:
     """Starts a server with the given options and of the given major version; all of them end with the test."""
     with ExitStack() as servers:
-        yield lambda options=None, version=None: servers.enter_context(_throw_away_postgres(options, version))
+        yield lambda options=None, version=None: servers.enter_context(throw_away_postgres(options, version))
 
 
 @pytest.fixture

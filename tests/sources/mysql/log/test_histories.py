@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from collections import Counter
 from collections.abc import Iterator
 
@@ -17,6 +16,7 @@ from airflow_provider_cdc.core.net_change import Change, net, net_counts, rewind
 from airflow_provider_cdc.sources.mysql.log import dump, segments
 from harness.mysql_server import MysqlServer
 from tests.seeds import examples
+from tests.servers import throw_away_mysql
 from tests.sources.changes import Row, key
 from tests.sources.mysql.log.reading import Connection, LogReading, Window, executed, log_end, run
 
@@ -50,13 +50,11 @@ TRANSACTIONS = st.tuples(
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MysqlServer]:
+def server() -> Iterator[MysqlServer]:
     """A server with full metadata in its table maps: the other reader needs the columns' names."""
-    directory = tmp_path_factory.mktemp("histories")
-    with MysqlServer.start(directory, options={"binlog_row_metadata": "FULL"}) as server:
+    with throw_away_mysql({"binlog_row_metadata": "FULL"}) as server:
         server.query("CREATE DATABASE histories")
         yield server
-    shutil.rmtree(directory)
 
 
 @pytest.fixture(scope="module")

@@ -18,6 +18,7 @@ from airflow_provider_cdc.sources.mysql.log.segments import previous_gtids
 from airflow_provider_cdc.sources.mysql.session import session
 from harness.mysql_server import MysqlServer
 from tests.conftest import MysqlFactory
+from tests.servers import throw_away_mysql
 from tests.sources.mysql.log.reading import executed, settings
 
 _COMMIT = re.compile(r"immediate_commit_timestamp=(\d+).*?SET @@SESSION\.GTID_NEXT= '([^']+)'", re.DOTALL)
@@ -49,9 +50,7 @@ def until(commits: list[Commit], when: int) -> GtidSet:
 @pytest.fixture(scope="module")
 def busy() -> Iterator[MysqlServer]:
     """A server with a history: several files, tags, compression, transactions of another server, DDL, and an XA one."""
-    from tests.conftest import _throw_away_mysql
-
-    with _throw_away_mysql() as server:
+    with throw_away_mysql() as server:
         dice = random.Random(20)
         with server.connect() as connection, connection.cursor() as cursor:
             cursor.execute("CREATE DATABASE d")
