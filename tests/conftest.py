@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
+import shutil
 import tempfile
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -83,6 +84,22 @@ class PostgresFactory(Protocol):
 
 
 MysqlFactory = Callable[[Mapping[str, str | None]], MysqlServer]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where temporary files go, of this process and of those that it starts; nothing may be left in it."""
+    # That of pytest is elsewhere, and shows what failed tests wrote.
+    tmp_path_factory.getbasetemp()
+    folder = Path(tempfile.mkdtemp(prefix="cdc-tests-"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(folder))
+        patch.setenv("TMPDIR", str(folder))
+        patch.setenv("SPARK_SUBMIT_OPTS", f"{os.environ['SPARK_SUBMIT_OPTS']} -Djava.io.tmpdir={folder}")
+        yield folder
+    left = sorted(str(path.relative_to(folder)) for path in folder.iterdir())
+    shutil.rmtree(folder, ignore_errors=True)
+    assert not left, f"tests left files in the temporary folder: {left}"
 
 
 @pytest.fixture(scope="session")
@@ -165,9 +182,15 @@ def spark() -> Iterator[SparkSession]:
             .getOrCreate()
         )
         yield session
-        session.stop()
         # Its connections are closed when this process ends, which has no log any more by then.
         logging.getLogger("py4j").setLevel(logging.WARNING)
+        context = session.sparkContext
+        gateway = context._gateway
+        session.stop()
+        # The JVM would end with this process, and remove its temporary files only then.
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait()
 
 
 @pytest.fixture(scope="session")

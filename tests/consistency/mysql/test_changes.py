@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import re
 import subprocess
-import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -73,11 +72,13 @@ def test_replayed_onto_a_copy_they_give_the_next(
     first: dict[str, pa.Table] = {}
     positions = []
     for night in range(NIGHTS + 1):
-        with Writing(history.write(mysql.connect, schema, pause=0.02), seed + 100 * night, chance.choice([3, 4])):
+        with Writing(
+            history.write(mysql.connect, schema, pause=0.02), seed + 100 * night, chance.choice([3, 4])
+        ) as writers:
             for _ in range(chance.randrange(5)):
-                time.sleep(0.4 * chance.random())
+                writers.wait_for_more(chance.randrange(1, 20))
                 mysql.query("FLUSH BINARY LOGS")
-            time.sleep(chance.random())
+            writers.wait_for_more(chance.randrange(1, 60))
             run = Pipeline(
                 spark,
                 settings_of(mysql),

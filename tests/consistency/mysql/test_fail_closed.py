@@ -177,7 +177,7 @@ def test_a_hazard_inside_the_run_stops_it(
     hazard: Hazard, when: str, own_server: MysqlServer, spark: SparkSession, tmp_path: Path
 ) -> None:
     _prepare(own_server)
-    run = Pipeline(spark, settings_of(own_server), tmp_path.as_uri(), ["shop.*"], chunk_rows=40, chunk_pause=0.2)
+    run = Pipeline(spark, settings_of(own_server), tmp_path.as_uri(), ["shop.*"], chunk_rows=40, chunk_pause=0.05)
     run.record()
 
     with pytest.raises(hazard.error) as caught:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -57,8 +56,11 @@ def test_replayed_onto_a_copy_they_give_the_next(
     positions = []
     for night in range(NIGHTS + 1):
         vacuums = Writing(history.vacuum(server.connect, "shop"), seed, 1)
-        with Writing(history.write(server.connect, "shop", 0.01), seed + 100 * night, chance.choice([3, 4])), vacuums:
-            time.sleep(2 * chance.random())
+        with (
+            Writing(history.write(server.connect, "shop", 0.01), seed + 100 * night, chance.choice([3, 4])) as writers,
+            vacuums,
+        ):
+            writers.wait_for_more(chance.randrange(1, 100))
             run = Pipeline(
                 spark,
                 settings_of(server),

@@ -171,7 +171,7 @@ def test_a_hazard_inside_the_run_stops_it(
 ) -> None:
     _prepare(own_server)
     tables = ["shop.orders", "shop.parts"]
-    run = Pipeline(spark, settings_of(own_server), tmp_path.as_uri(), tables, chunk_rows=300, chunk_pause=0.1)
+    run = Pipeline(spark, settings_of(own_server), tmp_path.as_uri(), tables, chunk_rows=300, chunk_pause=0.05)
     run.record()
     try:
         with pytest.raises(hazard.error) as caught:
