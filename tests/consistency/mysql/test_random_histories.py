@@ -38,9 +38,8 @@ def test_no_row_differs_from_the_initial_position(
     with Writing(history.write(mysql.connect, schema), seed, chance.choice([4, 5, 6])) as writers:
         writers.wait_for_more(50)
         initial = run.record()
-        writers.wait_for_more(
-            chance.choice([10, 10, 100])
-        )  # early reads see nearly the initial position, late ones much more
+        # Early reads see nearly the initial position, late ones much more.
+        writers.wait_for_more(chance.choice([10, 10, 100]))
         if chance.random() < 0.5:
             mysql.query("FLUSH BINARY LOGS")
         run.snapshot()

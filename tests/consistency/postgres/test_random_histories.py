@@ -74,9 +74,8 @@ def test_no_row_differs_from_the_initial_position(
     with writers, vacuums:
         writers.wait_for_more(50)
         initial = run.record()
-        writers.wait_for_more(
-            chance.choice([10, 10, 100])
-        )  # early reads see nearly the initial position, late ones much more
+        # Early reads see nearly the initial position, late ones much more.
+        writers.wait_for_more(chance.choice([10, 10, 100]))
         run.snapshot()
         writers.wait_for_more(chance.choice([0, 50]))
     run.extract_delta()
