@@ -33,6 +33,9 @@ KERNELS = (
     "tests/sources/test_netting.py",
 )
 
+AIRFLOWS = ("backfill", "browser", "nightly")
+"""Tests that start all parts of an Airflow, and take minutes."""
+
 PARTS = "test_parts_of_tables.py::test_no_row_of_a_part_differs_after_any_night"
 PAST = "test_as_of.py::test_no_row_differs_from_the_past"
 CHANGES = "test_changes.py::test_replayed_onto_a_copy_they_give_the_next"
@@ -133,19 +136,28 @@ KINDS: Mapping[str, Kind] = {
     "cluster": Kind("executors on a cluster", ("tests/jobs/test_cluster.py",), tests=0, weight=1),
     "dags": Kind(
         "whole DAG runs",
-        ("-m", "long", "tests/dags", "--ignore=tests/dags/test_browser.py"),
+        ("-m", "long", "tests/dags", *(f"--ignore=tests/dags/test_{name}.py" for name in AIRFLOWS)),
         weight=3,
+    ),
+    "airflow": Kind(
+        "nights and backfills in an Airflow with all its parts",
+        ("tests/dags/test_nightly.py", "tests/dags/test_backfill.py"),
+        weight=1,
     ),
     "browser": Kind("a person at Airflow's UI", ("tests/dags/test_browser.py",), tests=0, weight=1),
     "benches": Kind("the benches, on tiny tables", ("-m", "long", "tests/harness/test_bench.py"), weight=1),
 }
 
 FIXED = (
-    ("mysql-histories", 2),
     ("chaos", 4),
     ("chaos", 7),
+    ("dags", 1),
+    ("mysql-nights", 2),
+    ("postgres-nights", 3),
+    ("mysql-histories", 2),
     ("postgres-histories", 5),
     ("model-histories", 3),
+    ("properties", 3),
 )
 """The pieces of `--fixed`, those that take longest first."""
 
