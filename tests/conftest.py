@@ -95,7 +95,6 @@ def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tempfile, "tempdir", str(folder))
         patch.setenv("TMPDIR", str(folder))
-        patch.setenv("SPARK_SUBMIT_OPTS", f"{os.environ['SPARK_SUBMIT_OPTS']} -Djava.io.tmpdir={folder}")
         yield folder
     left = sorted(str(path.relative_to(folder)) for path in folder.iterdir())
     shutil.rmtree(folder, ignore_errors=True)
@@ -169,7 +168,9 @@ def spark() -> Iterator[SparkSession]:
     os.environ.update(spark_environment())
     from pyspark.sql import SparkSession
 
-    with tempfile.TemporaryDirectory(prefix="cdc-spark-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="cdc-spark-") as scratch, pytest.MonkeyPatch.context() as patch:
+        # A JVM does not go by TMPDIR.
+        patch.setenv("SPARK_SUBMIT_OPTS", f"{os.environ['SPARK_SUBMIT_OPTS']} -Djava.io.tmpdir={scratch}")
         session = (
             SparkSession.builder.master("local[2]")
             .appName("airflow-provider-cdc tests")
@@ -181,6 +182,7 @@ def spark() -> Iterator[SparkSession]:
             .config("spark.ui.enabled", "false")
             .getOrCreate()
         )
+        patch.undo()
         yield session
         # Its connections are closed when this process ends, which has no log any more by then.
         logging.getLogger("py4j").setLevel(logging.WARNING)
