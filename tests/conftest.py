@@ -11,10 +11,11 @@ import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
 
 from harness.airflow_home import ROOT, AirflowHome
 from harness.cache import cache_directory
@@ -58,6 +59,8 @@ if os.environ.get("CDC_WATCH_KERNELS"):
 else:
     WATCH = None
 
+AIRFLOW = "tests/dags/"
+
 LONGEST_FIRST = [ROOT / "tests" / name for name in ("dags", "consistency", "contract", "jobs", "sinks")]
 
 
@@ -69,6 +72,19 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if SOAK_SEED is not None and (count := int(os.environ.get("CDC_SOAK_TESTS", "0"))):
         drawn = random.Random(SOAK_SEED).sample(sorted(item.nodeid for item in items), min(count, len(items)))
         items[:] = [item for item in items if item.nodeid in drawn]
+
+
+class OneAirflow(LoadFileScheduling):
+    """Gives each process file after file, and all DAG runs to one process: an Airflow takes long to start."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = str(super()._split_scope(nodeid))
+        return AIRFLOW if file.startswith(AIRFLOW) else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneAirflow | None:
+    return OneAirflow(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -140,7 +156,8 @@ def postgres_factory() -> Iterator[PostgresFactory]:
 def database(postgres: PostgresServer) -> Iterator[str]:
     """The name of a fresh database on `postgres`, dropped after the test; the test must leave no slot behind."""
     name = f"t_{uuid.uuid4().hex[:12]}"
-    postgres.query(f"CREATE DATABASE {name}")
+    # Less work than to write the copy to the log.
+    postgres.query(f"CREATE DATABASE {name} STRATEGY file_copy")
     yield name
     slots = postgres.drop_database(name)
     assert not slots, f"replication slots were left: {slots}"

@@ -158,6 +158,9 @@ FIXED = (
     ("postgres-histories", 5),
     ("model-histories", 3),
     ("properties", 3),
+    ("statements", 4),
+    ("ddl", 4),
+    ("types", 4),
 )
 """The pieces of `--fixed`, those that take longest first."""
 
