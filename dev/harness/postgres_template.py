@@ -26,9 +26,9 @@ def copy_template(
     :param run: runs a program of the server as that user.
     """
     made = [*arguments, binaries.version, str(os.geteuid())]
-    name = f"postgres-template-{binaries.major}-{hashlib.sha256(repr(made).encode()).hexdigest()[:12]}"
-    template = cache_directory() / name
-    with locked(name):
+    digest = hashlib.sha256(repr(made).encode()).hexdigest()[:12]
+    template = cache_directory() / "postgres" / f"template-{binaries.major}-{digest}"
+    with locked("postgres-template"):
         if not template.exists():
             with building(template) as work:
                 owner = data.stat()
