@@ -52,4 +52,4 @@ def test_a_failure_is_told_with_the_command_that_repeats_it(
         assert end.value.code == status
         told = capsys.readouterr().out
         assert ("soak: FAILED: dev/soak --only one --seed 17" in told) == bool(status), told
-        assert f"1 pieces of work, {status} failed" in told
+        assert f"soak: pieces of work: 1, failed: {status}" in told

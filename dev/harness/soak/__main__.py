@@ -121,7 +121,7 @@ def main() -> None:
     soak.run()
     for piece in soak.failed:
         print(f"soak: FAILED: {_repeating(piece)}")
-    print(f"soak: {soak.done} pieces of work, {len(soak.failed)} failed", flush=True)
+    print(f"soak: pieces of work: {soak.done}, failed: {len(soak.failed)}", flush=True)
     sys.exit(bool(soak.failed))
 
 
