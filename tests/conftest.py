@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import logging
 import os
+import random
+import shutil
 import tempfile
-import time
 import uuid
 from collections.abc import Callable, Generator, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import pytest
 from hypothesis import HealthCheck, settings
+from xdist.scheduler import LoadFileScheduling
 
 from harness.airflow_home import ROOT, AirflowHome
 from harness.cache import cache_directory
@@ -23,7 +25,8 @@ from harness.mysql_server import MysqlServer
 from harness.postgres_server import PostgresServer
 from harness.s3_server import s3_server
 from harness.spark_classes import jvm_options
-from harness.throw_away import throw_away
+from tests.seeds import SOAK_SEED, examples
+from tests.servers import throw_away_mysql, throw_away_postgres
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -34,8 +37,10 @@ settings.register_profile(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     print_blob=True,
-    # A change is refused for what it breaks, and not for what nobody had drawn before.
-    derandomize=bool(os.environ.get("CDC_SAME_EXAMPLES")),
+    max_examples=examples(100),
+    # A change is refused for what it breaks, and not for what nobody had drawn before: dev/soak draws something new.
+    derandomize=SOAK_SEED is None,
+    database=None,
 )
 settings.load_profile("cdc")
 
@@ -54,18 +59,32 @@ if os.environ.get("CDC_WATCH_KERNELS"):
 else:
     WATCH = None
 
+AIRFLOW = "tests/dags/"
+
 LONGEST_FIRST = [ROOT / "tests" / name for name in ("dags", "consistency", "contract", "jobs", "sinks")]
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # Two processes take file after file: what begins last must be short, or one of them ends long before the other.
+    # Several processes take file after file: what begins last must be short, or one of them ends long before the other.
     items.sort(key=lambda item: next((i for i, at in enumerate(LONGEST_FIRST) if at in item.path.parents), 99))
+    # Of what is chosen on the command line, dev/soak runs so many tests, which its seed draws.
+    if SOAK_SEED is not None and (count := int(os.environ.get("CDC_SOAK_TESTS", "0"))):
+        drawn = random.Random(SOAK_SEED).sample(sorted(item.nodeid for item in items), min(count, len(items)))
+        items[:] = [item for item in items if item.nodeid in drawn]
 
 
-def pytest_runtest_setup() -> None:
-    # CI has so much time and no more, on machines of any speed.
-    if time.time() > float(os.environ.get("CDC_END_BY", "inf")):
-        pytest.skip("no test begins after CDC_END_BY")
+class OneAirflow(LoadFileScheduling):
+    """Gives each process file after file, and all DAG runs to one process: an Airflow takes long to start."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        file = str(super()._split_scope(nodeid))
+        return AIRFLOW if file.startswith(AIRFLOW) else file
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> OneAirflow | None:
+    return OneAirflow(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -83,29 +102,32 @@ class PostgresFactory(Protocol):
 MysqlFactory = Callable[[Mapping[str, str | None]], MysqlServer]
 
 
-@contextmanager
-def _throw_away_mysql(options: Mapping[str, str | None] | None = None) -> Iterator[MysqlServer]:
-    # Not tmp_path: pytest keeps the last three of those, and a data directory has hundreds of megabytes.
-    with (
-        tempfile.TemporaryDirectory(prefix="cdc-mysql-") as directory,
-        MysqlServer.start(Path(directory), options=options) as server,
-    ):
-        yield server
-        # A shutdown would take longer than the start, for data that nobody wants.
-        server.kill()
+@pytest.fixture(scope="session", autouse=True)
+def temporary_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """Where temporary files go, of this process and of those that it starts; nothing may be left in it."""
+    # That of pytest is elsewhere, and shows what failed tests wrote.
+    tmp_path_factory.getbasetemp()
+    folder = Path(tempfile.mkdtemp(prefix="cdc-tests-"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(folder))
+        patch.setenv("TMPDIR", str(folder))
+        yield folder
+    left = sorted(str(path.relative_to(folder)) for path in folder.iterdir())
+    shutil.rmtree(folder, ignore_errors=True)
+    assert not left, f"tests left files in the temporary folder: {left}"
 
 
 @pytest.fixture(scope="session")
 def mysql() -> Iterator[MysqlServer]:
     """The server that tests share. Tests that change its global settings use `mysql_factory`."""
-    with _throw_away_mysql() as server:
+    with throw_away_mysql() as server:
         yield server
 
 
 @pytest.fixture(scope="session")
 def mysql_oracle() -> Iterator[MysqlServer]:
     """A second server, to replay on, with a log and GTIDs of its own."""
-    with _throw_away_mysql() as server:
+    with throw_away_mysql() as server:
         yield server
 
 
@@ -113,24 +135,13 @@ def mysql_oracle() -> Iterator[MysqlServer]:
 def mysql_factory() -> Iterator[MysqlFactory]:
     """Starts a server with the given options; all of them end with the test."""
     with ExitStack() as servers:
-        yield lambda options: servers.enter_context(_throw_away_mysql(options))
-
-
-@contextmanager
-def _throw_away_postgres(
-    options: Mapping[str, str] | None = None, version: int | None = None
-) -> Iterator[PostgresServer]:
-    with (
-        throw_away("cdc-postgres-") as directory,
-        PostgresServer.start(directory, options=options, version=version) as server,
-    ):
-        yield server
+        yield lambda options: servers.enter_context(throw_away_mysql(options))
 
 
 @pytest.fixture(scope="session")
 def postgres() -> Iterator[PostgresServer]:
     """The PostgreSQL that tests share, of the version in ``$CDC_TEST_POSTGRES``, else the one on PATH."""
-    with _throw_away_postgres() as server:
+    with throw_away_postgres() as server:
         yield server
 
 
@@ -138,14 +149,15 @@ def postgres() -> Iterator[PostgresServer]:
 def postgres_factory() -> Iterator[PostgresFactory]:
     """Starts a server with the given options and of the given major version; all of them end with the test."""
     with ExitStack() as servers:
-        yield lambda options=None, version=None: servers.enter_context(_throw_away_postgres(options, version))
+        yield lambda options=None, version=None: servers.enter_context(throw_away_postgres(options, version))
 
 
 @pytest.fixture
 def database(postgres: PostgresServer) -> Iterator[str]:
     """The name of a fresh database on `postgres`, dropped after the test; the test must leave no slot behind."""
     name = f"t_{uuid.uuid4().hex[:12]}"
-    postgres.query(f"CREATE DATABASE {name}")
+    # Less work than to write the copy to the log.
+    postgres.query(f"CREATE DATABASE {name} STRATEGY file_copy")
     yield name
     slots = postgres.drop_database(name)
     assert not slots, f"replication slots were left: {slots}"
@@ -173,7 +185,9 @@ def spark() -> Iterator[SparkSession]:
     os.environ.update(spark_environment())
     from pyspark.sql import SparkSession
 
-    with tempfile.TemporaryDirectory(prefix="cdc-spark-") as scratch:
+    with tempfile.TemporaryDirectory(prefix="cdc-spark-") as scratch, pytest.MonkeyPatch.context() as patch:
+        # A JVM does not go by TMPDIR.
+        patch.setenv("SPARK_SUBMIT_OPTS", f"{os.environ['SPARK_SUBMIT_OPTS']} -Djava.io.tmpdir={scratch}")
         session = (
             SparkSession.builder.master("local[2]")
             .appName("airflow-provider-cdc tests")
@@ -185,10 +199,17 @@ def spark() -> Iterator[SparkSession]:
             .config("spark.ui.enabled", "false")
             .getOrCreate()
         )
+        patch.undo()
         yield session
-        session.stop()
         # Its connections are closed when this process ends, which has no log any more by then.
         logging.getLogger("py4j").setLevel(logging.WARNING)
+        context = session.sparkContext
+        gateway = context._gateway
+        session.stop()
+        # The JVM would end with this process, and remove its temporary files only then.
+        gateway.shutdown()
+        gateway.proc.stdin.close()
+        gateway.proc.wait()
 
 
 @pytest.fixture(scope="session")

@@ -1,4 +1,4 @@
-"""How many of a test's cases are run: some in every run, more in CI, and as many as wanted on demand."""
+"""Which cases of a test `dev/test` runs, and which are left to `dev/soak`."""
 
 from __future__ import annotations
 
@@ -7,17 +7,31 @@ from typing import Any
 
 import pytest
 
+SOAK_SEED = int(os.environ["CDC_SOAK_SEED"]) if "CDC_SOAK_SEED" in os.environ else None
+"""The seed of the piece of work that `dev/soak` runs; None: this is no soak."""
 
-def seeds(variable: str, plain: int, ci: int) -> list[Any]:
-    """The seeds of a parametrized test: as many as the environment's `variable` says, from ``CDC_FIRST_SEED`` on (they
-    are ``slow`` then), else `ci`, of which all but the first `plain` are ``long``."""
-    if wanted := os.environ.get(variable):
-        first = int(os.environ.get("CDC_FIRST_SEED", "0"))
-        return [pytest.param(seed, marks=pytest.mark.slow) for seed in range(first, first + int(wanted))]
-    return some(*range(ci), plain=plain)
+
+def seeds(*fixed: int) -> list[Any]:
+    """The seeds of a parametrized test: that of `dev/soak`, else the ``fixed`` ones.
+
+    Without any, the test is ``long``.
+    """
+    if SOAK_SEED is not None:
+        return [SOAK_SEED]
+    return [*fixed] or [pytest.param(0, marks=pytest.mark.long)]
 
 
 def some(*cases: Any, plain: int = 1) -> list[Any]:
-    """The cases of a parametrized test, of which all but the first `plain` are ``long``."""
+    """The cases of a parametrized test, of which all but the first ``plain`` are ``long``."""
     more = [case if isinstance(case, tuple) else (case,) for case in cases[plain:]]
     return [*cases[:plain], *(pytest.param(*case, marks=pytest.mark.long) for case in more)]
+
+
+def examples(plain: int) -> int:
+    """The number of examples of a property: ``plain``, or ten times that in `dev/soak`."""
+    return plain if SOAK_SEED is None else 10 * plain
+
+
+def chain_length(plain: int) -> int:
+    """The length of a chain of nights: ``plain``, or two more in `dev/soak`."""
+    return plain if SOAK_SEED is None else plain + 2

@@ -16,6 +16,7 @@ import psycopg
 
 from harness.errors import HarnessError
 from harness.postgres_binaries import find_postgres
+from harness.postgres_template import copy_template
 from harness.server_process import START_SECONDS, STOP_SECONDS, ServerProcess
 
 SUPERUSER = "postgres"
@@ -159,9 +160,8 @@ class PostgresServer(ServerProcess):
         if (self.data / "PG_VERSION").exists():
             return
         self._make_folder()
-        command = [self.binaries.tool("initdb"), "--pgdata", str(self.data), "--username", SUPERUSER]
-        command += ["--encoding", "UTF8", "--locale", "C.UTF-8", "--auth", "trust", "--no-sync", "--no-instructions"]
-        self._run(command)
+        arguments = ["--username", SUPERUSER, "--encoding", "UTF8", "--locale", "C.UTF-8", "--auth", "trust"]
+        copy_template(self.binaries, [*arguments, "--no-sync", "--no-instructions"], self.data, self._run)
         (self.data / "pg_hba.conf").write_text(HBA)
 
     def _make_folder(self) -> None:

@@ -27,6 +27,14 @@ STOP_SECONDS = 180
 """Machines that are busy with other tests take many times what a quiet one takes."""
 
 
+PORT_TRIES = 5
+"""A program of somebody else may take a port between our look at it and the start of the server."""
+
+
+class PortTaken(HarnessError):
+    """Another program has the server's port."""
+
+
 class StartArguments(TypedDict, total=False):
     """What each kind of server can be started with."""
 
@@ -77,7 +85,14 @@ class ServerProcess(ABC):
         """
         server = cls(directory, **arguments)
         server._prepare_data()
-        server._launch()
+        for tries_left in reversed(range(PORT_TRIES)):
+            try:
+                server._launch()
+                break
+            except PortTaken:
+                if arguments.get("port") or not tries_left:
+                    raise
+                server.port = free_port()
         return server
 
     @classmethod
@@ -169,14 +184,16 @@ class ServerProcess(ABC):
         deadline = time.monotonic() + START_SECONDS
         while (answered := self._answers_from()) is None:
             if not self._running():
-                raise HarnessError(f"{self.program} ended at once; see {self.log}:\n{self._log_tail()}")
+                tail = self._log_tail()
+                kind = PortTaken if "address already in use" in tail.lower() else HarnessError
+                raise kind(f"{self.program} ended at once; see {self.log}:\n{tail}")
             if time.monotonic() > deadline:
                 raise HarnessError(
                     f"{self.program} does not answer after {START_SECONDS} s; see {self.log}:\n{self._log_tail()}"
                 )
             time.sleep(0.05)
         if Path(answered) != self.data:
-            raise HarnessError(f"port {self.port} belongs to another server (its data is in {answered})")
+            raise PortTaken(f"port {self.port} belongs to another server (its data is in {answered})")
 
     def _log_tail(self) -> str:
         if not self.log.exists():

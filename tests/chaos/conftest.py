@@ -1,14 +1,10 @@
-"""Which seeds there are, and a summary of the faults that they drew and of those that had an effect."""
+"""What a seed stands for, and a summary of the faults that they drew and of those that had an effect."""
 
 from __future__ import annotations
 
-import os
 from collections import Counter
 
 import pytest
-
-SEEDS = int(os.environ.get("CDC_CHAOS_SEEDS", "30"))
-FIRST_SEED = int(os.environ.get("CDC_CHAOS_FIRST_SEED", "0"))
 
 DREW, BIT = "fault drawn", "fault bit"
 """Properties of a report, whose value is a kind of fault: one that a schedule held, one that had an effect."""
@@ -22,18 +18,6 @@ def kind_of(seed: int) -> str:
 def on_store(seed: int) -> bool:
     """Whether a seed's lake is a store; it takes longer than a disk."""
     return seed % 5 == 4
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    if "seed" in metafunc.fixturenames:
-        # Each process of a run has servers of one kind (`--dist loadgroup`).
-        metafunc.parametrize(
-            "seed",
-            [
-                pytest.param(seed, marks=pytest.mark.xdist_group(kind_of(seed)))
-                for seed in range(FIRST_SEED, FIRST_SEED + SEEDS)
-            ],
-        )
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -50,7 +50,13 @@ class Driver:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
-                env={**os.environ, **environment, "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "dev")])},
+                env={
+                    **os.environ,
+                    **environment,
+                    "PYTHONPATH": os.pathsep.join([str(ROOT), str(ROOT / "dev")]),
+                    # What is killed leaves its temporary files.
+                    "SPARK_SUBMIT_OPTS": f"{os.environ['SPARK_SUBMIT_OPTS']} -Djava.io.tmpdir={self.scratch.name}",
+                },
             )
 
     def begin(self, step: str, run: Mapping[str, Any]) -> None:

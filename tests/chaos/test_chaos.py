@@ -32,6 +32,7 @@ from tests.chaos.faults import STEPS, Fault
 from tests.chaos.fleet import Fleet
 from tests.chaos.lakes import Disk, Store, store
 from tests.chaos.worlds import World, Worlds
+from tests.seeds import seeds
 from tests.small_disk import SmallDisk, small_disk
 from tests.soon import soon
 
@@ -48,7 +49,7 @@ LIMITS = {"disk_full": (resource.RLIMIT_FSIZE, 64, 2**40), "no_files": (resource
 """The limit, what it is for a moment, and what after that."""
 REFUSED = {"disk_full": "File too large", "no_files": "Too many open files"}
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")
@@ -246,6 +247,7 @@ class Chaos:
         pytest.fail(f"a try hangs; so far: {self.story}\n{log}")
 
 
+@pytest.mark.parametrize("seed", seeds())
 def test_the_copy_is_exact_or_the_run_has_failed(
     seed: int,
     worlds: Worlds,

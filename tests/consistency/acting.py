@@ -40,10 +40,9 @@ def _snapshot_while(run: Pipeline, act: Callable[[], None]) -> None:
         patch.setattr(kind, "bound_reads", later)
         step = pool.submit(run.snapshot)
         try:
-            while not run.run.exists("chunks/plan.json") and not step.done():
+            # The chunks are cut, and the first ones are read.
+            while not step.done() and not run.run.folders("chunks"):
                 time.sleep(0.01)
-            # Now the chunks are cut, and the first ones are read.
-            time.sleep(0.3)
             act()
         finally:
             acted.set()

@@ -7,11 +7,9 @@ from contextlib import closing
 
 import pytest
 
-from harness.mysql_server import MysqlServer
-from harness.postgres_server import PostgresServer
-from harness.throw_away import throw_away
 from tests.contract.begun import RUN_ID, Begin, Begun
 from tests.contract.databases import Database, MysqlDatabase, PostgresDatabase
+from tests.servers import throw_away_mysql, throw_away_postgres
 
 
 @pytest.fixture(scope="session", params=["mysql", "postgres"])
@@ -51,15 +49,14 @@ def begin(db: Database) -> Iterator[Begin]:
 def second_server(kind: str) -> Iterator[Database]:
     """A database on another server of the same kind, whose log a test may throw away."""
     made: MysqlDatabase | PostgresDatabase
-    with throw_away("cdc-second-") as directory:
-        if kind == "mysql":
-            with MysqlServer.start(directory) as mysql:
-                mysql.query("CREATE DATABASE second")
-                made = MysqlDatabase(mysql, "second")
-                with made.account():
-                    yield made
-        else:
-            with PostgresServer.start(directory) as postgres:
-                made = PostgresDatabase(postgres, "postgres")
-                with made.account():
-                    yield made
+    if kind == "mysql":
+        with throw_away_mysql() as mysql:
+            mysql.query("CREATE DATABASE second")
+            made = MysqlDatabase(mysql, "second")
+            with made.account():
+                yield made
+    else:
+        with throw_away_postgres() as postgres:
+            made = PostgresDatabase(postgres, "postgres")
+            with made.account():
+                yield made

@@ -13,6 +13,7 @@ import pytest
 from airflow_provider_cdc.sources.window import CHANGE_SCHEMA, TrackedTable
 from tests.contract.begun import Begin, Begun, sent
 from tests.contract.databases import Database
+from tests.seeds import seeds
 
 Row = tuple[int, int]
 Change = tuple[str, Row | None, Row | None]
@@ -108,7 +109,7 @@ def _decoded(
             yield one["table"], one["order"], one["position"], one["commit_time"], rows[0], rows[1]
 
 
-@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seed", seeds(0))
 def test_each_change_of_the_window_is_told_once_and_in_order(db: Database, begin: Begin, seed: int) -> None:
     chance = random.Random(seed)
     db.create("orders", "id INT PRIMARY KEY, n INT")

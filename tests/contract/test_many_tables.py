@@ -15,7 +15,7 @@ from harness.pipeline import Pipeline, published_counts
 from tests.contract.begun import LOCK, Begin
 from tests.contract.databases import Database
 
-TABLES = 60
+TABLES = 50
 OPENED = {
     "mysql": "SELECT VARIABLE_VALUE FROM performance_schema.global_status WHERE VARIABLE_NAME = 'Connections'",
     "postgres": "SELECT sessions FROM pg_stat_database WHERE datname = current_database()",

@@ -43,7 +43,7 @@ def test_the_point_is_plain_data_that_a_manifest_can_hold(stock: Database) -> No
         assert str(stock.parse(point.position)) == point.position
         assert written(dict(point.identity)) == point.identity
         assert decode(tuple[Table, ...], written(encode(point.tables)), "") == point.tables
-        assert 0 <= point.lock_seconds < 5
+        assert 0 <= point.lock_seconds < 60
         source.check_identity(written(dict(point.identity)), point.position)
     finally:
         release_run(source, RUN_ID)

@@ -20,6 +20,7 @@ from airflow_provider_cdc.core.condition_values import problems
 from airflow_provider_cdc.core.records import decode, encode
 from airflow_provider_cdc.core.selection import Selection, selection_of
 from airflow_provider_cdc.errors import ConfigurationError
+from tests.seeds import examples
 
 LETTERS = "ab%_!Aé\n'"
 TEXTS = st.text(LETTERS, max_size=4)
@@ -78,7 +79,7 @@ ROWS = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(conditions(), ROWS)
 def test_a_condition_holds_for_the_rows_for_which_another_database_says_so(text: str, rows: list[Any]) -> None:
     with sqlite3.connect(":memory:") as other:
@@ -235,7 +236,7 @@ def test_what_is_not_part_of_the_language_is_refused_with_its_place(text: str, p
     assert refused.value.hint
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(st.text("ab=<>!()'\"`,.-+1 \\%_;nulotandirk\n", max_size=14))
 def test_no_text_is_read_as_anything_but_what_it_says(text: str) -> None:
     try:

@@ -24,6 +24,7 @@ from pymysql.cursors import Cursor
 from airflow_provider_cdc.core.gtid import GNO_END, Gtid, GtidSet
 from airflow_provider_cdc.errors import PositionError
 from harness.mysql_server import MysqlServer
+from tests.seeds import examples
 
 # The second and third differ in the last digit only; the order of the list is not the order of the bytes.
 UUIDS = [
@@ -93,7 +94,7 @@ class TestText:
     def test_every_spelling_is_read_and_printed_as_the_server_does(self, cursor: Cursor, text: str) -> None:
         assert str(GtidSet.parse(text)) == on_server(cursor, "GTID_SUBTRACT(%s, '')", text)
 
-    @settings(max_examples=300)
+    @settings(max_examples=examples(300))
     @given(text=texts(), data=st.data())
     def test_a_slip_of_the_pen_is_refused_exactly_when_the_server_refuses_it(
         self, cursor: Cursor, text: str, data: st.DataObject
@@ -297,7 +298,7 @@ class TestBytes:
         with contextlib.suppress(PositionError):
             GtidSet.decode(data)
 
-    @settings(max_examples=300)
+    @settings(max_examples=examples(300))
     @given(gtid_set=sets, data=st.data())
     def test_a_flipped_byte_gives_a_valid_set_or_a_position_error(self, gtid_set: GtidSet, data: st.DataObject) -> None:
         damaged = bytearray(gtid_set.encode())

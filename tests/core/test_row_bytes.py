@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from airflow_provider_cdc.core import row_bytes
 from airflow_provider_cdc.core.kernel_cache import digest
 from airflow_provider_cdc.core.row_bytes import encode
+from tests.seeds import examples
 
 TYPES: list[tuple[pa.DataType, st.SearchStrategy[Any]]] = [
     (pa.int8(), st.integers(-3, 3)),
@@ -58,7 +59,7 @@ def batches(draw: st.DrawFn) -> tuple[pa.RecordBatch, list[tuple[Any, ...]]]:
     return pa.record_batch(columns), identities
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(batches())
 def test_rows_have_equal_bytes_exactly_if_they_are_bit_equal(
     case: tuple[pa.RecordBatch, list[tuple[Any, ...]]],
@@ -72,7 +73,7 @@ def test_rows_have_equal_bytes_exactly_if_they_are_bit_equal(
             assert (one == other) == (one_identity == other_identity)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(batches(), st.data())
 def test_a_slice_has_the_bytes_of_its_rows(
     case: tuple[pa.RecordBatch, list[tuple[Any, ...]]], data: st.DataObject

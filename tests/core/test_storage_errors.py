@@ -83,7 +83,7 @@ def test_a_bucket_that_does_not_exist_is_named(s3: str, monkeypatch: pytest.Monk
         Storage("s3://nothing-here/raw").check_writable()
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("status", [503, 0])
 def test_an_outage_is_worth_another_try(monkeypatch: pytest.MonkeyPatch, status: int) -> None:
     with answering(status) as endpoint:
@@ -99,7 +99,7 @@ def test_a_denial_without_a_word_is_one(monkeypatch: pytest.MonkeyPatch) -> None
             Storage("s3://lake/raw").exists("x")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_an_endpoint_that_is_not_there_may_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
     use(monkeypatch, f"http://127.0.0.1:{free_port()}")
     with pytest.raises(StorageUnavailable) as failure:
@@ -107,7 +107,7 @@ def test_an_endpoint_that_is_not_there_may_come_back(monkeypatch: pytest.MonkeyP
     assert "network" in failure.value.hint
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_region_that_cannot_be_asked_for_may_be_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without an endpoint, building the store asks AWS for the bucket's region."""
     for name in ("AWS_ENDPOINT_URL", "AWS_DEFAULT_REGION", "AWS_REGION"):

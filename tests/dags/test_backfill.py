@@ -35,7 +35,7 @@ INTERVAL = timedelta(seconds=10)
 INTERVALS = 5
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_a_backfill_rebuilds_each_past_interval(
     mysql: MysqlServer, mysql_oracle: MysqlServer, schema: str, tmp_path: Path
@@ -67,7 +67,7 @@ def test_a_backfill_rebuilds_each_past_interval(
     assert len(sizes) > INTERVALS, "the intervals differ"
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(3600)
 def test_a_backfill_rebuilds_what_a_standing_slot_has_kept(postgres_factory: PostgresFactory, tmp_path: Path) -> None:
     postgres = postgres_factory({"max_connections": "60"})

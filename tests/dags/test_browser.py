@@ -9,7 +9,6 @@ import json
 import os
 import random
 import shutil
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -26,6 +25,7 @@ from harness import oracle
 from harness.airflow_home import ROOT, AirflowHome
 from harness.airflow_server import running_airflow
 from harness.browser import Browser, open_browser
+from harness.cache import cache_directory
 from harness.mysql_server import MysqlServer
 from harness.pipeline import published
 from harness.postgres_server import SUPERUSER, PostgresServer
@@ -48,7 +48,7 @@ sources:
     tables: ["{schema}.*"]
     target: {lake}
 """
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(2400)]
+pytestmark = [pytest.mark.long, pytest.mark.timeout(2400)]
 
 
 @dataclass
@@ -151,8 +151,9 @@ def site(
 
 @pytest.fixture(scope="module")
 def browser(site: Site) -> Iterator[Browser]:
-    # Not a folder of pytest's, which removes those of older runs.
-    pictures = Path(os.environ.get("CDC_PICTURES") or tempfile.mkdtemp(prefix="cdc-pictures-"))
+    # Not a folder of pytest's, which removes those of tests that passed.
+    pictures = Path(os.environ.get("CDC_PICTURES") or cache_directory() / "pictures")
+    pictures.mkdir(exist_ok=True)
     print(f"pictures: {pictures}")
     with open_browser(pictures) as opened:
         yield opened

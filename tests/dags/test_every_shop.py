@@ -34,7 +34,7 @@ def test_each_source_has_a_plan_of_its_own_and_all_that_follows_is_skipped(
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(1800)
 def test_each_source_is_a_run_of_its_own(
     dag_runner: DagRunner, mysql: MysqlServer, schema: str, tmp_path: Path

@@ -118,7 +118,7 @@ def night(mysql: MysqlServer, schema: str, tmp_path: Path) -> Iterator[Night]:
     mysql.query("DROP USER nightly@localhost")
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(2400)
 def test_a_night_copies_tells_others_and_says_why_it_failed(night: Night, mysql: MysqlServer) -> None:
     night.wait("the DAGs were not found", lambda: "nightly" in night.run("dags", "list"), 180)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 import psycopg
 import pytest
 
+from harness import server_process
 from harness.postgres_binaries import installations
 from harness.postgres_server import PostgresServer
 
@@ -26,12 +28,21 @@ def test_every_version_starts_and_writes_a_logical_log(major: int, tmp_path: Pat
         assert server.query("SHOW wal_level") == [("logical",)]
         assert server.query("SHOW server_version")[0][0].startswith(str(major))
         assert server.query("SELECT slot_name FROM pg_create_logical_replication_slot('s', 'pgoutput')") == [("s",)]
+        identifier = "SELECT system_identifier FROM pg_control_system()"
+        with PostgresServer.start(tmp_path / "other", version=major) as other:
+            assert other.query(identifier) != server.query(identifier), "their data come from one template"
     with pytest.raises(psycopg.OperationalError):
         server.connect()
 
 
-def test_data_and_port_outlive_a_restart(tmp_path: Path) -> None:
-    with PostgresServer.start(tmp_path) as server:
+def test_data_and_port_outlive_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as taken:
+        # Another program takes the port after it was found free.
+        taken.bind(("127.0.0.1", 0))
+        ports = [taken.getsockname()[1], server_process.free_port()]
+        monkeypatch.setattr(server_process, "free_port", lambda: ports.pop(0))
+        server = PostgresServer.start(tmp_path)
+    with server:
         server.query("CREATE TABLE kept AS SELECT 1 AS one")
         server.restart({"work_mem": "8MB"})
         assert server.query("SELECT one, current_setting('work_mem') FROM kept") == [(1, "8MB")]

@@ -39,7 +39,7 @@ def shipped(work: Path) -> Path:
     return package_zip(work)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_executors_run_the_shipped_package_without_airflow_and_compile_once(
     workers: Cluster, shipped: Path, work: Path
 ) -> None:
@@ -57,7 +57,7 @@ def test_executors_run_the_shipped_package_without_airflow_and_compile_once(
     assert (second["hits"], second["misses"]) == (1, 0)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_run_on_a_cluster_publishes_the_initial_position(
     workers: Cluster, shipped: Path, mysql: MysqlServer, schema: str, tmp_path: Path
 ) -> None:
@@ -105,7 +105,7 @@ def extend_the_window(run: Pipeline, settings: object) -> None:
     run.run.write_json(name, record)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_terminal_error_in_an_executor_ends_the_app_with_its_message_and_no_trace(
     workers: Cluster, shipped: Path, mysql: MysqlServer, schema: str, tmp_path: Path
 ) -> None:

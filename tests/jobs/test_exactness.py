@@ -13,6 +13,7 @@ import pytest
 from airflow_provider_cdc.jobs import consolidate, extract_delta, snapshot
 from tests.jobs.conftest import MakeRunner
 from tests.jobs.history_source import HistorySource, random_history
+from tests.seeds import seeds
 
 
 def make_source(seed: int, length: int = 60) -> tuple[HistorySource, int]:
@@ -21,16 +22,16 @@ def make_source(seed: int, length: int = 60) -> tuple[HistorySource, int]:
     return source, rng.randrange(length // 3, length)
 
 
-@pytest.mark.parametrize("block", [0, 1, *(pytest.param(block, marks=pytest.mark.long) for block in (2, 3))])
+@pytest.mark.parametrize("block", seeds(0))
 def test_random_histories(here: MakeRunner, block: int) -> None:
-    for seed in range(block * 10, block * 10 + 10):
+    for seed in range(block * 10, block * 10 + 6):
         source, initial = make_source(seed)
         runner = here(source, initial, name=f"lake-{seed}")
         runner.all()
         assert runner.published() == runner.expected(), f"seed {seed}"
 
 
-@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.long) for seed in (2, 3))])
+@pytest.mark.parametrize("seed", seeds(1))
 def test_random_histories_on_spark(on_spark: MakeRunner, seed: int) -> None:
     source, initial = make_source(seed, 150)
     runner = on_spark(source, initial)

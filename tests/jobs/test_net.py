@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from airflow_provider_cdc.core import net_change, row_bytes
 from airflow_provider_cdc.jobs import net
 from airflow_provider_cdc.sources.window import BUCKETS, DELTA_SCHEMA, LogSegment, SegmentSummary
+from tests.seeds import examples
 
 KEYED, KEYLESS = 0, 1
 Event = tuple[int, bytes, bytes | None, int]
@@ -42,7 +43,7 @@ def changes(events: list[tuple[int, Event]]) -> pa.Table:
     return pa.table(arrays, schema=DELTA_SCHEMA)
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(EVENTS, st.sampled_from([1, 4, 1 << 30]), st.randoms(use_true_random=False))
 def test_composing_is_netting_in_any_order_of_rows(events: list[Event], array_bytes: int, rng: Any) -> None:
     windows = [{key: net_change.Change(before, None)} for table, key, before, _ in events if table == KEYED]
@@ -71,7 +72,7 @@ def test_composing_is_netting_in_any_order_of_rows(events: list[Event], array_by
     assert len(rows) == len({(row["table"], row["key"]) for row in rows})
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(EVENTS, st.integers(1, 4), st.integers(1, 40), st.booleans(), st.randoms(use_true_random=False))
 def test_composing_in_portions_is_composing_at_once(
     events: list[Event], cuts: int, size: int, in_order: bool, rng: Any
@@ -96,7 +97,7 @@ def test_composing_in_portions_is_composing_at_once(
         assert one.num_rows + following.num_rows > size or not following.num_rows
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_what_is_composed_may_be_more_than_one_array_holds() -> None:
     # All rows of a piece have the same key, and the pieces the same memory.
     piece = changes([(order, (KEYED, b"k", b"x" * 2**20, 0)) for order in range(600)])

@@ -67,7 +67,7 @@ def test_a_run_is_exact_on_s3_and_its_head_goes_forward(spark: SparkSession, mys
     assert set(Storage("s3://lake").folders()) >= {f"{schema} raw"}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.usefixtures("on_s3")
 def test_a_copy_is_rolled_forward_on_s3_by_runs_whose_scratch_is_a_disk(
     spark: SparkSession, mysql: MysqlServer, schema: str, tmp_path: Path

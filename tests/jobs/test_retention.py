@@ -34,6 +34,7 @@ from airflow_provider_cdc.sinks.parquet import ParquetSink
 from tests.interrupting import Interrupted, interrupt_at
 from tests.jobs.conftest import MakeRunner, Runner
 from tests.jobs.history_source import NAMES, HistorySource, random_history
+from tests.seeds import seeds
 
 ORDERS = TableName.parse(NAMES[0])
 LENGTH = 60
@@ -415,7 +416,7 @@ def test_a_run_that_waits_for_its_own_end_keeps_its_records(
     assert runs(night(4, keep=1)) == [4]
 
 
-@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 6))])
+@pytest.mark.parametrize("seed", seeds(0))
 def test_runs_that_are_published_and_remove_older_copies_at_the_same_time(
     seed: int, night: Callable[..., Runner], source: HistorySource, monkeypatch: pytest.MonkeyPatch
 ) -> None:

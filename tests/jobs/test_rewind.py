@@ -29,6 +29,7 @@ from airflow_provider_cdc.jobs import net, rewind, touched
 from airflow_provider_cdc.jobs.net import NetChange
 from airflow_provider_cdc.jobs.touched import MarkedFile
 from airflow_provider_cdc.sources.window import DELTA_SCHEMA
+from tests.seeds import examples
 
 EPOCH = dt.datetime(1970, 1, 1)
 KEYS: dict[str, tuple[pa.DataType, list[Any]]] = {
@@ -100,7 +101,9 @@ def take_out(
 
 @pytest.mark.parametrize("name", KEYS)
 @settings(
-    deadline=None, max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    deadline=None,
+    max_examples=examples(12),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())
 def test_touched_keys_are_taken_out(
@@ -140,7 +143,9 @@ def test_a_file_without_touched_rows_is_adopted_and_an_emptied_one_vanishes(tmp_
 
 
 @settings(
-    deadline=None, max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    deadline=None,
+    max_examples=examples(30),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(
     present=st.lists(

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from airflow_provider_cdc.jobs.same_keys import same_keys
 from airflow_provider_cdc.sources.window import DELTA_SCHEMA
+from tests.seeds import examples
 
 Row = tuple[int, bytes, int, int, int]
 
@@ -31,7 +32,7 @@ def changes(rows: list[Row]) -> pa.Table:
     return pa.table(arrays, schema=DELTA_SCHEMA)
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(ROWS, st.integers(1, 60))
 def test_changes_of_one_key_are_found_together_in_any_pieces(rows: list[Row], piece: int) -> None:
     whole = changes(rows)

@@ -107,7 +107,7 @@ def running(mysql: MysqlServer, schema: str, tmp_path: Path, monkeypatch: pytest
 
 @pytest.mark.parametrize(
     "victim",
-    ["task", *(pytest.param(one, marks=pytest.mark.slow) for one in ("supervisor", "guardian", "jvm", "driver"))],
+    ["task", *(pytest.param(one, marks=pytest.mark.long) for one in ("supervisor", "guardian", "jvm", "driver"))],
 )
 def test_nothing_of_a_killed_task_lives_on_or_stays(running: Running, victim: str) -> None:
     assert any(running.temporary.rglob("blockmgr-*")), "Spark writes where the task can clean up"

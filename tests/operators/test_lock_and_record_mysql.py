@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
 from dataclasses import asdict
 from datetime import UTC, datetime
@@ -22,14 +21,12 @@ from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
 from airflow_provider_cdc.sources.registry import open_source
 from harness.mysql_server import MysqlServer
 from harness.pipeline import settings_of
+from tests.servers import throw_away_mysql
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[MysqlServer]:
-    with (
-        tempfile.TemporaryDirectory(prefix="cdc-mysql-") as directory,
-        MysqlServer.start(Path(directory), options={"innodb_native_foreign_keys": "ON"}) as started,
-    ):
+    with throw_away_mysql({"innodb_native_foreign_keys": "ON"}) as started:
         yield started
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -125,6 +126,53 @@ def test_a_key_of_the_conf_that_nobody_reads_is_named(shop: str, tmp_path: Path)
         preflight(lake, {"tabels": ["a.c"], "target": lake}, strict_conf=True)
     preflight(lake, {"target": lake}, tables=tables, strict_conf=True)
     preflight(lake, {"for_another_task": 1}, tables=tables)
+
+
+BAD = {
+    "no such table": (
+        {"tables": ["{shop}.accounts", "{shop}.account", "nowhere.*"]},
+        {},
+        ["{shop}.account:", "nowhere.*"],
+    ),
+    "wrong password": (
+        {},
+        {"SHOP": {"password": "s3cr3t"}},
+        ["the server refuses this user or password"],
+    ),
+    "no source": ({"source_conn_id": "elsewhere"}, {}, ["elsewhere", "there is no such connection"]),
+    "a path that is no place": ({"target": "lake/raw"}, {}, ["'lake/raw' is no place to write to"]),
+    "a scheme that is none": ({"target": "nothing://lake"}, {}, ["'nothing://lake' is no place to write to"]),
+    "no host": ({"target": "s3:/bucket"}, {}, ["'s3:/bucket' is no place to write to"]),
+    "below a file": ({"target": "{file}/lake"}, {}, ["the target cannot be written to"]),
+    # It does not mean YARN.
+    "no Spark": ({"spark_conn_id": "nothing"}, {}, ["nothing", "there is no such connection"]),
+    # It would need the password in argv.
+    "cluster mode": (
+        {},
+        {"SPARK": {"host": "spark://m", "port": 7077, "extra": {"deploy-mode": "cluster"}}},
+        ["its deploy mode is cluster"],
+    ),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_what_is_wrong_is_told_before_any_work(
+    what: str, shop: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    arguments, connections, told = json.loads(
+        json.dumps(BAD[what]).replace("{shop}", shop).replace("{file}", (tmp_path / "file").as_uri())
+    )
+    for name, fields in connections.items():
+        variable = f"AIRFLOW_CONN_{name}"
+        monkeypatch.setenv(variable, json.dumps({**json.loads(os.environ[variable]), **fields}))
+    given = {"tables": [f"{shop}.accounts"], "target": (tmp_path / "lake").as_uri(), **arguments}
+    # Airflow does not try again what fails so.
+    with pytest.raises(AirflowFailException, match=r"^1 problem|^2 problems") as refusal:
+        preflight(given.pop("target"), **given)
+    for text in told:
+        assert text in str(refusal.value)
+    assert "s3cr3t" not in str(refusal.value)
 
 
 @pytest.mark.parametrize(

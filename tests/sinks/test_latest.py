@@ -99,7 +99,9 @@ def test_runs_that_publish_at_once_leave_the_newest(target: Storage, monkeypatch
         def publish(number: int, folder: str = folder, found: dict[int, bool] = found) -> None:
             found[number] = replace_latest(Storage(target.uri), folder, copy(number))
 
-        threads = [threading.Thread(target=publish, args=(number,)) for number in random.sample(range(1, 8), 7)]
+        threads = [
+            threading.Thread(target=publish, args=(number,)) for number in random.Random(round_).sample(range(1, 8), 7)
+        ]
         for thread in threads:
             thread.start()
         for thread in threads:

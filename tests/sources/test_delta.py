@@ -20,6 +20,7 @@ from airflow_provider_cdc.sources import delta
 from airflow_provider_cdc.sources.delta import delta_batches, order_base
 from airflow_provider_cdc.sources.netting import USED, NetChange, decide
 from airflow_provider_cdc.sources.window import BUCKETS, DELTA_SCHEMA, TrackedTable
+from tests.seeds import examples
 from tests.sources.test_netting import KEYED, KEYLESS, TABLES, changed, counted, left, new
 
 COLUMNS = (Column("id", "bytes", nullable=False), Column("note", "bytes", nullable=True))
@@ -132,7 +133,7 @@ def test_each_batch_is_of_one_table_and_at_most_so_many_rows(monkeypatch: pytest
 
 
 @given(st.lists(st.integers(0, 200), min_size=1, max_size=30), st.integers(1, 400))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_batches_hold_at_most_so_many_bytes_unless_one_row_is_larger(sizes: list[int], limit: int) -> None:
     net = new()
     for number, size in enumerate(sizes):
@@ -154,7 +155,7 @@ def test_batches_hold_at_most_so_many_bytes_unless_one_row_is_larger(sizes: list
 
 
 @given(st.sets(st.binary(max_size=9)), st.integers(1, 7))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 def test_keys_come_in_the_order_of_their_buckets(keys: set[bytes], at_once: int) -> None:
     net = new()
     for order, key in enumerate(keys):

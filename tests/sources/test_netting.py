@@ -27,6 +27,7 @@ from airflow_provider_cdc.sources.netting import (
     leave,
     touch,
 )
+from tests.seeds import examples
 
 KEYED, KEYLESS = 0, 1
 """The tables of the tests."""
@@ -234,7 +235,7 @@ def test_nothing_is_lost_while_it_grows_and_marks_follow_their_records() -> None
 
 
 @given(st.data())
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 def test_what_a_prepared_transaction_did_counts_at_its_commit_and_only_where_it_counts(data: st.DataObject) -> None:
     net = new()
     before, after = data.draw(st.sets(st.binary(min_size=1, max_size=1))), data.draw(st.sets(KEYS, max_size=9))

@@ -96,7 +96,7 @@ class Installed:
         return said
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("end", ["oldest", "newest"])
 def test_a_plain_install_knows_our_dags_and_runs_them(end: str, folder: Path, mysql: MysqlServer, schema: str) -> None:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import os
 import random
 import re
 import subprocess
-import time
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -23,11 +21,11 @@ from tests.consistency.mysql import history
 from tests.consistency.mysql.test_roll_forward_nights import Nights
 from tests.consistency.replaying import replayed, rows_of
 from tests.consistency.writing import Writing
-from tests.seeds import seeds
+from tests.seeds import chain_length, seeds
 from tests.sources.mysql.values import CASES, create_table
 from tests.sources.mysql.values import rows_of as values_of
 
-NIGHTS = int(os.environ.get("CDC_NIGHTS", "3"))
+NIGHTS = chain_length(3)
 
 COMMIT = re.compile(r"immediate_commit_timestamp=(\d+) .*?SET @@SESSION\.GTID_NEXT= '([^']+)'", re.DOTALL)
 
@@ -58,7 +56,7 @@ def micros(when: datetime) -> int:
 
 
 @pytest.mark.timeout(120 * (NIGHTS + 1))
-@pytest.mark.parametrize("seed", seeds("CDC_CHAINS", plain=0, ci=4))
+@pytest.mark.parametrize("seed", seeds())
 def test_replayed_onto_a_copy_they_give_the_next(
     seed: int, mysql: MysqlServer, spark: SparkSession, schema: str, tmp_path: Path
 ) -> None:
@@ -74,11 +72,13 @@ def test_replayed_onto_a_copy_they_give_the_next(
     first: dict[str, pa.Table] = {}
     positions = []
     for night in range(NIGHTS + 1):
-        with Writing(history.write(mysql.connect, schema, pause=0.02), seed + 100 * night, chance.choice([3, 4])):
+        with Writing(
+            history.write(mysql.connect, schema, pause=0.02), seed + 100 * night, chance.choice([3, 4])
+        ) as writers:
             for _ in range(chance.randrange(5)):
-                time.sleep(0.4 * chance.random())
+                writers.wait_for_more(chance.randrange(1, 20))
                 mysql.query("FLUSH BINARY LOGS")
-            time.sleep(chance.random())
+            writers.wait_for_more(chance.randrange(1, 60))
             run = Pipeline(
                 spark,
                 settings_of(mysql),

@@ -20,6 +20,7 @@ from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, settings_of
 from tests.consistency.acting import WHEN, run_through
 from tests.seeds import some
+from tests.servers import throw_away_mysql
 
 PURGE = "PURGE BINARY LOGS"
 """As far as the file that is being written."""
@@ -140,9 +141,9 @@ RESTORE = (
 
 
 @pytest.fixture(scope="module")
-def own_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MysqlServer]:
+def own_server() -> Iterator[MysqlServer]:
     """A server whose global settings may be broken."""
-    with MysqlServer.start(tmp_path_factory.mktemp("fail-closed") / "mysql") as server:
+    with throw_away_mysql() as server:
         yield server
 
 
@@ -182,7 +183,7 @@ def test_a_hazard_inside_the_run_stops_it(
     hazard: Hazard, when: str, own_server: MysqlServer, spark: SparkSession, tmp_path: Path
 ) -> None:
     _prepare(own_server)
-    run = Pipeline(spark, settings_of(own_server), tmp_path.as_uri(), ["shop.*"], chunk_rows=40, chunk_pause=0.2)
+    run = Pipeline(spark, settings_of(own_server), tmp_path.as_uri(), ["shop.*"], chunk_rows=40, chunk_pause=0.05)
     run.record()
 
     with pytest.raises(hazard.error) as caught:

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 
 from harness.postgres_binaries import installations
 from harness.postgres_server import PostgresServer
-from harness.throw_away import throw_away
+from tests.servers import throw_away_postgres
 
 VERSIONS = sorted({one.major for one in installations()})
 ENDS = sorted({installations()[0].major, VERSIONS[-1]})
@@ -17,8 +17,5 @@ ENDS = sorted({installations()[0].major, VERSIONS[-1]})
 @contextmanager
 def primary_of(version: int, **options: str) -> Iterator[PostgresServer]:
     """A server whose logs and connections suffice for a history, its copies and its oracle."""
-    with (
-        throw_away("cdc-postgres-") as directory,
-        PostgresServer.start(directory, version=version, options={"max_connections": "60", **options}) as server,
-    ):
+    with throw_away_postgres(version=version, options={"max_connections": "60", **options}) as server:
         yield server

@@ -23,8 +23,8 @@ from airflow_provider_cdc.sources import odd_values
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from harness.pipeline import Pipeline, published, settings_of
 from harness.postgres_server import PostgresServer
-from harness.throw_away import throw_away
 from tests.seeds import some
+from tests.servers import throw_away_postgres
 from tests.soon import soon
 
 Act = Callable[[], Any]
@@ -54,10 +54,7 @@ class World:
 
 @pytest.fixture(scope="module")
 def own_server() -> Iterator[PostgresServer]:
-    with (
-        throw_away("cdc-postgres-") as directory,
-        PostgresServer.start(directory) as server,
-    ):
+    with throw_away_postgres() as server:
         yield server
 
 

@@ -8,7 +8,6 @@ the rows themselves tell.
 from __future__ import annotations
 
 import random
-import time
 import uuid
 from collections import Counter
 from collections.abc import Iterator
@@ -67,7 +66,7 @@ def pipeline(spark: SparkSession, primary: PostgresServer, target: Path, schema:
     return Pipeline(spark, settings_of(primary), target.as_uri(), tables, standing_slot="night", **options)
 
 
-@pytest.mark.parametrize("seed", seeds("CDC_HISTORIES", plain=1, ci=4))
+@pytest.mark.parametrize("seed", seeds(0))
 def test_no_row_differs_from_the_past(
     seed: int, primary: PostgresServer, recovery: PostgresRecovery, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -80,11 +79,11 @@ def test_no_row_differs_from_the_past(
     pipeline(spark, primary, tmp_path / "first", schema).preflight()
     points: list[str] = []
     times = tells_times(primary)
-    with Writing(history.write(primary.connect, schema), seed, chance.choice([4, 5, 6])):
+    with Writing(history.write(primary.connect, schema), seed, chance.choice([4, 5, 6])) as writers:
         for _ in range(3):
-            time.sleep(chance.random())
+            writers.wait_for_more(chance.randrange(1, 60))
             points.append(datetime.now(UTC).isoformat() if times else primary.query(HERE)[0][0])
-            time.sleep(chance.random())
+            writers.wait_for_more(chance.randrange(1, 60))
             points.append(primary.query(HERE)[0][0])
             if chance.random() < 0.3:
                 primary.query("SELECT pg_switch_wal()")
@@ -103,7 +102,7 @@ def test_no_row_differs_from_the_past(
             as_of=asked,
         )
         initial = run.record()
-        time.sleep(chance.choice([0, 0.5]))
+        writers.wait_for_more(chance.choice([10, 100]))
         run.snapshot()
     run.extract_delta()
     tables = run.consolidate()["published"]
@@ -144,7 +143,7 @@ def test_one_point_is_one_copy_whenever_made(primary: PostgresServer, spark: Spa
             primary.query("SELECT pg_current_xact_id()")
             ((midnight,),) = primary.query("SELECT pg_current_wal_flush_lsn()::text")
         copies = []
-        for number in range(3):
+        for number in range(2):
             run = Pipeline(
                 spark,
                 settings,
@@ -160,5 +159,5 @@ def test_one_point_is_one_copy_whenever_made(primary: PostgresServer, spark: Spa
             connection.execute("DELETE FROM s.a WHERE id = %s", (number,))
             connection.execute("INSERT INTO s.b VALUES (2), (3)")
         assert copies[0][1:] == ([(1, 1), (2, 2), (3, 3)], [(1,), (1,), (2,)])
-        assert copies[1:] == [copies[0], copies[0]]
+        assert copies[1] == copies[0]
         connection.execute("DROP SCHEMA s CASCADE")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -24,9 +22,9 @@ from tests.consistency.postgres.nights import FULL, Nights
 from tests.consistency.postgres.servers import ENDS
 from tests.consistency.replaying import replayed, rows_of
 from tests.consistency.writing import Writing
-from tests.seeds import seeds
+from tests.seeds import chain_length, seeds
 
-NIGHTS = int(os.environ.get("CDC_NIGHTS", "3"))
+NIGHTS = chain_length(3)
 
 
 def copy_of(target: str, table: str) -> pa.Table:
@@ -43,7 +41,7 @@ def changes_of(target: str, table: str, since: str = "") -> pa.Table:
 
 @pytest.mark.timeout(120 * (NIGHTS + 1))
 @pytest.mark.parametrize("version", ENDS)
-@pytest.mark.parametrize("seed", seeds("CDC_CHAINS", plain=0, ci=2))
+@pytest.mark.parametrize("seed", seeds())
 def test_replayed_onto_a_copy_they_give_the_next(
     seed: int, version: int, postgres_factory: PostgresFactory, spark: SparkSession, tmp_path: Path
 ) -> None:
@@ -59,8 +57,11 @@ def test_replayed_onto_a_copy_they_give_the_next(
     positions = []
     for night in range(NIGHTS + 1):
         vacuums = Writing(history.vacuum(server.connect, "shop"), seed, 1)
-        with Writing(history.write(server.connect, "shop", 0.01), seed + 100 * night, chance.choice([3, 4])), vacuums:
-            time.sleep(2 * chance.random())
+        with (
+            Writing(history.write(server.connect, "shop", 0.01), seed + 100 * night, chance.choice([3, 4])) as writers,
+            vacuums,
+        ):
+            writers.wait_for_more(chance.randrange(1, 100))
             run = Pipeline(
                 spark,
                 settings_of(server),

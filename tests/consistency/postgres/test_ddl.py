@@ -283,14 +283,14 @@ def test_columns_that_swap_their_names_for_a_while_never_show(shop: PostgresData
         copied(shop, when, _acting(shop, EITHER["columns that swap their names for a while"]))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @WHEN
 @pytest.mark.parametrize("what", HARMLESS)
 def test_each_of_what_changes_no_row(shop: PostgresDatabase, when: str, what: str) -> None:
     copied(shop, when, _acting(shop, HARMLESS[what]))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @WHEN
 @pytest.mark.parametrize("what", REFUSED)
 def test_what_could_change_a_row_stops_the_run(shop: PostgresDatabase, when: str, what: str) -> None:
@@ -298,7 +298,7 @@ def test_what_could_change_a_row_stops_the_run(shop: PostgresDatabase, when: str
         copied(shop, when, _acting(shop, REFUSED[what]))
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @WHEN
 @pytest.mark.parametrize("what", EITHER)
 def test_what_was_altered_and_altered_back_stops_the_run_or_did_not_matter(

@@ -18,9 +18,9 @@ from airflow_provider_cdc.sources.postgres import PostgresSource, waiting
 from airflow_provider_cdc.sources.window import UpperBound
 from harness.pipeline import Pipeline, published, settings_of
 from harness.postgres_server import PostgresServer
-from harness.throw_away import throw_away
 from tests.consistency.acting import WHEN, run_through
 from tests.seeds import some
+from tests.servers import throw_away_postgres
 from tests.soon import soon
 from tests.sources.postgres.backends import wait_for
 
@@ -132,10 +132,7 @@ HAZARDS = (
 @pytest.fixture(scope="module")
 def own_server() -> Iterator[PostgresServer]:
     """A server on which things may be broken."""
-    with (
-        throw_away("cdc-postgres-") as directory,
-        PostgresServer.start(directory) as server,
-    ):
+    with throw_away_postgres() as server:
         yield server
 
 
@@ -174,7 +171,7 @@ def test_a_hazard_inside_the_run_stops_it(
 ) -> None:
     _prepare(own_server)
     tables = ["shop.orders", "shop.parts"]
-    run = Pipeline(spark, settings_of(own_server), tmp_path.as_uri(), tables, chunk_rows=300, chunk_pause=0.1)
+    run = Pipeline(spark, settings_of(own_server), tmp_path.as_uri(), tables, chunk_rows=300, chunk_pause=0.05)
     run.record()
     try:
         with pytest.raises(hazard.error) as caught:

@@ -29,8 +29,8 @@ from tests.sources.postgres.values import CASES, SETUP
 @pytest.mark.parametrize(
     ("version", "identity"),
     [
-        (ENDS[0], "FULL"),
         (ENDS[-1], "DEFAULT"),
+        pytest.param(ENDS[0], "FULL", marks=pytest.mark.long),
         pytest.param(ENDS[0], "DEFAULT", marks=pytest.mark.long),
         pytest.param(ENDS[-1], "FULL", marks=pytest.mark.long),
     ],

@@ -24,6 +24,7 @@ from airflow_provider_cdc.sources.window import LogSegment, UpperBound
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline
 from harness.proxy import Proxy, own_greeting
+from tests.servers import throw_away_mysql
 
 NAME = TableName("d", "t")
 SMALL: Mapping[str, str | None] = {"innodb_redo_log_capacity": "8M", "innodb_buffer_pool_size": "32M"}
@@ -32,10 +33,7 @@ MysqlFactory = Callable[[Mapping[str, str | None]], MysqlServer]
 
 @pytest.fixture(scope="module")
 def first() -> Iterator[MysqlServer]:
-    with (
-        tempfile.TemporaryDirectory(prefix="cdc-mysql-") as directory,
-        MysqlServer.start(Path(directory), options=SMALL) as started,
-    ):
+    with throw_away_mysql(SMALL) as started:
         started.query("CREATE DATABASE d")
         started.query(f"CREATE TABLE {NAME} (id INT PRIMARY KEY)")
         started.query(f"INSERT INTO {NAME} VALUES (1), (2), (3)")
@@ -45,10 +43,7 @@ def first() -> Iterator[MysqlServer]:
 @pytest.fixture(scope="module")
 def lagging(first: MysqlServer) -> Iterator[MysqlServer]:
     """A replica of ``first`` that lacks its last transaction."""
-    with (
-        tempfile.TemporaryDirectory(prefix="cdc-mysql-") as directory,
-        MysqlServer.start(Path(directory), options=SMALL) as replica,
-    ):
+    with throw_away_mysql(SMALL) as replica:
         replica.query(
             f"CHANGE REPLICATION SOURCE TO SOURCE_HOST='{first.host}', SOURCE_PORT={first.port}, SOURCE_USER='root', "
             "SOURCE_AUTO_POSITION=1, GET_SOURCE_PUBLIC_KEY=1"

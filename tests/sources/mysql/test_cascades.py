@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import itertools
 import random
-import tempfile
 import threading
 import time
 from collections import Counter
@@ -26,7 +25,8 @@ from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published, settings_of
-from tests.seeds import some
+from tests.seeds import seeds
+from tests.servers import throw_away_mysql
 from tests.sources.mysql.older_server import OlderServer
 
 TABLES = """
@@ -57,10 +57,7 @@ COPIED = ("d.child", "d.keyless", "d.coded", "d.tree", "d.strict")
 def server() -> Iterator[MysqlServer]:
     """A server that does not log what cascades do."""
     options = {"innodb_native_foreign_keys": "ON"}
-    with (
-        tempfile.TemporaryDirectory(prefix="cdc-mysql-") as directory,
-        MysqlServer.start(Path(directory), options=options) as started,
-    ):
+    with throw_away_mysql(options) as started:
         yield started
 
 
@@ -368,7 +365,7 @@ def test_a_parent_that_is_renamed_unlogged_stops_the_run(server: MysqlServer) ->
     assert stopped.value.where == "up.parent"
 
 
-@pytest.mark.parametrize("seed", some(*range(6), plain=2))
+@pytest.mark.parametrize("seed", seeds(0, 1))
 def test_writers_that_delete_parents_meanwhile(
     seed: int, server: MysqlServer, spark: SparkSession, tmp_path: Path
 ) -> None:

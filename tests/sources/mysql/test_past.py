@@ -96,7 +96,7 @@ def test_nothing_is_wrong_with_a_quiet_past_until_a_table_is_replaced_unlogged(s
 @pytest.mark.parametrize(
     ("statements", "what"),
     [
-        (["ALTER TABLE d.t ADD COLUMN w INT"], "ALTER TABLE"),
+        pytest.param(["ALTER TABLE d.t ADD COLUMN w INT"], "ALTER TABLE", marks=pytest.mark.long),
         pytest.param(["TRUNCATE d.t"], "TRUNCATE", marks=pytest.mark.long),
         pytest.param(["RENAME TABLE d.t TO d.x", "RENAME TABLE d.x TO d.t"], "RENAME", marks=pytest.mark.long),
         pytest.param(

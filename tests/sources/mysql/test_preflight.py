@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
@@ -16,6 +14,7 @@ from airflow_provider_cdc.errors import PreflightError, Problem
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from harness.mysql_server import MysqlServer
+from tests.servers import throw_away_mysql
 from tests.sources.mysql.older_server import OlderServer
 
 SHOP = """
@@ -29,10 +28,7 @@ CREATE TABLE other.t (id INT PRIMARY KEY);
 @pytest.fixture(scope="module")
 def server() -> Iterator[MysqlServer]:
     """A server for these tests only, which change its settings and restore them."""
-    with (
-        tempfile.TemporaryDirectory(prefix="cdc-mysql-") as directory,
-        MysqlServer.start(Path(directory), options={"partial_revokes": "ON"}) as started,
-    ):
+    with throw_away_mysql({"partial_revokes": "ON"}) as started:
         run(started, "CREATE DATABASE shop; CREATE DATABASE other;" + SHOP)
         yield started
 

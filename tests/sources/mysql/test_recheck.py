@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, settings_of
+from tests.servers import throw_away_mysql
 
 CASCADE = "ALTER TABLE d.child ADD FOREIGN KEY (p) REFERENCES d.parent (id) ON DELETE CASCADE"
 
@@ -24,10 +24,7 @@ CASCADE = "ALTER TABLE d.child ADD FOREIGN KEY (p) REFERENCES d.parent (id) ON D
 def server() -> Iterator[MysqlServer]:
     """A server that does not log what cascades do."""
     options = {"innodb_native_foreign_keys": "ON"}
-    with (
-        tempfile.TemporaryDirectory(prefix="cdc-mysql-") as directory,
-        MysqlServer.start(Path(directory), options=options) as started,
-    ):
+    with throw_away_mysql(options) as started:
         yield started
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -14,6 +13,7 @@ from pyspark.sql import SparkSession
 from airflow_provider_cdc.errors import CascadeNotLogged, PreflightError
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published, settings_of
+from tests.servers import throw_away_mysql
 
 TABLES = (
     "CREATE TABLE parent (id INT PRIMARY KEY, v INT)",
@@ -30,16 +30,13 @@ Hand = Callable[[MysqlServer, MysqlServer, str], None]
 def older() -> Iterator[MysqlServer]:
     """A server that does not log what cascades do."""
     options = {"innodb_native_foreign_keys": "ON"}
-    with (
-        tempfile.TemporaryDirectory(prefix="cdc-mysql-") as directory,
-        MysqlServer.start(Path(directory), options=options) as started,
-    ):
+    with throw_away_mysql(options) as started:
         yield started
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[MysqlServer]:
-    with tempfile.TemporaryDirectory(prefix="cdc-mysql-") as directory, MysqlServer.start(Path(directory)) as started:
+    with throw_away_mysql() as started:
         # What the tests make is not in the log, and without any transaction there is no position.
         started.query("CREATE DATABASE any")
         yield started
@@ -185,7 +182,7 @@ def test_a_promoted_server_has_a_past_where_the_one_that_it_followed_logs_cascad
     logs: bool, older: MysqlServer, server: MysqlServer, spark: SparkSession, schema: str, tmp_path: Path
 ) -> None:
     """So has a member of a group, whose transactions are not named after the server either."""
-    with tempfile.TemporaryDirectory(prefix="cdc-mysql-") as directory, MysqlServer.start(Path(directory)) as newer:
+    with throw_away_mysql() as newer:
         followed = newer if logs else older
         make(followed, schema)
         make(server, schema)

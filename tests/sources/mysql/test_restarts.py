@@ -31,16 +31,14 @@ from airflow_provider_cdc.sources.mysql.session import session
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published, settings_of
 from tests.seeds import some
+from tests.servers import throw_away_mysql
 
 SMALL: Mapping[str, str | None] = {"innodb_redo_log_capacity": "8M", "innodb_buffer_pool_size": "32M"}
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[MysqlServer]:
-    with (
-        tempfile.TemporaryDirectory(prefix="cdc-mysql-") as directory,
-        MysqlServer.start(Path(directory), options=SMALL) as started,
-    ):
+    with throw_away_mysql(SMALL) as started:
         yield started
 
 

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -15,14 +13,12 @@ from airflow_provider_cdc.errors import ExactnessError, LogGone, SourceReplaced
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from harness.mysql_server import MysqlServer
+from tests.servers import throw_away_mysql
 
 
 @pytest.fixture(scope="module")
 def server() -> Iterator[MysqlServer]:
-    with (
-        tempfile.TemporaryDirectory(prefix="cdc-mysql-") as directory,
-        MysqlServer.start(Path(directory)) as started,
-    ):
+    with throw_away_mysql() as started:
         started.query("CREATE DATABASE d")
         started.query("CREATE TABLE d.t (id INT PRIMARY KEY AUTO_INCREMENT)")
         yield started

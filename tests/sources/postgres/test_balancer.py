@@ -24,6 +24,7 @@ from airflow_provider_cdc.sources.window import TrackedTable
 from harness.postgres_server import PostgresServer
 from harness.proxy import Proxy, changed_start_up
 from harness.throw_away import throw_away
+from tests.servers import throw_away_postgres
 from tests.sources.postgres.log.reading import settings as settings_of
 
 RUN_ID = "20260101T000000Z-00000000"
@@ -33,10 +34,7 @@ OTHERS = ("standby", "promoted standby", "clone on the same timeline", "unrelate
 
 @pytest.fixture(scope="module")
 def primary() -> Iterator[PostgresServer]:
-    with (
-        throw_away("cdc-primary-") as directory,
-        PostgresServer.start(directory) as server,
-    ):
+    with throw_away_postgres() as server:
         server.query(
             "CREATE TABLE stock (id int PRIMARY KEY, n int); ALTER TABLE stock REPLICA IDENTITY FULL;"
             "INSERT INTO stock SELECT i, 0 FROM generate_series(1, 500) i"

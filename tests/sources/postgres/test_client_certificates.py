@@ -23,7 +23,7 @@ from airflow_provider_cdc.sources.postgres import verified_tls
 from airflow_provider_cdc.sources.postgres.decode.rows import CopyReader, open_rows
 from airflow_provider_cdc.sources.postgres.session import reading_session, session
 from harness.postgres_server import PostgresServer
-from harness.throw_away import throw_away
+from tests.servers import throw_away_postgres
 from tests.sources.postgres.decode.reading import describe
 from tests.sources.postgres.tls import switch_tls_on
 
@@ -110,10 +110,7 @@ WAYS = ["control", "replication", "log", "rows"]
 @pytest.fixture(scope="module")
 def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Strict]:
     folder = tmp_path_factory.mktemp("certificates")
-    with (
-        throw_away("cdc-postgres-") as directory,
-        PostgresServer.start(directory) as server,
-    ):
+    with throw_away_postgres() as server:
         switch_tls_on(server, folder / "ca.pem")
         authority = Authority.new(folder, "clients")
         # The server reads it, as a user of its own.

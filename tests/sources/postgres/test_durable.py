@@ -72,8 +72,8 @@ def read_all(reader: ChunkReader, source: PostgresSource, table: object) -> set[
     [
         (RESTARTED, "watermark", False),
         (CRASHED_INSIDE, "watermark", True),
-        pytest.param(CRASHED_INSIDE, "exported", False, marks=pytest.mark.slow),
-        pytest.param(RESTARTED, "exported", True, marks=pytest.mark.slow),
+        pytest.param(CRASHED_INSIDE, "exported", False, marks=pytest.mark.long),
+        pytest.param(RESTARTED, "exported", True, marks=pytest.mark.long),
     ],
 )
 def test_a_part_that_settled_is_there_after_a_crash_and_no_other_part_settles(

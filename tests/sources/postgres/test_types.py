@@ -22,6 +22,7 @@ from airflow_provider_cdc.sources.postgres.schema import read_tables
 from airflow_provider_cdc.sources.postgres.session import session
 from airflow_provider_cdc.sources.postgres.types import SESSION_SETTINGS, arrow_schema, column_types, unmapped
 from harness.postgres_server import PostgresServer
+from tests.seeds import examples
 from tests.sources.postgres.backends import wait_for
 from tests.sources.postgres.decode.reading import assert_same, describe, select
 from tests.sources.postgres.decode.test_images import create
@@ -241,7 +242,7 @@ def slot(postgres: PostgresServer, typed: str) -> Iterator[str]:
 
 @pytest.mark.long
 @given(tables())
-@given_settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
+@given_settings(max_examples=examples(60), suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
 def test_any_row_of_any_types_is_the_same_in_all_ways(
     postgres: PostgresServer, typed: str, slot: str, drawn: tuple[list[str], list[list[str]]]
 ) -> None:

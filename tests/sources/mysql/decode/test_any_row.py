@@ -7,10 +7,8 @@ import decimal
 import json
 import re
 import struct
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
@@ -21,6 +19,8 @@ from hypothesis import strategies as st
 
 from airflow_provider_cdc.core.options import TableOptions
 from harness.mysql_server import MysqlServer
+from tests.seeds import examples
+from tests.servers import throw_away_mysql
 from tests.sources.mysql.decode import other_reader
 from tests.sources.mysql.decode.policies import decode, holds, select
 from tests.sources.mysql.decode.reading import same, split
@@ -204,10 +204,7 @@ def tables(draw: st.DrawFn) -> tuple[str, list[str], list[tuple[Any, ...]]]:
 @pytest.fixture(scope="module")
 def server() -> Iterator[MysqlServer]:
     """A server whose log names columns and members, for the other reader."""
-    with (
-        tempfile.TemporaryDirectory(prefix="cdc-mysql-") as directory,
-        MysqlServer.start(Path(directory), options={"binlog_row_metadata": "FULL"}) as started,
-    ):
+    with throw_away_mysql({"binlog_row_metadata": "FULL"}) as started:
         started.query("CREATE DATABASE any_row")
         yield started
 
@@ -292,7 +289,7 @@ def test_each_place_where_the_other_reader_is_wrong_is_shown() -> None:
 
 @pytest.mark.long
 @given(case=tables())
-@given_settings(deadline=None, max_examples=40, suppress_health_check=list(HealthCheck))
+@given_settings(deadline=None, max_examples=examples(40), suppress_health_check=list(HealthCheck))
 def test_any_row_is_the_same_by_select_and_in_the_log(
     server: MysqlServer, case: tuple[str, list[str], list[tuple[Any, ...]]]
 ) -> None:

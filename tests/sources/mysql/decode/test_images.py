@@ -21,6 +21,7 @@ from airflow_provider_cdc.sources.mysql.decode.images import (
     skip_image,
 )
 from harness.mysql_server import MysqlServer
+from tests.seeds import SOAK_SEED, examples
 from tests.sources.guarded import guarded
 from tests.sources.mysql.decode.reading import decode, same, select, split
 from tests.sources.mysql.decode.row_images import (
@@ -205,11 +206,12 @@ def test_a_damaged_image_is_refused_and_nothing_after_it_is_read(
     statements = [f"INSERT INTO t VALUES ({number}, {', '.join(row)})" for number, row in enumerate(rows)]
     images = [event.body for event in logged(mysql, schema, statements)]
     layout = image_layout(table)
-    seed = random.randrange(2**32)
+    seed = SOAK_SEED or 0
     chance = random.Random(seed)
     print(f"seed {seed}")
     outcomes = {True: 0, False: 0}
-    for round_ in range(400):
+    rounds = examples(150)
+    for round_ in range(rounds):
         image = bytearray(chance.choice(images))
         if round_ % 2:
             del image[chance.randrange(len(image)) :]
@@ -230,5 +232,5 @@ def test_a_damaged_image_is_refused_and_nothing_after_it_is_read(
             except (DecodeError, ValueNotRepresentable):
                 outcomes[False] += 1
     # Flipping a bit of a number gives another number; but a shorter image is never a row.
-    assert outcomes[False] > 190
-    assert outcomes[True] > 10
+    assert outcomes[False] > 0.47 * rounds
+    assert outcomes[True] > 0.02 * rounds

@@ -22,6 +22,7 @@ from airflow_provider_cdc.errors import DecodeError, ValueNotRepresentable
 from airflow_provider_cdc.sources.mysql.decode import json_text as module
 from airflow_provider_cdc.sources.mysql.decode.json_text import json_text, json_texts
 from harness.mysql_server import MysqlServer
+from tests.seeds import examples
 from tests.sources.mysql.decode import json_reference
 
 WRITE_ROWS, UPDATE_ROWS = 30, 31
@@ -127,7 +128,7 @@ documents = st.recursive(
     max_leaves=40,
 )
 on_the_server = settings(
-    max_examples=15,
+    max_examples=examples(15),
     deadline=None,
     # The table is emptied by every example; nothing is left over.
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
@@ -433,7 +434,9 @@ def specimens(table: Table) -> list[bytes]:
 
 
 @settings(
-    max_examples=600, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow]
+    max_examples=examples(600),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(data=st.data())
 def test_damaged_images_are_refused_or_read_alike_by_both_readers(specimens: list[bytes], data: st.DataObject) -> None:
@@ -446,7 +449,7 @@ def test_damaged_images_are_refused_or_read_alike_by_both_readers(specimens: lis
     assert_read_alike(bytes(image))
 
 
-@settings(max_examples=600, deadline=None)
+@settings(max_examples=examples(600), deadline=None)
 @given(st.binary(max_size=60) | st.builds(lambda kind, rest: bytes([kind]) + rest, st.integers(0, 15), st.binary()))
 def test_random_bytes_are_refused_or_read_alike_by_both_readers(image: bytes) -> None:
     assert_read_alike(image)

@@ -15,6 +15,7 @@ from airflow_provider_cdc.errors import ValueNotRepresentable
 from airflow_provider_cdc.sources.mysql.charsets import CHARSETS, bytes_per_character, has_gaps, is_ambiguous
 from airflow_provider_cdc.sources.mysql.decode.text import to_utf8
 from harness.mysql_server import MysqlServer
+from tests.seeds import examples
 from tests.sources.mysql.decode.reading import decode, select, split
 from tests.sources.mysql.decode.row_images import describe, logged_by
 
@@ -170,7 +171,7 @@ def test_rows_and_images_give_the_same_text(mysql: MysqlServer, schema: str, cha
 
 
 @given(st.lists(st.text(st.characters(codec="utf-8"), max_size=20), min_size=1, max_size=20))
-@given_settings(deadline=None, max_examples=50, suppress_health_check=[HealthCheck.too_slow])
+@given_settings(deadline=None, max_examples=examples(50), suppress_health_check=[HealthCheck.too_slow])
 def test_text_survives_the_unicode_encodings(texts: list[str]) -> None:
     for charset in ("utf8mb4", "utf16", "utf16le", "utf32"):
         assert convert(charset, [text.encode(CHARSETS[charset].codec) for text in texts]) == texts

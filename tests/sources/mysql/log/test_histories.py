@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import shutil
 from collections import Counter
 from collections.abc import Iterator
 
@@ -16,6 +15,8 @@ from pymysqlreplication.row_event import DeleteRowsEvent, UpdateRowsEvent, Write
 from airflow_provider_cdc.core.net_change import Change, net, net_counts, rewind, rewind_counts, roll_forward
 from airflow_provider_cdc.sources.mysql.log import dump, segments
 from harness.mysql_server import MysqlServer
+from tests.seeds import examples
+from tests.servers import throw_away_mysql
 from tests.sources.changes import Row, key
 from tests.sources.mysql.log.reading import Connection, LogReading, Window, executed, log_end, run
 
@@ -49,13 +50,11 @@ TRANSACTIONS = st.tuples(
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MysqlServer]:
+def server() -> Iterator[MysqlServer]:
     """A server with full metadata in its table maps: the other reader needs the columns' names."""
-    directory = tmp_path_factory.mktemp("histories")
-    with MysqlServer.start(directory, options={"binlog_row_metadata": "FULL"}) as server:
+    with throw_away_mysql({"binlog_row_metadata": "FULL"}) as server:
         server.query("CREATE DATABASE histories")
         yield server
-    shutil.rmtree(directory)
 
 
 @pytest.fixture(scope="module")
@@ -101,7 +100,7 @@ def empty(db: Connection) -> None:
 
 @pytest.mark.parametrize("in_parts", [False, True])
 @given(before=st.lists(TRANSACTIONS, max_size=4), within=st.lists(TRANSACTIONS, max_size=8))
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=examples(30), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 def test_the_net_change_undoes_the_history_and_does_it_again(
     in_parts: bool,
     server: MysqlServer,
@@ -162,7 +161,7 @@ PLAIN = st.tuples(
 
 
 @given(within=st.lists(PLAIN, min_size=1, max_size=10))
-@settings(max_examples=25)
+@settings(max_examples=examples(25))
 def test_the_net_change_is_that_of_the_specification_over_another_reader(
     server: MysqlServer, db: Connection, within: list[tuple[str, list[str], str]]
 ) -> None:

@@ -198,7 +198,7 @@ def folding() -> Iterator[MysqlServer]:
             yield server
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_names_that_the_server_takes_for_the_same(folding: MysqlServer) -> None:
     server = folding
     server.query("CREATE DATABASE s")

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from airflow_provider_cdc.core.net_change import Change, rewind, rewind_counts
 from airflow_provider_cdc.sources.postgres.log import segments
 from harness.postgres_server import PostgresServer
+from tests.seeds import examples
 from tests.sources.changes import Row, key
 from tests.sources.postgres.log.reading import LogReading
 
@@ -106,7 +107,7 @@ def rows_of(connection: Connection) -> tuple[dict[bytes, Row], dict[bytes, Row],
 
 @pytest.mark.parametrize("part", [1, segments.FIRST_PART])
 @given(before=st.lists(TRANSACTIONS, max_size=4), within=st.lists(TRANSACTIONS, max_size=8))
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=examples(25), suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_net_change_undoes_the_history(
     part: int,
     postgres: PostgresServer,

@@ -1,0 +1,1 @@
+"""`dev/soak`: random and long work, made of the tests."""
