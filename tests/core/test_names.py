@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,9 +12,11 @@ import pytest
 from pyarrow import fs
 
 from airflow_provider_cdc.core.names import NAME_BYTES, folder_name
+from airflow_provider_cdc.core.retention import check_not_removed, mark
 from airflow_provider_cdc.core.selection import WHOLE, selection_of
 from airflow_provider_cdc.core.storage import Storage
 from airflow_provider_cdc.core.table import CopyName, TableName
+from airflow_provider_cdc.errors import ManifestError
 
 
 @pytest.mark.parametrize("name", ["a/b", "..", "a.b", "größe", "a b", "a%2Fb", "_x", "a~b", "a:b+c"])
@@ -48,3 +51,13 @@ def test_parts_of_tables_have_folders_that_no_table_has() -> None:
 def test_different_tables_have_different_folders() -> None:
     names = [("a", "b.c"), ("a.b", "c"), ("a~2Eb", "c"), ("A", "b"), ("a", "b")]
     assert len({folder_name(TableName(*name)) for name in names}) == len(names)
+
+
+def test_names_of_tables_that_are_as_long_as_folders_may_be(tmp_path: Path) -> None:
+    name = TableName("s" * 64, "ü" * 64)
+    folder = Storage(tmp_path.as_uri()).folder("run")
+    run: Any = type("Run", (), {"folder": folder, "digest": "0" * 32})
+    check_not_removed(run, [name])
+    mark(run, name, "by")
+    with pytest.raises(ManifestError):
+        check_not_removed(run, [name])

@@ -488,13 +488,3 @@ def test_two_runs_that_remove_the_same_copies_at_once(night: Callable[..., Runne
         two.steps()[2]()
     assert copies(three) == [3]
     assert three.published() == three.source.history.state(15)
-
-
-def test_names_of_tables_that_are_as_long_as_folders_may_be(tmp_path: Path) -> None:
-    name = TableName("s" * 64, "ü" * 64)
-    folder = Storage(tmp_path.as_uri()).folder("run")
-    run: Any = type("Run", (), {"folder": folder, "digest": "0" * 32})
-    check_not_removed(run, [name])
-    mark(run, name, "by")
-    with pytest.raises(ManifestError):
-        check_not_removed(run, [name])
