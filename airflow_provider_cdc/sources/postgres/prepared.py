@@ -29,8 +29,8 @@ SETTINGS: Mapping[str, str] = {
     "quote_all_identifiers": "off",
     # A key that is an array is searched as its output function printed it: NULL in it is no word.
     "array_nulls": "on",
-    # With "on", also the CHECK constraints of a single table would be looked at, and so the functions in them.
-    "constraint_exclusion": "partition",
+    # The planner would look at CHECK constraints, and so into the functions in them. Partitions are told otherwise.
+    "constraint_exclusion": "off",
     # A chunk is a range of blocks.
     "enable_tidscan": "on",
     # A GIN index, also one of plain numbers (btree_gin), would give about so many of the rows that it is asked for.
@@ -40,6 +40,9 @@ SETTINGS: Mapping[str, str] = {
     "max_parallel_workers_per_gather": "0",
 }
 """Every value as the server shows it."""
+
+SET_AT_ONCE = ("transaction_timeout", "synchronous_commit")
+"""What `statement` sets, without reading it back. Servers before 17 do not know the first one."""
 
 KEEPALIVE: Mapping[str, str] = {
     # The server notices within minutes that the machine of a session is gone; its kernel's default is two hours, for
