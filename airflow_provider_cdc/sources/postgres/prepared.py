@@ -29,7 +29,7 @@ SETTINGS: Mapping[str, str] = {
     "quote_all_identifiers": "off",
     # A key that is an array is searched as its output function printed it: NULL in it is no word.
     "array_nulls": "on",
-    # The planner would look at CHECK constraints, and so into the functions in them. Partitions are told otherwise.
+    # The planner would look at CHECK constraints, and so into the functions in them. It prunes partitions without it.
     "constraint_exclusion": "off",
     # A chunk is a range of blocks.
     "enable_tidscan": "on",

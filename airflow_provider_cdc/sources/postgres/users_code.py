@@ -48,18 +48,20 @@ NO_INDEX = """
 SELECT pg_catalog.set_config('enable_indexscan', 'off', true), pg_catalog.set_config('enable_bitmapscan', 'off', true),
     pg_catalog.set_config('enable_indexonlyscan', 'off', true)
 """
-"""Where a search_path may lead to another function than when a partial index was built: the planner may then think
-that the index has all rows that are asked for."""
+"""Where a search_path may lead to another function than when an index was built: the planner may then think that a
+partial index has all rows that are asked for, or that an expression is the column itself."""
 
 # The server's own functions and operators are in no dependency.
-PARTIAL_BY_USERS = """
+INDEXES_BY_USERS = """
 SELECT count(*)::text FROM pg_catalog.pg_index i JOIN pg_catalog.pg_depend d
     ON d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objid = i.indexrelid
     AND d.refclassid IN ('pg_catalog.pg_proc'::pg_catalog.regclass, 'pg_catalog.pg_operator'::pg_catalog.regclass)
-WHERE i.indrelid = {0} AND i.indpred IS NOT NULL
+WHERE i.indrelid = {0} AND (i.indpred IS NOT NULL OR EXISTS (
+    SELECT FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
+    WHERE a.attrelid = i.indexrelid AND i.indkey[a.attnum - 1] = 0 AND t.typcategory IN ('N', 'D')))
 """
-"""How many dependencies the partial indexes of a relation, given by its OID, have on functions and operators of
-users."""
+"""How many dependencies on functions and operators of users those indexes of a relation, given by its OID, have that
+are partial, or have an expression of a type that conditions are pushed down for (`pushed`)."""
 
 _PLANNED_AT_ONCE = 50
 """Planning locks a relation and all of its indexes."""

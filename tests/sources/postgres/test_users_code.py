@@ -217,9 +217,16 @@ def test_operators_and_functions_of_users_never_stand_for_those_of_the_server(
         assert sorted(row["id"] for batch in batches for row in batch.to_pylist()) == [7, 2999]
 
 
-@pytest.mark.parametrize("least", ["lowest()", "length('abc'::varchar)"], ids=["own path", "pinned"])
-def test_an_index_whose_condition_means_something_else_in_our_path_hides_no_rows(
-    postgres: PostgresServer, source: PostgresSource, least: str
+@pytest.mark.parametrize(
+    ("least", "index"),
+    [
+        pytest.param("lowest()", "(id) WHERE kept(id)", id="own path"),
+        pytest.param("length('abc'::varchar)", "(id) WHERE kept(id)", id="pinned"),
+        pytest.param("length('abc'::varchar)", "(shown(id))", id="an expression"),
+    ],
+)
+def test_an_index_that_means_something_else_in_our_path_hides_no_rows(
+    postgres: PostgresServer, source: PostgresSource, least: str, index: str
 ) -> None:
     skip_since_17(postgres)
     run(
@@ -236,7 +243,9 @@ def test_an_index_whose_condition_means_something_else_in_our_path_hides_no_rows
         )
     run(postgres, source, "CREATE FUNCTION app.length(varchar) RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT 100'")
     run(postgres, source, f"CREATE FUNCTION kept(int) RETURNS bool LANGUAGE sql IMMUTABLE AS $$SELECT $1 > {least}$$")
-    run(postgres, source, "SET search_path = app, public; CREATE INDEX i ON t (id) WHERE kept(id)")
+    shown = f"SELECT CASE WHEN {least} = 100 THEN -$1 ELSE $1 END"
+    run(postgres, source, f"CREATE FUNCTION shown(int) RETURNS int LANGUAGE sql IMMUTABLE AS $${shown}$$")
+    run(postgres, source, f"SET search_path = app, public; CREATE INDEX i ON t {index}")
     run(postgres, source, "VACUUM ANALYZE t")
     point = record(source)
     part = replace(point.tables[0], selection=Selection(parse("id >= 10 AND id < 20")))
