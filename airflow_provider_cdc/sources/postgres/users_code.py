@@ -173,8 +173,8 @@ def _problem(connection: Connection, error: psycopg.Error, triggers: Sequence[Ev
         f"event trigger {' or '.join(map(str, raising))}",
         f"it raises an error at {command}: {_shortened(said(error))}"
         if context
-        else f"{command}, fails, since a trigger dropped the publication, or gave it or the session another owner or "
-        f"role: {said(error)}",
+        else f"{command}, fails; it may have dropped the publication, or changed its owner or the session's role: "
+        f"{said(error)}",
         f"qualify the names in its function with their schemas, or ALTER FUNCTION {one.function} SET search_path = …; "
         f"grant {quote(user)} what the function uses, or make it SECURITY DEFINER; let it RETURN for this user; or let "
         "the tables' owner make the publication, and name it in the connection (publication), so that runs need no "
@@ -212,10 +212,11 @@ def publication_refused(connection: Connection, tables: Sequence[Table]) -> list
     except psycopg.Error as error:
         if problem := _refused(connection, error, triggers, sql):
             return [problem]
-        # The publication was made just now, by this user.
-        if isinstance(error, _PUBLICATION_TAKEN):
+        # The publication was made just now, by this user. But what the server itself refuses to publish (an unlogged
+        # table, say) is told with the tables.
+        by_trigger = isinstance(error, _PUBLICATION_TAKEN) or not sql.startswith("ALTER")
+        if by_trigger and not may_pass(error.sqlstate or ""):
             return [_problem(connection, error, triggers, sql)]
-        # What the server itself refuses to publish (an unlogged table, say) is told with the tables.
         _log.info("Whether event triggers refuse a publication could not be tried: %s", said(error))
     return []
 
@@ -328,6 +329,6 @@ def _unplannable(connection: Connection, table: Table, leaf: Leaf, error: psycop
         f"the server cannot plan a SELECT of {leaf.sql}{f': {causes}' if causes else ''}: {_shortened(said(error))}",
         f"{grant}ALTER FUNCTION {function} SET search_path = …, or qualify the names in its body with their schemas "
         f"(CREATE OR REPLACE FUNCTION leaves the index as it is); or ALTER ROLE {quote(user)} SET search_path = … to "
-        "where it finds them",
+        "where it finds them, in schemas that it may use",
         str(table.name),
     )
