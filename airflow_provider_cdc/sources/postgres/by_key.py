@@ -47,7 +47,7 @@ WHERE i.indexrelid = COALESCE(
 
 # The name may stand for another table by now, and its root's rights are not those of the partitions.
 _THROUGH_ROOT = """
-SELECT (COALESCE(pg_catalog.to_regclass({root})::oid, 0) = {oid}
+SELECT (COALESCE(pg_catalog.to_regclass({root})::oid, 0) OPERATOR(pg_catalog.=) {oid}
     AND pg_catalog.has_table_privilege({oid}::oid, 'SELECT') AND NOT pg_catalog.row_security_active({oid}::oid))::text
 """
 

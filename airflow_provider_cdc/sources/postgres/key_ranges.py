@@ -24,7 +24,7 @@ from airflow_provider_cdc.core.table import Table
 from airflow_provider_cdc.sources.postgres.pushed import pushed_condition, pushed_span, spelt_value
 from airflow_provider_cdc.sources.postgres.schema import Leaf
 from airflow_provider_cdc.sources.postgres.session import Connection, query, quote
-from airflow_provider_cdc.sources.postgres.users_code import PARTIAL_BY_USERS, is_unplannable
+from airflow_provider_cdc.sources.postgres.users_code import INDEXES_BY_USERS, is_unplannable
 
 Range = tuple[int | str | None, int | str | None, int]
 """From a value of the key's first column (included) up to another one (excluded), None: without an end; and about how
@@ -37,7 +37,7 @@ def ranges(connection: Connection, table: Table, leaf: Leaf, chunk_rows: int) ->
     """Ranges of about ``chunk_rows`` rows each, of those that the server is asked for; empty: it would look at the
     blocks in any case, or they cannot be cut."""
     pushed = "" if table.selection.where is None else pushed_condition(table)
-    known = pushed and _analyzed(connection, table, leaf, pushed) and not _partial(connection, leaf)
+    known = pushed and _analyzed(connection, table, leaf, pushed) and not _is_doubtful(connection, leaf)
     rows = _through_index(connection, leaf, pushed) if known else None
     if rows is None:
         return []
@@ -83,9 +83,9 @@ def _analyzed(connection: Connection, table: Table, leaf: Leaf, pushed: str) -> 
     return int(known) == len(names)
 
 
-def _partial(connection: Connection, leaf: Leaf) -> bool:
+def _is_doubtful(connection: Connection, leaf: Leaf) -> bool:
     """Whether indexes of the leaf are left alone when it is read (`users_code.NO_INDEX`)."""
-    return bool(query(connection, PARTIAL_BY_USERS.format(leaf.oid)) != [("0",)])
+    return bool(query(connection, INDEXES_BY_USERS.format(leaf.oid)) != [("0",)])
 
 
 def _through_index(connection: Connection, leaf: Leaf, pushed: str) -> int | None:

@@ -17,6 +17,9 @@ from airflow_provider_cdc.sources.postgres.session_variables import PINNED, REQU
 SETTINGS: Mapping[str, str] = {name: pin.value for name, pin in PINNED.items()}
 """What sessions begin with, every value as the server shows it."""
 
+SET_AT_ONCE = ("transaction_timeout", "synchronous_commit")
+"""What `statement` sets, without reading it back. Servers before 17 do not know the first one."""
+
 KEEPALIVE: Mapping[str, str] = {
     # The server notices within minutes that the machine of a session is gone; its kernel's default is two hours, for
     # which it would keep the session's snapshot and slot.

@@ -90,7 +90,7 @@ class _Reader:
         self._table = table
         self._lookup: KeyLookup | None = None
         self._path = ""
-        self._partial: dict[int, bool] = {}
+        self._doubtful: dict[int, bool] = {}
 
     @property
     def nulled(self) -> Mapping[str, int]:
@@ -116,7 +116,7 @@ class _Reader:
         leaf, condition = place(self._table, chunk)
         with self._mapped_errors(str(chunk)):
             if leaf is not None:
-                prepare = users_code.NO_INDEX if self._condition and self._is_partial(leaf) else ""
+                prepare = users_code.NO_INDEX if self._condition and self._is_doubtful(leaf) else ""
                 yield from self._read(leaf, f"ONLY {leaf.sql} WHERE {condition}", pushed=True, prepare=prepare)
 
     def find(self, keys: pa.BinaryArray) -> Iterator[pa.RecordBatch]:
@@ -193,12 +193,12 @@ class _Reader:
         if self._path:
             self._rows.ask(users_code.PINNED)
 
-    def _is_partial(self, leaf: Leaf) -> bool:
-        """Whether the condition of an index of a leaf calls functions of users: what these are is looked up by their
-        bodies' names when a SELECT is planned, so the index may lack rows that the planner thinks it has."""
-        if leaf.oid not in self._partial:
-            self._partial[leaf.oid] = self._rows.ask(users_code.PARTIAL_BY_USERS.format(leaf.oid)) != [("0",)]
-        return self._partial[leaf.oid]
+    def _is_doubtful(self, leaf: Leaf) -> bool:
+        """Whether indexes of a leaf call functions of users: the names in the bodies of these are looked up when a
+        SELECT is planned, so an index may lack rows that the planner thinks it has."""
+        if leaf.oid not in self._doubtful:
+            self._doubtful[leaf.oid] = self._rows.ask(users_code.INDEXES_BY_USERS.format(leaf.oid)) != [("0",)]
+        return self._doubtful[leaf.oid]
 
     @property
     def _condition(self) -> str:

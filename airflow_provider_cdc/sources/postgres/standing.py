@@ -20,7 +20,14 @@ from airflow_provider_cdc.core.lsn import Lsn
 from airflow_provider_cdc.core.options import FULL, StepOptions
 from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.table import Table
-from airflow_provider_cdc.errors import CdcError, ConfigurationError, PreflightError, SchemaChanged, TransientError
+from airflow_provider_cdc.errors import (
+    CdcError,
+    ConfigurationError,
+    LogGone,
+    PreflightError,
+    SchemaChanged,
+    TransientError,
+)
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres import prepared, publishing, slots, waiting
 from airflow_provider_cdc.sources.postgres.commits import advance
@@ -136,7 +143,38 @@ def note_copies(
 ) -> None:
     """`KeepsPast.note_copies`. A server whose disk was put back to before the run is the same server, but does not have
     the run's slot, for which the sessions of a run look. If it was put back to a moment of the run, it was restarted.
+
+    No error if the run's slot is gone because all of this was done before.
     """
+    try:
+        _note_copies(settings, options, copies, incarnation)
+    except LogGone:
+        if not (isinstance(settings, prepared.RunSettings) and _are_noted(settings, options, copies)):
+            raise
+
+
+def _are_noted(settings: prepared.RunSettings, options: StepOptions, copies: Mapping[str, Mapping[str, str]]) -> bool:
+    """Whether all of ``copies`` are on record already, on the server of the run."""
+    server = {name: known for name, known in settings.server.items() if name != "slot"}
+    with session(replace(settings, server=server)) as connection:
+        record = load(connection, name_of(connection, options.standing_slot))
+    noted = {
+        (lake, table, one.position)
+        for lake, known in (record.copies if record is not None else {}).items()
+        for one in known
+        for table in one.tables
+    }
+    wanted = {(_digest(lake), table, position) for lake, own in copies.items() for table, position in own.items()}
+    return record is not None and wanted <= noted
+
+
+def _digest(lake: str) -> str:
+    return records.digest_of(lake)[:12]
+
+
+def _note_copies(
+    settings: ConnectionSettings, options: StepOptions, copies: Mapping[str, Mapping[str, str]], incarnation: str
+) -> None:
     if incarnation and isinstance(settings, prepared.RunSettings):
         settings = replace(settings, server={**settings.server, prepared.STARTED: incarnation})
     with session(settings) as connection:
@@ -145,7 +183,7 @@ def note_copies(
         if (record := usable(connection, name)) is not None:
             at = now(connection)
             for lake, own in copies.items():
-                record = record.with_copies(records.digest_of(lake)[:12], own, at, options.refresh != FULL)
+                record = record.with_copies(_digest(lake), own, at, options.refresh != FULL)
             if isinstance(settings, prepared.RunSettings):
                 record = record.without_run(settings.server.get("slot", ""))
             store(connection, name, record)

@@ -48,23 +48,28 @@ NO_INDEX = """
 SELECT pg_catalog.set_config('enable_indexscan', 'off', true), pg_catalog.set_config('enable_bitmapscan', 'off', true),
     pg_catalog.set_config('enable_indexonlyscan', 'off', true)
 """
-"""Where a search_path may lead to another function than when a partial index was built: the planner may then think
-that the index has all rows that are asked for."""
+"""Where a search_path may lead to another function than when an index was built: the planner may then think that a
+partial index has all rows that are asked for, or that an expression is the column itself."""
 
 # The server's own functions and operators are in no dependency.
-PARTIAL_BY_USERS = """
+INDEXES_BY_USERS = """
 SELECT count(*)::text FROM pg_catalog.pg_index i JOIN pg_catalog.pg_depend d
     ON d.classid = 'pg_catalog.pg_class'::pg_catalog.regclass AND d.objid = i.indexrelid
     AND d.refclassid IN ('pg_catalog.pg_proc'::pg_catalog.regclass, 'pg_catalog.pg_operator'::pg_catalog.regclass)
-WHERE i.indrelid = {0} AND i.indpred IS NOT NULL
+WHERE i.indrelid = {0} AND (i.indpred IS NOT NULL OR EXISTS (
+    SELECT FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid
+    WHERE a.attrelid = i.indexrelid AND i.indkey[a.attnum - 1] = 0 AND t.typcategory IN ('N', 'D')))
 """
-"""How many dependencies the partial indexes of a relation, given by its OID, have on functions and operators of
-users."""
+"""How many dependencies on functions and operators of users those indexes of a relation, given by its OID, have that
+are partial, or have an expression of a type that conditions are pushed down for (`pushed`)."""
 
 _PLANNED_AT_ONCE = 50
 """Planning locks a relation and all of its indexes."""
 _DRY_RUN = "SET LOCAL lock_timeout = '1s'; SET LOCAL statement_timeout = '30s'"
 _TRIED_AT_ONCE = 200
+_PUBLICATION_TAKEN = (psycopg.errors.UndefinedObject, psycopg.errors.InsufficientPrivilege)
+_LONGEST = 1000
+"""Characters of a message of the server."""
 
 _log = logging.getLogger(__name__)
 
@@ -135,9 +140,10 @@ def execute(connection: Connection, sql: str) -> None:
 
 def _settings(connection: Connection) -> dict[str, str]:
     """What our sessions rely on. The query holds no operator, which a user's path could lead elsewhere."""
-    names = [*prepared.SETTINGS, "role"]
-    (row,) = query(connection, f"SELECT {', '.join(f'pg_catalog.current_setting({literal(name)})' for name in names)}")
-    return dict(zip(names, row, strict=True))
+    names = [*prepared.SETTINGS, *prepared.SET_AT_ONCE, "role"]
+    asked = ", ".join(f"pg_catalog.current_setting({literal(name)}, true)" for name in names)
+    (row,) = query(connection, f"SELECT {asked}")
+    return {name: setting for name, setting in zip(names, row, strict=True) if setting is not None}
 
 
 def set_path(connection: Connection, path: str) -> None:
@@ -149,17 +155,26 @@ def _refused(
     connection: Connection, error: psycopg.Error, triggers: Sequence[EventTrigger], sql: str
 ) -> Problem | None:
     """The problem, if an event trigger raised an error that stays: only what functions raise has a context."""
-    context = error.diag.context or ""
-    if not context or may_pass(error.sqlstate or ""):
+    if not error.diag.context or may_pass(error.sqlstate or ""):
         return None
+    return _problem(connection, error, triggers, sql)
+
+
+def _problem(connection: Connection, error: psycopg.Error, triggers: Sequence[EventTrigger], sql: str) -> Problem:
+    context = error.diag.context or ""
     tags = re.findall("(?:^|; )((?:CREATE|ALTER|DROP) PUBLICATION|COMMENT)", sql)
-    concerned = [one for one in triggers if not one.tags or {*one.tags} & {*tags}]
+    # What fails without a context may be the work of an earlier command's trigger.
+    concerned = [one for one in triggers if not context or not one.tags or {*one.tags} & {*tags}]
     raising = [one for one in concerned if f"{one.function_name}(" in context] or concerned or list(triggers)
     one = raising[0]
     ((user,),) = query(connection, "SELECT session_user::text")
+    command = f"{' or '.join(tags)}, which runs need"
     return Problem(
         f"event trigger {' or '.join(map(str, raising))}",
-        f"it raises an error at {' or '.join(tags)}, which runs need: {said(error)}",
+        f"it raises an error at {command}: {_shortened(said(error))}"
+        if context
+        else f"{command}, fails; it may have dropped the publication, or changed its owner or the session's role: "
+        f"{said(error)}",
         f"qualify the names in its function with their schemas, or ALTER FUNCTION {one.function} SET search_path = …; "
         f"grant {quote(user)} what the function uses, or make it SECURITY DEFINER; let it RETURN for this user; or let "
         "the tables' owner make the publication, and name it in the connection (publication), so that runs need no "
@@ -167,10 +182,16 @@ def _refused(
     )
 
 
+def _shortened(text: str) -> str:
+    """A message of bounded length: the context of an error in a recursion has thousands of lines."""
+    return text if len(text) <= _LONGEST else f"{text[: _LONGEST // 2]} … {text[-_LONGEST // 2 :]}"
+
+
 def publication_refused(connection: Connection, tables: Sequence[Table]) -> list[Problem]:
     """Why event triggers would refuse what a run does with its publication: it is tried, and rolled back.
 
-    Without event triggers nothing is tried. Nobody waits for this longer than a second.
+    Without event triggers nothing is tried. It waits for no lock longer than a second, and takes no more than 30 s for
+    a command.
     """
     triggers = event_triggers(connection)
     if not triggers:
@@ -188,12 +209,15 @@ def publication_refused(connection: Connection, tables: Sequence[Table]) -> list
             set_path(connection, path)
             for sql in commands:
                 query(connection, sql)
-    except (psycopg.errors.LockNotAvailable, psycopg.errors.QueryCanceled) as error:
-        _log.info("Whether event triggers refuse a publication could not be tried: %s", said(error))
     except psycopg.Error as error:
-        if (problem := _refused(connection, error, triggers, sql)) is None:
-            raise
-        return [problem]
+        if problem := _refused(connection, error, triggers, sql):
+            return [problem]
+        # The publication was made just now, by this user. But what the server itself refuses to publish (an unlogged
+        # table, say) is told with the tables.
+        by_trigger = isinstance(error, _PUBLICATION_TAKEN) or not sql.startswith("ALTER")
+        if by_trigger and not may_pass(error.sqlstate or ""):
+            return [_problem(connection, error, triggers, sql)]
+        _log.info("Whether event triggers refuse a publication could not be tried: %s", said(error))
     return []
 
 
@@ -207,6 +231,17 @@ def is_unplannable(error: psycopg.Error | adbc_driver_manager.Error) -> bool:
     return not may_pass(error.sqlstate or "") and not is_denied(error.sqlstate or "")
 
 
+def _is_of_users(error: psycopg.Error) -> bool:
+    """Whether an error is one of users' code, and not of the table: that it is gone, or that this user may not read it,
+    or not all of its rows, is told otherwise. Only what functions raise has a context."""
+    of_table = is_denied(error.sqlstate or "") or isinstance(error, _GONE)
+    return bool(error.diag.context) if of_table else is_unplannable(error)
+
+
+_GONE = (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedColumn)
+_FOREIGN = "SELECT oid FROM pg_class WHERE oid = ANY(%s::oid[]) AND relkind = 'f'"
+
+
 def may_be_read_under_own_path(table: Table) -> bool:
     """Whether each name in the statements that read a table is qualified. The expression of a virtual column is not,
     which is asked for where a partition may have another one."""
@@ -218,7 +253,10 @@ def unplannable(connection: Connection, tables: Sequence[Table]) -> list[Problem
 
     :raises psycopg.errors.LockNotAvailable: a table is locked against readers.
     """
-    listed = [(table, leaf) for table in tables for leaf in leaves(table)]
+    every = [(table, leaf) for table in tables for leaf in leaves(table)]
+    # The planner may ask the other server about a foreign table, which is refused otherwise.
+    foreign = query(connection, _FOREIGN, ([leaf.oid for _, leaf in every],))
+    listed = [(table, leaf) for table, leaf in every if (leaf.oid,) not in foreign]
     problems: dict[str, Problem] = {}
     path = ""
     for start in range(0, len(listed), _PLANNED_AT_ONCE):
@@ -227,8 +265,7 @@ def unplannable(connection: Connection, tables: Sequence[Table]) -> list[Problem
             continue
         for table, leaf in some:
             error = _planning_error(connection, [(table, leaf)])
-            # Who may not read a table, or not all of its rows, is told so otherwise.
-            if error is None or not is_unplannable(error) or str(table.name) in problems:
+            if error is None or str(table.name) in problems or not _is_of_users(error):
                 continue
             path = path or planned_under(connection)
             if may_be_read_under_own_path(table):
@@ -262,12 +299,14 @@ def _select(table: Table, leaf: Leaf) -> str:
     return f"SELECT {columns} FROM ONLY {leaf.sql} WHERE ctid OPERATOR(pg_catalog.>=) '(0,0)'::pg_catalog.tid"
 
 
-# What of a relation has expressions or a condition that call functions of users, and these.
+# What of a relation has expressions or a condition that call functions of users, also by operators, and these.
 _EXPRESSIONS = """
 SELECT CASE d.classid WHEN 'pg_class'::regclass THEN concat('index ', d.objid::regclass)
     ELSE concat('statistics ', (SELECT format('%%I.%%I', n.nspname, s.stxname) FROM pg_statistic_ext s
         JOIN pg_namespace n ON n.oid = s.stxnamespace WHERE s.oid = d.objid)) END, p.oid::regprocedure::text, p.proname
-FROM pg_depend d JOIN pg_proc p ON p.oid = d.refobjid AND d.refclassid = 'pg_proc'::regclass
+FROM pg_depend d
+LEFT JOIN pg_operator o ON o.oid = d.refobjid AND d.refclassid = 'pg_operator'::regclass
+JOIN pg_proc p ON p.oid = CASE d.refclassid WHEN 'pg_proc'::regclass THEN d.refobjid ELSE o.oprcode END
 WHERE p.pronamespace <> 'pg_catalog'::regnamespace AND (
     (d.classid = 'pg_class'::regclass AND d.objid IN (SELECT indexrelid FROM pg_index WHERE indrelid = %(oid)s))
     OR (d.classid = 'pg_statistic_ext'::regclass
@@ -284,11 +323,12 @@ def _unplannable(connection: Connection, table: Table, leaf: Leaf, error: psycop
     causes = ", ".join(f"{what} (function {function})" for what, function, _ in found)
     ((user,),) = query(connection, "SELECT session_user::text")
     function = found[0][1] if found else "…"
+    grant = f"grant {quote(user)} what the function uses; or " if is_denied(error.sqlstate or "") else ""
     return Problem(
         str(table.name),
-        f"the server cannot plan a SELECT of {leaf.sql}{f': {causes}' if causes else ''}: {said(error)}",
-        f"ALTER FUNCTION {function} SET search_path = …, or qualify the names in its body with their schemas (CREATE "
-        f"OR REPLACE FUNCTION leaves the index as it is); or ALTER ROLE {quote(user)} SET search_path = … to where "
-        "it finds them",
+        f"the server cannot plan a SELECT of {leaf.sql}{f': {causes}' if causes else ''}: {_shortened(said(error))}",
+        f"{grant}ALTER FUNCTION {function} SET search_path = …, or qualify the names in its body with their schemas "
+        f"(CREATE OR REPLACE FUNCTION leaves the index as it is); or ALTER ROLE {quote(user)} SET search_path = … to "
+        "where it finds them, in schemas that it may use",
         str(table.name),
     )

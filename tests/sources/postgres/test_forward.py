@@ -246,6 +246,18 @@ def test_a_copy_that_could_not_be_recorded_is_rolled_forward_by_what_its_run_rec
     assert kept.ask(SLOTS) == 1
 
 
+def test_copies_are_recorded_once_more_after_their_run_was_released(kept: Kept) -> None:
+    kept.keep("stock")
+    point = kept.source.record_initial(kept.plans("stock"), kept.options.lock, RUN_ID)
+    run, copies = kept.source.of_run(point.identity, point.position), {"public.stock": point.position}
+    run.note_copies(kept.options, {"lake": copies}, "")
+    kept.source.release(RUN_ID)
+    # A finished step is cleared.
+    run.note_copies(kept.options, {"lake": copies}, "")
+    with pytest.raises(LogGone):
+        run.note_copies(kept.options, {"another lake": copies}, "")
+
+
 def test_a_position_that_cannot_be_recorded_stops_no_run_and_leaves_nothing(
     kept: Kept, since: Since, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from typing import Any, cast
 
 import psycopg
@@ -17,11 +18,12 @@ from airflow_provider_cdc.core.plan import InitialPoint
 from airflow_provider_cdc.core.selection import Selection
 from airflow_provider_cdc.core.table import TableName
 from airflow_provider_cdc.errors import ConfigurationError, PreflightError, Problem
-from airflow_provider_cdc.sources.postgres import PostgresSource
+from airflow_provider_cdc.sources.postgres import PostgresSource, users_code
+from airflow_provider_cdc.sources.postgres.by_key import KeyLookup
 from airflow_provider_cdc.sources.postgres.decode import rows
 from airflow_provider_cdc.sources.postgres.schema import read_tables
-from airflow_provider_cdc.sources.postgres.session import session, value
-from airflow_provider_cdc.sources.postgres.users_code import execute
+from airflow_provider_cdc.sources.postgres.session import query, session, value
+from airflow_provider_cdc.sources.postgres.users_code import execute, planned_under, set_path, unplannable
 from airflow_provider_cdc.sources.rereading import KeyReader
 from harness.postgres_binaries import installations
 from harness.postgres_server import PostgresServer
@@ -110,23 +112,24 @@ def test_tables_whose_indexes_call_functions_by_bare_names_are_copied(
 ) -> None:
     skip_since_17(postgres)
     run(postgres, source, TABLE)
-    for name, statement in EXPRESSIONS.items():
-        run(postgres, source, statement)
-        caplog.clear()
-        with caplog.at_level(logging.INFO):
-            point = record(source)
-        assert "is planned under search_path pg_catalog" in caplog.text, name
+    for number, statement in enumerate(EXPRESSIONS.values()):
+        run(postgres, source, f"CREATE TABLE t{number} (LIKE t); ALTER TABLE t{number} ADD PRIMARY KEY (id)")
+        run(postgres, source, f"ALTER TABLE t{number} REPLICA IDENTITY FULL; INSERT INTO t{number} SELECT * FROM t")
+        run(postgres, source, statement.replace("ON t ", f"ON t{number} ").replace("FROM t", f"FROM t{number}"))
+    with caplog.at_level(logging.INFO):
+        point = source.record_initial(source.preflight(["public.t*", "!public.t"]), LOCK, RUN_ID)
+    assert caplog.text.count("is planned under search_path pg_catalog") == len(point.tables) == len(EXPRESSIONS)
+    for table in point.tables:
+        only = replace(point, tables=(table,))
         for consistency in ("watermark", "exported"):
-            assert copied(source, point, consistency) == rows_of(postgres, source)
+            assert copied(source, only, consistency) == rows_of(postgres, source)
         # A session that ADBC reads.
         monkeypatch.setattr(rows, "is_plain", lambda connection: False)
-        assert copied(source, point) == rows_of(postgres, source)
+        assert copied(source, only) == rows_of(postgres, source)
         monkeypatch.undo()
-        with source.reader(point.tables[0], "again", LOCK) as reader:
+        with source.reader(table, "again", LOCK) as reader:
             batches = cast(KeyReader, reader).find(pa.array([tuple_data(("2",))], pa.binary()))
             assert [row["x"] for batch in batches for row in batch.to_pylist()] == ["e"]
-        source.release(RUN_ID)
-        run(postgres, source, f"DROP {name}")
 
 
 def test_a_name_that_no_path_of_ours_finds_is_told_with_what_needs_it(
@@ -138,30 +141,39 @@ def test_a_name_that_no_path_of_ours_finds_is_told_with_what_needs_it(
         postgres,
         source,
         NORM.format("", "app.fold($1)"),
+        "CREATE OPERATOR @@@ (RIGHTARG = text, FUNCTION = norm)",
         *EXPRESSIONS.values(),
+        "CREATE INDEX o ON t ((@@@ x))",
         "CREATE INDEX harmless ON t (lower(x))",
     )
-    run(postgres, source, "SET check_function_bodies = off; " + NORM.format("", "fold($1)"))
-    (problem,) = problems_of(source)
-    assert (problem.where, problem.table) == ("public.t", "public.t")
-    for cause in (*EXPRESSIONS, "function public.norm(text)", "fold(text) does not exist"):
-        assert cause.replace("index ", "index public.") in problem.what
-    assert "harmless" not in problem.what
-    repair = problem.hint.partition(",")[0]
-    assert repair == "ALTER FUNCTION public.norm(text) SET search_path = …"
-    run(postgres, source, repair.replace("…", "app"))
-    assert copied(source, record(source)) == rows_of(postgres, source)
-    # Or what the user's own sessions look in.
-    run(postgres, source, "ALTER FUNCTION norm(text) RESET search_path")
     role = f"copier_{source.settings.database}"
-    run(postgres, source, f"CREATE ROLE {role} LOGIN SUPERUSER PASSWORD 'p'")
+    run(postgres, source, f"CREATE ROLE {role} LOGIN REPLICATION PASSWORD 'p'", f"ALTER TABLE t OWNER TO {role}")
+    run(postgres, source, f"GRANT CREATE ON DATABASE {source.settings.database} TO {role}")
     copier = PostgresSource(replace(source.settings, user=role, password="p"))
     try:
+        # It is found, and this user may not use it.
+        (problem,) = problems_of(copier, "public.t")
+        assert "permission denied for schema app" in problem.what
+        assert problem.hint.startswith(f'grant "{role}" what the function uses')
+        run(postgres, source, f"GRANT USAGE ON SCHEMA app TO {role}")
+        copier.preflight(["public.t"])
+        run(postgres, source, "SET check_function_bodies = off; " + NORM.format("", "fold($1)"))
+        (problem,) = problems_of(source)
+        assert (problem.where, problem.table) == ("public.t", "public.t")
+        for cause in (*EXPRESSIONS, "index o", "function public.norm(text)", "fold(text) does not exist"):
+            assert cause.replace("index ", "index public.") in problem.what
+        assert "harmless" not in problem.what
+        repair = problem.hint.partition(",")[0]
+        assert repair == "ALTER FUNCTION public.norm(text) SET search_path = …"
+        run(postgres, source, repair.replace("…", "app"))
+        assert copied(source, record(source)) == rows_of(postgres, source)
+        # Or what the user's own sessions look in.
+        run(postgres, source, "ALTER FUNCTION norm(text) RESET search_path")
         assert [one.where for one in problems_of(copier)] == ["public.t"]
         run(postgres, source, f"ALTER ROLE {role} IN DATABASE {source.settings.database} SET search_path = 'app'")
         copier.preflight(["public.t"])
     finally:
-        run(postgres, source, f"DROP ROLE {role}")
+        run(postgres, source, f"DROP OWNED BY {role}", f"DROP ROLE {role}")
 
 
 CAPTURES = """
@@ -205,9 +217,16 @@ def test_operators_and_functions_of_users_never_stand_for_those_of_the_server(
         assert sorted(row["id"] for batch in batches for row in batch.to_pylist()) == [7, 2999]
 
 
-@pytest.mark.parametrize("least", ["lowest()", "length('abc'::varchar)"], ids=["own path", "pinned"])
-def test_an_index_whose_condition_means_something_else_in_our_path_hides_no_rows(
-    postgres: PostgresServer, source: PostgresSource, least: str
+@pytest.mark.parametrize(
+    ("least", "index"),
+    [
+        pytest.param("lowest()", "(id) WHERE kept(id)", id="own path"),
+        pytest.param("length('abc'::varchar)", "(id) WHERE kept(id)", id="pinned"),
+        pytest.param("length('abc'::varchar)", "(shown(id))", id="an expression"),
+    ],
+)
+def test_an_index_that_means_something_else_in_our_path_hides_no_rows(
+    postgres: PostgresServer, source: PostgresSource, least: str, index: str
 ) -> None:
     skip_since_17(postgres)
     run(
@@ -224,7 +243,9 @@ def test_an_index_whose_condition_means_something_else_in_our_path_hides_no_rows
         )
     run(postgres, source, "CREATE FUNCTION app.length(varchar) RETURNS int LANGUAGE sql IMMUTABLE AS 'SELECT 100'")
     run(postgres, source, f"CREATE FUNCTION kept(int) RETURNS bool LANGUAGE sql IMMUTABLE AS $$SELECT $1 > {least}$$")
-    run(postgres, source, "SET search_path = app, public; CREATE INDEX i ON t (id) WHERE kept(id)")
+    shown = f"SELECT CASE WHEN {least} = 100 THEN -$1 ELSE $1 END"
+    run(postgres, source, f"CREATE FUNCTION shown(int) RETURNS int LANGUAGE sql IMMUTABLE AS $${shown}$$")
+    run(postgres, source, f"SET search_path = app, public; CREATE INDEX i ON t {index}")
     run(postgres, source, "VACUUM ANALYZE t")
     point = record(source)
     part = replace(point.tables[0], selection=Selection(parse("id >= 10 AND id < 20")))
@@ -232,10 +253,10 @@ def test_an_index_whose_condition_means_something_else_in_our_path_hides_no_rows
     assert [row[0] for row in read] == list(range(10, 20))
 
 
-def test_partitions_whose_checks_call_functions_by_bare_names_are_searched_one_by_one(
+def test_partitions_are_searched_through_their_root_whatever_their_checks_call(
     postgres: PostgresServer, source: PostgresSource
 ) -> None:
-    """A SELECT of the root is planned with the constraints of its partitions, and one of a partition is not."""
+    """A SELECT of the root may be planned with the constraints of its partitions, and one of a partition is not."""
     run(postgres, source, TABLE, "CREATE TABLE tree (id int PRIMARY KEY, x text) PARTITION BY RANGE (id)")
     for low in range(0, 40, 10):
         values = f"FOR VALUES FROM ({low}) TO ({low + 10})"
@@ -245,10 +266,19 @@ def test_partitions_whose_checks_call_functions_by_bare_names_are_searched_one_b
     assert source.preflight(["public.tree"])
     with pytest.raises(psycopg.errors.UndefinedFunction):
         run(postgres, source, "SET search_path = pg_catalog; EXPLAIN SELECT FROM public.tree WHERE id < 5")
+    # In the user's own path lies what fits the types of the look-up better.
+    run(postgres, source, "CREATE FUNCTION never(oid, int) RETURNS bool LANGUAGE sql IMMUTABLE AS 'SELECT false'")
+    run(postgres, source, "CREATE OPERATOR = (LEFTARG = oid, RIGHTARG = int, FUNCTION = never)")
+    keys = pa.array([tuple_data((key,)) for key in ("7", "33")], pa.binary())
     with session(source.settings) as connection:
         (table,) = read_tables(connection, [TableName("public", "tree")])
+        lookup = KeyLookup(partial(query, connection), table)
+        for path in ("pg_catalog, pg_temp", planned_under(connection)):
+            with connection.transaction():
+                set_path(connection, path)
+                assert [len(own) for own in (lookup.by_leaf(keys) or {}).values()] == [1, 1], path
     with source.reader(table, "again", LOCK) as reader:
-        found = cast(KeyReader, reader).find(pa.array([tuple_data((key,)) for key in ("7", "33")], pa.binary()))
+        found = cast(KeyReader, reader).find(keys)
         assert [row["id"] for batch in found for row in batch.to_pylist()] == [7, 33]
 
 
@@ -273,10 +303,11 @@ def test_event_triggers_that_use_bare_names_work(postgres: PostgresServer, sourc
 def test_an_event_trigger_that_sets_something_for_the_session_changes_nothing_of_it(
     postgres: PostgresServer, source: PostgresSource
 ) -> None:
-    body = """SET search_path = public; SET row_security = on; SET "TimeZone" = 'Asia/Tokyo'; SET ROLE pg_monitor"""
+    body = """SET search_path = public; SET row_security = on; SET "TimeZone" = 'Asia/Tokyo'; SET ROLE pg_monitor;
+        SET synchronous_commit = on"""
     run(postgres, source, f"CREATE FUNCTION bend() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN {body}; END $$")
     run(postgres, source, "CREATE EVENT TRIGGER bend ON ddl_command_end EXECUTE FUNCTION bend()")
-    names = ("search_path", "row_security", "timezone", "role")
+    names = ("search_path", "row_security", "timezone", "role", "synchronous_commit")
     with session(source.settings) as connection:
         before = [value(connection, f"current_setting('{name}')") for name in names]
         execute(connection, "CREATE PUBLICATION lake")
@@ -333,15 +364,47 @@ def test_an_event_trigger_that_raises_is_named_beforehand_and_nothing_is_left(
         run(postgres, source, "DROP EVENT TRIGGER refuse", f"DROP OWNED BY {role}", f"DROP ROLE {role}")
 
 
-def test_the_publication_is_not_tried_while_a_table_is_locked(
-    postgres: PostgresServer, source: PostgresSource, caplog: pytest.LogCaptureFixture
+def test_only_what_event_triggers_do_is_told_of_them(
+    postgres: PostgresServer,
+    source: PostgresSource,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    run(postgres, source, TABLE, AUDIT, "CREATE EVENT TRIGGER note ON ddl_command_end EXECUTE FUNCTION note()")
-    with postgres.connect(database=source.settings.database, autocommit=False) as vacuum:
-        vacuum.execute("LOCK TABLE t IN SHARE UPDATE EXCLUSIVE MODE")
-        with caplog.at_level(logging.INFO):
+    def function(body: str) -> str:
+        sql = f"CREATE OR REPLACE FUNCTION act() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN {body}; END $$"
+        return f"SET event_triggers = off; {sql}" if postgres.binaries.major >= 17 else sql
+
+    run(postgres, source, TABLE, "CREATE UNLOGGED TABLE u (id int PRIMARY KEY)")
+    run(postgres, source, "CREATE FOREIGN DATA WRAPPER w", "CREATE SERVER s FOREIGN DATA WRAPPER w")
+    run(postgres, source, "CREATE TABLE tree (id int) PARTITION BY RANGE (id)")
+    run(postgres, source, "CREATE FOREIGN TABLE leaf PARTITION OF tree FOR VALUES FROM (0) TO (1) SERVER s")
+    run(postgres, source, function("NULL"))
+    tags = "WHEN TAG IN ('CREATE PUBLICATION')"
+    run(postgres, source, f"CREATE EVENT TRIGGER act ON ddl_command_end {tags} EXECUTE FUNCTION act()")
+    problems = problems_of(source)
+    assert sorted(one.where for one in problems) == ["public.tree", "public.u"]
+    assert all("is unlogged" in one.what or "foreign table" in one.what for one in problems)
+    # What may pass may do so until the run.
+    run(postgres, source, function("RAISE EXCEPTION 'busy' USING ERRCODE = 'deadlock_detected'"))
+    monkeypatch.setattr(users_code, "_DRY_RUN", "SET LOCAL lock_timeout = '10ms'")
+    with caplog.at_level(logging.INFO):
+        assert source.preflight(["public.t"])
+        with postgres.connect(database=source.settings.database, autocommit=False) as vacuum:
+            run(postgres, source, function("NULL"))
+            vacuum.execute("LOCK TABLE t IN SHARE UPDATE EXCLUSIVE MODE")
             assert source.preflight(["public.t"])
-    assert "could not be tried" in caplog.text
+    assert caplog.text.count("could not be tried") == 2
+    # The server says only that the publication is not there, or not this user's.
+    drop = "EXECUTE (SELECT format('DROP PUBLICATION %I', pubname) FROM pg_publication)"
+    for body in (drop, "SET ROLE pg_monitor", "RAISE EXCEPTION '%', repeat('no ', 100000)"):
+        run(postgres, source, function(body))
+        (problem,) = problems_of(source, "public.t")
+        assert problem.where == 'event trigger "act" (ON ddl_command_end, function public.act())'
+        assert len(problem.what) < 2000
+    with session(source.settings) as connection:
+        tables = read_tables(connection, [TableName("public", "t")])
+        run(postgres, source, "DROP TABLE t")
+        assert unplannable(connection, tables) == []
 
 
 @pytest.mark.skipif(NEWEST < 17, reason="no server has event triggers ON login")
