@@ -9,8 +9,8 @@ hold and which no window of the log puts back.
 
 Identities are compared with the table held, so that nobody is halfway through altering it.
 
-Statements are in the log before what they do can be seen, but for OPTIMIZE TABLE: it is logged once it has done all of its
-tables. Whoever may see other sessions (PROCESS) looks for one that runs, before the end of the log is asked for.
+Statements are in the log before what they do can be seen, but for OPTIMIZE TABLE: it is logged once it has done all of
+its tables. Whoever may see other sessions (PROCESS) looks for one that runs, before the end of the log is asked for.
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ from airflow_provider_cdc.sources.window import LogSegment
 
 _HINT = (
     "let whatever replaces tables log what it does: no sql_log_bin=0 (mysqldump --set-gtid-purged=OFF writes dumps "
-    "without it), no OPTIMIZE LOCAL TABLE; if an OPTIMIZE TABLE was running, which is logged once it has done all of its "
-    "tables, clear this task instead"
+    "without it), no OPTIMIZE LOCAL TABLE; if an OPTIMIZE TABLE was running, which is logged once it has done all of "
+    "its tables, clear this task instead"
 )
 _OPTIMIZING = (
-    "an OPTIMIZE TABLE is running, which is logged once it has done all of its tables: only then can be told whether it "
-    "was what changed this one"
+    "an OPTIMIZE TABLE is running, which is logged once it has done all of its tables: only then can be told whether "
+    "it was what changed this one"
 )
 
 
@@ -79,7 +79,7 @@ def replaced_since(
     :raises LogGone: the log was purged meanwhile.
     :raises SourceUnavailable: the server cannot be reached.
     """
-    found, optimizing = _replaced(settings, connection, begin, tables, explained, until)
+    found, optimizing = _replaced(settings, connection, begin, tables, explained, until, {})
     return {name: f"{why}; or {_OPTIMIZING}" if optimizing else why for name, why in found.items()}
 
 
@@ -90,6 +90,7 @@ def _replaced(
     tables: Sequence[Table],
     explained: dict[TableName, TableIdentity] | None,
     until: LogPlace | None,
+    at_position: Mapping[TableName, TableIdentity],
 ) -> tuple[dict[TableName, str], bool]:
     """As `replaced_since`, and whether an OPTIMIZE TABLE was running."""
     known = {one.name: one for table in tables for one in (*table.cascades_from, table)}
@@ -115,6 +116,10 @@ def _replaced(
         for name in names:
             later = [one for one in ddl[name] if until is not None and not is_before(one.place, until)]
             if any(one.effect is IdentityEffect.ANY for one in later):
+                then = at_position.get(name, before[name])
+                others_then = [one for one in ddl[name] if one not in later or one.effect is not IdentityEffect.ANY]
+                if before[name].differs(then) and (why := _unexplained(before[name], then, others_then)):
+                    found[name] = why
                 continue
             if why := _unexplained(before[name], now[name], ddl[name]):
                 found[name] = why
@@ -131,14 +136,17 @@ def check_not_replaced(
     hint: str,
     explained: dict[TableName, TableIdentity],
     until: LogPlace | None = None,
+    now: Sequence[Table] = (),
 ) -> None:
     """As `replaced_since`.
 
     :param hint: what to do now.
+    :param now: the tables as they were recorded behind ``until``, before the position: what is logged after it does not
+        explain these.
     :raises SchemaChanged: a table was replaced, and the log does not say so.
     :raises TransientError: that may be so, or an OPTIMIZE TABLE that runs did it.
     """
-    found, optimizing = _replaced(settings, connection, begin, tables, explained, until)
+    found, optimizing = _replaced(settings, connection, begin, tables, explained, until, recorded_identities(now))
     for name, why in found.items():
         if optimizing:
             raise TransientError(_OPTIMIZING, where=str(name), hint="the task can be retried once it has ended")

@@ -242,11 +242,11 @@ def test_tables_that_were_replaced_behind_the_back_of_the_log(
     assert stopped.value.where in {f"{schema}.{name}" for name in expected}
     assert "trigger a new run" in stopped.value.hint
     with pytest.raises(SchemaChanged, match="sql_log_bin") as stopped:
-        source.check_replaced(point.identity, point.tables, point.identity)
+        source.check_replaced(point.identity, point.tables, point.identity, point.tables)
     assert "clear preflight" in stopped.value.hint
     run.check_tables([table for table in point.tables if table.name.name in SAME])
     # On another server, and of copies that older versions made, nothing can be compared.
-    source.check_replaced({**point.identity, "server_uuid": "another"}, point.tables, point.identity)
+    source.check_replaced({**point.identity, "server_uuid": "another"}, point.tables, point.identity, point.tables)
     since.point = replace(point, tables=tuple(replace(table, details={}) for table in point.tables))
     assert since.refused() == {}
 
@@ -259,6 +259,19 @@ def test_a_server_that_copies_tables_for_every_index(since: Since) -> None:
         assert since.refused() == {}
     finally:
         since.server.query("SET GLOBAL old_alter_table = OFF")
+
+
+def test_ddl_after_the_position_hides_no_replacement_before_it(since: Since) -> None:
+    """Between preflight and the position a table is replaced, and then it is emptied with a trace in the log."""
+    base, source = since.point, since.source
+    since.do(*_unlogged("TRUNCATE a", "INSERT INTO a VALUES (5, 5, 'y')"))
+    point = source.record_initial(source.preflight([f"{since.schema}.*"]), LOCK)
+    since.do("TRUNCATE a", "TRUNCATE b")
+    with pytest.raises(SchemaChanged, match="TABLE_ID") as stopped:
+        source.check_replaced(base.identity, base.tables, point.identity, point.tables)
+    assert stopped.value.where == f"{since.schema}.a"
+    # At a past position nobody knows.
+    source.check_replaced(base.identity, base.tables, point.identity, [])
 
 
 @contextmanager
