@@ -80,7 +80,7 @@ def begin(
     created_at = datetime.now(UTC).isoformat(timespec="seconds")
     try:
         initial = record()
-        bases = bases_of(source, plans, initial, Storage(scratch))
+        bases = bases_of(source, plans, initial, Storage(scratch), past=bool(options.as_of))
         histories = {}
         if heads is not None:
             present = source_of(source.kind, initial.identity, source_conn_id)

@@ -63,7 +63,7 @@ class TellsReplaced(Protocol):
     """A source that tells of tables that were replaced unlogged; ``sources.optional.TellsReplaced`` says more."""
 
     def check_replaced(
-        self, identity: Mapping[str, str], tables: Sequence[Table], until: Mapping[str, str]
+        self, identity: Mapping[str, str], tables: Sequence[Table], until: Mapping[str, str], now: Sequence[Table]
     ) -> None: ...
 
 
@@ -184,9 +184,12 @@ def _rolled(plan: TablePlan, base: Run) -> TablePlan:
     return replace(plan, base=base.run_id, base_position=base.position, reason=reason)
 
 
-def bases_of(source: Any, plans: Sequence[TablePlan], initial: InitialPoint, scratch: Storage) -> dict[str, Base]:
+def bases_of(
+    source: Any, plans: Sequence[TablePlan], initial: InitialPoint, scratch: Storage, *, past: bool
+) -> dict[str, Base]:
     """What the tables of a run are rolled forward from, by the run's id.
 
+    :param past: the position is a past one, so the tables were not recorded there.
     :raises PreflightError: a copy is of a later position than the run's.
     :raises SchemaChanged: a table is no longer what it was for its copy.
     :raises SourceUnavailable: the server cannot be reached.
@@ -210,7 +213,8 @@ def bases_of(source: Any, plans: Sequence[TablePlan], initial: InitialPoint, scr
                 raise SchemaChanged(what, where=str(plan.table), hint=_ANEW)
         if isinstance(source, TellsReplaced):
             # After the position: whatever came before it without a trace in the log is seen now.
-            source.check_replaced(base.identity, tables, initial.identity)
+            recorded = [] if past else [now[table.name] for table in tables]
+            source.check_replaced(base.identity, tables, initial.identity, recorded)
     return bases
 
 

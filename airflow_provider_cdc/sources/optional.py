@@ -292,11 +292,14 @@ class RollsForward(Protocol):
 class TellsReplaced(Protocol):
     """A source that tells whether a table was replaced although its log does not say so."""
 
-    def check_replaced(self, identity: Mapping[str, str], tables: Sequence[Table], until: Mapping[str, str]) -> None:
+    def check_replaced(
+        self, identity: Mapping[str, str], tables: Sequence[Table], until: Mapping[str, str], now: Sequence[Table]
+    ) -> None:
         """Make sure that ``tables``, as a run on the server of ``identity`` recorded them, were not replaced since then
         but by what the log says.
 
-        :param until: the identity of the run that rests on them: what was done after it begins does not matter.
+        :param until: the identity of the run that rests on them: what is logged after it begins does not matter.
+        :param now: the tables as that run recorded them just before its position; none if that is a past one.
 
         :raises SchemaChanged: one was.
         :raises SourceUnavailable: the server cannot be reached.

@@ -8,6 +8,9 @@ is. A creation time is that of the very statement that set it. What is left is a
 hold and which no window of the log puts back.
 
 Identities are compared with the table held, so that nobody is halfway through altering it.
+
+Statements are in the log before what they do can be seen, but for OPTIMIZE TABLE: it is logged once it has done all of
+its tables. Whoever may see other sessions (PROCESS) looks for one that runs, before the end of the log is asked for.
 """
 
 from __future__ import annotations
@@ -18,7 +21,7 @@ from datetime import UTC, datetime
 
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.core.table import Table, TableName
-from airflow_provider_cdc.errors import SchemaChanged
+from airflow_provider_cdc.errors import SchemaChanged, TransientError
 from airflow_provider_cdc.sources.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.history import LogPlace, check_place, end_of_log, is_before, log_files
 from airflow_provider_cdc.sources.mysql.log.grammar import Statement
@@ -28,7 +31,7 @@ from airflow_provider_cdc.sources.mysql.log.names import TrackedNames
 from airflow_provider_cdc.sources.mysql.log.statements import Effect, meaning
 from airflow_provider_cdc.sources.mysql.log_survey import looked_through, stretches
 from airflow_provider_cdc.sources.mysql.long_prepared import PreparedWalker
-from airflow_provider_cdc.sources.mysql.session import Connection, variables
+from airflow_provider_cdc.sources.mysql.session import Connection, query, variables
 from airflow_provider_cdc.sources.mysql.table_identity import (
     TableIdentity,
     held,
@@ -39,7 +42,12 @@ from airflow_provider_cdc.sources.window import LogSegment
 
 _HINT = (
     "let whatever replaces tables log what it does: no sql_log_bin=0 (mysqldump --set-gtid-purged=OFF writes dumps "
-    "without it), no OPTIMIZE LOCAL TABLE"
+    "without it), no OPTIMIZE LOCAL TABLE; if an OPTIMIZE TABLE was running, which is logged once it has done all of "
+    "its tables, clear this task instead"
+)
+_OPTIMIZING = (
+    "an OPTIMIZE TABLE is running, which is logged once it has done all of its tables: only then can be told whether "
+    "it was what changed this one"
 )
 
 
@@ -63,12 +71,28 @@ def replaced_since(
     """Why tables, or the parents whose changes reach them, are not those that were recorded, as far as the log does not
     say it; all others are left out, and so are those of which no identity was recorded.
 
+    A table that an OPTIMIZE TABLE may be at work on, for all that can be seen, is among them.
+
     :param begin: a place in the log before which the identities were not recorded.
     :param explained: identities that the log has explained before, for which it need not be read again; more are added.
     :param until: what was done to tables behind it with a trace in the log does not matter, whatever it was.
     :raises LogGone: the log was purged meanwhile.
     :raises SourceUnavailable: the server cannot be reached.
     """
+    found, optimizing = _replaced(settings, connection, begin, tables, explained, until, {})
+    return {name: f"{why}; or {_OPTIMIZING}" if optimizing else why for name, why in found.items()}
+
+
+def _replaced(
+    settings: ConnectionSettings,
+    connection: Connection,
+    begin: LogPlace,
+    tables: Sequence[Table],
+    explained: dict[TableName, TableIdentity] | None,
+    until: LogPlace | None,
+    at_position: Mapping[TableName, TableIdentity],
+) -> tuple[dict[TableName, str], bool]:
+    """As `replaced_since`, and whether an OPTIMIZE TABLE was running."""
     known = {one.name: one for table in tables for one in (*table.cascades_from, table)}
     before = recorded_identities(tables)
     seen = explained if explained is not None else {}
@@ -86,17 +110,22 @@ def replaced_since(
         with held(connection, names):
             now = read_identities(connection, names)
         names = others(now)
+    optimizing = bool(names) and _is_optimizing(connection)
     if names:
         ddl = _logged_ddl(settings, connection, begin, [known[name] for name in names])
         for name in names:
             later = [one for one in ddl[name] if until is not None and not is_before(one.place, until)]
             if any(one.effect is IdentityEffect.ANY for one in later):
+                then = at_position.get(name, before[name])
+                others_then = [one for one in ddl[name] if one not in later or one.effect is not IdentityEffect.ANY]
+                if before[name].differs(then) and (why := _unexplained(before[name], then, others_then)):
+                    found[name] = why
                 continue
             if why := _unexplained(before[name], now[name], ddl[name]):
                 found[name] = why
-            else:
+            elif now[name].ids is not None or before[name].ids is None:
                 seen[name] = now[name]
-    return found
+    return found, optimizing
 
 
 def check_not_replaced(
@@ -107,13 +136,20 @@ def check_not_replaced(
     hint: str,
     explained: dict[TableName, TableIdentity],
     until: LogPlace | None = None,
+    now: Sequence[Table] = (),
 ) -> None:
     """As `replaced_since`.
 
     :param hint: what to do now.
+    :param now: the tables as they were recorded behind ``until``, before the position: what is logged after it does not
+        explain these.
     :raises SchemaChanged: a table was replaced, and the log does not say so.
+    :raises TransientError: that may be so, or an OPTIMIZE TABLE that runs did it.
     """
-    for name, why in replaced_since(settings, connection, begin, tables, explained, until).items():
+    found, optimizing = _replaced(settings, connection, begin, tables, explained, until, recorded_identities(now))
+    for name, why in found.items():
+        if optimizing:
+            raise TransientError(_OPTIMIZING, where=str(name), hint="the task can be retried once it has ended")
         raise SchemaChanged(why, where=str(name), hint=f"{hint}; {_HINT}")
 
 
@@ -141,6 +177,12 @@ def made_since(
         for name, own in late.items()
         if own.created not in {one.when for one in ddl[name]}
     }
+
+
+def _is_optimizing(connection: Connection) -> bool:
+    """Whether a session that this user may see is in the middle of an OPTIMIZE TABLE."""
+    statement = "SELECT COUNT(*) FROM performance_schema.processlist WHERE ID <> CONNECTION_ID() AND INFO LIKE %s"
+    return bool(query(connection, statement, ["%optimize%table%"])[0][0])
 
 
 def _made(identity: TableIdentity) -> datetime:
@@ -201,6 +243,10 @@ def _logged_ddl(
     return found
 
 
+_NAMES_TABLES = frozenset(["ALTER TABLE", "CREATE INDEX", "DROP INDEX", "DROP TABLE", "OPTIMIZE TABLE"])
+"""Statements that touch a table only if their text has its name."""
+
+
 class _DdlWalker(PreparedWalker):
     """Notes the statements that may change the identity of tables, whoever stops for them; rows are nothing to it."""
 
@@ -215,12 +261,27 @@ class _DdlWalker(PreparedWalker):
             )
             for table in tables
         }
+        self._names = TrackedNames(
+            list(self._each),
+            {table.name: table.key_index for table in tables},
+            [table.name for table in tables if is_recomputed(table)],
+        )
 
     def _check(self, statement: Statement) -> None:
+        # Whoever optimizes thousands of tables has as many statements in the log.
+        found = meaning(statement, self._names)
+        if found.effect in (Effect.HARMLESS, Effect.ELSEWHERE) and found.identity is None:
+            return
+        text = statement.text.lower()
+        names_all = found.statement in _NAMES_TABLES and found.effect in (Effect.HARMLESS, Effect.TOUCHES)
         for name, names in self._each.items():
-            found = meaning(statement, names)
-            known = found.effect in (Effect.HARMLESS, Effect.ELSEWHERE)
-            effect = found.identity if known else IdentityEffect.ANY
+            # Of another name the server may still think that it is this one, or write it in another way.
+            plain = text.isascii() and name.name.isascii() and name.name.replace("_", "a").isalnum()
+            if plain and names_all and name.name.lower() not in text:
+                continue
+            own = meaning(statement, names)
+            known = own.effect in (Effect.HARMLESS, Effect.ELSEWHERE)
+            effect = own.identity if known else IdentityEffect.ANY
             if effect is not None:
                 place = LogPlace(self.summary.segment.name, self.position)
                 self.found[name].append(LoggedDdl(self.when, effect, place))

@@ -146,12 +146,14 @@ class MysqlSource:
 
         return forward.refusals_since(self.settings, identity, position, tables, to)
 
-    def check_replaced(self, identity: Mapping[str, str], tables: Sequence[Table], until: Mapping[str, str]) -> None:
+    def check_replaced(
+        self, identity: Mapping[str, str], tables: Sequence[Table], until: Mapping[str, str], now: Sequence[Table]
+    ) -> None:
         with session(self.settings) as connection:
             # Identities are of one server. Whoever rolls copies forward looks whether this is the one.
             if value(connection, "@@global.server_uuid") == identity[SERVER_UUID]:
                 hint = "clear preflight and the tasks after it"
-                self._check_replaced(connection, identity, tables, hint, {}, until[server.LOG_PLACE])
+                self._check_replaced(connection, identity, tables, hint, {}, until[server.LOG_PLACE], now)
 
     def _check_replaced(
         self,
@@ -161,13 +163,14 @@ class MysqlSource:
         hint: str,
         explained: dict[TableName, TableIdentity],
         until: str = "",
+        now: Sequence[Table] = (),
     ) -> None:
         if look_replaced(connection, tables, explained):
             from airflow_provider_cdc.sources.mysql import replaced
 
             begin = history.LogPlace.parse(identity[server.LOG_PLACE])
             end = history.LogPlace.parse(until) if until else None
-            replaced.check_not_replaced(self.settings, connection, begin, tables, hint, explained, end)
+            replaced.check_not_replaced(self.settings, connection, begin, tables, hint, explained, end, now)
 
     def check_since(self, identity: Mapping[str, str], position: str) -> None:
         self.check_identity(identity, position)

@@ -7,6 +7,11 @@ with the privilege PROCESS it shows the numbers of InnoDB's own tables, too (``I
 partition. They stay the same through restarts, renames and DDL in place, and no number is given twice. TRUNCATE,
 EXCHANGE PARTITION and DISCARD TABLESPACE change these only.
 
+To tell these numbers, the server waits for whoever holds any of its tables exclusively: CREATE TABLE … SELECT does as
+long as it takes, and so does an ALTER of a table that somebody reads. We wait for a second only. The numbers of
+tablespaces (``INNODB_TABLESPACES_BRIEF.SPACE``) come without waiting. They change with those of the tables, but not by
+IMPORT TABLESPACE, and tables that share a tablespace have none.
+
 Identities are of one server: on another one the same table has others.
 """
 
@@ -16,16 +21,19 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 import pymysql
 
 from airflow_provider_cdc.core.table import Table, TableName
+from airflow_provider_cdc.sources.mysql.driver_errors import LOCK_WAIT_TIMEOUT
 from airflow_provider_cdc.sources.mysql.schema import select_of_tables, table_sql
 from airflow_provider_cdc.sources.mysql.session import Connection, account, query
 
-_CREATED, _IDS = "created", "table_ids"
+_CREATED, _IDS, _SPACES = "created", "table_ids", "tablespaces"
 """In a table's details."""
 _PRIVILEGE_MISSING = 1227
+_WAIT_SECONDS = 1
 _PARTITION = re.compile("#[pP]#")
 _ESCAPED = re.compile(r"[^0-9A-Za-z_]")
 
@@ -33,14 +41,17 @@ _ESCAPED = re.compile(r"[^0-9A-Za-z_]")
 @dataclass(frozen=True)
 class TableIdentity:
     """``created``: in seconds since 1970. ``ids``: the number of each partition's table, by the partition's name as
-    InnoDB writes it, empty for a table without partitions; None: this user may not see it."""
+    InnoDB writes it, empty for a table without partitions; None: this user may not see it, or the server would not tell
+    it now. ``spaces``: those of the tablespaces, in the same way.
+    """
 
     created: int
     ids: Mapping[str, int] | None
+    spaces: Mapping[str, int] | None = None
 
     def other_ids(self, other: TableIdentity) -> bool:
         """Whether both are known to have other numbers."""
-        return self.ids is not None and other.ids is not None and self.ids != other.ids
+        return _differ(self.ids, other.ids) or _differ(self.spaces, other.spaces)
 
     def differs(self, other: TableIdentity) -> bool:
         return self.created != other.created or self.other_ids(other)
@@ -48,8 +59,8 @@ class TableIdentity:
 
 def recorded_identity(table: Table) -> TableIdentity | None:
     """The identity that was recorded of a table; None: none was, as by older versions of this provider."""
-    created, ids = table.details.get(_CREATED), table.details.get(_IDS)
-    return None if created is None else TableIdentity(created, ids)
+    created, ids, spaces = map(table.details.get, (_CREATED, _IDS, _SPACES))
+    return None if created is None else TableIdentity(created, ids, spaces)
 
 
 def with_identities(
@@ -64,8 +75,9 @@ def with_identities(
         own = found.get(table.name)
         if own is None:
             return table
-        ids = {} if own.ids is None else {_IDS: dict(own.ids)}
-        return replace(table, details={**table.details, _CREATED: own.created, **ids})
+        numbers = {_IDS: own.ids, _SPACES: own.spaces}
+        seen = {key: dict(found) for key, found in numbers.items() if found is not None}
+        return replace(table, details={**table.details, _CREATED: own.created, **seen})
 
     return tuple(
         replace(identified(table), cascades_from=tuple(map(identified, table.cascades_from))) for table in tables
@@ -82,8 +94,8 @@ def read_identities(connection: Connection, names: Sequence[TableName]) -> dict[
         for schema, name, when in select_of_tables(connection, names, "UNIX_TIMESTAMP(CREATE_TIME)", "TABLES")
         if when is not None
     }
-    ids = _ids(connection, list(created))
-    return {name: TableIdentity(when, ids.get(name)) for name, when in created.items()}
+    ids, spaces = _ids(connection, list(created)), _spaces(connection, list(created))
+    return {name: TableIdentity(when, ids.get(name), spaces.get(name)) for name, when in created.items()}
 
 
 def recorded_identities(tables: Sequence[Table]) -> dict[TableName, TableIdentity]:
@@ -107,7 +119,8 @@ def look_replaced(
 
 def identity_warnings(connection: Connection) -> list[str]:
     """What this user does not see of tables that are replaced without a trace in the log."""
-    if _engine_tables(connection, "NAME = ''") is not None:
+    # Whoever may read one of these views may read all of them; to read this one waits for nobody.
+    if _tablespaces(connection, []) is not None:
         return []
     unseen = (
         "this user may not read information_schema.INNODB_TABLES: TRUNCATE, EXCHANGE PARTITION and IMPORT TABLESPACE "
@@ -129,23 +142,19 @@ def held(connection: Connection, names: Sequence[TableName]) -> Iterator[None]:
         query(connection, "COMMIT AND NO CHAIN")
 
 
+def _differ(one: Mapping[str, int] | None, other: Mapping[str, int] | None) -> bool:
+    return one is not None and other is not None and one != other
+
+
 def _ids(connection: Connection, names: Sequence[TableName]) -> dict[TableName, dict[str, int]]:
-    if not names:
-        return {}
-    found: dict[TableName, dict[str, int]] = {}
     encoded = {_in_file_names(name): name for name in names}
-    marks = ", ".join(["%s"] * len(encoded))
-    # In a condition names compare without regard to case.
-    rows = _engine_tables(
-        connection, f"SUBSTRING_INDEX(SUBSTRING_INDEX(NAME, '#p#', 1), '#P#', 1) IN ({marks})", encoded
-    )
-    if rows is None:
-        return {}
-    for name, number, _ in rows:
+    rows = _engine_tables(connection, [name.partition("/")[0] for name in encoded])
+    found: dict[TableName, dict[str, int]] = {}
+    for name, number, _ in rows or ():
         table, _, partition = _split(name)
         if table in encoded:
             found.setdefault(encoded[table], {})[partition] = number
-    if others := [name for name in names if name not in found]:
+    if rows is not None and (others := [name for name in names if name not in found]):
         found |= _ids_by_tablespace(connection, others)
     return found
 
@@ -153,16 +162,10 @@ def _ids(connection: Connection, names: Sequence[TableName]) -> dict[TableName, 
 def _ids_by_tablespace(connection: Connection, names: Sequence[TableName]) -> dict[TableName, dict[str, int]]:
     """The numbers of tables whose names have letters that only the server can write as in the names of its files: it
     tells the names of tablespaces as they are. Tables that share one are left out."""
-    spaces = {
-        int(space): str(name)
-        for space, name in query(
-            connection,
-            "SELECT SPACE, NAME FROM information_schema.INNODB_TABLESPACES_BRIEF WHERE SPACE_TYPE = 'Single'",
-        )
-    }
+    spaces = {space: name for name, space in _tablespaces(connection, [name.schema for name in names]) or ()}
     wanted = {f"{name.schema}/{name.name}": name for name in names}
     found: dict[TableName, dict[str, int]] = {}
-    for name, number, space in _engine_tables(connection, "TRUE") or ():
+    for name, number, space in _engine_tables(connection, None) or ():
         _, divided, partition = _split(name)
         whole = spaces.get(space, "")
         # A plain table may have the sign of partitions in its name.
@@ -172,21 +175,62 @@ def _ids_by_tablespace(connection: Connection, names: Sequence[TableName]) -> di
     return found
 
 
-def _engine_tables(
-    connection: Connection, condition: str, args: Mapping[str, TableName] | None = None
-) -> list[tuple[str, int, int]] | None:
-    """Names, numbers and tablespaces of InnoDB's tables; None: this user may not see them."""
+def _spaces(connection: Connection, names: Sequence[TableName]) -> dict[TableName, dict[str, int]]:
+    """The numbers of the tablespaces of tables; those that share one are left out."""
+    wanted = {f"{name.schema}/{name.name}": name for name in names}
+    found: dict[TableName, dict[str, int]] = {}
+    for name, space in _tablespaces(connection, [name.schema for name in names]) or ():
+        table, _, partition = (name, False, "") if name in wanted else _split(name)
+        if table in wanted:
+            found.setdefault(wanted[table], {})[partition] = space
+    return found
+
+
+def _tablespaces(connection: Connection, schemas: Sequence[str]) -> list[tuple[str, int]] | None:
+    """Names and numbers of the tablespaces of single tables; None: this user may not see them."""
+    rows = _engine_view(
+        connection,
+        f"SELECT NAME, SPACE FROM information_schema.INNODB_TABLESPACES_BRIEF "
+        f"WHERE SPACE_TYPE = 'Single' AND {_in_schemas(schemas)}",
+        schemas,
+    )
+    return None if rows is None else [(str(name), int(space)) for name, space in rows]
+
+
+def _engine_tables(connection: Connection, schemas: Sequence[str] | None) -> list[tuple[str, int, int]] | None:
+    """Names, numbers and tablespaces of InnoDB's tables, of all or of those in schemas with these names of folders.
+
+    None: this user may not see them, or some table of the server is held exclusively.
+    """
+    condition = "TRUE" if schemas is None else _in_schemas(schemas)
     try:
-        rows = query(
+        rows = _engine_view(
             connection,
-            f"SELECT NAME, TABLE_ID, SPACE FROM information_schema.INNODB_TABLES WHERE {condition}",
-            list(args or ()),
+            f"SELECT /*+ SET_VAR(lock_wait_timeout = {_WAIT_SECONDS}) */ NAME, TABLE_ID, SPACE "
+            f"FROM information_schema.INNODB_TABLES WHERE {condition}",
+            schemas or (),
         )
+    except pymysql.OperationalError as error:
+        if error.args[0] != LOCK_WAIT_TIMEOUT:
+            raise
+        return None
+    return None if rows is None else [(str(name), int(number), int(space)) for name, number, space in rows]
+
+
+def _in_schemas(schemas: Sequence[str]) -> str:
+    # Not by the names of the tables: the statement would grow with their number.
+    marks = ", ".join(["%s"] * len(dict.fromkeys(schemas)))
+    return f"SUBSTRING_INDEX(NAME, '/', 1) IN ({marks})" if marks else "FALSE"
+
+
+def _engine_view(connection: Connection, statement: str, schemas: Sequence[str]) -> list[tuple[Any, ...]] | None:
+    """None: this user may not see it."""
+    try:
+        return query(connection, statement, list(dict.fromkeys(schemas)))
     except pymysql.OperationalError as error:
         if error.args[0] != _PRIVILEGE_MISSING:
             raise
         return None
-    return [(str(name), int(number), int(space)) for name, number, space in rows]
 
 
 def _split(name: str) -> tuple[str, bool, str]:

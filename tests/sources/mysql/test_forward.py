@@ -6,6 +6,8 @@ import logging
 import re
 import shutil
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 import pytest
@@ -13,11 +15,15 @@ import pytest
 from airflow_provider_cdc.core.gtid import GtidSet
 from airflow_provider_cdc.core.options import LockPolicy, StepOptions
 from airflow_provider_cdc.core.plan import InitialPoint
-from airflow_provider_cdc.errors import ExactnessError, SchemaChanged, SourceReplaced
+from airflow_provider_cdc.core.table import TableName
+from airflow_provider_cdc.errors import ExactnessError, SchemaChanged, SourceReplaced, TransientError
 from airflow_provider_cdc.sources.mysql.log import codes
+from airflow_provider_cdc.sources.mysql.session import session
 from airflow_provider_cdc.sources.mysql.source import MysqlSource
+from airflow_provider_cdc.sources.mysql.table_identity import identity_warnings, read_identities
 from harness.mysql_server import MysqlServer
 from harness.pipeline import settings_of
+from tests.soon import soon
 
 LOCK = LockPolicy()
 TABLES = ("a", "b", "j", "k")
@@ -236,11 +242,11 @@ def test_tables_that_were_replaced_behind_the_back_of_the_log(
     assert stopped.value.where in {f"{schema}.{name}" for name in expected}
     assert "trigger a new run" in stopped.value.hint
     with pytest.raises(SchemaChanged, match="sql_log_bin") as stopped:
-        source.check_replaced(point.identity, point.tables, point.identity)
+        source.check_replaced(point.identity, point.tables, point.identity, point.tables)
     assert "clear preflight" in stopped.value.hint
     run.check_tables([table for table in point.tables if table.name.name in SAME])
     # On another server, and of copies that older versions made, nothing can be compared.
-    source.check_replaced({**point.identity, "server_uuid": "another"}, point.tables, point.identity)
+    source.check_replaced({**point.identity, "server_uuid": "another"}, point.tables, point.identity, point.tables)
     since.point = replace(point, tables=tuple(replace(table, details={}) for table in point.tables))
     assert since.refused() == {}
 
@@ -253,6 +259,60 @@ def test_a_server_that_copies_tables_for_every_index(since: Since) -> None:
         assert since.refused() == {}
     finally:
         since.server.query("SET GLOBAL old_alter_table = OFF")
+
+
+def test_ddl_after_the_position_hides_no_replacement_before_it(since: Since) -> None:
+    """Between preflight and the position a table is replaced, and then it is emptied with a trace in the log."""
+    base, source = since.point, since.source
+    since.do(*_unlogged("TRUNCATE a", "INSERT INTO a VALUES (5, 5, 'y')"))
+    point = source.record_initial(source.preflight([f"{since.schema}.*"]), LOCK)
+    since.do("TRUNCATE a", "TRUNCATE b")
+    with pytest.raises(SchemaChanged, match="TABLE_ID") as stopped:
+        source.check_replaced(base.identity, base.tables, point.identity, point.tables)
+    assert stopped.value.where == f"{since.schema}.a"
+    # At a past position nobody knows.
+    source.check_replaced(base.identity, base.tables, point.identity, [])
+
+
+@contextmanager
+def _waiting(since: Since, statement: str, holding: str) -> Iterator[None]:
+    """While another session waits in the middle of ``statement`` for one that reads the table ``holding``."""
+    server = since.server
+    with server.connect(database=since.schema) as reading, reading.cursor() as cursor, ThreadPoolExecutor(1) as pool:
+        cursor.execute("BEGIN")
+        cursor.execute(f"SELECT * FROM {holding}")
+        done = pool.submit(since.do, statement)
+        try:
+            state = "SELECT 1 FROM performance_schema.processlist WHERE INFO = %s AND STATE LIKE '%%metadata lock'"
+            soon(lambda: len(server.query(state, [statement])), 1)
+            yield
+        finally:
+            cursor.execute("COMMIT")
+            done.result()
+
+
+def test_an_optimize_is_not_taken_for_a_replacement_before_it_is_logged(since: Since) -> None:
+    """It is logged when it has done all of its tables, and what it did to the first can be seen before."""
+    run = since.source.of_run(since.point.identity, since.point.position)
+    with _waiting(since, "OPTIMIZE TABLE a, b", holding="b"):
+        with pytest.raises(TransientError, match="OPTIMIZE TABLE is running"):
+            run.check_tables(since.point.tables)
+        assert "OPTIMIZE TABLE is running" in since.refused()["a"]
+    run.check_tables(since.point.tables)
+    assert since.refused() == {}
+
+
+def test_identities_do_not_wait_for_ddl_of_other_tables(since: Since) -> None:
+    """To show its INNODB_TABLES, the server waits for whoever alters any table, or makes one from a query."""
+    since.do("CREATE TABLE other (id INT PRIMARY KEY)", "CREATE TABLE `ü#p#x` LIKE a")
+    names = [TableName(since.schema, name) for name in ("a", "b", "ü#p#x")]
+    with session(since.source.settings) as connection:
+        before = read_identities(connection, names)
+        since.do(*_unlogged("TRUNCATE a", "TRUNCATE `ü#p#x`"))
+        with _waiting(since, "ALTER TABLE other ADD v INT", holding="other"):
+            now = read_identities(connection, names)
+            assert identity_warnings(connection) == []
+    assert [before[name].differs(now[name]) for name in names] == [True, False, True]
 
 
 def _import_tablespace(since: Since, table: str) -> None:
