@@ -24,13 +24,13 @@ airflow_version.check()
 
 from airflow.providers.common.compat.sdk import Asset, AssetAlias  # noqa: E402
 
-from airflow_provider_cdc.core.lake_uri import LakeUri  # noqa: E402
-from airflow_provider_cdc.core.selection import selection_of  # noqa: E402
-from airflow_provider_cdc.core.table import CopyName, TableName  # noqa: E402
-from airflow_provider_cdc.core.target import lake_of  # noqa: E402
+from airflow_provider_cdc.core.storage.target import lake_of  # noqa: E402
+from airflow_provider_cdc.core.storage.uri import LakeUri  # noqa: E402
+from airflow_provider_cdc.core.tables.selection import selection_of  # noqa: E402
+from airflow_provider_cdc.core.tables.table import CopyName, TableName  # noqa: E402
 from airflow_provider_cdc.errors import ConfigurationError  # noqa: E402
 from airflow_provider_cdc.production import check_named, production_targets  # noqa: E402
-from airflow_provider_cdc.sources.patterns import Pattern  # noqa: E402
+from airflow_provider_cdc.sources.planning.patterns import Pattern  # noqa: E402
 
 _SCHEME = "x-cdc"
 _LONGEST = 1500

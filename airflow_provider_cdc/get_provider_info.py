@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from airflow_provider_cdc.sources.registry import KINDS, Kind
+from airflow_provider_cdc.sources.api.registry import KINDS, Kind
 
 _GUIDES = tuple(f"/docs/{page}.md" for page in ("concepts", "dag-authors", "nightly", "deploying", "runbook"))
 

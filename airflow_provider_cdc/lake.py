@@ -17,14 +17,14 @@ from functools import cache
 
 from pyarrow import dataset
 
-from airflow_provider_cdc.core.as_of import reaches
-from airflow_provider_cdc.core.feed import feed_schema
-from airflow_provider_cdc.core.history import history_in
-from airflow_provider_cdc.core.lake_uri import LakeUri
-from airflow_provider_cdc.core.manifest import LAKE_FORMAT
-from airflow_provider_cdc.core.selection import selection_of
-from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.core.table import CopyName, TableName
+from airflow_provider_cdc.core.copies.history import history_in
+from airflow_provider_cdc.core.positions.as_of import reaches
+from airflow_provider_cdc.core.run.feed import feed_schema
+from airflow_provider_cdc.core.run.manifest import LAKE_FORMAT
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.storage.uri import LakeUri
+from airflow_provider_cdc.core.tables.selection import selection_of
+from airflow_provider_cdc.core.tables.table import CopyName, TableName
 from airflow_provider_cdc.errors import ChangesMissing, PositionError
 from airflow_provider_cdc.sinks.base import LakeFeed, LatestCopy
 from airflow_provider_cdc.sinks.registry import open_sink

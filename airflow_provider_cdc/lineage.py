@@ -9,14 +9,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 from urllib.parse import unquote, urlsplit
 
-from airflow_provider_cdc.core.results import CONSOLIDATE, ConsolidateResult
-from airflow_provider_cdc.core.run import Run, read_is_latest
-from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.core.run.results import CONSOLIDATE, ConsolidateResult
+from airflow_provider_cdc.core.run.run import Run, read_is_latest
+from airflow_provider_cdc.core.tables.table import Table
 
 if TYPE_CHECKING:
     from airflow.providers.openlineage.extractors import OperatorLineage
 
-    from airflow_provider_cdc.sources.connection import ConnectionSettings
+    from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 
 
 def lineage_of(run: Run, settings: ConnectionSettings) -> OperatorLineage | None:

@@ -13,8 +13,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import datetime
 
-from airflow_provider_cdc.core.results import ConsolidateResult, DeltaResult, SnapshotResult
-from airflow_provider_cdc.core.run import Run
+from airflow_provider_cdc.core.run.results import ConsolidateResult, DeltaResult, SnapshotResult
+from airflow_provider_cdc.core.run.run import Run
 
 _log = logging.getLogger(__name__)
 

@@ -28,12 +28,12 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from airflow_provider_cdc.core import kinds
-from airflow_provider_cdc.core.lake_uri import LakeUri
-from airflow_provider_cdc.core.option import Option
-from airflow_provider_cdc.core.options import declared
+from airflow_provider_cdc.core.options.declare import Option
+from airflow_provider_cdc.core.options.run import declared
+from airflow_provider_cdc.core.storage.uri import LakeUri
 from airflow_provider_cdc.errors import ConfigurationError, PreflightError, Problem
-from airflow_provider_cdc.sources.patterns import Pattern
-from airflow_provider_cdc.sources.registry import KINDS
+from airflow_provider_cdc.sources.api.registry import KINDS
+from airflow_provider_cdc.sources.planning.patterns import Pattern
 from airflow_provider_cdc.yaml_file import Value, read_yaml
 
 INTERVAL_END = "{{ data_interval_end if data_interval_end is defined else dag_run.run_after }}"

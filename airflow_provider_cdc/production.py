@@ -20,8 +20,8 @@ from dataclasses import dataclass
 
 from airflow.configuration import conf
 
-from airflow_provider_cdc.core.lake_uri import LakeUri, glob
-from airflow_provider_cdc.core.target import lake_of
+from airflow_provider_cdc.core.storage.target import lake_of
+from airflow_provider_cdc.core.storage.uri import LakeUri, glob
 from airflow_provider_cdc.errors import ConfigurationError
 
 VARIABLE = "AIRFLOW__CDC__PRODUCTION_TARGETS"

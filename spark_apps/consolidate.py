@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from airflow_provider_cdc.core.results import CONSOLIDATE
-from airflow_provider_cdc.jobs.app import main
-from airflow_provider_cdc.jobs.consolidate import consolidate
+from airflow_provider_cdc.core.run.results import CONSOLIDATE
+from airflow_provider_cdc.jobs.consolidate.step import consolidate
+from airflow_provider_cdc.jobs.runtime.app import main
 
 if __name__ == "__main__":
     main(CONSOLIDATE, consolidate)

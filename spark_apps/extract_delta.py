@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from airflow_provider_cdc.core.results import EXTRACT_DELTA
-from airflow_provider_cdc.jobs.app import main
-from airflow_provider_cdc.jobs.extract_delta import extract_delta
+from airflow_provider_cdc.core.run.results import EXTRACT_DELTA
+from airflow_provider_cdc.jobs.extract_delta.step import extract_delta
+from airflow_provider_cdc.jobs.runtime.app import main
 
 if __name__ == "__main__":
     main(EXTRACT_DELTA, extract_delta)

@@ -5,9 +5,9 @@
 
 from __future__ import annotations
 
-from airflow_provider_cdc.core.results import SNAPSHOT
-from airflow_provider_cdc.jobs.app import main
-from airflow_provider_cdc.jobs.snapshot import snapshot
+from airflow_provider_cdc.core.run.results import SNAPSHOT
+from airflow_provider_cdc.jobs.runtime.app import main
+from airflow_provider_cdc.jobs.snapshot.step import snapshot
 
 if __name__ == "__main__":
     main(SNAPSHOT, snapshot)

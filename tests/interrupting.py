@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.core.storage.folder import Storage
 
 
 class Interrupted(BaseException):

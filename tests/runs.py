@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from airflow_provider_cdc.core.manifest import Manifest
-from airflow_provider_cdc.core.results import ConsolidateResult, DeltaResult, SnapshotResult
-from airflow_provider_cdc.core.run import scratch_of
-from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.core.run.manifest import Manifest
+from airflow_provider_cdc.core.run.results import ConsolidateResult, DeltaResult, SnapshotResult
+from airflow_provider_cdc.core.run.run import scratch_of
+from airflow_provider_cdc.core.storage.folder import Storage
 
 RUN_ID = "20260101T000000Z-00000000"
 

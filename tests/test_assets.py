@@ -11,7 +11,7 @@ from airflow.sdk.execution_time.context import OutletEventAccessors
 from airflow.serialization.serialized_objects import DagSerialization
 
 from airflow_provider_cdc.assets import announce, copies_alias, outlets_of, table_asset
-from airflow_provider_cdc.core.table import TableName
+from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
 

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING, Any
 import pyarrow as pa
 import pytest
 
-from airflow_provider_cdc.core.feed import Feed, feed_schema
-from airflow_provider_cdc.core.staging import StagedFile
-from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.core.run.feed import Feed, feed_schema
+from airflow_provider_cdc.core.run.staging import StagedFile
+from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import ChangesMissing, ConfigurationError, ManifestError
 from airflow_provider_cdc.lake import open_dataset, read_changes, read_latest
 from airflow_provider_cdc.sinks import latest, parquet

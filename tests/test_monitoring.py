@@ -18,11 +18,11 @@ import yaml
 from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import ExportMetricsServiceRequest
 
 from airflow_provider_cdc import errors
-from airflow_provider_cdc.core.manifest import RunTable
-from airflow_provider_cdc.core.results import TableRead
-from airflow_provider_cdc.core.run import Run
-from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.core.table import Column, Table, TableName
+from airflow_provider_cdc.core.run.manifest import RunTable
+from airflow_provider_cdc.core.run.results import TableRead
+from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables.table import Column, Table, TableName
 from airflow_provider_cdc.metrics import METRICS
 from harness.airflow_home import AirflowHome
 from tests.runs import consolidate_result, delta_result, manifest_of, snapshot_result
@@ -134,8 +134,8 @@ def test_a_backend_gets_the_numbers_of_a_run_and_its_errors(
 from airflow.sdk.observability import stats
 from airflow.sdk.observability.metrics import stats_utils
 stats.initialize(factory=stats_utils.get_stats_factory(), export_legacy_names=True)
-from airflow_provider_cdc.core.run import Run
-from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.metrics import tell_error, tell_published
 tell_published(Run.load(Storage({run.folder.uri!r})), "my.dag", "shop eu")
 tell_error("LogGone", "my.dag", "shop eu")

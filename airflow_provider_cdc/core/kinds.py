@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from airflow_provider_cdc.core.gtid import GtidSet
-from airflow_provider_cdc.core.lsn import Lsn
+from airflow_provider_cdc.core.positions.gtid import GtidSet
+from airflow_provider_cdc.core.positions.lsn import Lsn
 
 Position: TypeAlias = GtidSet | Lsn
 """A point in a source's history: ``a <= b`` says that ``b`` has all of ``a``."""

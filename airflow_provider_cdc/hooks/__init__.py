@@ -13,8 +13,8 @@ from airflow.providers.common.compat.sdk import AirflowNotFoundException, BaseHo
 
 from airflow_provider_cdc.errors import ConfigurationError, SourceUnavailable  # noqa: E402
 from airflow_provider_cdc.hooks.base import CdcHook  # noqa: E402
-from airflow_provider_cdc.sources.capabilities import Source  # noqa: E402
-from airflow_provider_cdc.sources.registry import kind_of, open_source  # noqa: E402
+from airflow_provider_cdc.sources.api.registry import kind_of, open_source  # noqa: E402
+from airflow_provider_cdc.sources.api.source import Source  # noqa: E402
 
 
 def open_hook(conn_id: str) -> CdcHook:

@@ -10,11 +10,11 @@ from typing import Any, ClassVar
 from airflow.providers.common.compat.sdk import BaseHook
 
 from airflow_provider_cdc.errors import CdcError, ConfigurationError
-from airflow_provider_cdc.sources.capabilities import Source
-from airflow_provider_cdc.sources.connection import ConnectionSettings
-from airflow_provider_cdc.sources.optional import ChecksServer
-from airflow_provider_cdc.sources.registry import Kind, kind_of, open_source
-from airflow_provider_cdc.sources.trust import warning
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.optional_capabilities import ChecksServer
+from airflow_provider_cdc.sources.api.registry import Kind, kind_of, open_source
+from airflow_provider_cdc.sources.api.source import Source
+from airflow_provider_cdc.sources.session.trust import warning
 
 _log = logging.getLogger(__name__)
 

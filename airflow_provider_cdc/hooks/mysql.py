@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.hooks.base import CdcHook
-from airflow_provider_cdc.sources.mysql.session import query, session
+from airflow_provider_cdc.sources.mysql.server.session import query, session
 
 
 class CdcMysqlHook(CdcHook):

@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.hooks.base import CdcHook
-from airflow_provider_cdc.sources.postgres.session import CHANNEL_BINDING, TLS_MODES, query, session
+from airflow_provider_cdc.sources.postgres.server.session import CHANNEL_BINDING, TLS_MODES, query, session
 
 
 class CdcPostgresHook(CdcHook):

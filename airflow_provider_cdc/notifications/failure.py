@@ -53,8 +53,8 @@ def _of_the_run(task: Any) -> list[str]:
     if not isinstance(uri, str):
         return ["  Position: none; the run has not begun to read"]
     # What reads stores takes a while to import, and the file of a DAG imports this module.
-    from airflow_provider_cdc.core.run import Run
-    from airflow_provider_cdc.core.storage import Storage
+    from airflow_provider_cdc.core.run.run import Run
+    from airflow_provider_cdc.core.storage.folder import Storage
 
     try:
         run = Run.load(Storage(uri))

@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from datetime import UTC
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_cdc.core.lake_uri import LakeUri, redacted
-from airflow_provider_cdc.core.run import scratch_of
-from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.core.target import lake_of
+from airflow_provider_cdc.core.run.run import scratch_of
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.storage.target import lake_of
+from airflow_provider_cdc.core.storage.uri import LakeUri, redacted
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.operators.templates import RendersClearly
 

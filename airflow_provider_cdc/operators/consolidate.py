@@ -6,20 +6,20 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_cdc.assets import announce
-from airflow_provider_cdc.core.records import digest_of
-from airflow_provider_cdc.core.removed import Removed, read_removed
-from airflow_provider_cdc.core.results import ConsolidateResult
-from airflow_provider_cdc.core.run import Run, read_is_latest
-from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.core.table import Table
-from airflow_provider_cdc.core.told import Told
+from airflow_provider_cdc.core.copies.removal_record import Removed, read_removed
+from airflow_provider_cdc.core.run.announced import Told
+from airflow_provider_cdc.core.run.results import ConsolidateResult
+from airflow_provider_cdc.core.run.run import Run, read_is_latest
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.storage.records import digest_of
+from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.metrics import tell_published
-from airflow_provider_cdc.operators.announcing import announcement_of, say_other_target
+from airflow_provider_cdc.operators.announce import announcement_of, say_other_target
 from airflow_provider_cdc.operators.base import hand_on, say_skipped
-from airflow_provider_cdc.operators.failing import failing
-from airflow_provider_cdc.operators.spark_step import SparkStepOperator
+from airflow_provider_cdc.operators.spark.step import SparkStepOperator
+from airflow_provider_cdc.operators.task_errors import failing
 from airflow_provider_cdc.report.files import write_report
 
 if TYPE_CHECKING:

@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from airflow_provider_cdc.core.manifest import LAKE_FORMAT
-from airflow_provider_cdc.core.names import folder_name
-from airflow_provider_cdc.core.options import StepOptions
-from airflow_provider_cdc.core.run import WORK_FOLDERS, Run, is_published, run_id_in
-from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.core.table import TableName
+from airflow_provider_cdc.core.options.run import StepOptions
+from airflow_provider_cdc.core.run.manifest import LAKE_FORMAT
+from airflow_provider_cdc.core.run.run import WORK_FOLDERS, Run, is_published, run_id_in
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables.names import folder_name
+from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import CdcError, ManifestError, PreflightError, Problem
 from airflow_provider_cdc.sinks.registry import open_sink

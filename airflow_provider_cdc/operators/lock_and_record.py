@@ -8,20 +8,20 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.providers.common.compat.sdk import AirflowException, AirflowSkipException
 
-from airflow_provider_cdc.core import records
-from airflow_provider_cdc.core.manifest import LAKE_FORMAT
-from airflow_provider_cdc.core.options import StepOptions
-from airflow_provider_cdc.core.plan import TablePlan
-from airflow_provider_cdc.core.run import Run
-from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.core.target import lake_of
+from airflow_provider_cdc.core.options.run import StepOptions
+from airflow_provider_cdc.core.run.manifest import LAKE_FORMAT
+from airflow_provider_cdc.core.run.plan import TablePlan
+from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.core.storage import records
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.storage.target import lake_of
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.operators.base import TargetOperator, hand_on, run_folder, run_id_of, scratch_for
-from airflow_provider_cdc.operators.failing import failing
 from airflow_provider_cdc.operators.parameters import Allowed
-from airflow_provider_cdc.operators.releasing import ReleasingOperator
+from airflow_provider_cdc.operators.release import ReleasingOperator
+from airflow_provider_cdc.operators.task_errors import failing
 from airflow_provider_cdc.sinks.registry import open_sink
-from airflow_provider_cdc.sources.optional import record_point
+from airflow_provider_cdc.sources.api.optional_capabilities import record_point
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -85,7 +85,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
     @failing
     def execute(self, context: Context) -> dict[str, Any]:
         # What looks into files takes a while to import, and DAGs are parsed all the time.
-        from airflow_provider_cdc.core.beginning import begin
+        from airflow_provider_cdc.core.run.initial_position import begin
         from airflow_provider_cdc.operators.lake_checks import check_not_made_before, check_not_of_a_deleted_dag_run
 
         # Preflight has made sure that it is one or the other; a template may have made text of it.

@@ -7,28 +7,28 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_cdc.core.head import source_of
-from airflow_provider_cdc.core.manifest import LAKE_FORMAT
-from airflow_provider_cdc.core.options import RunOptions, checked, declared
-from airflow_provider_cdc.core.records import encode
-from airflow_provider_cdc.core.run import scratch_of
-from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.core.table import TableName
-from airflow_provider_cdc.core.target import lake_of
+from airflow_provider_cdc.core.copies.head import source_of
+from airflow_provider_cdc.core.options.run import RunOptions, checked, declared
+from airflow_provider_cdc.core.run.manifest import LAKE_FORMAT
+from airflow_provider_cdc.core.run.run import scratch_of
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.storage.records import encode
+from airflow_provider_cdc.core.storage.target import lake_of
+from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import PreflightError, Problem, TerminalError, TransientError
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.operators.base import TargetOperator, hand_on, say_skipped, scratch_for
-from airflow_provider_cdc.operators.failing import failing
+from airflow_provider_cdc.operators.ended_runs import release_what_is_over
 from airflow_provider_cdc.operators.lake_checks import check_names, tell_leftovers
-from airflow_provider_cdc.operators.over import release_what_is_over
 from airflow_provider_cdc.operators.parameters import Allowed, check_conf, check_kind, take_options, taking_options
-from airflow_provider_cdc.operators.planned import View, leaving_no_folder, pace_of, readable, summary, view_of
-from airflow_provider_cdc.operators.spark_step import check_spark
+from airflow_provider_cdc.operators.plan_text import View, leaving_no_folder, pace_of, readable, summary, view_of
+from airflow_provider_cdc.operators.spark.step import check_spark
+from airflow_provider_cdc.operators.task_errors import failing
 from airflow_provider_cdc.sinks.registry import open_sink
-from airflow_provider_cdc.sources.capabilities import Source
-from airflow_provider_cdc.sources.selections import named, select
-from airflow_provider_cdc.sources.survey import Survey, survey, survey_past
+from airflow_provider_cdc.sources.api.source import Source
+from airflow_provider_cdc.sources.planning.selections import named, select
+from airflow_provider_cdc.sources.planning.survey import Survey, survey, survey_past
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -173,7 +173,7 @@ def _planned(
 ) -> tuple[Source, Survey]:
     """The same, with the way of each table: what is rolled forward, and what the past asks for."""
     # What looks into files takes a while to import, and DAGs are parsed all the time.
-    from airflow_provider_cdc.core.refreshing import choose
+    from airflow_provider_cdc.core.copies.base_selection import choose
 
     with _collected(problems, "parameter where"):
         found = _selected(source, found, options)

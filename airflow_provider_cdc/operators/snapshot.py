@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_provider_cdc.operators.spark_step import SparkStepOperator
+from airflow_provider_cdc.operators.spark.step import SparkStepOperator
 
 
 class SnapshotOperator(SparkStepOperator):

@@ -8,7 +8,7 @@ from airflow.providers.common.compat.sdk import BaseOperator
 
 from airflow_provider_cdc.compat import keeps_native_types, raise_undefined
 from airflow_provider_cdc.errors import ConfigurationError
-from airflow_provider_cdc.operators.failing import failing
+from airflow_provider_cdc.operators.task_errors import failing
 
 WITH_A_LOGICAL_DATE = (
     "logical_date ds ds_nodash ts ts_nodash ts_nodash_with_tz data_interval_start data_interval_end "

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from airflow_provider_cdc.core.timeline import Bar
+from airflow_provider_cdc.core.run.timeline import Bar
 from airflow_provider_cdc.counted import counted
 
 LANES = 40

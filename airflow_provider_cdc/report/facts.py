@@ -6,11 +6,11 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from airflow_provider_cdc.core.options import StepOptions
-from airflow_provider_cdc.core.removed import Removed, read_removed
-from airflow_provider_cdc.core.results import RESULTS, ConsolidateResult, DeltaResult, SnapshotResult, StepResult
-from airflow_provider_cdc.core.run import Run
-from airflow_provider_cdc.core.timeline import Bar, read_timeline
+from airflow_provider_cdc.core.copies.removal_record import Removed, read_removed
+from airflow_provider_cdc.core.options.run import StepOptions
+from airflow_provider_cdc.core.run.results import RESULTS, ConsolidateResult, DeltaResult, SnapshotResult, StepResult
+from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.core.run.timeline import Bar, read_timeline
 from airflow_provider_cdc.counted import counted
 
 Rows: TypeAlias = tuple[tuple[str, ...], ...]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_provider_cdc.core.run import Run
+from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.report.facts import Failed, Report, report_of, report_of_failure
 from airflow_provider_cdc.report.page import to_html, to_markdown
 

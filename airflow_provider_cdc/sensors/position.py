@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from airflow_provider_cdc.core import as_of
+from airflow_provider_cdc.core.positions import as_of
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.sensors.waiting import WaitingSensor
 from airflow_provider_cdc.triggers.position import PositionQuestion, PositionTrigger, point_of

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from airflow_provider_cdc.core import as_of
-from airflow_provider_cdc.core.target import SOURCE_PLACEHOLDER, lake_of
+from airflow_provider_cdc.core.positions import as_of
+from airflow_provider_cdc.core.storage.target import SOURCE_PLACEHOLDER, lake_of
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.operators.base import TargetOperator
 from airflow_provider_cdc.sensors.waiting import WaitingSensor

@@ -12,12 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
-from airflow_provider_cdc.core.feed import Feed
-from airflow_provider_cdc.core.head import Copy
-from airflow_provider_cdc.core.lake_uri import LakeUri
-from airflow_provider_cdc.core.staging import StagedFile, Staging
-from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.core.table import TableName
+from airflow_provider_cdc.core.copies.head import Copy
+from airflow_provider_cdc.core.run.feed import Feed
+from airflow_provider_cdc.core.run.staging import StagedFile, Staging
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.storage.uri import LakeUri
+from airflow_provider_cdc.core.tables.table import TableName
 
 
 @dataclass(frozen=True)

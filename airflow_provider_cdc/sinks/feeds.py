@@ -9,12 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass, fields
 from typing import Any
 
-from airflow_provider_cdc.core import records
-from airflow_provider_cdc.core.feed import Feed
-from airflow_provider_cdc.core.names import folder_name
-from airflow_provider_cdc.core.staging import StagedFile
-from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.core.table import TableName
+from airflow_provider_cdc.core.run.feed import Feed
+from airflow_provider_cdc.core.run.staging import StagedFile
+from airflow_provider_cdc.core.storage import records
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables.names import folder_name
+from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ManifestError
 from airflow_provider_cdc.sinks.base import LakeFeed, Publication
 

@@ -18,7 +18,7 @@ from datetime import timedelta
 
 from pyarrow import fs
 
-from airflow_provider_cdc.core.head import (
+from airflow_provider_cdc.core.copies.head import (
     Copy,
     decode_copy,
     describe,
@@ -28,7 +28,7 @@ from airflow_provider_cdc.core.head import (
     known_source,
     source_of,
 )
-from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import ConfigurationError, ManifestError, PublishIncomplete
 
 LATEST = "_latest.json"

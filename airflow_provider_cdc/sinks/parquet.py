@@ -15,11 +15,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_provider_cdc.core.head import Copy, position_of
-from airflow_provider_cdc.core.names import folder_name
-from airflow_provider_cdc.core.staging import StagedFile, Staging, difference
-from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.core.table import TableName
+from airflow_provider_cdc.core.copies.head import Copy, position_of
+from airflow_provider_cdc.core.run.staging import StagedFile, Staging, difference
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables.names import folder_name
+from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import (
     CommitUnknown,

@@ -14,8 +14,8 @@ from airflow.configuration import conf
 from airflow.sdk import Param
 
 from airflow_provider_cdc.core.kinds import only
-from airflow_provider_cdc.core.option import Option
-from airflow_provider_cdc.core.options import declared
+from airflow_provider_cdc.core.options.declare import Option
+from airflow_provider_cdc.core.options.run import declared
 
 ANY = ""
 """Any kind of source."""

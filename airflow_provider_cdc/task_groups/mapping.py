@@ -8,7 +8,7 @@ from typing import Any, Generic, TypeVar
 
 from airflow.sdk import task_group
 
-from airflow_provider_cdc.core.options import declared
+from airflow_provider_cdc.core.options.run import declared
 from airflow_provider_cdc.errors import ConfigurationError
 
 Group = TypeVar("Group")

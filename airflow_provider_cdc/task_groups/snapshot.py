@@ -12,13 +12,13 @@ from airflow.providers.common.compat.sdk import AssetAlias, TaskGroup, XComArg
 
 from airflow_provider_cdc.assets import copies_alias, outlets_of
 from airflow_provider_cdc.compat import runs_dag_code
-from airflow_provider_cdc.core.options import declared
+from airflow_provider_cdc.core.options.run import declared
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.operators.consolidate import ConsolidateOperator
 from airflow_provider_cdc.operators.extract_delta import ExtractDeltaOperator
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
 from airflow_provider_cdc.operators.preflight import PreflightOperator
-from airflow_provider_cdc.operators.releasing import ReleaseOfRun
+from airflow_provider_cdc.operators.release import ReleaseOfRun
 from airflow_provider_cdc.operators.snapshot import SnapshotOperator
 from airflow_provider_cdc.task_groups.mapping import PartialGroup
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 from typing import TYPE_CHECKING
 
-from airflow_provider_cdc.core import as_of
-from airflow_provider_cdc.core.as_of import AsOf
+from airflow_provider_cdc.core.positions import as_of
+from airflow_provider_cdc.core.positions.as_of import AsOf
 from airflow_provider_cdc.errors import PositionError
 from airflow_provider_cdc.triggers.waiting import Answer, WaitingTrigger
 
 if TYPE_CHECKING:
-    from airflow_provider_cdc.sources.capabilities import Source
-from airflow_provider_cdc.sources.optional import Reach
+    from airflow_provider_cdc.sources.api.source import Source
+from airflow_provider_cdc.sources.api.optional_capabilities import Reach
 
 
 def point_of(text: str, where: str) -> AsOf:
@@ -43,7 +43,7 @@ class PositionQuestion:
 
     def ask(self, source: Source) -> Answer:
         """:raises CdcError: as `TellsReach.has_reached` does."""
-        from airflow_provider_cdc.sources.optional import telling_reach
+        from airflow_provider_cdc.sources.api.optional_capabilities import telling_reach
 
         self._seen = telling_reach(source).has_reached(self._point, self._seen)
         return Answer(self._seen.reached, self._seen.lacks, str(as_of.text_of(self._point)))

@@ -9,9 +9,9 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_cdc.core import as_of
-from airflow_provider_cdc.core.as_of import AsOf
 from airflow_provider_cdc.core.kinds import Position
+from airflow_provider_cdc.core.positions import as_of
+from airflow_provider_cdc.core.positions.as_of import AsOf
 from airflow_provider_cdc.errors import ConfigurationError, PositionError
 from airflow_provider_cdc.triggers.position import point_of
 from airflow_provider_cdc.triggers.waiting import Answer, WaitingTrigger

@@ -10,7 +10,7 @@ from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.triggers.waiting import Answer, WaitingTrigger
 
 if TYPE_CHECKING:
-    from airflow_provider_cdc.sources.capabilities import Source
+    from airflow_provider_cdc.sources.api.source import Source
 
 
 def hours_of(given: object, where: str) -> float:
@@ -33,7 +33,7 @@ def ask_runway(source: Source, hours: float) -> Answer:
 
     :raises ConfigurationError: a source of this kind does not tell.
     """
-    from airflow_provider_cdc.sources.optional import TellsRunway
+    from airflow_provider_cdc.sources.api.optional_capabilities import TellsRunway
 
     if not isinstance(source, TellsRunway):
         raise ConfigurationError(

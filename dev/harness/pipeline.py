@@ -10,21 +10,21 @@ from typing import Any
 import pyarrow.parquet as pq
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core.beginning import begin
-from airflow_provider_cdc.core.options import LockPolicy, StepOptions, TableOptions
-from airflow_provider_cdc.core.plan import TablePlan
-from airflow_provider_cdc.core.records import encode
-from airflow_provider_cdc.core.refreshing import choose
-from airflow_provider_cdc.core.run import Run, release, scratch_of
-from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.jobs.consolidate import consolidate
-from airflow_provider_cdc.jobs.extract_delta import extract_delta
-from airflow_provider_cdc.jobs.snapshot import snapshot
+from airflow_provider_cdc.core.copies.base_selection import choose
+from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions, TableOptions
+from airflow_provider_cdc.core.run.initial_position import begin
+from airflow_provider_cdc.core.run.plan import TablePlan
+from airflow_provider_cdc.core.run.run import Run, release, scratch_of
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.storage.records import encode
+from airflow_provider_cdc.jobs.consolidate.step import consolidate
+from airflow_provider_cdc.jobs.extract_delta.step import extract_delta
+from airflow_provider_cdc.jobs.snapshot.step import snapshot
 from airflow_provider_cdc.sinks.registry import open_sink
-from airflow_provider_cdc.sources.connection import ConnectionSettings
-from airflow_provider_cdc.sources.optional import check_point, record_point, release_run
-from airflow_provider_cdc.sources.registry import open_source
-from airflow_provider_cdc.sources.selections import select
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.optional_capabilities import check_point, record_point, release_run
+from airflow_provider_cdc.sources.api.registry import open_source
+from airflow_provider_cdc.sources.planning.selections import select
 from harness.mysql_server import MysqlServer
 from harness.postgres_server import SUPERUSER, PostgresServer
 

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -193,7 +193,7 @@ def _spark(scratch: str) -> Any:
 
 def _try(spark: Any, request: dict[str, Any]) -> tuple[str, str]:
     from airflow_provider_cdc.errors import CdcError, TerminalError
-    from airflow_provider_cdc.jobs import app
+    from airflow_provider_cdc.jobs.runtime import app
 
     try:
         _do(spark, request)
@@ -206,10 +206,10 @@ def _try(spark: Any, request: dict[str, Any]) -> tuple[str, str]:
 
 
 def _do(spark: Any, request: dict[str, Any]) -> None:
-    from airflow_provider_cdc.core.storage import Storage
-    from airflow_provider_cdc.jobs.consolidate import consolidate
-    from airflow_provider_cdc.jobs.extract_delta import extract_delta
-    from airflow_provider_cdc.jobs.snapshot import snapshot
+    from airflow_provider_cdc.core.storage.folder import Storage
+    from airflow_provider_cdc.jobs.consolidate.step import consolidate
+    from airflow_provider_cdc.jobs.extract_delta.step import extract_delta
+    from airflow_provider_cdc.jobs.snapshot.step import snapshot
 
     settings = ConnectionSettings(**request["settings"])
     steps = {"snapshot": snapshot, "extract_delta": extract_delta, "consolidate": consolidate}

@@ -21,7 +21,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.core.storage.folder import Storage
 from harness.pipeline import Pipeline, published
 from harness.proxy import Proxy
 from harness.s3_server import BUCKET

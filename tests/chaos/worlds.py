@@ -19,10 +19,10 @@ from typing import Any, ClassVar
 import psycopg
 import pymysql
 
-from airflow_provider_cdc.sources.connection import ConnectionSettings
-from airflow_provider_cdc.sources.postgres import slots
-from airflow_provider_cdc.sources.postgres.session import session
-from airflow_provider_cdc.sources.postgres.standing_record import name_of
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.postgres.server.session import session
+from airflow_provider_cdc.sources.postgres.slots import slots
+from airflow_provider_cdc.sources.postgres.slots.standing_record import name_of
 from harness import oracle
 from harness.mysql_server import MysqlServer
 from harness.pipeline import settings_of

@@ -8,8 +8,8 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from airflow_provider_cdc.core import row_bytes
-from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables import row_bytes
 
 
 def assert_same_rows(where: str, copied: Counter[Any], truth: Counter[Any]) -> None:

@@ -11,16 +11,16 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from airflow_provider_cdc.core import row_bytes
-from airflow_provider_cdc.core.chunk import Chunk
-from airflow_provider_cdc.core.options import LockPolicy, TableOptions
-from airflow_provider_cdc.core.plan import TablePlan
-from airflow_provider_cdc.core.records import decode, encode
-from airflow_provider_cdc.core.table import Table
-from airflow_provider_cdc.sources.capabilities import Source
-from airflow_provider_cdc.sources.optional import KeepsForRun, release_run, shared_reads
-from airflow_provider_cdc.sources.registry import open_source
-from airflow_provider_cdc.sources.window import DELTA_SCHEMA, TrackedTable
+from airflow_provider_cdc.core.options.run import LockPolicy, TableOptions
+from airflow_provider_cdc.core.run.plan import TablePlan
+from airflow_provider_cdc.core.storage.records import decode, encode
+from airflow_provider_cdc.core.tables import row_bytes
+from airflow_provider_cdc.core.tables.chunk import Chunk
+from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.sources.api.optional_capabilities import KeepsForRun, release_run, shared_reads
+from airflow_provider_cdc.sources.api.registry import open_source
+from airflow_provider_cdc.sources.api.source import Source
+from airflow_provider_cdc.sources.api.window import DELTA_SCHEMA, TrackedTable
 from tests.contract.databases import Database
 
 RUN_ID = "20260101T000000Z-00000000"

@@ -14,10 +14,10 @@ from typing import Any, ClassVar
 import psycopg
 import pymysql
 
-from airflow_provider_cdc.core.gtid import GtidSet
-from airflow_provider_cdc.core.lsn import Lsn
-from airflow_provider_cdc.core.table import TableName
-from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.core.positions.gtid import GtidSet
+from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from harness.mysql_server import MysqlServer
 from harness.postgres_server import PostgresServer
 from tests.soon import soon

@@ -10,7 +10,7 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 import pytest
 
-from airflow_provider_cdc.sources.window import CHANGE_SCHEMA, TrackedTable
+from airflow_provider_cdc.sources.api.window import CHANGE_SCHEMA, TrackedTable
 from tests.contract.begun import Begin, Begun, sent
 from tests.contract.databases import Database
 from tests.seeds import seeds

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.core.manifest import RunTable
+from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.errors import SourceUnavailable
-from airflow_provider_cdc.jobs import parts
+from airflow_provider_cdc.jobs.snapshot import parts
 from harness.pipeline import Pipeline, published_counts
 from tests.contract.begun import LOCK, Begin
 from tests.contract.databases import Database

@@ -14,17 +14,17 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core.condition_rows import holds
-from airflow_provider_cdc.core.condition_text import parse
-from airflow_provider_cdc.core.selection import Selection
-from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.core.filters.evaluator import holds
+from airflow_provider_cdc.core.filters.parser import parse
+from airflow_provider_cdc.core.tables.selection import Selection
+from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import PreflightError, ValueNotRepresentable
-from airflow_provider_cdc.jobs.selected import copied, decode_published, selected_changes
+from airflow_provider_cdc.jobs.changes.filter_images import copied, decode_published, selected_changes
 from airflow_provider_cdc.lake import read_latest
-from airflow_provider_cdc.sources.optional import ToldInPart, shared_reads
-from airflow_provider_cdc.sources.registry import open_source
-from airflow_provider_cdc.sources.selections import select
-from airflow_provider_cdc.sources.window import DELTA_SCHEMA
+from airflow_provider_cdc.sources.api.optional_capabilities import ToldInPart, shared_reads
+from airflow_provider_cdc.sources.api.registry import open_source
+from airflow_provider_cdc.sources.api.window import DELTA_SCHEMA
+from airflow_provider_cdc.sources.planning.selections import select
 from harness.pipeline import Pipeline, published, published_counts
 from harness.proxy import Proxy
 from tests.contract.begun import LOCK, Begin, Begun, sent

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from airflow_provider_cdc.core.records import decode, encode
-from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.core.storage.records import decode, encode
+from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import ExactnessError, LogGone, SchemaChanged, SourceReplaced, TerminalError
-from airflow_provider_cdc.sources.optional import release_run
-from airflow_provider_cdc.sources.registry import open_source
+from airflow_provider_cdc.sources.api.optional_capabilities import release_run
+from airflow_provider_cdc.sources.api.registry import open_source
 from tests.contract.begun import LOCK, RUN_ID, Begin, Begun, written
 from tests.contract.databases import Database
 

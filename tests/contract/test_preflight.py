@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.core.options import TableOptions
-from airflow_provider_cdc.core.plan import TablePlan
-from airflow_provider_cdc.core.records import decode, encode
+from airflow_provider_cdc.core.options.run import TableOptions
+from airflow_provider_cdc.core.run.plan import TablePlan
+from airflow_provider_cdc.core.storage.records import decode, encode
 from airflow_provider_cdc.errors import (
     ConfigurationError,
     LockNotGranted,
@@ -24,8 +24,8 @@ from airflow_provider_cdc.errors import (
     TerminalError,
     TransientError,
 )
-from airflow_provider_cdc.sources.capabilities import Source
-from airflow_provider_cdc.sources.registry import open_source
+from airflow_provider_cdc.sources.api.registry import open_source
+from airflow_provider_cdc.sources.api.source import Source
 from tests.contract.begun import LOCK, RUN_ID, Begin, sent, written
 from tests.contract.databases import PASSWORD, Database
 from tests.soon import soon

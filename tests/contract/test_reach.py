@@ -7,13 +7,13 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
-from airflow_provider_cdc.core.as_of import AsOf
-from airflow_provider_cdc.core.gtid import GtidSet
-from airflow_provider_cdc.core.lsn import Lsn
+from airflow_provider_cdc.core.positions.as_of import AsOf
+from airflow_provider_cdc.core.positions.gtid import GtidSet
+from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.errors import ConfigurationError, SourceUnavailable
-from airflow_provider_cdc.sources.connection import ConnectionSettings
-from airflow_provider_cdc.sources.optional import Reach, TellsReach, telling_reach
-from airflow_provider_cdc.sources.registry import open_source
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.optional_capabilities import Reach, TellsReach, telling_reach
+from airflow_provider_cdc.sources.api.registry import open_source
 from harness.server_process import free_port
 from tests.contract.databases import Database
 

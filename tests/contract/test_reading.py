@@ -9,10 +9,10 @@ from collections.abc import Callable
 import pyarrow as pa
 import pytest
 
-from airflow_provider_cdc.core.chunk import Chunk
-from airflow_provider_cdc.core.records import decode, encode
+from airflow_provider_cdc.core.storage.records import decode, encode
+from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.errors import SchemaChanged, ValueNotRepresentable
-from airflow_provider_cdc.sources.optional import shared_reads
+from airflow_provider_cdc.sources.api.optional_capabilities import shared_reads
 from tests.contract.begun import LOCK, Begin, Begun, read_chunks, row_keys, sent, written
 from tests.contract.databases import Database, Row
 

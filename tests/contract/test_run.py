@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core.run import Run
+from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.errors import FileDamaged, TransientError, ValueNotRepresentable
-from airflow_provider_cdc.jobs import patience
+from airflow_provider_cdc.jobs.runtime import retry
 from harness.pipeline import Pipeline, published_counts
 from tests.contract.databases import PASSWORD, Database, Row
 
@@ -145,7 +145,7 @@ def losing_sessions(db: Database, run: Pipeline) -> Iterator[None]:
 def test_a_snapshot_that_failed_goes_on_from_the_same_position(
     bank: Database, run: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(patience, "BUDGET_SECONDS", 3.0)
+    monkeypatch.setattr(retry, "BUDGET_SECONDS", 3.0)
     position = run.record()
     expected = rows_of(bank)
     write(bank, 1)

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from airflow_provider_cdc.core.options import TableOptions
+from airflow_provider_cdc.core.options.run import TableOptions
 from airflow_provider_cdc.errors import PreflightError, Problem
-from airflow_provider_cdc.sources.registry import open_source
-from airflow_provider_cdc.sources.survey import Survey, survey
+from airflow_provider_cdc.sources.api.registry import open_source
+from airflow_provider_cdc.sources.planning.survey import Survey, survey
 from tests.contract.databases import Database
 
 

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.core.options import StepOptions
-from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.sources.optional import check_point
-from airflow_provider_cdc.sources.registry import open_source
+from airflow_provider_cdc.core.options.run import StepOptions
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.sources.api.optional_capabilities import check_point
+from airflow_provider_cdc.sources.api.registry import open_source
 from harness import oracle
 from harness.airflow_home import AirflowHome
 from harness.airflow_server import running_airflow

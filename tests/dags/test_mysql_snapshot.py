@@ -15,13 +15,13 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.core.gtid import GtidSet
-from airflow_provider_cdc.core.manifest import RunTable
-from airflow_provider_cdc.core.run import Run
-from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.core.table import Column, Table, TableName
-from airflow_provider_cdc.core.told import Announced, Told
-from airflow_provider_cdc.jobs.driver import done_file
+from airflow_provider_cdc.core.positions.gtid import GtidSet
+from airflow_provider_cdc.core.run.announced import Announced, Told
+from airflow_provider_cdc.core.run.manifest import RunTable
+from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables.table import Column, Table, TableName
+from airflow_provider_cdc.jobs.runtime.driver import done_file
 from harness.dag_runner import DagRunner, DagRunResult
 from harness.mysql_server import MysqlServer
 from tests.dags.watching import STEPS, files_of, in_background, rows_of

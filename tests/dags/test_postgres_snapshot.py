@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.core.lsn import Lsn
+from airflow_provider_cdc.core.positions.lsn import Lsn
 from harness.dag_runner import DagRunner, DagRunResult
 from harness.postgres_server import PostgresServer
 from tests.dags.watching import STEPS, files_of, in_background, rows_of

@@ -11,7 +11,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 
-from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.core.storage.folder import Storage
 
 STEPS = ["preflight", "lock_and_record", "snapshot", "extract_delta", "consolidate"]
 

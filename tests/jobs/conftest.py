@@ -15,22 +15,17 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from airflow_provider_cdc.core import parquet_writer
-from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.jobs import (
-    consolidate,
-    extract_delta,
-    feed,
-    forward,
-    images,
-    read_segment,
-    rewind,
-    roll,
-    snapshot,
-    step,
-    touched,
-    verify,
-)
+from airflow_provider_cdc.core.parquet import writer
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.jobs.consolidate import rewind, touched_rows
+from airflow_provider_cdc.jobs.consolidate import step as consolidate
+from airflow_provider_cdc.jobs.extract_delta import change_feed, read_segment
+from airflow_provider_cdc.jobs.extract_delta import step as extract_delta
+from airflow_provider_cdc.jobs.roll_forward import image_buffer
+from airflow_provider_cdc.jobs.roll_forward import plan as forward
+from airflow_provider_cdc.jobs.roll_forward import task as roll
+from airflow_provider_cdc.jobs.runtime import step, verify_files
+from airflow_provider_cdc.jobs.snapshot import step as snapshot
 from tests.jobs import history_source
 from tests.jobs.history_source import NAMES, SETTINGS, HistorySource, Row, begin_run
 
@@ -97,19 +92,19 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRunner:
             meanwhile()
         return results
 
-    for module in (snapshot, extract_delta, consolidate, feed, forward, verify):
+    for module in (snapshot, extract_delta, consolidate, change_feed, forward, verify_files):
         monkeypatch.setattr(module, "run_tasks", run_here)
-    monkeypatch.setattr(parquet_writer, "ROW_GROUP_ROWS", 3)
-    monkeypatch.setattr(parquet_writer.ParquetWriter.__init__, "__defaults__", (300,))
+    monkeypatch.setattr(writer, "ROW_GROUP_ROWS", 3)
+    monkeypatch.setattr(writer.ParquetWriter.__init__, "__defaults__", (300,))
     for module in (rewind, roll):
         monkeypatch.setattr(module, "TOUCHED_ROWS", 2)
         monkeypatch.setattr(module, "DECODED_ROWS", 2)
-    monkeypatch.setattr(feed, "DECODED_ROWS", 2)
+    monkeypatch.setattr(change_feed, "DECODED_ROWS", 2)
     monkeypatch.setattr(forward, "ROLL_BYTES", 500)
     monkeypatch.setattr(forward, "LOOKED_AT", 2)
-    monkeypatch.setattr(touched, "BLOCK_ROWS", 7)
-    monkeypatch.setattr(touched, "TOUCHED_BYTES", 200)
-    monkeypatch.setattr(images, "HELD_BYTES", 300)
+    monkeypatch.setattr(touched_rows, "BLOCK_ROWS", 7)
+    monkeypatch.setattr(touched_rows, "TOUCHED_BYTES", 200)
+    monkeypatch.setattr(image_buffer, "HELD_BYTES", 300)
     monkeypatch.setattr(consolidate, "RESTORE_ROWS", 3)
     monkeypatch.setattr(read_segment, "SORT_BYTES", 400)
     monkeypatch.setattr(read_segment, "GATHERED_BYTES", 300)

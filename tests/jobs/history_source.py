@@ -17,18 +17,18 @@ from typing import Any, ClassVar
 
 import pyarrow as pa
 
-from airflow_provider_cdc.core import row_bytes
-from airflow_provider_cdc.core.chunk import Chunk, partition
-from airflow_provider_cdc.core.decision import base_of, published_run
-from airflow_provider_cdc.core.manifest import RunTable
-from airflow_provider_cdc.core.options import AS_DECLARED, LockPolicy, StepOptions, TableOptions
-from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
-from airflow_provider_cdc.core.run import Run
-from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.core.table import Column, Table, TableName
-from airflow_provider_cdc.sources.connection import ConnectionSettings
-from airflow_provider_cdc.sources.odd_values import OddValue
-from airflow_provider_cdc.sources.window import (
+from airflow_provider_cdc.core.options.run import AS_DECLARED, LockPolicy, StepOptions, TableOptions
+from airflow_provider_cdc.core.run.commit_record import base_of, published_run
+from airflow_provider_cdc.core.run.manifest import RunTable
+from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
+from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables import row_bytes
+from airflow_provider_cdc.core.tables.chunk import Chunk, partition
+from airflow_provider_cdc.core.tables.table import Column, Table, TableName
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.unrepresentable import OddValue
+from airflow_provider_cdc.sources.api.window import (
     CHANGE_SCHEMA,
     DELTA_SCHEMA,
     Committed,

@@ -10,10 +10,10 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from airflow_provider_cdc.jobs.driver import settings_from_environment
-from airflow_provider_cdc.jobs.session import open_session
-from airflow_provider_cdc.jobs.tasks import run_tasks
-from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.jobs.runtime.driver import settings_from_environment
+from airflow_provider_cdc.jobs.runtime.session import open_session
+from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 
 
 @dataclass(frozen=True)

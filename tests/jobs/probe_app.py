@@ -6,15 +6,15 @@ import json
 import sys
 from typing import Any
 
-from airflow_provider_cdc.jobs.session import open_session
-from airflow_provider_cdc.jobs.tasks import run_tasks
+from airflow_provider_cdc.jobs.runtime.session import open_session
+from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 
 
 def probe(number: int) -> dict[str, Any]:
     import pyarrow as pa
 
     import airflow_provider_cdc
-    from airflow_provider_cdc.core import row_bytes
+    from airflow_provider_cdc.core.tables import row_bytes
     from airflow_provider_cdc.sources.mysql.decode import images, rows
     from airflow_provider_cdc.sources.mysql.log import segments as log
 

@@ -10,7 +10,9 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.jobs import consolidate, extract_delta, snapshot
+from airflow_provider_cdc.jobs.consolidate import step as consolidate
+from airflow_provider_cdc.jobs.extract_delta import step as extract_delta
+from airflow_provider_cdc.jobs.snapshot import step as snapshot
 from tests.jobs.conftest import MakeRunner
 from tests.jobs.history_source import HistorySource, random_history
 from tests.seeds import seeds

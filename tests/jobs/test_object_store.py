@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core.names import folder_name
-from airflow_provider_cdc.core.run import Run
-from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.core.table import TableName
+from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables.names import folder_name
+from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ChangesMissing, ConfigurationError, StorageRefused
 from airflow_provider_cdc.lake import open_dataset, read_changes, read_latest
 from harness.mysql_server import MysqlServer

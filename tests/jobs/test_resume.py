@@ -13,12 +13,13 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.core.chunk import Chunk
-from airflow_provider_cdc.core.results import SnapshotResult
-from airflow_provider_cdc.core.run import Run
-from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.core.run.results import SnapshotResult
+from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.errors import ManifestError, SourceUnavailable
-from airflow_provider_cdc.jobs import consolidate, snapshot
+from airflow_provider_cdc.jobs.consolidate import step as consolidate
+from airflow_provider_cdc.jobs.snapshot import step as snapshot
 from tests.interrupting import Interrupted, interrupt_at
 from tests.jobs import history_source
 from tests.jobs.conftest import MakeRunner, Runner
@@ -84,7 +85,7 @@ def test_an_interrupted_snapshot_keeps_what_is_finished(
         return reading
 
     monkeypatch.setattr(history_source._Reader, "read", counting(4))
-    monkeypatch.setattr("airflow_provider_cdc.jobs.parts.SMALLEST_PART_BYTES", 1)
+    monkeypatch.setattr("airflow_provider_cdc.jobs.snapshot.parts.SMALLEST_PART_BYTES", 1)
     with pytest.raises(Interrupted):
         runner.steps()[0]()
     plan = runner.run.read_json("chunks/plan.json")["orders"]
@@ -106,7 +107,7 @@ def test_parts_of_another_plan_do_not_count(here: MakeRunner, source: HistorySou
     """A try that was presumed dead may have cut the tables elsewhere: its part 3 is not this one's."""
     runner = here(source, INITIAL)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("airflow_provider_cdc.jobs.parts.SMALLEST_PART_BYTES", 1)
+        patch.setattr("airflow_provider_cdc.jobs.snapshot.parts.SMALLEST_PART_BYTES", 1)
         patch.setattr(Run, "finish_step", lambda *arguments: arguments[2])
         runner.steps()[0]()
     runner.run.delete_file("chunks/plan.json")

@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from airflow_provider_cdc.core.manifest import RunTable
-from airflow_provider_cdc.core.results import ConsolidateResult
-from airflow_provider_cdc.core.run import Run
+from airflow_provider_cdc.core.run.manifest import RunTable
+from airflow_provider_cdc.core.run.results import ConsolidateResult
+from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.sinks import parquet
 from tests.jobs.conftest import MakeRunner, Runner

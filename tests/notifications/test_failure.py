@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.core.run import Run
-from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import LogGone
 from airflow_provider_cdc.notifications.failure import FailureNotifier, failure_text
 from airflow_provider_cdc.operators.extract_delta import ExtractDeltaOperator

@@ -15,13 +15,13 @@ import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
-from airflow_provider_cdc.core.options import LockPolicy, StepOptions
-from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
-from airflow_provider_cdc.core.records import encode
-from airflow_provider_cdc.core.run import Commit, Run
-from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.core.table import Column, Table, TableName
-from airflow_provider_cdc.core.target import lake_of
+from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions
+from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
+from airflow_provider_cdc.core.run.run import Commit, Run
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.storage.records import encode
+from airflow_provider_cdc.core.storage.target import lake_of
+from airflow_provider_cdc.core.tables.table import Column, Table, TableName
 from airflow_provider_cdc.errors import ConfigurationError, LockNotGranted, LogGone
 from airflow_provider_cdc.operators import lock_and_record
 from airflow_provider_cdc.operators.base import run_id_of, scratch_for

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_provider_cdc.core.options import LockPolicy
-from airflow_provider_cdc.core.records import encode
-from airflow_provider_cdc.core.run import Run
-from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.core.options.run import LockPolicy
+from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.storage.records import encode
 from airflow_provider_cdc.operators import lock_and_record
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
-from airflow_provider_cdc.sources.registry import open_source
+from airflow_provider_cdc.sources.api.registry import open_source
 from harness.mysql_server import MysqlServer
 from harness.pipeline import settings_of
 from tests.servers import throw_away_mysql

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.core.options import LockPolicy, StepOptions, TableOptions, checked
+from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions, TableOptions, checked
 from airflow_provider_cdc.errors import PreflightError
 from airflow_provider_cdc.operators.preflight import PreflightOperator
 

@@ -18,15 +18,15 @@ import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowFailException
 
-from airflow_provider_cdc.core import records
-from airflow_provider_cdc.core.manifest import RunTable
-from airflow_provider_cdc.core.names import NAME_BYTES, folder_name
-from airflow_provider_cdc.core.plan import TablePlan
-from airflow_provider_cdc.core.run import Commit, Run
-from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.core.table import Table, TableName
+from airflow_provider_cdc.core.run.manifest import RunTable
+from airflow_provider_cdc.core.run.plan import TablePlan
+from airflow_provider_cdc.core.run.run import Commit, Run
+from airflow_provider_cdc.core.storage import records
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables.names import NAME_BYTES, folder_name
+from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import PreflightError
-from airflow_provider_cdc.operators import planned
+from airflow_provider_cdc.operators import plan_text
 from airflow_provider_cdc.operators.lake_checks import check_names, find_leftovers, tell_leftovers
 from airflow_provider_cdc.operators.preflight import PreflightOperator
 from harness.mysql_server import MysqlServer
@@ -278,7 +278,7 @@ def test_what_is_rolled_forward_and_why_not_is_in_the_plan(
     def chosen(source: Any, copies: Any, scratch: str, plans: list[TablePlan], options: Any) -> list[TablePlan]:
         return [replace(plan, base="r1") for plan in plans]
 
-    monkeypatch.setattr("airflow_provider_cdc.core.refreshing.choose", chosen)
+    monkeypatch.setattr("airflow_provider_cdc.core.copies.base_selection.choose", chosen)
     (plan,) = preflight(tmp_path.as_uri(), tables=tables, refresh="auto")["plan"]
     assert plan["base"] == "r1"
 
@@ -366,7 +366,7 @@ def test_a_plan_tells_how_long_the_snapshot_is_that_rows_are_read_again_in(
     assert "in which 1 table without keys in the log must be read as a whole" in told
     assert "the largest is public.bare" in told
     assert "the server removes no dead rows" not in capsys.readouterr().out
-    monkeypatch.setattr(planned, "_ROWS_PER_SECOND", 500)
+    monkeypatch.setattr(plan_text, "_ROWS_PER_SECOND", 500)
     preflight((tmp_path / "one").as_uri(), tables=["public.*"], **other)
     said = capsys.readouterr().out
     assert "The run ends with one snapshot of about 101 s" in said.replace("\n", " ")
@@ -379,7 +379,7 @@ def test_a_plan_tells_how_long_the_snapshot_is_that_rows_are_read_again_in(
 @pytest.mark.parametrize(("rows", "seconds"), [(99_999, 6), (100_000, 11)])
 def test_a_run_that_read_few_rows_does_not_tell_how_fast_many_are_read(rows: int, seconds: float) -> None:
     plans = [TablePlan(TableName("a", "b"), "exported", "", rows=1_000_000, at_upper=True)]
-    view = planned.view_of(plans, planned.Pace("r1", 100_000.0, 0.0, rows))
+    view = plan_text.view_of(plans, plan_text.Pace("r1", 100_000.0, 0.0, rows))
     assert view is not None
     assert view.seconds == seconds
 

@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.core.manifest import RunTable
-from airflow_provider_cdc.core.results import TableRead
-from airflow_provider_cdc.core.run import Run
-from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.core.table import Column, Table, TableName
-from airflow_provider_cdc.core.timeline import Bar, write_timeline
+from airflow_provider_cdc.core.run.manifest import RunTable
+from airflow_provider_cdc.core.run.results import TableRead
+from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.core.run.timeline import Bar, write_timeline
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables.table import Column, Table, TableName
 from airflow_provider_cdc.errors import LogGone, ManifestError
 from airflow_provider_cdc.report.facts import SLOWEST, Failed, Report, Section
 from airflow_provider_cdc.report.files import write_failure, write_report

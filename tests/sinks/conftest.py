@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.sinks.registry import SINKS
 from harness.s3_server import s3_environment
 from tests.sinks.test_contract import Lake

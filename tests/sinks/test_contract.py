@@ -16,13 +16,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from airflow_provider_cdc.core import durable
-from airflow_provider_cdc.core.head import source_of
-from airflow_provider_cdc.core.names import folder_name
-from airflow_provider_cdc.core.run import SCRATCH
-from airflow_provider_cdc.core.staging import Staging
-from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.core.table import TableName
+from airflow_provider_cdc.core.copies.head import source_of
+from airflow_provider_cdc.core.run.run import SCRATCH
+from airflow_provider_cdc.core.run.staging import Staging
+from airflow_provider_cdc.core.storage import durable
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables.names import folder_name
+from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import (
     CommitUnknown,
     ConfigurationError,

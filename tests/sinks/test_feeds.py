@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from airflow_provider_cdc.core.feed import INSERT, Feed, feed_schema
-from airflow_provider_cdc.core.names import folder_name
-from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.core.table import TableName
+from airflow_provider_cdc.core.run.feed import INSERT, Feed, feed_schema
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables.names import folder_name
+from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import FileDamaged
 from airflow_provider_cdc.sinks.base import Publication
 from tests.interrupting import Interrupted, interrupt_at

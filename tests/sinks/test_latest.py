@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_cdc.core.head import decode_copy, source_of
-from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.core.table import TableName
+from airflow_provider_cdc.core.copies.head import decode_copy, source_of
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ConfigurationError, ManifestError, PublishIncomplete
 from airflow_provider_cdc.sinks import latest
 from airflow_provider_cdc.sinks.latest import check_source

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import FileDamaged
 from tests.sinks.test_contract import ORDERS, Lake
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.core.tables.table import Table
 
 Row = tuple[Any, ...]
 Decoder = Callable[[Table, pa.BinaryArray], pa.RecordBatch]

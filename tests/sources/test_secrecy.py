@@ -12,9 +12,9 @@ from urllib.parse import quote, quote_plus
 import pytest
 
 from airflow_provider_cdc.errors import CdcError
-from airflow_provider_cdc.sources.connection import ConnectionSettings
-from airflow_provider_cdc.sources.mysql import session as mysql_session
-from airflow_provider_cdc.sources.postgres import session as postgres_session
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.mysql.server import session as mysql_session
+from airflow_provider_cdc.sources.postgres.server import session as postgres_session
 from tests.sources.lying_server import Peer, lying_server
 
 PASSWORDS = ["s3cret", "p/:@ %&?#='\\ü☂", "postgresql://x:y@z/%zz", "%s %(a)s {b} $c", "two\nlines\t"]

@@ -10,8 +10,8 @@ from airflow.sdk.exceptions import ParamValidationError
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.core.as_of import is_as_of
-from airflow_provider_cdc.core.options import ADVANCED, declared
+from airflow_provider_cdc.core.options.run import ADVANCED, declared
+from airflow_provider_cdc.core.positions.as_of import is_as_of
 from airflow_provider_cdc.task_groups import form
 
 

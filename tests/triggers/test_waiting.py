@@ -15,9 +15,9 @@ from airflow.sdk.bases.sensor import BaseSensorOperator
 from airflow.sdk.exceptions import AirflowFailException
 from airflow.serialization.serialized_objects import BaseSerialization
 
-from airflow_provider_cdc.core.selection import selection_of
-from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.core.table import CopyName
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables.selection import selection_of
+from airflow_provider_cdc.core.tables.table import CopyName
 from airflow_provider_cdc.errors import SourceUnavailable
 from airflow_provider_cdc.sensors.position import PositionSensor
 from airflow_provider_cdc.sensors.published import PublishedSensor

@@ -9,33 +9,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
-from airflow_provider_cdc.core.as_of import AsOf
-from airflow_provider_cdc.core.chunk import Chunk
-from airflow_provider_cdc.core.gtid import GtidSet
-from airflow_provider_cdc.core.history import Finding, Trace
-from airflow_provider_cdc.core.options import AS_DECLARED, LockPolicy, StepOptions, TableOptions
-from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
-from airflow_provider_cdc.core.table import Table, TableName
+from airflow_provider_cdc.core.copies.history import Finding, Trace
+from airflow_provider_cdc.core.options.run import AS_DECLARED, LockPolicy, StepOptions, TableOptions
+from airflow_provider_cdc.core.positions.as_of import AsOf
+from airflow_provider_cdc.core.positions.gtid import GtidSet
+from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
+from airflow_provider_cdc.core.tables.chunk import Chunk
+from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import Problem
-from airflow_provider_cdc.sources.capabilities import ChunkReader, SegmentReader, Source
-from airflow_provider_cdc.sources.connection import ConnectionSettings
-from airflow_provider_cdc.sources.kept import Kept, keeping, session_of
-from airflow_provider_cdc.sources.mysql import (
-    axes,
-    chunks,
-    history,
-    log_mark,
-    preflight,
-    sample,
-    schema,
-    server,
-    snapshot,
-    types,
-)
-from airflow_provider_cdc.sources.mysql.session import SERVER_UUID, Connection, RunSettings, session, value
-from airflow_provider_cdc.sources.mysql.table_identity import TableIdentity, look_replaced
-from airflow_provider_cdc.sources.odd_values import OddValue
-from airflow_provider_cdc.sources.optional import (
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.optional_capabilities import (
     ChecksServer,
     GoesBack,
     LogsStatements,
@@ -51,7 +34,16 @@ from airflow_provider_cdc.sources.optional import (
     TellsRunway,
     ToldInPart,
 )
-from airflow_provider_cdc.sources.window import LogSegment, SegmentSummary, TrackedTable, UpperBound
+from airflow_provider_cdc.sources.api.source import ChunkReader, SegmentReader, Source
+from airflow_provider_cdc.sources.api.unrepresentable import OddValue
+from airflow_provider_cdc.sources.api.window import LogSegment, SegmentSummary, TrackedTable, UpperBound
+from airflow_provider_cdc.sources.mysql.chunking import axes, chunks, sample
+from airflow_provider_cdc.sources.mysql.server import log_history, log_mark, server
+from airflow_provider_cdc.sources.mysql.server.session import SERVER_UUID, Connection, RunSettings, session, value
+from airflow_provider_cdc.sources.mysql.steps import preflight, snapshot
+from airflow_provider_cdc.sources.mysql.tables import schema, types
+from airflow_provider_cdc.sources.mysql.tables.identity import TableIdentity, look_replaced
+from airflow_provider_cdc.sources.session.kept_sessions import Kept, keeping, session_of
 
 
 class MysqlSource:
@@ -90,9 +82,9 @@ class MysqlSource:
         return types.comparable_texts(table)
 
     def pushed_condition(self, table: Table) -> str:
-        from airflow_provider_cdc.sources.mysql import pushed
+        from airflow_provider_cdc.sources.mysql.chunking import pushed_conditions
 
-        return pushed.pushed_condition(table)
+        return pushed_conditions.pushed_condition(table)
 
     def sample(self, plans: Sequence[TablePlan]) -> list[Problem]:
         return sample.sample(self.settings, plans)
@@ -106,28 +98,28 @@ class MysqlSource:
         return snapshot.record_initial(self.settings, plans, lock)
 
     def check_past(self, as_of: AsOf, plans: Sequence[TablePlan], options: StepOptions) -> None:
-        from airflow_provider_cdc.sources.mysql import past
+        from airflow_provider_cdc.sources.mysql.steps import past
 
         past.check_past(self.settings, as_of, plans)
 
     def record_past(
         self, as_of: AsOf, plans: Sequence[TablePlan], options: StepOptions, run_id: str = ""
     ) -> InitialPoint:
-        from airflow_provider_cdc.sources.mysql import past
+        from airflow_provider_cdc.sources.mysql.steps import past
 
         return past.record_past(self.settings, as_of, plans, options.as_of_wait_seconds)
 
     def has_reached(self, point: AsOf, seen: Reach | None = None) -> Reach:
-        from airflow_provider_cdc.sources.mysql import reach
+        from airflow_provider_cdc.sources.mysql.steps import has_reached as reach
 
         return reach.has_reached(self.settings, point, seen)
 
     def backlog(self, initial: str, identity: Mapping[str, str]) -> int:
         with session(self.settings) as connection:
-            return history.backlog(connection, identity.get(server.LOG_PLACE, ""))
+            return log_history.backlog(connection, identity.get(server.LOG_PLACE, ""))
 
     def runway(self) -> Runway:
-        from airflow_provider_cdc.sources.mysql import runway
+        from airflow_provider_cdc.sources.mysql.steps import log_retention as runway
 
         return runway.runway(self.settings)
 
@@ -142,9 +134,9 @@ class MysqlSource:
         keys_only: bool = False,
         bases: int = 1,
     ) -> dict[TableName, str]:
-        from airflow_provider_cdc.sources.mysql import forward
+        from airflow_provider_cdc.sources.mysql.steps import roll_forward
 
-        return forward.refusals_since(self.settings, identity, position, tables, to)
+        return roll_forward.refusals_since(self.settings, identity, position, tables, to)
 
     def check_replaced(
         self, identity: Mapping[str, str], tables: Sequence[Table], until: Mapping[str, str], now: Sequence[Table]
@@ -166,10 +158,10 @@ class MysqlSource:
         now: Sequence[Table] = (),
     ) -> None:
         if look_replaced(connection, tables, explained):
-            from airflow_provider_cdc.sources.mysql import replaced
+            from airflow_provider_cdc.sources.mysql.tables import replaced
 
-            begin = history.LogPlace.parse(identity[server.LOG_PLACE])
-            end = history.LogPlace.parse(until) if until else None
+            begin = log_history.LogPlace.parse(identity[server.LOG_PLACE])
+            end = log_history.LogPlace.parse(until) if until else None
             replaced.check_not_replaced(self.settings, connection, begin, tables, hint, explained, end, now)
 
     def check_since(self, identity: Mapping[str, str], position: str) -> None:
@@ -178,9 +170,9 @@ class MysqlSource:
     def segments_between(
         self, start: str, stop: str, since: Mapping[str, str], identity: Mapping[str, str], slots: int = 1
     ) -> list[LogSegment]:
-        from airflow_provider_cdc.sources.mysql import forward
+        from airflow_provider_cdc.sources.mysql.steps import roll_forward
 
-        return forward.segments_between(self.settings, start, stop, since, slots)
+        return roll_forward.segments_between(self.settings, start, stop, since, slots)
 
     def of_run(self, identity: Mapping[str, str], position: str) -> MysqlSource:
         return MysqlSource(RunSettings.of(self.settings, identity, position), identity)
@@ -235,7 +227,7 @@ class MysqlSource:
         return segments_before(self.settings, segment, count)
 
     def check_writes(self, summaries: Sequence[SegmentSummary]) -> None:
-        from airflow_provider_cdc.sources.mysql import statement_writes
+        from airflow_provider_cdc.sources.mysql.steps import statement_writes
 
         statement_writes.check_writes(self.settings, summaries)
 

@@ -10,19 +10,16 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
-from airflow_provider_cdc.core.as_of import AsOf
-from airflow_provider_cdc.core.chunk import Chunk
-from airflow_provider_cdc.core.history import Finding, Trace
-from airflow_provider_cdc.core.options import AS_DECLARED, LockPolicy, StepOptions, TableOptions
-from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
-from airflow_provider_cdc.core.table import Table, TableName
+from airflow_provider_cdc.core.copies.history import Finding, Trace
+from airflow_provider_cdc.core.options.run import AS_DECLARED, LockPolicy, StepOptions, TableOptions
+from airflow_provider_cdc.core.positions.as_of import AsOf
+from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
+from airflow_provider_cdc.core.tables.chunk import Chunk
+from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import Problem
-from airflow_provider_cdc.sources.capabilities import ChunkReader, SegmentReader, Source
-from airflow_provider_cdc.sources.connection import ConnectionSettings
-from airflow_provider_cdc.sources.kept import Kept, keeping, session_of
-from airflow_provider_cdc.sources.left_by_runs import LeftByRun, TellsLeft
-from airflow_provider_cdc.sources.odd_values import OddValue
-from airflow_provider_cdc.sources.optional import (
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.leftovers import LeftByRun, TellsLeft
+from airflow_provider_cdc.sources.api.optional_capabilities import (
     ChecksServer,
     GoesBack,
     KeepsForRun,
@@ -38,28 +35,26 @@ from airflow_provider_cdc.sources.optional import (
     TellsRunway,
     ToldInPart,
 )
-from airflow_provider_cdc.sources.postgres import (
-    chunks,
-    forward,
+from airflow_provider_cdc.sources.api.rereading import LogTail, ReadsAgain
+from airflow_provider_cdc.sources.api.source import ChunkReader, SegmentReader, Source
+from airflow_provider_cdc.sources.api.unrepresentable import OddValue
+from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable, UpperBound
+from airflow_provider_cdc.sources.postgres.catalog import schema, type_catalog, types
+from airflow_provider_cdc.sources.postgres.chunking import chunks, sample
+from airflow_provider_cdc.sources.postgres.server import server, session_setup
+from airflow_provider_cdc.sources.postgres.server.session import session, value
+from airflow_provider_cdc.sources.postgres.slots import run_publication, slots, standing_slot, transaction_waits
+from airflow_provider_cdc.sources.postgres.steps import (
+    chunk_reader,
     past,
     preflight,
-    prepared,
-    publishing,
-    reach,
-    reading,
-    sample,
-    schema,
-    server,
-    slots,
+    roll_forward,
     snapshot,
-    standing,
-    type_catalog,
-    types,
-    waiting,
 )
-from airflow_provider_cdc.sources.postgres.session import session, value
-from airflow_provider_cdc.sources.rereading import LogTail, ReadsAgain
-from airflow_provider_cdc.sources.window import LogSegment, TrackedTable, UpperBound
+from airflow_provider_cdc.sources.postgres.steps import (
+    has_reached as reach,
+)
+from airflow_provider_cdc.sources.session.kept_sessions import Kept, keeping, session_of
 
 _ALTERED_SECONDS = 60.0
 """How long a type that is being altered is waited for."""
@@ -100,9 +95,9 @@ class PostgresSource:
         return types.comparable_texts(table)
 
     def pushed_condition(self, table: Table) -> str:
-        from airflow_provider_cdc.sources.postgres import pushed
+        from airflow_provider_cdc.sources.postgres.chunking import pushed_conditions
 
-        return pushed.pushed_condition(table)
+        return pushed_conditions.pushed_condition(table)
 
     def sample(self, plans: Sequence[TablePlan]) -> list[Problem]:
         return sample.sample(self.settings, plans)
@@ -115,16 +110,16 @@ class PostgresSource:
         return snapshot.record_initial(self.settings, plans, lock, run_id, self.settings.options.get("publication", ""))
 
     def keep_past(self, plans: Sequence[TablePlan], options: StepOptions) -> None:
-        standing.keep_past(self.settings, plans, options)
+        standing_slot.keep_past(self.settings, plans, options)
 
     def note_position(self, point: InitialPoint, options: StepOptions) -> None:
-        standing.note_position(self.settings, point, options)
+        standing_slot.note_position(self.settings, point, options)
 
     def note_copies(self, options: StepOptions, copies: Mapping[str, Mapping[str, str]], incarnation: str) -> None:
-        standing.note_copies(self.settings, options, copies, incarnation)
+        standing_slot.note_copies(self.settings, options, copies, incarnation)
 
     def give_up_past(self, options: StepOptions) -> None:
-        standing.give_up_past(self.settings, options)
+        standing_slot.give_up_past(self.settings, options)
 
     def refusals_since(
         self,
@@ -137,15 +132,15 @@ class PostgresSource:
         keys_only: bool = False,
         bases: int = 1,
     ) -> dict[TableName, str]:
-        return forward.refusals_since(self.settings, identity, position, tables, to, options, keys_only, bases)
+        return roll_forward.refusals_since(self.settings, identity, position, tables, to, options, keys_only, bases)
 
     def check_since(self, identity: Mapping[str, str], position: str) -> None:
-        forward.check_since(self.settings, identity, position)
+        roll_forward.check_since(self.settings, identity, position)
 
     def keep_window(
         self, point: InitialPoint, plans: Sequence[TablePlan], options: StepOptions, run_id: str
     ) -> InitialPoint:
-        return forward.keep_window(self.settings, point, plans, options, run_id)
+        return roll_forward.keep_window(self.settings, point, plans, options, run_id)
 
     def segments_between(
         self, start: str, stop: str, since: Mapping[str, str], identity: Mapping[str, str], slots: int = 1
@@ -170,19 +165,19 @@ class PostgresSource:
             return int(value(connection, "pg_current_wal_lsn() - %s::pg_lsn", (initial,)))
 
     def runway(self) -> Runway:
-        from airflow_provider_cdc.sources.postgres import runway
+        from airflow_provider_cdc.sources.postgres.steps import log_retention as runway
 
         return runway.runway(self.settings)
 
     def of_run(self, identity: Mapping[str, str], position: str) -> PostgresSource:
-        return PostgresSource(prepared.of_run(self.settings, identity, position), self.view)
+        return PostgresSource(session_setup.of_run(self.settings, identity, position), self.view)
 
     def check_identity(self, identity: Mapping[str, str], position: str) -> None:
         with session(self.settings) as connection:
             server.check_identity(connection, identity, position)
 
     def relations(self, identity: Mapping[str, str], position: str, traces: Sequence[Trace]) -> list[Finding]:
-        with session(prepared.of_run(self.settings, identity, position)) as connection:
+        with session(session_setup.of_run(self.settings, identity, position)) as connection:
             return server.relations(connection, traces)
 
     def check_tables(self, tables: Sequence[Table]) -> None:
@@ -190,7 +185,7 @@ class PostgresSource:
             # Unlike a table, a type is not locked against those who write its values: the log may have rows with its
             # new labels while nobody sees these yet.
             if altering := type_catalog.altering(connection, tables):
-                waiting.settle(self.settings, connection, _ALTERED_SECONDS, altering)
+                transaction_waits.settle(self.settings, connection, _ALTERED_SECONDS, altering)
             schema.check_unchanged(connection, tables)
 
     def release(self, run_id: str) -> None:
@@ -201,7 +196,7 @@ class PostgresSource:
 
     def left_by_runs(self) -> list[LeftByRun]:
         with session(self.settings) as connection:
-            return publishing.left_by_runs(connection)
+            return run_publication.left_by_runs(connection)
 
     @contextmanager
     def share_reads(self, lock: LockPolicy) -> Iterator[PostgresSource]:
@@ -210,7 +205,7 @@ class PostgresSource:
 
     def settle(self, lock: LockPolicy) -> None:
         with session(self.settings) as connection:
-            waiting.settle(self.settings, connection, lock.slot_wait_seconds)
+            transaction_waits.settle(self.settings, connection, lock.slot_wait_seconds)
 
     def bound_view(self, tables: Sequence[Table]) -> UpperBound:
         assert self.view is not None
@@ -234,7 +229,7 @@ class PostgresSource:
             return chunks.plan_chunks(connection, table, chunk_rows)
 
     def reader(self, table: Table, consistency: str, lock: LockPolicy) -> AbstractContextManager[ChunkReader]:
-        return reading.open_reader(self.settings, table, consistency, self.view, self._kept)
+        return chunk_reader.open_reader(self.settings, table, consistency, self.view, self._kept)
 
     def bound_reads(self) -> UpperBound:
         return snapshot.bound_reads(self.settings)

@@ -107,10 +107,10 @@ def _find_times(server: PostgresServer, address: Address, begun: datetime, ended
     ((folder,),) = server.query("SELECT setting FROM pg_config WHERE name = 'PKGLIBDIR'")
     if not Path(folder, "test_decoding.so").exists():
         return []
-    from airflow_provider_cdc.sources.postgres.session import session
-    from airflow_provider_cdc.sources.postgres.standing import usable
-    from airflow_provider_cdc.sources.postgres.standing_record import name_of
-    from airflow_provider_cdc.sources.postgres.times import prefix_at
+    from airflow_provider_cdc.sources.postgres.server.session import session
+    from airflow_provider_cdc.sources.postgres.slots.position_of_time import prefix_at
+    from airflow_provider_cdc.sources.postgres.slots.standing_record import name_of
+    from airflow_provider_cdc.sources.postgres.slots.standing_slot import usable
 
     with session(address.settings) as connection:
         name = name_of(connection, SLOT)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from airflow_provider_cdc.core.options import LockPolicy
-from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
-from airflow_provider_cdc.core.table import TableName
-from airflow_provider_cdc.sources.capabilities import Source
-from airflow_provider_cdc.sources.optional import release_run
+from airflow_provider_cdc.core.options.run import LockPolicy
+from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
+from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.sources.api.optional_capabilities import release_run
+from airflow_provider_cdc.sources.api.source import Source
 
 RUN_ID = "bench"
 

@@ -19,9 +19,9 @@ from urllib.parse import unquote, urlsplit
 
 import pyarrow.parquet as pq
 
-from airflow_provider_cdc.core.results import ConsolidateResult, SnapshotResult
-from airflow_provider_cdc.core.run import Run
-from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.core.run.results import ConsolidateResult, SnapshotResult
+from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.counted import counted
 from harness.airflow_home import AirflowHome
 from harness.cache import cache_directory

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from airflow_provider_cdc.core.author_options import AuthorOptions
 from airflow_provider_cdc.core.kinds import only
-from airflow_provider_cdc.core.option import Option
-from airflow_provider_cdc.core.options import declared
+from airflow_provider_cdc.core.options.author import AuthorOptions
+from airflow_provider_cdc.core.options.declare import Option
+from airflow_provider_cdc.core.options.run import declared
 
 
 def option_table() -> Iterator[Sequence[str]]:

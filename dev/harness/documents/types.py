@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from airflow_provider_cdc.core.table import Column, Table, TableName
-from airflow_provider_cdc.sources.mysql.types import ColumnType
-from airflow_provider_cdc.sources.postgres import types as postgres
+from airflow_provider_cdc.core.tables.table import Column, Table, TableName
+from airflow_provider_cdc.sources.mysql.tables.types import ColumnType
+from airflow_provider_cdc.sources.postgres.catalog import types as postgres
 
 _HEAD = "Arrow / Parquet", "remarks"
 _POLICY = "by `unrepresentable`"

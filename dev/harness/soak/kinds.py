@@ -30,7 +30,7 @@ PROPERTIES = ("tests/core", "tests/sources", "tests/jobs")
 KERNELS = (
     *("tests/sources/mysql/decode", "tests/sources/mysql/log"),
     *("tests/sources/postgres/decode", "tests/sources/postgres/log"),
-    "tests/sources/test_netting.py",
+    "tests/sources/log/test_netting.py",
 )
 
 AIRFLOWS = ("backfill", "browser", "nightly")
@@ -65,9 +65,9 @@ KINDS: Mapping[str, Kind] = {
         "runs, chains of nights, changes and retention over histories of a source that is a model",
         (
             "tests/jobs/test_exactness.py",
-            "tests/jobs/test_changes.py::test_changes_of_random_histories",
-            "tests/jobs/test_roll_forward.py::test_chains_of_nights",
-            "tests/jobs/test_retention.py::test_runs_that_are_published_and_remove_older_copies_at_the_same_time",
+            "tests/jobs/extract_delta/test_change_feed.py::test_changes_of_random_histories",
+            "tests/jobs/roll_forward/test_roll_forward.py::test_chains_of_nights",
+            "tests/jobs/consolidate/test_remove_old_copies.py::test_runs_that_are_published_and_remove_older_copies_at_the_same_time",
         ),
         tests=3,
         weight=3,
@@ -76,7 +76,7 @@ KINDS: Mapping[str, Kind] = {
         "random statements and writers that delete parents, on MySQL",
         (
             "tests/sources/mysql/log/test_statement_writes.py::test_random_statements_that_pass_changed_no_copied_row",
-            "tests/sources/mysql/test_cascades.py::test_writers_that_delete_parents_meanwhile",
+            "tests/sources/mysql/tables/test_cascades.py::test_writers_that_delete_parents_meanwhile",
         ),
     ),
     "chaos": Kind(
@@ -91,9 +91,9 @@ KINDS: Mapping[str, Kind] = {
         "keys and rows of any types",
         (
             *("-m", "long"),
-            "tests/sources/mysql/test_key_types.py",
-            "tests/sources/mysql/test_pushed.py",
-            "tests/sources/postgres/test_key_ranges.py",
+            "tests/sources/mysql/chunking/test_key_types.py",
+            "tests/sources/mysql/chunking/test_pushed_conditions.py",
+            "tests/sources/postgres/chunking/test_key_ranges.py",
         ),
         tests=6,
     ),
@@ -108,7 +108,7 @@ KINDS: Mapping[str, Kind] = {
         "what else is long, on MySQL",
         (
             *("-m", "long", "tests/sources/mysql", "tests/consistency/mysql"),
-            "--ignore=tests/sources/mysql/test_key_types.py",
+            "--ignore=tests/sources/mysql/chunking/test_key_types.py",
         ),
         tests=4,
     ),
@@ -129,11 +129,11 @@ KINDS: Mapping[str, Kind] = {
                 f"--ignore=tests/{name}"
                 for name in ("chaos", "consistency", "contract", "dags", "harness", "sources", "wheel")
             ),
-            "--ignore=tests/jobs/test_cluster.py",
+            "--ignore=tests/jobs/runtime/test_cluster.py",
         ),
         tests=4,
     ),
-    "cluster": Kind("executors on a cluster", ("tests/jobs/test_cluster.py",), tests=0, weight=1),
+    "cluster": Kind("executors on a cluster", ("tests/jobs/runtime/test_cluster.py",), tests=0, weight=1),
     "dags": Kind(
         "whole DAG runs",
         ("-m", "long", "tests/dags", *(f"--ignore=tests/dags/test_{name}.py" for name in AIRFLOWS)),

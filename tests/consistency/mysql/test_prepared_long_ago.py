@@ -11,8 +11,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.errors import ExactnessError, PreflightError
-from airflow_provider_cdc.sources.mysql import long_prepared
-from airflow_provider_cdc.sources.mysql.history import LogPlace
+from airflow_provider_cdc.sources.mysql.log import long_prepared
+from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, published, settings_of
 from tests.conftest import MysqlFactory

@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import CopyMismatch, DecodeError, LogGone, PreflightError, SchemaChanged
 from harness.mysql_server import MysqlServer
 from harness.pipeline import Pipeline, settings_of

@@ -14,12 +14,13 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core.head import decode_copy
-from airflow_provider_cdc.core.lsn import Lsn
-from airflow_provider_cdc.core.options import LockPolicy
+from airflow_provider_cdc.core.copies.head import decode_copy
+from airflow_provider_cdc.core.options.run import LockPolicy
+from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.errors import CdcError, CopyMismatch, ExactnessError, LogGone, SchemaChanged
-from airflow_provider_cdc.jobs import again, snapshot
-from airflow_provider_cdc.sources import odd_values
+from airflow_provider_cdc.jobs.snapshot import reread_passes
+from airflow_provider_cdc.jobs.snapshot import step as snapshot
+from airflow_provider_cdc.sources.api import unrepresentable
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from harness.pipeline import Pipeline, published, settings_of
 from harness.postgres_server import PostgresServer
@@ -93,7 +94,7 @@ def at(monkeypatch: pytest.MonkeyPatch, moment: str, act: Act) -> list[None]:
     position is fixed (``view``), or right before rows are searched in the view (``search``) or in a pass (``pass``).
     Returns what has an item once it has happened."""
     happened: list[None] = []
-    touched, look_up = again._touched, again._look_up
+    touched, look_up = reread_passes._touched, reread_passes._look_up
 
     def once(now: str) -> None:
         if now == moment and not happened:
@@ -108,8 +109,8 @@ def at(monkeypatch: pytest.MonkeyPatch, moment: str, act: Act) -> list[None]:
         once("search" if view else "pass")
         return look_up(step, source, waiting, view, *rest)
 
-    monkeypatch.setattr(again, "_touched", noted)
-    monkeypatch.setattr(again, "_look_up", searched)
+    monkeypatch.setattr(reread_passes, "_touched", noted)
+    monkeypatch.setattr(reread_passes, "_look_up", searched)
     return happened
 
 
@@ -203,7 +204,7 @@ def test_an_index_that_lost_a_row_stops_the_run(
     """As after an update of the operating system that sorts text otherwise. A pass that misses a row has to leave its
     key to the view, which is the one to judge."""
     if seen_by != "the view":
-        monkeypatch.setattr(again, "FEW_KEYS", 0)
+        monkeypatch.setattr(reread_passes, "FEW_KEYS", 0)
     run.record()
     index = f"UPDATE pg_index SET indisready = {{}} WHERE indexrelid = '{world.schema}.orders_pkey'::regclass"
     world.run(index.format("false"), "INSERT INTO orders VALUES (100000, 0, 'lost')", index.format("true"))
@@ -220,7 +221,7 @@ def test_a_pass_waits_for_commits_that_are_in_the_log_and_that_nobody_sees(
     """A commit that waits for a standby is in the log, where the pass finds its key, and a read would still show the
     row as it was. Nothing touches that row again, so no later look would put it right."""
     server = world.server
-    monkeypatch.setattr(again, "FEW_KEYS", 0)
+    monkeypatch.setattr(reread_passes, "FEW_KEYS", 0)
     run.record()
 
     with ThreadPoolExecutor(2) as pool:
@@ -242,7 +243,7 @@ def test_a_pass_waits_for_commits_that_are_in_the_log_and_that_nobody_sees(
                 server.set_standbys("")
 
             monkeypatch.setattr(PostgresSource, "settle", settle)
-            look_up = again._look_up
+            look_up = reread_passes._look_up
 
             def searched(step: Any, source: Any, waiting: Any, view: Any, *rest: Any) -> Any:
                 found = look_up(step, source, waiting, view, *rest)
@@ -250,7 +251,7 @@ def test_a_pass_waits_for_commits_that_are_in_the_log_and_that_nobody_sees(
                 server.set_standbys("")
                 return found
 
-            monkeypatch.setattr(again, "_look_up", searched)
+            monkeypatch.setattr(reread_passes, "_look_up", searched)
             run.snapshot()
             commit.result(60)
         finally:
@@ -318,7 +319,7 @@ def test_a_crash_of_the_server_has_all_of_it_read_again(
     world: World, run: Pipeline, monkeypatch: pytest.MonkeyPatch, moment: str
 ) -> None:
     if moment == "pass":
-        monkeypatch.setattr(again, "FEW_KEYS", 0)
+        monkeypatch.setattr(reread_passes, "FEW_KEYS", 0)
     run.record()
     world.run(*CHANGES)
 
@@ -368,7 +369,7 @@ def test_what_is_touched_after_a_pass_is_read_again(
     world: World, run: Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pass may see it or not: only the last look at a key counts, also if it finds nothing."""
-    monkeypatch.setattr(again, "FEW_KEYS", 0)
+    monkeypatch.setattr(reread_passes, "FEW_KEYS", 0)
     run.record()
     world.run(*CHANGES)
     later = (
@@ -389,7 +390,7 @@ def test_a_key_that_comes_back_in_other_bytes_is_another_key(
     world: World, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The index finds it under both; and the two may be looked for by different tasks."""
-    monkeypatch.setattr(again, "KEYS_PER_TASK", 1)
+    monkeypatch.setattr(reread_passes, "KEYS_PER_TASK", 1)
     world.run("CREATE TABLE amounts (amount numeric PRIMARY KEY)", "INSERT INTO amounts SELECT generate_series(1, 40)")
     name = f"{world.schema}.amounts"
     run = Pipeline(spark, settings_of(world.server), tmp_path.as_uri(), [name])
@@ -412,7 +413,7 @@ def test_a_table_whose_rows_turn_out_to_fit_no_type_is_skipped_alone(
     world.run("ALTER TABLE orders ADD at timestamptz")
     tables = [f"{world.schema}.{table}" for table in ("orders", "parts")]
     run = Pipeline(spark, settings_of(world.server), tmp_path.as_uri(), tables, on_table_error="skip")
-    monkeypatch.setattr(again, "FEW_KEYS", 0 if moment == "pass" else again.FEW_KEYS)
+    monkeypatch.setattr(reread_passes, "FEW_KEYS", 0 if moment == "pass" else reread_passes.FEW_KEYS)
     happened = at(monkeypatch, moment, lambda: None)
     run.record()
     try:
@@ -432,10 +433,12 @@ def test_a_table_that_a_pass_cannot_read_is_skipped_as_a_whole(
     world.run("ALTER TABLE orders ADD at timestamptz")
     tables = [f"{world.schema}.{table}" for table in ("orders", "parts")]
     run = Pipeline(spark, settings_of(world.server), tmp_path.as_uri(), tables, on_table_error="skip")
-    monkeypatch.setattr(again, "FEW_KEYS", 0)
+    monkeypatch.setattr(reread_passes, "FEW_KEYS", 0)
     # More of them in one batch of rows are refused at once: by tasks of this process.
-    monkeypatch.setattr(odd_values, "MOST", 100)
-    monkeypatch.setattr(again, "run_tasks", lambda spark, title, orders, work, **more: [work(one) for one in orders])
+    monkeypatch.setattr(unrepresentable, "MOST", 100)
+    monkeypatch.setattr(
+        reread_passes, "run_tasks", lambda spark, title, orders, work, **more: [work(one) for one in orders]
+    )
     run.record()
     try:
         at(monkeypatch, "log", lambda: world.run("UPDATE orders SET at = 'infinity' WHERE id <= 1000"))

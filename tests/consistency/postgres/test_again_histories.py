@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.jobs import again
+from airflow_provider_cdc.jobs.snapshot import reread_passes
 from harness.pipeline import Pipeline, published, settings_of
 from harness.postgres_recovery import PostgresRecovery
 from harness.postgres_server import PostgresServer
@@ -58,8 +58,8 @@ def test_no_row_differs_from_the_view(
     with primary.connect() as connection:
         history.create(connection, schema, seed, chance.choice([20, 200, 400]), history.AGAIN, "DEFAULT")
     # Every other one goes through passes, however few keys were touched.
-    monkeypatch.setattr(again, "FEW_KEYS", chance.choice([0, 30, again.FEW_KEYS]))
-    monkeypatch.setattr(again, "KEYS_PER_TASK", chance.choice([10, again.KEYS_PER_TASK]))
+    monkeypatch.setattr(reread_passes, "FEW_KEYS", chance.choice([0, 30, reread_passes.FEW_KEYS]))
+    monkeypatch.setattr(reread_passes, "KEYS_PER_TASK", chance.choice([10, reread_passes.KEYS_PER_TASK]))
     run = Pipeline(
         spark,
         settings_of(primary),

@@ -11,7 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.errors import SchemaChanged
-from airflow_provider_cdc.jobs import reread
+from airflow_provider_cdc.jobs.snapshot import reread
 from harness.pipeline import Pipeline, published, settings_of
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory

@@ -11,9 +11,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core.lsn import Lsn
+from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.errors import PreflightError
-from airflow_provider_cdc.jobs import patience
+from airflow_provider_cdc.jobs.runtime import retry
 from airflow_provider_cdc.lake import open_dataset, read_changes, read_latest
 from harness.pipeline import Pipeline, settings_of
 from tests.conftest import PostgresFactory
@@ -200,17 +200,17 @@ def test_a_copy_that_cannot_be_recorded_breaks_no_chain_of_changes(
     nights: Nights, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     nights.do("CREATE TABLE stock (id int PRIMARY KEY, v int)", FULL.format("stock"), "INSERT INTO stock VALUES (1, 1)")
-    monkeypatch.setattr(patience, "FIRST_PAUSE_SECONDS", 0.01)
+    monkeypatch.setattr(retry, "FIRST_PAUSE_SECONDS", 0.01)
     # All tries fail, and then the first one alone.
     for refusals, budget, warned in ((99, 0.0, True), (1, 60.0, False)):
-        monkeypatch.setattr(patience, "BUDGET_SECONDS", budget)
+        monkeypatch.setattr(retry, "BUDGET_SECONDS", budget)
         run = nights.night("auto", changes=True)
         run.record()
         nights.do(NO_COMMENT.format(refusals))
         run.finish()
         said = capsys.readouterr().out
         assert ("WARNING: could not record this run's copies" in said) == warned
-        assert nights.ask("SELECT nextval('comments')") > min(refusals, patience.FEWEST_TRIES)
+        assert nights.ask("SELECT nextval('comments')") > min(refusals, retry.FEWEST_TRIES)
         nights.do("DROP EVENT TRIGGER refuse", "DROP FUNCTION refuse", "DROP SEQUENCE comments")
         if warned:
             nights.do("UPDATE stock SET v = 2")

@@ -15,8 +15,9 @@ import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.jobs import again
-from airflow_provider_cdc.sources.postgres import PostgresSource, waiting
+from airflow_provider_cdc.jobs.snapshot import reread_passes
+from airflow_provider_cdc.sources.postgres import PostgresSource
+from airflow_provider_cdc.sources.postgres.slots import transaction_waits
 from harness.pipeline import Pipeline, published, settings_of
 from harness.postgres_server import PostgresServer
 from tests.consistency.postgres.held import HeldSession, held_session
@@ -113,7 +114,7 @@ def let_go(monkeypatch: pytest.MonkeyPatch) -> Callable[[HeldSession], None]:
     """Lets a commit go on a second after somebody has begun to wait for it."""
 
     def arrange(held: HeldSession) -> None:
-        settle = waiting.settle
+        settle = transaction_waits.settle
 
         def settling(*arguments: Any) -> None:
             later = threading.Timer(1, held.let_go)
@@ -121,7 +122,7 @@ def let_go(monkeypatch: pytest.MonkeyPatch) -> Callable[[HeldSession], None]:
             settle(*arguments)
             later.join()
 
-        monkeypatch.setattr(waiting, "settle", settling)
+        monkeypatch.setattr(transaction_waits, "settle", settling)
 
     return arrange
 
@@ -171,7 +172,7 @@ def test_the_view_waits_for_commits_that_the_log_has_before_its_point_and_that_a
                 assert shop.query("SELECT n FROM shop.orders WHERE id = 5") == [(0,)], "somebody sees it already"
                 let_go(held)
 
-        look_up = again._look_up
+        look_up = reread_passes._look_up
 
         def searched(*arguments: Any) -> Any:
             found = look_up(*arguments)
@@ -180,7 +181,7 @@ def test_the_view_waits_for_commits_that_the_log_has_before_its_point_and_that_a
             return found
 
         commits: list[Future[Any]] = []
-        monkeypatch.setattr(again, "_look_up", searched)
+        monkeypatch.setattr(reread_passes, "_look_up", searched)
         acting = pool.submit(choreography)
         found = run.snapshot()
         acting.result(SECONDS)
@@ -225,7 +226,7 @@ def test_a_pass_believes_nothing_that_the_log_says_otherwise(
 ) -> None:
     """Passes wait for what the log has. One that did not would see rows that are gone, and miss others that are there:
     it leaves both to the view."""
-    monkeypatch.setattr(again, "FEW_KEYS", 0)
+    monkeypatch.setattr(reread_passes, "FEW_KEYS", 0)
     monkeypatch.setattr(PostgresSource, "settle", lambda *arguments: None)
     run.record()
     with ExitStack() as stack:
@@ -240,7 +241,7 @@ def test_a_pass_believes_nothing_that_the_log_says_otherwise(
             held.connection.execute(statement)
         commit = pool.submit(held.connection.execute, "COMMIT")
         held.wait_until_held()
-        read, doubtful = again._pass, []
+        read, doubtful = reread_passes._pass, []
 
         def reading(step: Any, tail: Any, keys: Any, meanwhile: Any) -> set[str]:
             found: set[str] = read(step, tail, keys, meanwhile)
@@ -249,7 +250,7 @@ def test_a_pass_believes_nothing_that_the_log_says_otherwise(
             commit.result(SECONDS)
             return found
 
-        monkeypatch.setattr(again, "_pass", reading)
+        monkeypatch.setattr(reread_passes, "_pass", reading)
         run.snapshot()
     assert doubtful[0] == 4, "the pass saw all of it, or nothing: the test provokes nothing"
     run.extract_delta()

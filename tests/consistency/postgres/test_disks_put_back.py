@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 
-from airflow_provider_cdc.core.storage import Storage
+from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import LogGone
 from harness.pipeline import Pipeline
 from harness.postgres_server import PostgresServer

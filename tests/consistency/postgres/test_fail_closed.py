@@ -14,8 +14,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.errors import CdcError, ExactnessError, LogGone, SchemaChanged
-from airflow_provider_cdc.sources.postgres import PostgresSource, waiting
-from airflow_provider_cdc.sources.window import UpperBound
+from airflow_provider_cdc.sources.api.window import UpperBound
+from airflow_provider_cdc.sources.postgres import PostgresSource
+from airflow_provider_cdc.sources.postgres.slots import transaction_waits
 from harness.pipeline import Pipeline, published, settings_of
 from harness.postgres_server import PostgresServer
 from tests.consistency.acting import WHEN, run_through
@@ -233,7 +234,7 @@ def test_what_the_log_goes_by_and_nobody_sees_yet_stops_the_run(
     run.record()
     ((publication,),) = own_server.query("SELECT pubname FROM pg_publication")
     statement, error = UNSEEN[what]
-    settle, bound = waiting.settle, PostgresSource.bound_reads
+    settle, bound = transaction_waits.settle, PostgresSource.bound_reads
 
     def answering(*arguments: Any) -> None:
         # The standby is back only once somebody waits for it.
@@ -254,7 +255,7 @@ def test_what_the_log_goes_by_and_nobody_sees_yet_stops_the_run(
             altered.append(pool.submit(altering.execute, statement.format(publication=publication).encode()))
             wait_for(own_server, "wait_event = 'SyncRep'")
             writing.execute("UPDATE shop.orders SET amount = 77 WHERE id = 7")
-            monkeypatch.setattr(waiting, "settle", answering)
+            monkeypatch.setattr(transaction_waits, "settle", answering)
             return bound(source)
 
         def read_all_and_the_log() -> None:

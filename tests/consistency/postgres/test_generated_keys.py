@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core.options import TableOptions
+from airflow_provider_cdc.core.options.run import TableOptions
 from airflow_provider_cdc.errors import PreflightError
-from airflow_provider_cdc.jobs import again
+from airflow_provider_cdc.jobs.snapshot import reread_passes
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from harness.pipeline import Pipeline, published, settings_of
 from harness.postgres_server import PostgresServer
@@ -91,7 +91,7 @@ def test_such_tables_are_exact(
     # Where rows are read again, what counts is what is there at the view.
     expected = rows(server)
     write(server)
-    touched = again._touched
+    touched = reread_passes._touched
 
     def noted(step: Any, tail: Any, stop: str = "") -> Any:
         if stop:
@@ -99,7 +99,7 @@ def test_such_tables_are_exact(
             write(server)
         return touched(step, tail, stop)
 
-    monkeypatch.setattr(again, "_touched", noted)
+    monkeypatch.setattr(reread_passes, "_touched", noted)
     found = run.finish()["published"]
     assert {name: Counter(published(uri)[1]) for name, uri in found.items()} == expected
 

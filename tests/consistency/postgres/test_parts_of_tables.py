@@ -17,10 +17,11 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.jobs import again
-from airflow_provider_cdc.sources.postgres import key_ranges, slots
-from airflow_provider_cdc.sources.postgres.session import session
-from airflow_provider_cdc.sources.postgres.standing_record import name_of
+from airflow_provider_cdc.jobs.snapshot import reread_passes
+from airflow_provider_cdc.sources.postgres.chunking import key_ranges
+from airflow_provider_cdc.sources.postgres.server.session import session
+from airflow_provider_cdc.sources.postgres.slots import slots
+from airflow_provider_cdc.sources.postgres.slots.standing_record import name_of
 from harness.pipeline import Pipeline, published, settings_of
 from harness.postgres_recovery import PostgresRecovery
 from harness.postgres_server import PostgresServer
@@ -125,7 +126,7 @@ def test_no_row_of_a_part_differs_after_any_night(
     where = {f"{schema}.{part.table}": part.where for part in drawn.values()}
     columns = {f"{schema}.{part.table}": part.columns for part in drawn.values() if part.columns}
     # Every other one goes through passes, however few keys were touched.
-    monkeypatch.setattr(again, "FEW_KEYS", chance.choice([0, 30, again.FEW_KEYS]))
+    monkeypatch.setattr(reread_passes, "FEW_KEYS", chance.choice([0, 30, reread_passes.FEW_KEYS]))
     if chance.random() < 0.7:
         # As of tables so large that an index pays.
         monkeypatch.setattr(key_ranges, "_analyzed", lambda *_: True)

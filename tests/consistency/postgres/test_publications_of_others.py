@@ -12,7 +12,7 @@ from dataclasses import replace
 import pytest
 
 from airflow_provider_cdc.errors import PreflightError, SchemaChanged, SourceUnavailable
-from airflow_provider_cdc.sources.registry import open_source
+from airflow_provider_cdc.sources.api.registry import open_source
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
 from tests.contract.begun import LOCK, RUN_ID, Begun, row_keys

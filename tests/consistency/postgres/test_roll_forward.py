@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.jobs import again
-from airflow_provider_cdc.sources.postgres import slots
-from airflow_provider_cdc.sources.postgres.session import session
-from airflow_provider_cdc.sources.postgres.standing_record import name_of
+from airflow_provider_cdc.jobs.snapshot import reread_passes
+from airflow_provider_cdc.sources.postgres.server.session import session
+from airflow_provider_cdc.sources.postgres.slots import slots
+from airflow_provider_cdc.sources.postgres.slots.standing_record import name_of
 from harness.pipeline import Pipeline, published, settings_of
 from harness.postgres_recovery import PostgresRecovery
 from harness.postgres_server import PostgresServer
@@ -104,7 +104,7 @@ def test_no_row_differs_after_any_night(
         with writers, vacuums:
             writers.wait_for_more(chance.randrange(1, 60))
             # However few keys were touched.
-            monkeypatch.setattr(again, "FEW_KEYS", chance.choice([0, 30, 10_000]))
+            monkeypatch.setattr(reread_passes, "FEW_KEYS", chance.choice([0, 30, 10_000]))
             while True:
                 tries += 1
                 run = Pipeline(

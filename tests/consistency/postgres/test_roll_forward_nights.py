@@ -10,13 +10,13 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core.storage import Storage
-from airflow_provider_cdc.core.table import TableName
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import CopyMismatch, ExactnessError, PreflightError
-from airflow_provider_cdc.jobs import again
-from airflow_provider_cdc.sources.postgres.schema import read_tables
-from airflow_provider_cdc.sources.postgres.session import session
-from airflow_provider_cdc.sources.postgres.standing_record import load, states_of, store
+from airflow_provider_cdc.jobs.snapshot import reread_passes
+from airflow_provider_cdc.sources.postgres.catalog.schema import read_tables
+from airflow_provider_cdc.sources.postgres.server.session import session
+from airflow_provider_cdc.sources.postgres.slots.standing_record import load, states_of, store
 from harness.pipeline import settings_of
 from tests.conftest import PostgresFactory
 from tests.consistency.postgres.nights import FULL, Nights
@@ -44,7 +44,7 @@ def test_every_type_at_its_extremes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     # Where rows are read again, not all of them wait for the view.
-    monkeypatch.setattr(again, "FEW_KEYS", 0)
+    monkeypatch.setattr(reread_passes, "FEW_KEYS", 0)
     nights = Nights(postgres_factory(None, version), spark, tmp_path)
     kinds = list(CASES.items())
     most = max(len(values) for _, values in kinds)
@@ -286,7 +286,7 @@ def test_passes_over_the_log_since_the_copy_and_over_that_since_the_run_began(
     nights: Nights, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """What the one tells later than a pass is later for the other, too, which has told far fewer changes."""
-    monkeypatch.setattr(again, "FEW_KEYS", 0)
+    monkeypatch.setattr(reread_passes, "FEW_KEYS", 0)
     nights.do(KEYED.format("a"))
     nights.first()
     nights.do(KEYED.format("late"), *(f"UPDATE a SET v = {number} WHERE id = 1" for number in range(30)))
@@ -294,7 +294,7 @@ def test_passes_over_the_log_since_the_copy_and_over_that_since_the_run_began(
     run.record()
     assert [bool(plan.base) for plan in run.plans] == [True, False]
     nights.do("UPDATE late SET v = -1 WHERE id < 4")
-    read = again._pass
+    read = reread_passes._pass
     passes: list[set[str]] = []
 
     def reading(*arguments: Any) -> set[str]:
@@ -306,7 +306,7 @@ def test_passes_over_the_log_since_the_copy_and_over_that_since_the_run_began(
         passes.append(found)
         return found
 
-    monkeypatch.setattr(again, "_pass", reading)
+    monkeypatch.setattr(reread_passes, "_pass", reading)
     nights.check(run.finish()["published"])
     assert len(passes) > 1
 

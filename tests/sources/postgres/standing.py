@@ -7,14 +7,15 @@ from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 
-from airflow_provider_cdc.core import as_of
-from airflow_provider_cdc.core.options import LockPolicy, StepOptions
-from airflow_provider_cdc.core.plan import InitialPoint, TablePlan
+from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions
+from airflow_provider_cdc.core.positions import as_of
+from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.errors import PreflightError, Problem
-from airflow_provider_cdc.sources.postgres import PostgresSource, slots
-from airflow_provider_cdc.sources.postgres.session import session
-from airflow_provider_cdc.sources.postgres.slots import SlotState
-from airflow_provider_cdc.sources.postgres.standing_record import Standing, load, name_of
+from airflow_provider_cdc.sources.postgres import PostgresSource
+from airflow_provider_cdc.sources.postgres.server.session import session
+from airflow_provider_cdc.sources.postgres.slots import slots
+from airflow_provider_cdc.sources.postgres.slots.slots import SlotState
+from airflow_provider_cdc.sources.postgres.slots.standing_record import Standing, load, name_of
 from harness.postgres_server import PostgresServer
 from tests.sources.postgres.log.reading import settings
 

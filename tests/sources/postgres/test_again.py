@@ -9,19 +9,19 @@ import psycopg
 import pyarrow as pa
 import pytest
 
-from airflow_provider_cdc.core.options import LockPolicy, StepOptions, TableOptions
-from airflow_provider_cdc.core.selection import Selection
-from airflow_provider_cdc.core.table import Table, TableName
+from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions, TableOptions
+from airflow_provider_cdc.core.tables.selection import Selection
+from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import PreflightError, SchemaChanged
-from airflow_provider_cdc.sources.delta import key_table
-from airflow_provider_cdc.sources.late import late_problems
+from airflow_provider_cdc.sources.api.late_position_checks import late_problems
+from airflow_provider_cdc.sources.api.rereading import KeyReader
+from airflow_provider_cdc.sources.log.delta import key_table
 from airflow_provider_cdc.sources.postgres import PostgresSource
-from airflow_provider_cdc.sources.postgres.by_key import ONE_BY_ONE, KeyLookup
+from airflow_provider_cdc.sources.postgres.catalog.replica_identities import followed
+from airflow_provider_cdc.sources.postgres.catalog.schema import read_tables
+from airflow_provider_cdc.sources.postgres.chunking.key_lookup import ONE_BY_ONE, KeyLookup
 from airflow_provider_cdc.sources.postgres.decode.rows import open_rows
-from airflow_provider_cdc.sources.postgres.identities import followed
-from airflow_provider_cdc.sources.postgres.schema import read_tables
-from airflow_provider_cdc.sources.postgres.session import session
-from airflow_provider_cdc.sources.rereading import KeyReader
+from airflow_provider_cdc.sources.postgres.server.session import session
 from harness.postgres_binaries import installations
 from harness.postgres_server import PostgresServer
 from harness.proxy import Proxy

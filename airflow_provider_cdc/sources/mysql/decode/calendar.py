@@ -9,7 +9,7 @@ that begins in March are a linear function of its month.
 
 from __future__ import annotations
 
-from airflow_provider_cdc.core.kernel import inner
+from airflow_provider_cdc.core.kernels.compile import inner
 
 NO_DATE = -(2**63)
 """What ``days_of`` returns for a date that no calendar has."""

@@ -28,7 +28,7 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_cdc.core.kernel import (
+from airflow_provider_cdc.core.kernels.compile import (
     Bytes,
     Int32s,
     Int64s,
@@ -46,10 +46,10 @@ from airflow_provider_cdc.core.kernel import (
     store64,
 )
 from airflow_provider_cdc.errors import DecodeError
-from airflow_provider_cdc.sources.located import ALL_GOOD as ALL_GOOD
-from airflow_provider_cdc.sources.located import LARGEST, OVERRUN, copy_values
-from airflow_provider_cdc.sources.located import Located as Located
-from airflow_provider_cdc.sources.mysql.types import ColumnType
+from airflow_provider_cdc.sources.log.located_values import ALL_GOOD as ALL_GOOD
+from airflow_provider_cdc.sources.log.located_values import LARGEST, OVERRUN, copy_values
+from airflow_provider_cdc.sources.log.located_values import Located as Located
+from airflow_provider_cdc.sources.mysql.tables.types import ColumnType
 
 
 @dataclass(frozen=True)

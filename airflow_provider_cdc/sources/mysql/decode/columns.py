@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_cdc.core.kernel import Bytes, Int32s, Int64s, kernel
+from airflow_provider_cdc.core.kernels.compile import Bytes, Int32s, Int64s, kernel
 from airflow_provider_cdc.errors import DecodeError, ValueNotRepresentable
+from airflow_provider_cdc.sources.api.unrepresentable import OddValue, note
 from airflow_provider_cdc.sources.mysql.decode.calendar import (
     DATE_SHIFT,
     DAY_MICROS,
@@ -19,8 +20,7 @@ from airflow_provider_cdc.sources.mysql.decode.cells import ALL_GOOD, Cells
 from airflow_provider_cdc.sources.mysql.decode.no_dates import printed, without_no_dates
 from airflow_provider_cdc.sources.mysql.decode.text import no_text, text_array, to_utf8, value_at, with_bytes_shown
 from airflow_provider_cdc.sources.mysql.decode.wide_decimals import fitting
-from airflow_provider_cdc.sources.mysql.types import ColumnType, Family
-from airflow_provider_cdc.sources.odd_values import OddValue, note
+from airflow_provider_cdc.sources.mysql.tables.types import ColumnType, Family
 
 
 def finish(

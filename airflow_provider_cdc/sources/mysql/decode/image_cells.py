@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_cdc.core.kernel import (
+from airflow_provider_cdc.core.kernels.compile import (
     Bytes,
     Int32s,
     Int64s,
@@ -37,7 +37,7 @@ from airflow_provider_cdc.sources.mysql.decode.cells import (
     number_cells,
 )
 from airflow_provider_cdc.sources.mysql.decode.wide_decimals import wide_image_cells
-from airflow_provider_cdc.sources.mysql.types import ColumnType, Family, decimal_groups
+from airflow_provider_cdc.sources.mysql.tables.types import ColumnType, Family, decimal_groups
 
 
 def image_cells(located: Located, index: int, column: ColumnType) -> Cells:
@@ -69,7 +69,7 @@ def image_cells(located: Located, index: int, column: ColumnType) -> Cells:
 def _json_cells(binary: Cells, column: ColumnType) -> Cells:
     """The texts of binary JSON."""
     # Imported late: few tables have JSON.
-    from airflow_provider_cdc.sources.mysql.decode.json_text import json_texts
+    from airflow_provider_cdc.sources.mysql.decode.json.text import json_texts
 
     buffers = [binary.validity, binary.offsets, binary.values]
     try:

@@ -15,14 +15,14 @@ from dataclasses import dataclass
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_cdc.core.kernel import Bytes, Int32s, Int64s, bytes_of, kernel, load8, load_le
-from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.core.kernels.compile import Bytes, Int32s, Int64s, bytes_of, kernel, load8, load_le
+from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import DecodeError
+from airflow_provider_cdc.sources.api.unrepresentable import OddValue, naming_key
 from airflow_provider_cdc.sources.mysql.decode.cells import Located
 from airflow_provider_cdc.sources.mysql.decode.columns import finish
 from airflow_provider_cdc.sources.mysql.decode.image_cells import image_cells
-from airflow_provider_cdc.sources.mysql.types import ColumnType, arrow_schema, column_types
-from airflow_provider_cdc.sources.odd_values import OddValue, naming_key
+from airflow_provider_cdc.sources.mysql.tables.types import ColumnType, arrow_schema, column_types
 
 TRUNCATED = -1
 """``skip_image``: the bytes end before the image does."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_cdc.core.kernel import Bytes, Int32s, Int64s, inner, kernel, store8
+from airflow_provider_cdc.core.kernels.compile import Bytes, Int32s, Int64s, inner, kernel, store8
 from airflow_provider_cdc.sources.mysql.decode.calendar import NO_DATE, days_of
 from airflow_provider_cdc.sources.mysql.decode.cells import Cells
-from airflow_provider_cdc.sources.mysql.types import ColumnType, Family
+from airflow_provider_cdc.sources.mysql.tables.types import ColumnType, Family
 
 _MINUS, _POINT, _ZERO, _COLON, _SPACE = 45, 46, 48, 58, 32
 

@@ -8,7 +8,7 @@ column ``c`` has bit ``c + 2``, and the values. Source: MySQL's "Client/Server P
 
 from __future__ import annotations
 
-from airflow_provider_cdc.core.kernel import (
+from airflow_provider_cdc.core.kernels.compile import (
     Bytes,
     Int32s,
     Int64s,

@@ -8,9 +8,9 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 
-from airflow_provider_cdc.core.chunk import KeyValue
+from airflow_provider_cdc.core.tables.chunk import KeyValue
 from airflow_provider_cdc.errors import DecodeError
-from airflow_provider_cdc.sources.mysql.session import Connection
+from airflow_provider_cdc.sources.mysql.server.session import Connection
 
 _PREPARE, _EXECUTE, _CLOSE = 0x16, 0x17, 0x19
 _LONGLONG, _BLOB, _VAR_STRING = 8, 252, 253

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_cdc.core.kernel import (
+from airflow_provider_cdc.core.kernels.compile import (
     Bytes,
     Int32s,
     Int64s,
@@ -33,7 +33,7 @@ from airflow_provider_cdc.sources.mysql.decode.cells import (
     number_cells,
 )
 from airflow_provider_cdc.sources.mysql.decode.wide_decimals import wide_row_cells
-from airflow_provider_cdc.sources.mysql.types import ColumnType, Family
+from airflow_provider_cdc.sources.mysql.tables.types import ColumnType, Family
 
 
 def row_cells(located: Located, index: int, column: ColumnType) -> Cells:

@@ -13,20 +13,20 @@ from typing import Self
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_cdc.core.chunk import KeyValue
-from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.core.tables.chunk import KeyValue
+from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import ConfigurationError, DecodeError
+from airflow_provider_cdc.sources.api.unrepresentable import OddValue, check_noted
 from airflow_provider_cdc.sources.mysql.decode import packets
 from airflow_provider_cdc.sources.mysql.decode.cells import Located
 from airflow_provider_cdc.sources.mysql.decode.columns import finish
 from airflow_provider_cdc.sources.mysql.decode.prepared import PreparedStatement
 from airflow_provider_cdc.sources.mysql.decode.row_cells import row_cells
 from airflow_provider_cdc.sources.mysql.decode.stream import ResultStream
-from airflow_provider_cdc.sources.mysql.driver_errors import mapped_errors
-from airflow_provider_cdc.sources.mysql.schema import table_sql
-from airflow_provider_cdc.sources.mysql.session import Connection, end, query, quote
-from airflow_provider_cdc.sources.mysql.types import arrow_schema, column_types
-from airflow_provider_cdc.sources.odd_values import OddValue, check_noted
+from airflow_provider_cdc.sources.mysql.server.driver_errors import mapped_errors
+from airflow_provider_cdc.sources.mysql.server.session import Connection, end, query, quote
+from airflow_provider_cdc.sources.mysql.tables.schema import table_sql
+from airflow_provider_cdc.sources.mysql.tables.types import arrow_schema, column_types
 
 _BATCH_ROWS = 65_560
 """Not a large power of two, with which all places of a row would compete for one set of the processor's cache."""

@@ -11,11 +11,11 @@ import pymysql
 from pymysql import err
 from pymysql.constants import CR, SERVER_STATUS
 
-from airflow_provider_cdc.core.kernel import Bytes, Int64s
+from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s
 from airflow_provider_cdc.errors import DecodeError, SchemaChanged
 from airflow_provider_cdc.sources.mysql.decode import packets
-from airflow_provider_cdc.sources.mysql.session import Connection
-from airflow_provider_cdc.sources.mysql.types import ColumnType
+from airflow_provider_cdc.sources.mysql.server.session import Connection
+from airflow_provider_cdc.sources.mysql.tables.types import ColumnType
 
 _BUFFER = 4 << 20
 _LARGEST = 2**31 - 1

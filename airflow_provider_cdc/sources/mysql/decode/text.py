@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_cdc.core.kernel import (
+from airflow_provider_cdc.core.kernels.compile import (
     Bytes,
     Int32s,
     bytes_of,
@@ -26,7 +26,7 @@ from airflow_provider_cdc.core.kernel import (
     store8,
 )
 from airflow_provider_cdc.errors import ValueNotRepresentable
-from airflow_provider_cdc.sources.mysql.charsets import CHARSETS, GB18030_EDITION, UTF8, Charset
+from airflow_provider_cdc.sources.mysql.tables.charsets import CHARSETS, GB18030_EDITION, UTF8, Charset
 
 _UNDEFINED = -1
 _LEAD = -2

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_cdc.core.kernel import (
+from airflow_provider_cdc.core.kernels.compile import (
     Bytes,
     Int32s,
     Int64s,
@@ -23,7 +23,7 @@ from airflow_provider_cdc.core.kernel import (
     store8,
 )
 from airflow_provider_cdc.sources.mysql.decode.cells import ALL_GOOD, Cells, Located, check, fixed_cells
-from airflow_provider_cdc.sources.mysql.types import ColumnType, decimal_groups
+from airflow_provider_cdc.sources.mysql.tables.types import ColumnType, decimal_groups
 
 _MINUS, _POINT, _ZERO, _NINE = 45, 46, 48, 57
 _MOST = 38

@@ -14,11 +14,11 @@ from typing import Any
 
 from pymysql.charset import charset_by_id
 
-from airflow_provider_cdc.core.table import TableName
+from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import DecodeError, UnknownEvent
-from airflow_provider_cdc.sources.mysql.charsets import CHARSETS
 from airflow_provider_cdc.sources.mysql.log import codes
-from airflow_provider_cdc.sources.mysql.log.grammar import OLDEST, Statement
+from airflow_provider_cdc.sources.mysql.log.statements.grammar import OLDEST, Statement
+from airflow_provider_cdc.sources.mysql.tables.charsets import CHARSETS
 
 # Fixed parts that the kernel and this module rely on: event type -> bytes of its post-header.
 _POST_HEADERS = {

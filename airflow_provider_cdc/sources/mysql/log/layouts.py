@@ -12,11 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from airflow_provider_cdc.core.gtid import GtidSet
-from airflow_provider_cdc.core.kernel import Bytes, Int32s, Int64s
-from airflow_provider_cdc.core.table import Table, TableName
+from airflow_provider_cdc.core.kernels.compile import Bytes, Int32s, Int64s
+from airflow_provider_cdc.core.positions.gtid import GtidSet
+from airflow_provider_cdc.core.tables.table import Table, TableName
+from airflow_provider_cdc.sources.api.window import TrackedTable
 from airflow_provider_cdc.sources.mysql.decode.images import ImageLayout, image_layout
-from airflow_provider_cdc.sources.mysql.log.membership import SetArrays, set_arrays
+from airflow_provider_cdc.sources.mysql.log.positions.membership import SetArrays, set_arrays
 from airflow_provider_cdc.sources.mysql.log.walk_state import (
     COLUMNS,
     COLUMNS_AT,
@@ -28,8 +29,7 @@ from airflow_provider_cdc.sources.mysql.log.walk_state import (
     TABLE_WORDS,
     UPPER,
 )
-from airflow_provider_cdc.sources.mysql.types import Family, column_types
-from airflow_provider_cdc.sources.window import TrackedTable
+from airflow_provider_cdc.sources.mysql.tables.types import Family, column_types
 
 
 class TableArrays(NamedTuple):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_provider_cdc.core.table import TableName
+from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import (
     CascadeNotLogged,
     CdcError,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from airflow_provider_cdc.core.kernel import (
+from airflow_provider_cdc.core.kernels.compile import (
     Bytes,
     Int32s,
     Int64s,
@@ -16,7 +16,7 @@ from airflow_provider_cdc.core.kernel import (
     same_bytes,
     store8,
 )
-from airflow_provider_cdc.sources.changes import (
+from airflow_provider_cdc.sources.log.changes import (
     NAME_BYTES,
     Changes,
     change_words,
@@ -24,6 +24,7 @@ from airflow_provider_cdc.sources.changes import (
     note_change,
     note_transaction,
 )
+from airflow_provider_cdc.sources.log.netting import HEADER, NO_ROW, Net, count, has_room, key_place, leave, touch
 from airflow_provider_cdc.sources.mysql.decode.images import skip_image
 from airflow_provider_cdc.sources.mysql.log.codes import (
     DELETE_ROWS,
@@ -67,7 +68,6 @@ from airflow_provider_cdc.sources.mysql.log.walk_state import (
     WANTED,
     XA,
 )
-from airflow_provider_cdc.sources.netting import HEADER, NO_ROW, Net, count, has_room, key_place, leave, touch
 
 _ROW_SLACK = 2 * HEADER + 8
 MOST_RECORDS = 4

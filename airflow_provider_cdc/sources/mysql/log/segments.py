@@ -10,19 +10,25 @@ from functools import partial
 import pyarrow as pa
 import pymysql
 
-from airflow_provider_cdc.core.gtid import GtidSet
-from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.core.positions.gtid import GtidSet
+from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import LogGone, SourceUnavailable
-from airflow_provider_cdc.sources.changes import LOG_BYTES
-from airflow_provider_cdc.sources.connection import ConnectionSettings
-from airflow_provider_cdc.sources.delta import NET_BYTES, delta_batches
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.window import LogSegment, SegmentSummary, TrackedTable
+from airflow_provider_cdc.sources.log.changes import LOG_BYTES
+from airflow_provider_cdc.sources.log.delta import NET_BYTES, delta_batches
 from airflow_provider_cdc.sources.mysql.decode.images import decode_images
-from airflow_provider_cdc.sources.mysql.history import LogPlace, check_continuity, check_place, end_of_log, log_files
 from airflow_provider_cdc.sources.mysql.log import codes, walk_state
-from airflow_provider_cdc.sources.mysql.log.dump import Dump
+from airflow_provider_cdc.sources.mysql.log.stream.dump import Dump
 from airflow_provider_cdc.sources.mysql.log.walker import LogWalker
-from airflow_provider_cdc.sources.mysql.session import Connection, RunSettings, query, session, value
-from airflow_provider_cdc.sources.window import LogSegment, SegmentSummary, TrackedTable
+from airflow_provider_cdc.sources.mysql.server.log_history import (
+    LogPlace,
+    check_continuity,
+    check_place,
+    end_of_log,
+    log_files,
+)
+from airflow_provider_cdc.sources.mysql.server.session import Connection, RunSettings, query, session, value
 
 TOGETHER_BYTES = 1 << 29
 """Files that lie side by side are read as one segment of about so many bytes: half of what a server's file has unless

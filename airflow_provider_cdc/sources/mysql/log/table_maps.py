@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from airflow_provider_cdc.core.kernel import Bytes, Int64s, kernel
-from airflow_provider_cdc.core.table import TableName
+from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s, kernel
+from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.sources.api.window import TrackedTable
 from airflow_provider_cdc.sources.mysql.decode.images import expected_table_map
 from airflow_provider_cdc.sources.mysql.log.events import TableMap
 from airflow_provider_cdc.sources.mysql.log.walk import Maps, find_map
@@ -22,7 +23,6 @@ from airflow_provider_cdc.sources.mysql.log.walk_state import (
     OTHER_SHAPE,
     UNTRACKED,
 )
-from airflow_provider_cdc.sources.window import TrackedTable
 
 
 @kernel

@@ -12,8 +12,19 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from airflow_provider_cdc.core.kernel import Bytes, Int64s, inner, kernel, load8, load16, load32, load64, same_bytes
-from airflow_provider_cdc.sources.changes import Changes
+from airflow_provider_cdc.core.kernels.compile import (
+    Bytes,
+    Int64s,
+    inner,
+    kernel,
+    load8,
+    load16,
+    load32,
+    load64,
+    same_bytes,
+)
+from airflow_provider_cdc.sources.log.changes import Changes
+from airflow_provider_cdc.sources.log.netting import Net
 from airflow_provider_cdc.sources.mysql.log.codes import (
     APPEND_BLOCK,
     ARTIFICIAL,
@@ -42,12 +53,12 @@ from airflow_provider_cdc.sources.mysql.log.codes import (
     VIEW_CHANGE,
     XID,
 )
-from airflow_provider_cdc.sources.mysql.log.commits import commit_time
-from airflow_provider_cdc.sources.mysql.log.crc32 import crc32
 from airflow_provider_cdc.sources.mysql.log.layouts import TableArrays
-from airflow_provider_cdc.sources.mysql.log.membership import SetArrays, contains, find_tsid, set_untagged
+from airflow_provider_cdc.sources.mysql.log.positions.commits import commit_time
+from airflow_provider_cdc.sources.mysql.log.positions.membership import SetArrays, contains, find_tsid, set_untagged
+from airflow_provider_cdc.sources.mysql.log.positions.tagged_gtid import tagged_gtid
 from airflow_provider_cdc.sources.mysql.log.row_events import KeyRanges, hides_cascades, is_rows, keeps_keys, net_rows
-from airflow_provider_cdc.sources.mysql.log.tagged_gtid import tagged_gtid
+from airflow_provider_cdc.sources.mysql.log.stream.crc32 import crc32
 from airflow_provider_cdc.sources.mysql.log.walk_state import (
     AT,
     BAD_CHECKSUM,
@@ -90,7 +101,6 @@ from airflow_provider_cdc.sources.mysql.log.walk_state import (
     UPPER,
     XA,
 )
-from airflow_provider_cdc.sources.netting import Net
 
 _GTID_BYTES = 25
 """Of a GTID event's fields up to the transaction's number: flags, UUID, number."""

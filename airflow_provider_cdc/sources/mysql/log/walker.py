@@ -14,27 +14,27 @@ from typing import TypeVar
 import numpy as np
 import zstandard
 
-from airflow_provider_cdc.core.gtid import Gtid, GtidSet
-from airflow_provider_cdc.core.kernel import Bytes, Int64s
-from airflow_provider_cdc.core.table import Table, TableName
+from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s
+from airflow_provider_cdc.core.positions.gtid import Gtid, GtidSet
+from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import CdcError
-from airflow_provider_cdc.sources.changes import NO_TIME, ChangeLog, Outcome
-from airflow_provider_cdc.sources.delta import order_base
-from airflow_provider_cdc.sources.mysql.cascades import relies_on_log
+from airflow_provider_cdc.sources.api.window import Committed, SegmentSummary, StatementWrite, TrackedTable
+from airflow_provider_cdc.sources.log.changes import NO_TIME, ChangeLog, Outcome
+from airflow_provider_cdc.sources.log.delta import order_base
+from airflow_provider_cdc.sources.log.netting import NetChange
 from airflow_provider_cdc.sources.mysql.log import codes, events, refusals, walk_state
-from airflow_provider_cdc.sources.mysql.log.crc32 import TABLES
-from airflow_provider_cdc.sources.mysql.log.grammar import Statement
-from airflow_provider_cdc.sources.mysql.log.index_changes import is_recomputed
 from airflow_provider_cdc.sources.mysql.log.layouts import layouts, parents_of
-from airflow_provider_cdc.sources.mysql.log.membership import TSID_BYTES, in_set, tsid_parts
-from airflow_provider_cdc.sources.mysql.log.names import TrackedNames
+from airflow_provider_cdc.sources.mysql.log.positions.membership import TSID_BYTES, in_set, tsid_parts
 from airflow_provider_cdc.sources.mysql.log.row_events import MOST_RECORDS, KeyRanges
-from airflow_provider_cdc.sources.mysql.log.statements import EVERY_TABLE, Effect, Meaning, meaning
+from airflow_provider_cdc.sources.mysql.log.statements.grammar import Statement
+from airflow_provider_cdc.sources.mysql.log.statements.index_changes import is_recomputed
+from airflow_provider_cdc.sources.mysql.log.statements.meaning import EVERY_TABLE, Effect, Meaning, meaning
+from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import TrackedNames
+from airflow_provider_cdc.sources.mysql.log.stream.crc32 import TABLES
 from airflow_provider_cdc.sources.mysql.log.table_maps import TableMaps
 from airflow_provider_cdc.sources.mysql.log.walk import walk
 from airflow_provider_cdc.sources.mysql.log.xa import XaLedger
-from airflow_provider_cdc.sources.netting import NetChange
-from airflow_provider_cdc.sources.window import Committed, SegmentSummary, StatementWrite, TrackedTable
+from airflow_provider_cdc.sources.mysql.tables.cascades import relies_on_log
 
 _Read = TypeVar("_Read")
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from airflow_provider_cdc.core.kernel import Bytes, Int64s
+from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s
 from airflow_provider_cdc.errors import CdcError
-from airflow_provider_cdc.sources.delta import order_base
-from airflow_provider_cdc.sources.netting import HEADER, USED, NetChange, decide
-from airflow_provider_cdc.sources.window import SegmentSummary, TrackedTable
+from airflow_provider_cdc.sources.api.window import SegmentSummary, TrackedTable
+from airflow_provider_cdc.sources.log.delta import order_base
+from airflow_provider_cdc.sources.log.netting import HEADER, USED, NetChange, decide
 
 
 @dataclass

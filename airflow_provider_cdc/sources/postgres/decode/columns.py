@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_cdc.core.kernel import (
+from airflow_provider_cdc.core.kernels.compile import (
     Bytes,
     Int32s,
     Int64s,
@@ -22,10 +22,11 @@ from airflow_provider_cdc.core.kernel import (
     multiply_add_128,
     negative_128,
 )
-from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import DecodeError, SchemaChanged, ValueNotRepresentable
-from airflow_provider_cdc.sources.located import ALL_GOOD
-from airflow_provider_cdc.sources.odd_values import OddValue, check_noted, naming_key, note
+from airflow_provider_cdc.sources.api.unrepresentable import OddValue, check_noted, naming_key, note
+from airflow_provider_cdc.sources.log.located_values import ALL_GOOD
+from airflow_provider_cdc.sources.postgres.catalog.types import ColumnType, Family, arrow_schema, column_types
 from airflow_provider_cdc.sources.postgres.decode.calendar import (
     DAY_MICROS,
     FIRST_DAY,
@@ -34,7 +35,6 @@ from airflow_provider_cdc.sources.postgres.decode.calendar import (
     text_of_micro,
     text_of_time,
 )
-from airflow_provider_cdc.sources.postgres.types import ColumnType, Family, arrow_schema, column_types
 
 _UUID_BYTES, _UUID_LETTERS = 16, 36
 _NEW_RUN = "leave the definitions of copied tables alone while a run lasts; trigger a new run"

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_cdc.core.kernel import (
+from airflow_provider_cdc.core.kernels.compile import (
     Bytes,
     Int32s,
     Int64s,
@@ -22,7 +22,8 @@ from airflow_provider_cdc.core.kernel import (
     wrapping_multiply,
 )
 from airflow_provider_cdc.errors import DecodeError
-from airflow_provider_cdc.sources.located import ALL_GOOD, LARGEST, OVERRUN, Located, copy_values
+from airflow_provider_cdc.sources.log.located_values import ALL_GOOD, LARGEST, OVERRUN, Located, copy_values
+from airflow_provider_cdc.sources.postgres.catalog.types import ColumnType, Family
 from airflow_provider_cdc.sources.postgres.decode.calendar import (
     DAY_MICROS,
     INFINITE_DAY,
@@ -32,7 +33,6 @@ from airflow_provider_cdc.sources.postgres.decode.calendar import (
     days_of,
     month_days,
 )
-from airflow_provider_cdc.sources.postgres.types import ColumnType, Family
 
 _DATE, _TIMESTAMP, _TIMESTAMP_UTC = 0, 1, 2
 

@@ -13,15 +13,24 @@ from collections.abc import Collection
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_cdc.core.kernel import Bytes, Int32s, Int64s, bytes_of, kernel, load8, load16be, load32be
-from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.core.kernels.compile import (
+    Bytes,
+    Int32s,
+    Int64s,
+    bytes_of,
+    kernel,
+    load8,
+    load16be,
+    load32be,
+)
+from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import DecodeError
-from airflow_provider_cdc.sources.located import ALL_GOOD, NULL, Located
-from airflow_provider_cdc.sources.odd_values import OddValue, naming_key
+from airflow_provider_cdc.sources.api.unrepresentable import OddValue, naming_key
+from airflow_provider_cdc.sources.log.located_values import ALL_GOOD, NULL, Located
+from airflow_provider_cdc.sources.postgres.catalog.types import arrow_schema, column_types
 from airflow_provider_cdc.sources.postgres.decode.columns import finish
 from airflow_provider_cdc.sources.postgres.decode.image_cells import image_array
 from airflow_provider_cdc.sources.postgres.decode.tuple_data import NULL_VALUE, TEXT_VALUE
-from airflow_provider_cdc.sources.postgres.types import arrow_schema, column_types
 
 
 def decode_images(

@@ -9,7 +9,7 @@ big-endian. Sources: PostgreSQL's "Message Formats" and, under COPY, "Binary For
 
 from __future__ import annotations
 
-from airflow_provider_cdc.core.kernel import Bytes, Int32s, Int64s, kernel, load8, load16be, load32be
+from airflow_provider_cdc.core.kernels.compile import Bytes, Int32s, Int64s, kernel, load8, load16be, load32be
 
 # Why the kernel stopped.
 NEEDS_BYTES = 1

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_cdc.core.kernel import (
+from airflow_provider_cdc.core.kernels.compile import (
     Bytes,
     Int32s,
     Int64s,
@@ -28,10 +28,10 @@ from airflow_provider_cdc.core.kernel import (
     wrapping_add,
 )
 from airflow_provider_cdc.errors import DecodeError
-from airflow_provider_cdc.sources.located import ALL_GOOD, LARGEST, OVERRUN, Located, copy_values
+from airflow_provider_cdc.sources.log.located_values import ALL_GOOD, LARGEST, OVERRUN, Located, copy_values
+from airflow_provider_cdc.sources.postgres.catalog.types import ColumnType, Family
 from airflow_provider_cdc.sources.postgres.decode.columns import NO_NUMBER
 from airflow_provider_cdc.sources.postgres.decode.image_cells import texts
-from airflow_provider_cdc.sources.postgres.types import ColumnType, Family
 
 _EPOCH_DAYS = 10_957
 _EPOCH_MICROS = 946_684_800_000_000

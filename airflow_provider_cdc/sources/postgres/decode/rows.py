@@ -16,19 +16,20 @@ import numpy as np
 import psycopg
 import pyarrow as pa
 
-from airflow_provider_cdc.core.kernel import Int32s, Int64s
-from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.core.kernels.compile import Int32s, Int64s
+from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import SchemaChanged
-from airflow_provider_cdc.sources.connection import ConnectionSettings
-from airflow_provider_cdc.sources.kept import Kept, session_of
-from airflow_provider_cdc.sources.located import Located
-from airflow_provider_cdc.sources.odd_values import OddValue
-from airflow_provider_cdc.sources.postgres import prepared, session, types, verified_tls
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.unrepresentable import OddValue
+from airflow_provider_cdc.sources.log.located_values import Located
+from airflow_provider_cdc.sources.postgres.catalog import types
 from airflow_provider_cdc.sources.postgres.decode import packets
 from airflow_provider_cdc.sources.postgres.decode.columns import finish_batch
 from airflow_provider_cdc.sources.postgres.decode.row_cells import row_array, width
 from airflow_provider_cdc.sources.postgres.decode.stream import CopyStream, is_plain, socket_of
-from airflow_provider_cdc.sources.trust import without_frames
+from airflow_provider_cdc.sources.postgres.server import session, session_setup, verified_tls
+from airflow_provider_cdc.sources.session.kept_sessions import Kept, session_of
+from airflow_provider_cdc.sources.session.trust import without_frames
 
 _BATCH_ROWS = 65_560
 """Not a large power of two, with which all places of a row would compete for one set of the processor's cache."""
@@ -110,8 +111,8 @@ def _verified(settings: ConnectionSettings) -> Iterator[CopyStream]:
             raise _NotOpened from without_frames(error)
         with session.mapped_errors(settings.address):
             stream = CopyStream(opened.socket, settings.address, opened.received)
-            (row,) = stream.ask(prepared.statement(settings))
-            prepared.check(settings, row)
+            (row,) = stream.ask(session_setup.statement(settings))
+            session_setup.check(settings, row)
             yield stream
             stream.end()
 

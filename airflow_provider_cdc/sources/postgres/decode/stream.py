@@ -12,10 +12,10 @@ from contextlib import suppress
 import numpy as np
 import psycopg
 
-from airflow_provider_cdc.core.kernel import Bytes, Int64s
+from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s
 from airflow_provider_cdc.errors import DecodeError
 from airflow_provider_cdc.sources.postgres.decode import packets
-from airflow_provider_cdc.sources.postgres.session import Connection, query
+from airflow_provider_cdc.sources.postgres.server.session import Connection, query
 
 _BUFFER = 4 << 20
 _LARGEST = 2**31 - 64

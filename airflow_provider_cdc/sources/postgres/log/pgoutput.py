@@ -8,7 +8,7 @@ from __future__ import annotations
 import struct
 from dataclasses import dataclass
 
-from airflow_provider_cdc.core.table import TableName
+from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import DecodeError
 
 RELATION, TRUNCATE, STREAM_ABORT, MESSAGE = 0x52, 0x54, 0x41, 0x4D

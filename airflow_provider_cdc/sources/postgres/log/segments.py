@@ -13,17 +13,16 @@ from contextlib import closing, contextmanager
 
 import pyarrow as pa
 
-from airflow_provider_cdc.core.lsn import Lsn
+from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.errors import DecodeError, LogGone
-from airflow_provider_cdc.sources.changes import LOG_BYTES
-from airflow_provider_cdc.sources.connection import ConnectionSettings
-from airflow_provider_cdc.sources.delta import NET_BYTES, delta_batches
-from airflow_provider_cdc.sources.postgres import slots
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.window import LogSegment, SegmentSummary, TrackedTable
+from airflow_provider_cdc.sources.log.changes import LOG_BYTES
+from airflow_provider_cdc.sources.log.delta import NET_BYTES, delta_batches
 from airflow_provider_cdc.sources.postgres.decode.images import decode_images
-from airflow_provider_cdc.sources.postgres.end_mark import EndMark, parse_log_end
 from airflow_provider_cdc.sources.postgres.log import walk_state
 from airflow_provider_cdc.sources.postgres.log.walker import LogWalker
-from airflow_provider_cdc.sources.postgres.session import (
+from airflow_provider_cdc.sources.postgres.server.session import (
     Connection,
     ReadingConnection,
     literal,
@@ -35,7 +34,8 @@ from airflow_provider_cdc.sources.postgres.session import (
     slot_errors,
     value,
 )
-from airflow_provider_cdc.sources.window import LogSegment, SegmentSummary, TrackedTable
+from airflow_provider_cdc.sources.postgres.slots import slots
+from airflow_provider_cdc.sources.postgres.slots.end_mark import EndMark, parse_log_end
 
 FIRST_PART = 20_000
 """Messages that the first call for a part of a long window returns, and all at least."""

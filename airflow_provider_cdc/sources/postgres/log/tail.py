@@ -13,18 +13,18 @@ from itertools import chain
 
 import pyarrow as pa
 
-from airflow_provider_cdc.core.lsn import Lsn
-from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import DecodeError
-from airflow_provider_cdc.sources.connection import ConnectionSettings
-from airflow_provider_cdc.sources.delta import NET_BYTES, delta_batches
-from airflow_provider_cdc.sources.postgres import slots
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.window import TrackedTable
+from airflow_provider_cdc.sources.log.delta import NET_BYTES, delta_batches
+from airflow_provider_cdc.sources.postgres.catalog.replica_identities import logged_columns
 from airflow_provider_cdc.sources.postgres.decode.images import decode_images
-from airflow_provider_cdc.sources.postgres.identities import logged_columns
 from airflow_provider_cdc.sources.postgres.log import walk_state
 from airflow_provider_cdc.sources.postgres.log.segments import check_slot, copy_slot, take
 from airflow_provider_cdc.sources.postgres.log.walker import LogWalker
-from airflow_provider_cdc.sources.postgres.session import (
+from airflow_provider_cdc.sources.postgres.server.session import (
     ReadingConnection,
     mapped_errors,
     reading_session,
@@ -32,7 +32,7 @@ from airflow_provider_cdc.sources.postgres.session import (
     slot_errors,
     value,
 )
-from airflow_provider_cdc.sources.window import TrackedTable
+from airflow_provider_cdc.sources.postgres.slots import slots
 
 _SEGMENT = 0
 _EVERYTHING = 2**63 - 1

@@ -6,7 +6,7 @@ the value), and its bytes.
 
 from __future__ import annotations
 
-from airflow_provider_cdc.core.kernel import (
+from airflow_provider_cdc.core.kernels.compile import (
     Bytes,
     Int32s,
     Int64s,
@@ -19,7 +19,7 @@ from airflow_provider_cdc.core.kernel import (
     store8,
     wrapping_multiply,
 )
-from airflow_provider_cdc.sources.netting import Net, key_place
+from airflow_provider_cdc.sources.log.netting import Net, key_place
 from airflow_provider_cdc.sources.postgres.decode.tuple_data import NULL_VALUE, TEXT_VALUE, UNCHANGED_VALUE
 from airflow_provider_cdc.sources.postgres.log.walk_state import BAD_TUPLE, SHAPE
 

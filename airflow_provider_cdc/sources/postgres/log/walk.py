@@ -13,8 +13,18 @@ Formats: https://www.postgresql.org/docs/current/protocol-logicalrep-message-for
 
 from __future__ import annotations
 
-from airflow_provider_cdc.core.kernel import Bytes, Int32s, Int64s, copy_bytes, inner, kernel, load8, load32be, load64be
-from airflow_provider_cdc.sources.changes import (
+from airflow_provider_cdc.core.kernels.compile import (
+    Bytes,
+    Int32s,
+    Int64s,
+    copy_bytes,
+    inner,
+    kernel,
+    load8,
+    load32be,
+    load64be,
+)
+from airflow_provider_cdc.sources.log.changes import (
     Changes,
     after_place,
     change_words,
@@ -22,7 +32,7 @@ from airflow_provider_cdc.sources.changes import (
     note_change,
     note_transaction,
 )
-from airflow_provider_cdc.sources.netting import (
+from airflow_provider_cdc.sources.log.netting import (
     HEADER,
     NO_ROW,
     Net,

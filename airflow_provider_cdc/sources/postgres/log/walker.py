@@ -12,9 +12,9 @@ from typing import TypeVar
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_cdc.core.kernel import Bytes, Int32s, Int64s, bytes_of, kernel
-from airflow_provider_cdc.core.lsn import Lsn
-from airflow_provider_cdc.core.table import Column, Table, TableName
+from airflow_provider_cdc.core.kernels.compile import Bytes, Int32s, Int64s, bytes_of, kernel
+from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.tables.table import Column, Table, TableName
 from airflow_provider_cdc.errors import (
     CdcError,
     ConfigurationError,
@@ -24,14 +24,14 @@ from airflow_provider_cdc.errors import (
     SchemaChanged,
     UnknownEvent,
 )
-from airflow_provider_cdc.sources.changes import ChangeLog
-from airflow_provider_cdc.sources.netting import NetChange
-from airflow_provider_cdc.sources.postgres.end_mark import EndMark
+from airflow_provider_cdc.sources.api.window import TrackedTable
+from airflow_provider_cdc.sources.log.changes import ChangeLog
+from airflow_provider_cdc.sources.log.netting import NetChange
+from airflow_provider_cdc.sources.postgres.catalog.schema import columns_of, leaves
 from airflow_provider_cdc.sources.postgres.log import pgoutput, walk_state
 from airflow_provider_cdc.sources.postgres.log.tuples import find_relation
 from airflow_provider_cdc.sources.postgres.log.walk import MOST_RECORDS, walk
-from airflow_provider_cdc.sources.postgres.schema import columns_of, leaves
-from airflow_provider_cdc.sources.window import TrackedTable
+from airflow_provider_cdc.sources.postgres.slots.end_mark import EndMark
 
 _Read = TypeVar("_Read")
 

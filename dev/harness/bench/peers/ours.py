@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from airflow_provider_cdc.jobs.driver import driver_jvm
+from airflow_provider_cdc.jobs.runtime.driver import driver_jvm
 from harness.bench.contender import Address, Order, Work
 from harness.bench.spark import open_spark
 from harness.pipeline import Pipeline

@@ -6,11 +6,11 @@ import time
 from multiprocessing import get_context
 from typing import Any
 
-from airflow_provider_cdc.core.chunk import Chunk
-from airflow_provider_cdc.core.options import LockPolicy
-from airflow_provider_cdc.core.table import Table
-from airflow_provider_cdc.sources.connection import ConnectionSettings
-from airflow_provider_cdc.sources.registry import open_source
+from airflow_provider_cdc.core.options.run import LockPolicy
+from airflow_provider_cdc.core.tables.chunk import Chunk
+from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.registry import open_source
 from harness.bench.contender import Address, Order, Work
 from harness.bench.recorded import recorded
 from harness.bench.spark import CORES

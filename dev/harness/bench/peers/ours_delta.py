@@ -6,11 +6,11 @@ import os
 from multiprocessing import get_context
 from typing import Any
 
-from airflow_provider_cdc.sources.capabilities import SegmentReader, Source
-from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.registry import open_source
+from airflow_provider_cdc.sources.api.source import SegmentReader, Source
+from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable
 from airflow_provider_cdc.sources.mysql.log.segments import log_segments
-from airflow_provider_cdc.sources.registry import open_source
-from airflow_provider_cdc.sources.window import LogSegment, TrackedTable
 from harness.bench.contender import Address, Order, Work
 from harness.bench.processes import peak_mb
 from harness.bench.recorded import recorded

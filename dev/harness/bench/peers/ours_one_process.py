@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from airflow_provider_cdc.core.options import LockPolicy
-from airflow_provider_cdc.sources.registry import open_source
+from airflow_provider_cdc.core.options.run import LockPolicy
+from airflow_provider_cdc.sources.api.registry import open_source
 from harness.bench.contender import Address, Order, Work
 from harness.bench.recorded import recorded
 

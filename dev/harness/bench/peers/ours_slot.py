@@ -6,11 +6,11 @@ import time
 from collections import deque
 from typing import Any
 
-from airflow_provider_cdc.core.lsn import Lsn
+from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.sources.api.registry import open_source
+from airflow_provider_cdc.sources.api.window import TrackedTable
 from airflow_provider_cdc.sources.postgres.log.segments import messages
-from airflow_provider_cdc.sources.postgres.session import reading_session
-from airflow_provider_cdc.sources.registry import open_source
-from airflow_provider_cdc.sources.window import TrackedTable
+from airflow_provider_cdc.sources.postgres.server.session import reading_session
 from harness.bench.contender import Address, Order, Work
 from harness.bench.recorded import recorded
 

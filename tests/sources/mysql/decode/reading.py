@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pyarrow as pa
 
-from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.sources.mysql.decode.images import decode_images, image_layout, skip_image
 from airflow_provider_cdc.sources.mysql.decode.rows import StatementReader
-from airflow_provider_cdc.sources.mysql.session import session
+from airflow_provider_cdc.sources.mysql.server.session import session
 from harness.mysql_server import MysqlServer
 from tests.sources.mysql.decode.row_images import settings
 from tests.sources.mysql.values import same_bits

@@ -9,10 +9,10 @@ from typing import Any
 
 from pymysql import Connection
 
-from airflow_provider_cdc.core.table import Table, TableName
-from airflow_provider_cdc.sources.connection import ConnectionSettings
-from airflow_provider_cdc.sources.mysql.schema import read_tables
-from airflow_provider_cdc.sources.mysql.session import session
+from airflow_provider_cdc.core.tables.table import Table, TableName
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.mysql.server.session import session
+from airflow_provider_cdc.sources.mysql.tables.schema import read_tables
 from harness.mysql_server import MysqlServer
 
 TABLE_MAP, WRITE_ROWS, UPDATE_ROWS, DELETE_ROWS = 19, 30, 31, 32

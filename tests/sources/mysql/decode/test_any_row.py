@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given
 from hypothesis import settings as given_settings
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.core.options import TableOptions
+from airflow_provider_cdc.core.options.run import TableOptions
 from harness.mysql_server import MysqlServer
 from tests.seeds import examples
 from tests.servers import throw_away_mysql

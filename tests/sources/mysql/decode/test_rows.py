@@ -15,9 +15,9 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from airflow_provider_cdc.core.kernel import bytes_of
-from airflow_provider_cdc.core.options import TableOptions
-from airflow_provider_cdc.core.table import Table, TableName
+from airflow_provider_cdc.core.kernels.compile import bytes_of
+from airflow_provider_cdc.core.options.run import TableOptions
+from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import (
     CdcError,
     ConfigurationError,
@@ -27,15 +27,15 @@ from airflow_provider_cdc.errors import (
     TransientError,
     ValueNotRepresentable,
 )
-from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.decode import packets
 from airflow_provider_cdc.sources.mysql.decode.cells import Located
 from airflow_provider_cdc.sources.mysql.decode.columns import finish
 from airflow_provider_cdc.sources.mysql.decode.row_cells import row_cells
 from airflow_provider_cdc.sources.mysql.decode.rows import StatementReader
-from airflow_provider_cdc.sources.mysql.schema import read_tables
-from airflow_provider_cdc.sources.mysql.session import Connection, session, value
-from airflow_provider_cdc.sources.mysql.types import column_types
+from airflow_provider_cdc.sources.mysql.server.session import Connection, session, value
+from airflow_provider_cdc.sources.mysql.tables.schema import read_tables
+from airflow_provider_cdc.sources.mysql.tables.types import column_types
 from harness.mysql_server import MysqlServer
 from tests.seeds import SOAK_SEED
 from tests.sources.guarded import guarded

@@ -8,19 +8,19 @@ from dataclasses import replace
 import pyarrow as pa
 import pytest
 
-from airflow_provider_cdc.core.condition_text import parse
-from airflow_provider_cdc.core.options import TableOptions
-from airflow_provider_cdc.core.selecting import published_columns
-from airflow_provider_cdc.core.selection import Selection
-from airflow_provider_cdc.core.table import Table
+from airflow_provider_cdc.core.filters.apply import published_columns
+from airflow_provider_cdc.core.filters.parser import parse
+from airflow_provider_cdc.core.options.run import TableOptions
+from airflow_provider_cdc.core.tables.selection import Selection
+from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import PreflightError, ValueNotRepresentable
-from airflow_provider_cdc.jobs.selected import copied, copied_images, decode_published
+from airflow_provider_cdc.jobs.changes.filter_images import copied, copied_images, decode_published
+from airflow_provider_cdc.sources.api.unrepresentable import OddValue, naming_key
 from airflow_provider_cdc.sources.mysql import MysqlSource
-from airflow_provider_cdc.sources.mysql.charsets import CHARSETS, has_gaps
 from airflow_provider_cdc.sources.mysql.decode.images import decode_images
 from airflow_provider_cdc.sources.mysql.decode.rows import StatementReader
-from airflow_provider_cdc.sources.mysql.session import session
-from airflow_provider_cdc.sources.odd_values import OddValue, naming_key
+from airflow_provider_cdc.sources.mysql.server.session import session
+from airflow_provider_cdc.sources.mysql.tables.charsets import CHARSETS, has_gaps
 from harness.mysql_server import MysqlServer
 from tests.sources.mysql.decode.reading import decode, select, split
 from tests.sources.mysql.decode.row_images import describe, logged, settings

@@ -9,13 +9,13 @@ from typing import Any, TypeAlias
 
 import pymysql
 
-from airflow_provider_cdc.core.table import TableName
-from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.window import LogSegment, SegmentSummary, TrackedTable
 from airflow_provider_cdc.sources.mysql.decode.images import decode_images
 from airflow_provider_cdc.sources.mysql.log.segments import log_segments, open_segment
-from airflow_provider_cdc.sources.mysql.schema import read_tables
-from airflow_provider_cdc.sources.mysql.session import session
-from airflow_provider_cdc.sources.window import LogSegment, SegmentSummary, TrackedTable
+from airflow_provider_cdc.sources.mysql.server.session import session
+from airflow_provider_cdc.sources.mysql.tables.schema import read_tables
 from harness.mysql_server import MysqlServer
 from tests.sources.changes import Changes
 

@@ -7,12 +7,13 @@ import random
 import pyarrow as pa
 import pytest
 
-from airflow_provider_cdc.core.table import TableName
-from airflow_provider_cdc.sources import changes as held
-from airflow_provider_cdc.sources.mysql.log import dump, segments
-from airflow_provider_cdc.sources.mysql.schema import read_tables
-from airflow_provider_cdc.sources.mysql.session import session
-from airflow_provider_cdc.sources.window import CHANGE_SCHEMA, TrackedTable
+from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.sources.api.window import CHANGE_SCHEMA, TrackedTable
+from airflow_provider_cdc.sources.log import changes as held
+from airflow_provider_cdc.sources.mysql.log import segments
+from airflow_provider_cdc.sources.mysql.log.stream import dump
+from airflow_provider_cdc.sources.mysql.server.session import session
+from airflow_provider_cdc.sources.mysql.tables.schema import read_tables
 from harness.mysql_server import MysqlServer
 from tests.sources.mysql.log.reading import executed, log_end, settings
 

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from pymysqlreplication import BinLogStreamReader
 from pymysqlreplication.row_event import DeleteRowsEvent, UpdateRowsEvent, WriteRowsEvent
 
-from airflow_provider_cdc.core.net_change import Change, net, net_counts, rewind, rewind_counts, roll_forward
-from airflow_provider_cdc.sources.mysql.log import dump, segments
+from airflow_provider_cdc.core.tables.net_change import Change, net, net_counts, rewind, rewind_counts, roll_forward
+from airflow_provider_cdc.sources.mysql.log import segments
+from airflow_provider_cdc.sources.mysql.log.stream import dump
 from harness.mysql_server import MysqlServer
 from tests.seeds import examples
 from tests.servers import throw_away_mysql

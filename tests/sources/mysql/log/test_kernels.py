@@ -16,19 +16,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.core.gtid import Gtid, GtidSet
-from airflow_provider_cdc.core.kernel import Bytes, Int64s, bytes_of, kernel
-from airflow_provider_cdc.core.net_change import Change, net, net_counts
-from airflow_provider_cdc.core.table import Column, Table, TableName
+from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s, bytes_of, kernel
+from airflow_provider_cdc.core.positions.gtid import Gtid, GtidSet
+from airflow_provider_cdc.core.tables.net_change import Change, net, net_counts
+from airflow_provider_cdc.core.tables.table import Column, Table, TableName
 from airflow_provider_cdc.errors import CdcError, DecodeError
-from airflow_provider_cdc.sources.delta import delta_batches
+from airflow_provider_cdc.sources.api.window import DELTA_SCHEMA, LogSegment, SegmentSummary, TrackedTable
+from airflow_provider_cdc.sources.log.delta import delta_batches
 from airflow_provider_cdc.sources.mysql.decode.images import decode_images
-from airflow_provider_cdc.sources.mysql.log import crc32 as crc
-from airflow_provider_cdc.sources.mysql.log import dump, events
-from airflow_provider_cdc.sources.mysql.log.membership import TSID_BYTES, find_tsid, in_set, set_arrays, tsid_bytes
-from airflow_provider_cdc.sources.mysql.log.tagged_gtid import tagged_gtid
+from airflow_provider_cdc.sources.mysql.log import events
+from airflow_provider_cdc.sources.mysql.log.positions.membership import (
+    TSID_BYTES,
+    find_tsid,
+    in_set,
+    set_arrays,
+    tsid_bytes,
+)
+from airflow_provider_cdc.sources.mysql.log.positions.tagged_gtid import tagged_gtid
+from airflow_provider_cdc.sources.mysql.log.stream import crc32 as crc
+from airflow_provider_cdc.sources.mysql.log.stream import dump
 from airflow_provider_cdc.sources.mysql.log.walker import LogWalker
-from airflow_provider_cdc.sources.window import DELTA_SCHEMA, LogSegment, SegmentSummary, TrackedTable
 from tests.seeds import examples, seeds
 from tests.sources.guarded import guarded
 

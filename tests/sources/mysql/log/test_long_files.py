@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_cdc.core.gtid import GtidSet
-from airflow_provider_cdc.sources.mysql.history import LogPlace, check_continuity, log_files
-from airflow_provider_cdc.sources.mysql.log.prefixes import prefix_of
-from airflow_provider_cdc.sources.mysql.session import session
-from airflow_provider_cdc.sources.window import LogSegment
+from airflow_provider_cdc.core.positions.gtid import GtidSet
+from airflow_provider_cdc.sources.api.window import LogSegment
+from airflow_provider_cdc.sources.mysql.log.positions.prefixes import prefix_of
+from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, check_continuity, log_files
+from airflow_provider_cdc.sources.mysql.server.session import session
 from harness.mysql_server import MysqlServer
 from tests.sources.changes import key
 from tests.sources.mysql.log.reading import Connection, LogReading, executed, log_end, run

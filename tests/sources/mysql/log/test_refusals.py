@@ -12,11 +12,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 
-from airflow_provider_cdc.core.gtid import GtidSet
+from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.errors import CdcError, DecodeError, ImageNotWhole, LogGone, SchemaChanged, UnknownEvent
+from airflow_provider_cdc.sources.api.window import LogSegment, SegmentSummary, TrackedTable
 from airflow_provider_cdc.sources.mysql.log import codes
 from airflow_provider_cdc.sources.mysql.log.walker import LogWalker
-from airflow_provider_cdc.sources.window import LogSegment, SegmentSummary, TrackedTable
 from harness.mysql_server import MysqlServer
 from tests.sources.mysql.log.reading import Connection, LogReading, log_end, run
 

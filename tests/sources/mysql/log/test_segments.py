@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.errors import ConfigurationError, LogGone, PositionError, SourceReplaced, SourceUnavailable
-from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.window import LogSegment
 from airflow_provider_cdc.sources.mysql.log.segments import log_segments, open_segment
-from airflow_provider_cdc.sources.window import LogSegment
 from harness.mysql_server import MysqlServer
 from tests.sources.changes import key
 from tests.sources.mysql.log.reading import Connection, LogReading, executed, log_end, run, settings

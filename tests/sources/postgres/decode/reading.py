@@ -9,13 +9,13 @@ from typing import Any
 import adbc_driver_postgresql.dbapi as adbc
 import pyarrow as pa
 
-from airflow_provider_cdc.core import row_bytes
-from airflow_provider_cdc.core.options import TableOptions
-from airflow_provider_cdc.core.table import Column, Table, TableName
-from airflow_provider_cdc.sources.connection import ConnectionSettings
+from airflow_provider_cdc.core.options.run import TableOptions
+from airflow_provider_cdc.core.tables import row_bytes
+from airflow_provider_cdc.core.tables.table import Column, Table, TableName
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.postgres.catalog.types import SESSION_SETTINGS, arrow_schema, quote, select_list
 from airflow_provider_cdc.sources.postgres.decode.columns import finish_batch
 from airflow_provider_cdc.sources.postgres.decode.rows import CopyReader, open_rows
-from airflow_provider_cdc.sources.postgres.types import SESSION_SETTINGS, arrow_schema, quote, select_list
 from harness.postgres_server import SUPERUSER, PostgresServer
 
 _COLUMNS = """

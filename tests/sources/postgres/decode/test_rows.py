@@ -15,13 +15,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.core.kernel import Bytes, Int64s
+from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s
 from airflow_provider_cdc.errors import ConfigurationError, DecodeError, SourceUnavailable
-from airflow_provider_cdc.sources.connection import ConnectionSettings
-from airflow_provider_cdc.sources.postgres import verified_tls
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.decode import packets, stream
 from airflow_provider_cdc.sources.postgres.decode.rows import AdbcReader, CopyReader, open_rows
-from airflow_provider_cdc.sources.postgres.session import connect, mapped_errors, session
+from airflow_provider_cdc.sources.postgres.server import verified_tls
+from airflow_provider_cdc.sources.postgres.server.session import connect, mapped_errors, session
 from harness.postgres_server import SUPERUSER, PostgresServer
 from tests.conftest import PostgresFactory
 from tests.soon import soon

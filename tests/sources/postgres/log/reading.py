@@ -8,15 +8,15 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
-from airflow_provider_cdc.core.options import LockPolicy
-from airflow_provider_cdc.core.table import TableName
-from airflow_provider_cdc.sources.connection import ConnectionSettings
-from airflow_provider_cdc.sources.postgres import publishing, slots
+from airflow_provider_cdc.core.options.run import LockPolicy
+from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.window import LogSegment, SegmentSummary, TrackedTable
+from airflow_provider_cdc.sources.postgres.catalog.schema import read_tables
 from airflow_provider_cdc.sources.postgres.decode.images import decode_images
 from airflow_provider_cdc.sources.postgres.log.segments import log_segments, open_segment
-from airflow_provider_cdc.sources.postgres.schema import read_tables
-from airflow_provider_cdc.sources.postgres.session import session
-from airflow_provider_cdc.sources.window import LogSegment, SegmentSummary, TrackedTable
+from airflow_provider_cdc.sources.postgres.server.session import session
+from airflow_provider_cdc.sources.postgres.slots import run_publication, slots
 from harness.postgres_server import SUPERUSER, PostgresServer
 from tests.sources.changes import Changes
 
@@ -48,7 +48,7 @@ class LogReading:
         with session(self.settings) as connection:
             self.tables = read_tables(connection, [TableName("public", name) for name in names])
             if not publication:
-                publishing.create_publication(connection, self.slot, self.tables, LockPolicy())
+                run_publication.create_publication(connection, self.slot, self.tables, LockPolicy())
         self.initial = str(slots.create_slot(self.settings, self.slot, 30))
         self.identity = {"slot": self.slot, "publication": publication or self.slot}
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import random
 from typing import Any
 
-from airflow_provider_cdc.core import row_bytes
+from airflow_provider_cdc.core.tables import row_bytes
+from airflow_provider_cdc.sources.api.window import TrackedTable
 from airflow_provider_cdc.sources.postgres.decode.images import decode_images
 from airflow_provider_cdc.sources.postgres.log.segments import open_segment
-from airflow_provider_cdc.sources.window import TrackedTable
 from harness.postgres_server import PostgresServer
 from tests.sources.postgres.decode.reading import describe, select
 from tests.sources.postgres.log.reading import Follow, Run

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from airflow_provider_cdc.core.lsn import Lsn
-from airflow_provider_cdc.sources import changes as held
+from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.sources.api.window import CHANGE_SCHEMA, TrackedTable
+from airflow_provider_cdc.sources.log import changes as held
 from airflow_provider_cdc.sources.postgres.decode.images import decode_images
 from airflow_provider_cdc.sources.postgres.log import segments
-from airflow_provider_cdc.sources.window import CHANGE_SCHEMA, TrackedTable
 from tests.sources.postgres.log.reading import FULL, Follow, Run
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.core.net_change import Change, rewind, rewind_counts
+from airflow_provider_cdc.core.tables.net_change import Change, rewind, rewind_counts
 from airflow_provider_cdc.sources.postgres.log import segments
 from harness.postgres_server import PostgresServer
 from tests.seeds import examples

@@ -14,9 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from airflow_provider_cdc.core.lsn import Lsn
-from airflow_provider_cdc.core.net_change import Change, net, net_counts
-from airflow_provider_cdc.core.table import Column, Table, TableName
+from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.tables.net_change import Change, net, net_counts
+from airflow_provider_cdc.core.tables.table import Column, Table, TableName
 from airflow_provider_cdc.errors import (
     CdcError,
     DecodeError,
@@ -26,13 +26,13 @@ from airflow_provider_cdc.errors import (
     SchemaChanged,
     UnknownEvent,
 )
-from airflow_provider_cdc.sources.delta import delta_batches
+from airflow_provider_cdc.sources.api.window import DELTA_SCHEMA, TrackedTable
+from airflow_provider_cdc.sources.log.delta import delta_batches
 from airflow_provider_cdc.sources.postgres.decode.images import decode_images
-from airflow_provider_cdc.sources.postgres.end_mark import EndMark
 from airflow_provider_cdc.sources.postgres.log import pgoutput, walk_state
 from airflow_provider_cdc.sources.postgres.log.walker import LogWalker
-from airflow_provider_cdc.sources.postgres.session import APPLICATION
-from airflow_provider_cdc.sources.window import DELTA_SCHEMA, TrackedTable
+from airflow_provider_cdc.sources.postgres.server.session import APPLICATION
+from airflow_provider_cdc.sources.postgres.slots.end_mark import EndMark
 from tests.seeds import seeds
 from tests.sources.guarded import guarded
 from tests.sources.postgres.log.messages import begin, change, commit, relation, said, truncate, tuple_data

@@ -17,11 +17,11 @@ from airflow_provider_cdc.errors import (
     PositionError,
     SourceUnavailable,
 )
-from airflow_provider_cdc.sources.connection import ConnectionSettings
-from airflow_provider_cdc.sources.postgres import durable, end_mark, slots
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.log import segments
 from airflow_provider_cdc.sources.postgres.log.segments import log_segments, open_segment
-from airflow_provider_cdc.sources.postgres.session import query, session
+from airflow_provider_cdc.sources.postgres.server.session import query, session
+from airflow_provider_cdc.sources.postgres.slots import durability_wait, end_mark, slots
 from harness.postgres_binaries import installations
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
@@ -159,7 +159,7 @@ def test_the_mark_of_the_reads_is_met_however_the_window_is_taken(
     with session(reading.settings) as connection:
         ask = partial(query, connection)
         mark = end_mark.write(ask)
-        end, _ = durable.wait(ask, "the end of the log")
+        end, _ = durability_wait.wait(ask, "the end of the log")
     run("UPDATE a SET n = n + 1", *others)
     assert reading.read(end_mark.log_end(end, mark), str(end)).summary.row_images == 2 * 4
     with pytest.raises(LogGone, match="not the one that it was"):

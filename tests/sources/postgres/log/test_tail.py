@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 import pytest
 
-from airflow_provider_cdc.core.lsn import Lsn
+from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.errors import ImageNotWhole, LogGone, SchemaChanged
+from airflow_provider_cdc.sources.api.window import TrackedTable
 from airflow_provider_cdc.sources.postgres.log import segments, tail
 from airflow_provider_cdc.sources.postgres.log.tail import PostgresLogTail, open_tail
-from airflow_provider_cdc.sources.window import TrackedTable
 from tests.sources.changes import key
 from tests.sources.postgres.log.reading import FULL, Follow, LogReading, Run
 

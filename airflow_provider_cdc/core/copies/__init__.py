@@ -1,0 +1,1 @@
+"""Published copies: which is the latest, their histories, which of them are kept."""

@@ -1,0 +1,288 @@
+"""Which tables of a run are rolled forward from the copies that are there, and why the others are read in full."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Protocol, runtime_checkable
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from airflow_provider_cdc.core.copies.damage_note import damage_of
+from airflow_provider_cdc.core.copies.retention import check_not_removed
+from airflow_provider_cdc.core.filters.apply import published_schema
+from airflow_provider_cdc.core.options.run import CHANGES, FULL, StepOptions
+from airflow_provider_cdc.core.positions import as_of
+from airflow_provider_cdc.core.positions.as_of import AsOf
+from airflow_provider_cdc.core.run.commit_record import Decision, base_of, decision_of, published_run
+from airflow_provider_cdc.core.run.manifest import Base, RunTable
+from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
+from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.core.run.staging import difference
+from airflow_provider_cdc.core.storage.errors import told
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables.table import Table, TableName
+from airflow_provider_cdc.errors import (
+    CdcError,
+    ManifestError,
+    PreflightError,
+    Problem,
+    SchemaChanged,
+    TerminalError,
+)
+
+_ANEW = "clear preflight and the tasks after it"
+_GAP = (
+    "run once without the option changes, of such tables alone, for each table of that run has a gap: it is then read "
+    "in full, and the changes that are published later begin at that copy"
+)
+
+
+@runtime_checkable
+class Rolls(Protocol):
+    """A source whose copies can be rolled forward; ``sources.capabilities.RollsForward`` says more."""
+
+    def arrow_schema(self, table: Table) -> pa.Schema: ...
+
+    def refusals_since(
+        self,
+        identity: Mapping[str, str],
+        position: str,
+        tables: Sequence[Table],
+        to: AsOf | None,
+        options: StepOptions,
+        *,
+        keys_only: bool = False,
+        bases: int = 1,
+    ) -> dict[TableName, str]: ...
+
+
+@runtime_checkable
+class TellsReplaced(Protocol):
+    """A source that tells of tables that were replaced unlogged; ``sources.optional.TellsReplaced`` says more."""
+
+    def check_replaced(
+        self, identity: Mapping[str, str], tables: Sequence[Table], until: Mapping[str, str], now: Sequence[Table]
+    ) -> None: ...
+
+
+class Latest(Protocol):
+    """A table's latest copy; ``sinks.base.LatestCopy`` says more."""
+
+    @property
+    def run_id(self) -> str: ...
+
+    @property
+    def position(self) -> str: ...
+
+
+class Copies(Protocol):
+    """The lake; ``sinks.base.Sink`` says more."""
+
+    def latest(self, table: TableName) -> Latest | None: ...
+
+    def copy_folder(self, run_id: str, table: TableName) -> Storage: ...
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A copy that a table might be rolled forward from."""
+
+    run: Run
+    table: Table
+
+
+class _NotFit(Exception):
+    """Why a copy cannot be rolled forward."""
+
+
+class _NoCopy(_NotFit):
+    """There is none."""
+
+
+def choose(
+    source: Any, copies: Copies, scratch: str, plans: Sequence[TablePlan], options: StepOptions
+) -> list[TablePlan]:
+    """The plans, each with the base that its table is rolled forward from, or with the reason why it has none.
+
+    :param scratch: URI of the folder in which the folders of runs lie.
+    :raises PreflightError: ``refresh`` is `CHANGES`, and tables would have to be read in full; or ``changes`` are to be
+        published, and those of a table cannot be.
+    """
+    if options.changes:
+        _check_changes(plans, options)
+    if options.refresh == FULL:
+        return list(plans)
+    runs, to = Storage(scratch), as_of.parse(options.as_of)
+    # All tables of a run agree in that.
+    keys_only = any(plan.at_upper for plan in plans)
+    refused: dict[TableName, str] = {}
+    new: set[TableName] = set()
+    fit: dict[str, dict[TableName, _Candidate]] = {}
+    known: dict[str, tuple[Run, Decision]] = {}
+    for plan in plans:
+        try:
+            found = _candidate(source, copies, runs, plan, known)
+            fit.setdefault(found.run.run_id, {})[plan.table] = found
+        except (_NotFit, ManifestError) as error:
+            refused[plan.table] = str(getattr(error, "message", error))
+            if isinstance(error, _NoCopy):
+                new.add(plan.table)
+    for own in fit.values():
+        run = next(iter(own.values())).run
+        tables = [one.table for one in own.values()]
+        try:
+            since = run.manifest.identity, run.position
+            refused |= source.refusals_since(*since, tables, to, options, keys_only=keys_only, bases=len(fit))
+        except TerminalError as error:
+            if isinstance(error, PreflightError) and (options.changes or options.refresh == CHANGES):
+                # It is the run's position that cannot be had: no table's copy is the reason, and to read them in full
+                # would not help.
+                raise
+            refused |= dict.fromkeys(own, _said(error))
+    if refused and options.refresh == CHANGES:
+        hint = "choose auto: such tables are then read in full"
+        raise PreflightError(
+            [Problem(str(table), f"its copy cannot be rolled forward: {why}", hint) for table, why in refused.items()]
+        )
+    if options.changes and refused.keys() - new:
+        raise PreflightError(
+            [
+                Problem(str(table), f"its changes since the last copy cannot be published: {why}", _GAP)
+                for table, why in refused.items()
+                if table not in new
+            ]
+        )
+    base = {table: found.run for own in fit.values() for table, found in own.items() if table not in refused}
+    return [
+        _rolled(plan, base[plan.table])
+        if plan.table in base
+        else replace(plan, reason=f"read in full: {refused[plan.table]}; {plan.reason}")
+        for plan in plans
+    ]
+
+
+def _check_changes(plans: Sequence[TablePlan], options: StepOptions) -> None:
+    """Make sure that single changes can be published at all.
+
+    :raises PreflightError: they cannot.
+    """
+    if options.refresh == FULL:
+        what = "the changes since the last copy are published only with copies that are rolled forward"
+        raise PreflightError([Problem("parameter changes", what, "choose refresh = auto or changes, or leave it out")])
+    if upper := [plan.table for plan in plans if plan.at_upper]:
+        what = "the log tells only the keys of what is changed in a run that reads rows again (consistency = again)"
+        hint = "ALTER TABLE … REPLICA IDENTITY FULL for every table of the run that lacks it, or leave the option out"
+        raise PreflightError([Problem("parameter changes", f"{what}: {', '.join(map(str, upper))}", hint)])
+
+
+def _rolled(plan: TablePlan, base: Run) -> TablePlan:
+    reason = f"the copy of run {base.run_id} is rolled forward"
+    if plan.at_upper:
+        reason += ": what the log says was touched since is read again, the last of it in a snapshot of seconds"
+    return replace(plan, base=base.run_id, base_position=base.position, reason=reason)
+
+
+def bases_of(
+    source: Any, plans: Sequence[TablePlan], initial: InitialPoint, scratch: Storage, *, past: bool
+) -> dict[str, Base]:
+    """What the tables of a run are rolled forward from, by the run's id.
+
+    :param past: the position is a past one, so the tables were not recorded there.
+    :raises PreflightError: a copy is of a later position than the run's.
+    :raises SchemaChanged: a table is no longer what it was for its copy.
+    :raises SourceUnavailable: the server cannot be reached.
+    :raises ManifestError: the run that made a copy is gone.
+    """
+    now = {table.name: table for table in initial.tables}
+    bases = {}
+    for run_id in sorted({plan.base for plan in plans if plan.base}):
+        run = published_run(scratch, run_id)
+        base = bases[run_id] = base_of(run)
+        if not as_of.reaches(initial.position, base.position):
+            where, what = f"run {run_id}", "its copies, which are to be rolled forward, are of a later position"
+            raise PreflightError([Problem(where, what, _ANEW)])
+        tables = []
+        for plan in plans:
+            if plan.base != run_id:
+                continue
+            tables.append(table := _entry(run, plan.table).table)
+            if plan.base_position != base.position or not _alike(table, now[plan.table]):
+                what = "the table, or the copy that is to be rolled forward, changed since preflight"
+                raise SchemaChanged(what, where=str(plan.table), hint=_ANEW)
+        if isinstance(source, TellsReplaced):
+            # After the position: whatever came before it without a trace in the log is seen now.
+            recorded = [] if past else [now[table.name] for table in tables]
+            source.check_replaced(base.identity, tables, initial.identity, recorded)
+    return bases
+
+
+def _candidate(
+    source: Any, copies: Copies, scratch: Storage, plan: TablePlan, known: dict[str, tuple[Run, Decision]]
+) -> _Candidate:
+    if not isinstance(source, Rolls):
+        raise _NotFit("copies of this kind of source cannot be rolled forward yet")
+    if plan.at_upper and plan.consistency != "again":
+        raise _NotFit("the log tells no key of its changed rows")
+    head = copies.latest(plan.copy_name)
+    if head is None:
+        raise _NoCopy("there is no copy yet")
+    if head.run_id not in known:
+        run = published_run(scratch, head.run_id)
+        known[head.run_id] = run, decision_of(run)
+    run, decision = known[head.run_id]
+    name = str(plan.table)
+    if run.manifest.kind != getattr(source, "kind", "") or run.position != head.position:
+        raise _NotFit("the run that made the last copy is another than the copy says")
+    if name not in decision.files:
+        raise _NotFit("the last copy is not whole")
+    if what := damage_of(run.folder, plan.table):
+        raise _NotFit(f"the last copy is damaged: {what}")
+    # The run would be refused its use, and the next one, and so on.
+    check_not_removed(run, [plan.copy_name])
+    table = _entry(run, plan.table).table
+    if table.selection != plan.selection:
+        raise _NotFit("the last copy is of another part of the table")
+    if table.options.unrepresentable != plan.unrepresentable:
+        raise _NotFit(f"the last copy was made with unrepresentable = {table.options.unrepresentable}")
+    schema = published_schema(table, source.arrow_schema(table))
+    _check_files(copies.copy_folder(run.run_id, plan.copy_name), decision, name, schema)
+    return _Candidate(run, table)
+
+
+def _check_files(folder: Storage, decision: Decision, name: str, schema: pa.Schema) -> None:
+    files = decision.files_of(name)
+    sizes = folder.sizes()
+    wrong = [file.name for file in files if sizes.get(file.name) != file.bytes]
+    if wrong:
+        raise _NotFit(f"files of the last copy are gone, or have other sizes: {', '.join(wrong[:3])}")
+    try:
+        with told(folder.uri_of(files[0].name)), folder.filesystem.open_input_file(folder.path(files[0].name)) as file:
+            found = pq.read_schema(file)
+    except (CdcError, pa.ArrowException) as error:
+        # To Arrow a damaged footer is the same error as a store that does not answer.
+        if what := difference(folder, files[0].name, files[0]):
+            raise _NotFit(f"the file {files[0].name} of the last copy is damaged: {what}") from error
+        raise
+    if not found.equals(schema):
+        raise _NotFit("its columns are published as other types than in the last copy")
+
+
+def _entry(run: Run, table: TableName) -> RunTable:
+    for entry in run.manifest.tables:
+        if entry.table.name == table:
+            return entry
+    raise ManifestError(f"the run has no table {table}", where=run.folder.uri, hint="read the table in full")
+
+
+def _alike(before: Table, now: Table) -> bool:
+    return (
+        before.same_shape(now)
+        and before.key_index == now.key_index
+        and before.options.unrepresentable == now.options.unrepresentable
+    )
+
+
+def _said(error: CdcError) -> str:
+    return f"{error.where}: {error.message}" if error.where else error.message

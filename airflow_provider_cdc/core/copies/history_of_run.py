@@ -1,0 +1,178 @@
+"""Which history each table's copy will be of: decided once, when the run begins, and kept in its manifest.
+
+The copy before, and the mark that it left, are shown to the source. It finds that the history goes on, that it ended
+(the server was set back), or that what would tell is gone. Later steps, and later runs that compare copies, go by what
+the manifest says; so every try of the run comes to the same result.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol, runtime_checkable
+
+from airflow_provider_cdc.core.copies.head import Copy, is_newer, is_of_another_source, known_source, trace_of
+from airflow_provider_cdc.core.copies.history import (
+    KEPT,
+    MARK,
+    Finding,
+    History,
+    Relation,
+    Superseded,
+    Trace,
+    history_in,
+    number_in,
+)
+from airflow_provider_cdc.core.copies.retention import copy_of
+from airflow_provider_cdc.core.run.commit_record import decision_of, published_run
+from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
+from airflow_provider_cdc.core.storage import records
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.errors import ManifestError, PreflightError, Problem
+
+_ANEW = "clear preflight and the tasks after it: the table is then read in full"
+_DIGITS = 16
+_READERS = 8
+_TAKEN_OVER = Finding(Relation.UNKNOWN, "it was made of another server, whose transactions this one has")
+"""Positions mean the same on both."""
+_PROMOTED = Finding(Relation.UNKNOWN, "a standby was promoted since, which has a timeline of its own")
+"""Copies of different timelines are not compared by their positions."""
+
+_log = logging.getLogger(__name__)
+
+
+@runtime_checkable
+class TellsHistory(Protocol):
+    """A source that recognizes its own history; ``sources.optional.TellsHistory`` says more."""
+
+    def relations(self, identity: Mapping[str, str], position: str, traces: Sequence[Trace]) -> list[Finding]: ...
+
+
+class Heads(Protocol):
+    """The lake; ``sinks.base.Sink`` says more."""
+
+    def head(self, table: TableName) -> Copy | None: ...
+
+    def copies(self, table: TableName) -> list[str]: ...
+
+
+def histories_of(
+    source: object,
+    heads: Heads,
+    scratch: Storage,
+    plans: Sequence[TablePlan],
+    initial: InitialPoint,
+    present: Mapping[str, str],
+    run_id: str,
+    begun_at: str,
+) -> dict[str, History]:
+    """The history that each table's copy will be of, by the table's name.
+
+    :param scratch: the folder in which the folders of runs lie.
+    :param present: the run's source, as `source_of` gave it.
+    :raises PreflightError: a table was to be rolled forward from a copy whose history ended meanwhile, or is unknown.
+    """
+    if not isinstance(source, TellsHistory):
+        return {}
+    # The copies first: whatever one of them has is then something that the server must have.
+    before = _copies_before(heads, scratch, plans, present, initial.position)
+    shown = {plan.table: trace_of(copy) for plan in plans if (copy := before[plan.table]) and _is_own(copy, present)}
+    # Most tables were copied by one run.
+    traces = list(dict.fromkeys(shown.values()))
+    findings = source.relations(initial.identity, initial.position, traces) if traces else []
+    found = dict(zip(traces, findings, strict=True))
+    histories = {}
+    for plan in plans:
+        copy = before[plan.table]
+        finding = found[shown[plan.table]] if plan.table in shown else _TAKEN_OVER
+        if copy is not None and finding.relation is Relation.SAME and _is_of_another_timeline(copy, present):
+            finding = _PROMOTED
+        if copy is not None and plan.base == copy.run_id and _is_lost(copy, finding):
+            what = f"its copy cannot be rolled forward any more: {finding.why}"
+            raise PreflightError([Problem(str(plan.table), what, _ANEW, str(plan.table))])
+        own = _history(copy, finding, initial.identity.get(MARK, ""), run_id, begun_at)
+        _tell(plan.table, copy, own, run_id)
+        histories[str(plan.table)] = own
+    return histories
+
+
+def _is_lost(copy: Copy, finding: Finding) -> bool:
+    # Copies of earlier versions left no mark. Whether these can be rolled forward is told by their server's identity.
+    return finding.relation is Relation.OTHER or (finding.relation is Relation.UNKNOWN and bool(trace_of(copy).mark))
+
+
+def _history(copy: Copy | None, finding: Finding, mark: str, run_id: str, begun_at: str) -> History:
+    new_id = records.digest_of([run_id, begun_at, mark])[:_DIGITS]
+    if copy is None:
+        return History(new_id, begun_by=run_id)
+    last, number = history_in(copy.history), number_in(copy.history)
+    ended = last.superseded if last else ()
+    if finding.relation is Relation.OTHER:
+        one = Superseded(last.id if last else "", copy.run_id, trace_of(copy).position, finding.why, run_id, begun_at)
+        return History(new_id, number + 1, run_id, superseded=(*ended, one)[-KEPT:])
+    if finding.relation is Relation.SAME and last is not None:
+        return last
+    # Positions go on being compared: the server has all of the copy's.
+    return History(new_id, number, run_id, finding.why, ended)
+
+
+def _tell(table: TableName, copy: Copy | None, own: History, run_id: str) -> None:
+    if copy is None or own.begun_by != run_id:
+        return
+    if (ended := own.ended_by(run_id)) is not None:
+        _log.warning(
+            "%s: the source was set back since the copy of run %s: %s. This run's copy begins a new history, and "
+            "supersedes all earlier copies, whatever their positions are.",
+            table,
+            ended.run_id,
+            ended.why,
+        )
+    elif own.unproven and own.unproven not in (_TAKEN_OVER.why, _PROMOTED.why) and trace_of(copy).mark:
+        _log.warning(
+            "%s: whether the source was set back since the copy of run %s cannot be told: %s. Copies are compared by "
+            "their positions.",
+            table,
+            copy.run_id,
+            own.unproven,
+        )
+
+
+def _is_own(copy: Copy, present: Mapping[str, str]) -> bool:
+    """Whether a copy is of the very server that answers, and not of one that it took over from. Copies of the earliest
+    versions do not say which server they are of."""
+    return known_source(copy).get("server") in (None, present.get("server"))
+
+
+def _is_of_another_timeline(copy: Copy, present: Mapping[str, str]) -> bool:
+    theirs = known_source(copy).get("timeline")
+    return theirs is not None and theirs != present.get("timeline")
+
+
+def _copies_before(
+    heads: Heads, scratch: Storage, plans: Sequence[TablePlan], present: Mapping[str, str], position: str
+) -> dict[TableName, Copy | None]:
+    def find(plan: TablePlan) -> Copy | None:
+        return heads.head(plan.copy_name) or _newest(heads, scratch, plan, present, position)
+
+    # Each one waits for the store.
+    with ThreadPoolExecutor(_READERS) as readers:
+        return dict(zip((plan.table for plan in plans), readers.map(find, plans), strict=True))
+
+
+def _newest(heads: Heads, scratch: Storage, plan: TablePlan, present: Mapping[str, str], position: str) -> Copy | None:
+    """The newest copy of a table whose head somebody removed, as far as runs say that they made one; None: there is
+    none."""
+    found: Copy | None = None
+    for run_id in heads.copies(plan.copy_name):
+        try:
+            run = published_run(scratch, run_id)
+            copy = copy_of(run, plan.copy_name)
+            if str(plan.table) not in decision_of(run).files or is_of_another_source(copy, present, position):
+                continue
+        except ManifestError:
+            continue
+        if found is None or is_newer(copy, found):
+            found = copy
+    return found

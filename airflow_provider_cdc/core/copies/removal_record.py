@@ -1,0 +1,37 @@
+"""What a run removed of what was older: a record in its folder, for its report and whoever started it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.core.storage import records
+from airflow_provider_cdc.core.storage.folder import Storage
+
+_RECORD = "retention.json"
+
+
+@dataclass(frozen=True)
+class Removed:
+    """What a run removed: ``copies``, URIs by the table's name, and the folders of ``runs``, by their ids. ``left``
+    says why what looks old is still there, by its URI."""
+
+    copies: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    runs: tuple[str, ...] = ()
+    left: dict[str, str] = field(default_factory=dict)
+
+
+def note_removed(run: Run, removed: Removed) -> None:
+    """Leave in the run's folder what it removed, besides what an earlier try did."""
+    before = read_removed(run.folder)
+    tables = before.copies.keys() | removed.copies.keys()
+    copies = {name: (*before.copies.get(name, ()), *removed.copies.get(name, ())) for name in sorted(tables)}
+    records.write(run.folder, _RECORD, Removed(copies, (*before.runs, *removed.runs), removed.left))
+
+
+def read_removed(folder: Storage) -> Removed:
+    """What the run in ``folder`` removed.
+
+    :raises ManifestError: the record is damaged.
+    """
+    return records.read(Removed, folder, _RECORD) if folder.exists(_RECORD) else Removed()

@@ -1,0 +1,382 @@
+"""Which older copies of a lake can be removed, and which runs' folders: what nobody needs any more, and is surely ours.
+
+A copy goes only if a run that finished says that it made it, if it is none of the newest ones of its table, and if no
+run that may still publish is made from it. What is not known stays, and is told.
+
+A run that is made from a copy, and one that removes it, may be at work at the same time. So each first writes down what
+it is about to do, and then looks for the other: a run writes its manifest, which names its bases, and looks for marks
+before it uses them (`check_not_removed`); whoever removes a copy marks it, and reads the manifests again before the
+first file goes. However long either of them stalls in between, one of them sees the other, and gives way.
+
+A mark belongs to one manifest: a run that is made again under its id, once its first copies were removed, has copies of
+its own, which no mark of before has to do with, however late that was written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cmp_to_key
+from typing import Any, Protocol
+
+from airflow_provider_cdc.core.copies.head import Copy, is_newer, is_of_another_source
+from airflow_provider_cdc.core.run.commit_record import decision_of
+from airflow_provider_cdc.core.run.run import FILE, Run, is_published, run_id_in, was_told
+from airflow_provider_cdc.core.run.staging import StagedFile
+from airflow_provider_cdc.core.storage import records
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables.names import folder_name
+from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.errors import ManifestError
+
+LIFELESS = timedelta(days=7)
+"""A run that was not published, and has written nothing for so long, is taken to be over."""
+UNTOLD = timedelta(days=1)
+"""Airflow has a run's last task read its records when all of it is done. It is waited for no longer than that."""
+
+_MARKS = "removed"
+_MARK = "mark.json"
+_DIGITS = 16
+_READERS = 8
+
+
+@dataclass(frozen=True)
+class Mark:
+    """That the copy of a table is removed, by which run, and since when (ISO 8601)."""
+
+    table: str
+    by: str
+    since: str
+
+
+class Lake(Protocol):
+    """The lake; ``sinks.base.Sink`` says more."""
+
+    def latest(self, table: TableName) -> Any: ...
+
+    def copies(self, table: TableName) -> list[str]: ...
+
+    def copy_folder(self, run_id: str, table: TableName) -> Storage: ...
+
+
+@dataclass(frozen=True)
+class Expired:
+    """The copy that a run made of a table, and nobody needs any more. ``feed`` are the files of the changes that lead
+    to it."""
+
+    run: Run
+    table: TableName
+    files: tuple[StagedFile, ...]
+    feed: tuple[StagedFile, ...] = ()
+
+
+class Runs:
+    """All runs in the folder ``scratch`` but the one called ``own``.
+
+    ``known`` has those that this version can read, by their ids; ``remains`` are folders of which the removal began.
+    """
+
+    def __init__(self, scratch: Storage, own: str, lake: Lake) -> None:
+        self.known: dict[str, Run] = {}
+        self.remains: list[str] = []
+        self._scratch = scratch
+        self._own = own
+        self._lake = lake
+        self._unreadable: dict[str, str] = {}
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Read again what may have changed."""
+        names = {*self._scratch.folders()} - {self._own}
+        self.known = {name: run for name, run in self.known.items() if name in names and is_published(run)}
+        self.remains, self._unreadable = [], {}
+        unread = sorted(names - self.known.keys())
+        with ThreadPoolExecutor(_READERS) as readers:
+            for name, found in zip(unread, readers.map(self._read, unread), strict=True):
+                if isinstance(found, Run):
+                    self.known[name] = found
+                elif found:
+                    self._unreadable[name] = found
+                elif _has_marks(self._scratch.folder(name)):
+                    self.remains.append(name)
+
+    def user_of(self, run_id: str, table: TableName | None = None) -> str:
+        """The id of a run that may still publish what it makes from a run's copy, of ``table`` or of any; empty: there
+        is none."""
+        for name, run in self.known.items():
+            bases = {entry.base for entry in run.manifest.tables if table is None or entry.table.copy_name == table}
+            if run_id in bases and not is_over(run) and not is_stuck(run, self._lake):
+                return name
+        # A manifest of another version, or a damaged one: its shape is not known, but ids of runs stand out.
+        return next((name for name, text in self._unreadable.items() if run_id in text), "")
+
+    def _read(self, name: str) -> Run | str:
+        folder = self._scratch.folder(name)
+        try:
+            return Run.load(folder)
+        except ManifestError:
+            return "\n".join(_text(folder, one) for one in folder.files() if one.startswith("manifest"))
+
+
+def is_over(run: Run) -> bool:
+    """Whether no try of the run, however late it wakes up, can publish anything that is not published."""
+    return is_published(run) or run.abandoned
+
+
+def is_stuck(run: Run, lake: Lake) -> bool:
+    """Whether a run has its commit and can never publish what that names: a file that it was to take over from the copy
+    before is gone. All files of all tables are in their places before the first table is announced.
+    """
+    if not run.committed or is_published(run):
+        return False
+    try:
+        kept = decision_of(run).kept
+    except ManifestError:
+        return False
+    for entry in run.manifest.tables:
+        wanted = {file.base_name for file in kept.get(str(entry.table.name), ())}
+        # In this order: what is no longer in the one cannot come into the other any more.
+        for run_id in (entry.base, run.run_id) if wanted else ():
+            wanted -= {*lake.copy_folder(run_id, entry.table.copy_name).files()}
+        if wanted:
+            return True
+    return False
+
+
+def mark(run: Run, table: TableName, by: str) -> None:
+    """Have everybody know that the copy that a run made of a table is removed; for ever."""
+    since = datetime.now(UTC).isoformat(timespec="seconds")
+    # A folder for each table: with an ending, the longest name of a table would be too long for a file.
+    records.write(run.folder, f"{_marks_of(run)}/{folder_name(table)}/{_MARK}", Mark(str(table), by, since))
+
+
+def check_not_removed(run: Run, tables: Iterable[TableName]) -> None:
+    """Make sure that nobody removes the copies that a run made of ``tables``.
+
+    :raises ManifestError: one is being removed, or is gone.
+    """
+    marked = _marked(run)
+    for table in tables:
+        if folder_name(table) in marked:
+            raise ManifestError(
+                f"the copy of {table} was removed: a later run keeps only the newest ones",
+                where=run.folder.uri,
+                hint="trigger a new run; raise keep if older copies are still wanted",
+            )
+
+
+def expired(
+    run: Run, tables: Sequence[TableName], keep: int, lake: Lake, runs: Runs, days: int = 0
+) -> tuple[list[Expired], dict[str, str]]:
+    """The copies of ``tables`` that are older than the newest ``keep`` ones, of which that of ``run``, which is
+    published, is the first, and that were published so many ``days`` before it; and why others stay that are as old, by
+    their URIs. Copies of histories that ended are older than all of the present one (`core.history`).
+
+    Tables of which another copy is the latest one have none: that is its run's business.
+    """
+    found: list[Expired] = []
+    left: dict[str, str] = {}
+    for table in tables:
+        if not is_latest(run, table, lake):
+            continue
+        own, older = copy_of(run, table), []
+        for run_id in lake.copies(table):
+            uri = lake.copy_folder(run_id, table).uri
+            other = runs.known.get(run_id)
+            if run_id == run.run_id or (other is not None and not is_over(other)):
+                continue
+            if other is None or table not in (_made(other) or ()):
+                left[uri] = "no finished run that this version can read says that it made it"
+            elif _is_foreign(other, run):
+                left[uri] = "it was made of another source, or for another lake"
+            else:
+                older.append(made_by(other, table))
+        leaving = [one for one in older if folder_name(table) in _marked(one.run)]
+        staying = sorted((one for one in older if one not in leaving), key=_BY_POSITION, reverse=True)
+        old = [one for one in staying[keep - 1 :] if is_newer(own, _copy(one)) and _age(one.run, run) >= days]
+        for one in [*leaving, *old]:
+            if user := runs.user_of(one.run.run_id, table):
+                left[lake.copy_folder(one.run.run_id, table).uri] = in_use(user)
+            else:
+                found.append(one)
+    return found, left
+
+
+def _age(other: Run, run: Run) -> int:
+    """How many days before ``run`` another one was published."""
+    then, now = (datetime.fromisoformat(decision_of(one).published_at) for one in (other, run))
+    return (now - then).days
+
+
+def in_use(user: str) -> str:
+    """Why a copy stays that a run of this id may be made from."""
+    return f"run {user}, which is not over, may be made from it"
+
+
+def made_by(run: Run, table: TableName) -> Expired:
+    """What a run made, or was about to make, of a table, as its commit names it."""
+    decision = decision_of(run)
+    feed = decision.feeds.get(str(table))
+    return Expired(run, table, decision.files_of(str(table)), feed.files if feed else ())
+
+
+def is_latest(run: Run, table: TableName, lake: Lake) -> bool:
+    """Whether the run's copy of a table is its latest one at this moment."""
+    head = lake.latest(table)
+    return head is not None and head.run_id == run.run_id
+
+
+def without_copies(run: Run, tables: Sequence[TableName], lake: Lake, runs: Runs, now: datetime) -> list[Run]:
+    """The runs that published ``tables``, or some of them, before ``run`` did, and of which no copy is left: nobody
+    needs their records any more. Not even Airflow: it has told what they did (`Run.note_told`), or never will.
+
+    :param now: by the clock of the store.
+    """
+    there: dict[TableName, set[str]] = {}
+    found = []
+    for run_id, other in runs.known.items():
+        made = _made(other)
+        if made is None or not {*made} & {*tables} or _is_foreign(other, run):
+            continue
+        if not all(is_newer(copy_of(run, table), copy_of(other, table)) for table in made) or runs.user_of(run_id):
+            continue
+        for table in made:
+            if table not in there:
+                there[table] = {*lake.copies(table)}
+        if any(run_id in there[table] for table in made):
+            continue
+        # Two runs may be published at almost the same time, and the task of the first one not be at its end.
+        if was_told(other) or _silent_since(other, now - UNTOLD):
+            found.append(other)
+    return found
+
+
+def lifeless(run: Run, tables: Sequence[TableName], lake: Lake, runs: Runs, now: datetime) -> list[Run]:
+    """Runs of none but ``tables`` that failed long before ``run`` began, as far as anybody can see.
+
+    :param now: by the clock of the store.
+    """
+    found = []
+    for other in runs.known.values():
+        manifest = other.manifest
+        own = {entry.table.copy_name for entry in manifest.tables}
+        if is_published(other) or not own <= {*tables} or _is_foreign(other, run):
+            continue
+        # What is decided is published by any try that wakes up.
+        if other.committed and not is_stuck(other, lake):
+            continue
+        if _silent_since(other, now - LIFELESS):
+            found.append(other)
+    return found
+
+
+def _silent_since(run: Run, when: datetime) -> bool:
+    """Whether no step of a run has written anything since."""
+    try:
+        return run.folder.newest_time() < when
+    except FileNotFoundError:
+        # Another run has removed it meanwhile.
+        return False
+
+
+def remove_folder(run: Run, by: str) -> None:
+    """Remove the folder of a run that is over, unless the run was made again since. If that stops half-way,
+    `Runs.remains` has it."""
+    with suppress(ManifestError):
+        if Run.load(run.folder).digest != run.digest:
+            return
+    for table in tables_of(run) if is_published(run) else [entry.table.copy_name for entry in run.manifest.tables]:
+        mark(run, table, by)
+    # Without a manifest it is no run any more, whatever else is still there.
+    for name in [name for name in run.folder.files() if name.startswith("manifest") and name != FILE]:
+        run.folder.delete_file(name)
+    run.folder.delete_file(FILE)
+    remove_remains(run.folder)
+
+
+def remove_remains(folder: Storage) -> None:
+    """Remove what is left of a run's folder."""
+    for name in folder.files():
+        folder.delete_file(name)
+    # The marks say what this is, so they go last.
+    for name in folder.folders():
+        # Another run may remove the same one.
+        with suppress(FileNotFoundError):
+            if name != _MARKS:
+                folder.delete_folder(name)
+    with suppress(FileNotFoundError):
+        folder.parent().delete_folder(run_id_in(folder))
+
+
+def copy_of(run: Run, table: TableName) -> Copy:
+    """What orders the copy of a table that a run published among others."""
+    manifest = run.manifest
+    position: Mapping[str, Any] = {"position": run.position, manifest.position_key: run.position}
+    history = manifest.history_of(table)
+    return Copy(run.run_id, recorded_at=manifest.created_at, source=manifest.source, history=history, **position)
+
+
+def tables_of(run: Run) -> list[TableName]:
+    """What the copies are called that a run has published: by their tables, or parts of these."""
+    files = decision_of(run).files
+    return [entry.table.copy_name for entry in run.manifest.tables if str(entry.table.name) in files]
+
+
+def _made(run: Run) -> list[TableName] | None:
+    """The tables that a run has published; None: it did not, or does not say so any more."""
+    try:
+        return tables_of(run) if is_published(run) and run.committed else None
+    except ManifestError:
+        return None
+
+
+def _is_foreign(other: Run, run: Run) -> bool:
+    """Whether what ``other`` has made is none of the business of ``run``."""
+    if other.manifest.lake != run.manifest.lake:
+        return True
+    position = other.position if is_published(other) else other.manifest.initial_position
+    copy = Copy(other.run_id, position=position, source=other.manifest.source)
+    return is_of_another_source(copy, run.manifest.source, run.position)
+
+
+def _marks_of(run: Run) -> str:
+    return f"{_MARKS}/{run.digest[:_DIGITS]}"
+
+
+def _marked(run: Run) -> set[str]:
+    """The folders of the tables whose copies are marked."""
+    # Earlier versions wrote marks that name no manifest.
+    names = [name for place in (_marks_of(run), _MARKS) for name in run.folder.folders(place)]
+    return {name.rpartition("/")[2] for name in names if _is_mark(run.folder, name)}
+
+
+def _has_marks(folder: Storage) -> bool:
+    """Whether anything of what was a run's folder is marked."""
+    return any(
+        _is_mark(folder, name) or any(_is_mark(folder, one) for one in folder.folders(name))
+        for name in folder.folders(_MARKS)
+    )
+
+
+def _is_mark(folder: Storage, name: str) -> bool:
+    # Some object stores go on listing folders in which nothing is left.
+    return folder.exists(f"{name}/{_MARK}")
+
+
+def _text(folder: Storage, name: str) -> str:
+    with folder.filesystem.open_input_stream(folder.path(name)) as stream:
+        return bytes(stream.read()).decode("latin-1")
+
+
+def _compared(one: Expired, other: Expired) -> int:
+    return 1 if is_newer(_copy(one), _copy(other)) else -1
+
+
+def _copy(one: Expired) -> Copy:
+    return copy_of(one.run, one.table)
+
+
+_BY_POSITION = cmp_to_key(_compared)

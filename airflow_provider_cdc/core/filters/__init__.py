@@ -1,0 +1,1 @@
+"""Filters (``where``): parsing a condition, and evaluating it on rows."""

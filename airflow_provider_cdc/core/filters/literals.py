@@ -1,0 +1,255 @@
+"""What the literals of a condition mean to the columns that they are compared with.
+
+A literal becomes a value of the column's published type, exactly, or is refused: nothing is rounded or cut off.
+(To a column of floating point it is the nearest number of that type, as to the database.)
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal, InvalidOperation, localcontext
+from difflib import get_close_matches
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_provider_cdc.core.filters.parser import HINT
+from airflow_provider_cdc.core.filters.syntax import (
+    BOOLEAN,
+    CONSTANT,
+    DATE,
+    IS_NULL,
+    IS_TRUE,
+    LIKE,
+    NUMBER,
+    TEXT,
+    TIMESTAMP,
+    Literal,
+    Term,
+)
+from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.errors import Problem
+
+PLAIN, LABEL, UUID = "plain", "label", "uuid"
+"""What the text in a column of Arrow strings is, if it can be compared: any text, one of some labels, a UUID."""
+
+_DATE = re.compile(r"(\d{4})-(\d\d)-(\d\d)", re.ASCII)
+_CLOCK = r"(\d\d):(\d\d):(\d\d)(?:\.(\d{1,6}))?"
+_MOMENT = re.compile(rf"(\d{{4}}-\d\d-\d\d)(?:[ T]{_CLOCK})?\s*(Z|[+-]\d\d(?::?\d\d)?)?", re.ASCII)
+_TIME = re.compile(_CLOCK, re.ASCII)
+_SPAN = re.compile(r"(-?)(\d{1,3}):(\d\d):(\d\d)(?:\.(\d{1,6}))?", re.ASCII)
+_UUID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", re.ASCII)
+_ORDERED = ("<", "<=", ">", ">=")
+
+
+class NotComparable(Exception):
+    """A literal and a column cannot be compared: what is wrong, and what to write instead."""
+
+    def __init__(self, what: str, hint: str) -> None:
+        super().__init__(what)
+        self.hint = hint
+
+
+def problems(term: Term, schema: pa.Schema, texts: Mapping[str, str], place: Callable[[int], str]) -> list[Problem]:
+    """What is wrong with a condition on rows of ``schema``.
+
+    :param texts: of the columns of text, those that can be compared: `PLAIN`, `LABEL` or `UUID`.
+    :param place: what to say of where a term stands.
+    """
+    found = []
+    for leaf in term.leaves():
+        if leaf.op == CONSTANT:
+            continue
+        if leaf.column not in schema.names:
+            found.append(Problem(place(leaf.at), *unknown_column(leaf.column, schema.names)))
+            continue
+        try:
+            _check(leaf, schema.field(leaf.column).type, texts.get(leaf.column, ""))
+        except NotComparable as error:
+            found.append(Problem(place(leaf.at), f"{leaf}: {error}", error.hint))
+    return found
+
+
+def unknown_column(name: str, known: Sequence[str]) -> tuple[str, str]:
+    """What to say of a column that is not there: what, and a hint."""
+    by_fold = {one.casefold(): one for one in known}
+    alike = get_close_matches(name.casefold(), by_fold, 1)
+    hint = f"did you mean {by_fold[alike[0]]}? Names count letter by letter" if alike else f"it has {', '.join(known)}"
+    return f"the table has no column {name}", hint
+
+
+def _check(leaf: Term, kind: pa.DataType, text: str) -> None:
+    if leaf.op == IS_NULL:
+        return
+    plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+    if leaf.op == IS_TRUE:
+        if not pa.types.is_boolean(plain):
+            raise NotComparable(f"it is published as {kind}, which is no truth value", HINT)
+        return
+    if pa.types.is_string(plain) or pa.types.is_large_string(plain):
+        if not text:
+            raise NotComparable(
+                "it is published as the text that the database prints, which does not sort or compare as its type does",
+                "test it with IS [NOT] NULL only, and filter the rest when reading",
+            )
+        if text != PLAIN and leaf.op in _ORDERED:
+            raise NotComparable(f"a {text} has no order here", "compare it with =, <> or IN")
+    elif leaf.op == LIKE:
+        raise NotComparable(f"it is published as {kind}, which is no text", "compare it with =, <, >, IN or BETWEEN")
+    for literal in leaf.literals:
+        value = value_of(literal, plain)
+        if text == UUID and leaf.op != LIKE and not _UUID.fullmatch(value.as_py()):
+            raise NotComparable(
+                f"{literal} is not how a uuid is published", "write it in small letters, with hyphens: 8-4-4-4-12"
+            )
+
+
+def value_of(literal: Literal, kind: pa.DataType) -> pa.Scalar:
+    """The value of type ``kind`` that ``literal`` stands for.
+
+    :raises NotComparable: there is none, or the type has no order that is worth the name.
+    """
+    for holds, convert in _CONVERSIONS:
+        if holds(kind):
+            return convert(literal, kind)
+    raise NotComparable(f"values of {kind} cannot be compared", "test it with IS [NOT] NULL only")
+
+
+def _whole(literal: Literal, kind: pa.DataType) -> pa.Scalar:
+    number = _number(literal)
+    low, high = (-(2 ** (kind.bit_width - 1)), 2 ** (kind.bit_width - 1) - 1)
+    if pa.types.is_unsigned_integer(kind):
+        low, high = 0, 2**kind.bit_width - 1
+    if number != number.to_integral_value():
+        raise NotComparable(f"{literal} is no whole number, and the column has no others", "write a whole number")
+    if not low <= number <= high:
+        raise NotComparable(f"{literal} is not among the column's values", f"they go from {low} to {high}")
+    return pa.scalar(int(number), kind)
+
+
+def _decimal(literal: Literal, kind: pa.DataType) -> pa.Scalar:
+    number = _number(literal)
+    with localcontext() as context:
+        context.prec = 1000
+        scaled = number.scaleb(kind.scale)
+        if scaled != scaled.to_integral_value():
+            raise NotComparable(
+                f"{literal} has more digits after the point than the column, which has {kind.scale}", "write fewer"
+            )
+        if abs(scaled) >= Decimal(10) ** kind.precision:
+            raise NotComparable(
+                f"{literal} is not among the column's values",
+                f"they have {counted(kind.precision - kind.scale, 'whole digit')}",
+            )
+        return pa.scalar(scaled.to_integral_value().scaleb(-kind.scale), kind)
+
+
+def _float(literal: Literal, kind: pa.DataType) -> pa.Scalar:
+    number = float(_number(literal))
+    if kind.bit_width == 32:
+        with np.errstate(over="ignore"):
+            number = float(np.float32(number))
+    if not math.isfinite(number):
+        raise NotComparable(f"{literal} is not among the column's values", f"write one that a {kind} can hold")
+    return pa.scalar(number, kind)
+
+
+def _truth(literal: Literal, kind: pa.DataType) -> pa.Scalar:
+    if literal.kind != BOOLEAN:
+        raise NotComparable(f"the column holds truth values, and {literal} is none", "write TRUE or FALSE")
+    return pa.scalar(literal.text == "TRUE", kind)
+
+
+def _text(literal: Literal, kind: pa.DataType) -> pa.Scalar:
+    if literal.kind != TEXT:
+        raise NotComparable(f"the column holds text, and {literal} is none", f"write '{literal.text}'")
+    return pa.scalar(literal.text, kind)
+
+
+def _day(literal: Literal, kind: pa.DataType) -> pa.Scalar:
+    found = _DATE.fullmatch(literal.text) if literal.kind in (TEXT, DATE) else None
+    if found is None:
+        raise NotComparable(f"{literal} is no date", "write it as '2026-01-31'")
+    return pa.scalar(_date(literal), kind)
+
+
+def _moment(literal: Literal, kind: pa.DataType) -> pa.Scalar:
+    found = _MOMENT.fullmatch(literal.text) if literal.kind in (TEXT, DATE, TIMESTAMP) else None
+    zoned = kind.tz is not None
+    example = "'2026-01-31 12:00:00Z'" if zoned else "'2026-01-31 12:00:00'"
+    if found is None or (literal.kind == DATE and not _DATE.fullmatch(literal.text)):
+        raise NotComparable(f"{literal} is no time", f"write it as {example}, with up to 6 digits of a second")
+    day, hour, minute, second, fraction, zone = found.groups()
+    if bool(zone) != zoned:
+        what = "names no zone, and the column's values are points in time" if zoned else "names a zone"
+        raise NotComparable(f"{literal} {what}", f"write it as {example}")
+    value = datetime.combine(_date(Literal(literal.kind, day)), datetime.min.time())
+    value += _clock(literal, hour or "0", minute or "0", second or "0", fraction)
+    if zone:
+        sign = -1 if zone[0] == "-" else 1
+        digits = re.sub(r"\D", "", zone).ljust(4, "0")
+        if int(digits[:2]) > 15 or int(digits[2:]) > 59:
+            raise NotComparable(f"{literal} has no such zone", f"write it as {example}")
+        try:
+            value -= sign * timedelta(hours=int(digits[:2]), minutes=int(digits[2:]))
+        except OverflowError:
+            raise NotComparable(f"{literal} is beyond the year 1 or 9999 in UTC", f"write it as {example}") from None
+        value = value.replace(tzinfo=UTC)
+    return pa.scalar(value, kind)
+
+
+def _time(literal: Literal, kind: pa.DataType) -> pa.Scalar:
+    found = _TIME.fullmatch(literal.text) if literal.kind == TEXT else None
+    if found is None:
+        raise NotComparable(f"{literal} is no time of the day", "write it as '12:00:00'")
+    return pa.scalar((datetime.min + _clock(literal, *found.groups())).time(), kind)
+
+
+def _span(literal: Literal, kind: pa.DataType) -> pa.Scalar:
+    found = _SPAN.fullmatch(literal.text) if literal.kind == TEXT else None
+    if found is None:
+        raise NotComparable(f"{literal} is no span of time", "write it as '-12:00:00'")
+    sign, hours, minute, second, fraction = found.groups()
+    span = timedelta(hours=int(hours)) + _clock(literal, "0", minute, second, fraction)
+    return pa.scalar(-span if sign else span, kind)
+
+
+def _number(literal: Literal) -> Decimal:
+    if literal.kind != NUMBER:
+        raise NotComparable(f"the column holds numbers, and {literal} is none", "write a number without quotes")
+    try:
+        return Decimal(literal.text)
+    except InvalidOperation:
+        raise NotComparable(f"{literal} is no number", "write it as 12 or -1.5") from None
+
+
+def _date(literal: Literal) -> date:
+    try:
+        return date.fromisoformat(literal.text)
+    except ValueError:
+        raise NotComparable(f"{literal} is no day of the calendar", "write one from year 1 to 9999") from None
+
+
+def _clock(literal: Literal, hour: str, minute: str, second: str, fraction: str | None) -> timedelta:
+    if int(hour) > 23 or int(minute) > 59 or int(second) > 59:
+        raise NotComparable(f"{literal} is no time", "hours go to 23, minutes and seconds to 59")
+    micros = int((fraction or "").ljust(6, "0"))
+    return timedelta(hours=int(hour), minutes=int(minute), seconds=int(second), microseconds=micros)
+
+
+_CONVERSIONS: tuple[tuple[Callable[[pa.DataType], bool], Callable[[Literal, Any], pa.Scalar]], ...] = (
+    (pa.types.is_integer, _whole),
+    (pa.types.is_decimal, _decimal),
+    (pa.types.is_floating, _float),
+    (pa.types.is_boolean, _truth),
+    (pa.types.is_string, _text),
+    (pa.types.is_large_string, _text),
+    (pa.types.is_date32, _day),
+    (pa.types.is_timestamp, _moment),
+    (pa.types.is_time64, _time),
+    (pa.types.is_duration, _span),
+)

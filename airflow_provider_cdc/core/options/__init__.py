@@ -1,0 +1,1 @@
+"""Options: how one is declared, and all of them."""

@@ -1,0 +1,243 @@
+"""How an option of a run is declared: what it accepts, and what is told of it. ``core.options`` declares them all."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, is_dataclass
+from typing import Annotated, Any, Literal, TypeVar, get_type_hints
+
+import msgspec
+
+from airflow_provider_cdc.core.kinds import has
+from airflow_provider_cdc.core.positions import as_of
+from airflow_provider_cdc.errors import Problem
+
+Options = TypeVar("Options")
+
+
+@dataclass(frozen=True)
+class Accepted:
+    """What values an option accepts.
+
+    ``what`` completes "… is not …". ``type`` is the type of an accepted value, with its constraints as `msgspec.Meta`.
+    ``schema`` is the same as JSON schema, for a form: it may accept more.
+    """
+
+    what: str
+    type: Any
+    schema: Mapping[str, Any]
+    plain: Callable[[Any], Any] = lambda value: value
+    """Makes an accepted value one of the option's type."""
+    features: Collection[str] = ()
+    """The choices that only kinds of sources with the feature of that name offer."""
+
+    def holds(self, value: Any) -> bool:
+        """Return whether ``value`` is accepted."""
+        if isinstance(value, (set, frozenset)):
+            # msgspec takes one for a list, but patterns have an order.
+            return False
+        try:
+            msgspec.convert(value, self.type)
+        except msgspec.ValidationError:
+            return False
+        return True
+
+    def schema_for(self, kind: str) -> dict[str, Any]:
+        """The JSON schema of what can work for one kind of source; empty: for any."""
+        schema = dict(self.schema)
+        if kind and self.features:
+            fit = [choice for choice in schema["enum"] if choice not in self.features or has(kind, choice)]
+            schema["enum"] = fit
+            schema["values_display"] = {choice: schema["values_display"][choice] for choice in fit}
+        return schema
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option, as it is declared.
+
+    ``default`` is `MISSING` where a value has to be given. ``type`` is the type of a checked value. ``argument`` is the
+    name that an operator's argument has for it. ``feature`` names what a kind of source must have for it; empty: all
+    kinds take it.
+    ``secret``: people put secrets there, so its value is never shown. ``in_form``: the DAGs that come with the package
+    have a param for it, called ``title``, in the form's ``section``; empty: the one that is open at first. ``fixed``:
+    the DAG's author sets it, and it is no template.
+    """
+
+    name: str
+    type: Any
+    default: Any
+    accepts: Accepted
+    help: str
+    example: str
+    argument: str
+    feature: str
+    secret: bool
+    in_form: bool
+    title: str
+    section: str
+    fixed: bool
+
+    def fits(self, kind: str) -> bool:
+        """Return whether sources of the kind of this name take the option."""
+        return has(kind, self.feature)
+
+    @property
+    def required(self) -> bool:
+        return self.default is MISSING
+
+    def check(self, value: Any) -> Problem | None:
+        """What is wrong with ``value``; None if nothing is."""
+        if self.accepts.holds(value):
+            return None
+        shown = f"a value of type {type(value).__name__}" if value and self.secret else repr(value)
+        return Problem(f"parameter {self.argument}", f"{shown} is not {self.accepts.what}", f"give {self.example}")
+
+
+def option(
+    default: Any = MISSING,
+    *,
+    accepts: Accepted,
+    help: str,
+    example: str,
+    name: str = "",
+    argument: str = "",
+    feature: str = "",
+    secret: bool = False,
+    title: str = "",
+    section: str = "",
+    fixed: bool = False,
+) -> Any:
+    """Declare an option; see `Option`. ``name`` is for those that users know by another name than the field's."""
+    declared = {
+        "accepts": accepts,
+        "help": help,
+        "example": example,
+        "name": name,
+        "argument": argument,
+        "feature": feature,
+        "secret": secret,
+        "title": title,
+        "section": section,
+        "in_form": bool(title),
+        "fixed": fixed,
+    }
+    if default is MISSING:
+        return field(metadata={"option": declared})
+    return field(default=default, metadata={"option": declared})
+
+
+def one_of(choices: Sequence[str], shown: Sequence[str], features: Collection[str] = ()) -> Accepted:
+    """One of several words.
+
+    :param shown: what a form shows for each.
+    :param features: see `Accepted`.
+    """
+    return Accepted(
+        f"one of {', '.join(choices)}",
+        Literal[tuple(choices)],
+        {"type": "string", "enum": list(choices), "values_display": dict(zip(choices, shown, strict=True))},
+        features=features,
+    )
+
+
+_NAME = "[a-z0-9_]{0,30}"
+_Text = Annotated[str, msgspec.Meta(pattern=r"\S")]
+_Texts = Annotated[list[_Text], msgspec.Meta(min_length=1)]
+_Count = Annotated[int, msgspec.Meta(ge=1)]
+# Every finite float; msgspec lets infinity pass where there is only a lower bound, and NaN nowhere.
+_Seconds = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
+
+_TEXT = {"type": "string", "minLength": 1}
+CONNECTION = Accepted("the id of a connection", _Text, _TEXT)
+URI = Accepted("a URI", _Text, _TEXT)
+URI_OR_EMPTY = Accepted("a URI, or empty", str | None, {"type": ["string", "null"]}, lambda value: value or "")
+TABLE_NAMES = Accepted(
+    "a list of table names",
+    _Texts,
+    {"type": "array", "items": {"type": "string", "minLength": 3, "pattern": r"\."}, "minItems": 1},
+)
+PATTERNS = Accepted("a list of patterns, or nothing", list[_Text] | None, {"type": ["array", "null"]})
+PROPERTIES = Accepted("an object of Spark properties", dict[_Text, Any] | None, {"type": ["object", "null"]})
+CONDITIONS = Accepted(
+    "an object with a condition for each table, or nothing",
+    dict[_Text, _Text] | None,
+    {"type": ["object", "null"], "additionalProperties": {"type": "string", "minLength": 1}},
+    lambda value: dict(value or {}),
+)
+COLUMNS = Accepted(
+    "an object with a list of columns for each table, or nothing",
+    dict[_Text, _Texts] | None,
+    {
+        "type": ["object", "null"],
+        "additionalProperties": {"type": "array", "items": {"type": "string", "minLength": 1}, "minItems": 1},
+    },
+    lambda value: {name: list(columns) for name, columns in (value or {}).items()},
+)
+COUNT = Accepted("a whole number above 0", _Count, {"type": "integer", "minimum": 1})
+COUNT_OR_NONE = Accepted("a whole number", Annotated[int, msgspec.Meta(ge=0)], {"type": "integer", "minimum": 0})
+WHOLE_SECONDS = Accepted("a whole number of seconds above 0", _Count, {"type": "integer", "minimum": 1})
+SECONDS = Accepted("a number of seconds", _Seconds, {"type": "number", "minimum": 0})
+SLOT_NAME = Accepted(
+    "up to 30 lower-case letters, digits and underscores, or empty",
+    Annotated[str, msgspec.Meta(pattern=rf"\A{_NAME}\Z")] | None,
+    {"type": ["string", "null"], "pattern": f"^{_NAME}$"},
+    lambda value: value or "",
+)
+FLAG = Accepted("true or false", bool, {"type": "boolean"})
+
+
+@dataclass(frozen=True)
+class _AcceptedPoint(Accepted):
+    """Values of ``as_of``: texts, and times of Python."""
+
+    def holds(self, value: Any) -> bool:
+        return value is None or as_of.is_as_of(value)
+
+
+# A form shows what may not be null as required, and takes no empty text for a value.
+AS_OF = _AcceptedPoint(
+    "a time with its zone, a GTID set or an LSN, or empty",
+    Any,
+    # A time of the day has a colon, or at least a letter before it; a GTID set has colons, an LSN has a slash.
+    {"type": ["string", "null"], "pattern": r"^\s*$|[/:]|\d[^\d-]\d"},
+    lambda value: as_of.text_of(value) or "",
+)
+
+
+def values_of(options: Any) -> dict[str, Any]:
+    """The values of ``options``, an instance of a class of options, by the option's name."""
+    found: dict[str, Any] = {}
+    for one in fields(options):
+        value = getattr(options, one.name)
+        if is_dataclass(value):
+            found |= values_of(value)
+        else:
+            found[one.metadata["option"]["name"] or one.name] = value
+    return found
+
+
+def declared_in(kind: type[Any]) -> Iterator[Option]:
+    """The options that a class of options consists of, in their order."""
+    types = get_type_hints(kind)
+    for one in fields(kind):
+        if is_dataclass(types[one.name]):
+            yield from declared_in(types[one.name])
+        else:
+            facts = one.metadata["option"]
+            name = facts["name"] or one.name
+            argument = facts["argument"] or name
+            yield Option(**{**facts, "name": name, "argument": argument}, type=types[one.name], default=one.default)
+
+
+def made_of(kind: type[Options], values: Mapping[str, Any]) -> Options:
+    """A class of options with these values, by the option's name."""
+    types = get_type_hints(kind)
+    arguments = {
+        one.name: made_of(types[one.name], values)
+        if is_dataclass(types[one.name])
+        else values[one.metadata["option"]["name"] or one.name]
+        for one in fields(kind)  # type: ignore[arg-type]
+    }
+    return kind(**arguments)

@@ -1,0 +1,1 @@
+"""Parquet files: writing them, reading their footers, copying column chunks."""

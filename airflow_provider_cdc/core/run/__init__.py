@@ -1,0 +1,1 @@
+"""A run: its folder, manifest, steps, commit and results."""

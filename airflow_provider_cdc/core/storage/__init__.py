@@ -1,0 +1,1 @@
+"""Stores, URIs, and records that only one writer can make."""

@@ -1,0 +1,175 @@
+"""Records: what tries and steps of a run leave for each other as JSON, read strictly.
+
+A record is a frozen dataclass, and msgspec is its one serialiser. `encode` makes JSON data of it; `decode` makes it of
+JSON data, and is the one place that says what is wrong with data that is no such record: truncated, of another shape,
+of other types. Keys that a record does not have are refused: whoever wrote them meant something by them, and what is
+not known may be what exactness rests on.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, is_dataclass
+from functools import cache
+from typing import Any, TypeVar
+
+import msgspec
+
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.errors import CdcError, ManifestError
+
+Record = TypeVar("Record")
+
+HINT = "a record of the run was altered from outside, or its storage lost some of it: trigger a new run"
+_DIGITS = 32
+# As in: Expected `int`, got `str` - at `$.files[0].size`
+_PLACED = re.compile(r"(?P<what>.*) - at `\$\.?(?P<place>.*)`", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a step's app failed, for the task that started it."""
+
+    type: str
+    message: str
+    terminal: bool
+
+
+def encode(record: Any) -> Any:
+    """JSON data of a record, or of a collection of records.
+
+    What has a text that its class can ``parse`` (a table's name) becomes that text; keys of objects become text.
+    """
+    return msgspec.to_builtins(record, str_keys=True, enc_hook=_text)
+
+
+def decode(kind: type[Record], data: Any, where: str) -> Record:
+    """Make a record from JSON data.
+
+    :param kind: of the record, or of a collection of records, such as ``dict[str, Failure]``.
+    :param where: what the record is called in an error.
+    :raises ManifestError: the data is no such record.
+    """
+    try:
+        record = msgspec.convert(data, kind, strict=True, str_keys=True, dec_hook=_parsed)
+    except msgspec.ValidationError as error:
+        raise _damaged(_told(str(error)), where) from None
+    _complete(record)
+    if unknown := _unknown(data, encode(record), ""):
+        raise _damaged(f"{unknown} is not known", where)
+    return record
+
+
+def digest_of(record: Any) -> str:
+    """A digest of a record or of JSON data: the same for what is equal, whatever the order of keys."""
+    text = json.dumps(encode(record), sort_keys=True, ensure_ascii=False)
+    return hashlib.sha256(text.encode()).hexdigest()[:_DIGITS]
+
+
+def read(kind: type[Record], run: Storage, name: str) -> Record:
+    """The record in the file ``name``.
+
+    :raises ManifestError: there is none, or it is damaged.
+    """
+    return decode(kind, read_data(run, name), run.uri_of(name))
+
+
+def read_data(run: Storage, name: str) -> Any:
+    """The JSON data in the file ``name``.
+
+    :raises ManifestError: there is none, or it is not JSON.
+    """
+    try:
+        return run.read_json(name)
+    except FileNotFoundError as error:
+        raise ManifestError("the record is gone", where=run.uri_of(name), hint=HINT) from error
+
+
+def write(run: Storage, name: str, record: Any) -> None:
+    """Write a record to the file ``name``, as `Storage.write_json` does."""
+    run.write_json(name, encode(record))
+
+
+def write_named(run: Storage, prefix: str, record: Any) -> str:
+    """Write a record whose name holds its digest, and return the name: who names it, names what is in it."""
+    name = f"{prefix}-{digest_of(record)}.json"
+    write(run, name, record)
+    return name
+
+
+def read_named(kind: type[Record], run: Storage, name: str) -> Record:
+    """A record that `write_named` wrote.
+
+    :raises ManifestError: it is not what was written.
+    """
+    data = read_data(run, name)
+    if not name.endswith(f"-{digest_of(data)}.json"):
+        raise ManifestError("the record is not the one that was written", where=run.uri_of(name), hint=HINT)
+    return decode(kind, data, run.uri_of(name))
+
+
+@cache
+def _names(kind: Any) -> tuple[str, ...]:
+    return tuple(one.name for one in fields(kind))
+
+
+def _complete(value: Any) -> None:
+    """Give records that were decoded the defaults of what was left out: msgspec leaves these to the class, and then
+    does not encode them. Equal records must have equal digests."""
+    if is_dataclass(value):
+        own = vars(value)
+        for name in _names(value.__class__):
+            if name in own:
+                _complete(own[name])
+            else:
+                object.__setattr__(value, name, getattr(value, name))
+    elif isinstance(value, (list, tuple)):
+        for one in value:
+            _complete(one)
+    elif isinstance(value, dict):
+        for one in value.values():
+            _complete(one)
+
+
+def _text(value: Any) -> str:
+    if not hasattr(type(value), "parse"):
+        raise NotImplementedError(f"{type(value).__name__} has no form in a record")
+    return str(value)
+
+
+def _parsed(kind: Any, data: Any) -> Any:
+    if not isinstance(data, str):
+        raise ValueError(f"Expected the text of a {kind.__name__}, got {data!r:.80}")
+    try:
+        return kind.parse(data)
+    except CdcError as error:
+        raise ValueError(error.message) from None
+
+
+def _unknown(data: Any, known: Any, at: str) -> str:
+    """The first key in ``data`` that the record made of it does not have; ``known`` is JSON data of that record."""
+    if isinstance(data, Mapping):
+        for name, value in data.items():
+            if name not in known:
+                return f"{at}.{name}".lstrip(".")
+            if found := _unknown(value, known[name], f"{at}.{name}"):
+                return found
+    elif isinstance(data, list):
+        for number, (value, own) in enumerate(zip(data, known, strict=True)):
+            if found := _unknown(value, own, f"{at}[{number}]"):
+                return found
+    return ""
+
+
+def _told(error: str) -> str:
+    placed = _PLACED.fullmatch(error)
+    what, place = (placed["what"], placed["place"]) if placed else (error, "")
+    what = what.replace("`", "")
+    return f"{place}: {what[0].lower()}{what[1:]}" if place else f"{what[0].lower()}{what[1:]}"
+
+
+def _damaged(what: str, where: str) -> ManifestError:
+    return ManifestError(f"the record is damaged: {what}", where=where, hint=HINT)

@@ -1,0 +1,29 @@
+"""The target of a run, as a DAG has it: the URI of a folder in the lake, with a placeholder for the source."""
+
+from __future__ import annotations
+
+import re
+
+from airflow_provider_cdc.core.storage.uri import LakeUri, redacted
+from airflow_provider_cdc.core.tables.names import safe_name
+from airflow_provider_cdc.errors import ConfigurationError
+
+SOURCE_PLACEHOLDER = "{source}"
+
+
+def lake_of(target: str, source_conn_id: str, parameter: str = "target") -> str:
+    """The URI of the folder to publish in: ``target`` with ``{source}`` replaced by the id of the connection.
+
+    The id is written as parts of table names are, so it is one part of the path: bytes other than ASCII letters,
+    digits, ``_ - $`` become ``~`` and two hexadecimal digits.
+
+    :raises ConfigurationError: ``target`` is no place to write to.
+    """
+    uri = target.replace(SOURCE_PLACEHOLDER, safe_name(source_conn_id))
+    if found := re.search(r"\{[^/]*\}", redacted(uri)):
+        raise ConfigurationError(
+            f"the {parameter} has the placeholder {found[0]}",
+            where=f"parameter {parameter}",
+            hint=f"the only one is {SOURCE_PLACEHOLDER}: the id of the connection to the source",
+        )
+    return str(LakeUri.parse(uri))

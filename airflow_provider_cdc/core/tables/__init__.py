@@ -1,0 +1,1 @@
+"""Tables and their rows: names, columns, chunks, keys as bytes, net changes."""

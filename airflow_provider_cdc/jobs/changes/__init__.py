@@ -1,0 +1,1 @@
+"""Net changes as files: reducing them by key, and filtering their images."""

@@ -1,0 +1,130 @@
+"""The part of tables that is copied, taken from what the log tells: from its images, before anything is made of them.
+
+A condition is a function of one row, so whether it is taken before net changes are composed or after that is the same.
+Taken before, all that comes after is the rewind, or the rolling forward, of a table that has no other rows and columns.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_provider_cdc.core.filters.apply import matching, published_keys
+from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.sources.api.source import Source
+from airflow_provider_cdc.sources.api.unrepresentable import OddValue
+from airflow_provider_cdc.sources.api.window import TrackedTable
+
+_DECODED_ROWS = 65_536
+
+
+def decode_published(
+    source: Source, table: Table, images: pa.BinaryArray, nulled: dict[str, int] | None = None
+) -> pa.RecordBatch:
+    """The published columns of rows, from the log's own bytes; otherwise as `Source.decode_images`.
+
+    :raises ValueNotRepresentable: a published value fits no Arrow type.
+    """
+    if not table.selection.columns:
+        return source.decode_images(table, images, nulled)
+    return source.decode_images(table, images, nulled, table.published_columns)
+
+
+def copied(
+    table: Table, rows: pa.RecordBatch, odd: Sequence[OddValue]
+) -> tuple[pa.BooleanArray | None, Sequence[OddValue]]:
+    """Which of the ``rows`` that were read are copied (None: all); and those of the ``odd`` values, which have
+    placeholders among the rows, that would be published.
+
+    :raises ValueNotRepresentable: there are some, and they tell rows apart.
+    """
+    if table.selection.whole:
+        return None, odd
+    found = matching(table, rows, _unknown(odd))
+    published = {*table.published_columns}
+    copies = None if found is None else found.to_numpy(zero_copy_only=False)
+    left = [one for one in odd if one.stops and one.column in published and (copies is None or copies[one.row])]
+    if left and table.keyless:
+        raise left[0].error
+    return found, left
+
+
+def _unknown(odd: Sequence[OddValue]) -> dict[str, list[int]]:
+    unknown: dict[str, list[int]] = {}
+    for value in odd:
+        unknown.setdefault(value.column, []).append(value.row)
+    return unknown
+
+
+def selected_changes(source: Source, tables: Sequence[TrackedTable], rows: pa.Table) -> pa.Table:
+    """Changes of `DELTA_SCHEMA` as changes of the parts of the tables that are copied.
+
+    Of a keyed table, rows before and after that are no part of the copy become none: the key stays, for what was read
+    of it may be. Of a keyless one, such rows are left out, and the others are told apart by the published columns.
+    """
+    selecting = {one.index: one.table for one in tables if not one.keys_only and not one.table.selection.whole}
+    if not selecting or not rows.num_rows:
+        return rows
+    found = [_selected(source, selecting[index], own) if index in selecting else own for index, own in _by_table(rows)]
+    return pa.concat_tables(found)
+
+
+def needs_composing(tables: Sequence[TrackedTable]) -> bool:
+    """Whether even one net change of a segment may have a row twice, once columns are left out."""
+    return any(one.table.keyless and one.table.selection.columns for one in tables)
+
+
+def _by_table(rows: pa.Table) -> list[tuple[int, pa.Table]]:
+    indices = pc.unique(rows["table"]).to_pylist()
+    return [(index, rows.filter(pc.equal(rows["table"], index))) for index in indices]
+
+
+def _selected(source: Source, table: Table, rows: pa.Table) -> pa.Table:
+    if table.keyless:
+        return pa.concat_tables([_of_keyless(source, table, part) for part in _parts(rows)])
+    if table.selection.where is None:
+        return rows
+    for name in ("before", "after"):
+        column = rows.schema.get_field_index(name)
+        chunks = [copied_images(source, table, _array(part[name])) for part in _parts(rows)]
+        rows = rows.set_column(column, rows.schema.field(name), pa.chunked_array(chunks, pa.binary()))
+    return rows
+
+
+def _of_keyless(source: Source, table: Table, part: pa.Table) -> pa.Table:
+    read = [column.name for column in table.as_read.columns]
+    odd: list[OddValue] = []
+    decoded = source.decode_images(table, _array(part["before"]), None, read, odd)
+    found, _ = copied(table, decoded, odd)
+    # Its rows were told apart by all that the log tells of them.
+    keys = published_keys(table, decoded)
+    part = part.set_column(part.schema.get_field_index("key"), part.schema.field("key"), keys)
+    return part if found is None else part.filter(found)
+
+
+def copied_images(source: Source, table: Table, images: pa.Array) -> pa.Array:
+    """``images`` with null in place of those of rows that are not copied."""
+    there = images.is_valid()
+    if table.selection.where is None or not there.true_count:
+        return images
+    odd: list[OddValue] = []
+    # Rows without any column would be no rows.
+    looked_at = table.selection.where.columns or (table.columns[0].name,)
+    decoded = source.decode_images(table, images.filter(there), None, looked_at, odd)
+    found = matching(table, decoded, _unknown(odd))
+    assert found is not None
+    copied = np.zeros(len(images), np.bool_)
+    copied[there.to_numpy(zero_copy_only=False)] = found.to_numpy(zero_copy_only=False)
+    return pc.if_else(pa.array(copied), images, pa.scalar(None, pa.binary()))
+
+
+def _parts(rows: pa.Table) -> list[pa.Table]:
+    return [rows.slice(start, _DECODED_ROWS) for start in range(0, rows.num_rows, _DECODED_ROWS)]
+
+
+def _array(column: pa.ChunkedArray) -> pa.Array:
+    found = column.combine_chunks()
+    return pa.concat_arrays(found.chunks) if isinstance(found, pa.ChunkedArray) else found

@@ -1,0 +1,117 @@
+"""Which of many changes are of the same key, and which of those is the first one and the last one."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from airflow_provider_cdc.core.kernels.compile import Bytes, Int32s, Int64s, bytes_of, inner, kernel, same_bytes
+from airflow_provider_cdc.sources.log.netting import hash_key
+
+_LOW_HALF = (1 << 32) - 1
+_FEWEST_SLOTS = 16
+
+
+class KeyChanges(NamedTuple):
+    """One entry for each table and key, in the order in which they come: the row of its ``first`` change and of its
+    ``last`` one, and the sum of its ``counts``. ``int64`` each."""
+
+    first: Int64s
+    last: Int64s
+    counts: Int64s
+
+
+def same_keys(rows: pa.Table) -> KeyChanges:
+    """The changes of each table and key.
+
+    :param rows: changes of `DELTA_SCHEMA`, none of them pending. What comes first is told by ``order`` and
+        ``suborder``, and where these are the same, by the place in ``rows``.
+    """
+    size = rows.num_rows
+    first, last, counts = np.empty((3, size), np.int64)
+    if not size:
+        return KeyChanges(first, last, counts)
+    # The keys of all rows may be more than an array of binary holds.
+    keys = rows["key"].cast(pa.large_binary()).combine_chunks()
+    offsets: Int64s = np.frombuffer(keys.buffers()[1], np.int64)[keys.offset : keys.offset + size + 1].copy()
+    slots: Int64s = np.zeros(max(_FEWEST_SLOTS, 1 << (2 * size - 1).bit_length()), np.int64)
+    found = _group(
+        bytes_of(keys.buffers()[2]),
+        offsets,
+        _numbers(rows["table"], np.int32),
+        _numbers(rows["order"], np.int64),
+        _numbers(rows["suborder"], np.int64),
+        _numbers(rows["count"], np.int64),
+        slots,
+        first,
+        last,
+        counts,
+    )
+    return KeyChanges(first[:found], last[:found], counts[:found])
+
+
+def _numbers(column: pa.ChunkedArray, kind: npt.DTypeLike) -> npt.NDArray[np.signedinteger]:
+    # Kernels compile once for arrays that can be written to, and again for those that cannot.
+    return np.array(column.to_numpy(), kind)
+
+
+@inner
+def _earlier(orders: Int64s, suborders: Int64s, one: int, other: int) -> bool:
+    """Whether the change ``one`` comes before ``other`` by its order."""
+    return bool(orders[one] < orders[other] or (orders[one] == orders[other] and suborders[one] < suborders[other]))
+
+
+@kernel
+def _group(
+    data: Bytes,
+    offsets: Int64s,
+    tables: Int32s,
+    orders: Int64s,
+    suborders: Int64s,
+    counts: Int64s,
+    slots: Int64s,
+    first: Int64s,
+    last: Int64s,
+    sums: Int64s,
+) -> int:
+    """Fill ``first``, ``last`` and ``sums``; how many entries they have.
+
+    :param offsets: of the keys in ``data``.
+    :param slots: zeros, a power of two and at least twice as many as there are rows. Each becomes the upper half of a
+        key's hash above the number of its entry plus one.
+    """
+    found = 0
+    mask = len(slots) - 1
+    for row in range(len(tables)):
+        at = offsets[row]
+        size = offsets[row + 1] - at
+        hashed = hash_key(data, at, size, tables[row])
+        tag = hashed & ~_LOW_HALF
+        slot = hashed & mask
+        one = -1
+        while slots[slot] != 0:
+            if (slots[slot] & ~_LOW_HALF) == tag:
+                one = (slots[slot] & _LOW_HALF) - 1
+                other = first[one]
+                if (
+                    tables[other] == tables[row]
+                    and offsets[other + 1] - offsets[other] == size
+                    and same_bytes(data, offsets[other], data, at, size)
+                ):
+                    break
+            slot = (slot + 1) & mask
+        if slots[slot] == 0:
+            slots[slot] = tag | (found + 1)
+            first[found] = last[found] = row
+            sums[found] = counts[row]
+            found += 1
+            continue
+        sums[one] += counts[row]
+        if _earlier(orders, suborders, row, first[one]):
+            first[one] = row
+        if not _earlier(orders, suborders, row, last[one]):
+            last[one] = row
+    return found

@@ -1,0 +1,1 @@
+"""The step ``consolidate``: rewind or roll forward, and publish."""

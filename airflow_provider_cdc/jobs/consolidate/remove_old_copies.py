@@ -1,0 +1,149 @@
+"""What consolidate does last: it removes older copies, as many as the option `keep` says.
+
+The run is published by then, so nothing here fails it: what could not be removed is removed by the next run.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from functools import partial
+
+import pyarrow as pa
+
+from airflow_provider_cdc.core.copies.removal_record import Removed, note_removed
+from airflow_provider_cdc.core.copies.retention import (
+    Expired,
+    Runs,
+    check_not_removed,
+    expired,
+    in_use,
+    is_latest,
+    is_stuck,
+    lifeless,
+    made_by,
+    mark,
+    remove_folder,
+    remove_remains,
+    tables_of,
+    without_copies,
+)
+from airflow_provider_cdc.core.run.run import Commit, Run, read_is_latest
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.errors import CdcError
+from airflow_provider_cdc.jobs.runtime.progress import say
+from airflow_provider_cdc.jobs.runtime.step import sink_of
+from airflow_provider_cdc.sinks.base import Sink
+from airflow_provider_cdc.sources.api.optional_capabilities import release_run
+from airflow_provider_cdc.sources.api.source import Source
+
+SHOWN = 5
+_MAY_FAIL = (CdcError, OSError, pa.ArrowException)
+
+
+def retain(run: Run, source: Source) -> None:
+    """Remove the copies that are older than the newest ones that ``run``, which is published, is to keep."""
+    if not run.manifest.options.keep:
+        return
+    try:
+        _Retention(run, source).done()
+    except _MAY_FAIL as error:
+        say(f"consolidate: WARNING: older copies are left to the next run: {error}")
+
+
+def check_own_copies(run: Run) -> None:
+    """Before a run is published once more: make sure that none of its copies was removed since.
+
+    :raises ManifestError: one was.
+    """
+    check_not_removed(run, tables_of(run))
+
+
+class _Retention:
+    """One run's removal of what is older."""
+
+    def __init__(self, run: Run, source: Source) -> None:
+        self._run = run
+        self._source = source
+        self._sink: Sink = sink_of(run.manifest)
+        is_latest = read_is_latest(run.folder)
+        self._tables = [table for table in tables_of(run) if is_latest.get(str(table))]
+        self._scratch = Storage(run.manifest.scratch)
+        self._runs = Runs(self._scratch, run.run_id, self._sink)
+        self._copies: dict[str, tuple[str, ...]] = {}
+        self._folders: list[str] = []
+        self._left: dict[str, str] = {}
+
+    def done(self) -> None:
+        options = self._run.manifest.options
+        found, self._left = expired(self._run, self._tables, options.keep, self._sink, self._runs, options.keep_days)
+        for one in found:
+            mark(one.run, one.table, self._run.run_id)
+        # Only now: a run that began meanwhile either sees the marks, or is seen here.
+        self._runs.refresh()
+        for one in found:
+            self._attempt(self._uri(one), partial(self._remove, one))
+        # What was removed is told, whatever comes in the way of the rest.
+        self._attempt(self._scratch.uri, self._remove_folders)
+        removed = Removed(self._copies, tuple(self._folders), self._left)
+        self._tell(removed)
+        note_removed(self._run, removed)
+
+    def _remove_folders(self) -> None:
+        now = self._run.folder.newest_time()
+        for run in lifeless(self._run, self._tables, self._sink, self._runs, now):
+            self._attempt(run.folder.uri, partial(self._remove_lifeless, run))
+        for run in without_copies(self._run, self._tables, self._sink, self._runs, now):
+            self._attempt(run.folder.uri, partial(self._remove_run, run))
+        for name in self._runs.remains:
+            folder = self._scratch.folder(name)
+            self._attempt(folder.uri, partial(remove_remains, folder))
+
+    def _attempt(self, uri: str, removal: Callable[[], None]) -> None:
+        try:
+            removal()
+        except _MAY_FAIL as error:
+            self._left[uri] = f"it could not be removed: {error}"
+
+    def _uri(self, one: Expired) -> str:
+        return self._sink.copy_folder(one.run.run_id, one.table).uri
+
+    def _remove(self, one: Expired) -> None:
+        if not is_latest(self._run, one.table, self._sink):
+            return
+        if user := self._runs.user_of(one.run.run_id, one.table):
+            self._left[self._uri(one)] = in_use(user)
+            return
+        strange = self._sink.remove(one.run.run_id, one.table, one.files, one.feed)
+        if strange:
+            self._left |= dict.fromkeys(strange, "the record of its copy does not name it")
+        else:
+            self._copies[str(one.table)] = (*self._copies.get(str(one.table), ()), self._uri(one))
+
+    def _remove_lifeless(self, run: Run) -> None:
+        # From here on no try of it can publish anything any more.
+        if not run.decide(Commit(uuid.uuid4().hex, run.rests_on, abandoned=True)).abandoned:
+            if not is_stuck(run, self._sink):
+                return
+            # Files may lie in their places already, which no reader was ever led to.
+            for one in (made_by(run, table) for table in tables_of(run)):
+                self._sink.remove(run.run_id, one.table, one.files, one.feed)
+        release_run(self._source, run.run_id)
+        self._remove_run(run)
+
+    def _remove_run(self, run: Run) -> None:
+        remove_folder(run, self._run.run_id)
+        self._folders.append(run.run_id)
+
+    def _tell(self, removed: Removed) -> None:
+        count = sum(map(len, removed.copies.values()))
+        options, folders = self._run.manifest.options, len(removed.runs)
+        asked = f"keep = {options.keep}" + (f", keep_days = {options.keep_days}" if options.keep_days else "")
+        if count or folders:
+            copies = counted(count, "older copy", "older copies")
+            say(f"consolidate: {asked}: {copies} and {counted(folders, 'folder')} of runs removed")
+        for uri, why in sorted(removed.left.items())[:SHOWN]:
+            say(f"consolidate: WARNING: {uri} stays: {why}")
+        if len(removed.left) > SHOWN:
+            say(f"consolidate: WARNING: more stay ({len(removed.left) - SHOWN:,}); the run's report lists them")

@@ -1,0 +1,42 @@
+"""Rows that were read again, in layers: of each key the last layer counts that has something to say of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables import row_bytes
+from airflow_provider_cdc.jobs.changes import net_change_files
+from airflow_provider_cdc.jobs.changes.net_change_files import NetChange
+from airflow_provider_cdc.jobs.consolidate.rewind import Rewind
+
+
+def rows_again(
+    run: Storage, change: NetChange, layers: Sequence[Rewind], key: Sequence[str], batch_rows: int
+) -> Iterator[pa.RecordBatch]:
+    """The rows of one table that count, in batches of up to ``batch_rows``.
+
+    :param run: the run's folder, which has the files of the layers and of the ``change``.
+    :param layers: the lowest one first.
+    """
+    for layer in layers:
+        # Nothing lies above the last one.
+        later = _touched_after(run, change, layer) if layer is not layers[-1] else None
+        for file in layer.files:
+            parquet = pq.ParquetFile(run.path(file.name), filesystem=run.filesystem)
+            for rows in parquet.iter_batches(batch_rows):
+                if later is not None:
+                    rows = rows.filter(pc.invert(pc.is_in(row_bytes.encode(rows, key), value_set=later)))
+                if rows.num_rows:
+                    yield rows
+
+
+def _touched_after(run: Storage, change: NetChange, layer: Rewind) -> pa.ChunkedArray:
+    """The keys that were touched after the layer was read."""
+    changes = net_change_files.read(run, change.files, ["key", "order"], table=layer.table)
+    found = [batch.filter(pc.greater(batch["order"], layer.since))["key"] for batch in changes]
+    return pa.chunked_array(found, pa.binary())

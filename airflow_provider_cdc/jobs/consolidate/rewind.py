@@ -1,0 +1,158 @@
+"""The tasks of consolidate: take touched rows out of staged files, and put back those that were there before."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_provider_cdc.core.filters.apply import published_schema
+from airflow_provider_cdc.core.run.manifest import RunTable
+from airflow_provider_cdc.core.run.staging import StagedFile, Staging
+from airflow_provider_cdc.core.tables.names import folder_name
+from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.errors import ValueNotRepresentable
+from airflow_provider_cdc.jobs.changes import net_change_files
+from airflow_provider_cdc.jobs.changes.filter_images import decode_published
+from airflow_provider_cdc.jobs.changes.net_change_files import NetChange
+from airflow_provider_cdc.jobs.consolidate.touched_rows import MarkedFile, TouchedKeys, in_portions, mark
+from airflow_provider_cdc.jobs.runtime.skipped import reason
+from airflow_provider_cdc.sources.api.source import Source
+
+TOUCHED_ROWS = 1_000_000
+"""How many touched keys a task holds at a time."""
+DECODED_ROWS = 65_536
+
+
+@dataclass(frozen=True)
+class Rewind:
+    """An order: take the touched rows out of these files of one table. Of a keyless table: out of all of its files,
+    and put back the rows that the window removed. ``since``: keys whose order is not greater are left alone."""
+
+    table: int
+    files: tuple[StagedFile, ...]
+    since: int = -1
+
+
+@dataclass(frozen=True)
+class Restore:
+    """An order: put back the rows that were there before, of the keys in the buckets from one up to another."""
+
+    table: int
+    buckets: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What an order led to: files ``adopted`` as they are, files ``written``, how many were ``replaced`` by these; and
+    how many values of each column were put back as null because no Arrow type holds them (``nulled``). ``refused``: why
+    the table cannot be copied. Where a copy is rolled forward, its files are ``kept``, and ``found`` is how many
+    touched rows were in it."""
+
+    table: int
+    adopted: tuple[StagedFile, ...] = ()
+    written: tuple[StagedFile, ...] = ()
+    replaced: int = 0
+    nulled: Mapping[str, int] = field(default_factory=dict)
+    refused: str = ""
+    kept: tuple[StagedFile, ...] = ()
+    found: int = 0
+
+
+@dataclass(frozen=True)
+class RewindTask:
+    """What a task of consolidate needs to know. It is sent to executors.
+
+    ``skips``: that a table cannot be copied is its outcome, and does not stop the step.
+    """
+
+    staging: Staging
+    source: Source
+    tables: tuple[RunTable, ...]
+    change: NetChange
+    skips: bool = False
+
+    def __call__(self, order: Rewind | Restore) -> Outcome:
+        with self.staging.reading():
+            try:
+                return self._done(order)
+            except ValueNotRepresentable as error:
+                if not self.skips:
+                    raise
+                return Outcome(order.table, refused=reason(error))
+
+    def _done(self, order: Rewind | Restore) -> Outcome:
+        if isinstance(order, Restore):
+            written, nulled = self._restore(order.table, order.buckets)
+            return Outcome(order.table, written=written, nulled=nulled)
+        outcome = self._take_out(order)
+        if not self._table(order.table).keyless:
+            return outcome
+        added, nulled = self._restore(order.table, None)
+        return replace(outcome, written=outcome.written + added, nulled=nulled)
+
+    def _table(self, index: int) -> Table:
+        return self.tables[index].table
+
+    def _staged(self, table: Table, part: str) -> str:
+        return f"staged/{folder_name(table.name)}/{part}"
+
+    def _take_out(self, order: Rewind) -> Outcome:
+        table = self._table(order.table)
+        schema = published_schema(table, self.source.arrow_schema(table))
+        key = schema.names if table.keyless else list(table.key)
+        files = [MarkedFile(self.staging.folder, file) for file in order.files]
+        for touched in self._touched(order.table, schema.field(key[0]).type, order.since):
+            mark(files, key, touched)
+            touched.check_all_found(table)
+        written: list[StagedFile] = []
+        for file in files:
+            if file.marks:
+                part = "-".join(file.staged.base_name.split("-")[:2])
+                with self.staging.writer(self._staged(table, part), schema) as writer:
+                    for rows in file.unmarked():
+                        writer.write(rows)
+                written += writer.files
+        return Outcome(
+            order.table,
+            tuple(file.staged for file in files if not file.marks),
+            tuple(written),
+            sum(bool(file.marks) for file in files),
+        )
+
+    def _touched(self, index: int, first: pa.DataType, since: int) -> Iterator[TouchedKeys]:
+        columns = ["key", "count", "order"] if since >= 0 else ["key", "count"]
+        keyless = self._table(index).keyless
+
+        def read() -> Iterator[pa.RecordBatch]:
+            for batch in net_change_files.read(self.staging.folder, self.change.files, columns, table=index):
+                if since >= 0:
+                    batch = batch.filter(pc.greater(batch["order"], since))
+                yield batch.filter(pc.greater(batch["count"], 0)) if keyless else batch
+
+        for batches in in_portions(read(), TOUCHED_ROWS):
+            yield TouchedKeys.of(batches, keyless, first)
+
+    def _restore(self, index: int, buckets: tuple[int, int] | None) -> tuple[tuple[StagedFile, ...], dict[str, int]]:
+        table = self._table(index)
+        nulled: dict[str, int] = {}
+        schema = published_schema(table, self.source.arrow_schema(table))
+        with self.staging.writer(self._staged(table, "part-restored"), schema) as writer:
+            for batch in net_change_files.read(
+                self.staging.folder, self.change.files, ["before", "count"], table=index, buckets=buckets
+            ):
+                restored = pc.less(batch["count"], 0) if table.keyless else batch["before"].is_valid()
+                batch = batch.filter(restored)
+                for start in range(0, batch.num_rows, DECODED_ROWS):
+                    part = batch.slice(start, DECODED_ROWS)
+                    rows = decode_published(self.source, table, part["before"], nulled)
+                    if table.keyless:
+                        copies = np.repeat(np.arange(rows.num_rows), -part["count"].to_numpy())
+                        for first in range(0, len(copies), DECODED_ROWS):
+                            writer.write(rows.take(pa.array(copies[first : first + DECODED_ROWS])))
+                    else:
+                        writer.write(rows)
+        return tuple(writer.files), nulled

@@ -1,0 +1,409 @@
+"""The consolidate step: rewinds what the window touched, and publishes all tables at once.
+
+The step has four moments, and a try that begins after a crash goes on from the last one that was reached:
+
+1. The files that the rewind rests on are checked, and what it writes is staged. Until then it may be done again.
+2. The commit fixes the files that count, for all tables. Only one try can make it, and from here on the run is
+   published, whatever happens: all that follows is done from the commit alone, by any try, or by several at once.
+3. The sink publishes what the commit names. Only then is the step done.
+4. The work files are removed, and so is what the source kept for the run, and older copies (`jobs.retain`).
+
+So no try can ever make a file visible that the commit does not name, however late it wakes up.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+
+from pyspark.sql import SparkSession
+
+from airflow_provider_cdc.core.filters.apply import published_schema
+from airflow_provider_cdc.core.run.commit_record import Decision, decision_of
+from airflow_provider_cdc.core.run.results import CONSOLIDATE, ConsolidateResult, DeltaResult, SnapshotResult
+from airflow_provider_cdc.core.run.run import Commit, Run, read_is_latest, release
+from airflow_provider_cdc.core.run.staging import StagedFile, Staging
+from airflow_provider_cdc.core.storage import records
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables.names import folder_name
+from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.errors import CdcError, ManifestError, naming
+from airflow_provider_cdc.jobs.changes.net_change_files import NetChange, bucket_ranges
+from airflow_provider_cdc.jobs.consolidate.remove_old_copies import check_own_copies, retain
+from airflow_provider_cdc.jobs.consolidate.rewind import Outcome, Restore, Rewind, RewindTask
+from airflow_provider_cdc.jobs.extract_delta.change_feed import read_changes, stage_feeds
+from airflow_provider_cdc.jobs.extract_delta.step import read_net_change
+from airflow_provider_cdc.jobs.roll_forward.plan import BaseFile, look_at_bases, noting_damage, roll_forward
+from airflow_provider_cdc.jobs.runtime.nulled import add_nulled, say_nulled
+from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, say, table
+from airflow_provider_cdc.jobs.runtime.retry import persist
+from airflow_provider_cdc.jobs.runtime.skipped import check_some_left, say_skipped
+from airflow_provider_cdc.jobs.runtime.step import Step, clean, run_step, sink_of
+from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
+from airflow_provider_cdc.jobs.runtime.verify_files import Checked, require_whole
+from airflow_provider_cdc.jobs.snapshot.reread_passes import read_record
+from airflow_provider_cdc.jobs.snapshot.step import read_table_files
+from airflow_provider_cdc.jobs.snapshot.survivors import check_survivors, surviving
+from airflow_provider_cdc.sinks.base import Publication, PublishedCopy, TableChange
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.optional_capabilities import give_up_past, note_copies, release_run
+from airflow_provider_cdc.sources.api.registry import open_source
+from airflow_provider_cdc.sources.api.window import BUCKETS
+
+FILES = "commit/files"
+TASKS_PER_SLOT = 4
+REWIND_BYTES = 64 * 2**20
+"""Bytes of files below which another task costs more than it saves: most files are ruled out by their footers."""
+RESTORE_ROWS = 250_000
+"""Likewise, of rows to be put back."""
+
+
+def consolidate(spark: SparkSession, folder: Storage, settings: ConnectionSettings) -> ConsolidateResult:
+    """Make every table of the run in ``folder`` what it was at the run's position, and publish all of them.
+
+    Returns what the run records.
+
+    :raises CopyMismatch: the rows that were read contradict the log.
+    :raises ValueNotRepresentable: values that no Arrow type holds would be published.
+    :raises PublishIncomplete: publishing stopped half-way; call it again.
+    :raises CommitUnknown: whether something was published is not known; call it again.
+    """
+    done_before = CONSOLIDATE in Run.load(folder).steps
+    found = run_step(CONSOLIDATE, spark, folder, settings, _consolidate)
+    run = Run.load(folder)
+    if done_before:
+        check_own_copies(run)
+        # The heads may have been removed since.
+        _publish(run, decision_of(run))
+    clean(run)
+    # note_copies relies on the run's slot to prove that the history is unchanged, so it comes before release.
+    noted = _note_copies(run, settings)
+    _release(run, settings)
+    if noted:
+        # Otherwise the standing slot might give up the log since this run's copies, of which it does not know.
+        _give_up_past(run, settings)
+    retain(run, open_source(settings))
+    return found
+
+
+def _consolidate(step: Step) -> ConsolidateResult:
+    run = step.run
+    run.found(DeltaResult)
+    step.sink.check_source([entry.table.copy_name for entry in step.tables], step.manifest.source, run.position)
+    commit = run.commit or _commit(step)
+    if commit.abandoned:
+        raise ManifestError(
+            "the run began anew while this try was at work",
+            where=step.folder.uri,
+            hint="nothing needs to be done: the tasks of the new beginning go on",
+        )
+    decision = decision_of(run)
+    if commit.token != step.token and CONSOLIDATE not in run.steps:
+        _check_commit(step, decision)
+    copies = _publish(run, decision)
+    found = ConsolidateResult(
+        published={str(name): copy.uri for name, copy in copies.items()},
+        rows=decision.rows,
+        rewound=decision.rewound,
+        nulled=decision.nulled,
+        files_rewritten=decision.files_rewritten,
+        files_adopted=decision.files_adopted,
+        published_at=decision.published_at,
+        skipped={**run.manifest.skipped, **decision.skipped},
+        position=run.position,
+        changes=_feed_rows(run, decision),
+        superseded=_superseded(run, decision),
+    )
+    rows = [(name, found.rows[name], found.rewound[name], len(decision.files_of(name))) for name in decision.files]
+    say_skipped(found.skipped)
+    say(table(("table", "rows", "keys touched", "files"), rows))
+    say_nulled("consolidate: put back as null", found.nulled)
+    say(f"consolidate: {counted(found.files_rewritten, 'file')} rewritten, {found.files_adopted:,} kept as written")
+    for name, why in found.superseded.items():
+        say(f"consolidate: WARNING: {name}: this copy begins a new history, and supersedes all earlier ones: {why}")
+    for name, count in found.changes.items():
+        if count is None:
+            say(f"consolidate: {name}: no changes: there was no copy before; the next run's begin at this copy")
+        else:
+            start = decision.feeds[name].start
+            say(f"consolidate: {name}: {counted(count, 'row change')}, from {start} to {found.position}")
+    return found
+
+
+def _feed_rows(run: Run, decision: Decision) -> dict[str, int | None]:
+    """How many row changes the feed of each table has; None: it has none."""
+    if not run.manifest.options.changes:
+        return {}
+    return {name: decision.feeds[name].rows if name in decision.feeds else None for name in decision.files}
+
+
+def _superseded(run: Run, decision: Decision) -> dict[str, str]:
+    """How it was found, when the run began, that the source was set back since the copy before, by the table's name."""
+    histories = run.manifest.histories
+    ended = {name: history.ended_by(run.run_id) for name, history in histories.items() if name in decision.files}
+    return {name: f"since that of run {one.run_id}, {one.why}" for name, one in ended.items() if one is not None}
+
+
+def _commit(step: Step) -> Commit:
+    """Rewind, and decide what is published; or learn what another try decided meanwhile."""
+    rests_on = step.run.rests_on
+    try:
+        record = records.write_named(step.folder, FILES, _stage(step))
+    except Exception as error:
+        # A concurrent attempt that has decided moves files that this one still wants to read.
+        step.run.refresh()
+        if step.run.commit is None:
+            raise
+        say(f"consolidate: a concurrent attempt has committed; this one completes it ({type(error).__name__}: {error})")
+        return step.run.commit
+    commit = step.run.decide(Commit(step.token, rests_on, record))
+    if commit.record != record:
+        say("consolidate: a concurrent attempt has committed; this one completes it")
+        step.folder.delete_file(record)
+    return commit
+
+
+def _check_commit(step: Step, decision: Decision) -> None:
+    """Check what another try staged: this one has not written it, and cannot do it again.
+
+    :raises FileDamaged: a file is not what the commit says.
+    """
+    names = {str(entry.table.name): entry.table.copy_name for entry in step.tables}
+    checked = [Checked(file, name, names[name]) for name, own in decision.files.items() for file in own]
+    for name, feed in decision.feeds.items():
+        checked += [Checked(file, f"the changes of {name}", names[name]) for file in feed.files]
+    require_whole(step, checked)
+
+
+def _publish(run: Run, decision: Decision) -> dict[TableName, PublishedCopy]:
+    """Publish what the commit names, and leave in the run's folder which copies are their table's latest ones now."""
+    manifest = run.manifest
+    publication = Publication(
+        run_id=run.run_id,
+        staging=Staging(run.folder),
+        tables=tuple(
+            TableChange(
+                entry.table.copy_name,
+                decision.files[name],
+                decision.kept.get(name, ()),
+                entry.base,
+                entry.table.selection.condition,
+                entry.table.selection.columns,
+                decision.feeds.get(name),
+                manifest.history_of(entry.table.name),
+            )
+            for entry in manifest.tables
+            if (name := str(entry.table.name)) in decision.files
+        ),
+        position_key=manifest.position_key,
+        position=run.position,
+        recorded_at=manifest.created_at,
+        published_at=decision.published_at,
+        source=manifest.source,
+        as_of=manifest.options.as_of,
+    )
+    copies = sink_of(manifest).publish(publication)
+    for table_name, copy in copies.items():
+        if not copy.is_latest:
+            say(
+                f"consolidate: WARNING: {table_name} is published, but a newer copy than it (of a later position or "
+                "history) stays the latest one"
+            )
+    run.note_latest({str(name): copy.is_latest for name, copy in copies.items()})
+    return copies
+
+
+def _stage(step: Step) -> Decision:
+    """Rewind, and say which files count."""
+    change = read_net_change(step.run)
+    read = read_table_files(step.run)
+    names = [str(entry.table.name) for entry in step.tables]
+    skipped = dict(step.run.found(DeltaResult).skipped)
+    files = [() if name in skipped else read[name].files for name in names]
+    checked = [Checked(file, "the net change of the window") for file in change.files]
+    windows = read_changes(step.run)
+    checked += [Checked(file, "the changes of the window") for window in windows for file in window.files]
+    layers = _layers(step)
+    for index, (name, own) in enumerate(zip(names, files, strict=True)):
+        above = [file for layer in layers.get(index, ()) for file in layer.files]
+        checked += [Checked(file, name) for file in [*own, *above]]
+    require_whole(step, checked)
+    odd = {index: read[name].odd for index, name in enumerate(names) if read[name].odd and name not in skipped}
+    if step.manifest.options.skips:
+        skipped |= {names[index]: why for index, why in surviving(step.folder, change.files, odd).items()}
+    else:
+        check_survivors(step.folder, change.files, odd)
+    copied = [index for index, name in enumerate(names) if name not in skipped]
+    check_some_left([names[index] for index in copied], skipped)
+    with noting_damage(step):
+        bases = look_at_bases(step)
+    orders = _orders(step, change, files, layers, [index for index in copied if index not in bases])
+    touched = sum(change.keys(index) for index in copied)
+    searched = sum(len(order.files) for order in orders if isinstance(order, Rewind))
+    say(f"consolidate: {counted(touched, 'key')} touched; looking for them in {counted(searched, 'file')}")
+    progress = Progress("consolidate", "task", len(orders), len(orders), note=ProgressFile(step.folder).note)
+    with noting_damage(step, bases):
+        outcomes = roll_forward(step, change, {index: bases[index] for index in copied if index in bases}, layers)
+    outcomes += run_tasks(
+        step.spark,
+        "rewind",
+        orders,
+        RewindTask(step.staging, step.source, step.tables, change, step.manifest.options.skips),
+        lambda outcome: progress.add(1, sum(file.rows for file in outcome.written), 1),
+        meanwhile=progress.tick,
+    )
+    skipped |= {names[outcome.table]: outcome.refused for outcome in outcomes if outcome.refused}
+    feeds, refused = stage_feeds(step, windows, [index for index in copied if names[index] not in skipped])
+    skipped |= {names[index]: why for index, why in refused.items()}
+    copied = [index for index in copied if names[index] not in skipped]
+    check_some_left([names[index] for index in copied], skipped)
+    outcomes = [outcome for outcome in outcomes if outcome.table in copied]
+    final, kept = _final_files(step, files, layers, bases, outcomes, copied)
+    replaced = sum(outcome.replaced for outcome in outcomes)
+    before = sum(
+        len(bases[index]) if index in bases else _count(files[index], layers.get(index, ())) for index in copied
+    )
+    return Decision(
+        files={names[index]: tuple(final[index]) for index in copied},
+        rewound={names[index]: change.keys(index) for index in copied},
+        nulled=add_nulled((names[outcome.table], outcome.nulled) for outcome in outcomes),
+        files_rewritten=replaced,
+        files_adopted=before - replaced,
+        published_at=datetime.now(UTC).isoformat(timespec="seconds"),
+        skipped=skipped,
+        kept={names[index]: tuple(own) for index, own in kept.items()},
+        feeds={names[index]: feed for index, feed in feeds.items() if index in copied},
+    )
+
+
+def _layers(step: Step) -> dict[int, list[Rewind]]:
+    """The files of rows that were read again, by the table's index, the lowest layer first."""
+    layers: dict[int, list[Rewind]] = {}
+    if step.manifest.at_upper:
+        again = read_record(step.run)
+        for index, entry in enumerate(step.tables):
+            name = str(entry.table.name)
+            layers[index] = [Rewind(index, layer.files.get(name, ()), layer.since) for layer in again.layers]
+    return layers
+
+
+def _count(files: Sequence[StagedFile], layers: Sequence[Rewind]) -> int:
+    return len(files) + sum(len(layer.files) for layer in layers)
+
+
+def _orders(
+    step: Step,
+    change: NetChange,
+    files: Sequence[Sequence[StagedFile]],
+    layers: Mapping[int, Sequence[Rewind]],
+    copied: Sequence[int],
+) -> list[Rewind | Restore]:
+    """The orders for tables with touched keys, the heaviest first."""
+    orders: list[Rewind | Restore] = []
+    for index in copied:
+        entry = step.tables[index]
+        if not change.keys(index):
+            continue
+        if entry.table.keyless:
+            orders.append(Rewind(index, tuple(files[index])))
+            continue
+        # Touched keys often lie close together: files that neighbour each other go to different tasks.
+        size = sum(file.bytes for file in files[index])
+        tasks = min(len(files[index]), step.slots * TASKS_PER_SLOT, 1 + size // REWIND_BYTES)
+        orders += [Rewind(index, tuple(files[index][task::tasks])) for task in range(tasks)]
+        if index in layers:
+            # Nothing lies above the last layer.
+            orders += [layer for layer in layers[index][:-1] if layer.files]
+            continue
+        if befores := change.befores(index):
+            tasks = min(BUCKETS, step.slots * TASKS_PER_SLOT, 1 + befores // RESTORE_ROWS)
+            orders += [Restore(index, buckets) for buckets in bucket_ranges(tasks)]
+    return sorted(orders, key=_weight, reverse=True)
+
+
+def _weight(order: Rewind | Restore) -> float:
+    # What is to be restored is known to be work; of the files most may turn out to be untouched.
+    return sum(file.bytes for file in order.files) if isinstance(order, Rewind) else math.inf
+
+
+def _final_files(
+    step: Step,
+    files: Sequence[Sequence[StagedFile]],
+    layers: Mapping[int, Sequence[Rewind]],
+    bases: Mapping[int, Sequence[BaseFile]],
+    outcomes: Sequence[Outcome],
+    copied: Sequence[int],
+) -> tuple[dict[int, list[StagedFile]], dict[int, list[StagedFile]]]:
+    """The files of each table that this run wrote, and those that it keeps of the copy before."""
+    final: dict[int, list[StagedFile]] = {index: [] for index in copied}
+    kept: dict[int, list[StagedFile]] = {}
+    worked_on = {outcome.table for outcome in outcomes}
+    for outcome in outcomes:
+        final[outcome.table] += [*outcome.adopted, *outcome.written]
+    for index in copied:
+        entry = step.tables[index]
+        if index in bases:
+            own = [file for outcome in outcomes if outcome.table == index for file in outcome.kept]
+            own = own if index in worked_on else [one.file for one in bases[index]]
+            # What shows the schema of a table without rows is of no use once there are some.
+            kept[index] = [file for file in own if file.rows or not any(one.rows for one in [*own, *final[index]])]
+        elif index not in worked_on:
+            final[index] += files[index]
+        if index not in bases:
+            for layer in layers.get(index, ())[-1:]:
+                final[index] += layer.files
+        if not final[index] and not kept.get(index):
+            # Readers see the schema of a table without rows, too.
+            with naming(str(entry.table.name)):
+                schema = published_schema(entry.table, step.source.arrow_schema(entry.table))
+                name = f"staged/{folder_name(entry.table.name)}/part-empty"
+                final[index].append(step.staging.write_empty(name, schema))
+        final[index].sort(key=lambda file: file.base_name)
+    return final, kept
+
+
+def _release(run: Run, settings: ConnectionSettings) -> None:
+    """Let the source drop what it kept for the run. It is published, so failing to do so does not fail the step."""
+    source = open_source(settings)
+    try:
+        # If this gives up, nothing else tries again.
+        persist("consolidate: release", lambda: release(run.folder, lambda run_id: release_run(source, run_id)))
+    except CdcError as error:
+        say(f"consolidate: the source still keeps what it kept for this run: {error}")
+
+
+def _note_copies(run: Run, settings: ConnectionSettings) -> bool:
+    """Record the run's copies on the standing slot, and return whether that succeeded. The run is published, so a
+    failure does not fail the step: the next run goes by what the run recorded when it began (`note_position`), or reads
+    in full the tables whose copies are exact at a later position."""
+    manifest, options = run.manifest, run.manifest.options
+    if not options.standing_slot:
+        return True
+    try:
+        source = open_source(settings).of_run(manifest.identity, manifest.initial_position)
+        parts = {str(entry.table.name): entry.table.copy_name.part for entry in manifest.tables}
+        incarnation = run.found(SnapshotResult).incarnation if manifest.at_upper else ""
+        # The last copy of a part is not that of the table.
+        copies: dict[str, dict[str, str]] = {part: {} for part in sorted({*parts.values()})}
+        for table_name, is_latest in read_is_latest(run.folder).items():
+            if is_latest:
+                copies[parts[table_name]][table_name] = run.position
+        of_lakes = {f"{manifest.lake}#{part}" if part else manifest.lake: own for part, own in copies.items()}
+        persist("consolidate: note_copies", lambda: note_copies(source, options, of_lakes, incarnation))
+    except CdcError as error:
+        say(f"consolidate: WARNING: could not record this run's copies on the standing slot: {error}")
+        return False
+    return True
+
+
+def _give_up_past(run: Run, settings: ConnectionSettings) -> None:
+    """Let the source give up what it keeps of its past for longer than it should. The run is published, so failing to
+    do so does not fail the step: the next run does it."""
+    options = run.manifest.options
+    try:
+        give_up_past(open_source(settings), options)
+    except CdcError as error:
+        hours = counted(options.standing_slot_hours, "hour")
+        say(f"consolidate: the source keeps its past for longer than {hours}: {error}")

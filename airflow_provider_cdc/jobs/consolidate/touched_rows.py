@@ -1,0 +1,261 @@
+"""Touched rows in staged files: found by their keys, and left out when a file is written anew.
+
+A file is read only as far as it takes to know that it holds no touched row: the footer (keys lie between its least and
+its greatest), then the first key column, then the key columns of rows whose first one is touched. Only a file that does
+hold some is read whole.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from airflow_provider_cdc.core.run.staging import StagedFile
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables import row_bytes
+from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.errors import CopyMismatch
+
+BLOCK_ROWS = 1_000_000
+BLOCK_BYTES = 128 * 2**20
+"""Bounds on the row groups that are searched together, the second one on their key columns. Arrow makes a table of all
+touched keys for each search, however few rows there are to be searched."""
+TOUCHED_BYTES = 256 * 2**20
+"""Of touched keys that a task holds at a time. All of them have to fit into one array of 2 GiB."""
+_PRUNED_VALUES = 100_000
+
+BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
+
+
+@dataclass
+class TouchedKeys:
+    """Some of the touched keys. ``left``, of a keyless table: how many copies of each are still to be taken out.
+
+    ``first`` holds the values of the first key column, where its type has one bit pattern per value.
+    """
+
+    keys: pa.BinaryArray
+    left: np.ndarray[Any, np.dtype[np.int64]] | None
+    first: pa.Array | None
+    _sorted: Any = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._sorted = None if self.first is None else _sorted_values(self.first)
+
+    @classmethod
+    def of(cls, batches: Sequence[pa.RecordBatch], keyless: bool, first: pa.DataType) -> TouchedKeys:
+        rows = pa.Table.from_batches(batches).combine_chunks()
+        keys = rows["key"].chunk(0)
+        # What a window that is undone added is taken out, and what one that is rolled forward removed.
+        left = np.abs(rows["count"].to_numpy()) if keyless else None
+        return cls(keys, left, row_bytes.first_values(keys, first) if has_one_pattern(first) else None)
+
+    def may_lie_in(self, statistics: pq.Statistics | None) -> bool:
+        """Whether a touched key may lie between the least and the greatest first value of a row group."""
+        if (
+            self.first is None
+            or self._sorted is None
+            or statistics is None
+            or not statistics.has_min_max
+            or statistics.null_count
+        ):
+            return True
+        low, high = bounds(statistics, self.first.type)
+        at = bisect_left(self._sorted, low)
+        return at < len(self._sorted) and bool(self._sorted[at] <= high)
+
+    def told_by_first(self, key: Sequence[str]) -> bool:
+        """Whether the value of the first key column says all."""
+        return len(key) == 1 and self.left is None and self.first is not None
+
+    def found_in(self, keys: pa.ChunkedArray) -> BoolArray:
+        """Which rows, given by their bytes, are to be taken out."""
+        if self.left is None:
+            mask: BoolArray = pc.is_in(keys, value_set=self.keys).to_numpy()
+            return mask
+        index = pc.index_in(keys, value_set=self.keys)
+        rows = np.flatnonzero(index.is_valid().to_numpy())
+        which = index.drop_null().to_numpy()
+        # Copies of one row are alike: take the first ones, as many as are left to be taken.
+        order = np.argsort(which, kind="stable")
+        rows, which = rows[order], which[order]
+        start = np.searchsorted(which, which)
+        taken = np.arange(len(which)) - start < self.left[which]
+        np.subtract.at(self.left, which[taken], 1)
+        result = np.zeros(len(keys), np.bool_)
+        result[rows[taken]] = True
+        return result
+
+    def check_all_found(self, table: Table, does: str = "adds") -> None:
+        """:raises CopyMismatch: rows of a keyless table, to which the log ``does`` that, are not in its files."""
+        if self.left is not None and self.left.any():
+            raise CopyMismatch(
+                f"the log {does} {counted(int(self.left.sum()), 'row')} that the copy does not hold",
+                where=str(table.name),
+                hint="trigger a new run; if it recurs, report it with the server's version",
+            )
+
+
+def has_one_pattern(kind: pa.DataType) -> bool:
+    """Whether equal values of an Arrow type have equal bits, so that a search by value finds every equal key."""
+    return bool(
+        pa.types.is_integer(kind)
+        or pa.types.is_date32(kind)
+        or pa.types.is_timestamp(kind)
+        or pa.types.is_string(kind)
+        or pa.types.is_binary(kind)
+    )
+
+
+def _sorted_values(values: pa.Array) -> Any:
+    """Values in the order of Parquet's statistics, or None: there is no use in looking."""
+    if values.null_count:
+        return None
+    if pa.types.is_string(values.type) or pa.types.is_binary(values.type):
+        if len(values) > _PRUNED_VALUES:
+            return None
+        return sorted(values.cast(pa.binary()).to_pylist())
+    if not pa.types.is_integer(values.type):
+        values = values.view(pa.int32() if values.type.bit_width == 32 else pa.int64())
+    return np.sort(values.to_numpy())
+
+
+def bounds(statistics: pq.Statistics, kind: pa.DataType) -> tuple[Any, Any]:
+    """The least and the greatest value, as whole numbers or bytes that sort as the values do."""
+    low, high = statistics.min_raw, statistics.max_raw
+    if pa.types.is_unsigned_integer(kind):
+        # Parquet stores them in signed integers of 32 or 64 bits, and orders them as unsigned.
+        bits = 64 if kind.bit_width == 64 else 32
+        return low % 2**bits, high % 2**bits
+    return low, high
+
+
+def in_portions(batches: Iterable[pa.RecordBatch], most_rows: int) -> Iterator[list[pa.RecordBatch]]:
+    """Batches of touched keys, as many together as may be held at a time, or one."""
+    together: list[pa.RecordBatch] = []
+    rows = size = 0
+    for batch in batches:
+        if together and size + batch.nbytes > TOUCHED_BYTES:
+            yield together
+            together, rows, size = [], 0, 0
+        together.append(batch)
+        rows += batch.num_rows
+        size += batch.nbytes
+        if rows >= most_rows:
+            yield together
+            together, rows, size = [], 0, 0
+    if rows:
+        yield together
+
+
+class MarkedFile:
+    """A staged file, and the rows that are to be taken out of it: by row group, a mask."""
+
+    def __init__(self, run: Storage, staged: StagedFile) -> None:
+        self.staged = staged
+        self.marks: dict[int, BoolArray] = {}
+        self._run = run
+        self._open: pq.ParquetFile | None = None
+
+    @property
+    def parquet(self) -> pq.ParquetFile:
+        if self._open is None:
+            self._open = pq.ParquetFile(self._run.path(self.staged.name), filesystem=self._run.filesystem)
+        return self._open
+
+    def groups(self, key: Sequence[str], touched: TouchedKeys) -> Iterator[_Group]:
+        """The row groups that may hold touched rows."""
+        metadata = self.parquet.metadata
+        columns = [self.parquet.schema_arrow.get_field_index(name) for name in key]
+        for number in range(metadata.num_row_groups):
+            group = metadata.row_group(number)
+            if touched.may_lie_in(group.column(columns[0]).statistics):
+                size = sum(group.column(column).total_uncompressed_size for column in columns)
+                yield _Group(self, number, group.num_rows, size)
+
+    def read(self, group: int, columns: Sequence[str] | None = None) -> pa.Table:
+        return self.parquet.read_row_group(group, columns=columns)
+
+    def mark(self, group: int, mask: BoolArray) -> None:
+        earlier = self.marks.get(group)
+        self.marks[group] = mask if earlier is None else earlier | mask
+
+    def unmarked(self) -> Iterator[pa.Table]:
+        """The rows that stay."""
+        for group in range(self.parquet.metadata.num_row_groups):
+            marked = self.marks.get(group)
+            if marked is None:
+                yield self.read(group)
+            elif not marked.all():
+                yield self.read(group).filter(pa.array(~marked))
+
+
+@dataclass(frozen=True)
+class _Group:
+    """A row group of a file. ``bytes`` is the size of its key columns."""
+
+    file: MarkedFile
+    number: int
+    rows: int
+    bytes: int
+
+
+def mark(files: Iterable[MarkedFile], key: Sequence[str], touched: TouchedKeys) -> None:
+    """Mark the rows of ``files`` that are to be taken out.
+
+    :param key: the key columns; of a keyless table, all columns.
+    """
+    block: list[_Group] = []
+    rows = size = 0
+    for file in files:
+        for group in file.groups(key, touched):
+            block.append(group)
+            rows += group.rows
+            size += group.bytes
+            if rows >= BLOCK_ROWS or size >= BLOCK_BYTES:
+                _mark_block(block, key, touched)
+                block, rows, size = [], 0, 0
+    if block:
+        _mark_block(block, key, touched)
+
+
+def _mark_block(block: Sequence[_Group], key: Sequence[str], touched: TouchedKeys) -> None:
+    masks = [np.ones(group.rows, np.bool_) for group in block]
+    if touched.first is not None:
+        columns = [group.file.read(group.number, key[:1])[0] for group in block]
+        values = pa.chunked_array([chunk for column in columns for chunk in column.chunks], touched.first.type)
+        masks = _split(pc.is_in(values, value_set=touched.first).to_numpy(), [group.rows for group in block])
+    if not touched.told_by_first(key):
+        masks = _confirmed(block, masks, key, touched)
+    for group, mask in zip(block, masks, strict=True):
+        if mask.any():
+            group.file.mark(group.number, mask)
+
+
+def _confirmed(
+    block: Sequence[_Group], candidates: Sequence[BoolArray], key: Sequence[str], touched: TouchedKeys
+) -> list[BoolArray]:
+    """Those of the candidates whose whole keys are touched."""
+    encoded = []
+    for group, mask in zip(block, candidates, strict=True):
+        if mask.any():
+            rows = group.file.read(group.number, key).filter(pa.array(mask)).combine_chunks()
+            batch = pa.RecordBatch.from_arrays([column.chunk(0) for column in rows.columns], rows.column_names)
+            encoded.append(row_bytes.encode(batch, key))
+    found = touched.found_in(pa.chunked_array(encoded, pa.binary()))
+    masks = [mask.copy() for mask in candidates]
+    for mask, own in zip(masks, _split(found, [int(mask.sum()) for mask in masks]), strict=True):
+        mask[mask] = own
+    return masks
+
+
+def _split(flat: BoolArray, sizes: Sequence[int]) -> list[BoolArray]:
+    return np.split(flat, np.cumsum(sizes)[:-1])

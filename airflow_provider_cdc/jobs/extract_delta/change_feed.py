@@ -1,0 +1,271 @@
+"""The change feed: what extract_delta leaves of single changes, and the tasks of consolidate that make files of them.
+
+A segment's changes are in its files in commit order, table by table, but for those of transactions that it prepares and
+does not decide: these lie beside them, and are put in where another segment says that they were committed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from airflow_provider_cdc.core.filters.apply import published_schema
+from airflow_provider_cdc.core.run.commit_record import read_bases
+from airflow_provider_cdc.core.run.feed import DELETE, INSERT, UPDATE, Feed, feed_schema
+from airflow_provider_cdc.core.run.manifest import RunTable
+from airflow_provider_cdc.core.run.results import DeltaResult
+from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.core.run.staging import StagedFile, Staging
+from airflow_provider_cdc.core.storage import records
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables.names import folder_name
+from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.errors import DecodeError, ValueNotRepresentable
+from airflow_provider_cdc.jobs.changes.filter_images import copied_images, decode_published
+from airflow_provider_cdc.jobs.changes.net_change_files import Decisions
+from airflow_provider_cdc.jobs.extract_delta.read_segment import SegmentRecord
+from airflow_provider_cdc.jobs.runtime.progress import say
+from airflow_provider_cdc.jobs.runtime.skipped import reason
+from airflow_provider_cdc.jobs.runtime.step import Step
+from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
+from airflow_provider_cdc.sources.api.source import Source
+from airflow_provider_cdc.sources.api.window import CHANGE_SCHEMA, Committed
+
+DECODED_ROWS = 65_536
+_RECORD = "delta/changes"
+_NOT_PUBLISHED = "choose unrepresentable = null or string for it, or leave the option changes out"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """The files with the single changes of a segment."""
+
+    segment: int
+    files: tuple[StagedFile, ...]
+
+
+@dataclass(frozen=True)
+class Late:
+    """What a segment prepared under the id ``pending``, and a later one committed."""
+
+    segment: int
+    pending: str
+    at: Committed
+
+
+@dataclass(frozen=True)
+class WindowChanges:
+    """The single changes of a window: of ``tables`` (their indexes), its ``pieces`` in log order, and what is ``late``,
+    in the order of the commits."""
+
+    tables: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+    late: tuple[Late, ...]
+
+    @property
+    def files(self) -> tuple[StagedFile, ...]:
+        return tuple(file for piece in self.pieces for file in piece.files)
+
+
+def window_changes(tables: Sequence[int], read: Sequence[SegmentRecord], decisions: Decisions) -> WindowChanges:
+    """The single changes of a window whose segments are ``read``.
+
+    :param decisions: what became of transactions that were prepared in one of them.
+    """
+    commits = {at.order: at for record in read for at in record.summary.commits.values()}
+    # A segment that was read for none of the tables (they are left out) does not say where it commits.
+    late = [Late(*prepared, commits[order]) for prepared, order in decisions.items() if order in commits]
+    pieces = [Piece(record.segment, record.changes) for record in sorted(read, key=lambda record: record.segment)]
+    return WindowChanges(tuple(tables), tuple(pieces), tuple(sorted(late, key=lambda one: one.at.order)))
+
+
+def write_changes(run: Run, windows: Sequence[WindowChanges]) -> str:
+    """Leave what extract_delta read for `stage_feeds`; returns the record's name."""
+    return records.write_named(run.folder, _RECORD, list(windows))
+
+
+def read_changes(run: Run) -> list[WindowChanges]:
+    """What extract_delta left; nothing, if the run makes no feeds."""
+    name = run.found(DeltaResult).changes
+    return records.read_named(list[WindowChanges], run.folder, name) if name else []
+
+
+@dataclass(frozen=True)
+class FeedOrder:
+    """An order: make the feed of a table, whose first change has the order ``first``."""
+
+    table: int
+    first: int
+
+
+@dataclass(frozen=True)
+class FeedOutcome:
+    """The files of a table's feed; or why it has none (``refused``)."""
+
+    table: int
+    files: tuple[StagedFile, ...] = ()
+    refused: str = ""
+
+
+@dataclass(frozen=True)
+class FeedTask:
+    """What a task that makes a feed needs to know. It is sent to executors.
+
+    ``skips``: that a table cannot be copied is its outcome, and does not stop the step.
+    """
+
+    staging: Staging
+    source: Source
+    tables: tuple[RunTable, ...]
+    windows: tuple[WindowChanges, ...]
+    skips: bool = False
+
+    def __call__(self, order: FeedOrder) -> FeedOutcome:
+        with self.staging.reading():
+            try:
+                return FeedOutcome(order.table, self._written(order))
+            except ValueNotRepresentable as error:
+                error.hint = _NOT_PUBLISHED
+                if not self.skips:
+                    raise
+                return FeedOutcome(order.table, refused=reason(error))
+
+    def _written(self, order: FeedOrder) -> tuple[StagedFile, ...]:
+        table = self.tables[order.table].table
+        schema = feed_schema(published_schema(table, self.source.arrow_schema(table)))
+        name = f"staged/{folder_name(table.copy_name)}/changes"
+        (window,) = (one for one in self.windows if order.table in one.tables)
+        following = order.first
+        with self.staging.writer(f"{name}/part-{order.first:012}", schema) as writer:
+            for rows in _in_order(self.staging, window, order.table):
+                for start in range(0, rows.num_rows, DECODED_ROWS):
+                    told = self._told(table, rows.slice(start, DECODED_ROWS), schema, following)
+                    writer.write(told)
+                    following += told.num_rows
+        # Readers see the schema of a feed without changes, too.
+        return tuple(writer.files) or (self.staging.write_empty(f"{name}/part-empty", schema),)
+
+    def _told(self, table: Table, rows: pa.Table, schema: pa.Schema, first: int) -> pa.Table:
+        if table.selection.where is not None:
+            # A row that comes into the part that is copied is new there, and one that leaves it is gone.
+            rows = rows.combine_chunks()
+            for name in ("before", "after"):
+                images = copied_images(self.source, table, _array(rows[name]))
+                rows = rows.set_column(rows.schema.get_field_index(name), rows.schema.field(name), images)
+            rows = rows.filter(pc.or_(rows["before"].is_valid(), rows["after"].is_valid()))
+        kind = schema.field("before").type
+        before, after = (self._decoded(table, _array(rows[name]), kind) for name in ("before", "after"))
+        operation = pc.if_else(before.is_null(), INSERT, pc.if_else(after.is_null(), DELETE, UPDATE))
+        order = pa.array(np.arange(first, first + rows.num_rows))
+        columns = [operation, rows["position"], order, rows["commit_time"], before, after]
+        return pa.table(columns, schema=schema)
+
+    def _decoded(self, table: Table, images: pa.BinaryArray, kind: pa.StructType) -> pa.StructArray:
+        there = images.is_valid()
+        rows = decode_published(self.source, table, images.filter(there), {})
+        arrays = rows.columns
+        if images.null_count:
+            place = pa.array(np.cumsum(there.to_numpy(zero_copy_only=False)) - 1).cast(pa.int64())
+            arrays = [array.take(pc.if_else(there, place, pa.scalar(None, pa.int64()))) for array in arrays]
+        return pa.StructArray.from_arrays(arrays, fields=list(kind), mask=pc.invert(there))
+
+
+def _array(column: pa.ChunkedArray) -> pa.Array:
+    return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
+
+
+def _in_order(staging: Staging, window: WindowChanges, table: int) -> Iterator[pa.Table]:
+    """The changes of a table, of `CHANGE_SCHEMA`, in the order of their commits."""
+    own = {piece.segment: piece for piece in window.pieces}
+    late = _late(staging, window, own, table)
+    last: int | None = None
+    for piece in window.pieces:
+        for rows in _read(staging, piece, table, None):
+            while late and late[0].at.order < rows["order"][-1].as_py():
+                cut = int(np.searchsorted(rows["order"].to_numpy(), late[0].at.order))
+                yield rows.slice(0, cut)
+                yield from _committed(staging, own[late[0].segment], table, late.pop(0))
+                rows = rows.slice(cut)
+            orders = rows["order"].to_numpy()
+            if (last is not None and orders[0] < last) or (np.diff(orders) < 0).any():
+                raise DecodeError("changes of the log are not in their order", where=staging.folder.uri)
+            last = int(orders[-1])
+            yield rows
+    for one in late:
+        yield from _committed(staging, own[one.segment], table, one)
+
+
+def _late(staging: Staging, window: WindowChanges, own: Mapping[int, Piece], table: int) -> list[Late]:
+    """What is late and has changes of the table."""
+    waiting = set[tuple[int, str]]()
+    for segment in {one.segment for one in window.late}:
+        for rows in _groups(staging, own[segment], table, ["table", "pending"]):
+            waiting |= {(segment, pending) for pending in rows["pending"].unique().to_pylist()}
+    return [one for one in window.late if (one.segment, one.pending) in waiting]
+
+
+def _committed(staging: Staging, piece: Piece, table: int, late: Late) -> Iterator[pa.Table]:
+    for rows in _read(staging, piece, table, late.pending):
+        point = {"position": late.at.position, "commit_time": late.at.time}
+        for name, value in point.items():
+            field = CHANGE_SCHEMA.field(name)
+            told = pa.repeat(pa.scalar(value, field.type), rows.num_rows)
+            rows = rows.set_column(CHANGE_SCHEMA.get_field_index(name), field, told)
+        yield rows
+
+
+def _read(staging: Staging, piece: Piece, table: int, pending: str | None) -> Iterator[pa.Table]:
+    """The changes of a table in a segment, in their order; those that count there, or those that are ``pending``."""
+    for rows in _groups(staging, piece, table, CHANGE_SCHEMA.names):
+        counts = rows["pending"].is_null() if pending is None else pc.equal(rows["pending"], pending)
+        rows = rows.filter(pc.fill_null(counts, False))
+        if rows.num_rows:
+            yield rows
+
+
+def _groups(staging: Staging, piece: Piece, table: int, columns: Sequence[str]) -> Iterator[pa.Table]:
+    """All changes of a table in a segment's files."""
+    column = CHANGE_SCHEMA.get_field_index("table")
+    for file in piece.files:
+        with pq.ParquetFile(staging.folder.path(file.name), filesystem=staging.folder.filesystem) as found:
+            for group in range(found.num_row_groups):
+                told = found.metadata.row_group(group).column(column).statistics
+                if told is not None and told.has_min_max and not told.min <= table <= told.max:
+                    continue
+                rows = found.read_row_group(group, columns=list(columns))
+                yield rows.filter(pc.equal(rows["table"], table))
+
+
+def stage_feeds(
+    step: Step, windows: Sequence[WindowChanges], copied: Sequence[int]
+) -> tuple[dict[int, Feed], dict[int, str]]:
+    """Make the feeds of the tables that are rolled forward, and say why tables cannot have one.
+
+    :param windows: none, if the run is to make no feeds.
+    :param copied: indexes of tables.
+    """
+    if not windows:
+        return {}, {}
+    manifest = step.manifest
+    bases = read_bases(Storage(manifest.scratch), manifest.bases)
+    orders = []
+    for index in copied:
+        entry = step.tables[index]
+        if entry.base and any(index in window.tables for window in windows):
+            before = bases[entry.base].feeds.get(str(entry.table.name))
+            orders.append(FeedOrder(index, before.next if before is not None else 1))
+    say(f"consolidate: writing the changes of {counted(len(orders), 'table')}")
+    work = FeedTask(step.staging, step.source, step.tables, tuple(windows), manifest.options.skips)
+    outcomes = run_tasks(step.spark, "write the change feeds", orders, work)
+    feeds = {}
+    for order, outcome in zip(orders, outcomes, strict=True):
+        if not outcome.refused:
+            base = step.tables[order.table].base
+            feeds[order.table] = Feed(base, manifest.bases[base].position, order.first, outcome.files)
+    return feeds, {outcome.table: outcome.refused for outcome in outcomes if outcome.refused}

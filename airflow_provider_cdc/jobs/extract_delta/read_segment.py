@@ -1,0 +1,163 @@
+"""The tasks of extract_delta: read segments of the log to files, and compose what several of them say."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+
+from airflow_provider_cdc.core.parquet.writer import QUICKEST
+from airflow_provider_cdc.core.run.staging import StagedFile, Staging
+from airflow_provider_cdc.core.storage import records
+from airflow_provider_cdc.errors import ValueNotRepresentable
+from airflow_provider_cdc.jobs.changes import net_change_files
+from airflow_provider_cdc.jobs.changes.filter_images import selected_changes
+from airflow_provider_cdc.jobs.runtime.skipped import reason, table_of
+from airflow_provider_cdc.jobs.snapshot.piece_progress import UnderWay, piece_of_segment
+from airflow_provider_cdc.sources.api.source import Source
+from airflow_provider_cdc.sources.api.window import CHANGE_SCHEMA, LogSegment, SegmentSummary, TrackedTable
+
+DONE = "delta/done"
+SORT_BYTES = 256 * 2**20
+"""How many bytes of changes a segment's task holds in memory to sort them."""
+GATHERED_BYTES = 64 * 2**20
+"""Likewise, where the source has sorted nearly all of them: those of keyed tables."""
+COMPOSED_ROWS = 65_536
+"""How many changes are composed at a time."""
+
+
+@dataclass(frozen=True)
+class SegmentRecord:
+    """A segment that was read: into which files, for which plan. ``counts`` is what `net.count_by_table` gives.
+    ``refused``: why tables cannot be copied, by their names; of these the files may lack changes. ``changes`` are the
+    files with the single changes of the tables of which they are wanted, of `CHANGE_SCHEMA`. ``held`` is how many bytes
+    those of ``files`` are in memory."""
+
+    plan: str
+    segment: int
+    files: tuple[StagedFile, ...]
+    counts: net_change_files.Counts
+    pending: int
+    summary: SegmentSummary
+    refused: dict[str, str] = field(default_factory=dict)
+    changes: tuple[StagedFile, ...] = ()
+    held: int = 0
+
+
+@dataclass(frozen=True)
+class ReadSegment:
+    """What a task that reads a segment of the window ``name`` needs to know. It is sent to executors.
+
+    ``skips``: a table that cannot be copied is left out, and does not stop the step, unless no other is left: ``alone``
+    says that the run has none but ``tables``.
+    """
+
+    staging: Staging
+    plan: str
+    source: Source
+    name: str
+    initial: str
+    tables: tuple[TrackedTable, ...]
+    skips: bool = False
+    alone: bool = True
+
+    def __call__(self, segment: LogSegment) -> SegmentRecord:
+        """Write the net change of one segment, and the record that says so."""
+        tables, refused = self.tables, dict[str, str]()
+        while True:
+            try:
+                record = replace(self._read(segment, tables), refused=refused)
+            except ValueNotRepresentable as error:
+                own = table_of(error, (str(tracked.table.name) for tracked in tables)) if self.skips else None
+                if own is None or (self.alone and len(tables) == 1):
+                    raise
+                refused[own] = reason(error)
+                tables = tuple(tracked for tracked in tables if str(tracked.table.name) != own)
+            else:
+                records.write(self.staging.folder, f"{DONE}/{self.name}-{segment.number:06}.json", record)
+                return record
+
+    def _read(self, segment: LogSegment, tables: tuple[TrackedTable, ...]) -> SegmentRecord:
+        name = f"delta/{self.name}-{segment.number:06}"
+        keyless = [tracked.index for tracked in tables if tracked.table.keyless]
+        counts: list[net_change_files.Counts] = []
+        pending = held = 0
+        under_way = UnderWay(self.staging.folder, piece_of_segment(self.name, segment))
+        with (
+            self.staging.writer(name, net_change_files.NET_SCHEMA, QUICKEST) as writer,
+            self.staging.writer(f"{name}-changes", CHANGE_SCHEMA, QUICKEST) as changes,
+            self.source.read_segment(segment, self.initial, tables, changes.write, under_way.reached) as reader,
+        ):
+            for rows in net_change_files.gathered(reader, SORT_BYTES if keyless else GATHERED_BYTES):
+                rows = selected_changes(self.source, tables, rows)
+                rows = net_change_files.without_effect_dropped(rows, keyless)
+                writer.write(net_change_files.in_buckets(rows))
+                counts.append(net_change_files.count_by_table(rows))
+                pending += rows.num_rows - rows["pending"].null_count
+                held += rows.nbytes
+            summary = reader.summary
+        total = net_change_files.add_counts(counts)
+        files, single = tuple(writer.files), tuple(changes.files)
+        return SegmentRecord(self.plan, segment.number, files, total, pending, summary, changes=single, held=held)
+
+
+@dataclass(frozen=True)
+class ComposeBuckets:
+    """What a task that composes segments of the window ``name`` needs to know. It is sent to executors."""
+
+    staging: Staging
+    name: str
+    segments: tuple[tuple[int, tuple[StagedFile, ...]], ...]
+    decisions: net_change_files.Decisions
+    keyless: tuple[int, ...]
+
+    def __call__(self, buckets: tuple[int, int]) -> net_change_files.NetChange:
+        """Compose the changes of all segments in some buckets."""
+        with self.staging.reading():
+            return self._composed(buckets)
+
+    def _composed(self, buckets: tuple[int, int]) -> net_change_files.NetChange:
+        columns = net_change_files.NET_SCHEMA.names
+        settled = [
+            net_change_files.settle(
+                pa.Table.from_batches(
+                    net_change_files.read(self.staging.folder, files, columns, buckets=buckets),
+                    net_change_files.NET_SCHEMA,
+                ),
+                number,
+                self.decisions,
+            )
+            for number, files in self.segments
+        ]
+        counts: list[net_change_files.Counts] = []
+        with self.staging.writer(
+            f"delta/{self.name}-net-{buckets[0]:02}", net_change_files.NET_SCHEMA, QUICKEST
+        ) as writer:
+            for rows in net_change_files.portions(settled, COMPOSED_ROWS):
+                composed = net_change_files.compose(rows, self.keyless)
+                writer.write(composed)
+                counts.append(net_change_files.count_by_table(composed))
+        return net_change_files.NetChange(tuple(writer.files), net_change_files.add_counts(counts))
+
+
+@dataclass(frozen=True)
+class LastOfBuckets:
+    """What a task that composes touched keys needs to know. It is sent to executors."""
+
+    staging: Staging
+    files: tuple[StagedFile, ...]
+
+    def __call__(self, buckets: tuple[int, int]) -> net_change_files.NetChange:
+        """The last change of each key in some buckets."""
+        with self.staging.reading():
+            rows = net_change_files.last(
+                pa.Table.from_batches(
+                    net_change_files.read(
+                        self.staging.folder, self.files, net_change_files.NET_SCHEMA.names, buckets=buckets
+                    ),
+                    net_change_files.NET_SCHEMA,
+                )
+            )
+        with self.staging.writer(f"delta/net-{buckets[0]:02}", net_change_files.NET_SCHEMA, QUICKEST) as writer:
+            writer.write(rows.sort_by([("table", "ascending"), ("bucket", "ascending")]))
+        return net_change_files.NetChange(tuple(writer.files), net_change_files.count_by_table(rows))

@@ -1,0 +1,346 @@
+"""The extract_delta step: reads the log of each window, as one net change.
+
+Tables that were read have one window, from the initial position to the end of the reads. Those that are rolled forward
+have the one from their base's position to the initial position. Tables with the same window are read together.
+
+Each segment of the log is one task, which nets what it reads (``core.net_change``: the order of grouping is free). The
+net changes of several segments are composed by key, in tasks that take some buckets of all keys each. One segment is
+net as it is.
+
+So the shuffle goes through files that the tasks write and read themselves: rows go from Arrow to Arrow and not through
+the JVM, and a small window costs no more than one small job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import islice
+
+from pyspark.sql import SparkSession
+
+from airflow_provider_cdc.core.copies.damage_note import note_damage
+from airflow_provider_cdc.core.run.manifest import Manifest
+from airflow_provider_cdc.core.run.results import EXTRACT_DELTA, DeltaResult, Skipped, SnapshotResult
+from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.core.run.staging import StagedFile
+from airflow_provider_cdc.core.storage import records
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.errors import CdcError, DecodeError, ExactnessError
+from airflow_provider_cdc.jobs.changes import net_change_files
+from airflow_provider_cdc.jobs.changes.filter_images import needs_composing
+from airflow_provider_cdc.jobs.extract_delta.change_feed import WindowChanges, window_changes, write_changes
+from airflow_provider_cdc.jobs.extract_delta.read_segment import (
+    DONE,
+    ComposeBuckets,
+    LastOfBuckets,
+    ReadSegment,
+    SegmentRecord,
+)
+from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, say
+from airflow_provider_cdc.jobs.runtime.retry import persist
+from airflow_provider_cdc.jobs.runtime.skipped import say_skipped
+from airflow_provider_cdc.jobs.runtime.step import Step, run_step
+from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
+from airflow_provider_cdc.jobs.runtime.verify_files import Checked, require_whole, without_damaged
+from airflow_provider_cdc.jobs.snapshot.piece_progress import piece_of_segment, under_way
+from airflow_provider_cdc.jobs.snapshot.reread_passes import read_record as read_again_record
+from airflow_provider_cdc.jobs.snapshot.step import read_table_files
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.optional_capabilities import (
+    LogsStatements,
+    PreparesBeforeWindow,
+    rolling_forward,
+)
+from airflow_provider_cdc.sources.api.window import BUCKETS, LogSegment, TrackedTable
+
+PLAN = "delta/plan.json"
+BACK = "segment"
+"""The name of the window of tables that were read."""
+COMPOSE_BYTES = 256 * 2**20
+"""What one task composes at the most, in bytes of the files it reads."""
+HELD_BYTES = 2**30
+"""And in memory: documents that are much alike are many times as large there."""
+SMALL_BYTES = 16 * 2**20
+"""Below this another task costs more than it saves."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """A stretch of the log that is applied to some tables: what comes after ``start``, up to what the tables say.
+
+    ``name`` begins the names of its files. ``segments`` gives its segments.
+    """
+
+    name: str
+    start: str
+    tables: tuple[TrackedTable, ...]
+    segments: Callable[[], list[LogSegment]]
+
+    @property
+    def plan_name(self) -> str:
+        return PLAN if self.name == BACK else f"delta/plan-{self.name}.json"
+
+    def record_name(self, segment: LogSegment) -> str:
+        return f"{DONE}/{self.name}-{segment.number:06}.json"
+
+
+def extract_delta(spark: SparkSession, folder: Storage, settings: ConnectionSettings) -> DeltaResult:
+    """Read the window's log, and leave its net change in ``folder``, the run's.
+
+    Returns what the run records. `read_net_change` has the files.
+
+    :raises ExactnessError: something in the window broke what the proof rests on.
+    """
+    return run_step(EXTRACT_DELTA, spark, folder, settings, _extract_delta)
+
+
+def _extract_delta(step: Step) -> DeltaResult:
+    if step.manifest.at_upper:
+        return _extract_again(step)
+    skipped = dict(step.run.found(SnapshotResult).skipped)
+    read: list[SegmentRecord] = []
+    changes = []
+    single: list[WindowChanges] = []
+    for window in _windows(step):
+        with _noting_damage(step, window):
+            own, decisions = _read_window(step, window)
+        changes.append(_compose(step, window, own, decisions))
+        if wanted := [one.index for one in window.tables if one.changes]:
+            single.append(window_changes(wanted, own, decisions))
+        read += own
+    for one in read:
+        skipped |= one.refused
+
+    change = net_change_files.NetChange(
+        tuple(file for one in changes for file in one.files), net_change_files.add_counts(c.counts for c in changes)
+    )
+    transactions, row_images = (
+        sum(getattr(one.summary, what) for one in read) for what in ("transactions", "row_images")
+    )
+    found = _result(step, change, transactions, row_images, len(read), skipped)
+    return replace(found, changes=write_changes(step.run, single)) if single else found
+
+
+def _extract_again(step: Step) -> DeltaResult:
+    """The log was read while rows were read again: what is left is one net change of what it said."""
+    again = read_again_record(step.run)
+    _check_bases(step)
+    require_whole(step, [Checked(file, "the keys that were touched") for file in again.keys])
+    composed: list[net_change_files.NetChange] = []
+    if again.keys:
+        work = LastOfBuckets(step.staging, again.keys)
+        composed = run_tasks(step.spark, "compose the touched keys", _bucket_ranges(step, again.keys), work)
+    files = tuple(file for one in composed for file in one.files)
+    change = net_change_files.NetChange(files, net_change_files.add_counts(one.counts for one in composed))
+    skipped = dict(step.run.found(SnapshotResult).skipped)
+    return _result(step, change, again.transactions, again.row_images, len(again.layers), skipped)
+
+
+def _result(
+    step: Step, change: net_change_files.NetChange, transactions: int, row_images: int, segments: int, skipped: Skipped
+) -> DeltaResult:
+    names = [str(entry.table.name) for entry in step.tables]
+    keys = {name: change.keys(index) for index, name in enumerate(names) if name not in skipped}
+    found = DeltaResult(
+        transactions=transactions,
+        row_images=row_images,
+        keys=keys,
+        segments=segments,
+        record=records.write_named(step.folder, "delta/net", change),
+        skipped=skipped,
+    )
+    say_skipped(skipped)
+    say(
+        f"extract_delta: {counted(found.transactions, 'transaction')}, {counted(found.row_images, 'row image')}, "
+        f"{counted(sum(keys.values()), 'key')} touched"
+    )
+    return found
+
+
+def _windows(step: Step) -> list[Window]:
+    """The windows of the run, each with its tables."""
+    manifest, source = step.manifest, step.source
+    found = step.run.found(SnapshotResult)
+    _check_bases(step)
+    windows = []
+    for number, (run_id, base) in enumerate(sorted(manifest.bases.items())):
+        if tables := rolled_forward(manifest, run_id):
+            ends = base.position, manifest.initial_position
+            between = rolling_forward(source).segments_between
+            segments = partial(between, *ends, base.identity, manifest.identity, step.slots)
+            windows.append(Window(f"forward-{number}", base.position, tables, segments))
+    read = read_table_files(step.run)
+    tracked = tuple(
+        TrackedTable(index, entry.table, read[str(entry.table.name)].upper)
+        for index, entry in enumerate(step.tables)
+        if not entry.base and str(entry.table.name) not in found.skipped
+    )
+    if tracked:
+        ends = manifest.initial_position, found.log_end
+        segments = partial(source.log_segments, *ends, manifest.identity, step.slots)
+        windows.append(Window(BACK, manifest.initial_position, tracked, segments))
+    return windows
+
+
+def _check_bases(step: Step) -> None:
+    """Make sure that what the log does not show has not changed since the positions of the copies before either."""
+    for base in step.manifest.bases.values():
+        check = partial(rolling_forward(step.source).check_since, base.identity, base.position)
+        persist("extract_delta: check the source since the copy before", check)
+
+
+def rolled_forward(manifest: Manifest, run_id: str) -> tuple[TrackedTable, ...]:
+    """The tables that are rolled forward from the copies of a run."""
+    return tuple(
+        TrackedTable(index, entry.table, manifest.initial_position, forward=True, changes=manifest.options.changes)
+        for index, entry in enumerate(manifest.tables)
+        if entry.base == run_id
+    )
+
+
+@contextmanager
+def _noting_damage(step: Step, window: Window) -> Iterator[None]:
+    """Have the next run read tables in full which cannot be rolled forward because the log is damaged: else it would
+    stop in the same place, and so would each run after it until the log there is thrown away."""
+    try:
+        yield
+    except DecodeError as error:
+        for tracked in window.tables:
+            if base := step.tables[tracked.index].base:
+                what, where = f"the log that leads on from it: {error.message}", error.where
+                # That this cannot be noted must not hide what is to be noted.
+                with suppress(CdcError, OSError):
+                    note_damage(Storage(step.manifest.scratch).folder(base), tracked.table.name, what, where)
+        raise
+
+
+def _read_window(step: Step, window: Window) -> tuple[list[SegmentRecord], net_change_files.Decisions]:
+    """The records of a window's segments, and what became of transactions that were prepared in one of them."""
+    source = step.source
+    read = _read(step, window, window.plan_name, window.segments)
+    decisions, unmatched_commits = _decide(window, read)
+    while unmatched_commits:
+        first = read[0].summary.segment
+        earlier: list[SegmentRecord] = []
+        if isinstance(source, PreparesBeforeWindow):
+            name = f"delta/before{'' if window.name == BACK else f'-{window.name}'}-{-first.number}.json"
+            earlier = _read(step, window, name, partial(source.segments_before, first, step.slots))
+        if not earlier:
+            raise _prepared_nowhere(unmatched_commits)
+        read = earlier + read
+        decisions, unmatched_commits = _decide(window, read)
+    if any(record.summary.writes for record in read):
+        assert isinstance(source, LogsStatements)
+        check = partial(source.check_writes, [record.summary for record in read])
+        persist("extract_delta: check what was logged as statements", check)
+    return read, decisions
+
+
+def _decide(window: Window, read: Sequence[SegmentRecord]) -> tuple[net_change_files.Decisions, dict[str, str]]:
+    """`net.decide`, but for commits of what was done to tables that are left out: the segment that prepares it may have
+    been read without them, and another one with them."""
+    decisions, unmatched_commits = net_change_files.decide([record.summary for record in read])
+    refused = {name for record in read for name in record.refused}
+    left_out = [tracked for tracked in window.tables if str(tracked.table.name) in refused]
+    prepared = {tracked.pending(xid) for record in read for xid in record.summary.prepared for tracked in left_out}
+    return decisions, {xid: where for xid, where in unmatched_commits.items() if xid not in prepared}
+
+
+def _read(step: Step, window: Window, name: str, segments: Callable[[], list[LogSegment]]) -> list[SegmentRecord]:
+    """The records of segments, in log order; those that no earlier try of this plan has are read.
+
+    :param name: of the plan.
+    """
+    plan = step.plan(name, LogSegment, lambda: persist(f"plan {name}", segments))
+    planned = plan.orders
+    done = step.finished(plan, SegmentRecord, {segment.number: window.record_name(segment) for segment in planned})
+    kept = {number: record.files + record.changes for number, record in done.items()}
+    whole = without_damaged(step, kept, "extract_delta: segment")
+    done = {number: record for number, record in done.items() if number in whole}
+    missing = [segment for segment in planned if segment.number not in done]
+    own = name == window.plan_name
+    what = counted(len(planned), "log segment" if own else "earlier log segment")
+    why = "" if own else ", for what was prepared there"
+    say(f"extract_delta: {what}{why}" + (f", {len(done):,} kept" if done else ""))
+    # One whose size is not known counts, too.
+    weights = {segment.number: segment.bytes or 1 for segment in missing}
+
+    def at_work() -> Iterator[LogSegment]:
+        # Spark takes the segments in their order.
+        return islice((segment for segment in missing if segment.number not in done), step.slots)
+
+    progress = Progress(
+        "extract_delta",
+        "segment",
+        len(missing),
+        sum(weights.values()),
+        under_way=lambda: under_way(step.folder, (piece_of_segment(window.name, segment) for segment in at_work())),
+        note=ProgressFile(step.folder).note,
+    )
+
+    def finished(record: SegmentRecord) -> None:
+        done[record.segment] = record
+        progress.add(1, record.summary.row_images, weights[record.segment])
+
+    skips, alone = step.manifest.options.skips, len(window.tables) == len(step.tables)
+    run_tasks(
+        step.spark,
+        "read the log",
+        missing,
+        ReadSegment(step.staging, plan.id, step.source, window.name, window.start, window.tables, skips, alone),
+        finished,
+        meanwhile=progress.tick,
+    )
+    return [done[segment.number] for segment in planned]
+
+
+def _prepared_nowhere(unmatched_commits: Mapping[str, str]) -> ExactnessError:
+    xid, segment = next(iter(unmatched_commits.items()))
+    return ExactnessError(
+        f"the prepared transaction {xid} is committed here, and the log does not reach back to where it was prepared",
+        where=segment,
+        hint="trigger a new run; let prepared transactions end before it begins (XA RECOVER lists them)",
+    )
+
+
+def _compose(
+    step: Step, window: Window, read: Sequence[SegmentRecord], decisions: net_change_files.Decisions
+) -> net_change_files.NetChange:
+    segments = [(record.segment, record.files) for record in read if record.files]
+    pending = any(record.pending for record in read)
+    parts = any(record.summary.parts > 1 for record in read)
+    composed: Sequence[SegmentRecord | net_change_files.NetChange] = read
+    if segments and (len(segments) > 1 or pending or parts or needs_composing(window.tables)):
+        held = sum(record.held for record in read)
+        ranges = _bucket_ranges(step, [file for _, files in segments for file in files], held)
+        keyless = tuple(index for index, entry in enumerate(step.tables) if entry.table.keyless)
+        composed = run_tasks(
+            step.spark,
+            "compose the net change",
+            ranges,
+            ComposeBuckets(step.staging, window.name, tuple(segments), decisions, keyless),
+        )
+    files = tuple(file for one in composed for file in one.files)
+    return net_change_files.NetChange(files, net_change_files.add_counts(one.counts for one in composed))
+
+
+def _bucket_ranges(step: Step, files: Sequence[StagedFile], held: int = 0) -> list[tuple[int, int]]:
+    """The buckets that each task composes.
+
+    :param held: bytes of the files' rows in memory.
+    """
+    size = sum(file.bytes for file in files)
+    tasks = max(-(-size // COMPOSE_BYTES), -(-held // HELD_BYTES), min(step.slots, size // SMALL_BYTES), 1)
+    return net_change_files.bucket_ranges(min(BUCKETS, tasks))
+
+
+def read_net_change(run: Run) -> net_change_files.NetChange:
+    """What the extract_delta step left.
+
+    :raises ManifestError: it is not done.
+    """
+    return records.read_named(net_change_files.NetChange, run.folder, run.found(DeltaResult).record)

@@ -1,0 +1,1 @@
+"""Rolling published copies forward."""

@@ -1,0 +1,100 @@
+"""What the log says of touched rows of a copy: as much of it at a time as memory has room for.
+
+A window may have changed a few files by far more than they hold. How large the image of each row is is read first, and
+then the images themselves, in the order in which they are asked for, so many that they fit. Each further portion costs
+another look through the changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_provider_cdc.jobs.roll_forward.row_group_merge import Int64s
+
+HELD_BYTES = 256 * 2**20
+"""Of images, or of rows that are added, that one task holds at a time."""
+
+Place = tuple[str, int]
+"""A row group: the name of its file, and its number."""
+
+_LARGE = pa.large_binary()
+
+
+class Images:
+    """Of touched rows what they were before the window, and what it left of them, as the log's own bytes.
+
+    :param keys: those of each row group's touched rows, in its order; no key twice, and all of them in the changes.
+    :param changes: reads the changes of the table: the columns ``key``, ``before`` and ``after``.
+    """
+
+    def __init__(self, keys: Mapping[Place, pa.BinaryArray], changes: Callable[[], Iterator[pa.RecordBatch]]) -> None:
+        ends = np.cumsum([0, *map(len, keys.values())]).tolist()
+        self._places = dict(zip(keys, pairwise(ends), strict=True))
+        self._keys = pa.chunked_array([*keys.values()], pa.binary())
+        self._changes = changes
+        self._first = self._end = 0
+        self._held = pa.table({})
+        self._lengths = self._look() if len(self._keys) else (np.empty(0, np.int64), np.empty(0, np.int64))
+        self._ends = np.cumsum(sum(np.maximum(own, 0) for own in self._lengths))
+
+    def lengths(self, place: Place) -> tuple[Int64s, Int64s]:
+        """How many bytes each image has, before and after; -1 where there is none."""
+        own = slice(*self._places[place])
+        before, after = self._lengths
+        return before[own], after[own]
+
+    def of(self, place: Place, start: int, stop: int) -> tuple[pa.BinaryArray, pa.BinaryArray]:
+        """The images before and after of a row group's touched rows, from one up to another. They have to fit into one
+        array each."""
+        begin, _ = self._places[place]
+        start, stop = begin + start, begin + stop
+        if start < self._first or stop > self._end:
+            self._load(start, stop)
+        # Not a slice, whose bytes may lie beyond what the smaller kind can point to.
+        rows = self._held.take(pa.array(np.arange(start - self._first, stop - self._first))).combine_chunks()
+        before, after = (rows[name].cast(pa.binary()).combine_chunks() for name in ("before", "after"))
+        return before, after
+
+    def _look(self) -> tuple[Int64s, Int64s]:
+        """Read how large all images are; and hold them, if that is all that they are."""
+        keys, befores, afters, held = [], [], [], []
+        size = 0
+        for batch in self._changes():
+            own = batch.filter(pc.is_in(batch["key"], value_set=self._keys))
+            keys.append(own["key"])
+            befores.append(_lengths_of(own["before"]))
+            afters.append(_lengths_of(own["after"]))
+            size += own.nbytes
+            if size <= HELD_BYTES:
+                held.append(own)
+            else:
+                held.clear()
+        if size <= HELD_BYTES:
+            self._hold(held, self._keys)
+            self._end = len(self._keys)
+        places = pc.index_in(self._keys, value_set=pa.chunked_array(keys, pa.binary())).to_numpy()
+        return np.concatenate(befores)[places], np.concatenate(afters)[places]
+
+    def _load(self, start: int, stop: int) -> None:
+        self._held = pa.table({})
+        told = int(self._ends[start - 1]) if start else 0
+        self._first, self._end = start, max(stop, int(np.searchsorted(self._ends, told + HELD_BYTES, side="right")))
+        keys = self._keys.slice(start, self._end - start)
+        self._hold([batch.filter(pc.is_in(batch["key"], value_set=keys)) for batch in self._changes()], keys)
+
+    def _hold(self, batches: Sequence[pa.RecordBatch], keys: pa.ChunkedArray) -> None:
+        schema = pa.schema([("key", pa.binary()), ("before", _LARGE), ("after", _LARGE)])
+        # They may be more than one array of the smaller kind holds.
+        images = pa.Table.from_batches([batch.select(schema.names).cast(schema) for batch in batches], schema)
+        images = images.combine_chunks()
+        self._held = images.select(["before", "after"]).take(pc.index_in(keys, value_set=images["key"]))
+
+
+def _lengths_of(images: pa.BinaryArray) -> Int64s:
+    found: Int64s = pc.binary_length(images).fill_null(-1).to_numpy().astype(np.int64)
+    return found

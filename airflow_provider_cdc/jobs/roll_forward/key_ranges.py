@@ -1,0 +1,86 @@
+"""Ranges of the first key column's values: which file of a copy a row goes into.
+
+Values are compared as Parquet's statistics sort them: whole numbers, or bytes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from airflow_provider_cdc.jobs.consolidate.touched_rows import BoolArray, bounds, has_one_pattern
+
+Bound = int | bytes
+
+
+@dataclass(frozen=True)
+class Range:
+    """The values from ``low`` (None: from the least) up to, without it, ``high`` (None: to the greatest)."""
+
+    low: Bound | None = None
+    high: Bound | None = None
+
+    @property
+    def whole(self) -> bool:
+        return self.low is None and self.high is None
+
+    def holds(self, values: pa.Array) -> BoolArray:
+        """Which of ``values``, none of them null, are within."""
+        found: BoolArray = np.ones(len(values), np.bool_)
+        if self.whole:
+            return found
+        if pa.types.is_string(values.type) or pa.types.is_binary(values.type):
+            own = values.cast(pa.binary())
+            if self.low is not None:
+                found &= pc.greater_equal(own, pa.scalar(self.low, pa.binary())).to_numpy(zero_copy_only=False)
+            if self.high is not None:
+                found &= pc.less(own, pa.scalar(self.high, pa.binary())).to_numpy(zero_copy_only=False)
+            return found
+        if not pa.types.is_integer(values.type):
+            values = values.view(pa.int32() if values.type.bit_width == 32 else pa.int64())
+        numbers = values.to_numpy()
+        least, greatest = int(np.iinfo(numbers.dtype).min), int(np.iinfo(numbers.dtype).max)
+        if isinstance(self.low, int) and self.low > least:
+            found &= numbers >= self.low if self.low <= greatest else False
+        if isinstance(self.high, int) and self.high <= greatest:
+            found &= numbers < self.high
+        return found
+
+
+def after(bound: Bound) -> Bound:
+    """The least value above ``bound``."""
+    return bound + 1 if isinstance(bound, int) else bound + b"\0"
+
+
+def extent(metadata: pq.FileMetaData, column: int, kind: pa.DataType) -> tuple[Bound, Bound] | None:
+    """The least and the greatest value of a column in a file; None: the file does not tell."""
+    lows, highs = [], []
+    for number in range(metadata.num_row_groups):
+        found = group_extent(metadata, number, column, kind)
+        if found is None:
+            return None
+        lows.append(found[0])
+        highs.append(found[1])
+    return (min(lows), max(highs)) if lows else None
+
+
+def group_extent(metadata: pq.FileMetaData, group: int, column: int, kind: pa.DataType) -> tuple[Bound, Bound] | None:
+    """The least and the greatest value of a column in a row group; None: the file does not tell."""
+    statistics = metadata.row_group(group).column(column).statistics
+    if not has_one_pattern(kind) or statistics is None or not statistics.has_min_max or statistics.null_count:
+        return None
+    low, high = bounds(statistics, kind)
+    return low, high
+
+
+def divided(lows: Sequence[Bound]) -> list[Range]:
+    """Ranges that hold each value once, one for each of ``lows``, which do not decrease: from it up to the next one.
+    The first one holds all that is below, the last one all that is above."""
+    edges: list[Bound | None] = [None, *lows[1:], None]
+    return [Range(low, high) for low, high in pairwise(edges)]

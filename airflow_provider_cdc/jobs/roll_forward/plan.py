@@ -1,0 +1,276 @@
+"""What consolidate does with tables that are rolled forward: it looks at the files of the copies before, and says which
+task takes rows out of which of them, and where new rows go.
+
+A row goes into the file whose range of the key's first column holds it, and above all ranges into a new file, unless
+the last one is small. Where files do not tell ranges, rows go into the smallest file if that is small, and into a new
+one if not. So no night leaves another small file behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from types import MappingProxyType
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from airflow_provider_cdc.core.copies.damage_note import note_damage
+from airflow_provider_cdc.core.copies.retention import check_not_removed
+from airflow_provider_cdc.core.filters.apply import published_schema
+from airflow_provider_cdc.core.parquet.writer import FILE_BYTES
+from airflow_provider_cdc.core.run.commit_record import published_run, read_bases
+from airflow_provider_cdc.core.run.manifest import RunTable
+from airflow_provider_cdc.core.run.staging import StagedFile, difference
+from airflow_provider_cdc.core.storage.errors import told
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.errors import CdcError, CopyMismatch, FileDamaged
+from airflow_provider_cdc.jobs.changes.net_change_files import NetChange
+from airflow_provider_cdc.jobs.consolidate.rewind import Outcome, Rewind
+from airflow_provider_cdc.jobs.roll_forward.key_ranges import Bound, Range, after, divided, extent
+from airflow_provider_cdc.jobs.roll_forward.task import DAMAGED, FOREIGN, Roll, RollTask, Target
+from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, say
+from airflow_provider_cdc.jobs.runtime.step import Step
+from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
+from airflow_provider_cdc.sinks.base import Sink
+from airflow_provider_cdc.sources.api.source import Source
+
+SMALL_BYTES = FILE_BYTES // 8
+TASKS_PER_SLOT = 4
+ROLL_BYTES = 64 * 2**20
+"""Bytes of files, or of changes, below which another task costs more than it saves."""
+LOOKED_AT = 64
+"""How many files one task looks at."""
+
+Extent = tuple[Bound, Bound] | None
+
+
+@dataclass(frozen=True)
+class BaseFile:
+    """A file of a table's copy before, and the least and the greatest value of the key's first column (None: it does
+    not tell)."""
+
+    table: int
+    file: StagedFile
+    extent: Extent = None
+
+
+@dataclass(frozen=True)
+class LookAtFiles:
+    """What a task that looks at the files of copies needs to know. It is sent to executors."""
+
+    source: Source
+    sink: Sink
+    tables: tuple[RunTable, ...]
+
+    def __call__(self, files: tuple[BaseFile, ...]) -> list[BaseFile]:
+        """Make sure that files are there, of their sizes, with their rows, and see what keys are in them.
+
+        :raises FileDamaged: one is not what its record says.
+        """
+        return [self._seen(one) for one in files]
+
+    def _seen(self, one: BaseFile) -> BaseFile:
+        entry = self.tables[one.table]
+        schema = published_schema(entry.table, self.source.arrow_schema(entry.table))
+        folder = self.sink.copy_folder(entry.base, entry.table.copy_name)
+        what = ""
+        try:
+            with told(folder.uri_of(one.file.name)):
+                size = folder.filesystem.get_file_info(folder.path(one.file.name)).size
+                if size != one.file.bytes:
+                    what = "is gone" if size is None else f"has {counted(size, 'byte')}, not {one.file.bytes:,}"
+                else:
+                    found = pq.ParquetFile(folder.path(one.file.name), filesystem=folder.filesystem)
+                    if found.metadata.num_rows != one.file.rows:
+                        what = f"has {counted(found.metadata.num_rows, 'row')}, not {one.file.rows:,}"
+                    elif not found.schema_arrow.equals(schema):
+                        what = "has other columns than the table is published with now"
+        except FileNotFoundError:
+            what = "is gone"
+        except (CdcError, pa.ArrowException):
+            # To Arrow a damaged footer is the same error as a store that does not answer.
+            if not (differs := difference(folder, one.file.name, one.file)):
+                raise
+            what = f"is damaged: {differs}"
+        if what:
+            raise FileDamaged(
+                f"a file of the copy that is rolled forward {what}", where=folder.uri_of(one.file.name), hint=DAMAGED
+            )
+        if entry.table.keyless:
+            return one
+        column = schema.get_field_index(entry.table.key[0])
+        return BaseFile(one.table, one.file, extent(found.metadata, column, schema.field(column).type))
+
+
+@dataclass(frozen=True)
+class CheckBaseFile:
+    """What a task that reads a file of a copy from its first to its last byte needs to know. It is sent to
+    executors."""
+
+    folder: Storage
+
+    def __call__(self, file: StagedFile) -> str:
+        """How the file differs from its record; empty if it does not."""
+        return difference(self.folder, file.name, file)
+
+
+def look_at_bases(step: Step) -> dict[int, list[BaseFile]]:
+    """The files of the copies that tables are rolled forward from, by the table's index; they are whole, as far as
+    their sizes and footers tell.
+
+    :raises ManifestError: a base is gone, or is not the one that the manifest names.
+    :raises FileDamaged: a file is gone, or not what its record says.
+    """
+    manifest = step.manifest
+    scratch = Storage(manifest.scratch)
+    bases = read_bases(scratch, manifest.bases)
+    for run_id in bases:
+        # The manifest names them, so from here on nobody begins to remove them.
+        tables = [one.table.copy_name for one in step.tables if one.base == run_id]
+        check_not_removed(published_run(scratch, run_id), tables)
+    files = [
+        BaseFile(index, file)
+        for index, entry in enumerate(step.tables)
+        if entry.base
+        for file in bases[entry.base].files_of(str(entry.table.name))
+    ]
+    if not files:
+        return {}
+    orders = [tuple(files[start : start + LOOKED_AT]) for start in range(0, len(files), LOOKED_AT)]
+    work = LookAtFiles(step.source, step.sink, step.tables)
+    found: dict[int, list[BaseFile]] = {}
+    for seen in run_tasks(step.spark, "look at the copies before", orders, work):
+        for one in seen:
+            found.setdefault(one.table, []).append(one)
+    return found
+
+
+@contextmanager
+def noting_damage(step: Step, bases: Mapping[int, Sequence[BaseFile]] = MappingProxyType({})) -> Iterator[None]:
+    """Leave a note of a base's file that is found to be damaged, for the next `preflight`: it takes that copy no more.
+
+    :param bases: what `look_at_bases` gave. Where rows of a table contradict the log, damage may be why: so all of that
+        table's files are read then.
+    :raises FileDamaged: a file of a base was damaged.
+    """
+    try:
+        yield
+    except FileDamaged as error:
+        for entry in step.tables:
+            if entry.base and error.where.startswith(f"{_base_folder(step, entry).uri}/"):
+                _note(step, entry, error)
+        raise
+    except CopyMismatch as mismatch:
+        for index, files in bases.items():
+            entry = step.tables[index]
+            if f"{mismatch.where} at ".startswith(f"{entry.table.name} at ") and (
+                damaged := _damaged(step, entry, [one.file for one in files])
+            ):
+                _note(step, entry, damaged)
+                raise damaged from mismatch
+        raise
+
+
+def _damaged(step: Step, entry: RunTable, files: Sequence[StagedFile]) -> FileDamaged | None:
+    say(f"consolidate: the copy of {entry.table.name} contradicts the log: looking whether its files are whole")
+    folder = _base_folder(step, entry)
+    found = run_tasks(step.spark, "check the copy before", files, CheckBaseFile(folder))
+    for file, what in zip(files, found, strict=True):
+        if what:
+            return FileDamaged(
+                f"a file of the copy that is rolled forward: {what}", where=folder.uri_of(file.name), hint=DAMAGED
+            )
+    return None
+
+
+def _note(step: Step, entry: RunTable, error: FileDamaged) -> None:
+    # That this cannot be noted must not hide what is to be noted.
+    with suppress(CdcError, OSError):
+        note_damage(Storage(step.manifest.scratch).folder(entry.base), entry.table.name, error.message, error.where)
+
+
+def _base_folder(step: Step, entry: RunTable) -> Storage:
+    return step.sink.copy_folder(entry.base, entry.table.copy_name)
+
+
+def roll_forward(
+    step: Step,
+    change: NetChange,
+    bases: Mapping[int, Sequence[BaseFile]],
+    layers: Mapping[int, Sequence[Rewind]],
+) -> list[Outcome]:
+    """Roll the copies of tables forward: those that the window touched.
+
+    :param layers: the files of rows that were read again, by the table's index, the lowest layer first.
+    :raises CopyMismatch: rows of a copy are not what the log says.
+    """
+    orders = [
+        order
+        for index, files in bases.items()
+        if change.keys(index)
+        for order in _orders(step, change, index, files, layers.get(index))
+    ]
+    if not orders:
+        return []
+    searched = sum(target.file is not None for order in orders for target in order.targets)
+    say(f"consolidate: looking for touched keys in {counted(searched, 'file')} of the copies before")
+    progress = Progress("consolidate", "task", len(orders), len(orders), note=ProgressFile(step.folder).note)
+    outcomes = run_tasks(
+        step.spark,
+        "roll forward",
+        sorted(orders, key=lambda order: order.bytes, reverse=True),
+        RollTask(step.staging, step.source, step.sink, step.tables, change, step.manifest.options.skips),
+        lambda outcome: progress.add(1, sum(file.rows for file in outcome.written), 1),
+        meanwhile=progress.tick,
+    )
+    refused = {outcome.table for outcome in outcomes if outcome.refused}
+    for index in sorted({outcome.table for outcome in outcomes} - refused):
+        table = step.tables[index].table
+        found, wanted = sum(outcome.found for outcome in outcomes if outcome.table == index), change.befores(index)
+        # Keys alone do not tell whether there was a row before.
+        if not table.keyless and index not in layers and found != wanted:
+            raise CopyMismatch(
+                f"the log changes {counted(wanted, 'row')} of the last copy, which holds {found:,} of them",
+                where=str(table.name),
+                hint=FOREIGN,
+            )
+    return outcomes
+
+
+def _orders(
+    step: Step, change: NetChange, index: int, files: Sequence[BaseFile], layers: Sequence[Rewind] | None
+) -> list[Roll]:
+    coming = change.size() if layers is None else sum(file.bytes for layer in layers for file in layer.files)
+    again = None if layers is None else tuple(layers)
+    targets = _targets(files, coming)
+    if step.tables[index].table.keyless:
+        return [Roll(index, tuple(targets))]
+    # Touched keys often lie close together: files that neighbour each other go to different tasks.
+    size = sum(one.file.bytes for one in files)
+    tasks = max(min(step.slots * TASKS_PER_SLOT, 1 + size // ROLL_BYTES), 1 + coming // ROLL_BYTES)
+    tasks = min(len(targets), tasks)
+    return [Roll(index, tuple(targets[task::tasks]), again) for task in range(tasks)]
+
+
+def _targets(files: Sequence[BaseFile], change_bytes: int) -> list[Target]:
+    """Where rows of one table go, each of them into one file."""
+    filled = [one for one in files if one.file.rows]
+    empty = [Target(one.file, None) for one in files if not one.file.rows]
+    extents = [one.extent for one in filled if one.extent is not None]
+    if not filled or len(extents) < len(filled):
+        smallest = min(filled, key=lambda one: one.file.bytes, default=None)
+        into = smallest if smallest is not None and smallest.file.bytes + change_bytes < SMALL_BYTES else None
+        targets = [Target(one.file, Range() if one is into else None) for one in filled]
+        return [*targets, *empty, *([] if into else [Target(None, Range())])]
+    ordered = sorted(filled, key=lambda one: one.extent or ())
+    ranges = divided(sorted(low for low, _ in extents))
+    targets = [Target(one.file, range) for one, range in zip(ordered, ranges, strict=True)]
+    last = ordered[-1]
+    if last.file.bytes >= SMALL_BYTES:
+        beyond = after(max(high for _, high in extents))
+        targets[-1] = Target(last.file, Range(ranges[-1].low, beyond))
+        targets.append(Target(None, Range(beyond, None)))
+    return [*targets, *empty]

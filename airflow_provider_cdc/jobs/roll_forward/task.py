@@ -1,0 +1,408 @@
+"""The tasks of consolidate for tables that are rolled forward: they take touched rows out of the files of the copy
+before, hold them against the log, and put in what the window left.
+
+What is taken out has to be, bit for bit, what the log says was there before the window: a difference is a row that was
+changed behind the log's back, or a change that is lost. Rows that were changed stay in their places, and of a file with
+none but such rows only the columns are encoded anew in which something changed. New rows go into the file whose range
+of keys holds them, and there into the row group: so the statistics of files go on telling which file a key can be in.
+
+Where the log tells only the keys of what was touched, their rows were read again: those are put in as new ones, and
+there is nothing to hold what is taken out against.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import chain
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_provider_cdc.core.filters.apply import published_schema
+from airflow_provider_cdc.core.parquet.splice import UnknownFooter
+from airflow_provider_cdc.core.parquet.writer import ROW_GROUP_BYTES, ParquetWriter
+from airflow_provider_cdc.core.run.manifest import RunTable
+from airflow_provider_cdc.core.run.staging import StagedFile, Staging, difference
+from airflow_provider_cdc.core.tables import row_bytes
+from airflow_provider_cdc.core.tables.names import folder_name
+from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.errors import CopyMismatch, FileDamaged, ValueNotRepresentable
+from airflow_provider_cdc.jobs.changes import net_change_files
+from airflow_provider_cdc.jobs.changes.filter_images import decode_published
+from airflow_provider_cdc.jobs.changes.net_change_files import NetChange
+from airflow_provider_cdc.jobs.consolidate.reread_layers import rows_again
+from airflow_provider_cdc.jobs.consolidate.rewind import DECODED_ROWS, TOUCHED_ROWS, Outcome, Rewind
+from airflow_provider_cdc.jobs.consolidate.touched_rows import (
+    MarkedFile,
+    TouchedKeys,
+    has_one_pattern,
+    in_portions,
+    mark,
+)
+from airflow_provider_cdc.jobs.roll_forward.image_buffer import HELD_BYTES, Images, Place
+from airflow_provider_cdc.jobs.roll_forward.key_ranges import Bound, Range, divided, group_extent
+from airflow_provider_cdc.jobs.roll_forward.row_group_merge import Left, differing, parts
+from airflow_provider_cdc.jobs.runtime.skipped import reason
+from airflow_provider_cdc.sinks.base import Sink
+from airflow_provider_cdc.sources.api.source import Source
+
+DAMAGED = (
+    "something else than this provider changed it, or the storage lost it: clear preflight and the tasks after it, or "
+    "leave it to the next run; with refresh=auto the table is then read in full"
+)
+FOREIGN = (
+    "something changed the copy's files or the table behind the log's back (sql_log_bin=0): read the table in full "
+    "(refresh=full), and report it if it recurs"
+)
+
+MOST_SORTED_BYTES = 2**30
+"""More rows than that stay as they come. Arrow refuses to sort texts of 2 GiB, and row groups need not be in order."""
+
+
+@dataclass(frozen=True)
+class Target:
+    """Where rows go: into ``file`` of the copy before (None: into a new one) those in ``range``; None: none."""
+
+    file: StagedFile | None
+    range: Range | None
+
+
+@dataclass(frozen=True)
+class Roll:
+    """An order: take the touched rows out of these files of one table's copy, and put in the rows that go there: those
+    of ``layers``, the lowest first, if touched rows were read again (None: they were not)."""
+
+    table: int
+    targets: tuple[Target, ...]
+    layers: tuple[Rewind, ...] | None = None
+
+    @property
+    def bytes(self) -> int:
+        return sum(target.file.bytes for target in self.targets if target.file is not None)
+
+
+@dataclass(frozen=True)
+class RollTask:
+    """What a task that rolls a copy forward needs to know. It is sent to executors.
+
+    ``skips``: that a table cannot be copied is its outcome, and does not stop the step.
+    """
+
+    staging: Staging
+    source: Source
+    sink: Sink
+    tables: tuple[RunTable, ...]
+    change: NetChange
+    skips: bool = False
+
+    def __call__(self, order: Roll) -> Outcome:
+        # What one task writes counts together, so the disk is waited for once.
+        with self.staging.reading(), self.staging.folder.together() as folder:
+            try:
+                return _Rolling(replace(self, staging=Staging(folder)), order).done()
+            except ValueNotRepresentable as error:
+                if not self.skips:
+                    raise
+                return Outcome(order.table, refused=reason(error))
+
+
+class _Rolling:
+    """One order at work."""
+
+    def __init__(self, task: RollTask, order: Roll) -> None:
+        self._task = task
+        self._order = order
+        entry = task.tables[order.table]
+        self._table: Table = entry.table
+        self._schema: pa.Schema = published_schema(entry.table, task.source.arrow_schema(entry.table))
+        self._key = self._schema.names if entry.table.keyless else list(entry.table.key)
+        self._first: pa.DataType = self._schema.field(self._key[0]).type
+        self._folder = task.sink.copy_folder(entry.base, entry.table.copy_name)
+        self._files = [MarkedFile(self._folder, one.file) for one in order.targets if one.file is not None]
+        # What became of the single rows that are taken out is not known.
+        self._replaces = entry.table.keyless or order.layers is not None
+        self._added: dict[int, list[pa.RecordBatch]] = {}
+        self._images: Images | None = None
+        self._nulled: dict[str, int] = {}
+
+    def done(self) -> Outcome:
+        try:
+            return self._done()
+        except (OSError, pa.ArrowException):
+            # What cannot be read may not be what was written.
+            for file in self._files:
+                self._check_whole(file)
+            raise
+
+    def _done(self) -> Outcome:
+        for touched in self._touched():
+            mark(self._files, self._key, touched)
+            touched.check_all_found(self._table, "removes")
+        found = 0 if self._replaces else self._find_images()
+        kept: list[StagedFile] = []
+        written = self._gather()
+        replaced = 0
+        files = iter(self._files)
+        for number, target in enumerate(self._order.targets):
+            added = self._added.get(number, [])
+            file = None if target.file is None else next(files)
+            if file is not None and not file.marks and not added:
+                kept.append(file.staged)
+            elif file is not None:
+                written += self._rewritten(file, added)
+                replaced += 1
+        written += self._new()
+        return Outcome(
+            self._order.table,
+            kept=tuple(kept),
+            written=tuple(written),
+            replaced=replaced,
+            nulled=self._nulled,
+            found=found,
+        )
+
+    def _gather(self) -> list[StagedFile]:
+        """Fill ``_added`` with the rows that go into files. What memory has no room for goes into files of its own."""
+        held = 0
+        with self._task.staging.writer(self._name("part-new"), self._schema) as beyond:
+            for number, rows in self._incoming(into_files=True):
+                held += rows.nbytes
+                if held <= HELD_BYTES:
+                    self._added.setdefault(number, []).append(rows)
+                else:
+                    beyond.write(self._sorted(pa.Table.from_batches([rows])))
+        return beyond.files
+
+    def _changes(self, columns: Sequence[str]) -> Iterator[pa.RecordBatch]:
+        task = self._task
+        return net_change_files.read(task.staging.folder, task.change.files, columns, table=self._order.table)
+
+    def _touched(self) -> Iterator[TouchedKeys]:
+        keyless = self._table.keyless
+
+        def read() -> Iterator[pa.RecordBatch]:
+            for batch in self._changes(["key", "count"]):
+                yield batch.filter(pc.less(batch["count"], 0)) if keyless else batch
+
+        for batches in in_portions(read(), TOUCHED_ROWS):
+            yield TouchedKeys.of(batches, keyless, self._first)
+
+    def _find_images(self) -> int:
+        """Find, of each row group with touched rows, which images are theirs; return how many these are."""
+        found: dict[Place, pa.BinaryArray] = {}
+        for file in self._files:
+            for group, mask in file.marks.items():
+                rows = file.read(group, self._key).filter(pa.array(mask)).combine_chunks()
+                found[file.staged.name, group] = row_bytes.encode(rows.to_batches()[0], self._key)
+        keys = pa.chunked_array([*found.values()], pa.binary())
+        if pc.count_distinct(keys).as_py() != len(keys):
+            raise CopyMismatch("the copy holds two rows of one key", where=str(self._table.name), hint=FOREIGN)
+        self._images = Images(found, partial(self._changes, ["key", "before", "after"]))
+        return len(keys)
+
+    def _incoming(self, *, into_files: bool) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """The rows that the window added, each with the number of the target that it goes into: of those that are
+        files, or of those that are not."""
+        targets = [
+            (number, one.range)
+            for number, one in enumerate(self._order.targets)
+            if one.range is not None and (one.file is not None) == into_files
+        ]
+        if not targets:
+            return
+        if self._order.layers is not None:
+            yield from self._read_again(self._order.layers, targets)
+            return
+        keyless = self._table.keyless
+        row = "before" if keyless else "after"
+        for batch in self._changes(["key", "before", "after", "count"]):
+            if keyless:
+                batch = batch.filter(pc.greater(batch["count"], 0))
+            else:
+                # A row that was there stays where it was.
+                batch = batch.filter(pc.and_(batch["after"].is_valid(), batch["before"].is_null()))
+            if not batch.num_rows:
+                continue
+            ranged = has_one_pattern(self._first) and not keyless
+            firsts = row_bytes.first_values(batch["key"], self._first) if ranged else None
+            for number, range in targets:
+                own = batch if firsts is None else batch.filter(pa.array(range.holds(firsts)))
+                for rows in self._decoded(own[row], own["count"]):
+                    yield number, rows
+
+    def _read_again(
+        self, layers: Sequence[Rewind], targets: Sequence[tuple[int, Range]]
+    ) -> Iterator[tuple[int, pa.RecordBatch]]:
+        """`_incoming`, of rows that were read again."""
+        task = self._task
+        for rows in rows_again(task.staging.folder, task.change, layers, self._key, DECODED_ROWS):
+            for number, range in targets:
+                own = rows if range.whole else rows.filter(pa.array(range.holds(rows[self._key[0]])))
+                if own.num_rows:
+                    yield number, own
+
+    def _decoded(self, images: pa.BinaryArray, counts: pa.Int64Array) -> Iterator[pa.RecordBatch]:
+        for start in range(0, len(images), DECODED_ROWS):
+            part = images.slice(start, DECODED_ROWS)
+            rows = decode_published(self._task.source, self._table, part, self._nulled)
+            if not self._table.keyless:
+                yield rows
+                continue
+            copies = np.repeat(np.arange(rows.num_rows), counts.slice(start, DECODED_ROWS).to_numpy())
+            for first in range(0, len(copies), DECODED_ROWS):
+                yield rows.take(pa.array(copies[first : first + DECODED_ROWS]))
+
+    def _new(self) -> list[StagedFile]:
+        """Write the rows that go into no file of the copy before."""
+        if all(target.file is not None for target in self._order.targets):
+            return []
+        with self._task.staging.writer(self._name("part-new"), self._schema) as writer:
+            for _, rows in self._incoming(into_files=False):
+                writer.write(self._sorted(pa.Table.from_batches([rows])))
+        return writer.files
+
+    def _rewritten(self, file: MarkedFile, added: Sequence[pa.RecordBatch]) -> list[StagedFile]:
+        """Write a file anew: with what the window left of its marked rows, and with those that are added."""
+        self._check_whole(file)
+        name = self._name("-".join(file.staged.base_name.split("-")[:2]))
+        if not added and self._keeps_groups(file):
+            with suppress(UnknownFooter):
+                return [self._spliced(file, name)]
+        with self._task.staging.writer(name, self._schema) as writer:
+            rows = self._write_groups(file, pa.Table.from_batches(added, self._schema), writer)
+            writer.write(self._sorted(rows))
+        return writer.files
+
+    def _keeps_groups(self, file: MarkedFile) -> bool:
+        """Whether a file loses no row, and no row group grows far beyond what one may be."""
+        if self._images is None:
+            return False
+        for group in file.marks:
+            _, afters = self._images.lengths((file.staged.name, group))
+            if (afters < 0).any() or self._size_left(file, group) > 2 * ROW_GROUP_BYTES:
+                return False
+        return True
+
+    def _size_left(self, file: MarkedFile, group: int) -> int:
+        """About how many bytes the window left of a row group."""
+        size = int(file.parquet.metadata.row_group(group).total_byte_size)
+        if self._images is not None and group in file.marks:
+            before, after = (np.maximum(own, 0).sum() for own in self._images.lengths((file.staged.name, group)))
+            size += int(after - before)
+        return size
+
+    def _spliced(self, file: MarkedFile, name: str) -> StagedFile:
+        """Write a file anew in which rows were changed and nothing else: only the columns in which they were.
+
+        :raises UnknownFooter: this is no file with which that can be done.
+        """
+        with self._task.staging.spliced(name, self._schema, self._folder, file.staged.name) as writer:
+            for group in range(file.parquet.metadata.num_row_groups):
+                columns = pa.table({})
+                if group in file.marks:
+                    pieces = list(self._left(file, group))
+                    changed = [name for name in self._schema.names if any(name in piece.changed for piece in pieces)]
+                    columns = pa.concat_tables([piece.now(changed) for piece in pieces]).unify_dictionaries()
+                writer.write(columns)
+            return writer.close()
+
+    def _check_whole(self, file: MarkedFile) -> None:
+        """Read a file from its first to its last byte, and compare it with its record.
+
+        :raises FileDamaged: it differs.
+        """
+        if what := difference(self._folder, file.staged.name, file.staged):
+            raise FileDamaged(
+                f"a file of the copy that is rolled forward: {what}",
+                where=self._folder.uri_of(file.staged.name),
+                hint=DAMAGED,
+            )
+
+    def _name(self, part: str) -> str:
+        return f"staged/{folder_name(self._table.name)}/{part}"
+
+    def _write_groups(self, file: MarkedFile, added: pa.Table, writer: ParquetWriter) -> pa.Table:
+        """Write the rows that stay, each row group with what is added to its range; return what is left to add."""
+        ranges = self._group_ranges(file) if added.num_rows else None
+        for group in range(file.parquet.metadata.num_row_groups):
+            pieces: Iterable[pa.Table] = self._staying(file, group)
+            if ranges is not None and added.num_rows:
+                inside = ranges[group].holds(pa.concat_arrays(added[self._key[0]].chunks))
+                if inside.any():
+                    own = added.filter(pa.array(inside))
+                    # What is too large to be sorted is too large to be held.
+                    large = self._size_left(file, group) > MOST_SORTED_BYTES
+                    pieces = chain(pieces, [own]) if large else [self._sorted(pa.concat_tables([*pieces, own]))]
+                    added = added.filter(pa.array(~inside))
+            for rows in pieces:
+                writer.write(rows)
+        return added
+
+    def _staying(self, file: MarkedFile, group: int) -> Iterator[pa.Table]:
+        """The rows of a row group that stay, as the window left them."""
+        mask = file.marks.get(group)
+        if mask is None:
+            yield file.read(group)
+        elif self._replaces:
+            yield file.read(group).filter(pa.array(~mask))
+        else:
+            for left in self._left(file, group):
+                yield left.now(self._schema.names).filter(pa.array(~left.gone))
+
+    def _group_ranges(self, file: MarkedFile) -> list[Range] | None:
+        """The range of keys of each row group; None: it is not known, or they do not lie in the order of the keys."""
+        metadata = file.parquet.metadata
+        column = file.parquet.schema_arrow.get_field_index(self._key[0])
+        lows: list[Bound] = []
+        for group in range(metadata.num_row_groups):
+            found = group_extent(metadata, group, column, self._first)
+            if found is None or (lows and found[0] < lows[-1]):  # type: ignore[operator]
+                return None
+            lows.append(found[0])
+        return divided(lows) if lows and not self._table.keyless else None
+
+    def _sorted(self, rows: pa.Table) -> pa.Table:
+        if self._table.keyless or not has_one_pattern(self._first) or rows.nbytes > MOST_SORTED_BYTES:
+            return rows
+        # Batches have dictionaries of their own.
+        rows = rows.unify_dictionaries().combine_chunks()
+        return rows.take(pc.sort_indices(rows[self._key[0]]))
+
+    def _left(self, file: MarkedFile, group: int) -> Iterator[Left]:
+        """What the window left of the rows of a row group, part by part: changes may be far larger than these.
+
+        :raises CopyMismatch: rows are not what the log says was there before.
+        """
+        assert self._images is not None
+        names, rows = self._schema.names, file.read(group)
+        marked, place = np.flatnonzero(file.marks[group]), (file.staged.name, group)
+        begin = 0
+        for start, stop in parts(self._images.lengths(place), DECODED_ROWS, ROW_GROUP_BYTES):
+            end = int(marked[stop]) if stop < len(marked) else rows.num_rows
+            part, own = rows.slice(begin, end - begin), marked[start:stop] - begin
+            begin = end
+            batch = part.take(pa.array(own)).combine_chunks().to_batches()[0]
+            before, after = self._images.of(place, start, stop)
+            if before.null_count:
+                raise self._mismatch(batch, before.is_null(), "the log adds a row of a key that the copy holds already")
+            logged = decode_published(self._task.source, self._table, before, {})
+            differs = pc.not_equal(row_bytes.encode(batch, names), row_bytes.encode(logged, names))
+            if differs.true_count:
+                raise self._mismatch(batch, differs, "a row of the copy is not what the log says it was before")
+            stays = after.is_valid()
+            gone = np.zeros(part.num_rows, np.bool_)
+            gone[own] = after.is_null().to_numpy(zero_copy_only=False)
+            now = batch.slice(0, 0)
+            if stays.true_count:
+                now = decode_published(self._task.source, self._table, after.filter(stays), self._nulled)
+            yield Left(part, own[~gone[own]], pa.Table.from_batches([now]), gone, differing(batch.filter(stays), now))
+
+    def _mismatch(self, batch: pa.RecordBatch, wrong: pa.Array, what: str) -> CopyMismatch:
+        # The key alone: the rest of a row is nobody's business in a log.
+        key = batch.filter(wrong).select(self._key).slice(0, 1).to_pylist()[0]
+        shown = ", ".join(f"{name} = {value!r:.60}" for name, value in key.items())
+        return CopyMismatch(what, where=f"{self._table.name} at {shown}", hint=FOREIGN)

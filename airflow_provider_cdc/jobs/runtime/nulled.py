@@ -1,0 +1,25 @@
+"""Counts of values that became null because no Arrow type holds them: by table and column, and never silent."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from airflow_provider_cdc.core.run.results import Nulled
+from airflow_provider_cdc.jobs.runtime.progress import say
+
+
+def add_nulled(counts: Iterable[tuple[str, Mapping[str, int]]]) -> Nulled:
+    """The sum of counts by column, each with the name of its table."""
+    total: Nulled = {}
+    for table, columns in counts:
+        for column, count in columns.items():
+            own = total.setdefault(table, {})
+            own[column] = own.get(column, 0) + count
+    return total
+
+
+def say_nulled(what: str, nulled: Nulled) -> None:
+    """Print ``what`` and the counts, if there are any."""
+    for table, columns in nulled.items():
+        counts = ", ".join(f"{column} {count:,}" for column, count in columns.items())
+        say(f"{what}, for no Arrow type holds them: values of {table}: {counts}")

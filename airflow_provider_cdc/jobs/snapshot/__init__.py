@@ -1,0 +1,1 @@
+"""The step ``snapshot``: reads all parts of all tables."""

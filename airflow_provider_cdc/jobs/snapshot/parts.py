@@ -1,0 +1,135 @@
+"""Parts: the orders that a snapshot is made of. A part is a run of neighbouring chunks of one table, for one task."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+
+from airflow_provider_cdc.core.parquet.writer import FILE_BYTES
+from airflow_provider_cdc.core.run.manifest import RunTable
+from airflow_provider_cdc.core.tables.chunk import Chunk
+from airflow_provider_cdc.errors import naming
+from airflow_provider_cdc.jobs.runtime.progress import say
+from airflow_provider_cdc.jobs.runtime.retry import persist
+from airflow_provider_cdc.sources.api.source import Source
+
+PARTS_PER_SLOT = 4
+SMALLEST_PART_BYTES = 8 * 2**20
+"""Below this a task's own cost weighs more than what another core could save."""
+TABLE_CHUNKS, RUN_CHUNKS = 10_000, 50_000
+"""More chunks than that, of a table and of a run, cost more than they are good for, whatever size was asked for."""
+_PLANNERS = 4
+
+
+@dataclass(frozen=True)
+class Part:
+    """``table`` is an index into the run's tables. ``weight`` estimates the bytes to read: it steers, nothing more."""
+
+    number: int
+    table: int
+    chunks: tuple[Chunk, ...]
+    weight: int
+
+    def __str__(self) -> str:
+        return f"part {self.number} ({self.chunks[0]} to {self.chunks[-1].number})"
+
+    @property
+    def name(self) -> str:
+        return f"part-{self.number:06}"
+
+
+def cut(source: Source, tables: Sequence[RunTable], chunk_rows: int, slots: int) -> list[Part]:
+    """Cut tables into parts; those that are rolled forward have none.
+
+    :param chunk_rows: about how many rows a chunk is to have.
+    :param slots: how many tasks run at the same time.
+    """
+    total = sum(entry.table.rows for entry in tables if not entry.base)
+
+    def planned(own: Sequence[RunTable]) -> list[list[Chunk]]:
+        with source.one_session() as mine:
+            return [_planned(mine, entry, _bounded(entry, chunk_rows, total)) for entry in own]
+
+    with ThreadPoolExecutor(_PLANNERS) as planners:
+        shares = list(planners.map(planned, [tables[start::_PLANNERS] for start in range(_PLANNERS)]))
+    chunks = [shares[index % _PLANNERS][index // _PLANNERS] for index in range(len(tables))]
+    return plan_parts(tables, chunks, slots)
+
+
+def _planned(source: Source, entry: RunTable, chunk_rows: int) -> list[Chunk]:
+    if entry.base:
+        return []
+    with naming(str(entry.table.name)):
+        return persist(f"plan {entry.table.name}", lambda: source.plan_chunks(entry.table, chunk_rows))
+
+
+def _bounded(entry: RunTable, chunk_rows: int, total: int) -> int:
+    """The rows of a chunk, so that neither the table nor the run of ``total`` rows has too many chunks."""
+    rows = max(chunk_rows, -(-entry.table.rows // TABLE_CHUNKS), -(-total // RUN_CHUNKS))
+    if rows > chunk_rows and entry.table.rows > chunk_rows:
+        say(f"plan: {entry.table.name} is read in chunks of {rows:,} rows, not {chunk_rows:,}: they would be too many")
+    return rows
+
+
+def bundle(parts: Sequence[Part], tables: Sequence[RunTable], slots: int) -> list[int]:
+    """How many neighbours among ``parts`` one Spark task reads: several only where they are small.
+
+    One that may wait for a lock is alone, so that nobody waits with it.
+    """
+    most = -(-len(parts) // (slots * PARTS_PER_SLOT))
+    sizes: list[int] = []
+    weight = 0
+    before: Part | None = None
+    for part in parts:
+        weight += part.weight
+        alone = any(one is None or tables[one.table].consistency == "lock" for one in (before, part))
+        if alone or weight > SMALLEST_PART_BYTES or sizes[-1] >= most:
+            sizes.append(0)
+            weight = part.weight
+        sizes[-1] += 1
+        before = part
+    return sizes
+
+
+def plan_parts(tables: Sequence[RunTable], chunks: Sequence[Sequence[Chunk]], slots: int) -> list[Part]:
+    """Group each table's chunks into parts, the heaviest first, so that no core idles behind one late large part.
+
+    A table that must be read at one exact position (it has no key, or the log lacks changes) is one part, for one
+    session, unless many sessions share one view of the data (``exported``).
+
+    :param chunks: the chunks of each table, in key order.
+    :param slots: how many tasks run at the same time.
+    """
+    weights = [_weights(entry, own) for entry, own in zip(tables, chunks, strict=True)]
+    total = sum(sum(own) for own in weights)
+    limit = min(FILE_BYTES, max(SMALLEST_PART_BYTES, total // (slots * PARTS_PER_SLOT)))
+    groups: list[tuple[int, int, tuple[Chunk, ...]]] = []
+    for index, entry in enumerate(tables):
+        if entry.base:
+            continue
+        if entry.table.needs_one_position and entry.consistency != "exported":
+            groups.append((sum(weights[index]), index, tuple(chunks[index])))
+            continue
+        together: list[Chunk] = []
+        weight = 0
+        for chunk, own in zip(chunks[index], weights[index], strict=True):
+            if together and weight + own > limit:
+                groups.append((weight, index, tuple(together)))
+                together, weight = [], 0
+            together.append(chunk)
+            weight += own
+        groups.append((weight, index, tuple(together)))
+    # The sooner a table with unlogged cascades is read, the fewer changes of its parents can be in the way.
+    groups.sort(key=lambda group: (not tables[group[1]].table.cascades_from, -group[0]))
+    return [Part(number, index, own, weight) for number, (weight, index, own) in enumerate(groups)]
+
+
+def _weights(entry: RunTable, chunks: Sequence[Chunk]) -> list[int]:
+    """Estimated bytes of each chunk, at least 1."""
+    rows = sum(chunk.rows for chunk in chunks)
+    if not rows:
+        # One that is rolled forward has no chunks.
+        return [max(1, entry.table.bytes // max(1, len(chunks)))] * len(chunks)
+    per_row = max(1.0, entry.table.bytes / max(1, entry.table.rows, rows))
+    return [max(1, round(chunk.rows * per_row)) for chunk in chunks]

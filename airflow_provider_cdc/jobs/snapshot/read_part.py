@@ -1,0 +1,151 @@
+"""The tasks of snapshot: read parts of tables to files."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+from airflow_provider_cdc.core.filters.apply import published_columns, published_schema
+from airflow_provider_cdc.core.options.run import LockPolicy
+from airflow_provider_cdc.core.run.manifest import RunTable
+from airflow_provider_cdc.core.run.staging import StagedFile, Staging
+from airflow_provider_cdc.core.storage import records
+from airflow_provider_cdc.core.tables.names import folder_name
+from airflow_provider_cdc.errors import ValueNotRepresentable
+from airflow_provider_cdc.jobs.changes.filter_images import copied
+from airflow_provider_cdc.jobs.runtime.skipped import reason
+from airflow_provider_cdc.jobs.snapshot.key_order import Extent, KeyExtents, check_key_order
+from airflow_provider_cdc.jobs.snapshot.parts import Part
+from airflow_provider_cdc.jobs.snapshot.piece_progress import UnderWay, piece_of_part
+from airflow_provider_cdc.jobs.snapshot.survivors import OddRow, check_count, noted
+from airflow_provider_cdc.sources.api.optional_capabilities import OrdersChunks
+from airflow_provider_cdc.sources.api.source import Source
+
+DONE = "chunks/done"
+
+
+@dataclass(frozen=True)
+class PartRecord:
+    """A part that was read: into which files, for which plan, by a server of which incarnation.
+
+    ``odd``: what `survivors.noted` returned. ``extents``: those of its chunks (`key_order`). ``refused``: why its table
+    cannot be copied; then the part has no files. ``began`` (Unix seconds) and ``lane``: when it was read, and by which
+    worker, for the run's report.
+    """
+
+    plan: str
+    part: int
+    files: tuple[StagedFile, ...]
+    rows: int
+    bytes: int
+    upper: str
+    incarnation: str
+    lock_seconds: float
+    nulled: dict[str, int]
+    odd: tuple[OddRow, ...]
+    extents: tuple[Extent, ...]
+    chunks: int
+    seconds: float
+    refused: str = ""
+    began: float = 0.0
+    lane: str = ""
+
+
+@dataclass(frozen=True)
+class ReadPart:
+    """What a task that reads parts needs to know. It is sent to executors.
+
+    ``skips``: a part of a table that cannot be copied is recorded as that, and does not stop the step.
+    """
+
+    staging: Staging
+    plan: str
+    source: Source
+    tables: tuple[RunTable, ...]
+    lock: LockPolicy
+    pause: float
+    skips: bool = False
+
+    @contextmanager
+    def session(self) -> Iterator[ReadPart]:
+        """The same, for several parts, on as few sessions as will do. The files and records of all of them survive a
+        crash together, when the context ends; before that no record is there.
+        """
+        with self.staging.folder.together() as folder, self.source.one_session() as source:
+            yield replace(self, staging=replace(self.staging, folder=folder), source=source)
+
+    def __call__(self, part: Part) -> PartRecord:
+        """Read one part to files, and write the record that says so."""
+        began, started = time.time(), time.monotonic()
+        try:
+            record = self._read(part, started)
+        except ValueNotRepresentable as error:
+            if not self.skips:
+                raise
+            record = PartRecord(
+                plan=self.plan,
+                part=part.number,
+                files=(),
+                rows=0,
+                bytes=0,
+                upper="",
+                incarnation="",
+                lock_seconds=0.0,
+                nulled={},
+                odd=(),
+                extents=(),
+                chunks=len(part.chunks),
+                seconds=round(time.monotonic() - started, 3),
+                refused=reason(error),
+            )
+        record = replace(record, began=round(began, 3), lane=f"{socket.gethostname()}:{os.getpid()}")
+        records.write(self.staging.folder, f"{DONE}/{part.name}.json", record)
+        return record
+
+    def _read(self, part: Part, started: float) -> PartRecord:
+        entry = self.tables[part.table]
+        schema = published_schema(entry.table, self.source.arrow_schema(entry.table))
+        ordered = self.source.key_order(entry.table) if isinstance(self.source, OrdersChunks) else None
+        extents = KeyExtents(ordered)
+        odd: list[OddRow] = []
+        under_way = UnderWay(self.staging.folder, piece_of_part(part, self.tables))
+        name = f"chunks/{folder_name(entry.table.name)}/{part.name}"
+        with (
+            self.staging.writer(name, schema) as writer,
+            self.source.reader(entry.table, entry.consistency, self.lock) as reader,
+        ):
+            for at, chunk in enumerate(part.chunks):
+                if at and self.pause:
+                    time.sleep(self.pause)
+                for batch in reader.read(chunk):
+                    found, left = copied(entry.table, batch, reader.odd)
+                    if left:
+                        odd += noted(entry.table, batch, left)
+                        check_count(odd)
+                    extents.add(chunk.number, batch)
+                    rows = published_columns(entry.table, batch)
+                    rows = rows if found is None else rows.filter(found)
+                    writer.write(rows)
+                    under_way.add(batch.num_rows, rows.num_rows)
+            incarnation = reader.settle()
+            upper, lock_seconds, nulled = reader.upper, reader.lock_seconds, dict(reader.nulled)
+        check_key_order(entry.table, extents.found)
+        return PartRecord(
+            plan=self.plan,
+            part=part.number,
+            files=tuple(writer.files),
+            rows=sum(file.rows for file in writer.files),
+            bytes=sum(file.bytes for file in writer.files),
+            upper=upper,
+            incarnation=incarnation,
+            lock_seconds=lock_seconds,
+            nulled=nulled,
+            odd=tuple(odd),
+            extents=tuple(extents.found),
+            chunks=len(part.chunks),
+            seconds=round(time.monotonic() - started, 3),
+        )

@@ -1,0 +1,162 @@
+"""The task that reads touched rows again, by their keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from typing import cast
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_provider_cdc.core.filters.apply import published_columns, published_schema
+from airflow_provider_cdc.core.options.run import LockPolicy
+from airflow_provider_cdc.core.parquet.writer import QUICKEST
+from airflow_provider_cdc.core.run.manifest import RunTable
+from airflow_provider_cdc.core.run.staging import StagedFile, Staging
+from airflow_provider_cdc.core.tables import row_bytes
+from airflow_provider_cdc.core.tables.names import folder_name
+from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.errors import CopyMismatch, SourceUnavailable, ValueNotRepresentable
+from airflow_provider_cdc.jobs.changes import net_change_files
+from airflow_provider_cdc.jobs.changes.filter_images import copied
+from airflow_provider_cdc.jobs.runtime.skipped import reason
+from airflow_provider_cdc.sources.api.rereading import KeyReader
+from airflow_provider_cdc.sources.api.source import Source
+from airflow_provider_cdc.sources.api.unrepresentable import naming_key
+
+LOOKUP_KEYS = 1000
+LOOKUP_BYTES = 2**20
+"""Bounds on the keys in one statement; one at least."""
+_NO_KEYS = net_change_files.NET_SCHEMA.empty_table()
+
+
+@dataclass
+class FoundAgain:
+    """What one task found. ``files`` hold the rows, by the table's index; ``doubtful`` the keys (`net.NET_SCHEMA`) that
+    another pass has to read; ``refused`` says why tables cannot be copied."""
+
+    incarnation: str = ""
+    files: dict[int, tuple[StagedFile, ...]] = field(default_factory=dict)
+    doubtful: tuple[StagedFile, ...] = ()
+    nulled: dict[int, dict[str, int]] = field(default_factory=dict)
+    refused: dict[int, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class ReadAgain:
+    """What a task that reads keys again needs to know. It is sent to executors.
+
+    ``keys`` are files of `net.NET_SCHEMA`. ``view``: the incarnation of the server that shares a view, in which the
+    rows are read; empty: they are read as they are now, and ``order`` is what doubtful keys are given. ``skips``: that
+    a table cannot be copied is its outcome in the view, and does not stop the step.
+    """
+
+    staging: Staging
+    source: Source
+    tables: tuple[RunTable, ...]
+    keys: tuple[StagedFile, ...]
+    lock: LockPolicy
+    view: str
+    order: int
+    skips: bool = False
+
+    @contextmanager
+    def session(self) -> Iterator[ReadAgain]:
+        """The same, for several orders, on as few sessions as will do."""
+        with self.source.one_session() as source:
+            yield replace(self, source=source)
+
+    def __call__(self, buckets: tuple[int, int]) -> FoundAgain:
+        """Read the rows whose keys lie in the buckets from one up to another."""
+        with self.staging.reading():
+            rows = pa.Table.from_batches(
+                net_change_files.read(
+                    self.staging.folder, self.keys, net_change_files.NET_SCHEMA.names, buckets=buckets
+                ),
+                net_change_files.NET_SCHEMA,
+            )
+        rows = net_change_files.last(rows)
+        found = FoundAgain()
+        doubtful = []
+        for index in pc.unique(rows["table"]).to_pylist():
+            own = rows.filter(pc.equal(rows["table"], index)).combine_chunks()
+            try:
+                doubtful.append(self._table(index, own, found))
+            except ValueNotRepresentable as error:
+                # After a pass nobody would look for these keys any more.
+                if not (self.skips and self.view):
+                    raise
+                found.refused[index] = reason(error)
+        if not self.view and (left := pa.concat_tables([_NO_KEYS, *doubtful])).num_rows:
+            left = left.set_column(
+                2, net_change_files.NET_SCHEMA.field("order"), pa.array([self.order] * left.num_rows, pa.int64())
+            )
+            with self.staging.writer("delta/doubtful", net_change_files.NET_SCHEMA, QUICKEST) as writer:
+                writer.write(left.sort_by([("table", "ascending"), ("bucket", "ascending")]))
+            found.doubtful = tuple(writer.files)
+        return found
+
+    def _table(self, index: int, keys: pa.Table, found: FoundAgain) -> pa.Table:
+        """Read the rows of one table; return the keys that are in doubt."""
+        table = self.tables[index].table
+        name = f"chunks/{folder_name(table.name)}/part-again"
+        doubtful = []
+        with (
+            self.staging.writer(name, published_schema(table, self.source.arrow_schema(table))) as writer,
+            self.source.reader(table, "exported" if self.view else "again", self.lock) as opened,
+        ):
+            reader = cast(KeyReader, opened)
+            for some in _portions(keys):
+                wrong = np.zeros(some.num_rows, np.bool_)
+                seen = np.zeros(some.num_rows, np.int64)
+                wanted = some["key"].chunk(0)
+                for batch in reader.find(some["before"].chunk(0)):
+                    # What the source takes for equal may have other bytes: such a row is another key's.
+                    places = pc.index_in(row_bytes.encode(batch, table.key), value_set=wanted)
+                    found_there, left = copied(table, batch, reader.odd)
+                    for value in left:
+                        place = places[value.row].as_py()
+                        if place is not None and self.view:
+                            raise naming_key(table, batch, [value], value)
+                        if place is not None:
+                            wrong[place] = True
+                    seen += np.bincount(places.drop_null().to_numpy(), minlength=some.num_rows)
+                    asked = places.is_valid()
+                    wanted_rows = asked if found_there is None else pc.and_(asked, found_there)
+                    writer.write(published_columns(table, batch).filter(wanted_rows))
+                # What the log says was left there has to be there, once, and nothing else.
+                wrong |= seen != some["count"].to_numpy()
+                if self.view and wrong.any():
+                    raise CopyMismatch(
+                        f"the log and a search by keys disagree about {counted(int(wrong.sum()), 'row')}: there but "
+                        "not found, or found but gone",
+                        where=str(table.name),
+                        hint=f"look whether the index {table.key_index} is whole (amcheck; after an update of the "
+                        "operating system its collation may sort otherwise): REINDEX it, and trigger a new run",
+                    )
+                doubtful.append(some.filter(pa.array(wrong)))
+            incarnation = reader.settle()
+        if found.incarnation not in ("", incarnation) or (self.view and incarnation != self.view):
+            raise SourceUnavailable(
+                "the server was restarted meanwhile", where=str(table.name), hint="the task can be retried as it is"
+            )
+        found.incarnation = incarnation
+        found.files[index] = tuple(writer.files)
+        if reader.nulled:
+            found.nulled[index] = dict(reader.nulled)
+        return pa.concat_tables(doubtful)
+
+
+def _portions(keys: pa.Table) -> Iterator[pa.Table]:
+    """``keys`` in portions for one statement each."""
+    ends = np.cumsum(pc.binary_length(keys["before"]).to_numpy())
+    start = 0
+    while start < keys.num_rows:
+        told = ends[start - 1] if start else 0
+        stop = int(np.searchsorted(ends, told + LOOKUP_BYTES, side="right"))
+        stop = max(start + 1, min(stop, start + LOOKUP_KEYS, keys.num_rows))
+        yield keys.slice(start, stop - start).combine_chunks()
+        start = stop

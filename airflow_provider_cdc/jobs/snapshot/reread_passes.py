@@ -1,0 +1,263 @@
+"""Reading again: how the snapshot step ends for a run that is exact where its reads end, by keys alone.
+
+Every chunk was read at a time of its own. The log tells which keys were touched since the run began, and the rows of
+these are read again, at last in one view at an exactly known position: so untouched rows are as they were at any time,
+touched ones as they are in the view, and a row that is not there any more counts as well. Whatever its position is, is
+the run's.
+
+So that the view is short, however long the run was, *passes* go before it: each takes the log up to its present end,
+waits until all of that can be seen, and then reads the touched rows as they are at that moment. What was touched later
+is read again by the next pass, and by the view at last. A pass is trusted with nothing in doubt: where it does not see
+what the log says of a key, it leaves the key to the next one. In the view there is no doubt, and such a key is proof of
+a mistake (an index that does not find its rows, say) and stops the run.
+
+The order of two things must never change: no read that counts begins after the view's position is fixed, but for those
+in the view itself; and if the view is lost, all that was read in it is dropped.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+from airflow_provider_cdc.core.parquet.writer import QUICKEST
+from airflow_provider_cdc.core.run import plan
+from airflow_provider_cdc.core.run.results import Nulled, Skipped, SnapshotResult
+from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.core.run.staging import StagedFile
+from airflow_provider_cdc.core.storage import records
+from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.errors import TransientError, ValueNotRepresentable
+from airflow_provider_cdc.jobs.changes import net_change_files
+from airflow_provider_cdc.jobs.runtime.nulled import add_nulled
+from airflow_provider_cdc.jobs.runtime.progress import say
+from airflow_provider_cdc.jobs.runtime.retry import Patience
+from airflow_provider_cdc.jobs.runtime.skipped import reason, table_of
+from airflow_provider_cdc.jobs.runtime.step import Step
+from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
+from airflow_provider_cdc.jobs.snapshot.log_tails import Tails, open_tails
+from airflow_provider_cdc.jobs.snapshot.reread import FoundAgain, ReadAgain
+from airflow_provider_cdc.sources.api.optional_capabilities import SharesReads
+from airflow_provider_cdc.sources.api.rereading import ReadsAgain
+from airflow_provider_cdc.sources.api.source import Source
+from airflow_provider_cdc.sources.api.window import BUCKETS, TrackedTable, UpperBound
+
+FEW_KEYS = plan.FEW_KEYS
+"""So many touched keys are looked up in the view without another pass."""
+MOST_PASSES = 4
+KEYS_PER_TASK = 50_000
+"""Below this a task costs more than what another core could save."""
+MOST_KEYS = 1_000_000
+"""That one task holds in memory, as far as there are buckets."""
+SORT_BYTES = 64 * 2**20
+"""Of keys that the driver holds in memory to sort them."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Rows that one pass read again, as files by the table's name. They lie above the chunks and the layers before:
+    what was touched is not taken from these. ``since``: keys whose last change has a greater order were touched later,
+    and are not taken from this layer either."""
+
+    since: int
+    files: dict[str, tuple[StagedFile, ...]]
+
+
+@dataclass(frozen=True)
+class Again:
+    """What was touched, and what was read again: the record of it. ``keys`` are files of `net.NET_SCHEMA`, of which the
+    last change of a key counts."""
+
+    keys: tuple[StagedFile, ...] = ()
+    layers: tuple[Layer, ...] = ()
+    transactions: int = 0
+    row_images: int = 0
+
+
+@dataclass
+class Seen:
+    """What `read_again` returns: the bound of all reads, the record's content, and what the result tells of it."""
+
+    bound: UpperBound
+    again: Again
+    nulled: Nulled
+    skipped: Skipped
+    keys_in_view: int
+    view_seconds: float
+
+
+@dataclass
+class _Keys:
+    """Touched keys as they are collected: all files, and those that no pass has read again yet."""
+
+    files: list[StagedFile] = field(default_factory=list)
+    waiting: list[StagedFile] = field(default_factory=list)
+    layers: list[Layer] = field(default_factory=list)
+    nulled: list[tuple[str, dict[str, int]]] = field(default_factory=list)
+
+    def add(self, files: Iterable[StagedFile]) -> None:
+        new = list(files)
+        self.files += new
+        self.waiting += new
+
+    @property
+    def count(self) -> int:
+        """How many keys wait, at most."""
+        return sum(file.rows for file in self.waiting)
+
+
+def read_again(
+    step: Step, incarnations: Callable[[], set[str]], in_view: Callable[[Source], None], meanwhile: Callable[[], None]
+) -> Seen | None:
+    """Read touched rows again; return None if the server was restarted meanwhile, so that nothing counts.
+
+    :param incarnations: those of the server that the parts which were read are of.
+    :param in_view: reads the tables that are read in the view as a whole, all of them anew.
+    :param meanwhile: is called now and then.
+    """
+    patience = Patience("snapshot: read touched rows again")
+    tracked, skipped = followed(step), dict[str, str]()
+    while True:
+        try:
+            seen = _read_again(step, tracked, incarnations, in_view, meanwhile)
+        except TransientError as error:
+            patience.wait(error)
+        except ValueNotRepresentable as error:
+            # One that was in a key for a while; rows are told apart by it.
+            own = table_of(error, (str(one.table.name) for one in tracked)) if step.manifest.options.skips else None
+            if own is None:
+                raise
+            skipped[own] = reason(error)
+            tracked = [one for one in tracked if str(one.table.name) != own]
+        else:
+            if seen is not None:
+                seen.skipped |= skipped
+            return seen
+
+
+def _read_again(
+    step: Step,
+    tracked: Sequence[TrackedTable],
+    incarnations: Callable[[], set[str]],
+    in_view: Callable[[Source], None],
+    meanwhile: Callable[[], None],
+) -> Seen | None:
+    source = step.source
+    assert isinstance(source, ReadsAgain)
+    assert isinstance(source, SharesReads)
+    lock, keys = step.manifest.options.lock, _Keys()
+    passed: set[str] = set()
+    with open_tails(step, tracked) as tail:
+        for _ in range(MOST_PASSES):
+            keys.add(_touched(step, tail))
+            if keys.count <= FEW_KEYS:
+                break
+            say(f"snapshot: {counted(keys.count, 'key')} touched meanwhile; reading again")
+            source.settle(lock)
+            passed |= _pass(step, tail, keys, meanwhile)
+            if len(incarnations() | passed) > 1:
+                return None
+        with source.share_reads(lock) as shared:
+            opened = time.monotonic()
+            assert isinstance(shared, ReadsAgain)
+            bound = shared.bound_view([entry.table for entry in step.tables])
+            if (incarnations() | passed) - {bound.incarnation}:
+                return None
+            keys.add(_touched(step, tail, bound.log_end))
+            looked_up = keys.count
+            found = _look_up(step, shared, keys.waiting, bound, 0, meanwhile)
+            in_view(shared)
+            seconds = time.monotonic() - opened
+        # A task all of whose tables turned out to be impossible to copy has none.
+        if (incarnations() | {one.incarnation for one in found if one.incarnation}) - {bound.incarnation}:
+            return None
+        keys.layers.append(_layer(step, tail.order, found))
+        keys.nulled += _nulled(step, found)
+        say(
+            f"snapshot: {counted(looked_up, 'key')} read again in a view at {bound.position}, "
+            f"which was open for {seconds:.1f} s"
+        )
+        again = Again(tuple(keys.files), tuple(keys.layers), tail.transactions, tail.row_images)
+    refused = {str(step.tables[table].table.name): why for one in found for table, why in one.refused.items()}
+    return Seen(bound, again, add_nulled(keys.nulled), refused, looked_up, round(seconds, 3))
+
+
+def followed(step: Step) -> list[TrackedTable]:
+    """The tables of which touched rows are read again."""
+    return [
+        TrackedTable(index, entry.table, keys_only=True, forward=bool(entry.base))
+        for index, entry in enumerate(step.tables)
+        if entry.consistency == "again"
+    ]
+
+
+def _touched(step: Step, tail: Tails, stop: str = "") -> list[StagedFile]:
+    """The keys that were touched since the last look, as files."""
+    with step.staging.writer("delta/touched", net_change_files.NET_SCHEMA, QUICKEST) as writer:
+        for rows in net_change_files.gathered(tail.read(stop), SORT_BYTES):
+            writer.write(net_change_files.in_buckets(net_change_files.last(rows)))
+    return list(writer.files)
+
+
+def _pass(step: Step, tail: Tails, keys: _Keys, meanwhile: Callable[[], None]) -> set[str]:
+    """Read the keys that wait, as they are now; return the incarnations of the server that did so."""
+    found = _look_up(step, step.source, keys.waiting, None, tail.order, meanwhile)
+    keys.layers.append(_layer(step, tail.order - 1, found))
+    keys.nulled += _nulled(step, found)
+    keys.waiting = []
+    keys.add(file for one in found for file in one.doubtful)
+    return {one.incarnation for one in found if one.incarnation}
+
+
+def _look_up(
+    step: Step,
+    source: Source,
+    waiting: Sequence[StagedFile],
+    view: UpperBound | None,
+    order: int,
+    meanwhile: Callable[[], None],
+) -> list[FoundAgain]:
+    if not waiting:
+        return []
+    count = sum(file.rows for file in waiting)
+    # What changed since the last copy may be more than a few tasks can hold.
+    tasks = max(1, min(BUCKETS, max(min(step.slots * 4, count // KEYS_PER_TASK), count // MOST_KEYS)))
+    work = ReadAgain(
+        step.staging,
+        source,
+        step.tables,
+        tuple(waiting),
+        step.manifest.options.lock,
+        view.incarnation if view else "",
+        order,
+        step.manifest.options.skips,
+    )
+    return run_tasks(
+        step.spark,
+        "read again",
+        net_change_files.bucket_ranges(tasks),
+        work,
+        meanwhile=meanwhile,
+        brief=view is not None,
+    )
+
+
+def _layer(step: Step, since: int, found: Sequence[FoundAgain]) -> Layer:
+    files: dict[str, list[StagedFile]] = {}
+    for one in found:
+        for table, own in one.files.items():
+            files.setdefault(str(step.tables[table].table.name), []).extend(own)
+    return Layer(since, {name: tuple(own) for name, own in files.items()})
+
+
+def _nulled(step: Step, found: Sequence[FoundAgain]) -> list[tuple[str, dict[str, int]]]:
+    return [(str(step.tables[table].table.name), own) for one in found for table, own in one.nulled.items()]
+
+
+def read_record(run: Run) -> Again:
+    """What the snapshot step read again.
+
+    :raises ManifestError: it is not done.
+    """
+    return records.read_named(Again, run.folder, run.found(SnapshotResult).again)

@@ -1,0 +1,333 @@
+"""The snapshot step: reads every chunk of every table, each at a time of its own, and then bounds what was read.
+
+Exactness rests on two things here. The bound is taken after the last read that counts has ended. And the files that
+count are fixed at that moment, in a record of this try: a task that Spark started twice, or another try of this step
+that was presumed dead, may end later, and what those leave is not in there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from itertools import islice
+
+from pyspark.sql import SparkSession
+
+from airflow_provider_cdc.core.run.results import SNAPSHOT, SnapshotResult, TableRead
+from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.core.run.staging import StagedFile
+from airflow_provider_cdc.core.run.timeline import Bar, write_timeline
+from airflow_provider_cdc.core.storage import records
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.errors import CdcError, SourceUnavailable, TransientError
+from airflow_provider_cdc.jobs.runtime.nulled import add_nulled, say_nulled
+from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, say, table
+from airflow_provider_cdc.jobs.runtime.retry import Patience, persist
+from airflow_provider_cdc.jobs.runtime.skipped import check_some_left, say_skipped
+from airflow_provider_cdc.jobs.runtime.source_watch import Watch
+from airflow_provider_cdc.jobs.runtime.step import Plan, Step, run_step
+from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
+from airflow_provider_cdc.jobs.runtime.verify_files import without_damaged
+from airflow_provider_cdc.jobs.snapshot.key_order import Extent, check_key_order
+from airflow_provider_cdc.jobs.snapshot.parts import Part, bundle, cut
+from airflow_provider_cdc.jobs.snapshot.piece_progress import piece_of_part, under_way
+from airflow_provider_cdc.jobs.snapshot.read_part import DONE, PartRecord, ReadPart
+from airflow_provider_cdc.jobs.snapshot.reread_passes import Seen, read_again
+from airflow_provider_cdc.jobs.snapshot.survivors import OddRow
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.optional_capabilities import shared_reads
+from airflow_provider_cdc.sources.api.source import Source
+from airflow_provider_cdc.sources.api.window import UpperBound
+from airflow_provider_cdc.sources.planning.selections import check_still
+
+PLAN = "chunks/plan.json"
+READS = 5
+"""How often parts are read again because the server restarted."""
+
+
+@dataclass(frozen=True)
+class TableFiles:
+    """What was read of one table. ``upper`` is the exact position of the read; empty unless the table needs one.
+    ``odd`` are values that no Arrow type holds (`survivors`)."""
+
+    files: tuple[StagedFile, ...]
+    upper: str
+    odd: tuple[OddRow, ...] = ()
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+    @property
+    def bytes(self) -> int:
+        return sum(file.bytes for file in self.files)
+
+
+def snapshot(spark: SparkSession, folder: Storage, settings: ConnectionSettings) -> SnapshotResult:
+    """Read all tables of the run in ``folder``.
+
+    Returns what the run records. `read_table_files` has the files.
+    """
+    return run_step(SNAPSHOT, spark, folder, settings, _snapshot)
+
+
+def _snapshot(step: Step) -> SnapshotResult:
+    for entry in step.tables:
+        check_still(step.source, entry.table)
+    if rolled := sum(bool(entry.base) for entry in step.tables):
+        say(f"snapshot: {counted(rolled, 'table')} not read, but rolled forward from the last copies")
+    # Where rows are read again, those of the others are, too.
+    tables = [entry.table for entry in step.tables if not entry.base or entry.at_upper]
+    if not tables:
+        return _nothing_read(step)
+    # Better to find out now than after hours of reading.
+    persist("snapshot: check the tables", lambda: step.source.check_tables(tables))
+    chunk_rows = step.manifest.options.chunk_rows
+    plan = step.plan(PLAN, Part, lambda: cut(step.source, step.tables, chunk_rows, step.slots))
+    parts = plan.orders
+    done = step.finished(plan, PartRecord, {part.number: f"{DONE}/{part.name}.json" for part in parts})
+    whole = without_damaged(step, {number: record.files for number, record in done.items()}, "snapshot: part")
+    done = {number: record for number, record in done.items() if number in whole}
+    seen: Seen | None = None
+    for _ in range(READS):
+        bound = _read_all(step, plan, done)
+        if step.manifest.at_upper and not _stale(done, bound):
+            seen = _read_again(step, plan, done)
+            bound = seen.bound if seen else step.source.bound_reads()
+        # What a server took back when it crashed is in no log, so nothing could rewind it.
+        stale = _stale(done, bound)
+        if not stale and (seen or not step.manifest.at_upper):
+            break
+        say(f"snapshot: the server restarted meanwhile; reading {counted(len(stale), 'part')} again")
+        for number in stale:
+            del done[number]
+    else:
+        raise SourceUnavailable(
+            f"the server restarted during each of {READS} reads",
+            hint="find out why it restarts; the task can be retried as it is",
+        )
+    persist("snapshot: check the tables", lambda: step.source.check_tables(tables))
+
+    extents: dict[int, list[Extent]] = defaultdict(list)
+    for part in parts:
+        extents[part.table] += done[part.number].extents
+    for index, entry in enumerate(step.tables):
+        check_key_order(entry.table, extents[index])
+
+    files = _by_table(step, parts, done)
+    skipped = {_name(step, part): done[part.number].refused for part in parts if done[part.number].refused}
+    if seen:
+        skipped |= seen.skipped
+    check_some_left([name for name in files if name not in skipped], skipped)
+    live = {str(entry.table.name) for entry in step.tables if not entry.base}
+    copied = {name: own for name, own in files.items() if name in live and name not in skipped}
+    record = records.write_named(step.folder, "chunks/files", files)
+    chunks: Counter[str] = Counter()
+    for part in parts:
+        chunks[_name(step, part)] += len(part.chunks)
+    found = SnapshotResult(
+        snapshot_upper=bound.position,
+        log_end=bound.log_end,
+        rows=sum(own.rows for own in copied.values()),
+        tables={name: TableRead(own.rows, chunks[name], len(own.files), own.bytes) for name, own in copied.items()},
+        nulled=add_nulled(
+            [*((_name(step, part), done[part.number].nulled) for part in parts), *(seen.nulled if seen else {}).items()]
+        ),
+        lock_seconds=max((one.lock_seconds for one in done.values()), default=0.0),
+        record=record,
+        skipped=skipped,
+        again=records.write_named(step.folder, "chunks/again", seen.again) if seen else "",
+        keys_again=seen.keys_in_view if seen else 0,
+        view_seconds=seen.view_seconds if seen else 0.0,
+        incarnation=bound.incarnation,
+    )
+    say_skipped(skipped)
+    _summarize(found)
+    _note_timeline(step, parts, done)
+    return found
+
+
+def _note_timeline(step: Step, parts: Sequence[Part], done: Mapping[int, PartRecord]) -> None:
+    read = ((part, done[part.number]) for part in parts)
+    bars = [
+        Bar(_name(step, part), part.number, record.lane, record.began, record.seconds, record.rows, record.bytes)
+        for part, record in read
+        if record.began
+    ]
+    # It is for people, and no reason to fail.
+    with suppress(CdcError, OSError):
+        write_timeline(step.folder, bars)
+
+
+def _stale(done: Mapping[int, PartRecord], bound: UpperBound) -> list[int]:
+    """The parts that were read before the server was restarted."""
+    return [number for number, record in done.items() if record.incarnation != bound.incarnation and not record.refused]
+
+
+def _read_all(step: Step, plan: Plan[Part], done: dict[int, PartRecord]) -> UpperBound:
+    """Read the parts that have no record, but for those that the view is for; return the bound of all reads so far."""
+    _drop_read_in_view(step, plan.orders, done)
+    _read(step, plan, done)
+    return persist("snapshot: bound the reads", step.source.bound_reads)
+
+
+def _read_again(step: Step, plan: Plan[Part], done: dict[int, PartRecord]) -> Seen | None:
+    watch = Watch(step)
+    patience = Patience("snapshot: read in one view")
+
+    def incarnations() -> set[str]:
+        return {record.incarnation for record in done.values() if not record.refused}
+
+    def in_view(shared: Source) -> None:
+        _drop_read_in_view(step, plan.orders, done)
+        missing = [part for part in plan.orders if part.number not in done]
+        if missing:
+            _read_missing(step, plan.id, missing, shared, done, watch, patience, brief=True)
+
+    return read_again(step, incarnations, in_view, watch.look)
+
+
+def _drop_read_in_view(step: Step, parts: Sequence[Part], done: dict[int, PartRecord]) -> None:
+    """Drop the records of what is to be read at the run's position: each try has another one."""
+    for part in parts:
+        if _waits_for_view(step, part):
+            done.pop(part.number, None)
+
+
+def _waits_for_view(step: Step, part: Part) -> bool:
+    entry = step.tables[part.table]
+    return entry.at_upper and entry.consistency == "exported"
+
+
+def _nothing_read(step: Step) -> SnapshotResult:
+    record = records.write_named(step.folder, "chunks/files", _by_table(step, [], {}))
+    return SnapshotResult(
+        snapshot_upper=step.manifest.initial_position,
+        log_end="",
+        rows=0,
+        tables={},
+        nulled={},
+        lock_seconds=0.0,
+        record=record,
+    )
+
+
+def _read(step: Step, plan: Plan[Part], done: dict[int, PartRecord]) -> None:
+    """Read the parts that have no record, but for those that the view is for, and add theirs to ``done``."""
+    patience = Patience("snapshot: read in one view")
+    watch = Watch(step)
+    while True:
+        _drop_half_read(step, plan.orders, done)
+        missing = [part for part in plan.orders if part.number not in done and not _waits_for_view(step, part)]
+        shared = {step.tables[part.table].consistency for part in missing}
+        try:
+            with shared_reads(step.source, shared, step.manifest.options.lock) as source:
+                brief = "exported" in shared
+                return _read_missing(step, plan.id, missing, source, done, watch, patience, brief=brief)
+        except TransientError as error:
+            # Separate reads were already retried one by one; a view that has ended must be opened anew.
+            if "exported" not in shared:
+                raise
+            patience.wait(error)
+
+
+def _read_missing(
+    step: Step,
+    plan: str,
+    missing: Sequence[Part],
+    source: Source,
+    done: dict[int, PartRecord],
+    watch: Watch,
+    patience: Patience,
+    *,
+    brief: bool,
+) -> None:
+    chunks = sum(len(part.chunks) for part in missing)
+    kept = f", {len(done):,} kept" if done else ""
+    live = counted(sum(not entry.base for entry in step.tables), "table")
+    say(f"snapshot: {live}, {counted(chunks, 'chunk')} in {counted(len(missing), 'part')}{kept}")
+
+    weights = {part.number: part.weight for part in missing}
+
+    def at_work() -> list[Part]:
+        # Spark takes the parts in their order.
+        return list(islice((part for part in missing if part.number not in done), step.slots))
+
+    note = ProgressFile(step.folder).note
+    progress = Progress(
+        "snapshot",
+        "chunk",
+        chunks,
+        sum(weights.values()),
+        at_work=lambda: list(dict.fromkeys(_name(step, part) for part in at_work())),
+        backlog=lambda: watch.backlog,
+        under_way=lambda: under_way(step.folder, (piece_of_part(part, step.tables) for part in at_work())),
+        note=note,
+    )
+    options = step.manifest.options
+    lock, pause = options.lock, options.chunk_pause
+
+    def finished(record: PartRecord) -> None:
+        done[record.part] = record
+        patience.succeeded()
+        progress.add(record.chunks, record.rows, weights[record.part], sum(file.bytes for file in record.files))
+
+    def meanwhile() -> None:
+        watch.look()
+        progress.tick()
+
+    run_tasks(
+        step.spark,
+        "read chunks",
+        missing,
+        ReadPart(step.staging, plan, source, tuple(step.tables), lock, pause, options.skips),
+        finished,
+        meanwhile=meanwhile,
+        bundle=lambda parts: bundle(parts, step.tables, step.slots),
+        brief=brief,
+    )
+
+
+def _drop_half_read(step: Step, parts: Sequence[Part], done: dict[int, PartRecord]) -> None:
+    """Drop the records of tables that need one exact position and were not read whole: the next try has another."""
+    uppers: dict[int, set[str | None]] = defaultdict(set)
+    for part in parts:
+        uppers[part.table].add(done[part.number].upper if part.number in done else None)
+    for part in parts:
+        if step.tables[part.table].table.needs_one_position and len(uppers[part.table]) > 1:
+            done.pop(part.number, None)
+
+
+def _name(step: Step, part: Part) -> str:
+    return str(step.tables[part.table].table.name)
+
+
+def _by_table(step: Step, parts: Sequence[Part], done: Mapping[int, PartRecord]) -> dict[str, TableFiles]:
+    files: dict[str, list[StagedFile]] = {str(entry.table.name): [] for entry in step.tables}
+    uppers = dict.fromkeys(files, "")
+    odd: dict[str, list[OddRow]] = {name: [] for name in files}
+    for part in sorted(parts, key=lambda part: (part.table, part.chunks[0].number)):
+        record = done[part.number]
+        files[_name(step, part)] += record.files
+        if step.tables[part.table].table.needs_one_position:
+            uppers[_name(step, part)] = record.upper
+        odd[_name(step, part)] += record.odd
+    return {name: TableFiles(tuple(own), uppers[name], tuple(odd[name])) for name, own in files.items()}
+
+
+def read_table_files(run: Run) -> dict[str, TableFiles]:
+    """What the snapshot step read, by table.
+
+    :raises ManifestError: it is not done.
+    """
+    return records.read_named(dict[str, TableFiles], run.folder, run.found(SnapshotResult).record)
+
+
+def _summarize(found: SnapshotResult) -> None:
+    rows = [(name, own.rows, own.chunks, own.files, own.bytes / 2**20) for name, own in found.tables.items()]
+    say(table(("table", "rows", "chunks", "files", "MiB"), rows))
+    say_nulled("snapshot: read as null", found.nulled)
+    say(f"snapshot: lock held for {found.lock_seconds * 1000:.0f} ms; snapshot_upper {found.snapshot_upper}")

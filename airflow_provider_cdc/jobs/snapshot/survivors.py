@@ -1,0 +1,101 @@
+"""Values that no Arrow type holds, in rows that may be gone when the copy is rewound.
+
+The tasks that read leave a placeholder in their stead, and in the part's record the key of each such row. A row that
+the window touches is taken out whatever it holds, and its *before* is decoded by the rules of its own (`rewind`). The
+others survive, and each of them would be published with the placeholder: they stop the run, all together.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from airflow_provider_cdc.core.run.staging import StagedFile
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables import row_bytes
+from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.errors import ValueNotRepresentable
+from airflow_provider_cdc.jobs.changes import net_change_files
+from airflow_provider_cdc.jobs.runtime.skipped import reason
+from airflow_provider_cdc.sources.api.unrepresentable import MOST, OddValue, naming_key
+
+_SHOWN = 5
+"""Columns that a message names one by one."""
+
+
+@dataclass(frozen=True)
+class OddRow:
+    """A row with an odd value, in a part's record: its key, the column, and what to say of it.
+
+    ``key`` is in hexadecimal digits, as `core.row_bytes` encodes it.
+    """
+
+    key: str
+    where: str
+    message: str
+    hint: str
+
+
+def noted(table: Table, batch: pa.RecordBatch, odd: Sequence[OddValue]) -> list[OddRow]:
+    """What a part's record holds of the odd values of one batch."""
+    # More of them stop the part, whichever they are; and keys hold none.
+    odd = odd[: MOST + 1]
+    keys = row_bytes.encode(batch.take(pa.array([value.row for value in odd], pa.int64())), list(table.key))
+    return [
+        OddRow(key.as_py().hex(), error.where, error.message, error.hint)
+        for key, error in zip(keys, (naming_key(table, batch, [value], value) for value in odd), strict=True)
+    ]
+
+
+def check_count(found: Sequence[OddRow]) -> None:
+    """Give up a part with so many odd values that they are no accident of the moment.
+
+    :raises ValueNotRepresentable: the first of them.
+    """
+    if len(found) > MOST:
+        raise _error(found)
+
+
+def check_survivors(run: Storage, change: Sequence[StagedFile], odd: Mapping[int, Sequence[OddRow]]) -> None:
+    """Make sure that every row with an odd value is touched by the window.
+
+    :param change: the files of the window's net change.
+    :param odd: what `noted` returned, by the table's index.
+    :raises ValueNotRepresentable: rows survive; the message tells of all columns.
+    """
+    left = [value for index, values in odd.items() for value in _untouched(run, change, index, values)]
+    if left:
+        raise _error(left)
+
+
+def surviving(run: Storage, change: Sequence[StagedFile], odd: Mapping[int, Sequence[OddRow]]) -> dict[int, str]:
+    """Why each table with such a row cannot be copied, by its index; the arguments are those of `check_survivors`."""
+    left = {index: list(_untouched(run, change, index, values)) for index, values in odd.items()}
+    return {index: reason(_error(values)) for index, values in left.items() if values}
+
+
+def _untouched(run: Storage, change: Sequence[StagedFile], index: int, values: Sequence[OddRow]) -> Iterable[OddRow]:
+    keys = pa.array([bytes.fromhex(value.key) for value in values], pa.binary())
+    touched = pa.array([False] * len(values))
+    for batch in net_change_files.read(run, change, ["key"], table=index):
+        touched = pc.or_(touched, pc.is_in(keys, value_set=batch["key"]))
+    return [value for value, gone in zip(values, touched.to_pylist(), strict=True) if not gone]
+
+
+def _error(values: Sequence[OddRow]) -> ValueNotRepresentable:
+    by_column: dict[str, list[OddRow]] = {}
+    for value in values:
+        by_column.setdefault(value.where, []).append(value)
+    first = values[0]
+    told = [f"{own[0].message} ({counted(len(own), 'such row')} read)" for own in by_column.values()]
+    if len(by_column) == 1:
+        return ValueNotRepresentable(told[0], where=first.where, hint=first.hint)
+    shown = "; ".join(f"{where}: {what}" for where, what in list(zip(by_column, told, strict=True))[:_SHOWN])
+    more = f"; and {counted(len(by_column) - _SHOWN, 'more column')}" if len(by_column) > _SHOWN else ""
+    return ValueNotRepresentable(
+        f"{shown}{more}", where=f"{len(by_column)} columns", hint=f"for each of them: {first.hint}"
+    )

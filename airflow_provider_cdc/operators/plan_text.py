@@ -1,0 +1,195 @@
+"""The plan of a run in words: what preflight logs, and shows where only the plan was asked for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from airflow_provider_cdc.core.options.run import StepOptions
+from airflow_provider_cdc.core.run.plan import TablePlan
+from airflow_provider_cdc.core.run.results import ConsolidateResult, DeltaResult, SnapshotResult
+from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.errors import CdcError
+from airflow_provider_cdc.sources.api.optional_capabilities import TellsRunway
+from airflow_provider_cdc.sources.api.source import Source
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.sinks.base import Sink
+
+LONG_VIEW_SECONDS = 60
+"""A snapshot that is to be open for longer is worth a warning: the server cleans up nothing that it can still see."""
+
+_LOOKED_AT = 20
+"""Of a run over thousands of tables, as many copies tell how fast the last runs were."""
+_SHORT_VIEW_SECONDS = 1.0
+"""That a snapshot is open in which keys are looked up, and nothing else is read."""
+_ROWS_PER_SECOND, _MEASURED_ROWS = 200_000, 100_000
+"""What rows are read at in it as long as no run has read so many that it tells."""
+
+
+def readable(plans: Sequence[TablePlan]) -> str:
+    """A line for each table: how it is read, what there is of it, and why it is read so."""
+    rows = [
+        ("table", "way", "rows, about", "MB", "because"),
+        *((str(plan.table), _way(plan), f"{plan.rows:,}", f"{plan.bytes / 1e6:,.1f}", plan.reason) for plan in plans),
+    ]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    return "\n".join(
+        f"  {row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]:>{widths[2]}}  {row[3]:>{widths[3]}}  {row[4]}"
+        for row in rows
+    )
+
+
+def summary(source: Source, sink: Sink, scratch: Storage, plans: Sequence[TablePlan], options: StepOptions) -> str:
+    """What a run over these tables would come to: what it is exact at, how much, how long, and how long the log lasts.
+
+    :param scratch: the folder in which the folders of runs lie.
+    """
+    read = [plan for plan in plans if not plan.base]
+    size = sum(plan.bytes for plan in read)
+    at_upper = any(plan.at_upper for plan in plans)
+    rows = sum(plan.rows for plan in read)
+    exact_at = options.as_of or ("where its reads end" if at_upper else "the present of the run")
+    forward = len(plans) - len(read)
+    lines = [
+        f"exact at: {exact_at}",
+        f"in all: {counted(len(plans), 'table')}, {forward:,} of them rolled forward",
+        f"to read: about {counted(rows, 'row')}, {size / 1e6:,.1f} MB",
+    ]
+    pace = pace_of(sink, scratch, plans)
+    seconds = pace.seconds(rows) if pace else None
+    if pace is None or seconds is None:
+        lines.append("time: not known, for no run has read tables into this target yet")
+    else:
+        lines.append(
+            f"time: about {_duration(seconds)}, as the run {pace.run_id} read {pace.rows_per_second:,.0f} rows/s and "
+            f"took {_duration(pace.rest)} for the rest; Spark's start-ups come on top"
+        )
+    if view := view_of(plans, pace):
+        lines.append(f"view: {view}")
+    lines.append(_runway(source, seconds))
+    return "\n".join(f"  {line}" for line in lines)
+
+
+@dataclass(frozen=True)
+class View:
+    """The snapshot at the end of a run that reads touched rows again: how many ``seconds`` it is about to be open, and
+    what is read in it as a ``whole``, the largest table first; nobody knows its changed rows by the log."""
+
+    seconds: float
+    whole: tuple[TablePlan, ...]
+
+    @property
+    def is_long(self) -> bool:
+        return self.seconds > LONG_VIEW_SECONDS
+
+    def __str__(self) -> str:
+        if not self.whole:
+            return f"one snapshot of about {_duration(self.seconds)}, in which the last of the touched rows are read"
+        most = self.whole[0]
+        size = sum(plan.bytes for plan in self.whole)
+        return (
+            f"one snapshot of about {_duration(self.seconds)}, in which {counted(len(self.whole), 'table')} "
+            f"without keys in the log must be read as a whole ({size / 1e6:,.1f} MB; the largest is {most.table}, "
+            f"{most.bytes / 1e6:,.1f} MB)"
+        )
+
+
+def view_of(plans: Sequence[TablePlan], pace: Pace | None) -> View | None:
+    """The snapshot that a run over these tables ends with; None: it needs none.
+
+    However many keys were touched, all but a few of them are read again before it (`FEW_KEYS`).
+    """
+    if not any(plan.at_upper for plan in plans):
+        return None
+    whole = sorted(
+        (plan for plan in plans if plan.at_upper and plan.consistency == "exported"), key=_size, reverse=True
+    )
+    told = pace is not None and pace.rows >= _MEASURED_ROWS and pace.rows_per_second
+    rate = pace.rows_per_second if pace is not None and told else _ROWS_PER_SECOND
+    return View(_SHORT_VIEW_SECONDS + sum(plan.rows for plan in whole) / rate, tuple(whole))
+
+
+def _size(plan: TablePlan) -> int:
+    return plan.bytes
+
+
+@contextmanager
+def leaving_no_folder(target: Storage) -> Iterator[None]:
+    """Remove the folders that had to be made meanwhile, unless there is something in them. Only disks have folders that
+    are empty."""
+    from pyarrow import fs
+
+    made: list[Path] = []
+    if isinstance(target.filesystem, fs.LocalFileSystem):
+        path = Path(target.path())
+        made = [folder for folder in (path, *path.parents) if not folder.exists()]
+    try:
+        yield
+    finally:
+        for folder in made:
+            with suppress(OSError):
+                folder.rmdir()
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How fast an earlier run was, which read so many ``rows``. ``rest``: the seconds that it worked after its
+    reads."""
+
+    run_id: str
+    rows_per_second: float
+    rest: float
+    rows: int
+
+    def seconds(self, rows: int) -> float | None:
+        if not rows:
+            return self.rest
+        return rows / self.rows_per_second + self.rest if self.rows_per_second else None
+
+
+def pace_of(sink: Sink, scratch: Storage, plans: Sequence[TablePlan]) -> Pace | None:
+    """That of the run with the most rows, among those that made the latest copies of these tables."""
+    found: dict[str, tuple[int, Pace]] = {}
+    for plan in plans[:_LOOKED_AT]:
+        # A copy that nobody can read tells nothing of how fast it was made, and stops no plan.
+        with suppress(CdcError, OSError):
+            head = sink.latest(plan.copy_name)
+            if head is None or head.run_id in found:
+                continue
+            run = Run.load(scratch.folder(head.run_id))
+            read, rest = (
+                run.found(SnapshotResult),
+                run.found(DeltaResult).seconds + run.found(ConsolidateResult).seconds,
+            )
+            rate = read.rows / read.seconds if read.seconds else 0.0
+            found[head.run_id] = read.rows, Pace(head.run_id, rate, rest, read.rows)
+    return max(found.values(), key=lambda one: one[0])[1] if found else None
+
+
+def _runway(source: Source, seconds: float | None) -> str:
+    if not isinstance(source, TellsRunway):
+        return "runway: not known"
+    left = source.runway()
+    if left.seconds is None:
+        return f"runway: {left.why}"
+    lasts = f"runway: the source has its log for {_duration(left.seconds)} from now on ({left.why})"
+    if seconds is not None and seconds > left.seconds:
+        return f"{lasts}, which is LESS THAN THE RUN WOULD TAKE: have it keep more"
+    return lasts
+
+
+def _way(plan: TablePlan) -> str:
+    return "forward" if plan.base else plan.consistency
+
+
+def _duration(seconds: float) -> str:
+    for unit, size in (("days", 86_400), ("hours", 3600), ("minutes", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:,.1f} {unit}"
+    return f"{seconds:,.0f} s"

@@ -1,0 +1,1 @@
+"""Steps that run on Spark: ``spark-submit``, its supervision and its log."""

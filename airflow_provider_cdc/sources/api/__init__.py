@@ -1,0 +1,1 @@
+"""The interface between databases and everything else."""

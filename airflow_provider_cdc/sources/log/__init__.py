@@ -1,0 +1,1 @@
+"""Net changes and change feeds, as both kinds of databases make them."""

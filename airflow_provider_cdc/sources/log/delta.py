@@ -1,0 +1,187 @@
+"""A segment's net change as record batches of ``DELTA_SCHEMA``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s, copy_bytes, kernel
+from airflow_provider_cdc.core.tables import row_bytes
+from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.sources.api.window import BUCKETS, DELTA_SCHEMA, TrackedTable
+from airflow_provider_cdc.sources.log.netting import COUNT, HEADER, LENGTHS, ORDER, SUBORDER, NetChange
+
+Decoder = Callable[[Table, pa.BinaryArray], pa.RecordBatch]
+
+NET_BYTES = 1 << 28
+"""Of keys and rows that a reader of a segment nets at a time. What does not fit is netted in parts."""
+BATCH_ROWS = 1 << 16
+BATCH_BYTES = 1 << 26
+
+_LOW_HALF = (1 << 32) - 1
+_KEYS, _ROWS = 0, 1
+
+
+@kernel
+def _batch_end(arena: Int64s, records: Int64s, lasts: Int64s, start: int, stop: int, limit: int) -> int:
+    """How many of ``records[start:stop]`` go into a batch of at most ``limit`` bytes; one at least.
+
+    :param lasts: the records with the last rows of the keys of ``records``; empty if they are not wanted.
+    """
+    total = 0
+    at = start
+    while at < stop:
+        lengths = arena[records[at] + LENGTHS]
+        total += (lengths >> 32) + (lengths & _LOW_HALF)
+        if len(lasts):
+            total += arena[lasts[at] + LENGTHS] & _LOW_HALF
+        if total > limit and at > start:
+            break
+        at += 1
+    return at
+
+
+@kernel
+def _measure(arena: Int64s, records: Int64s, part: int, offsets: Int64s, present: Bytes) -> None:
+    """``offsets`` (one more than records) of the keys or rows when they are laid end to end; ``present``: whether it
+    is there."""
+    offsets[0] = 0
+    for index in range(len(records)):
+        lengths = arena[records[index] + LENGTHS]
+        size = lengths >> 32 if part == _KEYS else (lengths & _LOW_HALF) - 1
+        present[index] = size >= 0
+        offsets[index + 1] = offsets[index] + max(0, size)
+
+
+@kernel
+def _gather(arena: Int64s, bytes_: Bytes, records: Int64s, part: int, offsets: Int64s, out: Bytes) -> None:
+    for index in range(len(records)):
+        at = (records[index] + HEADER) << 3
+        if part == _ROWS:
+            at += ((arena[records[index] + LENGTHS] >> 32) + 7) >> 3 << 3
+        copy_bytes(out, offsets[index], bytes_, at, offsets[index + 1] - offsets[index])
+
+
+def order_base(segment_number: int) -> int:
+    """What orders of a segment begin from, in ``DELTA_SCHEMA``: orders of later segments are greater."""
+    return segment_number << 40
+
+
+def delta_batches(
+    change: NetChange,
+    tracked: Sequence[TrackedTable],
+    segment_number: int,
+    decode: Decoder,
+    pending: Callable[[int, TrackedTable], str] | None = None,
+) -> Iterator[pa.RecordBatch]:
+    """The net change of segment ``segment_number``, in batches of one table and one prepared transaction each.
+
+    Of a keyed table they come in the order of their keys' buckets: here that takes no copy of the rows. Of a part of a
+    keyless table the keys are the images themselves, until it is known which rows are copied (`jobs.selected`).
+
+    :param decode: the source's ``decode_images``.
+    :param pending: the id for what the prepared transaction of that number did to a table; None: there are none.
+    """
+    records, groups = change.records()
+    base = order_base(segment_number)
+    edges = (np.flatnonzero(np.diff(groups)) + 1).tolist()
+    for first, last in pairwise([0, *edges, len(groups)]):
+        if first == last:
+            continue
+        transaction, index = divmod(int(groups[first]), len(tracked))
+        one = tracked[index]
+        waits_for = pending(transaction - 1, one) if transaction and pending else None
+        own = records[first:last]
+        if not one.table.keyless:
+            own = _by_bucket(change, one, own, decode)
+        lasts = change.last_rows(own if one.forward and not one.table.keyless else own[:0])
+        for start, stop in _batches(change, own, lasts):
+            yield _batch(change, one, own[start:stop], lasts[start:stop], base, decode, waits_for)
+
+
+def _by_bucket(change: NetChange, one: TrackedTable, records: Int64s, decode: Decoder) -> Int64s:
+    bucket: Bytes = np.empty(len(records), np.uint8)
+    for start, stop in _batches(change, records, records[:0]):
+        keys = _keys(one, _binary(change, records[start:stop], _KEYS), decode)
+        bucket[start:stop] = row_bytes.buckets(keys, BUCKETS)
+    return records[np.argsort(bucket, kind="stable")]
+
+
+def _batches(change: NetChange, records: Int64s, lasts: Int64s) -> Iterator[tuple[int, int]]:
+    start = 0
+    while start < len(records):
+        stop = _batch_end(change.arena, records, lasts, start, min(len(records), start + BATCH_ROWS), BATCH_BYTES)
+        yield start, stop
+        start = stop
+
+
+def key_table(table: Table) -> Table:
+    """The table whose only columns are ``table``'s key, in key order: the key's bytes in a net change are an image of
+    it."""
+    return Table(table.name, tuple(table.column(name) for name in table.key), table.key, options=table.options)
+
+
+def _batch(
+    change: NetChange,
+    one: TrackedTable,
+    records: Int64s,
+    lasts: Int64s,
+    base: int,
+    decode: Decoder,
+    waits_for: str | None,
+) -> pa.RecordBatch:
+    rows = len(records)
+    orders = change.arena[records + ORDER]
+    counts = suborders = np.zeros(rows, np.int64)
+    after = pa.nulls(rows, pa.binary())
+    if one.table.keyless:
+        before = _binary(change, records, _KEYS)
+        keys = before
+        if one.table.selection.whole:
+            keys = row_bytes.encode(decode(one.table, before), [column.name for column in one.table.columns])
+        counts = change.arena[records + COUNT]
+    else:
+        before = _binary(change, records, _ROWS)
+        images = _binary(change, records, _KEYS)
+        keys = _keys(one, images, decode)
+        if one.keys_only:
+            before, counts = images, change.arena[records + COUNT]
+        else:
+            suborders = change.arena[records + SUBORDER]
+        if len(lasts):
+            after = _binary(change, lasts, _ROWS)
+    if waits_for is not None:
+        suborders = orders
+    return pa.record_batch(
+        [
+            pa.array(np.full(rows, one.index, np.int32)),
+            keys,
+            pa.array(base + orders),
+            pa.array(suborders),
+            before,
+            pa.array(counts),
+            pa.nulls(rows, pa.string()) if waits_for is None else pa.array([waits_for] * rows, pa.string()),
+            after,
+        ],
+        schema=DELTA_SCHEMA,
+    )
+
+
+def _keys(one: TrackedTable, images: pa.BinaryArray, decode: Decoder) -> pa.BinaryArray:
+    key = key_table(one.table)
+    return row_bytes.encode(decode(key, images), key.key)
+
+
+def _binary(change: NetChange, records: Int64s, part: int) -> pa.BinaryArray:
+    offsets: Int64s = np.empty(len(records) + 1, np.int64)
+    present: Bytes = np.empty(len(records), np.uint8)
+    _measure(change.arena, records, part, offsets, present)
+    out: Bytes = np.empty(int(offsets[-1]), np.uint8)
+    _gather(change.arena, change.bytes, records, part, offsets, out)
+    validity = None if present.all() else pa.py_buffer(np.packbits(present, bitorder="little"))
+    return pa.BinaryArray.from_buffers(
+        pa.binary(), len(records), [validity, pa.py_buffer(offsets.astype(np.int32)), pa.py_buffer(out)]
+    )

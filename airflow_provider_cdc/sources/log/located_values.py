@@ -1,0 +1,91 @@
+"""Values of a batch of rows, found and not yet decoded: what the log decoders of all sources begin with."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from airflow_provider_cdc.core.kernels.compile import Bytes, Int32s, Int64s, copy_bytes, kernel, load64, store64
+
+NULL = -1
+"""``Located.starts`` of a value that is NULL."""
+
+ALL_GOOD = -1
+"""What a kernel that decodes values returns unless one was malformed; then it is the number of the first such row."""
+
+LARGEST = 2**31 - 1
+"""Bytes of all values of a column in one batch."""
+
+OVERRUN = 32
+"""Bytes behind the last value that ``copy_values`` may write to."""
+
+
+@dataclass(frozen=True)
+class Located:
+    """Where each value of a batch of rows lies.
+
+    ``data``
+        ``uint8[::1]``; every value that is located lies inside.
+    ``starts``, ``lengths``
+        ``int32[columns, capacity]``, of which the first ``rows`` of each column count: the place of the value, or
+        ``NULL``, and its bytes. The lengths of values of fixed width are undefined.
+    ``nulls``, ``totals``
+        ``int64[columns]``: how many values are NULL, and the sum of the lengths of the others.
+    """
+
+    data: Bytes
+    starts: Int32s
+    lengths: Int32s
+    nulls: Int64s
+    totals: Int64s
+    rows: int
+
+    def validity(self, index: int) -> pa.Buffer | None:
+        """Column ``index``'s validity bitmap; None if no value is NULL."""
+        if not self.nulls[index]:
+            return None
+        validity = pa.allocate_buffer((self.rows + 7) // 8)
+        _fill_validity(self.starts[index], self.rows, np.frombuffer(validity, np.uint8))
+        return validity
+
+    def array(self, index: int, arrow: pa.DataType, values: object) -> pa.Array:
+        """Column ``index``, given its values (of fixed width, or bits) as Arrow stores them."""
+        buffers = [self.validity(index), pa.py_buffer(values)]
+        return pa.Array.from_buffers(arrow, self.rows, buffers, int(self.nulls[index]))
+
+
+@kernel
+def _fill_validity(starts: Int32s, rows: int, validity: Bytes) -> None:
+    for byte in range(len(validity)):
+        bits = 0
+        for row in range(8 * byte, min(8 * byte + 8, rows)):
+            if starts[row] >= 0:
+                bits |= 1 << (row & 7)
+        validity[byte] = bits
+
+
+@kernel
+def copy_values(data: Bytes, starts: Int32s, lengths: Int32s, rows: int, offsets: Int32s, out: Bytes) -> None:
+    """Values one after the other; ``out`` has ``OVERRUN`` bytes more than they take."""
+    at = 0
+    offsets[0] = 0
+    last = len(data) - OVERRUN
+    for row in range(rows):
+        start = int(starts[row])
+        if start >= 0:
+            length = int(lengths[row])
+            # Most values are short, and a call of memcpy costs more than copying some bytes too many.
+            if length <= 16 and start <= last:
+                store64(out, at, load64(data, start))
+                store64(out, at + 8, load64(data, start + 8))
+            elif length <= 32 and start <= last:
+                store64(out, at, load64(data, start))
+                store64(out, at + 8, load64(data, start + 8))
+                store64(out, at + 16, load64(data, start + 16))
+                store64(out, at + 24, load64(data, start + 24))
+            else:
+                copy_bytes(out, at, data, start, length)
+            at += length
+        offsets[row + 1] = at

@@ -1,0 +1,421 @@
+"""The net change of a log segment, as it grows: one hash table over all groups of keys.
+
+A *group* is a number: table ``t`` (of ``tables``) by itself, or ``tables * (x + 1) + t`` for what the ``x``-th
+prepared transaction of the segment did to it. A *record* stands for one key of one group. Of a keyed table it holds
+the row before the key's first change (``core.net_change``: to rewind, no later one matters), of a keyless table the
+row itself and how often it came and went.
+
+Of a table that is rolled forward a key has a second record, in the group ``after_group``: the row after its last
+change.
+
+Records lie one behind the other in an ``int64`` arena and are found through ``slots``, an open-addressing table of
+which each entry is 0 or 24 bits of the key's hash above 40 bits of the record's word plus one. A record is ``HEADER``
+words and then key and row, each rounded up to whole words:
+
+====  =============================================================================
+word  content
+====  =============================================================================
+0     group; ``DEAD`` once another record stands for the key
+1     bytes of the key << 32 | bytes of the row + 1; 0 there: no row (or keyless)
+2     order: the number of the row change in the segment
+3     keyed: suborder; keyless: times added minus times removed; keys only: whether
+      the key's last change left a row (1) or none (0), and order is that change's
+====  =============================================================================
+
+The memory is that of the touched keys: records without effect are dropped when room is needed.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from airflow_provider_cdc.core.kernels.compile import (
+    Bytes,
+    Int64s,
+    copy_bytes,
+    inner,
+    kernel,
+    load8,
+    load64,
+    same_bytes,
+    wrapping_multiply,
+)
+
+HEADER = 4
+GROUP, LENGTHS, ORDER, COUNT = 0, 1, 2, 3
+SUBORDER = COUNT
+DEAD = -1
+NO_ROW = -1
+"""``row_bytes`` of `touch` and `leave` where the key had no row before, or after."""
+
+USED, FILLED, WASTED = 0, 1, 2
+"""``NetChange.state``: words of the arena in use; slots in use; words of dead records."""
+
+_WORD_MASK = (1 << 40) - 1
+_LOW_HALF = (1 << 32) - 1
+_MULTIPLIER = -7046029254386353131  # the odd integer nearest to 2**64 divided by the golden ratio
+_FIRST_WORDS = 1 << 16
+_FIRST_SLOTS = 1 << 12
+_USUAL_WORDS = 1 << 26
+"""What the arena grows into: 512 MiB of addresses, which take no memory until they are used."""
+
+
+class Net(NamedTuple):
+    """A net change as kernels take it: the arrays of `NetChange`."""
+
+    arena: Int64s
+    bytes: Bytes
+    slots: Int64s
+    state: Int64s
+
+
+@inner
+def after_group(group: int) -> int:
+    """The group of the last rows of ``group``'s keys: below ``DEAD``. It is its own inverse."""
+    return -2 - group
+
+
+@inner
+def record_words(key_bytes: int, row_bytes: int) -> int:
+    """Words that a record takes."""
+    return HEADER + ((key_bytes + 7) >> 3) + ((row_bytes + 7) >> 3)
+
+
+@inner
+def _next(arena: Int64s, record: int) -> int:
+    lengths = arena[record + LENGTHS]
+    return record + record_words(lengths >> 32, max(0, (lengths & _LOW_HALF) - 1))
+
+
+@inner
+def _matters(arena: Int64s, record: int, keyless: Bytes) -> bool:
+    """Whether a record has an effect."""
+    group = arena[record]
+    return bool(group < DEAD or (group >= 0 and not (keyless[group % len(keyless)] and arena[record + COUNT] == 0)))
+
+
+@inner
+def has_room(net: Net, records: int, words: int) -> bool:
+    """Whether ``records`` more records of ``words`` words in all fit."""
+    return bool(net.state[USED] + words <= len(net.arena) and 2 * (net.state[FILLED] + records) <= len(net.slots))
+
+
+@inner
+def key_place(state: Int64s) -> int:
+    """Where in the bytes of a net change with this ``state`` the key of the next record has to stand ready."""
+    return int(state[USED] + HEADER) << 3
+
+
+@inner
+def hash_key(data: Bytes, at: int, size: int, group: int) -> int:
+    """A hash of a group and the key ``data[at : at + size]``, all bits of which depend on both. It is kept nowhere."""
+    value: int = wrapping_multiply(group + 1, _MULTIPLIER)
+    while size >= 8:
+        value = wrapping_multiply(value ^ load64(data, at), _MULTIPLIER)
+        value ^= (value >> 29) & 0x7FFFFFFFF
+        at += 8
+        size -= 8
+    tail = size
+    while size > 0:
+        size -= 1
+        tail = tail << 8 | load8(data, at + size)
+    value = wrapping_multiply(value ^ tail, _MULTIPLIER)
+    value ^= (value >> 32) & _LOW_HALF
+    value = wrapping_multiply(value, _MULTIPLIER)
+    return value ^ ((value >> 29) & 0x7FFFFFFFF)
+
+
+@inner
+def _find(net: Net, group: int, key_at: int, key_bytes: int) -> tuple[int, int, int]:
+    """The record with the key at ``net.bytes[key_at]``, or -1; the slot it is in, or that it can take; and the key's
+    hash."""
+    hashed = hash_key(net.bytes, key_at, key_bytes, group)
+    mask = len(net.slots) - 1
+    slot = hashed & mask
+    tag = hashed & ~_WORD_MASK
+    while net.slots[slot] != 0:
+        entry = net.slots[slot]
+        if (entry & ~_WORD_MASK) == tag:
+            record = (entry & _WORD_MASK) - 1
+            if (
+                net.arena[record] == group
+                and (net.arena[record + LENGTHS] >> 32) == key_bytes
+                and same_bytes(net.bytes, (record + HEADER) << 3, net.bytes, key_at, key_bytes)
+            ):
+                return record, slot, hashed
+        slot = (slot + 1) & mask
+    return -1, slot, hashed
+
+
+@inner
+def _enter(net: Net, slot: int, record: int, hashed: int) -> None:
+    net.slots[slot] = (hashed & ~_WORD_MASK) | (record + 1)
+    net.state[FILLED] += 1
+
+
+@inner
+def touch(net: Net, group: int, key_bytes: int, data: Bytes, row_at: int, row_bytes: int, order: int) -> None:
+    """Note that a key was changed, unless it has been before.
+
+    The key stands ready at ``key_place``. The row before is ``data[row_at:]``, ``row_bytes`` long; there was none if
+    that is ``NO_ROW``. The caller has asked ``has_room``.
+    """
+    record = net.state[USED]
+    found, slot, hashed = _find(net, group, key_place(net.state), key_bytes)
+    if found >= 0:
+        return
+    net.arena[record] = group
+    net.arena[record + LENGTHS] = key_bytes << 32 | (row_bytes + 1)
+    net.arena[record + ORDER] = order
+    net.arena[record + SUBORDER] = 0
+    if row_bytes > 0:
+        copy_bytes(net.bytes, (record + HEADER + ((key_bytes + 7) >> 3)) << 3, data, row_at, row_bytes)
+    _enter(net, slot, record, hashed)
+    net.state[USED] = record + record_words(key_bytes, row_bytes)
+
+
+@inner
+def note_last(net: Net, group: int, key_bytes: int, left: int, order: int) -> None:
+    """Note that a key was changed, and whether that ``left`` a row there (1) or none (0). What counts is the last time.
+
+    The key stands ready at ``key_place``. The caller has asked ``has_room``.
+    """
+    record = net.state[USED]
+    found, slot, hashed = _find(net, group, key_place(net.state), key_bytes)
+    if found < 0:
+        found = record
+        net.arena[record] = group
+        net.arena[record + LENGTHS] = key_bytes << 32
+        _enter(net, slot, record, hashed)
+        net.state[USED] = record + record_words(key_bytes, 0)
+    net.arena[found + ORDER] = order
+    net.arena[found + COUNT] = left
+
+
+@inner
+def leave(net: Net, group: int, key_bytes: int, data: Bytes, row_at: int, row_bytes: int, order: int) -> None:
+    """Note the row that a change of a key left, in place of what earlier ones did: as `touch`, which comes first."""
+    record = net.state[USED]
+    after = after_group(group)
+    found, slot, hashed = _find(net, after, key_place(net.state), key_bytes)
+    words = record_words(key_bytes, row_bytes)
+    if found >= 0 and _next(net.arena, found) - found == words:
+        record = found
+    elif found >= 0:
+        net.arena[found] = DEAD
+        net.state[WASTED] += _next(net.arena, found) - found
+        net.slots[slot] = (hashed & ~_WORD_MASK) | (record + 1)
+    else:
+        _enter(net, slot, record, hashed)
+    if record == net.state[USED]:
+        net.arena[record] = after
+        net.state[USED] = record + words
+    net.arena[record + LENGTHS] = key_bytes << 32 | (row_bytes + 1)
+    net.arena[record + ORDER] = order
+    net.arena[record + SUBORDER] = 0
+    if row_bytes > 0:
+        copy_bytes(net.bytes, (record + HEADER + ((key_bytes + 7) >> 3)) << 3, data, row_at, row_bytes)
+
+
+@inner
+def count(net: Net, group: int, row_bytes: int, change: int, order: int) -> None:
+    """Note that a row of a keyless table came (``change`` 1) or went (-1).
+
+    The row stands ready at ``key_place``, as a key does for ``touch``. The caller has asked ``has_room``.
+    """
+    record = net.state[USED]
+    found, slot, hashed = _find(net, group, key_place(net.state), row_bytes)
+    if found >= 0:
+        net.arena[found + COUNT] += change
+        return
+    net.arena[record] = group
+    net.arena[record + LENGTHS] = row_bytes << 32
+    net.arena[record + ORDER] = order
+    net.arena[record + COUNT] = change
+    _enter(net, slot, record, hashed)
+    net.state[USED] = record + record_words(row_bytes, 0)
+
+
+@kernel
+def decide(net: Net, start: int, stop: int, transaction: int, counts: Bytes, keyless: Bytes, order: int) -> None:
+    """Make what a prepared transaction did part of its tables' net change: its records among ``arena[start:stop]``.
+
+    :param counts: by table, whether the transaction counts for it; where it does not, the records die.
+    :param order: of the commit; the order that the change had becomes the suborder.
+
+    The caller has asked ``has_room`` for as many records (of no words).
+    """
+    arena = net.arena
+    tables = len(counts)
+    record = start
+    while record < stop:
+        following = _next(arena, record)
+        after = arena[record] < DEAD
+        table = (after_group(arena[record]) if after else arena[record]) - tables * (transaction + 1)
+        if 0 <= table < tables:
+            key_bytes = arena[record + LENGTHS] >> 32
+            group = after_group(table) if after else table
+            found, slot, hashed = _find(net, group, (record + HEADER) << 3, key_bytes)
+            if counts[table] and after and found >= 0:
+                # The last one counts, and whoever changed the key before had to end first.
+                net.state[WASTED] += _next(arena, found) - found
+                arena[found] = DEAD
+                arena[record] = group
+                net.slots[slot] = (hashed & ~_WORD_MASK) | (record + 1)
+            elif counts[table] and after:
+                arena[record] = group
+                _enter(net, slot, record, hashed)
+            elif counts[table] and found < 0:
+                arena[record] = table
+                if not keyless[table]:
+                    arena[record + SUBORDER] = arena[record + ORDER]
+                arena[record + ORDER] = order
+                _enter(net, slot, record, hashed)
+            else:
+                if counts[table] and keyless[table] and not after:
+                    arena[found + COUNT] += arena[record + COUNT]
+                arena[record] = DEAD
+                net.state[WASTED] += following - record
+        record = following
+
+
+@kernel
+def _compact(arena: Int64s, state: Int64s, keyless: Bytes, marks: Int64s) -> None:
+    """Move the records that matter to the front; ``marks``, increasing words of the arena, follow them."""
+    record = target = 0
+    mark = 0
+    while record < state[USED]:
+        while mark < len(marks) and marks[mark] <= record:
+            marks[mark] = target
+            mark += 1
+        following = _next(arena, record)
+        if _matters(arena, record, keyless):
+            if target != record:
+                for word in range(following - record):
+                    arena[target + word] = arena[record + word]
+            target += following - record
+        record = following
+    while mark < len(marks):
+        marks[mark] = target
+        mark += 1
+    state[USED] = target
+    state[WASTED] = 0
+
+
+@kernel
+def _rehash(net: Net) -> None:
+    net.slots[:] = 0
+    net.state[FILLED] = 0
+    record = 0
+    while record < net.state[USED]:
+        if net.arena[record] != DEAD:
+            key_at = (record + HEADER) << 3
+            key_bytes = net.arena[record + LENGTHS] >> 32
+            hashed = hash_key(net.bytes, key_at, key_bytes, net.arena[record])
+            slot = hashed & (len(net.slots) - 1)
+            while net.slots[slot] != 0:
+                slot = (slot + 1) & (len(net.slots) - 1)
+            _enter(net, slot, record, hashed)
+        record = _next(net.arena, record)
+
+
+@kernel
+def _last_rows(net: Net, records: Int64s, out: Int64s) -> None:
+    """The record of the last row of each key in ``records``; -1: there is none."""
+    for index in range(len(records)):
+        record = records[index]
+        key_bytes = net.arena[record + LENGTHS] >> 32
+        out[index], _, _ = _find(net, after_group(net.arena[record]), (record + HEADER) << 3, key_bytes)
+
+
+@kernel
+def _list_records(arena: Int64s, state: Int64s, keyless: Bytes, records: Int64s, groups: Int64s) -> int:
+    found = 0
+    record = 0
+    while record < state[USED]:
+        if arena[record] >= 0 and _matters(arena, record, keyless):
+            if found < len(records):
+                records[found] = record
+                groups[found] = arena[record]
+            found += 1
+        record = _next(arena, record)
+    return found
+
+
+class NetChange:
+    """The hash table's memory: it starts small and grows with the keys.
+
+    ``arena`` is ``int64``, ``bytes`` the same memory as ``uint8``; ``slots`` and ``state`` as the module says.
+    """
+
+    def __init__(self, keyless: Bytes) -> None:
+        self.keyless = keyless
+        self._memory: Int64s = np.empty(_FIRST_WORDS, np.int64)
+        self.arena = self._memory
+        self.bytes: Bytes = self.arena.view(np.uint8)
+        self.slots: Int64s = np.zeros(_FIRST_SLOTS, np.int64)
+        self.state: Int64s = np.zeros(4, np.int64)
+
+    @property
+    def arrays(self) -> Net:
+        """As kernels take them; after `reserve` they are others."""
+        return Net(self.arena, self.bytes, self.slots, self.state)
+
+    @property
+    def used_bytes(self) -> int:
+        """Of the keys and rows that it holds."""
+        return 8 * int(self.state[USED])
+
+    def clear(self) -> None:
+        """Forget all changes. The memory stays, and so do the orders of what comes next."""
+        self.slots[:] = 0
+        self.state[[USED, WASTED, FILLED]] = 0
+
+    def has_slots(self, records: int) -> bool:
+        """Whether so many more records can be entered, if they need no words."""
+        return 2 * (int(self.state[FILLED]) + records) <= len(self.slots)
+
+    def reserve(self, records: int, words: int, marks: Int64s) -> None:
+        """Make room for so many more records; ``marks`` are words of the arena that are to point at the same records
+        after."""
+        _compact(self.arena, self.state, self.keyless, marks)
+        # Half of it free, or the next call would come soon.
+        needed = 2 * int(self.state[USED]) + words
+        if needed > len(self.arena):
+            self._extend(max(needed, 2 * len(self.arena)))
+        _rehash(self.arrays)
+        while 4 * (int(self.state[FILLED]) + records) > len(self.slots):
+            self.slots = np.zeros(2 * len(self.slots), np.int64)
+            self.state[FILLED] = 0
+        if self.state[FILLED] == 0:
+            _rehash(self.arrays)
+
+    def _extend(self, words: int) -> None:
+        if words > len(self._memory):
+            try:
+                memory: Any = np.empty(max(words, _USUAL_WORDS), np.int64)
+            except MemoryError:
+                # The system counts addresses as memory (vm.overcommit_memory=2, ulimit -v).
+                memory = np.empty(words, np.int64)
+            memory[: self.state[USED]] = self.arena[: self.state[USED]]
+            self._memory = memory
+        self.arena = self._memory[:words]
+        self.bytes = self.arena.view(np.uint8)
+
+    def records(self) -> tuple[Int64s, Int64s]:
+        """The records that have an effect, ordered by group, and their groups."""
+        none: Int64s = np.empty(0, np.int64)
+        found = _list_records(self.arena, self.state, self.keyless, none, none)
+        records: Int64s = np.empty(found, np.int64)
+        groups: Int64s = np.empty(found, np.int64)
+        _list_records(self.arena, self.state, self.keyless, records, groups)
+        by_group = np.argsort(groups, kind="stable")
+        return records[by_group], groups[by_group]
+
+    def last_rows(self, records: Int64s) -> Int64s:
+        """The records with the last rows of the keys of ``records``, which are of tables that are rolled forward."""
+        found: Int64s = np.empty(len(records), np.int64)
+        _last_rows(self.arrays, records, found)
+        return found

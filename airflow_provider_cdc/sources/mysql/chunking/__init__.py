@@ -1,0 +1,1 @@
+"""Chunks of MySQL tables."""

@@ -1,0 +1,256 @@
+"""One column of a key as an axis along which chunks are cut.
+
+An axis knows how its values are exchanged with the server. ``read`` is SQL that returns a stored value as int, text or
+bytes; ``bound`` is SQL that takes such a value as its parameter and compares with the column in the column's own type
+and order, using the index. An axis also proposes *cuts* between two values. A proposal only affects how even the chunks
+are: the server decides the order, and whether it understands a bound as the value that is meant (``bounds``).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import date
+
+from airflow_provider_cdc.core.tables.chunk import KeyValue
+from airflow_provider_cdc.core.tables.table import Column, Table
+from airflow_provider_cdc.sources.mysql.server.session import quote
+from airflow_provider_cdc.sources.mysql.tables.types import is_wide_decimal
+
+_DAY = 86_400_000_000
+_LARGEST = 2**63 - 1
+"""Of a signed parameter."""
+_FIRST_YEAR = 1901
+_TYPE = re.compile(r"(?P<name>[a-z]+)(?:\((?P<size>\d+)(?:,(?P<scale>\d+))?\))?(?P<rest>.*)")
+_DATE = re.compile(r"(\d+)-(\d+)-(\d+)(?: (\S+))?")
+_TIME = re.compile(r"(-?)(\d+):(\d+):(\d+)(?:\.(\d+))?")
+
+Between = tuple[KeyValue, KeyValue, int]
+"""The first and the last value that are there, and the number of pieces to cut what lies between into."""
+
+
+@dataclass(frozen=True)
+class Axis:
+    """A key column that can be cut.
+
+    In ``read``, ``{}`` stands for the column; in ``bound``, for the parameter. Every bound states its type: otherwise
+    the type that a prepared statement assumes for a parameter depends on the expression around it.
+    """
+
+    column: str
+    read: str
+    bound: str
+
+    @property
+    def stored(self) -> str:
+        """The SQL that gives the column's value."""
+        return self.read.format(quote(self.column))
+
+    def between(self, wanted: Sequence[Between]) -> list[list[KeyValue]]:
+        """For each range: values above its first and up to its last one, ascending; none if the two are equal."""
+        return [self.cuts(*one) for one in wanted]
+
+    def cuts(self, first: KeyValue, last: KeyValue, pieces: int) -> list[KeyValue]:
+        low, high = self.to_int(first), self.to_int(last)
+        if high - low <= pieces:
+            points = list(range(low + 1, high + 1))
+        else:
+            points = [low + (high - low) * piece // pieces for piece in range(1, pieces)]
+        return list(dict.fromkeys(self.from_int(point) for point in points))
+
+    def after(self, value: KeyValue) -> KeyValue | None:
+        """The next value; None if there is none, or no parameter could hold it."""
+        with suppress(ValueError, OverflowError):
+            found = self.from_int(self.to_int(value) + 1)
+            return found if not isinstance(found, int) or found <= _LARGEST else None
+        return None
+
+    def to_int(self, value: KeyValue) -> int:
+        """The value's place on a scale on which cuts are spaced evenly."""
+        return int(value)
+
+    def from_int(self, place: int) -> KeyValue:
+        """The value at a place, or the nearest one that can be a cut."""
+        return place
+
+
+@dataclass(frozen=True)
+class YearAxis(Axis):
+    """Years: 0000, and 1901 to 2155. None lie in between, and a number of one or two digits means another year."""
+
+    def from_int(self, place: int) -> KeyValue:
+        return max(place, _FIRST_YEAR)
+
+
+@dataclass(frozen=True)
+class DecimalAxis(Axis):
+    scale: int = 0
+
+    def to_int(self, value: KeyValue) -> int:
+        whole, _, fraction = str(value).partition(".")
+        return int(whole + fraction.ljust(self.scale, "0"))
+
+    def from_int(self, place: int) -> KeyValue:
+        digits = str(abs(place)).rjust(self.scale + 1, "0")
+        whole, fraction = digits[: len(digits) - self.scale], digits[len(digits) - self.scale :]
+        return f"{'-' if place < 0 else ''}{whole}{'.' if fraction else ''}{fraction}"
+
+
+@dataclass(frozen=True)
+class TimeAxis(Axis):
+    """Times, also of more than a day, counted in the smallest fraction of a second in the column (``digits``)."""
+
+    digits: int = 0
+
+    @property
+    def unit(self) -> int:
+        """Microseconds of one step."""
+        return int(10 ** (6 - self.digits))
+
+    def to_int(self, value: KeyValue) -> int:
+        return _time_to_int(str(value)) // self.unit
+
+    def from_int(self, place: int) -> KeyValue:
+        return _time_from_int(place * self.unit, self.digits)
+
+
+@dataclass(frozen=True)
+class DateAxis(TimeAxis):
+    """Days since year 1, or with ``clock`` the fractions of seconds since then.
+
+    Dates that no calendar has (2024-02-31, 0000-00-00) get a place nearby: they may be read, but are never proposed.
+    Neither are those before ``since``, with which a TIMESTAMP column cannot be compared.
+    """
+
+    clock: bool = True
+    since: str = "0001-01-01 00:00:00.000000"
+
+    def to_int(self, value: KeyValue) -> int:
+        match = _DATE.fullmatch(str(value))
+        if match is None:
+            return 0
+        year, month, day = (int(part) for part in match.groups()[:3])
+        days = date(year, max(month, 1), 1).toordinal() + day - 1 if year else 0
+        return (days * _DAY + _time_to_int(match[4])) // self.unit if self.clock else days
+
+    def from_int(self, place: int) -> KeyValue:
+        days, micros = divmod(place * self.unit, _DAY) if self.clock else (place, 0)
+        size = (20 + self.digits if self.digits else 19) if self.clock else 10
+        since = self.since[:size]
+        if days < 1:
+            return since
+        text = date.fromordinal(days).isoformat()
+        return max(since, f"{text} {_time_from_int(micros, self.digits)}" if self.clock else text)
+
+
+@dataclass(frozen=True)
+class BytesAxis(Axis):
+    """Binary strings, as big-endian numbers of ``width`` bytes; ``padded``: the column pads them with zeros."""
+
+    width: int = 0
+    padded: bool = False
+
+    def cuts(self, first: KeyValue, last: KeyValue, pieces: int) -> list[KeyValue]:
+        # Only the first bytes that differ matter; a number of all bytes of a long key would be slow.
+        low, high = _as_bytes(first), _as_bytes(last)
+        shared = 0
+        while shared < min(len(low), len(high)) and low[shared] == high[shared]:
+            shared += 1
+        size = min(self.width, shared + 8)
+        start, stop = (int.from_bytes(value[:size].ljust(size, b"\0"), "big") for value in (low, high))
+        points = {start + (stop - start) * piece // pieces for piece in range(1, pieces)}
+        found = {point.to_bytes(size, "big").ljust(self.width if self.padded else 0, b"\0") for point in points}
+        return sorted(value for value in found | {high} if low < value <= high)
+
+
+@dataclass(frozen=True)
+class TextAxis(Axis):
+    """Text of at most ``length`` characters. Only the server knows its order: see ``text_cuts``."""
+
+    length: int = 0
+
+
+def axis_of(column: Column) -> Axis | None:
+    """The axis of a key column; None for types that no parameter can be compared with exactly and in the index's order.
+
+    ENUM and SET compare with text by label, and with numbers without using the index; FLOAT rounds whatever it is
+    compared with.
+    """
+    match = _TYPE.match(column.type)
+    if match is None:
+        return None
+    name, size, scale = match["name"], int(match["size"] or 0), int(match["scale"] or 0)
+    if name in ("tinyint", "smallint", "mediumint", "int", "bigint"):
+        return Axis(column.name, "{}", f"CAST({{}} AS {'UNSIGNED' if 'unsigned' in match['rest'] else 'SIGNED'})")
+    if name == "year":
+        return YearAxis(column.name, "{} + 0", "CAST({} AS YEAR)")
+    if name == "bit":
+        return Axis(column.name, "{} + 0", "CAST({} AS UNSIGNED)")
+    if name == "decimal":
+        own = f"DECIMAL({size}, {scale})"
+        # A ZEROFILL column would be read with leading zeros.
+        return DecimalAxis(column.name, f"CAST(CAST({{}} AS {own}) AS CHAR)", _typed(own), scale)
+    if name == "date":
+        return DateAxis(column.name, _TEXT, _typed("DATE"), clock=False)
+    if name == "datetime":
+        return DateAxis(column.name, _TEXT, _typed(f"DATETIME({size})"), size)
+    if name == "timestamp":
+        return DateAxis(column.name, _TEXT, _typed(f"DATETIME({size})"), size, since="1970-01-01 00:00:01.000000")
+    if name == "time":
+        return TimeAxis(column.name, _TEXT, _typed(f"TIME({size})"), size)
+    if name in ("binary", "varbinary"):
+        return BytesAxis(column.name, "{}", "CAST({} AS BINARY)", width=size, padded=name == "binary")
+    if name in ("char", "varchar") and "charset" in column.details:
+        charset, collation = str(column.details["charset"]), str(column.details["collation"])
+        return TextAxis(
+            column.name,
+            "CONVERT({} USING utf8mb4)",
+            f"CONVERT({{}} USING {charset}) COLLATE {collation}",
+            length=size,
+        )
+    return None
+
+
+def key_order(table: Table) -> str | None:
+    """The first key column, if its published values sort as the server sorts the keys; otherwise None."""
+    if table.keyless:
+        return None
+    column = table.column(table.key[0])
+    axis = axis_of(column)
+    # As text, digits do not sort as numbers do; and text sorts as its collation says.
+    if axis is None or (isinstance(axis, DecimalAxis) and is_wide_decimal(column)):
+        return None
+    if isinstance(axis, TextAxis) and column.details["collation"] != "utf8mb4_0900_bin":
+        return None
+    return column.name
+
+
+_TEXT = "CAST({} AS CHAR)"
+
+
+def _typed(own: str) -> str:
+    # If its type is not stated, a prepared statement reads the text of a TIME parameter as a date.
+    return f"CAST(CAST({{}} AS CHAR) AS {own})"
+
+
+def _as_bytes(value: KeyValue) -> bytes:
+    return value if isinstance(value, bytes) else str(value).encode()
+
+
+def _time_to_int(text: str) -> int:
+    match = _TIME.fullmatch(text)
+    if match is None:
+        return 0
+    sign, hours, minutes, seconds, fraction = match.groups()
+    micros = ((int(hours) * 60 + int(minutes)) * 60 + int(seconds)) * 1_000_000 + int((fraction or "").ljust(6, "0"))
+    return -micros if sign else micros
+
+
+def _time_from_int(micros: int, digits: int) -> str:
+    seconds, fraction = divmod(abs(micros), 1_000_000)
+    minutes, second = divmod(seconds, 60)
+    hour, minute = divmod(minutes, 60)
+    text = f"{'-' if micros < 0 else ''}{hour:02}:{minute:02}:{second:02}"
+    return f"{text}.{fraction:06}"[: len(text) + 1 + digits] if digits else text

@@ -1,0 +1,286 @@
+"""Chunks of a table: planned from the index's own estimates, proved by the server, read as key ranges.
+
+The plan never scans. EXPLAIN of a key range makes the server dive into the index at both ends and estimate the rows in
+between, for a fraction of a millisecond whatever their number. So the key space is cut into cells of about the wanted
+size, the cells that hold too much are cut again between the first and the last key that they really hold (which jumps
+over holes), along the next key column where one value fills a cell, and small neighbours are put together.
+
+All of that decides only how even the chunks are. That they leave no gap and no overlap follows from one thing
+(``core.chunk``): the bounds strictly increase in the key's own order. In the end the server says so (``bounds``), and a
+bound of which it does not is dropped.
+
+Where a condition leaves only a range of the key to be copied, only that is cut; the chunks at both ends hold all the
+rest, of which the server sends nothing (``pushed``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+from airflow_provider_cdc.core.tables.chunk import Bound, Chunk, KeyValue, partition
+from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.sources.mysql.chunking.axes import Axis, Between, TextAxis, axis_of
+from airflow_provider_cdc.sources.mysql.chunking.bounds import increasing
+from airflow_provider_cdc.sources.mysql.chunking.pushed_conditions import pushed_span
+from airflow_provider_cdc.sources.mysql.chunking.text_cuts import TextCuts
+from airflow_provider_cdc.sources.mysql.server.session import Connection, query, quote
+from airflow_provider_cdc.sources.mysql.server.statement_size import batches, fits, size_of
+from airflow_provider_cdc.sources.mysql.tables.schema import table_sql
+
+_TOO_BIG = 1.5
+"""A cell of more than this many chunks is cut again."""
+
+_ROUNDS = 40
+_BATCH = 64
+"""Key ranges per statement, at most."""
+_MOST_COPIES = 8
+"""How often the values of a bound may be in a statement: twice each, of two bounds, in two selects."""
+
+_Asked = tuple[str, list[KeyValue]]
+"""A part of a statement, and its parameters."""
+
+_MARK = "\0"
+"""Stands for a parameter while a statement is put together: no identifier can contain it."""
+
+
+def plan_chunks(connection: Connection, table: Table, chunk_rows: int) -> list[Chunk]:
+    """Chunks of about ``chunk_rows`` rows each, as far as the condition that ``table`` is copied by can tell.
+
+    One for a keyless table, a table about that small, and a key of a type that cannot be cut (``axes.axis_of``).
+    """
+    axes = _axes(connection, table) if table.rows > chunk_rows * _TOO_BIG else []
+    if not axes:
+        return partition([], [table.rows])
+    (_, rows_of_first), *chunks = _Planner(connection, table, axes, chunk_rows).plan(*_span(table, axes[0]))
+    kept = set(increasing(connection, axes, [bound for bound, _ in chunks]))
+    bounds: list[Bound] = []
+    rows = [rows_of_first]
+    for index, (bound, estimate) in enumerate(chunks):
+        if index in kept:
+            bounds.append(bound)
+            rows.append(estimate)
+        else:
+            rows[-1] += estimate
+    return partition(bounds, [round(estimate) for estimate in rows])
+
+
+def where(table: Table, chunk: Chunk) -> tuple[str, list[KeyValue]]:
+    """The SQL condition of a chunk, with ``?`` markers, and its parameters; empty if it is unbounded."""
+    lower, upper = chunk.bounds
+    depth = max(len(lower or ()), len(upper or ()))
+    axes = [axis for name in table.key[:depth] if (axis := axis_of(table.column(name)))]
+    condition, params = _range(axes, lower, upper)
+    return condition.replace(_MARK, "?"), params
+
+
+@dataclass
+class _Cell:
+    """A key range under consideration.
+
+    ``fixed`` are the leading key values that all its rows share, ``rows`` is what EXPLAIN says, and a ``final`` cell
+    cannot be cut.
+    """
+
+    lower: Bound | None
+    upper: Bound | None
+    fixed: Bound = ()
+    rows: float = 0.0
+    final: bool = False
+
+
+class _Planner:
+    """Cuts one table into cells, and puts the cells together to chunks."""
+
+    def __init__(self, connection: Connection, table: Table, axes: Sequence[Axis], chunk_rows: int) -> None:
+        self._connection = connection
+        self._table = table
+        self._axes = axes
+        self._chunk_rows = chunk_rows
+        self._cutters = [TextCuts(connection, axis) if isinstance(axis, TextAxis) else axis for axis in axes]
+        self._from = f"FROM {table_sql(table.name)} FORCE INDEX ({quote(table.key_index)})"
+
+    def plan(self, lower: Bound | None = None, upper: Bound | None = None) -> list[tuple[Bound, float]]:
+        """Lower bound and estimated rows of each chunk. Where the first one begins counts for nothing.
+
+        :param lower: with ``upper``, the range that is cut; None: no end on that side.
+        """
+        cells = [_Cell(lower, upper, rows=self._table.rows)]
+        if lower or upper:
+            self._estimate(cells)
+        dives = 0
+        for _ in range(_ROUNDS):
+            scale = self._scale(cells)
+            big = [cell for cell in cells if not cell.final and cell.rows * scale > self._chunk_rows * _TOO_BIG]
+            if not big or dives > 100 + 10 * self._table.rows / self._chunk_rows:
+                break
+            parts = dict(zip(map(id, big), self._split(big, scale), strict=True))
+            dives += sum(map(len, parts.values()))
+            cells = [part for cell in cells for part in parts.get(id(cell), [cell])]
+        return self._join(cells)
+
+    def _scale(self, cells: Iterable[_Cell]) -> float:
+        # The server doubles its estimate of a range of many pages; the table's total shows by how much it is wrong.
+        return min(1.0, self._table.rows / max(1.0, sum(cell.rows for cell in cells)))
+
+    def _split(self, cells: Sequence[_Cell], scale: float) -> list[list[_Cell]]:
+        """The cells that each cell is cut into; itself, with more values fixed or final, if it cannot be cut here."""
+        pieces = [min(256, math.ceil(cell.rows * scale / self._chunk_rows) + 1) for cell in cells]
+        split: list[list[_Cell]] = []
+        for cell, cuts in zip(cells, self._cuts(cells, pieces), strict=True):
+            bounds = [bound for cut in cuts if self._fits(bound := (*cell.fixed, cut))]
+            # Rather than a bound that no statement has room for, a larger chunk.
+            cell.final |= bool(cuts) and not bounds
+            edges = [cell.lower, *bounds, cell.upper]
+            split.append([_Cell(low, high, cell.fixed) for low, high in pairwise(edges)] if bounds else [cell])
+        self._estimate([part for parts in split if len(parts) > 1 for part in parts])
+        return split
+
+    def _fits(self, bound: Bound) -> bool:
+        return fits(self._connection, _MOST_COPIES * size_of(bound))
+
+    def _cuts(self, cells: Sequence[_Cell], pieces: Sequence[int]) -> list[list[KeyValue]]:
+        """Values that cut each cell along the first key column in which its rows differ, as far as can be told."""
+        cuts: list[list[KeyValue]] = [[] for _ in cells]
+        wanted: dict[int, dict[int, Between]] = {}
+        for number, (cell, ends) in enumerate(zip(cells, self._ends(cells), strict=True)):
+            if ends is None:
+                cell.rows, cell.final = 0.0, True
+                continue
+            first, last = ends
+            depth = len(cell.fixed)
+            while depth < len(first) and first[depth] == last[depth]:
+                depth += 1
+            cell.fixed = first[:depth]
+            if depth < len(first):
+                wanted.setdefault(depth, {})[number] = first[depth], last[depth], pieces[number]
+        for depth, asked in wanted.items():
+            found = self._cutters[depth].between(list(asked.values()))
+            for (number, (value, *_)), cuts[number] in zip(asked.items(), found, strict=True):
+                if not cuts[number]:
+                    # Different to us, equal to the server.
+                    cells[number].fixed += (value,)
+        for cell in cells:
+            cell.final |= len(cell.fixed) == len(self._axes)
+        return cuts
+
+    def _ends(self, cells: Sequence[_Cell]) -> list[tuple[Bound, Bound] | None]:
+        """The first and the last key of each cell; None for an empty one."""
+        columns = ", ".join(axis.stored for axis in self._axes)
+        orders = [", ".join(f"{quote(axis.column)} {way}" for axis in self._axes) for way in ("ASC", "DESC")]
+        asked: list[_Asked] = []
+        for number, cell in enumerate(cells):
+            condition, params = self._where(cell)
+            selects = [
+                f"(SELECT {number}, {side}, {columns} {self._from}{condition} ORDER BY {order} LIMIT 1)"
+                for side, order in enumerate(orders)
+            ]
+            asked.append((" UNION ALL ".join(selects), [*params, *params]))
+        found: dict[tuple[int, int], Bound] = {}
+        for some in batches(self._connection, asked, _size, _BATCH):
+            rows = _run(self._connection, " UNION ALL ".join(sql for sql, _ in some), _params(some))
+            found |= {(number, side): tuple(key) for number, side, *key in rows}
+        # Between the two looks a cell may lose its only row.
+        return [
+            (found[number, 0], found[number, 1]) if {(number, 0), (number, 1)} <= found.keys() else None
+            for number in range(len(cells))
+        ]
+
+    def _estimate(self, cells: Sequence[_Cell]) -> None:
+        """Set the cells' rows."""
+        conditions = (self._where(cell) for cell in cells)
+        asked = [(f"SELECT 1 {self._from}{condition}", params) for condition, params in conditions]
+        done = 0
+        for some in batches(self._connection, asked, _size, _BATCH):
+            # Where an index is forced on a SELECT that is alone, the server does not estimate.
+            twice = [*some, *(some if len(some) == 1 else ())]
+            selects = " UNION ALL ".join(sql for sql, _ in twice)
+            rows = _run(self._connection, f"EXPLAIN FORMAT=TRADITIONAL {selects}", _params(twice))
+            for number, *_, estimate, _, _ in rows[: len(some)]:
+                # No number: the server sees that no row can match.
+                cells[done + number - 1].rows = float(estimate or 0)
+            done += len(some)
+
+    def _where(self, cell: _Cell) -> tuple[str, list[KeyValue]]:
+        condition, params = _range(self._axes, cell.lower, cell.upper)
+        return (f" WHERE {condition}" if condition else ""), params
+
+    def _join(self, cells: Sequence[_Cell]) -> list[tuple[Bound, float]]:
+        """Put neighbours together while they fit into one chunk."""
+        scale = self._scale(cells)
+        chunks: list[tuple[Bound, float]] = []
+        for cell in cells:
+            rows = cell.rows * scale
+            if chunks and chunks[-1][1] + rows <= self._chunk_rows:
+                chunks[-1] = chunks[-1][0], chunks[-1][1] + rows
+            else:
+                chunks.append((cell.lower or (), rows))
+        return chunks
+
+
+def _span(table: Table, axis: Axis) -> tuple[Bound | None, Bound | None]:
+    """The range of keys that holds all rows which the server will be asked for."""
+    least, greatest = pushed_span(table)
+    beyond = None if greatest is None else axis.after(greatest)
+    return None if least is None else (least,), None if beyond is None else (beyond,)
+
+
+def _axes(connection: Connection, table: Table) -> list[Axis]:
+    """The leading key columns that can be cut: whole, in one direction of the index, and of a type that has an axis."""
+    parts = query(
+        connection,
+        "SELECT SUB_PART, COLLATION FROM information_schema.STATISTICS "
+        "WHERE TABLE_SCHEMA = %s AND TABLE_NAME = %s AND INDEX_NAME = %s ORDER BY SEQ_IN_INDEX",
+        (table.name.schema, table.name.name, table.key_index),
+    )
+    axes: list[Axis] = []
+    for name, (prefix, direction) in zip(table.key, parts, strict=False):
+        axis = axis_of(table.column(name))
+        if axis is None or prefix is not None or direction != parts[0][1]:
+            break
+        axes.append(axis)
+    return axes
+
+
+def _range(axes: Sequence[Axis], lower: Bound | None, upper: Bound | None) -> tuple[str, list[KeyValue]]:
+    """The condition for keys from ``lower`` up to before ``upper``, in a form that the server reads as index ranges."""
+    low, high = lower or (), upper or ()
+    shared = 0
+    while shared < min(len(low), len(high)) and low[shared] == high[shared]:
+        shared += 1
+    conditions = [f"{quote(axis.column)} = {axis.bound.format(_MARK)}" for axis in axes[:shared]]
+    params = list(low[:shared])
+    for bound, beyond, at in ((low[shared:], ">", ">="), (high[shared:], "<", "<")):
+        if bound:
+            condition, values = _beyond(axes[shared:], bound, beyond, at)
+            conditions.append(condition)
+            params += values
+    return " AND ".join(conditions), params
+
+
+def _beyond(axes: Sequence[Axis], bound: Bound, beyond: str, at: str) -> tuple[str, list[KeyValue]]:
+    """The condition for keys on one side of ``bound``; ``at`` is the comparison with its last value."""
+    (axis, *axes), (value, *rest) = axes, bound
+    column, parameter = quote(axis.column), axis.bound.format(_MARK)
+    if not rest:
+        return f"{column} {at} {parameter}", [value]
+    condition, values = _beyond(axes, tuple(rest), beyond, at)
+    return f"({column} {beyond} {parameter} OR ({column} = {parameter} AND {condition}))", [value, value, *values]
+
+
+def _run(connection: Connection, sql: str, params: Sequence[KeyValue]) -> list[tuple[Any, ...]]:
+    if params:
+        sql = sql.replace("%", "%%").replace(_MARK, "%s")
+    return query(connection, sql, params)
+
+
+def _size(asked: _Asked) -> int:
+    sql, params = asked
+    return len(sql.encode()) + size_of(params)
+
+
+def _params(asked: Iterable[_Asked]) -> list[KeyValue]:
+    return [value for _, params in asked for value in params]

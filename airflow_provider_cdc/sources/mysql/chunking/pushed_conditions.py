@@ -1,0 +1,83 @@
+"""The part of a condition that MySQL evaluates (`sources.pushdown`): whole numbers, decimals and times."""
+
+from __future__ import annotations
+
+from datetime import date, datetime
+from decimal import Decimal
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+
+from airflow_provider_cdc.core.filters.literals import value_of
+from airflow_provider_cdc.core.filters.syntax import Literal
+from airflow_provider_cdc.core.tables.chunk import KeyValue
+from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.sources.mysql.server.session import quote
+from airflow_provider_cdc.sources.mysql.tables.types import ColumnType, Family, column_types
+from airflow_provider_cdc.sources.planning.pushdown import Pushable, pushed, span
+
+_MOMENTS = (Family.DATE, Family.DATETIME, Family.TIMESTAMP)
+_FIRST, _LAST = datetime(1970, 1, 2), datetime(2038, 1, 18)
+"""A TIMESTAMP holds no more than these; literals beyond are not put to the test of how the server makes one of them."""
+
+
+def pushed_condition(table: Table) -> str:
+    """What the server is asked for; empty: all rows. Sessions have the time zone UTC."""
+    known = {column.name: column for column in column_types(table)}
+    return pushed(table.selection.where, lambda name: _pushable(known[name]))
+
+
+def pushed_span(table: Table) -> tuple[KeyValue | None, KeyValue | None]:
+    """The least and the greatest value of the key's first column, as bounds of chunks have it, among the rows that the
+    server is asked for; None: no end on that side, as far as is known. For estimates only."""
+    if table.keyless or table.selection.where is None:
+        return None, None
+    (column,) = (column for column in column_types(table) if column.name == table.key[0])
+    if _pushable(column) is None:
+        return None, None
+
+    def value(literal: Literal) -> Any:
+        return None if _spelt(column, literal) is None else value_of(literal, column.arrow).as_py()
+
+    least, greatest = span(table.selection.where, column.name, value)
+    return _bound(least), _bound(greatest)
+
+
+def _bound(value: Any) -> KeyValue | None:
+    if isinstance(value, Decimal):
+        return f"{value:f}"
+    if isinstance(value, datetime):
+        return value.replace(tzinfo=None).isoformat(" ", "microseconds")
+    return value.isoformat() if isinstance(value, date) else value
+
+
+def _pushable(column: ColumnType) -> Pushable | None:
+    if column.family in _MOMENTS and not pa.types.is_string(column.arrow):
+        odd = True
+    elif column.family is Family.DECIMAL or pa.types.is_integer(column.arrow):
+        odd = False
+    else:
+        return None
+    # A YEAR of two digits would be another one, a BIT is text in some places.
+    if column.family in (Family.YEAR, Family.BITS):
+        return None
+    return Pushable(quote(column.name), partial(_spelt, column), odd, column.nullable)
+
+
+def _spelt(column: ColumnType, literal: Literal) -> str | None:
+    value = value_of(literal, column.arrow).as_py()
+    if isinstance(value, Decimal):
+        return f"{value:f}"
+    if isinstance(value, int):
+        return str(value)
+    if isinstance(value, datetime):
+        plain = value.replace(tzinfo=None)
+        if column.family is Family.TIMESTAMP and not _FIRST <= plain <= _LAST:
+            return None
+        if plain.microsecond % 10 ** (6 - column.scale):
+            # How the server would round it is its own business.
+            return None
+        return f"TIMESTAMP'{plain.isoformat(' ', 'microseconds')}'"
+    assert isinstance(value, date)
+    return f"DATE'{value.isoformat()}'"

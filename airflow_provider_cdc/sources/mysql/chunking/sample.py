@@ -1,0 +1,102 @@
+"""Looks at the first and the last rows of tables, in key order (`sources.sampling`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pymysql
+
+from airflow_provider_cdc.core.run.plan import TablePlan
+from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.errors import Problem
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.mysql.server.blockers import naming_blockers
+from airflow_provider_cdc.sources.mysql.server.session import query, quote, session
+from airflow_provider_cdc.sources.mysql.tables.charsets import has_gaps
+from airflow_provider_cdc.sources.mysql.tables.schema import read_tables, table_sql
+from airflow_provider_cdc.sources.mysql.tables.types import ColumnType, Family, column_types
+from airflow_provider_cdc.sources.planning.sampling import gave_up, problems_of
+
+ROWS = 1000
+"""At most so many at either end of the key."""
+_MILLISECONDS = 2000
+_INTERRUPTED = (1317, 3024)
+
+_MOMENTS = (Family.DATE, Family.DATETIME, Family.TIMESTAMP)
+# sql_mode may have let in days that their month does not have.
+_IS_NO_DATE = "MONTH({0}) = 0 OR DAYOFMONTH({0}) = 0 OR DAYOFMONTH({0}) > DAYOFMONTH(LAST_DAY({0}))"
+_CHARACTERS = 1000
+"""At most so many of a text are looked at."""
+# The server converts a code that stands for no character to a question mark. No character has its byte within it.
+_IS_NO_TEXT = (
+    "LENGTH(CAST({0} AS BINARY)) - LENGTH(REPLACE(CAST({0} AS BINARY), 0x3F, '')) < "
+    "LENGTH(CAST(CONVERT({0} USING utf8mb4) AS BINARY)) "
+    "- LENGTH(REPLACE(CAST(CONVERT({0} USING utf8mb4) AS BINARY), 0x3F, ''))"
+)
+_IS_REPLACED = "LOCATE(0xEFBFBD, CAST(CONVERT({0} USING utf8mb4) AS BINARY)) > 0"
+_IS_SURROGATE = "REGEXP_LIKE(HEX({0}), '^(?:.{{4}})*D[89A-F]')"
+_OF_CHARSETS = {"ucs2": _IS_SURROGATE, "tis620": _IS_REPLACED, "big5": f"({_IS_NO_TEXT}) OR {_IS_REPLACED}"}
+
+
+def sample(settings: ConnectionSettings, plans: Sequence[TablePlan]) -> list[Problem]:
+    """A problem for each column of the planned tables that would stop the run, as far as this look shows.
+
+    :raises LockNotGranted: a session keeps a table locked against readers.
+    """
+    with session(settings) as connection, naming_blockers(settings, connection) as concerned:
+        concerned += [plan.table for plan in plans]
+
+        def looks(table: Table, columns: Sequence[ColumnType]) -> Iterator[Sequence[int]]:
+            try:
+                ((rows, *counts),) = query(connection, _statement(table, columns))
+            except pymysql.OperationalError as error:
+                if error.args[0] not in _INTERRUPTED:
+                    raise
+                gave_up(table)
+                return
+            # SUM is a DECIMAL, and NULL of no rows.
+            yield [int(rows), *(int(count or 0) for count in counts)]
+
+        tables = read_tables(connection, [plan.table for plan in plans])
+        return problems_of(plans, tables, _at_risk, looks, _stops_always)
+
+
+def _at_risk(table: Table) -> list[ColumnType]:
+    return [column for column in column_types(table) if column.policy == "error" and _is_odd(column)]
+
+
+def _stops_always(table: Table, column: ColumnType) -> bool:
+    return column.family is Family.TEXT and table.identifies(column.name)
+
+
+def _is_odd(column: ColumnType) -> str:
+    """The condition that the column's value is one that no Arrow type holds; empty: it has none such."""
+    if column.family in _MOMENTS:
+        odd = _IS_NO_DATE
+    elif column.family is Family.TEXT and has_gaps(column.charset):
+        odd = _OF_CHARSETS.get(column.charset, _IS_NO_TEXT)
+    else:
+        return ""
+    return odd.format(quote(column.name))
+
+
+def _looked_at(column: ColumnType) -> str:
+    name = quote(column.name)
+    return f"LEFT({name}, {_CHARACTERS}) AS {name}" if column.family is Family.TEXT else name
+
+
+def _statement(table: Table, columns: Sequence[ColumnType]) -> str:
+    beside = [column for column in columns if column.name not in table.key]
+    looked_at = [*map(quote, table.key), *(_looked_at(column) for column in beside)]
+    select = f"SELECT {', '.join(looked_at)} FROM {table_sql(table.name)}"
+    some = f"({select} LIMIT {ROWS})"
+    if table.key:
+        ends = [
+            f"({select} FORCE INDEX ({quote(table.key_index)}) "
+            f"ORDER BY {', '.join(f'{quote(name)} {way}' for name in table.key)} LIMIT {ROWS})"
+            for way in ("ASC", "DESC")
+        ]
+        # Each row has a key of its own, so that none counts twice.
+        some = " UNION ".join(ends)
+    counts = [f"SUM(COALESCE({_is_odd(column)}, FALSE))" for column in columns]
+    return f"SELECT /*+ MAX_EXECUTION_TIME({_MILLISECONDS}) */ COUNT(*), {', '.join(counts)} FROM ({some}) AS looked_at"

@@ -1,0 +1,146 @@
+"""Cuts along a text column, under any collation: proposed here, put in order by the server.
+
+Each cut begins with the prefix that the first and the last key of a cell share, and goes on with a few more characters.
+Those are treated as the digits of a number: the characters that were seen in keys are the digits, in the collation's
+order, and characters that it holds equal are the same digit. The numbers between the first key and the last one are the
+proposals, which are about as evenly spaced as the characters are. The server sorts them, drops equal ones, and keeps
+what lies between the two keys. Nothing here knows any collation.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from airflow_provider_cdc.core.tables.chunk import KeyValue
+from airflow_provider_cdc.sources.mysql.chunking.axes import Between, TextAxis
+from airflow_provider_cdc.sources.mysql.server.session import Connection, query
+from airflow_provider_cdc.sources.mysql.server.statement_size import batches, fits
+
+_USUAL = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
+_DIGITS = 8
+
+
+class TextCuts:
+    """Cuts along one axis. It learns the characters that keys are made of from the keys it is asked about."""
+
+    def __init__(self, connection: Connection, axis: TextAxis) -> None:
+        self._connection = connection
+        self._axis = axis
+        self._seen: set[str] = set()
+        self._alphabet: list[str] = []
+
+    def between(self, wanted: Sequence[Between]) -> list[list[KeyValue]]:
+        """As ``Axis.between``."""
+        texts = [(str(first), str(last)) for first, last, _ in wanted]
+        self._learn("".join(first + last + _between_characters(first, last) for first, last in texts))
+        asked = []
+        for cell, ((first, last), (*_, pieces)) in enumerate(zip(texts, wanted, strict=True)):
+            asked += self._fitting(cell, first, last, self._propose(first, last, pieces))
+        cut, low, high = (self._axis.bound.format(column) for column in ("v", "f", "l"))
+        text = f"VARCHAR({self._axis.length})"
+        cuts: list[list[KeyValue]] = [[] for _ in wanted]
+        for some in batches(self._connection, asked, _size, len(asked)):
+            for cell, value in query(
+                self._connection,
+                f"SELECT cell, MIN(v) FROM (SELECT cell, v, {cut} AS cut, {low} AS low, {high} AS high "
+                f"FROM JSON_TABLE(%s, '$[*]' COLUMNS (cell INT PATH '$[0]', f {text} PATH '$[1]', "
+                f"l {text} PATH '$[2]', NESTED PATH '$[3][*]' COLUMNS (v {text} PATH '$'))) AS j) AS typed "
+                "WHERE cut > low AND cut <= high GROUP BY cell, cut ORDER BY cell, cut",
+                (f"[{','.join(some)}]",),
+            ):
+                cuts[cell].append(value)
+        return cuts
+
+    def _fitting(self, cell: int, first: str, last: str, texts: Sequence[str]) -> list[str]:
+        """What is asked about a cell, as JSON, with as many of its proposals as one statement has room for; none: not
+        even one."""
+        while texts:
+            asked = _json([cell, first, last, texts])
+            if fits(self._connection, _size(asked)):
+                return [asked]
+            others = [text for text in texts if text != last]
+            texts = [*others[1::2], last] if others else []
+        return []
+
+    def _learn(self, characters: str) -> None:
+        known = len(self._seen)
+        self._seen |= set(characters)
+        # At first only two keys have been seen, so guess the usual characters. Later, guesses would only waste cuts.
+        guessed = set(_USUAL) if not self._alphabet else set()
+        if len(self._seen) == known and not guessed:
+            return
+        wanted = sorted(self._seen | guessed)
+        while not fits(self._connection, _size(_json(wanted))):
+            wanted = wanted[1::2]
+        typed = self._axis.bound.format("c")
+        ranked = query(
+            self._connection,
+            f"SELECT c, DENSE_RANK() OVER (ORDER BY {typed}) "
+            "FROM JSON_TABLE(%s, '$[*]' COLUMNS (c VARCHAR(1) PATH '$')) AS j "
+            # Characters that the column's character set lacks would be refused as parameters when the chunk is read.
+            f"WHERE CONVERT({typed} USING utf8mb4) COLLATE utf8mb4_bin = c COLLATE utf8mb4_bin",
+            (_json(wanted),),
+        )
+        equal: dict[int, str] = {}
+        for character, rank in sorted(ranked, key=lambda row: (row[1], row[0])):
+            equal[rank] = equal.get(rank, "") + character
+        self._alphabet = list(equal.values())
+
+    def _propose(self, first: str, last: str, pieces: int) -> list[str]:
+        rank = {character: place for place, equal in enumerate(self._alphabet, 1) for character in equal}
+        low, high = ([rank.get(character, 0) for character in text] for text in (first, last))
+        shared = 0
+        while shared < min(len(low), len(high)) and low[shared] == high[shared]:
+            shared += 1
+        base = len(self._alphabet) + 1
+        digits = 1
+        while base**digits < 16 * pieces and digits < _DIGITS:
+            digits += 1
+        digits = min(digits, self._axis.length - shared)
+        start, stop = (_number(ranks[shared:], base, digits) for ranks in (low, high))
+        if stop <= start:
+            # With contractions and the like, keys do not sort as their characters do.
+            start, stop = 0, base**digits - 1
+        points = {start + (stop - start) * piece // pieces for piece in range(1, pieces)}
+        # A CHAR column ignores trailing spaces, so the cut would be elsewhere.
+        texts = {(first[:shared] + self._text(point, digits)).rstrip(" ") for point in points}
+        # The last key is always proposed, so that there is progress whatever the collation does.
+        return sorted(texts - {""} | {last})
+
+    def _text(self, number: int, digits: int) -> str:
+        base = len(self._alphabet) + 1
+        text = ""
+        for exponent in reversed(range(digits)):
+            place = number // base**exponent % base
+            if place == 0:
+                break
+            text += self._alphabet[place - 1][0]
+        return text
+
+
+def _between_characters(first: str, last: str) -> str:
+    """Characters between the first two that differ, if these are far apart: two keys show little of a large script."""
+    for one, other in zip(first, last, strict=False):
+        if one != other:
+            low, high = sorted((ord(one), ord(other)))
+            step = (high - low) // 64
+            points = range(low, high, step) if step >= 4 else ()
+            return "".join(chr(point) for point in points if not 0xD800 <= point < 0xE000)
+    return ""
+
+
+def _number(ranks: Sequence[int], base: int, digits: int) -> int:
+    number = 0
+    for rank in [*ranks[:digits], *[0] * (digits - len(ranks))]:
+        number = number * base + rank
+    return number
+
+
+def _json(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _size(asked: str) -> int:
+    # Each of its bytes may be escaped.
+    return 2 * len(asked.encode())

@@ -1,0 +1,382 @@
+"""How MySQL prints the scalars of binary JSON: kernels that write one value's text into a buffer.
+
+Every writer takes the position to write at, and returns the position after what it wrote or one of the codes below,
+all of which are negative. It checks that the text fits before it writes; the caller has made sure that the bytes to
+read are there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from airflow_provider_cdc.core.kernels.compile import inner, load64, store16, store64
+from airflow_provider_cdc.sources.mysql.decode.json.shortest_double import shortest
+
+FULL = -1
+UNKNOWN_TYPE = -2
+CUT_OFF = -3
+BAD_OFFSET = -4
+OVERLAP = -5
+TOO_DEEP = -6
+BAD_LENGTH = -7
+BAD_LITERAL = -8
+BAD_DOUBLE = -9
+BAD_DECIMAL = -10
+BAD_TIME = -11
+
+# Type codes of MySQL's protocol, as opaque values carry them.
+_TIMESTAMP = 7
+_DATE = 10
+_TIME = 11
+_DATETIME = 12
+_NEWDECIMAL = 246
+_VAR_STRING = 253
+
+_DECIMAL_DIGITS = 81
+_MAX_HOUR = 838
+_BASE64_LINE = 76
+
+_QUOTE = ord('"')
+_BACKSLASH = ord("\\")
+_ZERO = ord("0")
+_MINUS = ord("-")
+_POINT = ord(".")
+_COLON = ord(":")
+_SPACE = ord(" ")
+_HEX_FOLLOWS = ord("u")
+_LINE_FEED = ord("n")
+_EXPONENT = ord("e")
+_PADDING = ord("=")
+_U100 = np.uint64(100)
+_ONES = np.uint64(0x0101_0101_0101_0101)
+_TOP_BITS = _ONES * np.uint64(0x80)
+_SPACES = _ONES * np.uint64(ord(" "))
+_QUOTES = _ONES * np.uint64(_QUOTE)
+_BACKSLASHES = _ONES * np.uint64(_BACKSLASH)
+_INFINITE = np.uint64(0x7FF)
+
+
+def _letters_after_backslash() -> np.ndarray[Any, Any]:
+    letters = np.zeros(256, np.uint8)
+    letters[:0x20] = ord("u")
+    for character, letter in zip('\b\t\n\f\r"\\', 'btnfr"\\', strict=True):
+        letters[ord(character)] = ord(letter)
+    return letters
+
+
+_ESCAPES = _letters_after_backslash()
+_HEX = np.frombuffer(b"0123456789abcdef", np.uint8)
+_BASE64 = np.frombuffer(b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/", np.uint8)
+_OPAQUE = np.frombuffer(b'"base64:type', np.uint8)
+_POWERS = 10 ** np.arange(10)
+_UNSIGNED_POWERS = np.array([10**power for power in range(20)], np.uint64)
+_PAIRS = np.array([_ZERO + tens | _ZERO + ones << 8 for tens in range(10) for ones in range(10)])
+_DECIMAL_BYTES = np.array([0, 1, 1, 2, 2, 3, 3, 4, 4, 4])
+
+
+@inner
+def write_ascii(text: Any, out: Any, pos: int) -> int:
+    """Write ``text`` as it is, without quotes."""
+    if pos + len(text) > len(out):
+        return FULL
+    for index in range(len(text)):
+        out[pos + index] = text[index]
+    return pos + len(text)
+
+
+@inner
+def write_string(data: Any, at: int, length: int, out: Any, pos: int) -> int:
+    """Write a string in double quotes. Only the quote, the backslash and U+0000 to U+001F are escaped."""
+    spare = len(out) - pos - length - 2
+    if spare < 0:
+        return FULL
+    out[pos] = _QUOTE
+    pos += 1
+    end = at + length
+    while at < end:
+        if end - at >= 8:
+            word = np.uint64(load64(data, at))
+            if not _has_special(word):
+                store64(out, pos, np.int64(word))
+                at += 8
+                pos += 8
+                continue
+        for _ in range(min(8, end - at)):
+            byte = data[at]
+            escape = _ESCAPES[byte]
+            at += 1
+            if escape == 0:
+                out[pos] = byte
+                pos += 1
+                continue
+            extra = 5 if escape == _HEX_FOLLOWS else 1
+            spare -= extra
+            if spare < 0:
+                return FULL
+            out[pos] = _BACKSLASH
+            out[pos + 1] = escape
+            if extra == 5:
+                out[pos + 2] = _ZERO
+                out[pos + 3] = _ZERO
+                out[pos + 4] = _HEX[byte >> 4]
+                out[pos + 5] = _HEX[byte & 15]
+            pos += 1 + extra
+    out[pos] = _QUOTE
+    return pos + 1
+
+
+@inner
+def _has_special(word: int) -> bool:
+    """Whether any of the eight bytes needs an escape. (Subtracting n from a byte below n borrows.)"""
+    quotes = word ^ _QUOTES
+    backslashes = word ^ _BACKSLASHES
+    below = (word - _SPACES) & ~word | (quotes - _ONES) & ~quotes | (backslashes - _ONES) & ~backslashes
+    return below & _TOP_BITS != 0
+
+
+@inner
+def write_integer(value: int, is_signed: bool, out: Any, pos: int) -> int:
+    """`value` is the int64 whose 64 bits are the number, signed or not."""
+    if pos + 20 > len(out):
+        return FULL
+    magnitude = np.uint64(value)
+    if is_signed and value < 0:
+        out[pos] = _MINUS
+        pos += 1
+        magnitude = np.uint64(0) - magnitude
+    return _write_digits(magnitude, _count_digits(magnitude), out, pos)
+
+
+@inner
+def write_double(bits: int, out: Any, pos: int) -> int:
+    """The shortest digits that read back as the double of these IEEE 754 bits (uint64).
+
+    They are laid out as the server's ``my_gcvt`` does it: as ``d.ddde-N`` if the point would be more than 14 zeros
+    to the left of the digits, or at or beyond the 16th place with nothing after it; otherwise without exponent, with at
+    least one digit on either side of the point.
+    """
+    if (bits >> np.uint64(52)) & _INFINITE == _INFINITE:
+        return BAD_DOUBLE
+    if pos + 40 > len(out):
+        return FULL
+    if bits >> np.uint64(63):
+        out[pos] = _MINUS
+        pos += 1
+    if bits << np.uint64(1) == 0:
+        digits, exponent = np.uint64(0), 0
+    else:
+        digits, exponent = shortest(bits)
+    count = _count_digits(digits)
+    point = count + exponent
+    if point < -14 or (point > 15 and count <= point):
+        end = _write_digits(digits, count, out, pos + 1)
+        out[pos] = out[pos + 1]
+        out[pos + 1] = _POINT
+        return _write_exponent(point - 1, out, end if count > 1 else pos + 1)
+    if point <= 0:
+        out[pos] = _ZERO
+        out[pos + 1] = _POINT
+        for index in range(-point):
+            out[pos + 2 + index] = _ZERO
+        return _write_digits(digits, count, out, pos + 2 - point)
+    if point < count:
+        end = _write_digits(digits, count, out, pos + 1)
+        for index in range(pos, pos + point):
+            out[index] = out[index + 1]
+        out[pos + point] = _POINT
+        return end
+    pos = _write_digits(digits, count, out, pos)
+    for index in range(exponent):
+        out[pos + index] = _ZERO
+    pos += exponent
+    out[pos] = _POINT
+    out[pos + 1] = _ZERO
+    return pos + 2
+
+
+@inner
+def write_opaque(data: Any, code: int, at: int, length: int, out: Any, pos: int) -> int:
+    """Write a value of another SQL type, whose code is `code`; its `length` bytes are at `at`."""
+    if code == _NEWDECIMAL:
+        return _write_decimal(data, at, length, out, pos)
+    if code in (_DATE, _TIME, _DATETIME, _TIMESTAMP):
+        return _write_temporal(data, code, at, length, out, pos)
+    if code == _VAR_STRING:
+        return write_string(data, at, length, out, pos)
+    return _write_base64(data, code, at, length, out, pos)
+
+
+@inner
+def _write_decimal(data: Any, at: int, length: int, out: Any, pos: int) -> int:
+    """Write a decimal, stored as precision and scale (one byte each) and MySQL's DECIMAL: groups of 9 digits in 4
+    big-endian bytes, of which the first and the last group may be shorter. The inverted top bit is the sign; in a
+    negative number all other bits are inverted, too."""
+    if length < 3:
+        return BAD_DECIMAL
+    scale = np.int64(data[at + 1])
+    whole = np.int64(data[at]) - scale
+    if whole < 0 or whole + scale > _DECIMAL_DIGITS:
+        return BAD_DECIMAL
+    size = (whole // 9 + scale // 9) * 4 + _DECIMAL_BYTES[whole % 9] + _DECIMAL_BYTES[scale % 9]
+    if length != 2 + size:
+        return BAD_DECIMAL
+    if pos + _DECIMAL_DIGITS + 3 > len(out):
+        return FULL
+    first = at + 2
+    flip = 0
+    if data[first] & 0x80 == 0:
+        flip = 0xFF
+        out[pos] = _MINUS
+        pos += 1
+    start = pos
+    read = first
+    left = whole + scale
+    while left > 0:
+        if left == scale:
+            if pos == start:
+                out[pos] = _ZERO
+                pos += 1
+            out[pos] = _POINT
+            pos += 1
+        count = (left - scale - 1) % 9 + 1 if left > scale else min(left, 9)
+        group = 0
+        for _ in range(_DECIMAL_BYTES[count]):
+            byte = np.int64(data[read]) ^ flip
+            group = group << 8 | (byte ^ 0x80 if read == first else byte)
+            read += 1
+        if group >= _POWERS[count]:
+            return BAD_DECIMAL
+        for power in range(count - 1, -1, -1):
+            digit = group // _POWERS[power] % 10
+            if digit or pos > start:
+                out[pos] = _ZERO + digit
+                pos += 1
+        left -= count
+    if pos == start:
+        out[pos] = _ZERO
+        pos += 1
+    return pos
+
+
+@inner
+def _write_temporal(data: Any, code: int, at: int, length: int, out: Any, pos: int) -> int:
+    """Write a date or time, stored as a little-endian int64. From the low end: 24 bits of microseconds, 6 of seconds,
+    6 of minutes, and the hours. With a date, the hours have 5 bits, and 5 of the day and year · 13 + month follow."""
+    if length != 8:
+        return BAD_TIME
+    if pos + 30 > len(out):
+        return FULL
+    packed = load64(data, at)
+    out[pos] = _QUOTE
+    pos += 1
+    if code == _TIME:
+        if packed < 0:
+            packed = -packed
+            out[pos] = _MINUS
+            pos += 1
+    elif packed < 0:
+        return BAD_TIME
+    hour = packed >> 36
+    minute = packed >> 30 & 63
+    second = packed >> 24 & 63
+    micros = packed & 0xFF_FFFF
+    if code != _TIME:
+        months = packed >> 46
+        if months >= 10_000 * 13:
+            return BAD_TIME
+        year = months // 13
+        pos = _write_two(year // 100, out, pos)
+        pos = _write_two(year % 100, out, pos)
+        out[pos] = _MINUS
+        pos = _write_two(months % 13, out, pos + 1)
+        out[pos] = _MINUS
+        pos = _write_two(packed >> 41 & 31, out, pos + 1)
+        if code == _DATE:
+            out[pos] = _QUOTE
+            return pos + 1
+        out[pos] = _SPACE
+        pos += 1
+        hour &= 31
+        if hour > 23:
+            return BAD_TIME
+    if hour < 0 or hour > _MAX_HOUR or minute > 59 or second > 59 or micros > 999_999:
+        return BAD_TIME
+    if hour > 99:
+        out[pos] = _ZERO + hour // 100
+        pos += 1
+    pos = _write_two(hour % 100, out, pos)
+    out[pos] = _COLON
+    pos = _write_two(minute, out, pos + 1)
+    out[pos] = _COLON
+    pos = _write_two(second, out, pos + 1)
+    out[pos] = _POINT
+    pos = _write_two(micros // 10_000, out, pos + 1)
+    pos = _write_two(micros // 100 % 100, out, pos)
+    pos = _write_two(micros % 100, out, pos)
+    out[pos] = _QUOTE
+    return pos + 1
+
+
+@inner
+def _write_base64(data: Any, code: int, at: int, length: int, out: Any, pos: int) -> int:
+    r"""Write ``"base64:typeN:…"``, in lines of 76 letters with escaped line feeds between them."""
+    letters = (length + 2) // 3 * 4
+    if pos + len(_OPAQUE) + 5 + letters + letters // _BASE64_LINE * 2 > len(out):
+        return FULL
+    pos = write_ascii(_OPAQUE, out, pos)
+    pos = _write_digits(np.uint64(code), _count_digits(np.uint64(code)), out, pos)
+    out[pos] = _COLON
+    pos += 1
+    for index in range(0, length, 3):
+        if index and index % (_BASE64_LINE // 4 * 3) == 0:
+            out[pos] = _BACKSLASH
+            out[pos + 1] = _LINE_FEED
+            pos += 2
+        left = min(length - index, 3)
+        group = np.int64(0)
+        for byte in range(3):
+            group = group << 8 | (np.int64(data[at + index + byte]) if byte < left else 0)
+        for letter in range(4):
+            out[pos + letter] = _BASE64[group >> (18 - 6 * letter) & 63] if letter <= left else _PADDING
+        pos += 4
+    out[pos] = _QUOTE
+    return pos + 1
+
+
+@inner
+def _count_digits(value: int) -> int:
+    count = 1
+    while count < 20 and value >= _UNSIGNED_POWERS[count]:
+        count += 1
+    return count
+
+
+@inner
+def _write_digits(value: int, count: int, out: Any, pos: int) -> int:
+    index = pos + count
+    while index > pos + 1:
+        index -= 2
+        _write_two(np.int64(value % _U100), out, index)
+        value //= _U100
+    if index > pos:
+        out[pos] = np.uint64(_ZERO) + value
+    return pos + count
+
+
+@inner
+def _write_two(value: int, out: Any, pos: int) -> int:
+    store16(out, pos, _PAIRS[value])
+    return pos + 2
+
+
+@inner
+def _write_exponent(exponent: int, out: Any, pos: int) -> int:
+    out[pos] = _EXPONENT
+    pos += 1
+    if exponent < 0:
+        out[pos] = _MINUS
+        pos += 1
+    magnitude = np.uint64(abs(exponent))
+    return _write_digits(magnitude, _count_digits(magnitude), out, pos)

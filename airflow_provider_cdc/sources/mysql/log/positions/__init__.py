@@ -1,0 +1,1 @@
+"""GTID sets as positions in the binary log."""

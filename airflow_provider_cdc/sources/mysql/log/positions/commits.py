@@ -1,0 +1,181 @@
+"""The kernel that reads who committed when, and nothing else: the GTID events of a binary log.
+
+Formats: see ``walk.py``; the commit time is the field ``immediate_commit_timestamp``, the time of this server's own
+commit in microseconds since 1970.
+"""
+
+from __future__ import annotations
+
+from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s, inner, kernel, load8, load16, load32, load64
+from airflow_provider_cdc.sources.mysql.log.codes import (
+    ANONYMOUS_GTID,
+    ARTIFICIAL,
+    CHECKSUM_BYTES,
+    END_AT,
+    FIRST_POSITION,
+    FLAGS_AT,
+    FORMAT_DESCRIPTION,
+    GTID,
+    HEADER_BYTES,
+    HEARTBEAT,
+    HEARTBEAT_V2,
+    KIND_AT,
+    LENGTH_AT,
+    LOW_HALF,
+    MAX_EVENT_BYTES,
+    ROTATE,
+    STOP,
+    TAGGED_GTID,
+)
+from airflow_provider_cdc.sources.mysql.log.positions.membership import (
+    TSID_BYTES,
+    SetArrays,
+    contains,
+    find_tsid,
+    set_untagged,
+)
+from airflow_provider_cdc.sources.mysql.log.positions.tagged_gtid import tagged_commit_time, tagged_gtid
+from airflow_provider_cdc.sources.mysql.log.stream.crc32 import crc32
+
+# What `read_commits` returns.
+MORE, FOUND, ENDED, NO_ROOM, DAMAGED, NAMELESS = 0, 1, 2, 3, 4, 5
+"""More bytes are needed; ``state[POSITION]`` is right before the first transaction that is later, or outside the set;
+the file, or the part that was asked for, ends; ``runs`` is full; an event is damaged; a transaction has no GTID."""
+
+# `state`, int64.
+AT, POSITION, CHECKSUM, SKIP, LATEST, LIMIT, RUNS, NEXT, STARTED, END = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9
+"""Where the next event begins in the buffer, and in the file; bytes of checksum behind each event; bytes of an event
+that are still to be passed over; the latest commit so far; the time that is asked for, or -1; how many runs there are;
+the commit time of what was found; whether the file's head was read; where in the file to end, or -1."""
+STATE_WORDS = 10
+
+_TSID_WORDS = TSID_BYTES // 8
+RUN_WORDS = _TSID_WORDS + 2
+"""A run of transactions of one source: its TSID, the first number, the last one."""
+_RECENT = 8
+
+
+@inner
+def commit_time(data: Bytes, body: int, body_end: int, kind: int) -> int:
+    """In microseconds since 1970, or -1."""
+    if kind == TAGGED_GTID:
+        return tagged_commit_time(data, body, body_end)
+    # flags, UUID, number, a type that says that two numbers for parallel appliers follow; then the time in 7 bytes, of
+    # which the highest bit says that the time of the first commit, on another server, follows.
+    if body + 49 > body_end or load8(data, body + 25) != 2:
+        return -1
+    when: int = load32(data, body + 42) | (load16(data, body + 46) << 32) | ((load8(data, body + 48) & 0x7F) << 48)
+    return when
+
+
+@inner
+def _extend(runs: Int64s, state: Int64s, tsid: Bytes, number: int) -> bool:
+    """Add a transaction to the runs; False: there is no room."""
+    count = state[RUNS]
+    for back in range(1, min(count, _RECENT) + 1):
+        run = (count - back) * RUN_WORDS
+        if runs[run + _TSID_WORDS + 1] + 1 != number:
+            continue
+        same = True
+        for word in range(_TSID_WORDS):
+            if runs[run + word] != load64(tsid, 8 * word):
+                same = False
+                break
+        if same:
+            runs[run + _TSID_WORDS + 1] = number
+            return True
+    if (count + 1) * RUN_WORDS > len(runs):
+        return False
+    for word in range(_TSID_WORDS):
+        runs[count * RUN_WORDS + word] = load64(tsid, 8 * word)
+    runs[count * RUN_WORDS + _TSID_WORDS] = runs[count * RUN_WORDS + _TSID_WORDS + 1] = number
+    state[RUNS] = count + 1
+    return True
+
+
+@kernel
+def read_commits(
+    data: Bytes,
+    end: int,
+    state: Int64s,
+    tsid: Bytes,
+    runs: Int64s,
+    crc_tables: Bytes,
+    sets: SetArrays,
+) -> int:
+    """Pass over the events of ``data[state[AT]:end]``, and stop before the first transaction that committed after
+    ``state[LIMIT]``, or (if that is -1) that is not in the set.
+
+    :param tsid: ``uint8[TSID_BYTES]`` to work in.
+    :param runs: gets the transactions that were passed over.
+    :param sets: the set is number 0.
+    :returns: one of the codes above.
+    """
+    while True:
+        if state[SKIP]:
+            size = min(state[SKIP], end - state[AT])
+            state[AT] += size
+            state[SKIP] -= size
+            if state[SKIP]:
+                return MORE
+        at = state[AT]
+        if end - at < HEADER_BYTES:
+            return MORE
+        length = load32(data, at + LENGTH_AT)
+        if length < HEADER_BYTES or length > MAX_EVENT_BYTES:
+            return DAMAGED
+        kind = load8(data, at + KIND_AT)
+        artificial = load16(data, at + FLAGS_AT) & ARTIFICIAL
+        body, body_end = at + HEADER_BYTES, at + length - state[CHECKSUM]
+        if kind in (HEARTBEAT, HEARTBEAT_V2) or (kind == ROTATE and artificial):
+            state[SKIP] = length
+            continue
+        if kind == FORMAT_DESCRIPTION:
+            if length > end - at:
+                return MORE
+            if length < HEADER_BYTES + CHECKSUM_BYTES + 58:
+                return DAMAGED
+            # Its own checksum is always there, and the byte before it says whether the others have one.
+            if load32(data, at + length - CHECKSUM_BYTES) != crc32(crc_tables, data, at, at + length - CHECKSUM_BYTES):
+                return DAMAGED
+            state[CHECKSUM] = CHECKSUM_BYTES if load8(data, at + length - CHECKSUM_BYTES - 1) == 1 else 0
+            # From anywhere else than the beginning of the file, the server makes this event up.
+            if not artificial and state[POSITION] == FIRST_POSITION:
+                state[POSITION] += length
+            state[AT] += length
+            state[STARTED] = 1
+            continue
+        if state[END] >= 0 and state[POSITION] >= state[END]:
+            return ENDED
+        if not state[STARTED] or load32(data, at + END_AT) != (state[POSITION] + length) & LOW_HALF:
+            return DAMAGED
+        if kind in (ROTATE, STOP):
+            return ENDED
+        if kind == ANONYMOUS_GTID:
+            return NAMELESS
+        if kind in (GTID, TAGGED_GTID):
+            if length > end - at:
+                return MORE
+            if state[CHECKSUM] and load32(data, body_end) != crc32(crc_tables, data, at, body_end):
+                return DAMAGED
+            if kind == TAGGED_GTID:
+                number = tagged_gtid(data, body, body_end, tsid)
+            elif body + 25 <= body_end:
+                set_untagged(tsid, data, body + 1)
+                number = load64(data, body + 17)
+            else:
+                return DAMAGED
+            when = commit_time(data, body, body_end, kind)
+            if number < 1 or when < 0:
+                return DAMAGED
+            state[NEXT] = when
+            if state[LIMIT] >= 0:
+                if when > state[LIMIT]:
+                    return FOUND
+            elif not contains(sets, 0, find_tsid(sets.tsids, tsid, -1), number):
+                return FOUND
+            if not _extend(runs, state, tsid, number):
+                return NO_ROOM
+            state[LATEST] = max(state[LATEST], when)
+        state[POSITION] += length
+        state[SKIP] = length

@@ -1,0 +1,112 @@
+"""Whether a transaction is in a GTID set, as kernels ask it: sets laid out as arrays."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s, inner, kernel, load8, load64
+from airflow_provider_cdc.core.positions.gtid import GtidSet
+
+TSID_BYTES = 56
+"""A source of transactions (a TSID) as bytes: 16 of UUID, one of the tag's length, the tag, and zeros."""
+
+_TAG_AT = 17
+
+
+class SetArrays(NamedTuple):
+    """GTID sets, numbered in the order given.
+
+    ``tsids``
+        ``uint8[TSID_BYTES * n]``, all sources that occur in any of the sets.
+    ``ranges``
+        ``int64[2 * n * sets]``: for set ``s`` and source ``t`` the bounds begin and end at ``ranges[2 * (n * s +
+        t)]`` and the entry after it.
+    ``bounds``
+        ``int64``: start, exclusive end, start, … of intervals, increasing.
+    """
+
+    tsids: Bytes
+    ranges: Int64s
+    bounds: Int64s
+
+
+def set_arrays(sets: Sequence[GtidSet]) -> SetArrays:
+    """Lay ``sets`` out for ``contains``."""
+    tsids = sorted({tsid_bytes(uuid, tag) for one in sets for uuid, tag, _ in one.items()})
+    ranges: list[int] = []
+    bounds: list[int] = []
+    for one in sets:
+        found = {tsid_bytes(uuid, tag): intervals for uuid, tag, intervals in one.items()}
+        for tsid in tsids:
+            ranges.append(len(bounds))
+            bounds.extend(bound for interval in found.get(tsid, ()) for bound in interval)
+            ranges.append(len(bounds))
+    return SetArrays(
+        np.frombuffer(b"".join(tsids), np.uint8).copy(), np.array(ranges, np.int64), np.array(bounds, np.int64)
+    )
+
+
+def tsid_bytes(uuid: bytes, tag: str) -> bytes:
+    """A source as ``TSID_BYTES`` bytes."""
+    return (uuid + bytes([len(tag)]) + tag.encode("ascii")).ljust(TSID_BYTES, b"\0")
+
+
+def tsid_parts(tsid: bytes) -> tuple[bytes, str]:
+    """The UUID and the tag of a source."""
+    return tsid[:16], tsid[_TAG_AT : _TAG_AT + tsid[16]].decode("ascii", "replace")
+
+
+@inner
+def find_tsid(tsids: Bytes, tsid: Bytes, hint: int) -> int:
+    """The number of the source ``tsid`` (``uint8[TSID_BYTES]``) in ``tsids``, or -1. ``hint`` is the likely answer,
+    or -1."""
+    count = len(tsids) // TSID_BYTES
+    for index in range(-1, count):
+        candidate = hint if index < 0 else index
+        if candidate < 0:
+            continue
+        same = True
+        for word in range(0, TSID_BYTES, 8):
+            if load64(tsids, candidate * TSID_BYTES + word) != load64(tsid, word):
+                same = False
+                break
+        if same:
+            return candidate
+    return -1
+
+
+@inner
+def contains(sets: SetArrays, which: int, source: int, number: int) -> bool:
+    """Whether set ``which`` holds transaction ``number`` of ``source``, which is -1 if no set knows it."""
+    if source < 0:
+        return False
+    entry = 2 * (len(sets.tsids) // TSID_BYTES * which + source)
+    start = low = sets.ranges[entry]
+    high = sets.ranges[entry + 1]
+    # How many bounds are at or below the number: inside an interval it is odd.
+    while low < high:
+        middle = (low + high) >> 1
+        if sets.bounds[middle] <= number:
+            low = middle + 1
+        else:
+            high = middle
+    return bool((low - start) & 1)
+
+
+@inner
+def set_untagged(tsid: Bytes, data: Bytes, uuid_at: int) -> None:
+    """Make ``tsid`` the source with the UUID at ``data[uuid_at]`` and no tag."""
+    for word in range(16, TSID_BYTES, 8):
+        for byte in range(8):
+            tsid[word + byte] = 0
+    for byte in range(16):
+        tsid[byte] = load8(data, uuid_at + byte)
+
+
+@kernel
+def in_set(sets: SetArrays, which: int, source: int, number: int) -> bool:
+    """``contains``, for Python."""
+    return contains(sets, which, source, number)

@@ -1,0 +1,289 @@
+"""Prefixes of the log: the position that a time means, and whether a GTID set is a position at all.
+
+A time means the longest prefix of the log in which no transaction committed later. It means the same for ever once a
+later commit is in the log. Commit times need not grow along the log, so the prefix ends before the first that is later.
+
+A GTID set that names some transactions and leaves out earlier ones was never the state of this server: the rows that
+the later ones left cannot be told from those of the earlier ones. So only a prefix is a position.
+
+The right file is found by bisection, by the first commit in each: the time in a file's head is that of the session that
+began it, which SET timestamp changes, and on a replica the source's. Of the right file, and of those after it, only the
+GTID events are read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime, timedelta
+
+import numpy as np
+
+from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s
+from airflow_provider_cdc.core.positions.gtid import GtidSet
+from airflow_provider_cdc.errors import DecodeError, LogGone, SourceReplaced, UnknownEvent
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.mysql.log import codes
+from airflow_provider_cdc.sources.mysql.log.positions import commits
+from airflow_provider_cdc.sources.mysql.log.positions.membership import TSID_BYTES, set_arrays, tsid_parts
+from airflow_provider_cdc.sources.mysql.log.segments import previous_gtids
+from airflow_provider_cdc.sources.mysql.log.stream.crc32 import TABLES
+from airflow_provider_cdc.sources.mysql.log.stream.dump import Dump
+from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, log_files, stamp_of
+from airflow_provider_cdc.sources.mysql.server.session import Connection, session, value
+
+_RUNS = 4096
+_SLACK_MICROSECONDS = 2_000_000
+"""Clocks are put right by less. After a clock was set back by more a time is as ambiguous as the clock was; the
+position that it is taken for is one, whatever it is called."""
+NO_LIMIT = 2**62
+"""A time, in microseconds since 1970, that no commit is later than."""
+_KEEP_LOGS = "let the server keep its logs for longer (binlog_expire_logs_seconds)"
+
+
+@dataclass(frozen=True)
+class Prefix:
+    """A prefix of the log.
+
+    :param position: its transactions, those that are purged from the log included.
+    :param place: where it ends.
+    :param latest: the latest commit in that part of it which was read; None: nothing was.
+    :param following: the commit time of the first transaction after it; None: there is none yet.
+    """
+
+    position: GtidSet
+    place: LogPlace
+    latest: datetime | None
+    following: datetime | None
+
+
+def prefix_at(settings: ConnectionSettings, when: datetime) -> Prefix:
+    """The longest prefix of the log without a commit after ``when``.
+
+    It is final if ``following`` is not None. Otherwise the server has not committed anything later yet, and what it
+    commits next may still belong to it.
+
+    :raises LogGone: the log begins after ``when``.
+    :raises SourceUnavailable: the server cannot be reached.
+    """
+    with session(settings) as connection:
+        files, unlogged = _files(connection)
+        limit = round(when.timestamp() * 1_000_000)
+        found: dict[int, int] = {}
+
+        def begins(index: int) -> int:
+            """When the first transaction from this file on was committed."""
+            at = index
+            while at not in found:
+                first = NO_LIMIT if at == len(files) else _first_commit(settings, files[at])
+                if first is None:
+                    at += 1
+                else:
+                    found[at] = first
+            found[index] = found[at]
+            return found[index]
+
+        # What was committed before, and when, is no longer in the log.
+        if begins(0) == NO_LIMIT:
+            raise LogGone(
+                "the log holds no transaction, so nothing tells what was committed when",
+                where=settings.address,
+                hint=f"commit anything on the server, ask for a time since then, and {_KEEP_LOGS}",
+            )
+        if begins(0) > limit:
+            first = _time(begins(0))
+            raise LogGone(
+                f"the first commit in the log was at {_text(first)}, after {_text(when)}",
+                where=settings.address,
+                hint=f"ask for {first + timedelta(seconds=1):%Y-%m-%dT%H:%M:%SZ} or later, and {_KEEP_LOGS}",
+            )
+        low, high = 0, len(files)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if begins(middle) + _SLACK_MICROSECONDS <= limit:
+                low = middle
+            else:
+                high = middle
+        before = previous_gtids(connection, files[low])
+    prefix = _read(settings, files[low:], before, limit=limit)
+    return replace(prefix, position=prefix.position | unlogged)
+
+
+def prefix_of(settings: ConnectionSettings, wanted: GtidSet) -> Prefix:
+    """The prefix of the log that has just the transactions ``wanted``.
+
+    :raises SourceReplaced: the server's history does not have all of them.
+    :raises LogGone: the log no longer reaches back to there.
+    :raises UnknownEvent: no prefix has just these; the error names the first transaction that is missing.
+    :raises SourceUnavailable: the server cannot be reached.
+    """
+    with session(settings) as connection:
+        files, unlogged = _files(connection)
+        low, high = -1, len(files)
+        while high - low > 1:
+            middle = (low + high) // 2
+            if previous_gtids(connection, files[middle]) <= wanted:
+                low = middle
+            else:
+                high = middle
+        if low < 0:
+            raise LogGone(
+                f"the oldest log file, {files[0]}, begins after the position that is asked for",
+                where=settings.address,
+                hint=f"ask for a later one, and {_KEEP_LOGS}",
+            )
+        before = previous_gtids(connection, files[low])
+    found = _read(settings, files[low:], before, within=wanted)
+    found = replace(found, position=found.position | (unlogged & wanted))
+    if missing := wanted - found.position:
+        raise SourceReplaced(
+            f"the log has no place before which there are just these transactions: {missing} come after others that "
+            "the set leaves out, or are in no log of this server",
+            where=f"{settings.address}, {found.place}",
+            hint="only a state that the server went through can be copied: give all of gtid_executed as it was at some "
+            f"moment, or a time; up to this place it was {found.position}",
+        )
+    return found
+
+
+def latest_commit(settings: ConnectionSettings, place: LogPlace) -> datetime:
+    """The latest commit in the file of ``place``, up to the transaction that holds the event there."""
+    scan = _Scan(settings, place.file, NO_LIMIT, None, end=place.position + 1)
+    scan.run()
+    return _time(int(scan.state[commits.LATEST]))
+
+
+def has_commit_after(settings: ConnectionSettings, when: datetime) -> bool:
+    """Whether the log holds a commit after ``when``: then the position that this time means is final.
+
+    :raises SourceUnavailable: the server cannot be reached.
+    """
+    try:
+        return prefix_at(settings, when).following is not None
+    except LogGone:
+        # The log begins later, or holds nothing yet.
+        with session(settings) as connection:
+            files, _ = _files(connection)
+        return any(_first_commit(settings, file) for file in files)
+
+
+def _files(connection: Connection) -> tuple[list[str], GtidSet]:
+    """The files of the log, and the transactions that never were in one: gtid_purged was set to them, as whoever
+    restores a backup does. They changed nothing that the log tells of, so they belong to every position."""
+    # Purged first: what is purged from now on was in a file.
+    purged = GtidSet.parse(value(connection, "@@global.gtid_purged"))
+    files = list(log_files(connection))
+    while True:
+        try:
+            return files, purged - previous_gtids(connection, files[0])
+        except LogGone:
+            # As a rule, the server purges its oldest file whenever it begins another.
+            if (left := list(log_files(connection)))[0] == files[0]:
+                raise
+            files = left
+
+
+def _first_commit(settings: ConnectionSettings, file: str) -> int | None:
+    """When the first transaction in a file was committed, in microseconds since 1970; None: there is none in it.
+
+    0: the server does not send the file. It was purged, or is from before gtid_mode=ON: either way it comes before all
+    that can be read.
+    """
+    scan = _Scan(settings, file, 0, None)
+    try:
+        return int(scan.state[commits.NEXT]) if scan.run() else None
+    except LogGone:
+        return 0
+
+
+def _read(
+    settings: ConnectionSettings,
+    files: Sequence[str],
+    before: GtidSet,
+    *,
+    limit: int = -1,
+    within: GtidSet | None = None,
+) -> Prefix:
+    """Read on from the beginning of the first file, to the first transaction that is later, or outside the set."""
+    position = before
+    latest = 0
+    for file in files:
+        scan = _Scan(settings, file, limit, within)
+        stopped = scan.run()
+        position = position | scan.passed
+        latest = max(latest, int(scan.state[commits.LATEST]))
+        if stopped or file == files[-1]:
+            place = LogPlace(file, int(scan.state[commits.POSITION]), stamp_of(settings, file))
+            following = _time(int(scan.state[commits.NEXT])) if stopped else None
+            return Prefix(position, place, _time(latest) if latest else None, following)
+    raise AssertionError("a log has a file")
+
+
+class _Scan:
+    """Reads the GTID events of one file, as far as the server has written it."""
+
+    def __init__(
+        self, settings: ConnectionSettings, file: str, limit: int, within: GtidSet | None, end: int = -1
+    ) -> None:
+        self._settings = settings
+        self._file = file
+        self._sets = set_arrays([within or GtidSet()])
+        self._tsid: Bytes = np.zeros(TSID_BYTES, np.uint8)
+        self._runs: Int64s = np.zeros(_RUNS * commits.RUN_WORDS, np.int64)
+        self.state: Int64s = np.zeros(commits.STATE_WORDS, np.int64)
+        self.state[commits.POSITION] = codes.FIRST_POSITION
+        self.state[commits.LIMIT] = limit
+        self.state[commits.END] = end
+        self.passed = GtidSet()
+
+    def run(self) -> bool:
+        """Whether it stopped before a transaction; else the file, or what there is of it, is at its end."""
+        dump = Dump(self._settings, self._file, codes.FIRST_POSITION)
+        try:
+            while True:
+                code = self._step(dump)
+                if code == commits.NO_ROOM:
+                    self._drain()
+                elif code == commits.MORE:
+                    dump.at = int(self.state[commits.AT])
+                    if not dump.fill():
+                        break
+                    self.state[commits.AT] = 0
+                else:
+                    break
+        finally:
+            dump.close()
+        self._drain()
+        if code == commits.DAMAGED:
+            raise DecodeError(
+                "the log is damaged", where=self._where, hint="verify it with mysqlbinlog --verify-binlog-checksum"
+            )
+        if code == commits.NAMELESS:
+            raise UnknownEvent("a transaction has no GTID", where=self._where, hint="ask for a time since gtid_mode=ON")
+        return code == commits.FOUND
+
+    def _step(self, dump: Dump) -> int:
+        return int(commits.read_commits(dump.data, dump.end, self.state, self._tsid, self._runs, TABLES, self._sets))
+
+    def _drain(self) -> None:
+        """Move the runs into ``passed``."""
+        count = int(self.state[commits.RUNS])
+        words = commits.RUN_WORDS
+        parts = []
+        for run in self._runs[: count * words].reshape(count, words):
+            uuid, tag = tsid_parts(run[:-2].tobytes())
+            parts.append(f"{uuid.hex()}{':' + tag if tag else ''}:{run[-2]}-{run[-1]}")
+        self.passed = self.passed | GtidSet.parse(",".join(parts))
+        self.state[commits.RUNS] = 0
+
+    @property
+    def _where(self) -> str:
+        return f"{self._settings.address}, {self._file}:{self.state[commits.POSITION]}"
+
+
+def _time(microseconds: int) -> datetime:
+    return datetime(1970, 1, 1, tzinfo=UTC) + timedelta(microseconds=microseconds)
+
+
+def _text(when: datetime) -> str:
+    return f"{when.astimezone(UTC):%Y-%m-%d %H:%M:%S} UTC"

@@ -1,0 +1,1 @@
+"""Statements in the binary log: their grammar and what they change."""

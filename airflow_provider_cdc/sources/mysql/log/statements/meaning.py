@@ -1,0 +1,271 @@
+"""What a statement in the binary log means to the tables that are copied.
+
+With row logging, the log still holds statements: everything that is not a row change. This module reads as much of
+their grammar as it takes to name the tables that one changes, and answers ``NOT_UNDERSTOOD`` to the rest, so that the
+reader stops. Names are compared as ``names`` does: that may stop a run for a table that only looks alike, never the
+other way round.
+
+Grammar: https://dev.mysql.com/doc/refman/9.7/en/sql-data-definition-statements.html. Statements as the server writes
+them into the log, such as DROP TABLE with its generated comment, are of the same grammar.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from enum import Enum
+from itertools import pairwise
+
+from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.sources.mysql.log.statements.grammar import Reader, Statement, Token, UnreadableError, known
+from airflow_provider_cdc.sources.mysql.log.statements.identity_effect import IdentityEffect
+from airflow_provider_cdc.sources.mysql.log.statements.index_changes import alters_no_row, drops_index, makes_index
+from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import TrackedNames
+from airflow_provider_cdc.sources.mysql.log.statements.writes_elsewhere import Write, write_of
+
+
+class Effect(Enum):
+    """What a statement does to the copied tables."""
+
+    HARMLESS = "harmless"
+    TOUCHES = "touches"
+    """It changes a copied table in a way that leaves no row images."""
+    ROW_CHANGE = "row change"
+    """It changes rows and was logged as text: there are no images, whatever tables it reached."""
+    ELSEWHERE = "elsewhere"
+    """As `ROW_CHANGE`, but it writes to one table that is not copied, unless a view or a trigger hides behind it."""
+    NOT_UNDERSTOOD = "not understood"
+
+
+@dataclass(frozen=True)
+class Meaning:
+    """``statement`` is its kind, such as ALTER TABLE; ``table`` the copied one that it touches.
+
+    ``write``: what it writes to `Effect.ELSEWHERE`. ``redefines``: the tables, copied or not, of which it may change
+    whether they are views, or have triggers; ``*`` stands for all. ``identity``: how it may change the identity of the
+    copied tables that it names, if it is known to change none of their rows.
+    """
+
+    effect: Effect
+    statement: str
+    table: TableName | None = None
+    write: Write | None = None
+    redefines: tuple[TableName, ...] = ()
+    identity: IdentityEffect | None = None
+
+
+EVERY_TABLE = TableName("*", "*")
+
+
+class _Parser(Reader):
+    """Reads a statement, and knows the copied tables."""
+
+    def __init__(self, statement: Statement, tracked: TrackedNames) -> None:
+        super().__init__(statement)
+        self.tracked = tracked
+
+    def rows_as_text(self, what: str) -> Meaning:
+        """It changes rows. If no table of a schema with copied ones was opened, they are of others."""
+        schemas = self.statement.schemas
+        if schemas is not None and not any(self.tracked.first_in(known(schema)) for schema in schemas):
+            return Meaning(Effect.HARMLESS, what)
+        if (write := write_of(self.statement, self.tracked)) is not None:
+            return Meaning(Effect.ELSEWHERE, what, write=write)
+        return Meaning(Effect.ROW_CHANGE, what)
+
+    def found(self, table: TableName) -> TableName | None:
+        return self.tracked.find(table.schema, table.name)
+
+    def touches(self, what: str, *tables: TableName) -> Meaning:
+        for table in tables:
+            found = self.tracked.find(table.schema, table.name)
+            if found is not None:
+                return Meaning(Effect.TOUCHES, what, found)
+        return Meaning(Effect.HARMLESS, what)
+
+    def redefines(self, what: str, *tables: TableName) -> Meaning:
+        """As `touches`, of a statement after which a name may stand for something else."""
+        return replace(self.touches(what, *tables), redefines=tables)
+
+    def other(self, what: str) -> Meaning:
+        """A statement about an object that is no table, index or schema. Views and triggers count for tables."""
+        words = {token.word for token in self.tokens}
+        return Meaning(Effect.HARMLESS, what, redefines=(EVERY_TABLE,) if words & {"TRIGGER", "VIEW"} else ())
+
+
+_ROW_CHANGES = {"INSERT", "REPLACE", "UPDATE", "DELETE", "LOAD", "WITH", "SELECT", "DO", "CALL", "TABLE", "VALUES"}
+_HARMLESS = {"ANALYZE", "CHECK", "CHECKSUM", "FLUSH", "GRANT", "REVOKE", "SET", "INSTALL", "UNINSTALL"}
+_OTHER_OBJECTS = {
+    "AGGREGATE", "ALGORITHM", "DEFINER", "EVENT", "FUNCTION", "INSTANCE", "JSON", "LIBRARY", "LOGFILE", "PROCEDURE",
+    "RESOURCE", "ROLE", "SERVER", "SPATIAL", "SQL", "TABLESPACE", "TRIGGER", "UNDO", "USER", "VIEW",
+}  # fmt: skip
+"""What CREATE, ALTER and DROP may go on with when it is no table, index or schema. DEFINER and the like begin a view or
+a stored program; SPATIAL INDEX is looked for before."""
+
+
+def meaning(statement: Statement, tracked: TrackedNames) -> Meaning:
+    """What ``statement`` does to the tracked tables.
+
+    Transaction control (BEGIN, COMMIT, SAVEPOINT, XA and so on) is not a statement in this sense: it is
+    NOT_UNDERSTOOD.
+    """
+    try:
+        parser = _Parser(statement, tracked)
+        return _meaning(parser)
+    except UnreadableError:
+        return Meaning(Effect.NOT_UNDERSTOOD, _shown(statement.text))
+
+
+def _shown(text: str) -> str:
+    return " ".join(text.split()[:2])[:40].encode("utf-8", "replace").decode()
+
+
+def _meaning(parser: _Parser) -> Meaning:
+    verb = parser.word()
+    parser.at += 1
+    if verb in _ROW_CHANGES:
+        return parser.rows_as_text(verb)
+    if verb in _HARMLESS:
+        return Meaning(Effect.HARMLESS, verb)
+    if verb == "ALTER":
+        return _alter(parser)
+    if verb == "CREATE":
+        return _create(parser)
+    if verb == "DROP":
+        return _drop(parser)
+    if verb == "RENAME":
+        return _rename(parser)
+    if verb == "TRUNCATE":
+        parser.take("TABLE")
+        return parser.touches("TRUNCATE TABLE", parser.table())
+    if verb == "OPTIMIZE":
+        # It writes a table anew, with the same rows, unless it copies them: one with a FULLTEXT index, for one.
+        parser.take("NO_WRITE_TO_BINLOG", "LOCAL")
+        parser.need("TABLE", "TABLES")
+        found = [own for table in _table_list(parser) if (own := parser.found(table)) is not None]
+        optimized = parser.touches("OPTIMIZE TABLE", *filter(parser.tracked.is_recomputed, found))
+        return replace(optimized, identity=IdentityEffect.REBUILT if found else None)
+    if verb == "REPAIR":
+        parser.take("NO_WRITE_TO_BINLOG", "LOCAL")
+        parser.need("TABLE", "TABLES")
+        return parser.touches("REPAIR TABLE", *_table_list(parser))
+    raise UnreadableError
+
+
+def _table_list(parser: _Parser) -> list[TableName]:
+    tables = [parser.table()]
+    while parser.sign(","):
+        tables.append(parser.table())
+    return tables
+
+
+def _alter(parser: _Parser) -> Meaning:
+    if parser.take("DATABASE", "SCHEMA"):
+        return Meaning(Effect.HARMLESS, "ALTER DATABASE")
+    other = parser.take(*_OTHER_OBJECTS)
+    if other:
+        return parser.other(f"ALTER {other}")
+    parser.take("ONLINE", "OFFLINE")
+    parser.take("IGNORE")
+    parser.need("TABLE", "TABLES")
+    parser.if_exists()
+    tables = [parser.table()]
+    found = parser.found(tables[0])
+    if found is not None and (identity := alters_no_row(parser, found, parser.tracked)) is not None:
+        return Meaning(Effect.HARMLESS, "ALTER TABLE", identity=identity)
+    while parser.at < len(parser.tokens):
+        if parser.take("RENAME"):
+            if parser.take("COLUMN", "INDEX", "KEY"):
+                continue
+            parser.take("TO", "AS")
+            parser.sign("=")
+            tables.append(parser.table())
+        elif parser.take("EXCHANGE"):
+            if not parser.take("PARTITION"):
+                continue
+            parser.name()
+            parser.need("WITH")
+            parser.need("TABLE")
+            tables.append(parser.table())
+        else:
+            parser.at += 1
+    return parser.redefines("ALTER TABLE", *tables)
+
+
+def _create(parser: _Parser) -> Meaning:
+    if parser.take("OR"):
+        parser.need("REPLACE")
+    index = parser.at
+    kind = parser.take("UNIQUE", "FULLTEXT", "SPATIAL")
+    if parser.take("INDEX"):
+        name = parser.name()
+        if parser.take("USING"):
+            parser.name()
+        parser.need("ON")
+        table = parser.table()
+        own = parser.found(table)
+        if own is not None and kind in ("", "UNIQUE"):
+            identity = makes_index(parser, name, bool(kind), own, parser.tracked)
+            if identity is not None:
+                return Meaning(Effect.HARMLESS, "CREATE INDEX", identity=identity)
+        return parser.touches("CREATE INDEX", table)
+    parser.at = index
+    if parser.take("DATABASE", "SCHEMA"):
+        return Meaning(Effect.HARMLESS, "CREATE DATABASE")
+    temporary = parser.take("TEMPORARY")
+    other = "" if temporary else parser.take(*_OTHER_OBJECTS)
+    if other:
+        return parser.other(f"CREATE {other}")
+    parser.take("EXTERNAL")
+    parser.need("TABLE")
+    rest = [token.word for token in parser.tokens[parser.at :]]
+    if {"SELECT", "TABLE"} & set(rest) or ("VALUES", "ROW") in pairwise(rest):
+        # With row logging the rows would follow as images. What they were read from may have changed others.
+        found = parser.rows_as_text("CREATE TABLE … SELECT")
+        if found.effect is Effect.ROW_CHANGE:
+            return found
+    if temporary:
+        return Meaning(Effect.HARMLESS, "CREATE TEMPORARY TABLE")
+    with_rows = parser.tokens[-2:] == [Token("START", "START"), Token("TRANSACTION", "TRANSACTION")]
+    if parser.if_exists() and not parser.statement.atomic and not with_rows:
+        # Applications run this at each start. The table exists already, so nothing happens.
+        return Meaning(Effect.HARMLESS, "CREATE TABLE IF NOT EXISTS")
+    return parser.touches("CREATE TABLE", parser.table())
+
+
+def _drop(parser: _Parser) -> Meaning:
+    if parser.take("DATABASE", "SCHEMA"):
+        parser.if_exists()
+        schema = parser.name()
+        found = parser.tracked.first_in(schema)
+        redefines = (TableName(schema, "*"),)
+        return Meaning(Effect.TOUCHES if found else Effect.HARMLESS, "DROP DATABASE", found, redefines=redefines)
+    if parser.take("INDEX"):
+        name = parser.name()
+        parser.need("ON")
+        table = parser.table()
+        found = parser.found(table)
+        if found is not None and (identity := drops_index(parser, name, found, parser.tracked)) is not None:
+            return Meaning(Effect.HARMLESS, "DROP INDEX", identity=identity)
+        return parser.touches("DROP INDEX", table)
+    if parser.take("TEMPORARY"):
+        parser.need("TABLE", "TABLES")
+        return Meaning(Effect.HARMLESS, "DROP TEMPORARY TABLE")
+    other = parser.take(*_OTHER_OBJECTS)
+    if other:
+        return parser.other(f"DROP {other}")
+    parser.need("TABLE", "TABLES")
+    parser.if_exists()
+    return parser.redefines("DROP TABLE", *_table_list(parser))
+
+
+def _rename(parser: _Parser) -> Meaning:
+    if parser.take("USER"):
+        return Meaning(Effect.HARMLESS, "RENAME USER")
+    parser.need("TABLE", "TABLES")
+    tables = []
+    while True:
+        tables.append(parser.table())
+        parser.need("TO")
+        tables.append(parser.table())
+        if not parser.sign(","):
+            return parser.redefines("RENAME TABLE", *tables)

@@ -1,0 +1,1 @@
+"""The stream of events that the server sends."""

@@ -1,0 +1,218 @@
+"""The stream of a binary log file: the connection it comes over, and its packets.
+
+The bytes go from the socket into a small buffer that stays in the processor's cache, and from there, without the
+packets' headers, into ``Dump.data``: what stands there is what stands in the file. Protocol:
+https://dev.mysql.com/doc/dev/mysql-server/latest/page_protocol_com_binlog_dump.html.
+"""
+
+from __future__ import annotations
+
+import socket
+import struct
+from contextlib import suppress
+from typing import Any
+
+import numpy as np
+import pymysql
+from pymysql.protocol import MysqlPacket
+
+from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s, copy_bytes, kernel, load8, load32
+from airflow_provider_cdc.errors import DecodeError, LogGone, SourceUnavailable
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.mysql.log.codes import MAX_EVENT_BYTES
+from airflow_provider_cdc.sources.mysql.log.stream.request import CANNOT_READ_LOG, GTIDS_OFF, request_log
+from airflow_provider_cdc.sources.mysql.server.driver_errors import mapped_errors
+from airflow_provider_cdc.sources.mysql.server.session import CONNECT_SECONDS, connect
+
+RAW_BYTES = 1 << 18
+DATA_BYTES = 1 << 21
+SILENT_SECONDS = 300
+"""The server sends what it has without waiting: one that is silent for so long is gone."""
+
+# `unpack`: state, and what it returns.
+RAW_AT, RAW_END, DATA_END, LEFT, CONTINUED, SEQUENCE = 0, 1, 2, 3, 4, 5
+MORE, END, ERROR, BROKEN, FULL = 0, 1, 2, 3, 4
+
+_MAX_PACKET = 0xFFFFFF
+_SAME_REPLICA = "same server_uuid/server_id"
+_NO_GTID = "anonymous transaction"
+
+
+@kernel
+def unpack(raw: Bytes, data: Bytes, state: Int64s) -> int:
+    """Copy the payloads of the packets in ``raw[state[RAW_AT]:state[RAW_END]]`` to ``data[state[DATA_END]:]``.
+
+    A packet may lie in ``raw`` in part: ``state[LEFT]`` bytes of it are still to come. An event of 16 MB or more
+    comes in several; a byte 0 is before its first only.
+
+    :returns: ``MORE``: all is copied; ``END``: the server has no more events; ``ERROR``: the packet at
+        ``state[RAW_AT]`` says why the
+        server gave up; ``BROKEN``: these are not packets; ``FULL``: ``data`` is too small.
+    """
+    while True:
+        if state[LEFT]:
+            size = min(state[LEFT], state[RAW_END] - state[RAW_AT])
+            if size == 0:
+                return MORE
+            if state[DATA_END] + size > len(data):
+                return FULL
+            copy_bytes(data, state[DATA_END], raw, state[RAW_AT], size)
+            state[RAW_AT] += size
+            state[DATA_END] += size
+            state[LEFT] -= size
+            continue
+        at = state[RAW_AT]
+        header = 4 if state[CONTINUED] else 5
+        if state[RAW_END] - at < 4:
+            return MORE
+        word = load32(raw, at)
+        size = word & _MAX_PACKET
+        if word >> 24 != state[SEQUENCE]:
+            return BROKEN
+        if not state[CONTINUED]:
+            if size == 0:
+                return BROKEN
+            if state[RAW_END] - at < header:
+                return MORE
+            status = load8(raw, at + 4)
+            if status == 0xFF:
+                return ERROR
+            if status == 0xFE and size < 9:
+                return END
+            if status != 0:
+                return BROKEN
+        state[SEQUENCE] = (state[SEQUENCE] + 1) & 0xFF
+        state[RAW_AT] = at + header
+        state[LEFT] = size - (header - 4)
+        state[CONTINUED] = 1 if size == _MAX_PACKET else 0
+
+
+class Dump:
+    """Reads file ``name`` from byte ``start``: events in ``data[at:end]``, the last of them perhaps in part.
+
+    A caller that has used up events sets ``at`` behind them and calls ``fill`` for more.
+
+    :raises SourceUnavailable: the server cannot be reached.
+    :raises ConfigurationError: the privilege REPLICATION SLAVE is missing.
+    """
+
+    def __init__(self, settings: ConnectionSettings, name: str, start: int) -> None:
+        self.data: Bytes = np.empty(DATA_BYTES, np.uint8)
+        self.at = self.end = 0
+        self.bytes = 0
+        self._where = f"{settings.address}, log file {name}"
+        self._raw: Bytes = np.empty(RAW_BYTES, np.uint8)
+        self._state: Int64s = np.zeros(8, np.int64)
+        self._state[SEQUENCE] = 1
+        # Until the log comes, a server that is silent for so long is one that lets nobody in.
+        self._connection = connect(settings, read_timeout=CONNECT_SECONDS)
+        try:
+            with mapped_errors(self._where):
+                self._request(name, start)
+        except BaseException:
+            self.close()
+            raise
+
+    def _request(self, name: str, start: int) -> None:
+        request_log(self._connection, name, start)
+        self._socket = self._connection.bare_socket(SILENT_SECONDS)
+
+    def close(self) -> None:
+        """End the session. The server may be in the middle of sending, and would not hear a goodbye."""
+        self._connection.drop()
+
+    def abandon(self) -> None:
+        """Have a ``fill`` that another thread waits in fail at once; closing the session would not wake it."""
+        with suppress(OSError):
+            # Of the bare socket: TLS would forget what it is in the middle of.
+            socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
+
+    def fill(self) -> bool:
+        """Receive more, at least one byte unless the server has no more: then the answer is False.
+
+        :raises LogGone: the server cannot read the file, or not from there.
+        :raises SourceUnavailable: the connection broke.
+        :raises DecodeError: these are not packets, or an event is larger than any.
+        """
+        self._make_room()
+        state = self._state
+        received = False
+        while True:
+            state[DATA_END] = self.end
+            code = unpack(self._raw, self.data, state)
+            received = received or int(state[DATA_END]) > self.end
+            self.end = int(state[DATA_END])
+            if code == FULL:
+                if received:
+                    return True
+                self._grow()
+            elif code == END:
+                return received
+            elif code == BROKEN:
+                raise DecodeError(
+                    "the server's packets are out of order", where=self._where, hint="look for a proxy in between"
+                )
+            elif code == ERROR:
+                self._raise_error()
+            elif received:
+                return True
+            else:
+                self._receive()
+
+    def _make_room(self) -> None:
+        rest = self.end - self.at
+        self.data[:rest] = self.data[self.at : self.end]
+        self.at, self.end = 0, rest
+        if rest > len(self.data) // 2:
+            self._grow()
+
+    def _grow(self) -> None:
+        if len(self.data) > MAX_EVENT_BYTES:
+            raise DecodeError(
+                "an event is larger than 1 GiB", where=self._where, hint="verify the log with mysqlbinlog"
+            )
+        data: Any = np.empty(2 * len(self.data), np.uint8)
+        data[: self.end] = self.data[: self.end]
+        self.data = data
+
+    def _receive(self) -> None:
+        state = self._state
+        rest = int(state[RAW_END] - state[RAW_AT])
+        self._raw[:rest] = self._raw[int(state[RAW_AT]) : int(state[RAW_END])]
+        with mapped_errors(self._where):
+            size = self._socket.recv_into(memoryview(self._raw.data)[rest:])
+        if size == 0:
+            raise SourceUnavailable(
+                "the server closed the connection", where=self._where, hint="the task can be retried as it is"
+            )
+        self.bytes += size
+        state[RAW_AT], state[RAW_END] = 0, rest + size
+
+    def _raise_error(self) -> None:
+        """Raise what the error packet at hand says; wait for the rest of it if need be."""
+        state = self._state
+        while True:
+            at, stop = int(state[RAW_AT]), int(state[RAW_END])
+            size = int.from_bytes(self._raw[at : at + 3].tobytes(), "little")
+            if stop - at >= 4 + size or size > RAW_BYTES // 2:
+                break
+            self._receive()
+        packet = MysqlPacket(self._raw[at + 4 : at + 4 + size].tobytes(), "utf8")
+        try:
+            packet.raise_for_error()
+        except pymysql.MySQLError as error:
+            code, text = error.args
+            if code == CANNOT_READ_LOG and _SAME_REPLICA not in text:
+                hint = (
+                    "let gtid_mode stay ON from a run's position on, then trigger a new run"
+                    if _NO_GTID in text or GTIDS_OFF in text
+                    else "trigger a new run; if the file was purged, let the server keep its logs for longer "
+                    "(binlog_expire_logs_seconds)"
+                )
+                raise LogGone(f"the server cannot read it: {text}", where=self._where, hint=hint) from error
+            with mapped_errors(self._where):
+                raise
+        except struct.error as error:
+            raise DecodeError(
+                "the server's error packet is malformed", where=self._where, hint="look for a proxy in between"
+            ) from error

@@ -1,0 +1,1 @@
+"""The MySQL server: driver, sessions, settings, privileges, the history of its log."""

@@ -1,0 +1,50 @@
+"""Amazon RDS and Aurora: what differs there from a server of one's own."""
+
+from __future__ import annotations
+
+import pymysql
+
+from airflow_provider_cdc.errors import Problem
+from airflow_provider_cdc.sources.mysql.server.session import Connection, query, variables
+
+_BASE = "/rdsdbbin"
+_NO_TABLE, _DENIED = 1146, (1142, 1143, 1044)
+_RETENTION = "binlog retention hours"
+
+
+def is_amazon(connection: Connection) -> bool:
+    """Whether the server is one of Amazon's, where nobody has its options or SUPER."""
+    found = variables(connection, ["basedir", "aurora_version"])
+    return "aurora_version" in found or found.get("basedir", "").startswith(_BASE)
+
+
+def setting_hint(setting: str) -> str:
+    """How to change a setting there."""
+    return f"set {setting} in the parameter group of the instance or cluster, and reboot if it asks for that"
+
+
+def retention_hours(connection: Connection) -> int | None:
+    """For how many hours the log is kept there, whatever binlog_expire_logs_seconds says; 0: it is not set. None: this
+    user may not see it."""
+    try:
+        found = query(connection, f"SELECT value FROM mysql.rds_configuration WHERE name = '{_RETENTION}'")
+    except pymysql.MySQLError as error:
+        if error.args[0] in (_NO_TABLE, *_DENIED):
+            return None
+        raise
+    return int(found[0][0] or 0) if found else 0
+
+
+def retention_problem(connection: Connection, needed: int) -> Problem | None:
+    """What is wrong with how long the log is kept there.
+
+    :param needed: seconds for which a run needs it. Where this user may not see the setting, nothing is known.
+    """
+    hours = retention_hours(connection)
+    if hours is None or hours * 3600 >= needed:
+        return None
+    return Problem(
+        _RETENTION,
+        f"is {hours or 'not set'}: the log may be purged before a run over these tables has read it",
+        f"CALL mysql.rds_set_configuration('{_RETENTION}', {max(24, -(-needed // 3600))})",
+    )

@@ -1,0 +1,74 @@
+"""Waiting for locks that other sessions hold on tables, for a bounded time, and naming who holds them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import pymysql
+
+from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.errors import LockNotGranted
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.mysql.server.driver_errors import LOCK_WAIT_TIMEOUT
+from airflow_provider_cdc.sources.mysql.server.session import Connection, account, query, set_session
+from airflow_provider_cdc.sources.mysql.server.statement_size import batches, size_of
+
+SECONDS = 10
+_DENIED = 1142
+
+# A lock that is only waited for holds up readers as well, for the server grants locks in turn. Tables that the copied
+# ones refer to may be the ones that are locked, so all of a schema are named.
+_HOLDERS = """
+SELECT OBJECT_SCHEMA, OBJECT_NAME, LOCK_STATUS, LOCK_TYPE, PROCESSLIST_ID, PROCESSLIST_USER, PROCESSLIST_HOST,
+    PROCESSLIST_TIME
+FROM performance_schema.metadata_locks JOIN performance_schema.threads ON THREAD_ID = OWNER_THREAD_ID
+WHERE OBJECT_TYPE = 'TABLE' AND LOCK_TYPE IN ('SHARED_NO_READ_WRITE', 'EXCLUSIVE')
+    AND PROCESSLIST_ID <> CONNECTION_ID() AND OBJECT_SCHEMA IN ({})
+ORDER BY LOCK_STATUS <> 'GRANTED', OBJECT_SCHEMA, OBJECT_NAME, PROCESSLIST_ID LIMIT 20
+"""
+
+
+@contextmanager
+def naming_blockers(settings: ConnectionSettings, connection: Connection) -> Iterator[list[TableName]]:
+    """Let the session wait for a table for `SECONDS` at most.
+
+    Gives a list, which the caller fills with the tables concerned before it asks for anything of them.
+
+    :raises LockNotGranted: one of them was locked for longer; the message names it, and the sessions that hold it.
+    """
+    tables: list[TableName] = []
+    set_session(connection, {"lock_wait_timeout": str(SECONDS)})
+    try:
+        yield tables
+    except pymysql.OperationalError as error:
+        if error.args[0] != LOCK_WAIT_TIMEOUT:
+            raise
+        holders = _holders(connection, tables)
+        raise LockNotGranted(
+            f"locked against readers for {SECONDS} s: {'; '.join(holders) or 'the server does not say by whom'}",
+            where=", ".join(map(str, tables)) or settings.address,
+            hint="let the other session end, or end it (KILL); the task can be retried. To see who it is, this user "
+            f"needs: GRANT SELECT ON performance_schema.* TO {account(connection)}",
+        ) from error
+
+
+def _holders(connection: Connection, tables: Sequence[TableName]) -> list[str]:
+    if not tables:
+        return []
+    schemas = sorted({table.schema for table in tables})
+    try:
+        rows = [
+            row
+            for some in batches(connection, schemas, lambda schema: size_of([schema]), len(schemas))
+            for row in query(connection, _HOLDERS.format(", ".join(["%s"] * len(some))), some)
+        ]
+    except pymysql.OperationalError as error:
+        if error.args[0] != _DENIED:
+            raise
+        return []
+    return [
+        f"session {session} of {user}@{host} {'holds' if status == 'GRANTED' else 'waits for'} the lock {kind} on "
+        f"{schema}.{table}, for {seconds} s"
+        for schema, table, status, kind, session, user, host, seconds in rows
+    ]

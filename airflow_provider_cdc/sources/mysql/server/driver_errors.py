@@ -1,0 +1,160 @@
+"""What the driver raises, as errors of this package: told apart by their numbers, never by their text."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pymysql
+
+from airflow_provider_cdc.errors import (
+    CdcError,
+    ConfigurationError,
+    SchemaChanged,
+    SourceUnavailable,
+    TerminalError,
+    TransientError,
+)
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+
+# Codes: https://dev.mysql.com/doc/mysql-errors/9.7/en/server-error-reference.html
+_DENIED = {1044, 1045, 1142, 1143, 1227, 1370, 1410, 1524, 1698, 1820, 1862, 3118, 3159, 3955}
+_LOST = {
+    0,
+    1053,
+    1077,
+    1152,
+    1158,
+    1159,
+    1160,
+    1161,
+    1184,
+    2002,
+    2003,
+    2006,
+    2013,
+    2014,
+    2027,
+    2055,
+    3169,
+    4031,
+}
+_BUSY = {1040, 1041, 1203, 1226}
+LOCK_WAIT_TIMEOUT = 1205
+_TRY_AGAIN = {LOCK_WAIT_TIMEOUT, 1213, 1317, 1412, 3024, 3058}
+_TOO_LARGE = {1153, 1162, 1301, 2020}
+"""For the server's max_allowed_packet: a statement, or the result of a function."""
+_CHANGED = {1049, 1051, 1054, 1146, 1176}
+
+
+@contextmanager
+def mapped_errors(where: str) -> Iterator[None]:
+    """Raise the driver's errors as errors of this package.
+
+    :param where: the object at work, for the message.
+    :raises SourceUnavailable: the session broke or the server has no room.
+    :raises ConfigurationError: a privilege is missing, or max_allowed_packet is too small.
+    :raises SchemaChanged: a table, column or index that was there is gone.
+    """
+    try:
+        yield
+    except CdcError:
+        raise
+    except pymysql.MySQLError as error:
+        raise statement_error(where, error) from error
+    except OSError as error:
+        # From a socket that is read beside the driver.
+        raise SourceUnavailable(
+            f"the connection broke: {error}", where=where, hint="the task can be retried as it is"
+        ) from error
+
+
+def statement_error(where: str, error: pymysql.MySQLError) -> CdcError:
+    """What the driver raised while ``where`` was at work, as an error of this package."""
+    code, text = _code_and_text(error)
+    said = f"{text} (MySQL error {code})"
+    if code in _DENIED:
+        return ConfigurationError(
+            said,
+            where=where,
+            hint="grant what is missing to the user of this connection; preflight names the GRANT",
+        )
+    if code in _TOO_LARGE:
+        return ConfigurationError(
+            said,
+            where=where,
+            hint="raise max_allowed_packet on the server",
+        )
+    if code in _CHANGED:
+        return SchemaChanged(said, where=where, hint="the table changed since the run began: trigger a new run")
+    if code in _TRY_AGAIN:
+        return TransientError(said, where=where, hint="the task can be retried as it is")
+    if code in _BUSY:
+        return SourceUnavailable(said, where=where, hint="let fewer Spark tasks run at once, or raise the limit")
+    if code in _LOST:
+        said = said if text else "the session is closed"
+        return SourceUnavailable(said, where=where, hint="the task can be retried once the server answers again")
+    return TerminalError(said, where=where, hint="look the error up in the server's manual and its error log")
+
+
+def has_no_room(error: BaseException | None) -> bool:
+    """Whether the server refused a session only because it has, or the user has, as many as it may."""
+    cause = error.__cause__ if error is not None else None
+    return isinstance(cause, pymysql.MySQLError) and _code_and_text(cause)[0] in _BUSY
+
+
+def connect_error(settings: ConnectionSettings, error: pymysql.MySQLError) -> CdcError:
+    """What the driver raised while it logged in, as an error of this package."""
+    code, text = _code_and_text(error)
+    where = settings.address
+    cause = getattr(error, "original_exception", None)
+    if isinstance(cause, socket.gaierror) and cause.errno != socket.EAI_AGAIN:
+        return ConfigurationError(f"no host is called {settings.host!r}", where=where, hint="correct the host")
+    if isinstance(cause, ssl.SSLCertVerificationError):
+        return ConfigurationError(
+            f"the server's certificate cannot be trusted: {cause.verify_message}",
+            where=where,
+            hint="name the authority that signed it in tls_ca, or the host as the certificate does",
+        )
+    if isinstance(cause, ssl.SSLError) or code == 2026:
+        return ConfigurationError(
+            f"no encrypted connection could be made: {cause or text}",
+            where=where,
+            hint="enable TLS on the server, or choose another tls_mode",
+        )
+    if code == 1045:
+        return ConfigurationError(
+            "the server refuses this user or password",
+            where=where,
+            hint="correct the connection's login and password",
+        )
+    if code == 3159:
+        return ConfigurationError(
+            "the server accepts encrypted connections only", where=where, hint="set tls_mode to required"
+        )
+    if code == 1049:
+        return ConfigurationError(
+            f"there is no database {settings.database!r}",
+            where=where,
+            hint="correct the connection's schema, or clear it",
+        )
+    if code in (1129, 1130):
+        return ConfigurationError(
+            f"{text} (MySQL error {code})",
+            where=where,
+            hint="let the server accept this machine (the user's host part)",
+        )
+    if code in _LOST and code != 0:
+        return SourceUnavailable(
+            f"the server does not answer: {cause or text}",
+            where=where,
+            hint="start the server, or correct host and port",
+        )
+    return statement_error(where, error)
+
+
+def _code_and_text(error: pymysql.MySQLError) -> tuple[int, str]:
+    code, text = (*error.args, 0, "")[:2] if len(error.args) != 1 else (0, error.args[0])
+    return (code, str(text)) if isinstance(code, int) else (0, str(code))

@@ -1,0 +1,241 @@
+"""Whether the server's log still is the one that a run began in, whole and without a gap.
+
+A GTID set names transactions, not a history: after a reset, or on data that was put back, other transactions get the
+same GTIDs. So a run records a place in the log. The log there has to stay what it was, and every file from there on
+has to end as the server ends files: whoever crashes leaves one that does not, and may have taken back what was read.
+
+A server also marks each of its starts in the log. What its start-up options were is known of the start that the run
+began in and of the present one. So there may be one restart between the two, and no more.
+
+Nothing here needs the kernels that read whole files.
+"""
+
+from __future__ import annotations
+
+import struct
+import time
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from itertools import pairwise, product
+
+import pymysql
+
+from airflow_provider_cdc.errors import LogGone, PositionError, SourceReplaced, SourceUnavailable
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.mysql.log import codes
+from airflow_provider_cdc.sources.mysql.log.stream.request import CANNOT_READ_LOG, GTIDS_OFF, request_log
+from airflow_provider_cdc.sources.mysql.server.driver_errors import mapped_errors
+from airflow_provider_cdc.sources.mysql.server.session import Connection, connect, query, server_version, value
+
+_HEADER = struct.Struct("<IBIIIH")
+assert _HEADER.size == codes.HEADER_BYTES
+_CREATED = slice(1 + codes.HEADER_BYTES + 52, 1 + codes.HEADER_BYTES + 56)
+"""In a packet with a FORMAT_DESCRIPTION."""
+_ENCRYPTION_BYTES = 512
+"""What an encrypted file is longer by than what it holds."""
+
+BEGIN_ANEW = "clear lock_and_record and the tasks after it: the run begins anew"
+
+
+@dataclass(frozen=True)
+class LogPlace:
+    """A place in the log, ``binlog.000007:4312@1795298235``.
+
+    ``stamp`` is when the file was made, in the server's seconds. A file of the same name with another stamp is another
+    one. Empty: unknown.
+    """
+
+    file: str
+    position: int
+    stamp: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.position}" + (f"@{self.stamp}" if self.stamp else "")
+
+    @classmethod
+    def parse(cls, text: str) -> LogPlace:
+        """:raises PositionError: it has another form."""
+        file, _, place = text.rpartition(":")
+        position, _, stamp = place.partition("@")
+        number = file.rpartition(".")[2]
+        if not all(part.isdecimal() for part in (number, position, stamp or "0")):
+            raise PositionError(f"{text!r} is not a place in the log", hint="it has the form file:position@stamp")
+        return cls(file, int(position), stamp)
+
+
+@dataclass(frozen=True)
+class Event:
+    """An event of the log, as the server sends it."""
+
+    kind: int
+    length: int
+    end: int
+    """The low 32 bits of where it ends in its file."""
+    made_up: bool
+    """By the server for its reader; it is not in the file."""
+    when: int
+    created: int
+    """Of a FORMAT_DESCRIPTION: when the file was made, if it was at a start of the server or at a reset; else 0."""
+    data: bytes
+
+
+def log_status_statement(connection: Connection) -> str:
+    """What the server of ``connection`` calls it."""
+    return "SHOW BINARY LOG STATUS" if server_version(connection) >= (8, 2, 0) else "SHOW MASTER STATUS"
+
+
+def log_status(connection: Connection) -> tuple[str, ...]:
+    """Where the log ends: file, position, and which schemas are logged alone and not at all, each joined by commas."""
+    found = query(connection, log_status_statement(connection))
+    if not found:
+        raise LogGone("the server has no binary log", where="log_bin", hint="start the server with log_bin")
+    return tuple(str(field) for field in found[0])
+
+
+def log_files(connection: Connection) -> dict[str, int]:
+    """The files of the log and their sizes, in log order."""
+    return {str(name): int(size) for name, size, *_ in query(connection, "SHOW BINARY LOGS")}
+
+
+def backlog(connection: Connection, place: str) -> int:
+    """The bytes of log from ``place`` (the text of a `LogPlace`) to its present end."""
+    begin, files = LogPlace.parse(place), log_files(connection)
+    after = [size for name, size in files.items() if file_number(name) > file_number(begin.file)]
+    return max(0, files.get(begin.file, begin.position) - begin.position) + sum(after)
+
+
+def end_of_log(settings: ConnectionSettings, connection: Connection) -> LogPlace:
+    """Where the log ends now."""
+    file, position, *_ = log_status(connection)
+    return LogPlace(file, int(position), stamp_of(settings, file))
+
+
+def settled_end_of_log(settings: ConnectionSettings, connection: Connection) -> LogPlace:
+    """Where the log ends, in a file whose stamp no later one has.
+
+    A log that is reset begins with a file of the same name. Its stamp differs unless both are of one second.
+    """
+    place = end_of_log(settings, connection)
+    while int(value(connection, "UNIX_TIMESTAMP()")) == int(place.stamp or 0):
+        time.sleep(0.1)
+    if stamp_of(settings, place.file) != place.stamp or not place.stamp:
+        raise SourceUnavailable(
+            f"the log file {place.file} was just removed", where=settings.address, hint="the task can be retried"
+        )
+    return place
+
+
+def check_place(settings: ConnectionSettings, files: Mapping[str, int], place: LogPlace) -> None:
+    """Make sure that the log still has ``place`` and all that was before it in its file.
+
+    :raises LogGone: the file was purged, or lost its end.
+    :raises SourceReplaced: it is another log.
+    """
+    if place.file not in files and min(map(file_number, files), default=0) < file_number(place.file):
+        raise other_log(settings, f"the log has no file {place.file} any more")
+    if place.file not in files:
+        raise LogGone(
+            f"the log file {place.file}, which the run still needs, was purged",
+            where=settings.address,
+            hint=f"{BEGIN_ANEW}; let the server keep its logs for longer (binlog_expire_logs_seconds)",
+        )
+    if place.stamp and stamp_of(settings, place.file) != place.stamp:
+        raise other_log(settings, f"the log file {place.file} is not the one that the run knows")
+    if files[place.file] < place.position:
+        raise LogGone(
+            f"the log no longer reaches to {place}: the server lost the end of it in a crash, or its data was put back",
+            where=settings.address,
+            hint=BEGIN_ANEW,
+        )
+
+
+def check_continuity(settings: ConnectionSettings, files: Mapping[str, int], begun: LogPlace) -> None:
+    """Make sure that the server did not crash since ``begun``, and was not started more than once.
+
+    :raises LogGone: it was: what it did in between is not known.
+    """
+    names = list(files)
+    if begun.file not in names:
+        raise other_log(settings, f"the log has no file {begun.file} any more")
+    starts = 0
+    for file, following in pairwise(names[names.index(begun.file) :]):
+        created = _created_after(settings, file, files[file], following)
+        if created is None:
+            raise LogGone(
+                f"the log file {file} does not end as the server ends its files: after the run began the server "
+                "crashed, or its data was put back, and what it took back may have been read",
+                where=settings.address,
+                hint=BEGIN_ANEW,
+            )
+        starts += created > 0
+    if starts > 1:
+        raise LogGone(
+            f"the server was started {starts} times since the run began, and with which options in between is unknown",
+            where=settings.address,
+            hint=BEGIN_ANEW,
+        )
+
+
+def other_log(settings: ConnectionSettings, message: str) -> SourceReplaced:
+    return SourceReplaced(
+        f"{message}: the log was reset, or the data was put back", where=settings.address, hint="trigger a new run"
+    )
+
+
+def file_number(file: str) -> int:
+    return int(file.rpartition(".")[2])
+
+
+def is_before(one: LogPlace, other: LogPlace) -> bool:
+    """Whether one place lies before another in the log, whenever their files were made."""
+    return (file_number(one.file), one.position) < (file_number(other.file), other.position)
+
+
+def stamp_of(settings: ConnectionSettings, file: str) -> str:
+    """When a file was made; empty if there is no such file."""
+    with closing(log_events(settings, file, codes.FIRST_POSITION)) as events:
+        return next((str(event.when) for event in events if event.kind == codes.FORMAT_DESCRIPTION), "")
+
+
+def _created_after(settings: ConnectionSettings, file: str, size: int, following: str) -> int | None:
+    """What the head of the file after ``file`` says of its making; None: ``file`` does not end as the server ends
+    files."""
+    rotate = _HEADER.size + 8 + len(following.encode())
+    lengths = (rotate + codes.CHECKSUM_BYTES, _HEADER.size + codes.CHECKSUM_BYTES, rotate, _HEADER.size)
+    for end, last in product((size, size - _ENCRYPTION_BYTES), lengths):
+        if end - last < codes.FIRST_POSITION:
+            continue
+        with closing(log_events(settings, file, end - last)) as events:
+            found = [event for _, event in zip(range(6), events, strict=False) if not event.made_up]
+        # The server repeats the file's FORMAT_DESCRIPTION first, wherever the dump starts.
+        if len(found) < 2:
+            continue
+        _, last_event, *others = found
+        ends_file = (last_event.length, last_event.end) == (last, end & codes.LOW_HALF)
+        if ends_file and last_event.kind in (codes.STOP, codes.ROTATE):
+            return next((event.created for event in others if event.kind == codes.FORMAT_DESCRIPTION), None)
+    return None
+
+
+def log_events(settings: ConnectionSettings, file: str, start: int) -> Generator[Event]:
+    """Events of the log from ``start`` in ``file`` on, also those of later files; none where no event begins."""
+    connection = connect(settings)
+    try:
+        with mapped_errors(f"{settings.address}, log file {file}"):
+            yield from _received(connection, file, start)
+    finally:
+        connection.drop()
+
+
+def _received(connection: Connection, file: str, start: int) -> Iterator[Event]:
+    try:
+        request_log(connection, file, start)
+        while len(data := connection.packet().get_all_data()) > _HEADER.size:
+            when, kind, _, size, end, flags = _HEADER.unpack_from(data, 1)
+            made = data[_CREATED] if kind == codes.FORMAT_DESCRIPTION else b""
+            made_up = bool(flags & codes.ARTIFICIAL)
+            yield Event(kind, size, end, made_up, when, int.from_bytes(made, "little"), data[1:])
+    except pymysql.OperationalError as error:
+        if error.args[0] != CANNOT_READ_LOG or GTIDS_OFF in error.args[1]:
+            raise

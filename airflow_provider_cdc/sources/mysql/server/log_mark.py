@@ -1,0 +1,186 @@
+"""The mark that a position leaves in the server's history: a place in the log behind it, and what the log has there.
+
+A server begins a new file of its log whenever it starts, and never writes on in an older one. So if the file still
+reaches to the place, begins with the same events, and has the same event before the place, then all that was before the
+place is what it was: the history of the mark goes on. After a reset, or on data that was put back, one of these is
+different. Once the file is purged, nothing tells.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+
+from airflow_provider_cdc.core.copies.history import Finding, Relation, Trace
+from airflow_provider_cdc.core.positions.gtid import GtidSet
+from airflow_provider_cdc.errors import LogGone, PositionError
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.mysql.log import codes
+from airflow_provider_cdc.sources.mysql.server.log_history import (
+    BEGIN_ANEW,
+    LogPlace,
+    file_number,
+    log_events,
+    log_files,
+    log_status,
+    other_log,
+    settled_end_of_log,
+)
+from airflow_provider_cdc.sources.mysql.server.session import Connection, value
+
+_DIGITS = 16
+_XID_BYTES = codes.HEADER_BYTES + 8
+_NOTHING = "-"
+
+
+@dataclass(frozen=True)
+class LogMark:
+    """A mark, as text ``binlog.000007:4312@1795298235 <begin> <last>``.
+
+    ``begin`` is a digest of the event with which the file says which transactions are in earlier ones
+    (PREVIOUS_GTIDS). ``last`` is a digest of the event that ends at the place, if it is the commit of a transaction of
+    InnoDB: then its length is known. Each is ``-`` where it is not known.
+    """
+
+    place: LogPlace
+    begin: str = _NOTHING
+    last: str = _NOTHING
+
+    def __str__(self) -> str:
+        return f"{self.place} {self.begin} {self.last}"
+
+    @classmethod
+    def parse(cls, text: str) -> LogMark:
+        """:raises PositionError: it has another form."""
+        place, *digests = text.rsplit(" ", 2)
+        if len(digests) != 2:
+            raise PositionError(f"{text!r} is not a mark in the log", hint="it has the form place begin last")
+        return cls(LogPlace.parse(place), *digests)
+
+
+def mark_of_present(settings: ConnectionSettings, connection: Connection, begun: LogPlace) -> str:
+    """The mark of a position that was fixed just before.
+
+    :param begun: a place that was recorded before it, in a file with a stamp of its own (`settled_end_of_log`).
+    """
+    file, position, *_ = log_status(connection)
+    here = replace(begun, position=int(position)) if file == begun.file else settled_end_of_log(settings, connection)
+    return mark_of(settings, here)
+
+
+def mark_of(settings: ConnectionSettings, place: LogPlace) -> str:
+    """The mark of the position that the log has at ``place``."""
+    _, begin = _begin(settings, place.file)
+    return str(LogMark(place, begin, _last(settings, place)))
+
+
+def check_mark(settings: ConnectionSettings, files: Mapping[str, int], mark: LogMark) -> None:
+    """Make sure that the log is the one in which ``mark`` was left, and still has all that was before it.
+
+    :param files: those of the log, among them the mark's.
+    :raises SourceReplaced: it is another log.
+    :raises LogGone: it lost its end.
+    """
+    finding = _compared(settings, files, mark)
+    if finding.relation is Relation.UNKNOWN or (finding.relation is Relation.OTHER and _is_cut(files, mark)):
+        raise LogGone(finding.why, where=settings.address, hint=BEGIN_ANEW)
+    if finding.relation is Relation.OTHER:
+        raise other_log(settings, finding.why)
+
+
+def relations(settings: ConnectionSettings, connection: Connection, traces: Sequence[Trace]) -> list[Finding]:
+    """`TellsHistory.relations`, of the server of ``connection``."""
+    files, found = log_files(connection), []
+    executed = GtidSet.parse(value(connection, "@@global.gtid_executed"))
+    for trace in traces:
+        finding = _by_mark(settings, files, trace.mark)
+        try:
+            lost = GtidSet.parse(trace.position) - executed
+        except PositionError:
+            lost = GtidSet()
+        if lost:
+            why = f"the server no longer has the transactions {str(lost)[:200]}, which the copy has"
+            finding = Finding(Relation.OTHER, why)
+        found.append(finding)
+    return found
+
+
+def _by_mark(settings: ConnectionSettings, files: Mapping[str, int], text: str) -> Finding:
+    try:
+        mark = LogMark.parse(text)
+    except PositionError:
+        return Finding(Relation.UNKNOWN, "the copy does not say where in the log it was made")
+    return _compared(settings, files, mark)
+
+
+def _compared(settings: ConnectionSettings, files: Mapping[str, int], mark: LogMark) -> Finding:
+    place = mark.place
+    if place.file not in files:
+        base = place.file.rpartition(".")[0]
+        numbers = [file_number(name) for name in files if name.rpartition(".")[0] == base]
+        # The server counts its files up, and purges the oldest ones.
+        if numbers and min(numbers) < file_number(place.file):
+            return Finding(Relation.OTHER, f"the log has no file {place.file} any more, but has earlier ones")
+        return Finding(Relation.UNKNOWN, f"the log file {place.file}, in which the copy was made, was purged")
+    if _is_cut(files, mark):
+        return Finding(Relation.OTHER, f"the log file {place.file} no longer reaches to {place.position:,}")
+    # The file's beginning is read last: if it is still there then, it was there all the time.
+    last = _last(settings, place) if mark.last != _NOTHING else _NOTHING
+    reaches = mark.last != _NOTHING or _reaches(settings, place)
+    stamp, begin = _begin(settings, place.file)
+    if not stamp:
+        return Finding(Relation.UNKNOWN, f"the log file {place.file}, in which the copy was made, was purged")
+    if (place.stamp and stamp != place.stamp) or _differ(mark.begin, begin):
+        return Finding(Relation.OTHER, f"the log file {place.file} is another one than when the copy was made")
+    if not reaches:
+        return Finding(Relation.OTHER, f"the log file {place.file} no longer reaches to {place.position:,}")
+    if _differ(mark.last, last):
+        return Finding(Relation.OTHER, f"the log has other events before {place} than when the copy was made")
+    return Finding(Relation.SAME)
+
+
+def _differ(recorded: str, found: str) -> bool:
+    return recorded not in (_NOTHING, found)
+
+
+def _is_cut(files: Mapping[str, int], mark: LogMark) -> bool:
+    return files.get(mark.place.file, mark.place.position) < mark.place.position
+
+
+def _begin(settings: ConnectionSettings, file: str) -> tuple[str, str]:
+    """When a file was made, as `LogPlace.stamp` has it, and the digest of what it begins with."""
+    stamp, begin = "", _NOTHING
+    with closing(log_events(settings, file, codes.FIRST_POSITION)) as events:
+        for _, event in zip(range(4), events, strict=False):
+            if event.kind == codes.FORMAT_DESCRIPTION:
+                stamp = str(event.when)
+            if event.kind == codes.PREVIOUS_GTIDS:
+                begin = _digest(event.data)
+                break
+    return stamp, begin
+
+
+def _last(settings: ConnectionSettings, place: LogPlace) -> str:
+    """The digest of the commit that ends at ``place``; `_NOTHING` if none does."""
+    for length in (_XID_BYTES + codes.CHECKSUM_BYTES, _XID_BYTES):
+        if place.position - length < codes.FIRST_POSITION:
+            continue
+        with closing(log_events(settings, place.file, place.position - length)) as events:
+            # The server repeats the file's FORMAT_DESCRIPTION first, wherever the dump starts.
+            in_file = [event for _, event in zip(range(4), events, strict=False) if not event.made_up][1:]
+        end = place.position & codes.LOW_HALF
+        if in_file and (in_file[0].kind, in_file[0].length, in_file[0].end) == (codes.XID, length, end):
+            return _digest(in_file[0].data)
+    return _NOTHING
+
+
+def _reaches(settings: ConnectionSettings, place: LogPlace) -> bool:
+    """Whether the file is so long: how long an encrypted one is, its size does not say."""
+    with closing(log_events(settings, place.file, place.position)) as events:
+        return next(events, None) is not None
+
+
+def _digest(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()[:_DIGITS]

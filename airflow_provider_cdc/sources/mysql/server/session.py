@@ -1,0 +1,283 @@
+"""Sessions: opened with every setting that could bend a read pinned down, and the driver's errors as ours."""
+
+from __future__ import annotations
+
+import re
+import ssl
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, TypeAlias
+
+import pymysql
+
+from airflow_provider_cdc.errors import (
+    CdcError,
+    ConfigurationError,
+    SourceReplaced,
+)
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.mysql.server.driver import SERVER_KEY, GuardedConnection
+from airflow_provider_cdc.sources.mysql.server.driver_errors import connect_error, mapped_errors, statement_error
+from airflow_provider_cdc.sources.mysql.server.session_variables import pinned
+from airflow_provider_cdc.sources.session.trust import (
+    DISABLED,
+    VERIFY_CA,
+    VERIFY_IDENTITY,
+    Trust,
+    trust_in,
+    without_frames,
+)
+
+Connection: TypeAlias = GuardedConnection
+
+SERVER_UUID, HOSTNAME = "server_uuid", "hostname"
+"""What `RunSettings` take from the identity of a run."""
+
+OLDEST_VERSION = (8, 0, 26)
+CONNECT_SECONDS = 15
+READ_SECONDS = 900
+"""No statement of ours leaves the server silent for so long: a session that does is lost."""
+
+
+@dataclass(frozen=True)
+class RunSettings(ConnectionSettings):
+    """How to reach the very server that a run began on: behind one address there may be several.
+
+    ``position`` is what it must have executed.
+    """
+
+    server_uuid: str = ""
+    hostname: str = ""
+    position: str = field(default="", repr=False)
+
+    @classmethod
+    def of(cls, settings: ConnectionSettings, identity: Mapping[str, str], position: str) -> RunSettings:
+        """:param identity: as ``server.identity`` gave it."""
+        plain = {each.name: getattr(settings, each.name) for each in fields(ConnectionSettings)}
+        return cls(**plain, server_uuid=identity[SERVER_UUID], hostname=identity.get(HOSTNAME, ""), position=position)
+
+
+def connect(settings: ConnectionSettings, *, reading: bool = False, **overrides: Any) -> Connection:
+    """Open a session in autocommit, in UTC, with nothing inherited that could change or cut a result.
+
+    The session is reset, and then has the values of `session_variables.PINNED`, which are read back.
+
+    :param reading: text arrives in the column's own character set, the bytes that the log holds too.
+    :param overrides: arguments of ``pymysql.connect``, over ours.
+    :raises SourceUnavailable: the server does not answer or has no session to spare.
+    :raises ConfigurationError: the host is unknown, TLS or the credentials are refused, the server is too old, or a
+        variable does not keep the value that the session gave it.
+    :raises SourceReplaced: with `RunSettings`, another server answers, or one that lags behind.
+    """
+    if not settings.user:
+        # The driver would take the name of the user that this process runs as.
+        raise ConfigurationError("the connection names no user", where=settings.address, hint="set its login")
+    connection = _log_in(settings, overrides)
+    try:
+        with mapped_errors(settings.address):
+            _check_version(settings, connection)
+            connection.keep_alive()
+            _pin(settings, connection, reading=reading)
+            if isinstance(settings, RunSettings):
+                _check_server(settings, connection)
+        connection.logged_in(overrides.get("read_timeout", READ_SECONDS), READ_SECONDS)
+    except BaseException:
+        end(connection)
+        raise
+    return connection
+
+
+def _pin(settings: ConnectionSettings, connection: Connection, *, reading: bool) -> None:
+    """Set the pinned variables in one statement, and read them back in another."""
+    pins = pinned(server_version(connection))
+    if reading:
+        pins["character_set_results"] = replace(pins["character_set_results"], value="NULL")
+    set_session(connection, {name: pin.value for name, pin in pins.items()})
+    rows = query(connection, f"SELECT {', '.join(pin.read or f'@@SESSION.{name}' for name, pin in pins.items())}")
+    found = dict(zip(pins, map(_text, rows[0]), strict=False)) if rows else {}
+    wrong = [
+        f"{name} is {found.get(name, 'unknown')}, not {pin.expected}"
+        for name, pin in pins.items()
+        if found.get(name, "unknown") != pin.expected
+    ]
+    if wrong:
+        raise ConfigurationError(
+            f"the session does not keep the values that it was given: {', '.join(wrong)}",
+            where=settings.address,
+            hint="something between here and the server, such as a connection pooler, answers or changes SET: connect "
+            "to the server itself",
+        )
+
+
+def _text(shown: Any) -> str | None:
+    if isinstance(shown, bytes):
+        return shown.decode()
+    return None if shown is None else str(shown)
+
+
+def _log_in(settings: ConnectionSettings, overrides: Mapping[str, Any]) -> GuardedConnection:
+    trust = trust_in(settings, more=(SERVER_KEY,))
+    connection = GuardedConnection(
+        settings,
+        trust,
+        overrides.get("read_timeout", CONNECT_SECONDS),
+        **{
+            "host": settings.host,
+            "port": settings.port,
+            "user": settings.user,
+            "database": settings.database or None,
+            "charset": "utf8mb4",
+            "autocommit": None,
+            "connect_timeout": CONNECT_SECONDS,
+            "program_name": "airflow-provider-cdc",
+            **_tls_arguments(settings, trust),
+            **overrides,
+        },
+    )
+    try:
+        connection.connect()
+    except CdcError as error:
+        raise without_frames(error) from error.__cause__
+    except pymysql.MySQLError as error:
+        raise connect_error(settings, error) from without_frames(error)
+    return connection
+
+
+@contextmanager
+def session(settings: ConnectionSettings, *, reading: bool = False, **overrides: Any) -> Iterator[Connection]:
+    """A session as ``connect`` opens it, closed at the end, with errors mapped."""
+    connection = connect(settings, reading=reading, **overrides)
+    try:
+        yield connection
+    except pymysql.MySQLError as error:
+        # Only these: an OSError may be of whatever else the block does.
+        raise statement_error(settings.address, error) from error
+    finally:
+        end(connection)
+
+
+def end(connection: Connection) -> None:
+    """Close a session, whatever state it is in, also twice. The server ends its locks and transaction."""
+    if connection.open:
+        connection.close()
+
+
+def set_session(connection: Connection, variables: Mapping[str, str]) -> None:
+    """Set session variables; the values are SQL expressions."""
+    query(connection, "SET " + ", ".join(f"SESSION {name} = {value}" for name, value in variables.items()))
+
+
+def query(connection: pymysql.Connection[Any], sql: str, args: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+    """Run one statement and return its rows. ``%s`` marks an argument if there are any."""
+    with connection.cursor() as cursor:
+        cursor.execute(sql, args or None)
+        return list(cursor.fetchall())
+
+
+def value(connection: Connection, expression: str, args: Sequence[Any] = ()) -> Any:
+    """The value of one SQL expression."""
+    return query(connection, f"SELECT {expression}", args)[0][0]
+
+
+def variables(connection: Connection, names: Sequence[str]) -> dict[str, str]:
+    """Global variables as text (``ON``, ``OFF``), those that the server has."""
+    marks = ", ".join(["%s"] * len(names))
+    rows = query(connection, f"SHOW GLOBAL VARIABLES WHERE Variable_name IN ({marks})", names)
+    return {name: str(setting) for name, setting in rows}
+
+
+def account(connection: Connection) -> str:
+    """The account that privileges are checked for, as a GRANT names it."""
+    user, _, host = str(value(connection, "CURRENT_USER()")).rpartition("@")
+    return f"{quote(user)}@{quote(host)}"
+
+
+def quote(*names: str) -> str:
+    """An identifier, or several joined by dots, in backticks."""
+    return ".".join("`" + name.replace("`", "``") + "`" for name in names)
+
+
+def is_server_itself(connection: Connection) -> bool:
+    """Whether the server answers, and nobody in between for it, who might ask several of them.
+
+    The number in the greeting is that of the connection with whoever sent it.
+    """
+    # In another form than the one that proxies know, and answer themselves.
+    return _is_own_number(connection, int(value(connection, "CONNECTION_ID() + 0")))
+
+
+def _is_own_number(connection: Connection, number: int) -> bool:
+    return (number - connection.number) % (1 << 32) == 0
+
+
+def _check_server(settings: RunSettings, connection: Connection) -> None:
+    uuid, host, has_all, number = query(
+        connection,
+        "SELECT @@global.server_uuid, @@global.hostname, GTID_SUBSET(%s, @@global.gtid_executed), CONNECTION_ID() + 0",
+        (settings.position,),
+    )[0]
+    hint = "let the connection name one server, not a balancer before several, or trigger a new run"
+    if not _is_own_number(connection, int(number)):
+        raise SourceReplaced(
+            "a proxy answers in place of the server, and may pass statements on to another one",
+            where=settings.address,
+            hint="connect to the server itself, or let the proxy pass connections on as they are",
+        )
+    if uuid != settings.server_uuid or settings.hostname not in ("", host):
+        raise SourceReplaced(
+            f"the run began on server {settings.server_uuid} ({settings.hostname}), but another one answers: "
+            f"{uuid} ({host})",
+            where=settings.address,
+            hint=hint,
+        )
+    if not has_all:
+        raise SourceReplaced(
+            f"server {uuid} ({host}) lacks transactions of the run's initial position",
+            where=settings.address,
+            hint=f"{hint}; if the server lost them in a crash, clear lock_and_record and the tasks after it",
+        )
+
+
+def server_version(connection: Connection) -> tuple[int, int, int]:
+    """The server's version, as its greeting told it."""
+    found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", connection.greeted_version)
+    return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else (0, 0, 0)
+
+
+def _check_version(settings: ConnectionSettings, connection: Connection) -> None:
+    version = connection.greeted_version
+    if "mariadb" in version.lower() or server_version(connection) < OLDEST_VERSION:
+        oldest = ".".join(map(str, OLDEST_VERSION))
+        raise ConfigurationError(
+            f"the server is version {version}; MySQL {oldest} or later is needed",
+            where=settings.address,
+            hint="upgrade the server, or copy from a replica of a supported version",
+        )
+
+
+def _tls_arguments(settings: ConnectionSettings, trust: Trust) -> dict[str, Any]:
+    mode, tls = trust.mode, settings.tls
+    if mode == DISABLED:
+        return {"ssl_disabled": True}
+    try:
+        if mode not in (VERIFY_CA, VERIFY_IDENTITY):
+            context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+            context.check_hostname = False
+            context.verify_mode = ssl.CERT_NONE
+        else:
+            context = ssl.create_default_context(cafile=tls.get("ca") or None)
+            # The authorities that everybody trusts have signed everybody's certificates.
+            context.check_hostname = mode == VERIFY_IDENTITY or not tls.get("ca")
+            # The certificates that MySQL makes for itself are refused by the strict check of Python 3.13.
+            context.verify_flags &= ~ssl.VERIFY_X509_STRICT
+        if tls.get("cert"):
+            # Without a password a terminal would be asked for one.
+            context.load_cert_chain(tls["cert"], tls.get("key") or None, password="")
+    except OSError as error:
+        raise ConfigurationError(
+            f"the TLS files cannot be read: {error}",
+            where=settings.address,
+            hint="correct tls_ca, tls_cert and tls_key, which must have no passphrase",
+        ) from error
+    return {"ssl": context}

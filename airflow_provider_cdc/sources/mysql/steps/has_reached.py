@@ -1,0 +1,39 @@
+"""How far a server has come: a replica or a source, a position or a time."""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime
+
+from airflow_provider_cdc.core.positions.as_of import AsOf
+from airflow_provider_cdc.core.positions.gtid import GtidSet
+from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.errors import ConfigurationError
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.optional_capabilities import Reach
+from airflow_provider_cdc.sources.mysql.log.positions.prefixes import has_commit_after
+from airflow_provider_cdc.sources.mysql.server.session import query, session
+
+
+def has_reached(settings: ConnectionSettings, point: AsOf, seen: Reach | None = None) -> Reach:
+    """`TellsReach.has_reached`."""
+    if isinstance(point, Lsn):
+        raise ConfigurationError(
+            f"{point} is an LSN, and the source is MySQL", where=settings.address, hint="give a GTID set or a time"
+        )
+    with session(settings) as connection:
+        # First: what is committed while the log is looked through shows up as a difference later.
+        ((executed, now),) = query(
+            connection, "SELECT @@global.gtid_executed, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)"
+        )
+    here = GtidSet.parse(str(executed))
+    if isinstance(point, GtidSet):
+        missing = point - here
+        return Reach(not missing, f"it lacks {counted(len(missing), 'transaction')}: {str(missing)[:200]}")
+    clock = datetime.fromtimestamp(int(now) / 1_000_000, UTC)
+    if clock <= point:
+        return Reach(False, f"by its clock it is {clock:%Y-%m-%d %H:%M:%S} UTC")
+    lacks = "nothing was committed after that time yet, and what is committed next may still belong to it"
+    if seen is not None and not seen.reached and seen.at == str(here):
+        return Reach(False, lacks, str(here))
+    return Reach(has_commit_after(settings, point), lacks, str(here))

@@ -1,0 +1,26 @@
+"""How long a MySQL server will have its binary log from now on."""
+
+from __future__ import annotations
+
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.optional_capabilities import Runway
+from airflow_provider_cdc.sources.mysql.server.amazon import is_amazon, retention_hours
+from airflow_provider_cdc.sources.mysql.server.session import session, variables
+
+_AUTO_PURGE, _SECONDS = "binlog_expire_logs_auto_purge", "binlog_expire_logs_seconds"
+
+
+def runway(settings: ConnectionSettings) -> Runway:
+    """`TellsRunway.runway`."""
+    with session(settings) as connection:
+        if is_amazon(connection):
+            hours = retention_hours(connection)
+            if hours is None:
+                return Runway(None, "this user may not see for how long the server keeps its log")
+            return Runway(hours * 3600.0, "binlog retention hours")
+        found = variables(connection, [_AUTO_PURGE, _SECONDS])
+    seconds = int(found.get(_SECONDS, "0"))
+    # Before 8.0.29 it cannot be switched off.
+    if not seconds or found.get(_AUTO_PURGE, "ON") != "ON":
+        return Runway(None, "the server throws no log away by itself", unbounded=True)
+    return Runway(float(seconds), _SECONDS)

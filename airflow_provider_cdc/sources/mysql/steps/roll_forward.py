@@ -1,0 +1,182 @@
+"""Whether a published copy can be rolled forward by the log, and the part of the log that does so.
+
+What has to hold is what has to hold during a run, from the copy's position on: the run that made the copy noted the
+server's state before that position, so it is compared with the present one as if that run still went on. What the log
+shows is read from the log, here only to know in time: whoever nets the window stops for it, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from airflow_provider_cdc.core.positions.as_of import AsOf
+from airflow_provider_cdc.core.positions.gtid import GtidSet
+from airflow_provider_cdc.core.tables.table import Table, TableName
+from airflow_provider_cdc.errors import CdcError, ExactnessError
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable
+from airflow_provider_cdc.sources.mysql.log import refusals, walk_state
+from airflow_provider_cdc.sources.mysql.log.long_prepared import LongPrepared, PreparedWalker
+from airflow_provider_cdc.sources.mysql.log.positions.prefixes import prefix_of
+from airflow_provider_cdc.sources.mysql.log.segments import log_segments
+from airflow_provider_cdc.sources.mysql.log.statements.grammar import Statement
+from airflow_provider_cdc.sources.mysql.log.statements.index_changes import is_recomputed
+from airflow_provider_cdc.sources.mysql.log.statements.meaning import Effect, meaning
+from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import TrackedNames
+from airflow_provider_cdc.sources.mysql.log.survey import looked_through, stretches
+from airflow_provider_cdc.sources.mysql.log.walk_state import LOOKED_AT, TABLE_WORDS
+from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, check_place, end_of_log, log_files
+from airflow_provider_cdc.sources.mysql.server.server import LOG_PLACE, check_identity
+from airflow_provider_cdc.sources.mysql.server.session import Connection, session, value
+from airflow_provider_cdc.sources.mysql.steps.past import replication_problems, resolve
+from airflow_provider_cdc.sources.mysql.steps.statement_writes import check_writes
+from airflow_provider_cdc.sources.mysql.tables.cascades import relies_on_log
+from airflow_provider_cdc.sources.mysql.tables.replaced import replaced_since
+from airflow_provider_cdc.sources.mysql.tables.schema import difference, read_tables
+
+_DIFFERENCES = (
+    "the server logs only what changes in JSON documents (binlog_row_value_options is PARTIAL_JSON; SET PERSIST "
+    "binlog_row_value_options = '' has it log them whole)"
+)
+
+
+def refusals_since(
+    settings: ConnectionSettings,
+    identity: Mapping[str, str],
+    position: str,
+    tables: Sequence[Table],
+    to: AsOf | None,
+) -> dict[TableName, str]:
+    """`RollsForward.refusals_since`."""
+    start = GtidSet.parse(position)
+    with session(settings) as connection:
+        check_identity(settings, connection, identity, position)
+        if problems := replication_problems(connection, start):
+            raise ExactnessError(problems[0].what, where=problems[0].where, hint=problems[0].hint)
+        end = None
+        if to is not None:
+            prefix = resolve(settings, to).prefix
+            if not start <= prefix.position:
+                return dict.fromkeys((table.name for table in tables), "the copy is of a later position")
+            end = prefix.place
+        refused = {table.name: why for table in tables if (why := _unfit(table))}
+        fit = [table for table in tables if table.name not in refused]
+        for table, now in zip(fit, read_tables(connection, [table.name for table in fit]), strict=True):
+            if why := difference(table, now) or (
+                "its key is another index" if table.key_index != now.key_index else ""
+            ):
+                refused[table.name] = f"since the copy {why}"
+        fit = [table for table in fit if table.name not in refused]
+        if _logs_differences(connection):
+            documents = [table for table in fit if any(column.type == "json" for column in table.columns)]
+            refused |= {table.name: _DIFFERENCES for table in documents}
+            fit = [table for table in fit if table.name not in refused]
+        begin = LogPlace.parse(identity[LOG_PLACE])
+        refused |= _broken(settings, connection, begin, start, end, fit) if fit else {}
+        # Last: who is replaced with a trace in the log is named for that.
+        fit = [table for table in fit if table.name not in refused]
+        replaced = replaced_since(settings, connection, begin, fit, until=end)
+        return refused | {name: f"since the copy {why}" for name, why in replaced.items()}
+
+
+def segments_between(
+    settings: ConnectionSettings, start: str, stop: str, since: Mapping[str, str], slots: int
+) -> list[LogSegment]:
+    """`RollsForward.segments_between`."""
+    end = prefix_of(settings, GtidSet.parse(stop)).place
+    return log_segments(settings, start, str(end), since.get(LOG_PLACE, ""), slots)
+
+
+def _unfit(table: Table) -> str:
+    if table.cascades_from:
+        return "foreign keys change its rows, and the server does not log that"
+    return ""
+
+
+def _logs_differences(connection: Connection) -> bool:
+    return "PARTIAL_JSON" in str(value(connection, "@@global.binlog_row_value_options"))
+
+
+def _broken(
+    settings: ConnectionSettings,
+    connection: Connection,
+    begin: LogPlace,
+    start: GtidSet,
+    end: LogPlace | None,
+    tables: Sequence[Table],
+) -> dict[TableName, str]:
+    """Why tables cannot be rolled forward by what the log says after ``start``.
+
+    :param begin: a place in the log from which on all that comes after ``start`` is found.
+    """
+    # The end first: its file is then among the files.
+    end, files = end or end_of_log(settings, connection), log_files(connection)
+    check_place(settings, files, begin)
+    found: dict[TableName, str] = {}
+    prepared = LongPrepared()
+    summaries = []
+
+    def walker_of(segment: LogSegment) -> _Survey:
+        # Those that an earlier file already told of need not be looked at; which these are may not be known yet.
+        left = [table for table in tables if table.name not in found]
+        return _Survey(segment.name, segment.start, segment.stop, start, left)
+
+    with looked_through(settings, files, stretches(files, begin, end), walker_of) as walkers:
+        for walker, error in walkers:
+            if error is not None:
+                return {table.name: found.get(table.name, _said(error)) for table in tables}
+            found |= {name: why for name, why in walker.broken.items() if name not in found}
+            if len(found) == len(tables):
+                return found
+            prepared.add(walker)
+            summaries.append(walker.summary)
+    # It may have changed any table. Every run from this copy on would stop for it.
+    if lost := prepared.without_rows(settings, list(files), begin, start):
+        why = f"since the copy: {_said(lost[0][0])}"
+        return {table.name: found.get(table.name, why) for table in tables}
+    try:
+        check_writes(settings, summaries)
+    except ExactnessError as error:
+        return {table.name: found.get(table.name, f"since the copy: {_said(error)}") for table in tables}
+    return found
+
+
+class _Survey(PreparedWalker):
+    """Goes on where a run would stop, and notes which tables it would stop for."""
+
+    def __init__(self, file: str, start: int, stop: int | None, initial: GtidSet, tables: Sequence[Table]) -> None:
+        tracked = [TrackedTable(index, table, looked_at=True) for index, table in enumerate(tables)]
+        super().__init__(file, start, stop, initial, tracked)
+        self.broken: dict[TableName, str] = {}
+        self._tables = tables
+        self._left = list(tables)
+
+    def _check(self, statement: Statement) -> None:
+        found = meaning(statement, self._names)
+        self._remember(found)
+        # A statement may name several tables, and each look finds one.
+        while self._left and found.effect not in (Effect.HARMLESS, Effect.ELSEWHERE):
+            touched = [table for table in self._left if table.name == found.table] or self._left
+            self._note(touched, f"{found.statement} ({self.where})")
+            found = meaning(statement, self._names)
+
+    def _bad_rows(self, code: int, table: TableName) -> None:
+        # Whether a prepared transaction counts does not matter here: to read a table in full is right in any case.
+        unlogged = code == walk_state.OTHERS_CASCADES
+        if own := [one for one in self._left if (relies_on_log(one) if unlogged else one.name == table)]:
+            self._note(own, f"{refusals.bad_rows(code, table, '').message} ({self.where})")
+
+    def _note(self, tables: Sequence[Table], why: str) -> None:
+        for table in tables:
+            self.broken[table.name] = f"since the copy: {why}"
+            self._layouts.tables.words[TABLE_WORDS * self._tables.index(table) + LOOKED_AT] = 2
+        self._left = [table for table in self._left if table.name not in self.broken]
+        self._names = TrackedNames(
+            [table.name for table in self._left],
+            {table.name: table.key_index for table in self._left},
+            [table.name for table in self._left if is_recomputed(table)],
+        )
+
+
+def _said(error: CdcError) -> str:
+    return f"{error.where}: {error.message}" if error.where else error.message

@@ -1,0 +1,301 @@
+"""The initial position, reading tables, and the bound on what the reads saw.
+
+``lock`` is the design of Materialize: under a short table lock read ``@@gtid_executed`` and open a consistent-snapshot
+transaction, then unlock and read. The transaction sees the table exactly at that position, because nothing could be
+committed to it between the two. Two sessions are needed: START TRANSACTION gives up the table locks of its own session.
+
+``watermark`` needs neither: see ``core.net_change`` for why each chunk may be read at a time of its own.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+
+import pyarrow as pa
+import pymysql
+
+from airflow_provider_cdc.core.options.run import LockPolicy
+from airflow_provider_cdc.core.positions.gtid import GtidSet
+from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
+from airflow_provider_cdc.core.tables.chunk import Chunk
+from airflow_provider_cdc.core.tables.table import Table, TableName
+from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.errors import (
+    LockNotGranted,
+    PositionError,
+    PreflightError,
+    Problem,
+    SchemaChanged,
+)
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ChunkReader
+from airflow_provider_cdc.sources.api.unrepresentable import OddValue
+from airflow_provider_cdc.sources.api.window import UpperBound
+from airflow_provider_cdc.sources.mysql.chunking.chunks import where
+from airflow_provider_cdc.sources.mysql.chunking.pushed_conditions import pushed_condition
+from airflow_provider_cdc.sources.mysql.server.driver_errors import LOCK_WAIT_TIMEOUT, mapped_errors
+from airflow_provider_cdc.sources.mysql.server.log_history import end_of_log
+from airflow_provider_cdc.sources.mysql.server.server import identity, setting_problems, started, with_mark
+from airflow_provider_cdc.sources.mysql.server.session import (
+    Connection,
+    RunSettings,
+    query,
+    session,
+    set_session,
+    value,
+    variables,
+)
+from airflow_provider_cdc.sources.mysql.steps.preflight import recheck
+from airflow_provider_cdc.sources.mysql.tables.cascades import locked_with
+from airflow_provider_cdc.sources.mysql.tables.identity import read_identities, with_identities
+from airflow_provider_cdc.sources.mysql.tables.schema import read_tables, table_sql
+from airflow_provider_cdc.sources.session.kept_sessions import Kept, session_of
+
+NO_POSITION = Problem(
+    "gtid_executed",
+    "is empty: no transaction was committed yet, so nothing tells this history from another",
+    "commit any transaction, for example CREATE DATABASE",
+)
+_GROUP_CONSISTENCY = "group_replication_consistency"
+_SIGN_SECONDS = 60
+_DEADLOCK = 1213
+
+_BEFORE_UUID = re.compile(r"(?=[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})", re.IGNORECASE)
+_OWNERS = re.compile(r"(?:#[0-9]+)+")
+
+
+def record_initial(settings: ConnectionSettings, plans: Sequence[TablePlan], lock: LockPolicy) -> InitialPoint:
+    """Fix the initial position; then read the schemas, so that any DDL they might miss lies in the window.
+
+    Tables that are to be read with ``lock`` are locked together while the position is read.
+
+    :raises LockNotGranted: the lock was not granted within the policy.
+    :raises PreflightError: what preflight checked was changed since then.
+    :raises SchemaChanged: a table is gone, or lost the key that its plan relies on.
+    """
+    locked = [plan.table for plan in plans if plan.locked]
+    with session(settings) as connection:
+        # Before the position: what is set later shows up as a difference.
+        found = identity(settings, connection)
+        problems = setting_problems(connection)
+        if problems:
+            raise PreflightError(problems)
+        # Behind the place in the log and before the position: whatever changes them from now on shows up as a
+        # difference, and the log from that place on says whether it was logged.
+        identities = read_identities(connection, [plan.table for plan in plans])
+        if locked:
+            with _table_lock(connection, locked, lock) as held:
+                position = executed(connection)
+            lock_seconds = held.seconds
+        else:
+            position, lock_seconds = executed(connection), 0.0
+        if not position:
+            raise PreflightError([NO_POSITION])
+        found = with_mark(settings, connection, found)
+        tables = tables_of(connection, plans)
+        # What preflight found may have changed since. What changes from now on is in the window.
+        tables, problems = recheck(connection, tables, plans)
+        tables = with_identities(connection, tables, identities)
+    if problems:
+        raise PreflightError(problems)
+    return InitialPoint(str(position), found, tables, lock_seconds)
+
+
+def tables_of(connection: Connection, plans: Sequence[TablePlan]) -> tuple[Table, ...]:
+    """The tables of the plans, as they are now.
+
+    :raises SchemaChanged: a table is gone, or lost the key that its plan relies on.
+    """
+    tables = read_tables(connection, [plan.table for plan in plans])
+    for plan, table in zip(plans, tables, strict=True):
+        if table.keyless and plan.consistency == "watermark":
+            raise SchemaChanged(
+                "the table lost its key since preflight, and watermark needs one",
+                where=str(table.name),
+                hint="clear preflight and the tasks after it",
+            )
+    return tuple(replace(table, options=plan.options) for plan, table in zip(plans, tables, strict=True))
+
+
+@contextmanager
+def open_reader(
+    settings: ConnectionSettings, table: Table, consistency: str, lock: LockPolicy, kept: Kept | None = None
+) -> Iterator[ChunkReader]:
+    """A session to read chunks of ``table`` with; it ends with the block, and any lock or transaction with it.
+
+    :param kept: sessions that do not end; those with a transaction do.
+    :raises LockNotGranted: with ``lock``, when the lock was not granted within the policy.
+    """
+    if consistency == "watermark":
+        with session_of(kept, "reading", lambda: session(settings, reading=True)) as reading:
+            reader = _Reader(reading, table, "", _Held())
+            yield reader
+            reader.close()
+        return
+    with session(settings, reading=True) as reading:
+        _do_not_wait_for_the_group(reading)
+        with session(settings) as control, _table_lock(control, locked_with(table), lock) as held:
+            query(reading, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
+            upper = str(executed(control))
+            if lock.through_read:
+                yield _Reader(reading, table, upper, held, control)
+                return
+        if table.cascades_from and isinstance(settings, RunSettings):
+            from airflow_provider_cdc.sources.mysql.log.segments import check_parents
+
+            check_parents(settings, table, upper)
+        yield _Reader(reading, table, upper, held)
+
+
+def bound_reads(settings: ConnectionSettings) -> UpperBound:
+    """A bound on everything that reads that have ended could have seen.
+
+    The end of the log is it (``history.LogPlace``): a transaction is written there before it becomes visible. It
+    need not be in ``@@gtid_executed`` yet; but then it is in ``@@gtid_owned``, which is therefore read first.
+    """
+    with session(settings) as connection:
+        start = started(connection)
+        end = end_of_log(settings, connection)
+        owned = parse_owned(value(connection, "@@global.gtid_owned"))
+        return UpperBound(str(executed(connection) | owned), str(end), start)
+
+
+def executed(connection: Connection) -> GtidSet:
+    """The transactions that the server has committed and made visible."""
+    return GtidSet.parse(value(connection, "@@global.gtid_executed"))
+
+
+def parse_owned(text: str) -> GtidSet:
+    """The set in a value of ``@@global.gtid_owned``: ``uuid:gno#thread`` and ``uuid:tag:gno#thread:gno#thread``.
+
+    The server separates sets by a comma or, MySQL 9, by nothing at all: a UUID follows the digits of a thread.
+
+    :raises PositionError: the text has another form.
+    """
+    before, *sets = _BEFORE_UUID.split(text)
+    if before.strip():
+        raise PositionError(f"not a value of gtid_owned: {text!r}", where="gtid_owned", hint="report it")
+    return GtidSet.parse(",".join(_OWNERS.sub("", item).strip(", \n") for item in sets))
+
+
+class _Held:
+    """How long a lock has been held; it grows until ``release``."""
+
+    def __init__(self) -> None:
+        self._start: float | None = None
+        self._stop: float | None = None
+
+    def take(self) -> None:
+        self._start = time.monotonic()
+
+    def release(self) -> None:
+        self._stop = time.monotonic()
+
+    @property
+    def seconds(self) -> float:
+        if self._start is None:
+            return 0.0
+        return (time.monotonic() if self._stop is None else self._stop) - self._start
+
+
+class _Reader:
+    """Chunks of one table through one session."""
+
+    def __init__(
+        self, connection: Connection, table: Table, upper: str, held: _Held, locking: Connection | None = None
+    ) -> None:
+        self.upper = upper
+        self._connection = connection
+        self._locking = locking
+        self._last_sign = time.monotonic()
+        self._held = held
+        self._table = table
+        # Imported late: the steps that only plan and record need no kernels.
+        from airflow_provider_cdc.sources.mysql.decode.rows import StatementReader
+
+        self._statements = StatementReader(connection, table.as_read)
+        self._pushed = pushed_condition(table)
+
+    @property
+    def lock_seconds(self) -> float:
+        return self._held.seconds
+
+    @property
+    def nulled(self) -> Mapping[str, int]:
+        return self._statements.nulled
+
+    @property
+    def odd(self) -> Sequence[OddValue]:
+        return self._statements.odd
+
+    def settle(self) -> str:
+        return started(self._connection)
+
+    def close(self) -> None:
+        self._statements.close()
+
+    def read(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
+        condition, params = where(self._table, chunk)
+        if self._pushed:
+            condition = f"({condition}) AND ({self._pushed})" if condition else self._pushed
+        with mapped_errors(f"{self._table.name}, {chunk}"):
+            for batch in self._statements.read(condition, params):
+                yield batch
+                self._keep_lock()
+
+    def _keep_lock(self) -> None:
+        """The server ends sessions that say nothing for long, and the lock with them."""
+        if self._locking is not None and time.monotonic() - self._last_sign > _SIGN_SECONDS:
+            query(self._locking, "DO 0")
+            self._last_sign = time.monotonic()
+
+
+def _do_not_wait_for_the_group(connection: Connection) -> None:
+    """In a group of servers, a transaction may have to wait until this one has applied what the others sent. Under our
+    lock it would wait for what the lock holds up."""
+    if variables(connection, [_GROUP_CONSISTENCY]):
+        set_session(connection, {_GROUP_CONSISTENCY: "'EVENTUAL'"})
+
+
+@contextmanager
+def _table_lock(connection: Connection, names: Sequence[TableName], policy: LockPolicy) -> Iterator[_Held]:
+    """Hold read locks on all tables; nothing can be committed to them meanwhile."""
+    held = _Held()
+    set_session(connection, {"lock_wait_timeout": str(policy.wait_seconds)})
+    _do_not_wait_for_the_group(connection)
+    _take_lock(connection, names, policy)
+    held.take()
+    try:
+        yield held
+    except BaseException:
+        # Should this fail too, the session's end releases them; the first error is the one to tell.
+        with suppress(pymysql.MySQLError):
+            query(connection, "UNLOCK TABLES")
+        raise
+    else:
+        query(connection, "UNLOCK TABLES")
+    finally:
+        held.release()
+
+
+def _take_lock(connection: Connection, names: Sequence[TableName], policy: LockPolicy) -> None:
+    statement = "LOCK TABLES " + ", ".join(f"{table_sql(name)} READ" for name in names)
+    for attempt in range(1, policy.tries + 1):
+        try:
+            query(connection, statement)
+            return
+        except pymysql.OperationalError as error:
+            if error.args[0] not in (LOCK_WAIT_TIMEOUT, _DEADLOCK):
+                raise
+        if attempt < policy.tries:
+            time.sleep(policy.pause_seconds)
+    raise LockNotGranted(
+        f"no read lock in {counted(policy.tries, 'try', 'tries')} of {policy.wait_seconds} s",
+        where=", ".join(map(str, names)),
+        hint="end the transactions that hold the tables (performance_schema.metadata_locks shows them; "
+        "a prepared XA transaction counts, XA RECOVER), or allow more tries (lock_tries)",
+    )

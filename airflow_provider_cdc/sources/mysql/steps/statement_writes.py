@@ -1,0 +1,164 @@
+"""Whether changes that were logged as statements reached no copied table: what their text does not tell.
+
+`log.elsewhere` let them pass, because by their text each writes to one table that is not copied. That holds unless the
+name stands for a view, or the table has a trigger; or a table that was read is a view, which may call functions.
+
+The server is asked, after the statements, and answers for the moment. So the log has to show, from the window's
+beginning up to the answer, no statement that could have made it another one: creating or dropping a trigger or a view,
+renaming or dropping the tables. CREATE TABLE is none of these: what a name stood for before had been dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+
+from airflow_provider_cdc.core.positions.gtid import GtidSet
+from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.errors import ImageNotWhole, LogGone, SourceUnavailable
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.window import LogSegment, SegmentSummary, StatementWrite
+from airflow_provider_cdc.sources.mysql.log import codes, walk_state
+from airflow_provider_cdc.sources.mysql.log.statements.grammar import Statement
+from airflow_provider_cdc.sources.mysql.log.statements.meaning import EVERY_TABLE, Effect, meaning
+from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import alike
+from airflow_provider_cdc.sources.mysql.log.stream.dump import Dump
+from airflow_provider_cdc.sources.mysql.log.walker import LogWalker
+from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, check_place, end_of_log, log_files
+from airflow_provider_cdc.sources.mysql.server.privileges import Privileges
+from airflow_provider_cdc.sources.mysql.server.session import Connection, account, query, session
+from airflow_provider_cdc.sources.mysql.tables.schema import select_of_tables, table_sql
+
+
+def check_writes(settings: ConnectionSettings, summaries: Sequence[SegmentSummary]) -> None:
+    """`LogsStatements.check_writes`.
+
+    :raises ImageNotWhole: they may have reached copied tables.
+    :raises LogGone: the log was purged meanwhile.
+    :raises SourceUnavailable: the server cannot be reached.
+    """
+    writes = [(write.table, write) for summary in summaries for write in summary.writes.values()]
+    if not writes:
+        return
+    with session(settings) as connection:
+        privileges = Privileges(connection)
+        for table, write in writes:
+            _check(connection, privileges, table, write)
+        # The end last: whatever changed the answers before they were given lies before it.
+        end, files = end_of_log(settings, connection), log_files(connection)
+        check_place(settings, files, end)
+    later = _redefined_between(settings, summaries[-1].segment, end, list(files))
+    redefined = list(chain(later, *(summary.redefined for summary in summaries)))
+    for table, write in writes:
+        for name in (table, *write.read):
+            if any(_covers(one, name) for one in redefined):
+                raise _refused(
+                    f"{name} was renamed or dropped since then, or some view or trigger was made or dropped",
+                    table,
+                    write,
+                    "trigger a new run, and let no such statement run while it lasts",
+                )
+
+
+def _check(connection: Connection, privileges: Privileges, table: TableName, write: StatementWrite) -> None:
+    names = [table, *write.read]
+    kinds = {
+        TableName(schema, name): (kind, engine)
+        for schema, name, kind, engine in select_of_tables(connection, names, "TABLE_TYPE, ENGINE", "TABLES")
+    }
+    if not privileges.sees_triggers(table):
+        raise _refused(
+            f"whether {table} has triggers is unknown, for this user lacks TRIGGER on it",
+            table,
+            write,
+            f"GRANT SELECT, TRIGGER ON {table_sql(table)} TO {account(connection)}, then trigger a new run",
+        )
+    for name in names:
+        kind, engine = kinds.get(name, ("", ""))
+        if not kind:
+            raise _refused(
+                f"what {name} is that it read is unknown: it does not exist, or this user may not see it"
+                if name != table
+                else f"{table} does not exist under just this name",
+                table,
+                write,
+                f"GRANT SELECT ON {table_sql(name)} TO {account(connection)}, then trigger a new run",
+            )
+        if kind != "BASE TABLE" or (name == table and engine != "InnoDB"):
+            raise _refused(
+                f"{name} is a {kind.lower()}" + (f" of the engine {engine}" if kind == "BASE TABLE" else ""),
+                table,
+                write,
+                "let it run in row format (binlog_format=ROW), then trigger a new run",
+            )
+    triggers = query(
+        connection,
+        "SELECT TRIGGER_NAME FROM information_schema.TRIGGERS WHERE EVENT_OBJECT_SCHEMA = %s "
+        "AND EVENT_OBJECT_TABLE = %s",
+        (table.schema, table.name),
+    )
+    if triggers:
+        raise _refused(
+            f"{table} has the trigger {triggers[0][0]}", table, write, "drop the trigger, then trigger a new run"
+        )
+
+
+def _refused(reason: str, table: TableName, write: StatementWrite, hint: str) -> ImageNotWhole:
+    return ImageNotWhole(
+        f"a change of {table} was logged as a statement, without row images, and may have reached tables that are "
+        f"being copied: {reason}",
+        where=write.place,
+        hint=hint,
+    )
+
+
+def _covers(redefined: TableName, name: TableName) -> bool:
+    if redefined == EVERY_TABLE:
+        return True
+    return alike(redefined.schema, name.schema) and (redefined.name == "*" or alike(redefined.name, name.name))
+
+
+class _Definitions(LogWalker):
+    """Notes the statements that redefine tables; rows are nothing to it."""
+
+    def __init__(self, segment: LogSegment) -> None:
+        self.summary = SegmentSummary(segment)
+        super().__init__(segment.name, segment.start, segment.stop, GtidSet(), (), self.summary)
+
+    def _check(self, statement: Statement) -> None:
+        found = meaning(statement, self._names)
+        self._remember(found)
+        if found.effect is Effect.NOT_UNDERSTOOD:
+            self.summary.redefined = [EVERY_TABLE]
+
+
+def _redefined_between(
+    settings: ConnectionSettings, last: LogSegment, end: LogPlace, files: Sequence[str]
+) -> Iterable[TableName]:
+    """What the log redefines from the end of the segment ``last`` up to ``end``."""
+    if last.last_name not in files:
+        raise LogGone(
+            f"the log file {last.last_name} is purged",
+            where=settings.address,
+            hint="trigger a new run, and let the server keep its logs for longer (binlog_expire_logs_seconds)",
+        )
+    for file in files[files.index(last.last_name) : files.index(end.file) + 1]:
+        start = codes.FIRST_POSITION if file != last.last_name else last.stop
+        stop = end.position if file == end.file else None
+        if start is None or (stop is not None and start >= stop):
+            continue
+        walker = _Definitions(LogSegment(0, file, start, stop))
+        dump = Dump(settings, file, start)
+        try:
+            while not walker.run(dump.data, dump.end):
+                dump.at = int(walker.state[walk_state.AT])
+                if not dump.fill():
+                    raise SourceUnavailable(
+                        f"the server has no more events, and {walker.where} is not the end yet",
+                        where=settings.address,
+                        hint="the task can be retried as it is",
+                    )
+                walker.state[walk_state.AT] = 0
+        finally:
+            dump.close()
+        yield from walker.summary.redefined

@@ -1,0 +1,1 @@
+"""MySQL tables: schemas, types, character sets, generated columns, cascades."""

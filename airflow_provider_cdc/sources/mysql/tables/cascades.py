@@ -1,0 +1,228 @@
+"""Foreign keys that change rows without a trace in the log, and what makes a copy of their tables exact all the same.
+
+With ON DELETE CASCADE or SET NULL (or the same ON UPDATE), InnoDB changes the rows of a child itself when a row of the
+parent goes or gets another key. Before MySQL 9.6, and later with ``innodb_native_foreign_keys=ON``, the binary log then
+holds what happened to the parent, and nothing of the child.
+
+Why the copy is exact. Such a child is read at one exact position U, under the short lock of ``lock``; its parents are
+locked with it. The copy is S(U) rewound to the initial position I by the child's changes in the log between the two.
+That is right if the log has all of them, hence if no cascade reached the child in U∖I. And every cascade begins with a
+row of some parent, of a parent's parent, or so on up the chain, that a statement deleted or gave another key: that
+event *is* in the log. So ``extract_delta`` follows all of these *parents*, copied or not, and stops the run at the
+first transaction of U∖I that deletes a row of one or changes a referenced column. Changes after U do not matter.
+
+The parents are those at I: they are looked up once I is fixed, and a DDL on the child or on any of them that comes
+later is in the window, where it stops the run, too. So no foreign key can join or leave the chain unseen.
+
+There is no second try within the run. I stays, and the missing change with it, whatever U the table is read at again.
+A new run has another I.
+
+A server that logs cascades still does not log those of changes that it was handed from one that does not: as its
+replica, be it for a minute of the run, or by what mysqlbinlog prints. It carries those out as that other one did. But
+it notes with each event which way it took. So a table whose cascades are expected in the log is marked
+(`relies_on_log`), and the reader stops at a row that was deleted or updated the other way, whatever table it is of.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from airflow_provider_cdc.core.options.run import TableOptions
+from airflow_provider_cdc.core.tables.table import Table, TableName
+from airflow_provider_cdc.errors import Problem
+from airflow_provider_cdc.sources.mysql.server.privileges import Privileges
+from airflow_provider_cdc.sources.mysql.server.server import is_replica
+from airflow_provider_cdc.sources.mysql.server.session import Connection, account, variables
+from airflow_provider_cdc.sources.mysql.tables.schema import read_tables, select_of_tables, table_sql
+from airflow_provider_cdc.sources.mysql.tables.types import unsupported
+
+_RULES = ("CASCADE", "SET NULL", "SET DEFAULT")
+_NATIVE = "innodb_native_foreign_keys"
+_LOGGED = "cascades_logged"
+"""In a table's details: foreign keys change its rows, and the log is expected to tell."""
+# Whatever becomes of a parent's own copy: here its values are only compared, as they are stored.
+_ANY_VALUE = TableOptions(unrepresentable="string")
+
+
+@dataclass(frozen=True)
+class _ForeignKey:
+    """One that changes its table's rows by itself."""
+
+    parent: TableName
+    referenced: tuple[str, ...]
+
+
+def with_parents(
+    connection: Connection, privileges: Privileges, tables: Sequence[Table]
+) -> tuple[tuple[Table, ...], list[Problem]]:
+    """``tables``, each with the parents in ``Table.cascades_from`` whose changes reach it without being logged.
+
+    A parent's ``key`` are the columns that are referenced. A table whose parents are not all known comes back as it
+    was, with problems: without their schemas, their own parents and their whole rows nobody can tell what reached it.
+    Where the server logs such changes, the tables that they reach come back marked (`relies_on_log`).
+    """
+    if not tables:
+        return (), []
+    if unlogged_because(connection) is None:
+        cascading = {(schema, table) for schema, table, _ in _cascading(connection, [table.name for table in tables])}
+        return tuple(
+            replace(one, details={**one.details, _LOGGED: True})
+            if (one.name.schema, one.name.name) in cascading
+            else one
+            for one in tables
+        ), []
+    keys = _all_foreign_keys(connection, [table.name for table in tables])
+    chains = {table.name: _chain(table.name, keys) for table in tables}
+    wanted = sorted({parent for chain in chains.values() for parent in chain})
+    visible = {
+        TableName(schema, name) for schema, name, _ in select_of_tables(connection, wanted, "TABLE_TYPE", "TABLES")
+    }
+    # After the foreign keys were read: this user sees only those of tables and columns that it may read.
+    known = [name for name in wanted if name in visible and privileges.select_problem(name) is None]
+    parents = {parent.name: parent for parent in read_tables(connection, known)}
+    found, problems = [], []
+    for table in tables:
+        chain = chains[table.name]
+        wrong = [problem for name in chain for problem in _problems(connection, table, name, parents.get(name))]
+        problems += wrong
+        if not wrong:
+            own = tuple(_referenced(parents[name], columns) for name, columns in chain.items())
+            table = replace(table, cascades_from=own)
+        found.append(table)
+    return tuple(found), problems
+
+
+def relies_on_log(table: Table) -> bool:
+    """Whether foreign keys change the table's rows, and the log has to tell."""
+    return bool(table.details.get(_LOGGED))
+
+
+def unlogged_because(connection: Connection) -> str | None:
+    """Why the log lacks what cascades do; None if it has it."""
+    native = variables(connection, [_NATIVE]).get(_NATIVE)
+    if native is None:
+        return "MySQL logs cascades only since 9.6"
+    if native == "ON":
+        return f"the server does not log cascades with {_NATIVE}=ON"
+    # Nobody can ask its source.
+    return "this replica may have a source that does not log cascades" if is_replica(connection) is not False else None
+
+
+def watermark_problems(connection: Connection, tables: Iterable[Table]) -> list[Problem]:
+    """Of tables that are to be read with ``watermark``: those that need an exact position."""
+    return [
+        Problem(
+            str(table.name),
+            f"changes of {parents_of(table)} change its rows through foreign keys (ON DELETE or ON UPDATE CASCADE or "
+            f"SET NULL), and {unlogged_because(connection)}: with watermark it would be copied wrongly",
+            "choose auto or lock, clear preflight if it is older than the foreign key, or leave the table out",
+            str(table.name),
+        )
+        for table in tables
+        if table.cascades_from
+    ]
+
+
+def locked_with(table: Table) -> list[TableName]:
+    """The tables that are to stand still for ``table`` to be read at one position: it and its parents."""
+    return list(dict.fromkeys([table.name, *(parent.name for parent in table.cascades_from)]))
+
+
+def parents_of(table: Table) -> str:
+    """The names of those whose changes reach ``table``, for messages."""
+    return ", ".join(str(parent.name) for parent in table.cascades_from)
+
+
+def _all_foreign_keys(connection: Connection, names: Sequence[TableName]) -> Mapping[TableName, list[_ForeignKey]]:
+    """The foreign keys that make changes by themselves, of ``names``, of their parents, and so on."""
+    found: dict[TableName, list[_ForeignKey]] = {}
+    ahead = list(names)
+    while ahead:
+        own = _foreign_keys(connection, ahead)
+        found |= {name: own.get(name, []) for name in ahead}
+        parents = {key.parent for keys in found.values() for key in keys}
+        ahead = sorted(parents - found.keys())
+    return found
+
+
+def _cascading(connection: Connection, names: Sequence[TableName]) -> set[tuple[str, str, str]]:
+    """Schema, table and name of the foreign keys of ``names`` that make changes by themselves."""
+    return {
+        (schema, table, constraint)
+        for schema, table, constraint, *rules in select_of_tables(
+            connection,
+            names,
+            "CONSTRAINT_NAME, UPDATE_RULE, DELETE_RULE",
+            "REFERENTIAL_CONSTRAINTS",
+            schema_column="CONSTRAINT_SCHEMA",
+        )
+        if any(rule in _RULES for rule in rules)
+    }
+
+
+def _foreign_keys(connection: Connection, names: Sequence[TableName]) -> dict[TableName, list[_ForeignKey]]:
+    cascading = _cascading(connection, names)
+    columns: dict[tuple[str, str, str, TableName], list[str]] = defaultdict(list)
+    for schema, table, constraint, parent_schema, parent, column in select_of_tables(
+        connection,
+        names,
+        "CONSTRAINT_NAME, REFERENCED_TABLE_SCHEMA, REFERENCED_TABLE_NAME, REFERENCED_COLUMN_NAME",
+        "KEY_COLUMN_USAGE",
+        "AND REFERENCED_TABLE_NAME IS NOT NULL ORDER BY CONSTRAINT_NAME, ORDINAL_POSITION",
+    ):
+        if (schema, table, constraint) in cascading:
+            columns[schema, table, constraint, TableName(parent_schema, parent)].append(column)
+    found: dict[TableName, list[_ForeignKey]] = defaultdict(list)
+    for (schema, table, _, parent_name), referenced in columns.items():
+        found[TableName(schema, table)].append(_ForeignKey(parent_name, tuple(referenced)))
+    return found
+
+
+def _chain(name: TableName, keys: Mapping[TableName, Sequence[_ForeignKey]]) -> dict[TableName, set[str]]:
+    """The parents up the chain from ``name`` (which may be its own), and the columns of each that are referenced."""
+    found: dict[TableName, set[str]] = {}
+    ahead = [name]
+    seen = set()
+    while ahead:
+        child = ahead.pop()
+        if child in seen:
+            continue
+        seen.add(child)
+        for key in keys[child]:
+            found.setdefault(key.parent, set()).update(key.referenced)
+            ahead.append(key.parent)
+    return dict(sorted(found.items()))
+
+
+def _referenced(parent: Table, columns: set[str]) -> Table:
+    # The catalog gives the names in the case in which the foreign key was declared.
+    wanted = {name.lower() for name in columns}
+    key = tuple(column.name for column in parent.columns if column.name.lower() in wanted)
+    if len(key) != len(wanted):
+        raise AssertionError(f"{parent.name} has no columns {sorted(columns)}")
+    return replace(parent, key=key, key_index="", rows=0, bytes=0, options=_ANY_VALUE)
+
+
+def _problems(connection: Connection, table: Table, name: TableName, parent: Table | None) -> Iterable[Problem]:
+    """Why it is not known what reaches ``table`` from a parent; ``parent`` is None if it cannot be seen."""
+    if parent is None:
+        yield Problem(
+            str(name),
+            f"its changes reach {table.name} through foreign keys, unlogged; it does not exist, or this user may not "
+            "read all of it, so what else reaches that table is unknown",
+            f"GRANT SELECT ON {table_sql(name)} TO {account(connection)}, drop the foreign key, or leave out "
+            f"{table.name}",
+            str(table.name),
+        )
+        return
+    for column in parent.columns:
+        if (reason := unsupported(column, policy=_ANY_VALUE.unrepresentable)) is not None:
+            yield Problem(
+                f"{name}.{column.name}",
+                f"{reason}; what the log holds of its table must be read, for it reaches {table.name} through foreign "
+                "keys, unlogged",
+                f"change the column's type, or leave out {table.name}",
+                str(table.name),
+            )

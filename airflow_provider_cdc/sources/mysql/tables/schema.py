@@ -1,0 +1,205 @@
+"""Tables as the server describes them: names, columns, keys, sizes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from airflow_provider_cdc.core.tables.table import Column, Table, TableName
+from airflow_provider_cdc.errors import Problem, SchemaChanged
+from airflow_provider_cdc.sources.mysql.server.session import Connection, account, query, quote, value
+from airflow_provider_cdc.sources.mysql.server.statement_size import batches, size_of
+from airflow_provider_cdc.sources.planning import patterns as patterns_of_tables
+
+SYSTEM_SCHEMAS = frozenset({"information_schema", "mysql", "ndbinfo", "performance_schema", "sys"})
+_TABLES_AT_ONCE = 1000
+
+
+def resolve(connection: Connection, patterns: Sequence[str]) -> tuple[list[TableName], list[Problem]]:
+    """The base tables that ``patterns`` name, sorted, each once, and a problem for each pattern that names none.
+
+    A pattern is ``schema.table``; ``*`` stands for any run of characters in either part. System schemas match no
+    pattern. Names compare as on the server: without regard to case where ``lower_case_table_names`` is not 0.
+    """
+    kinds = {
+        TableName(schema, name): kind
+        for schema, name, kind in query(
+            connection, "SELECT TABLE_SCHEMA, TABLE_NAME, TABLE_TYPE FROM information_schema.TABLES"
+        )
+        if schema not in SYSTEM_SCHEMAS
+    }
+    ignore_case = value(connection, "@@lower_case_table_names") != 0
+    unmatched = partial(_matches_nothing, connection)
+    return patterns_of_tables.resolve(patterns, kinds, ["BASE TABLE"], unmatched, ignore_case=ignore_case)
+
+
+def read_tables(
+    connection: Connection, names: Sequence[TableName], key_indexes: Mapping[TableName, str] | None = None
+) -> tuple[Table, ...]:
+    """The tables' schemas, in the order of ``names``.
+
+    All columns are there, generated and invisible ones too, in the order in which the log holds them.
+    ``Column.type`` is the COLUMN_TYPE of the information schema. ``Column.details`` has, where they apply:
+    ``charset`` and ``collation``; ``generated``: ``virtual`` or ``stored``; ``invisible``: true.
+
+    The key is the primary key, else the first unique index of whole NOT NULL columns that the server stores and
+    the optimizer sees.
+
+    :param key_indexes: for each table the index that is the key if it can be, whichever others there are.
+    :raises SchemaChanged: a table does not exist, or no longer.
+    """
+    if not names:
+        return ()
+    columns = _columns(connection, names)
+    indexes = _indexes(connection, names)
+    sizes = {
+        TableName(schema, name): (rows or 0, size or 0)
+        for schema, name, rows, size in select_of_tables(
+            connection, names, "TABLE_ROWS, DATA_LENGTH", "TABLES", "AND TABLE_TYPE = 'BASE TABLE'"
+        )
+    }
+    tables = []
+    for name in names:
+        if name not in columns or name not in sizes:
+            raise SchemaChanged(
+                "the table does not exist, or this user may not see it",
+                where=str(name),
+                hint="restore it or its privileges, or trigger a new run without it",
+            )
+        key_index, key = _key(columns[name], indexes.get(name, {}), (key_indexes or {}).get(name, ""))
+        rows, size = sizes[name]
+        tables.append(Table(name, tuple(columns[name]), key, key_index, int(rows), int(size)))
+    return tuple(tables)
+
+
+def difference(recorded: Table, now: Table) -> str:
+    """What changed of a table since it was recorded, in words; empty if nothing did that a copy could show."""
+    before, after = ([_shape(column) for column in table.columns] for table in (recorded, now))
+    if before != after:
+        names = {shape[0] for shape in set(before) ^ set(after)} or {"their order"}
+        return f"its columns have changed ({', '.join(sorted(map(str, names)))})"
+    return "" if recorded.key == now.key else "its key has changed"
+
+
+def check_unchanged(connection: Connection, tables: Sequence[Table]) -> None:
+    """Make sure that tables have the columns and the keys that they had when they were recorded.
+
+    What was altered and altered back is not noticed here: the log shows it.
+
+    :raises SchemaChanged: one has not.
+    """
+    # A new unique index could otherwise become the key; it makes no difference to the run.
+    key_indexes = {table.name: table.key_index for table in tables}
+    for table, now in zip(tables, read_tables(connection, list(key_indexes), key_indexes), strict=True):
+        if what := difference(table, now):
+            raise SchemaChanged(
+                what, where=str(table.name), hint="the table changed since the run began: trigger a new run"
+            )
+
+
+def select_of_tables(
+    connection: Connection,
+    names: Sequence[TableName],
+    columns: str,
+    view: str,
+    rest: str = "",
+    *,
+    schema_column: str = "TABLE_SCHEMA",
+) -> list[tuple[Any, ...]]:
+    """Schema, table and ``columns`` of these tables' rows in the information schema's ``view``."""
+    rows: list[tuple[Any, ...]] = []
+    # The server looks tables up one by one only within one schema.
+    schemas: dict[str, list[str]] = defaultdict(list)
+    for name in names:
+        schemas[name.schema].append(name.name)
+    for schema, tables in schemas.items():
+        for some in batches(connection, list(dict.fromkeys(tables)), lambda name: size_of([name]), _TABLES_AT_ONCE):
+            marks = ", ".join(["%s"] * len(some))
+            rows += query(
+                connection,
+                f"SELECT {schema_column}, TABLE_NAME, {columns} FROM information_schema.{view} "
+                f"WHERE {schema_column} = %s AND TABLE_NAME IN ({marks}) {rest}",
+                (schema, *some),
+            )
+    return rows
+
+
+def table_sql(name: TableName) -> str:
+    """The table's name, quoted."""
+    return quote(name.schema, name.name)
+
+
+def _shape(column: Column) -> tuple[Any, ...]:
+    return column.name, column.type, column.nullable, tuple(sorted(column.details.items()))
+
+
+def _matches_nothing(connection: Connection, pattern: str, wanted: TableName, others: list[TableName]) -> Problem:
+    if others:
+        return Problem(pattern, "is a view, not a table", "name the tables that it reads")
+    if wanted.schema.lower() in SYSTEM_SCHEMAS:
+        return Problem(pattern, "belongs to the server itself", "leave it out: it has no log of its own")
+    if "*" in pattern:
+        return Problem(
+            pattern,
+            "matches no table that this user may see",
+            "correct the pattern, or grant SELECT on the tables",
+        )
+    return Problem(
+        pattern,
+        "there is no such table, or this user may not see it",
+        f"correct the name, or GRANT SELECT ON {table_sql(wanted)} TO {account(connection)}",
+    )
+
+
+def _columns(connection: Connection, names: Sequence[TableName]) -> dict[TableName, list[Column]]:
+    found: dict[TableName, list[Column]] = defaultdict(list)
+    for schema, table, name, kind, nullable, charset, collation, extra in select_of_tables(
+        connection,
+        names,
+        "COLUMN_NAME, COLUMN_TYPE, IS_NULLABLE, CHARACTER_SET_NAME, COLLATION_NAME, EXTRA",
+        "COLUMNS",
+        "ORDER BY TABLE_SCHEMA, TABLE_NAME, ORDINAL_POSITION",
+    ):
+        details: dict[str, str | int | bool] = {}
+        if charset is not None:
+            details |= {"charset": charset, "collation": collation}
+        if "VIRTUAL GENERATED" in extra:
+            details["generated"] = "virtual"
+        elif "STORED GENERATED" in extra:
+            details["generated"] = "stored"
+        if "INVISIBLE" in extra:
+            details["invisible"] = True
+        # With other settings of lower_case_table_names the case may differ from the one asked for.
+        found[TableName(schema, table)].append(Column(name, kind, nullable == "YES", details))
+    return found
+
+
+_IndexParts = dict[str, list[tuple[Any, ...]]]
+
+
+def _indexes(connection: Connection, names: Sequence[TableName]) -> dict[TableName, _IndexParts]:
+    """The parts of every unique index, primary key first: (column, prefix length, visible)."""
+    found: dict[TableName, _IndexParts] = defaultdict(lambda: defaultdict(list))
+    for schema, table, index, *part in select_of_tables(
+        connection,
+        names,
+        "INDEX_NAME, COLUMN_NAME, SUB_PART, IS_VISIBLE",
+        "STATISTICS",
+        "AND NON_UNIQUE = 0 ORDER BY TABLE_SCHEMA, TABLE_NAME, INDEX_NAME <> 'PRIMARY', INDEX_NAME, SEQ_IN_INDEX",
+    ):
+        found[TableName(schema, table)][index].append(tuple(part))
+    return found
+
+
+def _key(columns: Sequence[Column], indexes: _IndexParts, first: str) -> tuple[str, tuple[str, ...]]:
+    """The index that is the key, and its columns: the one of name ``first`` if it can be."""
+    usable = {column.name for column in columns if not column.nullable and column.details.get("generated") != "virtual"}
+    for index, parts in sorted(indexes.items(), key=lambda item: item[0] != first):
+        key = tuple(column for column, _, _ in parts)
+        # A primary key may hold a prefix of a column: rows that differ in the prefix differ in the column.
+        whole = index == "PRIMARY" or all(prefix is None for _, prefix, _ in parts)
+        if whole and usable.issuperset(key) and all(visible == "YES" for _, _, visible in parts):
+            return index, key
+    return "", ()

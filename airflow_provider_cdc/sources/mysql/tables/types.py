@@ -1,0 +1,395 @@
+"""The table of MySQL types: for each one its Arrow type, and how it looks in each of MySQL's two binary formats.
+
+One row of the table serves both ways in which a value reaches us, so that they cannot disagree: in a *row* of a
+prepared statement's result, and in a row *image* of the binary log. See ``ColumnType``.
+
+============================  ======================  ==========================================================
+MySQL                         Arrow                   remarks
+============================  ======================  ==========================================================
+tinyint … bigint              int8 int16 int32 int64  mediumint is int32
+… unsigned                    uint8 … uint64
+float, double                 float32, float64        the stored bits
+decimal(p,s), p ≤ 38          decimal128(p, s)
+decimal(p,s), p > 38          the policy              null: decimal128(38, s), and values of more digits are null
+bit(1), bit(n)                bool, uint64
+char varchar text             utf8                    from the column's character set; what is no text: the policy
+binary varbinary blob         binary                  binary(n) has all its n bytes
+date                          date32                  \
+datetime(n)                   timestamp[us]           |  zero dates and days that no calendar has: the policy
+timestamp(n)                  timestamp[us, UTC]      /
+time(n)                       duration[us]            −838:59:59 to 838:59:59
+year                          int16
+enum                          dictionary<utf8>        index 0 is MySQL's '' for a value that is no member
+set                           utf8                    members joined by commas
+json                          utf8                    the text that SELECT prints
+geometry, point, …            binary                  as SELECT gives it: the SRID in 4 bytes, little-endian, and WKB
+vector(n)                     list<float32>           up to n numbers; the stored bits
+============================  ======================  ==========================================================
+
+"The policy" is `TableOptions.unrepresentable`. With ``error`` such values are a ValueNotRepresentable, and a decimal of
+more than 38 digits is not copied at all. With ``string`` the column is utf8 and holds the text that SELECT prints
+(TIMESTAMP: in UTC) of every value. ``null`` never applies to a column that tells rows apart (a key column, every column
+of a keyless table): two rows might become one. There it is as ``error``.
+
+Text whose stored bytes hold a code that stands for no character of the column's set is null with ``null``, and with
+``string`` ``0x`` and the hexadecimal digits of the bytes. Some other row may hold just that text, so a column that
+tells rows apart is as with ``error``. So is a column of a set without gaps (`charsets.has_gaps`): there such bytes are
+damage.
+
+Source of the formats: MySQL's documentation of "Binary Protocol Value" and of ``Table_map_event``, and the server
+itself, which the tests compare each entry with.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from functools import lru_cache
+
+import pyarrow as pa
+
+from airflow_provider_cdc.core.tables.table import Column, Table
+from airflow_provider_cdc.errors import ConfigurationError
+from airflow_provider_cdc.sources.mysql.server.session import quote
+from airflow_provider_cdc.sources.mysql.tables.charsets import bytes_per_character, has_gaps, is_ambiguous
+from airflow_provider_cdc.sources.mysql.tables.declarations import Declared, are_labels, labels, parse
+
+
+class Family(Enum):
+    """Columns whose values are decoded and finished alike."""
+
+    NUMBER = "number"
+    YEAR = "year"
+    DECIMAL = "decimal"
+    WIDE_DECIMAL = "wide decimal"
+    BITS = "bits"
+    DATE = "date"
+    DATETIME = "datetime"
+    TIMESTAMP = "timestamp"
+    TIME = "time"
+    BYTES = "bytes"
+    TEXT = "text"
+    ENUM = "enum"
+    SET = "set"
+    JSON = "json"
+    VECTOR = "vector"
+
+
+VECTOR = pa.list_(pa.field("element", pa.float32(), nullable=False))
+"""The name is the one that Parquet gives a list's elements."""
+
+LENGTH_ENCODED = 0
+"""``ColumnType.row_width`` of a value behind a length-encoded integer."""
+TEMPORAL = -1
+"""``ColumnType.row_width`` of a value behind a length byte."""
+
+
+@dataclass(frozen=True)
+class ColumnType:
+    """One column's entry in the table of types.
+
+    ``select``
+        the expression that a SELECT reads it with.
+    ``row_code``, ``row_width``
+        the type in a result's column definition, and the bytes of a value (or ``LENGTH_ENCODED``, ``TEMPORAL``).
+    ``code``, ``metadata``
+        what a TABLE_MAP event says of the column.
+    ``prefix``, ``width``
+        an image's field is ``prefix`` bytes of little-endian length and then the value; if ``prefix`` is 0, the value
+        has ``width`` bytes.
+    ``length``
+        bytes that binary(n) is padded to; of a decimal of more than 38 digits, how many are printed at least before the
+        point; 0 for any other type.
+    ``precision``, ``scale``
+        of decimals; the bits of bit(n) are its ``precision``, the digits of a second's fraction a ``scale``.
+    ``labels``
+        members of enum and set, in order.
+    ``policy``
+        what becomes of values that no Arrow type holds, for the families that have such.
+    """
+
+    name: str
+    family: Family
+    arrow: pa.DataType
+    nullable: bool
+    select: str
+    row_code: int
+    row_width: int
+    code: int
+    metadata: bytes = b""
+    prefix: int = 0
+    width: int = 0
+    length: int = 0
+    precision: int = 0
+    scale: int = 0
+    unsigned: bool = False
+    charset: str = ""
+    labels: tuple[str, ...] = ()
+    policy: str = "error"
+
+    @property
+    def published_nullable(self) -> bool:
+        """Whether the Arrow column may hold nulls; ``nullable`` says whether the table may hold NULLs."""
+        return self.nullable or self.policy == "null"
+
+    @property
+    def row_unsigned(self) -> bool:
+        """Whether a result's column definition says unsigned."""
+        return self.unsigned or self.family in (Family.ENUM, Family.SET, Family.BITS, Family.YEAR)
+
+    @classmethod
+    def of(cls, column: Column, identifies: bool = False, policy: str = "error") -> ColumnType:
+        """The entry for ``column``.
+
+        :param identifies: whether the column is part of what tells the table's rows apart.
+        :param policy: what becomes of values that no Arrow type holds.
+        :raises ConfigurationError: the type is not in the table; ``unsupported`` gives the reason beforehand.
+        """
+        reason = unsupported(column, identifies, policy)
+        if reason is not None:
+            raise ConfigurationError(reason, where=column.name, hint="leave the table out")
+        charset = str(column.details.get("charset", ""))
+        return _column_type(column.name, column.type, column.nullable, charset, _policy(identifies, policy), identifies)
+
+
+_INTEGERS = {
+    # name: TABLE_MAP and result type code, bytes in an image, bytes in a row, Arrow types
+    "tinyint": (1, 1, 1, pa.int8(), pa.uint8()),
+    "smallint": (2, 2, 2, pa.int16(), pa.uint16()),
+    "mediumint": (9, 3, 4, pa.int32(), pa.uint32()),
+    "int": (3, 4, 4, pa.int32(), pa.uint32()),
+    "bigint": (8, 8, 8, pa.int64(), pa.uint64()),
+}
+_FLOATS = {"float": (4, 4, pa.float32()), "double": (5, 8, pa.float64())}
+_TEMPORALS = {
+    # name: family, TABLE_MAP code, result type code, bytes in an image without the fraction, Arrow type
+    "datetime": (Family.DATETIME, 18, 12, 5, pa.timestamp("us")),
+    "timestamp": (Family.TIMESTAMP, 17, 7, 4, pa.timestamp("us", "UTC")),
+    "time": (Family.TIME, 19, 11, 3, pa.duration("us")),
+}
+_BLOBS = {"tiny": 1, "": 2, "medium": 3, "long": 4}
+_DIGIT_BYTES = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
+_STRING = 254
+
+
+def unsupported(column: Column, identifies: bool = False, policy: str = "error") -> str | None:
+    """Why ``column`` cannot be copied; None if it can.
+
+    :param identifies: whether the column is part of what tells the table's rows apart.
+    """
+    declared = parse(column.type)
+    charset = str(column.details.get("charset", ""))
+    if declared is None or declared.name not in _SUPPORTED:
+        return f"its type {column.type} is not supported"
+    if is_wide_decimal(column) and _policy(identifies, policy) == "error":
+        also = ", and with nulls it would no longer tell rows apart" if policy == "null" else ""
+        return f"its type {column.type} has more than the 38 digits that fit an Arrow decimal{also}"
+    if declared.name in ("enum", "set") and charset == "binary":
+        return f"the members of {declared.name} columns of character set binary are not text"
+    if declared.name in ("enum", "set") and not are_labels(declared.arguments):
+        return f"a member of {column.type} is not text"
+    shown = "?" in declared.arguments or "\ufffd" in declared.arguments
+    if declared.name in ("enum", "set") and shown and (bytes_per_character(charset) == 4 or has_gaps(charset)):
+        # Wherever the server shows a type, it is in utf8mb3: without characters beyond, and codes that are none.
+        return (
+            f"a member of {column.type} may hold a character that the server shows as '?': which one it does not tell"
+        )
+    if declared.name in _TEXTS and bytes_per_character(charset) is None:
+        return f"its character set {charset or '(unknown)'} is not supported"
+    return None
+
+
+def is_wide_decimal(column: Column) -> bool:
+    """Whether ``column`` is a decimal of more than the 38 digits that fit an Arrow decimal."""
+    declared = parse(column.type)
+    return declared is not None and declared.name == "decimal" and declared.number(0, 10) > 38
+
+
+def unsupported_key(column: Column, policy: str = "error") -> str | None:
+    """Why ``column`` cannot be a key column; None if it can. Its type is a supported one.
+
+    Keys are compared by their decoded values, so no two values that the server stores may be decoded alike.
+    """
+    kind = ColumnType.of(column, True, policy)
+    if kind.family is Family.TEXT and is_ambiguous(kind.charset):
+        return f"two codes of its character set {kind.charset} stand for one character, which does not tell keys apart"
+    if len(set(kind.labels)) < len(kind.labels):
+        return f"two members of its type {column.type} are the same text, which does not tell keys apart"
+    if "" in kind.labels:
+        return f"its type {column.type} has '' among its members, which is also how the server shows a wrong value"
+    return None
+
+
+def column_types(table: Table) -> tuple[ColumnType, ...]:
+    """The entries for all columns of ``table``, in order.
+
+    :raises ConfigurationError: a column's type is not in the table of types.
+    """
+    policy = table.options.unrepresentable
+    return tuple(ColumnType.of(column, table.identifies(column.name), policy) for column in table.columns)
+
+
+def arrow_schema(table: Table) -> pa.Schema:
+    """The Arrow schema of ``table``'s rows, the same by SELECT and from the log."""
+    columns = column_types(table)
+    return pa.schema([pa.field(column.name, column.arrow, nullable=column.published_nullable) for column in columns])
+
+
+def comparable_texts(table: Table) -> dict[str, str]:
+    """`ToldInPart.comparable_texts`."""
+    found = {Family.TEXT: "plain", Family.ENUM: "label", Family.SET: "label"}
+    return {column.name: found[column.family] for column in column_types(table) if column.family in found}
+
+
+def decimal_groups(precision: int, scale: int) -> list[tuple[int, int]]:
+    """The groups that a decimal's digits form in an image: (bytes, digits) of each, from the first digit to the last.
+
+    Nine digits take four bytes; what is left over stands at the two ends and takes fewer.
+    """
+    whole = precision - scale
+    digits = [whole % 9, *[9] * (whole // 9), *[9] * (scale // 9), scale % 9]
+    return [(_DIGIT_BYTES[count], count) for count in digits if count]
+
+
+def _policy(identifies: bool, policy: str) -> str:
+    return "error" if identifies and policy == "null" else policy
+
+
+@lru_cache(maxsize=4096)
+def _column_type(name: str, text: str, nullable: bool, charset: str, policy: str, identifies: bool) -> ColumnType:
+    declared = parse(text)
+    assert declared is not None  # `unsupported` has seen to it
+    kind = declared.name
+    quoted = quote(name)
+    if kind in _INTEGERS:
+        code, width, row_width, signed, unsigned = _INTEGERS[kind]
+        arrow = unsigned if declared.unsigned else signed
+        return ColumnType(
+            name, Family.NUMBER, arrow, nullable, quoted, code, row_width, code, width=width, unsigned=declared.unsigned
+        )
+    if kind in _FLOATS:
+        code, width, arrow = _FLOATS[kind]
+        return ColumnType(
+            name, Family.NUMBER, arrow, nullable, quoted, code, width, code, bytes([width]), width=width,
+            unsigned=declared.unsigned,
+        )  # fmt: skip
+    if kind == "decimal":
+        precision, scale = declared.number(0, 10), declared.number(1, 0)
+        width = sum(size for size, _ in decimal_groups(precision, scale))
+        wide = precision > 38
+        least = 0
+        if wide:
+            least = precision - scale if declared.zerofill else 1
+        else:
+            policy = "error"
+        return ColumnType(
+            name, Family.WIDE_DECIMAL if wide else Family.DECIMAL,
+            pa.utf8() if policy == "string" else pa.decimal128(min(precision, 38), scale), nullable, quoted,
+            246, LENGTH_ENCODED, 246, bytes([precision, scale]), width=width, length=least, precision=precision,
+            scale=scale, unsigned=declared.unsigned, policy=policy,
+        )  # fmt: skip
+    if kind == "bit":
+        bits = declared.number(0, 1)
+        arrow = pa.bool_() if bits == 1 else pa.uint64()
+        return ColumnType(
+            name, Family.BITS, arrow, nullable, quoted, 16, LENGTH_ENCODED, 16, bytes([bits % 8, bits // 8]),
+            width=(bits + 7) // 8, precision=bits,
+        )  # fmt: skip
+    if kind == "year":
+        return ColumnType(name, Family.YEAR, pa.int16(), nullable, quoted, 13, 2, 13, width=1)
+    if kind == "date":
+        arrow = pa.utf8() if policy == "string" else pa.date32()
+        return ColumnType(name, Family.DATE, arrow, nullable, quoted, 10, TEMPORAL, 10, width=3, policy=policy)
+    if kind in _TEMPORALS:
+        family, code, row_code, width, arrow = _TEMPORALS[kind]
+        digits = declared.number(0, 0)
+        if family is Family.TIME:
+            policy = "error"
+        elif policy == "string":
+            arrow = pa.utf8()
+        return ColumnType(
+            name, family, arrow, nullable, quoted, row_code, TEMPORAL, code, bytes([digits]),
+            width=width + (digits + 1) // 2, scale=digits, policy=policy,
+        )  # fmt: skip
+    if kind in ("enum", "set"):
+        return _members(name, kind, nullable, quoted, labels(declared.arguments))
+    if kind == "json":
+        return ColumnType(
+            name, Family.JSON, pa.utf8(), nullable, quoted, 245, LENGTH_ENCODED, 245, b"\x04", prefix=4,
+            charset="utf8mb4",
+        )  # fmt: skip
+    if kind in _GEOMETRIES:
+        return ColumnType(
+            name, Family.BYTES, pa.binary(), nullable, quoted, 255, LENGTH_ENCODED, 255, b"\x04", prefix=4
+        )
+    if kind == "vector":
+        return ColumnType(name, Family.VECTOR, VECTOR, nullable, quoted, 242, LENGTH_ENCODED, 242, b"\x04", prefix=4)
+    return _string(
+        name, declared, nullable, quoted, charset, "error" if identifies or not has_gaps(charset) else policy
+    )
+
+
+def _members(name: str, kind: str, nullable: bool, quoted: str, members: tuple[str, ...]) -> ColumnType:
+    # A label is text in some character set and collation, its number is what is stored: the number travels.
+    select = f"CAST({quoted} AS UNSIGNED)"
+    if kind == "enum":
+        width = 1 if len(members) < 256 else 2
+        arrow = pa.dictionary(pa.int16() if len(members) < 2**15 else pa.int32(), pa.utf8())
+        return ColumnType(
+            name, Family.ENUM, arrow, nullable, select, 8, 8, _STRING, bytes([247, width]), width=width, labels=members
+        )
+    width = (len(members) + 7) // 8
+    width = width if width <= 4 else 8
+    return ColumnType(
+        name, Family.SET, pa.utf8(), nullable, select, 8, 8, _STRING, bytes([248, width]), width=width, labels=members
+    )
+
+
+def _string(name: str, declared: Declared, nullable: bool, quoted: str, charset: str, policy: str) -> ColumnType:
+    kind = declared.name
+    is_text = kind in _TEXTS
+    family = Family.TEXT if is_text else Family.BYTES
+    arrow = pa.utf8() if is_text else pa.binary()
+    if kind.endswith(("text", "blob")):
+        prefix = _BLOBS[kind[:-4]]
+        return ColumnType(
+            name, family, arrow, nullable, quoted, 252, LENGTH_ENCODED, 252, bytes([prefix]), prefix=prefix,
+            charset=charset, policy=policy,
+        )  # fmt: skip
+    length = declared.number(0, 1) * ((bytes_per_character(charset) or 1) if is_text else 1)
+    prefix = 1 if length < 256 else 2
+    if kind in ("varchar", "varbinary"):
+        return ColumnType(
+            name, family, arrow, nullable, quoted, 253, LENGTH_ENCODED, 15, length.to_bytes(2, "little"),
+            prefix=prefix, charset=charset, policy=policy,
+        )  # fmt: skip
+    # Two bits of the length hide, inverted, in the type's byte: they were added to the format later.
+    metadata = bytes([_STRING ^ ((length & 0x300) >> 4), length & 0xFF])
+    return ColumnType(
+        name, family, arrow, nullable, quoted, _STRING, LENGTH_ENCODED, _STRING, metadata,
+        prefix=prefix, length=0 if is_text else length, charset=charset, policy=policy,
+    )  # fmt: skip
+
+
+_TEXTS = {"char", "varchar", "tinytext", "text", "mediumtext", "longtext"}
+_GEOMETRIES = {
+    "geometry",
+    "point",
+    "linestring",
+    "polygon",
+    "multipoint",
+    "multilinestring",
+    "multipolygon",
+    "geomcollection",
+    "geometrycollection",
+}
+_BINARIES = {"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"}
+_SUPPORTED = (
+    {"decimal", "bit", "year", "date", "enum", "set", "json", "vector"}
+    | _GEOMETRIES
+    | _INTEGERS.keys()
+    | _FLOATS.keys()
+    | _TEMPORALS.keys()
+    | _TEXTS
+    | _BINARIES
+)

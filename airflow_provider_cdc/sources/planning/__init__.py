@@ -1,0 +1,1 @@
+"""Patterns, selections and checks that both kinds of databases share."""

@@ -1,0 +1,165 @@
+"""Which tables the patterns of a run name: the same rules for every kind of database.
+
+A pattern is ``schema.table``; ``*`` stands for any run of characters in either part. A part in double quotes is taken
+literally, dots and stars included, with two quotes for one: ``"my.schema".orders``. A pattern that begins with ``!``
+takes away from what the patterns before it named: ``shop.*``, ``!shop._*_gho``.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.errors import ConfigurationError, Problem
+
+Unmatched = Callable[[str, TableName, list[TableName]], Problem]
+"""Makes the problem of a pattern (its text, its two parts) that names no table but, perhaps, these other relations."""
+
+NOTHING_LEFT = Problem("tables", "the patterns with ! leave out every table", "leave out fewer")
+
+_NOT = "!"
+_QUOTED = re.compile(r'"((?:[^"]|"")+)"(?=\.|\Z)', re.DOTALL)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """The texts that a name's two parts must have in this order, with anything in between."""
+
+    schema: tuple[str, ...]
+    name: tuple[str, ...]
+
+    @classmethod
+    def parse(cls, text: str) -> Pattern:
+        """Read ``schema.table``, without a leading ``!``.
+
+        :raises ConfigurationError: the text is not of that form.
+        """
+        schema, end = _part(text, 0, text.find("."))
+        name, end = _part(text, end + 1, len(text))
+        if end != len(text) or "" in ("*".join(schema), "*".join(name)):
+            raise ConfigurationError(
+                f"{text!r} does not name a table", hint="write it as schema.table, for example shop.orders"
+            )
+        return cls(schema, name)
+
+    @property
+    def text(self) -> TableName:
+        """Its parts, without quotes."""
+        return TableName("*".join(self.schema), "*".join(self.name))
+
+    def matches(self, name: TableName, fold: Callable[[str], str] = str) -> bool:
+        """Whether it stands for a table's name; ``fold`` makes equal what counts as equal."""
+        return all(
+            _fits([fold(piece) for piece in pieces], fold(part))
+            for pieces, part in ((self.schema, name.schema), (self.name, name.name))
+        )
+
+
+def exactly(name: TableName) -> str:
+    """The pattern that stands for this table and no other."""
+    odd = "." in name.schema or "*" in str(name) or name.schema[:1] in (_NOT, '"') or name.name[:1] == '"'
+    return ".".join('"' + part.replace('"', '""') + '"' for part in (name.schema, name.name)) if odd else str(name)
+
+
+def resolve(
+    patterns: Sequence[str],
+    kinds: Mapping[TableName, str],
+    tables: Iterable[str],
+    unmatched: Unmatched,
+    *,
+    ignore_case: bool = False,
+) -> tuple[list[TableName], list[Problem]]:
+    """The tables that ``patterns`` name, sorted, each once, and a problem for each pattern that names none.
+
+    That a pattern with ``!`` takes nothing away is no problem, only told: it may be there for what comes and goes.
+
+    :param kinds: every relation that could be meant, and its kind.
+    :param tables: the kinds that can be copied.
+    """
+    copied = frozenset(tables)
+    fold = _lower if ignore_case else str
+    found: set[TableName] = set()
+    problems: dict[Problem, None] = {}
+    named = False
+    for text in patterns:
+        excludes = text.startswith(_NOT)
+        try:
+            pattern = Pattern.parse(text.removeprefix(_NOT))
+        except ConfigurationError as error:
+            problems[Problem(repr(text), error.message, error.hint)] = None
+            continue
+        if excludes:
+            left_out = {name for name in found if pattern.matches(name, fold)}
+            if not left_out:
+                _log.info("The pattern %s leaves out none of the tables that those before it name.", text)
+            found -= left_out
+            continue
+        matches = [name for name in kinds if pattern.matches(name, fold)] or _read_otherwise(text, kinds, fold)
+        matching = {name for name in matches if kinds[name] in copied}
+        named = named or bool(matching)
+        found |= matching
+        if not matching:
+            problems[unmatched(text, pattern.text, matches)] = None
+    if not found and any(text.startswith(_NOT) for text in patterns):
+        if named:
+            problems[NOTHING_LEFT] = None
+        elif not problems:
+            what = "every pattern leaves tables out, and none names any"
+            problems[Problem("tables", what, "begin with those to copy, for example shop.*")] = None
+    for name in sorted(found):
+        if not _fits_a_path(name):
+            problem = Problem(
+                str(name),
+                "the copy is a folder <schema>.<table>, and this name makes none that tells both parts",
+                f"leave the table out ({_NOT}{exactly(name)}), or rename it: no dot in the schema, no slash in either "
+                "part",
+                # With a dot in the schema, `schema.table` may also be another table's name.
+                "" if "." in name.schema else str(name),
+            )
+            problems[problem] = None
+    return sorted(filter(_fits_a_path, found)), list(problems)
+
+
+def _part(text: str, start: int, end: int) -> tuple[tuple[str, ...], int]:
+    """The pieces of the part that begins at ``start``, and where it ends: at ``end``, unless it is quoted."""
+    if quoted := _QUOTED.match(text, start):
+        return (quoted[1].replace('""', '"'),), quoted.end()
+    return tuple(text[start : max(end, start)].split("*")), max(end, start)
+
+
+def _read_otherwise(text: str, kinds: Iterable[TableName], fold: Callable[[str], str]) -> list[TableName]:
+    """What a pattern would stand for if another of its dots were the one between schema and table."""
+    dots = [place for place, letter in enumerate(text) if letter == "."][1:]
+    others = [Pattern(tuple(text[:dot].split("*")), tuple(text[dot + 1 :].split("*"))) for dot in dots]
+    return [name for name in kinds if any(other.matches(name, fold) for other in others)]
+
+
+def _fits(pieces: Sequence[str], text: str) -> bool:
+    """Whether ``text`` is the pieces with anything between each two. It takes each one at the first place that it fits,
+    which leaves the most room for the others, and so never goes back."""
+    if len(pieces) == 1:
+        return pieces[0] == text
+    first, *middle, last = pieces
+    at, end = len(first), len(text) - len(last)
+    if at > end or not (text.startswith(first) and text.endswith(last)):
+        return False
+    for piece in middle:
+        at = text.find(piece, at, end)
+        if at < 0:
+            return False
+        at += len(piece)
+    return True
+
+
+def _lower(text: str) -> str:
+    """``text`` in lower case, letter by letter: one that becomes two stays what it is."""
+    return "".join(low if len(low := letter.lower()) == 1 else letter for letter in text)
+
+
+def _fits_a_path(name: TableName) -> bool:
+    return "." not in name.schema and "/" not in str(name)

@@ -1,0 +1,126 @@
+"""The part of a condition that the server itself evaluates, so that rows which are not copied need not be sent.
+
+It only ever spares work: what decides is `core.condition_rows`, for every row that the server sends. So the server has
+to send at least the rows for which the condition is true, and may send others. What it may see otherwise than Arrow
+does (text, by its collations; floating point) is not asked of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from airflow_provider_cdc.core.filters.syntax import AND, COMPARISONS, CONSTANT, IN, IS_NULL, NOT, OR, Literal, Term
+
+
+@dataclass(frozen=True)
+class Pushable:
+    """A column that the server compares as Arrow does: its quoted ``name``, and how a literal is written for it (None:
+    that one is not pushed down). ``odd``: it may hold values that no Arrow type holds, which count as null here, and
+    not on the server. ``nullable``: whether it may hold nulls. ``schema``: where its operators are (PostgreSQL); empty:
+    it need not be said."""
+
+    name: str
+    spelt: Callable[[Literal], str | None]
+    odd: bool
+    nullable: bool
+    schema: str = ""
+
+    def compared(self, sign: str, values: Sequence[str]) -> str:
+        """The condition that it compares so with a value, or with one of several (`IN`)."""
+        listed = ", ".join(values)
+        if not self.schema:
+            return f"{self.name} IN ({listed})" if sign == IN else f"{self.name} {sign} {listed}"
+        if sign == IN:
+            return f"{self.name} OPERATOR({self.schema}.=) ANY (ARRAY[{listed}])"
+        return f"{self.name} OPERATOR({self.schema}.{sign}) {listed}"
+
+
+Columns = Callable[[str], Pushable | None]
+"""What is known of a column, by its name; None: nothing of it is pushed down."""
+
+
+def pushed(term: Term | None, columns: Columns) -> str:
+    """An SQL condition that is true for every row for which ``term`` is; empty: nothing is known to be."""
+    return "" if term is None else _where_true(term, columns) or ""
+
+
+def span(term: Term | None, column: str, value: Callable[[Literal], Any]) -> tuple[Any, Any]:
+    """The least and the greatest value that a column may have in rows for which ``term`` is true, as far as its
+    comparisons say; None: no end on that side. For estimates only.
+
+    :param value: the value of a literal that the column is compared with; values compare. None: that one says nothing.
+    """
+    if term is None:
+        return None, None
+    if term.op in (AND, OR):
+        lows, highs = zip(*(span(one, column, value) for one in term.terms), strict=True)
+        least, greatest = (max, min) if term.op == AND else (min, max)
+        return _ends(lows, least, all_of=term.op == OR), _ends(highs, greatest, all_of=term.op == OR)
+    if term.column != column or term.op not in ("=", "<", "<=", ">", ">=", IN):
+        return None, None
+    values = [value(literal) for literal in term.literals]
+    if None in values:
+        return None, None
+    return None if term.op in ("<", "<=") else min(values), None if term.op in (">", ">=") else max(values)
+
+
+def _ends(found: Sequence[Any], outermost: Callable[[list[Any]], Any], *, all_of: bool) -> Any:
+    known = [one for one in found if one is not None]
+    return outermost(known) if known and not (all_of and len(known) < len(found)) else None
+
+
+def _where_true(term: Term, columns: Columns) -> str | None:
+    """What is true wherever ``term`` is true; None: nothing is known to be."""
+    if term.op == AND:
+        found = [one for one in (_where_true(own, columns) for own in term.terms) if one is not None]
+        return _joined("AND", found) if found else None
+    if term.op == OR:
+        every = [_where_true(own, columns) for own in term.terms]
+        return None if None in every else _joined("OR", [one for one in every if one is not None])
+    if term.op == NOT:
+        return _not(_where_false(term.terms[0], columns))
+    if term.op == CONSTANT:
+        return None if term.literals[0].text == "TRUE" else "1 = 0"
+    column = columns(term.column)
+    if term.op == IS_NULL and (column is None or column.odd):
+        # What is odd is null here, and not there.
+        return None
+    return _leaf(term, column)
+
+
+def _where_false(term: Term, columns: Columns) -> str | None:
+    """What is false (and not unknown) wherever ``term`` is false; None: nothing is known to be."""
+    if term.op == AND:
+        every = [_where_false(own, columns) for own in term.terms]
+        return None if None in every else _joined("AND", [one for one in every if one is not None])
+    if term.op == OR:
+        found = [one for one in (_where_false(own, columns) for own in term.terms) if one is not None]
+        return _joined("OR", found) if found else None
+    if term.op == NOT:
+        return _not(_where_true(term.terms[0], columns))
+    if term.op == CONSTANT:
+        return None if term.literals[0].text == "TRUE" else "1 = 0"
+    return _leaf(term, columns(term.column))
+
+
+def _leaf(term: Term, column: Pushable | None) -> str | None:
+    if column is None:
+        return None
+    if term.op == IS_NULL:
+        return f"{column.name} IS NULL" if column.nullable else None
+    if term.op not in (*COMPARISONS, IN):
+        return None
+    spelt = [column.spelt(literal) for literal in term.literals]
+    if None in spelt:
+        return None
+    return column.compared(term.op, [one for one in spelt if one is not None])
+
+
+def _not(condition: str | None) -> str | None:
+    return None if condition is None else f"NOT ({condition})"
+
+
+def _joined(op: str, conditions: list[str]) -> str:
+    return conditions[0] if len(conditions) == 1 else f" {op} ".join(f"({one})" for one in conditions)

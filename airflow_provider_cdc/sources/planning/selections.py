@@ -1,0 +1,167 @@
+"""Which part of each table a run copies: what its options say of tables and patterns, held against the tables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from airflow_provider_cdc.core.run.plan import TablePlan
+from airflow_provider_cdc.core.tables.selection import Selection, selection_of
+from airflow_provider_cdc.core.tables.table import Table, TableName
+from airflow_provider_cdc.errors import ConfigurationError, PreflightError, Problem
+from airflow_provider_cdc.sources.api.optional_capabilities import ToldInPart
+from airflow_provider_cdc.sources.planning.patterns import Pattern
+
+
+def select(
+    source: Any,
+    plans: Sequence[TablePlan],
+    skipped: Sequence[str],
+    where: Mapping[str, str] | None,
+    columns: Mapping[str, Sequence[str]] | None,
+) -> list[TablePlan]:
+    """The plans, each with the part of its table that is copied.
+
+    :param skipped: names of tables that are left out: a pattern may name them.
+    :param where: the condition of each table, by its name or a pattern.
+    :param columns: the columns of each table, likewise.
+    :raises PreflightError: with all that is wrong with them, and where.
+    :raises SourceUnavailable: the server cannot be reached.
+    """
+    if not where and not columns:
+        return list(plans)
+    if not isinstance(source, ToldInPart):
+        raise ConfigurationError(
+            f"tables of a {source.kind} source are copied as a whole",
+            where="parameter where",
+            hint="leave where and columns empty",
+        )
+    problems: list[Problem] = []
+    names = [plan.table for plan in plans]
+    others = [TableName.parse(name) for name in skipped]
+    conditions = _by_table("where", where or {}, names, others, problems)
+    chosen = _by_table("columns", columns or {}, names, others, problems)
+    asked = []
+    for plan in plans:
+        (pattern, condition), (_, own) = conditions.get(plan.table, ("", None)), chosen.get(plan.table, ("", None))
+        try:
+            asked.append(replace(plan, selection=selection_of(condition, own)))
+        except ConfigurationError as error:
+            place = f", {error.where}" if error.where else ""
+            # One pattern may stand for many tables.
+            problem = Problem(f"parameter where, {pattern}{place}", error.message, error.hint)
+            problems += [problem] if problem not in problems else []
+    if problems:
+        raise PreflightError(problems)
+    selected = [plan for plan in asked if not plan.selection.whole]
+    pushed: dict[TableName, str] = {}
+    for plan, found in zip(selected, source.tables_of(selected), strict=True):
+        table = replace(found, selection=plan.selection)
+        wrong = _problems(source, table, conditions, chosen)
+        pushed[plan.table] = "" if wrong else source.pushed_condition(table)
+        problems += wrong
+    if problems:
+        raise PreflightError(problems)
+    # Those that have theirs already say so already.
+    return [
+        plan
+        if plan.selection == before.selection
+        else replace(plan, reason=f"{plan.reason}; {told(plan.selection, pushed[plan.table])}")
+        for plan, before in zip(asked, plans, strict=True)
+    ]
+
+
+def named(*options: Mapping[str, Any] | None) -> Callable[[TableName], bool]:
+    """Whether one of the options, which are by table or pattern, says something of a table."""
+    patterns = []
+    for text in (text for option in options for text in option or {}):
+        # What is no pattern is refused by `select`.
+        with suppress(ConfigurationError):
+            patterns.append(Pattern.parse(text))
+    return lambda table: any(pattern.matches(table) for pattern in patterns)
+
+
+def told(selection: Selection, pushed: str) -> str:
+    """What the plan says of the part of a table that is copied. Its estimates are those of the whole table.
+
+    :param pushed: what the server itself looks at.
+    """
+    rows = ""
+    if selection.where is not None:
+        by = f"the server sends only those where {pushed}" if pushed else "the server sends all of them"
+        rows = f"only rows where {selection.condition} ({by})"
+    columns = f"only the columns {', '.join(selection.columns)} and its key" if selection.columns else ""
+    return "; ".join(filter(None, (rows, columns)))
+
+
+def check_still(source: Any, table: Table) -> None:
+    """Make sure that a run's table can still be copied in part as it was planned: a column may have another type.
+
+    :raises PreflightError: it cannot.
+    """
+    if table.selection.whole:
+        return
+    if found := _problems(source, table, {}, {}):
+        raise PreflightError(found)
+
+
+def _by_table(
+    option: str,
+    given: Mapping[str, Any],
+    names: Sequence[TableName],
+    others: Sequence[TableName],
+    problems: list[Problem],
+) -> dict[TableName, tuple[str, Any]]:
+    """What is said of each table, with the pattern that says so."""
+    found: dict[TableName, tuple[str, Any]] = {}
+    for text, value in given.items():
+        where = f"parameter {option}, {text}"
+        try:
+            pattern = Pattern.parse(text)
+        except ConfigurationError as error:
+            problems.append(Problem(where, error.message, error.hint))
+            continue
+        matching = [name for name in names if pattern.matches(name)]
+        if not matching and not any(map(pattern.matches, others)):
+            what, hint = "it names no table of the run", f"the run has {', '.join(map(str, names[:10]))}"
+            problems.append(Problem(where, what, hint))
+        for name in matching:
+            before, same = found.setdefault(name, (text, value))
+            if _plain(same) != _plain(value):
+                what = f"{name} is also named by {before}, which says something else of it"
+                problems.append(Problem(where, what, "have one pattern name each table"))
+    return found
+
+
+def _plain(value: Any) -> Any:
+    return value if isinstance(value, str) else sorted({*value})
+
+
+def _problems(
+    source: Any,
+    table: Table,
+    conditions: Mapping[TableName, tuple[str, Any]],
+    chosen: Mapping[TableName, tuple[str, Any]],
+) -> list[Problem]:
+    """What is wrong with the part of a table that is to be copied."""
+    # Arrow takes a while to import, and whole tables need none of this.
+    from airflow_provider_cdc.core.filters.literals import problems, unknown_column
+    from airflow_provider_cdc.core.filters.parser import place_in
+
+    found = []
+    names = [column.name for column in table.columns]
+    for name in table.selection.columns:
+        if name not in names:
+            pattern = chosen.get(table.name, (str(table.name), None))[0]
+            found.append(Problem(f"{table.name}, parameter columns, {pattern}", *unknown_column(name, names)))
+    if table.selection.where is not None:
+        pattern, text = conditions.get(table.name, (str(table.name), table.selection.condition))
+
+        def place(at: int) -> str:
+            return f"{table.name}, parameter where, {pattern}, {place_in(text, at)}"
+
+        schema = source.arrow_schema(table)
+        found += problems(table.selection.where, schema, source.comparable_texts(table), place)
+    return found

@@ -1,0 +1,115 @@
+"""What can be copied of what was asked for, and what becomes of the rest.
+
+A source's preflight knows all or nothing: every table that is named can be copied exactly, or there are problems. Some
+of these are a table's own (`Problem.table`): nothing of what makes the others exact rests on that table. So whatever
+may be skipped is left out by a pattern of its own, and the rest is checked again from the beginning, as if nobody had
+ever named the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from airflow_provider_cdc.core.options.run import StepOptions, TableOptions
+from airflow_provider_cdc.core.run.plan import TablePlan
+from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.errors import PreflightError, Problem
+from airflow_provider_cdc.sources.api.optional_capabilities import check_point
+from airflow_provider_cdc.sources.api.source import PlansRuns, Source
+from airflow_provider_cdc.sources.planning.patterns import NOTHING_LEFT, exactly
+
+
+@dataclass(frozen=True)
+class Survey:
+    """How each table is read, and why each of the others is skipped, by its name."""
+
+    plans: list[TablePlan]
+    skipped: dict[str, str]
+
+
+def survey(
+    source: PlansRuns,
+    patterns: Sequence[str],
+    options: TableOptions,
+    on_table_error: str,
+    in_part: Callable[[TableName], bool] = lambda table: False,
+) -> Survey:
+    """Find out how each table is read.
+
+    :param on_table_error: ``fail``: a table that cannot be copied is a problem. ``skip``: it is left out.
+    :param in_part: whether a part of a table is copied: what rows are looked at may be none of it.
+    :raises PreflightError: with every problem found that counts; also if every table would be skipped.
+    :raises SourceUnavailable: the server cannot be reached.
+    """
+    own: dict[str, list[Problem]] = {}
+    sampled: set[TableName] = set()
+    while True:
+        left_out = ["!" + exactly(TableName.parse(table)) for table in own]
+        try:
+            plans = source.preflight([*patterns, *left_out], options)
+        except PreflightError as error:
+            plans, found = [], list(error.problems)
+        else:
+            found = source.sample([one for one in plans if one.table not in sampled and not in_part(one.table)])
+            sampled |= {plan.table for plan in plans}
+        if own and NOTHING_LEFT in found:
+            return _refused(own, on_table_error)
+        if others := [problem for problem in found if not problem.table]:
+            told = found + [problem for problems in own.values() for problem in problems]
+            raise PreflightError(others if on_table_error == "skip" else told)
+        if not found:
+            break
+        for problem in found:
+            own.setdefault(problem.table, []).append(problem)
+    if own and on_table_error != "skip":
+        return _refused(own, on_table_error)
+    return Survey(plans, {table: _reason(problems) for table, problems in own.items()})
+
+
+def survey_past(
+    source: Source,
+    found: Survey,
+    patterns: Sequence[str],
+    options: TableOptions,
+    steps: StepOptions,
+    *,
+    may_begin: bool,
+    in_part: Callable[[TableName], bool] = lambda table: False,
+) -> Survey:
+    """`check_point` for what `survey` found; of tables that cannot be copied as they were then, those that may be
+    skipped are left out.
+
+    :param may_begin: as for `check_point`.
+    :param in_part: as for `survey`.
+    :raises PreflightError: with every problem found that counts.
+    """
+    while True:
+        try:
+            check_point(source, found.plans, steps, may_begin=may_begin)
+            return found
+        except PreflightError as error:
+            own: dict[str, list[Problem]] = {}
+            for problem in error.problems:
+                own.setdefault(problem.table, []).append(problem)
+            if not steps.skips or "" in own:
+                raise
+            if {plan.table for plan in found.plans} <= {TableName.parse(table) for table in own}:
+                _refused(own, steps.on_table_error)
+        skipped = found.skipped | {table: _reason(problems) for table, problems in own.items()}
+        left_out = ["!" + exactly(TableName.parse(table)) for table in skipped]
+        # What was decided for the others, such as what they are rolled forward from, stays.
+        known = {plan.table: plan for plan in found.plans}
+        found = survey(source, [*patterns, *left_out], options, steps.on_table_error, in_part)
+        found = Survey([known.get(plan.table, plan) for plan in found.plans], skipped | found.skipped)
+
+
+def _refused(own: dict[str, list[Problem]], on_table_error: str) -> Survey:
+    problems = [problem for problems in own.values() for problem in problems]
+    if on_table_error == "skip":
+        problems.insert(0, Problem("tables", "none of them can be copied, so skipping leaves none", "see below"))
+    raise PreflightError(problems)
+
+
+def _reason(problems: Sequence[Problem]) -> str:
+    return "; ".join(f"{problem.where}: {problem.what}" for problem in problems)

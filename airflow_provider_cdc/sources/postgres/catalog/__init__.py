@@ -1,0 +1,1 @@
+"""PostgreSQL's catalog: schemas, types, replica identities."""

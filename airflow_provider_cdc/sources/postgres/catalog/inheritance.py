@@ -1,0 +1,59 @@
+"""Tables some or all of whose rows lie in other tables: a SELECT shows those rows, and a copy would miss them.
+
+Only partitions are copied with their root. Where tables inherit in the old way (``INHERITS``), nothing keeps a key of
+the parent unique, and children may have columns of their own. TimescaleDB makes such children, and Citus
+keeps rows on other servers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.errors import Problem, SchemaChanged
+from airflow_provider_cdc.sources.planning.patterns import exactly
+from airflow_provider_cdc.sources.postgres.server.session import Connection, query, value
+
+_SHOWN = 3
+
+_HYPERTABLES = (
+    "SELECT c.oid FROM _timescaledb_catalog.hypertable h JOIN pg_namespace n ON n.nspname = h.schema_name "
+    "JOIN pg_class c ON c.relnamespace = n.oid AND c.relname = h.table_name WHERE c.oid = ANY(%s::oid[])"
+)
+_DISTRIBUTED = "SELECT logicalrelid::oid FROM pg_catalog.pg_dist_partition WHERE logicalrelid::oid = ANY(%s::oid[])"
+
+
+def inheritance_problems(connection: Connection, tables: Sequence[Table]) -> Iterable[Problem]:
+    """What is wrong with tables whose own relations do not hold all their rows."""
+    hypertables = _listed(connection, "_timescaledb_catalog.hypertable", _HYPERTABLES, tables)
+    distributed = _listed(connection, "pg_catalog.pg_dist_partition", _DISTRIBUTED, tables)
+    for table in tables:
+        where, children = str(table.name), list(table.details["children"])
+        out = f"leave it out: add the pattern !{exactly(table.name)}"
+        if table.details["oid"] in hypertables:
+            yield Problem(where, "is a hypertable of TimescaleDB: its rows lie in other tables, its chunks", out, where)
+        elif table.details["oid"] in distributed:
+            yield Problem(where, "is distributed by Citus: its rows lie in other tables, its shards", out, where)
+        elif children:
+            more = f" and {len(children) - _SHOWN} more" if len(children) > _SHOWN else ""
+            yield Problem(
+                where,
+                f"other tables inherit from it ({', '.join(children[:_SHOWN])}{more}): a SELECT shows their rows, too",
+                f"{out}; each of the others can be copied by itself, or ALTER TABLE … NO INHERIT",
+                where,
+            )
+
+
+def check_whole(connection: Connection, tables: Sequence[Table]) -> None:
+    """Make sure that tables hold all their rows themselves, or in their partitions.
+
+    :raises SchemaChanged: one does not.
+    """
+    for problem in inheritance_problems(connection, tables):
+        raise SchemaChanged(problem.what, where=problem.where, hint=problem.hint)
+
+
+def _listed(connection: Connection, catalog: str, sql: str, tables: Sequence[Table]) -> set[int]:
+    if value(connection, "to_regclass(%s) IS NULL", (catalog,)):
+        return set()
+    return {oid for (oid,) in query(connection, sql, ([table.details["oid"] for table in tables],))}

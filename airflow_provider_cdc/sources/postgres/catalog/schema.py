@@ -1,0 +1,400 @@
+"""Tables as the server describes them: names, columns, keys, sizes, and the relations that hold their rows."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass
+from functools import partial
+from itertools import chain
+from typing import Any
+
+from airflow_provider_cdc.core.tables.table import Column, Table, TableName
+from airflow_provider_cdc.errors import Problem, SchemaChanged
+from airflow_provider_cdc.sources.planning import patterns as patterns_of_tables
+from airflow_provider_cdc.sources.postgres.catalog import publication_scope
+from airflow_provider_cdc.sources.postgres.catalog.type_catalog import read_types
+from airflow_provider_cdc.sources.postgres.server.session import Connection, query, quote
+
+_TABLE, _PARTITION = "table", "partition"
+_KINDS = {
+    "r": _TABLE,
+    "p": _TABLE,
+    "v": "view",
+    "m": "materialized view",
+    "f": "foreign table",
+}
+
+RENAMED = "another table has its name now"
+REWRITTEN = "was rewritten or truncated (VACUUM FULL, CLUSTER, TRUNCATE, some forms of ALTER TABLE)"
+HINT = "leave the definition of copied tables alone during a run, and trigger a new run"
+
+_ROW_BYTES = 100
+"""A guess, for tables that were never analyzed."""
+
+
+@dataclass(frozen=True)
+class Leaf:
+    """A relation that holds rows: a plain table itself, or a partition at the end of a tree.
+
+    ``filenode`` names its present file: a row that nobody touches keeps its place as long as that stays the same.
+    ``identity`` is its replica identity. ``state`` of a partition is other after any change to its description.
+    ``order`` is empty, or says of each of its columns, in its own order, which one of the table's it is.
+    """
+
+    oid: int
+    schema: str
+    name: str
+    filenode: int
+    identity: str
+    state: str = ""
+    order: tuple[int, ...] = ()
+
+    @property
+    def sql(self) -> str:
+        """Its name, quoted."""
+        return quote(self.schema, self.name)
+
+
+def leaves(table: Table) -> list[Leaf]:
+    """The relations that hold the rows of a table that `read_tables` read."""
+    return [
+        Leaf(oid, schema, name, filenode, identity, state, tuple(order))
+        for oid, schema, name, filenode, identity, state, order in table.details["leaves"]
+    ]
+
+
+def columns_of(table: Table, leaf: Leaf) -> list[Column]:
+    """The columns of a table, in the order in which one of its leaves has them."""
+    return [table.columns[index] for index in leaf.order] if leaf.order else list(table.columns)
+
+
+def resolve(connection: Connection, patterns: Sequence[str]) -> tuple[list[TableName], list[Problem]]:
+    """The tables that ``patterns`` name (``sources.patterns``), sorted, each once; a problem for each that names none.
+
+    A partition is a part of its root, so only the root is a table. Schemas of the server's own match no pattern.
+    """
+    kinds = {
+        TableName(schema, name): _PARTITION if partition else _KINDS[kind]
+        for schema, name, kind, partition in query(
+            connection,
+            "SELECT n.nspname, c.relname, c.relkind, c.relispartition FROM pg_class c "
+            "JOIN pg_namespace n ON n.oid = c.relnamespace "
+            "WHERE c.relkind = ANY(%s) AND n.nspname <> 'information_schema' AND n.nspname !~ '^pg_'",
+            (list(_KINDS),),
+        )
+    }
+    return patterns_of_tables.resolve(patterns, kinds, [_TABLE], partial(_matches_nothing, connection, kinds))
+
+
+def read_tables(connection: Connection, names: Sequence[TableName], publication: str = "") -> tuple[Table, ...]:
+    """The tables' schemas, in the order of ``names``.
+
+    :param publication: one that exists, through which the log is going to tell of the tables; empty: none does yet.
+
+    Columns come in the order in which the log holds them, without dropped ones. ``Column.type`` is what the server
+    prints as its type. ``Column.details`` has ``oid`` and ``typmod`` of the type; ``kind``: ``base``, ``enum``,
+    ``domain``, ``composite``, ``range``, ``multirange`` or ``array``; ``base``, ``base_oid`` and ``base_typmod`` of the
+    type beneath all domains; ``definition``, a digest of everything that someone could alter of it; ``relation``, the
+    OID of the table; ``number``, which no other column ever had; ``version``, which is another after each change of the
+    column; and where they apply, ``names_objects``: true, if a part of the type is one of ``types.NAMES_OF_OBJECTS``,
+    ``generated``: ``stored`` or ``virtual``, and of a virtual one its ``expression``, and ``computed``, which is
+    another after that was altered.
+
+    ``Table.details`` has ``oid``; ``kind``: ``r`` or ``p``; ``identity``, its replica identity; ``leaves``, what
+    `leaves` reads; ``tree``, how partitions hang together; ``children``, the tables that inherit from it and are no
+    partitions; ``via_root``: whether the log tells the changes of any partitions as their root's, ``as_root``: and so
+    of its own; ``version`` and ``placed`` of `placing`; ``key``, the OID of the constraint, or else of the index, that
+    keeps the key unique; ``key_version``, which is another after that was lifted for a while; and ``keys``, the columns
+    of every key that it has, by its version.
+
+    The key is the index by which the log identifies rows, if one was named (USING INDEX), else the primary key, else
+    the first unique index of whole NOT NULL columns. Deferrable keys do not count: within a transaction two rows may
+    share one, and then its first change would not tell which row had it before.
+
+    :raises SchemaChanged: a table does not exist, or no longer.
+    """
+    if not names:
+        return ()
+    found = _relations(connection, names)
+    oids = [oid for oid, _, _ in found.values()]
+    columns, keys, held = _columns(connection, oids), _keys(connection, oids), _leaves(connection, oids)
+    children = dict(query(connection, _CHILDREN, (oids,)))
+    trees = dict(query(connection, _TREES, (oids,)))
+    via_root = bool(query(connection, "SELECT 1 FROM pg_publication WHERE pubname = %s AND pubviaroot", (publication,)))
+    own_leaves = {oid: [leaf.oid for leaf, _ in own] for oid, (own, _, _) in held.items()}
+    versions = publication_scope.read_versions(connection, [*oids, *chain.from_iterable(own_leaves.values())])
+    tables = []
+    for name in names:
+        if name not in found:
+            raise SchemaChanged(
+                "the table does not exist, or this user may not see it",
+                where=str(name),
+                hint="restore it or its privileges, or trigger a new run without it",
+            )
+        oid, kind, identity = found[name]
+        usable = _usable(columns[oid], keys.get(oid, []))
+        key_index, key, key_oid, key_version = usable[0] if usable else ("", (), 0, "")
+        own, rows, size = held.get(oid, ([], 0, 0))
+        names_in_order = [column.name for column in columns[oid]]
+        details = {
+            "oid": oid,
+            "kind": kind,
+            "identity": identity,
+            "leaves": [[*astuple(leaf)[:6], _order(names_in_order, own_names)] for leaf, own_names in own],
+            "tree": trees.get(oid, []),
+            "children": children.get(oid, []),
+            "via_root": via_root,
+            "as_root": kind == "p" and via_root,
+            **publication_scope.described(versions, oid, own_leaves.get(oid, [])),
+            "key": key_oid,
+            "key_version": key_version,
+            "keys": {version: list(own_key) for _, own_key, _, version in usable},
+        }
+        tables.append(Table(name, tuple(columns[oid]), key, key_index, rows, size, details))
+    return tuple(tables)
+
+
+def difference(recorded: Table, now: Table, *, versions: bool = True) -> str:
+    """What changed of a table since it was recorded, in words; empty if nothing did that a copy could show.
+
+    With ``versions``, no catalog row of the partition tree or of the columns may have changed at all: that is for the
+    moment in which the position is fixed, about which nothing else is known. During the reads it would stop runs for no
+    reason. What is not compared by version then cannot make a wrong row, even if it was changed and changed back:
+
+    - columns (renamed, of another type, NOT NULL): a column that was dropped and made anew has another number. What
+      each column was called and was of, `in_place` looks at with every read, and the log says with the changes.
+      What is left (statistics, storage, defaults, privileges) changes no row.
+    - the replica identity: the log says it of each relation, and with each change whether the old row is whole. But a
+      change that is told as the root's says it of the root (``as_root``): there the versions go on to count.
+    - partitions that were made or attached since: they held none of the table's rows at the position. The log does not
+      tell of them, nor are they read; of a row that moved into one it has the DELETE where it was. Where it does tell
+      (``as_root``) of rows that came with a partition, it would seem that they had been there before: so none may.
+    - other keys than the recorded one: they tell nothing apart.
+
+    A key is known by its constraint, whose index may be replaced (REINDEX CONCURRENTLY), for the server lets nobody
+    drop it meanwhile. A unique index without a constraint is known by its OID, and REINDEX CONCURRENTLY gives it
+    another one. Afterwards the catalog holds nothing of the old index: it looks just as if that had been dropped, rows
+    that share a key had come and gone, and an index had been made again. So that stops the run. So does a new version
+    of its row: DROP INDEX CONCURRENTLY that is cut short leaves it dead, and REINDEX INDEX brings it back to life.
+    """
+    if recorded.details["oid"] != now.details["oid"]:
+        return RENAMED
+    before, after = ([_shape(column, versions) for column in table.columns] for table in (recorded, now))
+    if before != after:
+        names = {shape[0] for shape in set(before) ^ set(after)} or {"their order"}
+        return f"its columns have changed ({', '.join(sorted(map(str, names)))})"
+    if recorded.key and now.details["keys"].get(recorded.details["key_version"]) != list(recorded.key):
+        return _another_key(recorded, now)
+    if versions and recorded.key != now.key:
+        return "its key has changed"
+    if recorded.details["identity"] != now.details["identity"]:
+        return "its replica identity has changed"
+    if now.details["children"] != recorded.details["children"]:
+        return "other tables inherit from it now"
+    if what := publication_scope.moved(recorded.details, now.details):
+        return what
+    whole = versions or recorded.details.get("as_root", True)
+    tree, tree_now = set(recorded.details["tree"]), set(now.details["tree"])
+    if not tree <= tree_now or (whole and tree != tree_now):
+        return "partitions were attached or detached"
+    there = {leaf.oid: leaf for leaf in leaves(now)}
+    for old in leaves(recorded):
+        new = there.get(old.oid)
+        if new is None:
+            return "partitions were attached or detached"
+        if old.filenode != new.filenode:
+            return f"{old.sql} {REWRITTEN}"
+        if old.identity != new.identity:
+            return f"the replica identity of {old.sql} has changed"
+        if (old.sql, old.order) != (new.sql, new.order) or (whole and old.state != new.state):
+            return f"{old.sql} was altered"
+    return ""
+
+
+def _another_key(recorded: Table, now: Table) -> str:
+    if list(recorded.key) not in now.details["keys"].values():
+        return "its key has changed"
+    table, index = quote(recorded.name.schema, recorded.name.name), quote(recorded.key_index)
+    return (
+        f"its key has changed: {index} was altered or made anew (REINDEX CONCURRENTLY of an index without a constraint "
+        "does so), "
+        "and nothing shows that no two rows shared a key in between "
+        f"(ALTER TABLE {table} ADD UNIQUE USING INDEX {index} makes it a constraint, which survives a REINDEX)"
+    )
+
+
+def check_unchanged(connection: Connection, tables: Iterable[Table]) -> None:
+    """Make sure that tables are what they were when they were recorded, and were so all the time since, in all that a
+    copy could show (`difference` says why).
+
+    :raises SchemaChanged: one is not.
+    """
+    recorded = list(tables)
+    for table, now in zip(recorded, read_tables(connection, [table.name for table in recorded]), strict=True):
+        if what := difference(table, now, versions=False):
+            raise SchemaChanged(
+                what,
+                where=str(table.name),
+                hint=HINT,
+            )
+
+
+def _shape(column: Column, versions: bool) -> tuple[Any, ...]:
+    left_out = set() if versions else {"version"}
+    details = {name: value for name, value in column.details.items() if name not in left_out}
+    return column.name, column.type, column.nullable, tuple(sorted(details.items()))
+
+
+def _matches_nothing(
+    connection: Connection, kinds: dict[TableName, str], pattern: str, wanted: TableName, others: list[TableName]
+) -> Problem:
+    if others and kinds[others[0]] == _PARTITION:
+        (root,) = query(
+            connection,
+            "SELECT pg_partition_root(%s::regclass)::text",
+            (quote(others[0].schema, others[0].name),),
+        )[0]
+        return Problem(pattern, f"is a partition of {root}", "name the partitioned table: its partitions come with it")
+    if others:
+        kind = kinds[others[0]]
+        return Problem(pattern, f"is a {kind}, not a table", "name the tables that it reads")
+    if wanted.schema.startswith("pg_") or wanted.schema == "information_schema":
+        return Problem(pattern, "lies in a schema of the server's own", "leave it out: its changes are not logged")
+    if "*" in pattern:
+        return Problem(
+            pattern, "matches no table of this database", "correct the pattern, or the connection's database"
+        )
+    return Problem(pattern, "there is no such table in this database", "correct the name, or the connection's database")
+
+
+def _relations(connection: Connection, names: Sequence[TableName]) -> dict[TableName, tuple[int, str, str]]:
+    return {
+        TableName(schema, name): (oid, kind, identity)
+        for schema, name, oid, kind, identity in query(
+            connection,
+            "SELECT n.nspname, c.relname, c.oid, c.relkind, c.relreplident FROM pg_class c "
+            "JOIN pg_namespace n ON n.oid = c.relnamespace "
+            "JOIN unnest(%s::text[], %s::text[]) AS w(schema, name) ON (n.nspname, c.relname) = (w.schema, w.name) "
+            "WHERE c.relkind IN ('r', 'p')",
+            ([name.schema for name in names], [name.name for name in names]),
+        )
+    }
+
+
+# PostgreSQL 18 marks a column as NOT NULL although its constraint was never checked.
+_COLUMNS = """
+SELECT a.attrelid, a.attname, a.attnum, a.xmin::text, format_type(a.atttypid, a.atttypmod), a.atttypid, a.atttypmod,
+    a.attgenerated, (SELECT ARRAY[d.oid::text, pg_get_expr(d.adbin, d.adrelid)] FROM pg_attrdef d
+        WHERE a.attgenerated = 'v' AND (d.adrelid, d.adnum) = (a.attrelid, a.attnum)),
+    a.attnotnull AND NOT EXISTS (
+        SELECT FROM pg_constraint c WHERE c.conrelid = a.attrelid AND c.contype = 'n' AND c.conkey = ARRAY[a.attnum]
+        AND NOT c.convalidated)
+FROM pg_attribute a WHERE a.attrelid = ANY(%s::oid[]) AND a.attnum > 0 AND NOT a.attisdropped
+ORDER BY a.attrelid, a.attnum
+"""
+
+
+def _columns(connection: Connection, oids: Sequence[int]) -> dict[int, list[Column]]:
+    rows = query(connection, _COLUMNS, (list(oids),))
+    types = read_types(connection, {row[5] for row in rows})
+    found: dict[int, list[Column]] = defaultdict(list)
+    for relation, name, number, version, type_name, oid, typmod, generated, computed, not_null in rows:
+        kind, base, base_oid, base_typmod, names_objects, definition = types[oid]
+        details: dict[str, str | int | bool] = {
+            "oid": oid,
+            "typmod": typmod,
+            "kind": kind,
+            "base": base,
+            "base_oid": base_oid,
+            "base_typmod": base_typmod if kind == "domain" else typmod,
+            "definition": definition,
+            "relation": relation,
+            "number": number,
+            "version": version,
+        }
+        if names_objects:
+            details["names_objects"] = True
+        if generated:
+            details["generated"] = {"s": "stored", "v": "virtual"}[generated]
+        if computed:
+            details["computed"], details["expression"] = computed
+        found[relation].append(Column(name, type_name, not not_null, details))
+    return found
+
+
+_KEYS = """
+SELECT i.indrelid, c.relname, COALESCE(n.oid, c.oid), COALESCE(n.oid::text, concat(c.oid, '/', i.xmin)), ARRAY(
+    SELECT a.attname::text FROM unnest(i.indkey::int2[]) WITH ORDINALITY k(attnum, place)
+    JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+    WHERE k.place <= i.indnkeyatts ORDER BY k.place)
+FROM pg_index i JOIN pg_class c ON c.oid = i.indexrelid
+LEFT JOIN pg_constraint n ON n.conindid = c.oid AND n.contype IN ('p', 'u')
+WHERE i.indrelid = ANY(%s::oid[]) AND i.indisunique AND i.indimmediate AND i.indisvalid AND i.indisready AND i.indislive
+    AND i.indpred IS NULL AND i.indexprs IS NULL
+ORDER BY i.indrelid, NOT i.indisreplident, NOT i.indisprimary, c.relname
+"""
+
+
+_Key = tuple[str, tuple[str, ...], int, str]
+
+
+def _keys(connection: Connection, oids: Sequence[int]) -> dict[int, list[_Key]]:
+    found: dict[int, list[_Key]] = defaultdict(list)
+    for relation, index, oid, version, key in query(connection, _KEYS, (list(oids),)):
+        found[relation].append((index, tuple(key), oid, version))
+    return found
+
+
+def _usable(columns: Sequence[Column], candidates: Sequence[_Key]) -> list[_Key]:
+    filled = {column.name for column in columns if not column.nullable}
+    return [candidate for candidate in candidates if filled.issuperset(candidate[1])]
+
+
+_LEAVES = """
+SELECT t.root, c.oid, n.nspname, c.relname, pg_relation_filenode(c.oid), c.relreplident,
+    CASE WHEN c.relispartition THEN c.xmin::text ELSE '' END,
+    ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
+        ORDER BY a.attnum),
+    c.reltuples::float8, c.relpages, pg_relation_size(c.oid), current_setting('block_size')::int
+FROM (
+    SELECT w AS root, w AS relid FROM unnest(%s::oid[]) w JOIN pg_class r ON r.oid = w AND r.relkind = 'r'
+    UNION ALL
+    SELECT w, p.relid FROM unnest(%s::oid[]) w JOIN pg_class r ON r.oid = w AND r.relkind = 'p',
+        LATERAL pg_partition_tree(w) p WHERE p.isleaf AND p.level > 0
+) t JOIN pg_class c ON c.oid = t.relid JOIN pg_namespace n ON n.oid = c.relnamespace
+ORDER BY t.root, c.oid
+"""
+
+_TREES = """
+SELECT w, array_agg(concat_ws('/', i.inhrelid, i.inhparent, i.xmin) ORDER BY i.inhrelid)
+FROM unnest(%s::oid[]) w JOIN pg_class r ON r.oid = w AND r.relkind = 'p', LATERAL pg_partition_tree(w) p
+JOIN pg_inherits i ON i.inhrelid = p.relid AND p.level > 0 GROUP BY w
+"""
+
+_CHILDREN = """
+SELECT i.inhparent, array_agg(i.inhrelid::regclass::text ORDER BY i.inhrelid)
+FROM pg_inherits i JOIN pg_class r ON r.oid = i.inhparent AND r.relkind = 'r'
+WHERE i.inhparent = ANY(%s::oid[]) GROUP BY i.inhparent
+"""
+
+
+def _leaves(connection: Connection, oids: Sequence[int]) -> dict[int, tuple[list[tuple[Leaf, list[str]]], int, int]]:
+    """The leaves, each with the names of its columns, estimated rows and bytes, by the table's OID."""
+    found: dict[int, tuple[list[tuple[Leaf, list[str]]], int, int]] = {}
+    for root, oid, schema, name, filenode, identity, state, columns, tuples, pages, size, block in query(
+        connection, _LEAVES, (list(oids), list(oids))
+    ):
+        own, rows, total = found.get(root, ([], 0, 0))
+        estimate = round(tuples / pages * (size / block)) if tuples > 0 and pages > 0 else size // _ROW_BYTES
+        own.append((Leaf(oid, schema, name, filenode or 0, identity, state), columns))
+        found[root] = own, rows + estimate, total + size
+    return found
+
+
+def _order(columns: Sequence[str], own: Sequence[str]) -> list[int]:
+    """`Leaf.order` of a leaf whose columns are called ``own``, in that order."""
+    if list(columns) == list(own):
+        return []
+    places = {name: index for index, name in enumerate(columns)}
+    return [places[name] for name in own]

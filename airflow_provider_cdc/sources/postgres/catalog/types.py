@@ -1,0 +1,309 @@
+"""The table of PostgreSQL types: for each one its Arrow type, and how it looks in each of the two formats.
+
+A value reaches us in one of two ways: by COPY, as ADBC makes Arrow of it, and in the log, as the text of its type's
+output function (``images``). ``ColumnType`` holds what both need, so that they cannot disagree.
+
+=====================================  ===================  =====================================================
+PostgreSQL                             Arrow                remarks
+=====================================  ===================  =====================================================
+smallint integer bigint                int16 int32 int64
+real, double precision                 float32, float64     the stored bits; every NaN becomes the same one
+boolean                                bool
+numeric(p,s), p ≤ 38, 0 ≤ s ≤ p        decimal128(p, s)     not NaN, not ±infinity: the policy
+text varchar char(n) name              utf8                 char(n) with its padding
+json jsonb                             utf8                 the text that SELECT prints
+uuid                                   utf8
+bytea                                  binary
+date                                   date32               not ±infinity: the policy
+timestamp, timestamp with time zone    timestamp[us], UTC   not ±infinity, nothing after 294247-01-10: the policy
+time                                   time64[us]           not 24:00:00: the policy
+all others                             utf8                 what the type's output function prints under
+                                                            ``SESSION_SETTINGS``
+=====================================  ===================  =====================================================
+
+A domain is what its base type is. "The policy" is `TableOptions.unrepresentable`; with ``string`` the column
+is utf8 like all others. ``null`` never applies to a column that identifies rows (a key column, every column of a
+keyless table): two rows might become one. There it stops the run, as ``error`` does.
+
+What is needed of a column beyond its name: ``Column.nullable``, and of ``Column.details``:
+
+``oid``, ``typmod``
+    of the declared type, ``pg_attribute.atttypid`` and ``atttypmod``.
+``kind``
+    ``base``, ``enum``, ``domain``, ``composite``, ``range``, ``multirange`` or ``array``.
+``base_oid``, ``base_typmod``
+    of the type beneath all domains; the same as the first two if there is none. (Where they are missing, a domain is
+    read as text.)
+``names_objects``
+    true if a part of the type (a field of a composite, say) is one of ``NAMES_OF_OBJECTS``.
+``expression``
+    of a virtual column: how the table computes it, in SQL.
+``relation``
+    of every column, the OID of the table (of the root, if it is partitioned): the log must speak of the same one.
+
+Formats: https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html (TupleData), and the server
+itself, which the tests compare each entry with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import Enum
+
+import pyarrow as pa
+
+from airflow_provider_cdc.core.tables.table import Column, Table
+from airflow_provider_cdc.errors import ConfigurationError
+
+SESSION_SETTINGS: Mapping[str, str] = {
+    "client_encoding": "UTF8",
+    "DateStyle": "ISO, YMD",
+    "IntervalStyle": "iso_8601",
+    "TimeZone": "UTC",
+    "bytea_output": "hex",
+    "extra_float_digits": "3",
+    # Unless it is named, the schema of temporary tables is looked in first.
+    "search_path": "pg_catalog, pg_temp",
+    "standard_conforming_strings": "on",
+    "xmlbinary": "base64",
+    # Not text, but the same hazard: rows that a policy hides would be missing without a word.
+    "row_security": "off",
+}
+"""What every session sets that reads tables or the log: all settings that say how output functions print a value. What
+it means is the database's own: ``lc_monetary`` says which currency ``money`` is in."""
+
+
+class Family(Enum):
+    """Columns whose values are decoded and finished alike."""
+
+    INTEGER = "integer"
+    FLOAT = "float"
+    BOOL = "bool"
+    DECIMAL = "decimal"
+    TEXT = "text"
+    UUID = "uuid"
+    BYTES = "bytes"
+    DATE = "date"
+    TIMESTAMP = "timestamp"
+    TIME = "time"
+    OUTPUT = "output"
+    """Text that the server prints, for want of a better Arrow type."""
+
+
+@dataclass(frozen=True)
+class ColumnType:
+    """One column's entry in the table of types.
+
+    ``select``
+        the expression that a SELECT reads it with.
+    ``value``
+        what that reads: the column, or how the table computes it.
+    ``policy``
+        what becomes of values that ``arrow`` cannot hold: ``error`` or ``null``.
+    ``nullable``
+        whether the published column may hold nulls; ``stored_nulls``: whether the table may.
+    ``precision``, ``scale``
+        of decimals.
+    """
+
+    name: str
+    family: Family
+    arrow: pa.DataType
+    select: str
+    nullable: bool
+    stored_nulls: bool
+    policy: str
+    value: str
+    precision: int = 0
+    scale: int = 0
+
+
+def unmapped(column: Column) -> str | None:
+    """Why ``column`` cannot be copied; None if it can."""
+    beneath = {int(column.details.get(name, 0)) for name in ("oid", "base_oid")}
+    if beneath & NAMES_OF_OBJECTS or column.details.get("names_objects"):
+        return (
+            f"a value of type {column.type} is printed as the present name of some object, "
+            "which may be another one than at the initial position"
+        )
+    return None
+
+
+def column_types(table: Table) -> tuple[ColumnType, ...]:
+    """The entries for all columns of ``table``, in order.
+
+    :raises ConfigurationError: a column cannot be copied; ``unmapped`` gives the reason beforehand.
+    """
+    return tuple(_column_type(table, column) for column in table.columns)
+
+
+def arrow_schema(table: Table) -> pa.Schema:
+    """The Arrow schema of ``table``'s rows, the same by SELECT and from the log."""
+    return pa.schema([pa.field(column.name, column.arrow, nullable=column.nullable) for column in column_types(table)])
+
+
+def comparable_texts(table: Table) -> dict[str, str]:
+    """`ToldInPart.comparable_texts`."""
+    found = {}
+    for column in table.columns:
+        oid, _ = base_type(column)
+        if oid in _PLAIN_TEXTS:
+            found[column.name] = "plain"
+        elif _native(oid, -1)[0] is Family.UUID:
+            found[column.name] = "uuid"
+        elif column.details.get("kind") == "enum":
+            found[column.name] = "label"
+    return found
+
+
+def select_list(table: Table, *, decimals: bool = False) -> str:
+    """What a SELECT of all columns says before FROM. Each expression is named after its column.
+
+    :param decimals: as the server keeps them. Otherwise as text, because ADBC would make text of them, and slowly.
+    """
+    expressions = [
+        column.value if decimals and column.family is Family.DECIMAL else column.select
+        for column in column_types(table)
+    ]
+    return ", ".join(
+        f"{expression} AS {quote(column.name)}" for expression, column in zip(expressions, table.columns, strict=True)
+    )
+
+
+def quote(name: str) -> str:
+    """``name`` as a quoted identifier."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def base_type(column: Column) -> tuple[int, int]:
+    """The OID and the type modifier of the type beneath all domains."""
+    details = column.details
+    return (
+        int(details.get("base_oid", details["oid"])),
+        int(details.get("base_typmod", details["typmod"])),
+    )
+
+
+def _column_type(table: Table, column: Column) -> ColumnType:
+    reason = unmapped(column)
+    if reason is not None:
+        raise ConfigurationError(reason, where=f"{table.name}.{column.name}", hint="leave the table out")
+    oid, typmod = base_type(column)
+    policy = table.options.unrepresentable
+    family, arrow = _native(oid, typmod)
+    if family in _UNREPRESENTABLE and policy == "string":
+        family = Family.OUTPUT
+    if family is Family.OUTPUT:
+        arrow = pa.utf8()
+    if family not in _UNREPRESENTABLE or table.identifies(column.name):
+        policy = "error"
+    nullable = column.nullable or policy == "null"
+    select = value = _value(table, column)
+    if family in (Family.OUTPUT, Family.DECIMAL):
+        select = _printed(value, oid, str(column.details.get("kind", "")))
+    precision, scale = (arrow.precision, arrow.scale) if family is Family.DECIMAL else (0, 0)
+    return ColumnType(column.name, family, arrow, select, nullable, column.nullable, policy, value, precision, scale)
+
+
+def _value(table: Table, column: Column) -> str:
+    """What is read of a column. A partition may compute a virtual one otherwise than its root, by which the server goes
+    where it reads the root; and by which one it goes is not the view's to say, but that of the moment."""
+    expression = column.details.get("expression")
+    if expression is None or table.details.get("kind") != "p":
+        return quote(column.name)
+    return f"({expression})::{column.type}"
+
+
+def _native(oid: int, typmod: int) -> tuple[Family, pa.DataType]:
+    if oid == _NUMERIC and typmod >= 0:
+        # The layout of numeric's modifier: the scale has 11 bits, with a sign.
+        precision = ((typmod - 4) >> 16) & 0xFFFF
+        scale = (((typmod - 4) & 0x7FF) ^ 1024) - 1024
+        if precision <= 38 and 0 <= scale <= precision:
+            return Family.DECIMAL, pa.decimal128(precision, scale)
+    return _NATIVE.get(oid, (Family.OUTPUT, pa.utf8()))
+
+
+def _printed(quoted: str, oid: int, kind: str) -> str:
+    """An expression for the text that the output function gives. A cast to text would not do: some types have a cast
+    that says something else, and anybody can create more."""
+    function = _OUTPUT_FUNCTIONS.get(oid) or _OUTPUT_OF_KIND.get(kind)
+    if function is not None:
+        return f"pg_catalog.textin(pg_catalog.{function}({quoted}))"
+    # format() makes '' of NULL. IS NULL would not do: it is true for a row of NULLs, which is printed as (,).
+    return f"CASE WHEN {quoted} IS DISTINCT FROM NULL THEN pg_catalog.format('%s', {quoted}) END"
+
+
+_NUMERIC = 1700
+
+# OIDs below 16384 are the same on every server: catalog/pg_type.dat.
+_NATIVE: Mapping[int, tuple[Family, pa.DataType]] = {
+    16: (Family.BOOL, pa.bool_()),
+    17: (Family.BYTES, pa.binary()),
+    19: (Family.TEXT, pa.utf8()),  # name
+    20: (Family.INTEGER, pa.int64()),
+    21: (Family.INTEGER, pa.int16()),
+    23: (Family.INTEGER, pa.int32()),
+    25: (Family.TEXT, pa.utf8()),  # text
+    114: (Family.TEXT, pa.utf8()),  # json
+    700: (Family.FLOAT, pa.float32()),
+    701: (Family.FLOAT, pa.float64()),
+    1042: (Family.TEXT, pa.utf8()),  # char(n)
+    1043: (Family.TEXT, pa.utf8()),  # varchar
+    1082: (Family.DATE, pa.date32()),
+    1083: (Family.TIME, pa.time64("us")),
+    1114: (Family.TIMESTAMP, pa.timestamp("us")),
+    1184: (Family.TIMESTAMP, pa.timestamp("us", "UTC")),
+    2950: (Family.UUID, pa.utf8()),
+    3802: (Family.TEXT, pa.utf8()),  # jsonb
+}
+_PLAIN_TEXTS = frozenset({19, 25, 1042, 1043})
+"""name, text, char(n), varchar: not json, whose text is a print."""
+_UNREPRESENTABLE = (Family.DECIMAL, Family.DATE, Family.TIMESTAMP, Family.TIME)
+
+# Calling these takes half the time of format(), which serves for the rest.
+_OUTPUT_FUNCTIONS: Mapping[int, str] = {
+    18: "charout",
+    26: "oidout",
+    142: "xml_out",
+    600: "point_out",
+    601: "lseg_out",
+    602: "path_out",
+    603: "box_out",
+    604: "poly_out",
+    628: "line_out",
+    650: "cidr_out",
+    718: "circle_out",
+    774: "macaddr8_out",
+    790: "cash_out",
+    829: "macaddr_out",
+    869: "inet_out",
+    1082: "date_out",
+    1083: "time_out",
+    1114: "timestamp_out",
+    1184: "timestamptz_out",
+    1186: "interval_out",
+    1266: "timetz_out",
+    1560: "bit_out",
+    1562: "varbit_out",
+    1700: "numeric_out",
+    3220: "pg_lsn_out",
+    3614: "tsvectorout",
+    3615: "tsqueryout",
+}
+_OUTPUT_OF_KIND: Mapping[str, str] = {
+    "array": "array_out",
+    "composite": "record_out",
+    "enum": "enum_out",
+    "multirange": "multirange_out",
+    "range": "range_out",
+}
+
+# regproc, regprocedure, regoper, regoperator, regclass, regtype, regconfig, regdictionary, regnamespace, regrole,
+# regcollation, aclitem, and the arrays of each.
+NAMES_OF_OBJECTS = frozenset(
+    {24, 2202, 2203, 2204, 2205, 2206, 3734, 3769, 4089, 4096, 4191, 1033}
+    | {1008, 2207, 2208, 2209, 2210, 2211, 3735, 3770, 4090, 4097, 4192, 1034}
+)
+"""OIDs of types of which a value is printed as the present name of some object."""

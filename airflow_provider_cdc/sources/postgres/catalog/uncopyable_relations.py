@@ -1,0 +1,55 @@
+"""Why relations cannot be copied: how they store, log and show their rows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.errors import Problem
+from airflow_provider_cdc.sources.postgres.catalog.schema import leaves
+from airflow_provider_cdc.sources.postgres.server.session import Connection, query
+
+
+def relation_problems(connection: Connection, table: Table) -> Iterable[Problem]:
+    """What is wrong with the relations that hold a table's rows."""
+    oids = [leaf.oid for leaf in leaves(table)]
+    for name, kind, persistence, access, heap, secured, forced, user in query(
+        connection,
+        "SELECT c.oid::regclass::text, c.relkind, c.relpersistence, a.amname, "
+        "a.amhandler = 'heap_tableam_handler'::regproc, row_security_active(c.oid), "
+        "pg_has_role(c.relowner, 'USAGE') AND c.relforcerowsecurity, quote_ident(current_user) "
+        "FROM pg_class c LEFT JOIN pg_am a ON a.oid = c.relam WHERE c.oid = ANY(%s::oid[]) ORDER BY c.oid",
+        (oids,),
+    ):
+        where = str(table.name)
+        if kind == "f":
+            yield Problem(
+                where, f"its partition {name} is a foreign table, which has no log here", "leave the table out", where
+            )
+            continue
+        if persistence != "p":
+            yield Problem(
+                where,
+                f"{name} is {'unlogged' if persistence == 'u' else 'temporary'}: its changes are not in the log",
+                f"ALTER TABLE {name} SET LOGGED, or leave the table out",
+                where,
+            )
+        # The handler does the storing, whatever name the access method has.
+        if not heap:
+            yield Problem(
+                where,
+                f"{name} is stored by {access}, whose rows may have no fixed places",
+                "leave the table out",
+                where,
+            )
+        if secured:
+            yield Problem(
+                where,
+                f"row-level security hides rows of {name} from this user",
+                (
+                    f"ALTER TABLE {name} NO FORCE ROW LEVEL SECURITY, or "
+                    if forced
+                    else "let the table's owner copy it, or "
+                )
+                + f"ALTER ROLE {user} BYPASSRLS",
+            )

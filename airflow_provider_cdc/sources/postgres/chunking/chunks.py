@@ -1,0 +1,82 @@
+"""Chunks of a table: ranges of blocks, read in the order in which they lie on disk.
+
+Cutting a table needs no key. While a relation keeps its file, a row that nobody touches keeps its place in it, so it is
+read exactly once, whenever the chunks are read. A row that moves was updated: then the log has its key, and the rewind
+restores it, whether it was read once, twice or not at all. Every read checks that the relation kept its file
+(``snapshot``).
+
+A bound is ``(OID of the leaf, block)``. The leaves of a partitioned table follow each other; the last chunk of each one
+has no upper bound, so what is appended meanwhile is in it.
+
+Where a condition leaves few rows of a leaf to be copied, to which an index leads, the leaf is cut along its key, or not
+at all (``key_ranges``): a bound then has a value of the key's first column, too, and its block is the first one. A row
+that nobody touches lies in one range of keys, too, whenever the chunks are read.
+"""
+
+from __future__ import annotations
+
+import math
+
+from airflow_provider_cdc.core.tables.chunk import Chunk
+from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.errors import CopyMismatch
+from airflow_provider_cdc.sources.postgres.catalog.schema import Leaf, leaves
+from airflow_provider_cdc.sources.postgres.chunking import key_ranges
+from airflow_provider_cdc.sources.postgres.server.session import Connection, query
+
+
+def plan_chunks(connection: Connection, table: Table, chunk_rows: int) -> list[Chunk]:
+    """Chunks of about ``chunk_rows`` rows each, of all leaves; at least one for each leaf, and for the table."""
+    own = leaves(table)
+    if not own:
+        return [Chunk(0)]
+    blocks = dict(
+        query(
+            connection,
+            "SELECT oid, pg_relation_size(oid) / current_setting('block_size')::int FROM unnest(%s::oid[]) oid",
+            ([leaf.oid for leaf in own],),
+        )
+    )
+    total = sum(size or 0 for size in blocks.values())
+    density = max(table.rows, 1) / max(total, 1)
+    step = max(1, math.ceil(chunk_rows / density))
+    chunks: list[Chunk] = []
+    for leaf in own:
+        # A remainder of less than half a chunk joins the last one.
+        size = blocks.get(leaf.oid) or 0
+        starts = list(range(0, max(1, size - step // 2), step))
+        ranges = key_ranges.ranges(connection, table, leaf, chunk_rows) if len(starts) > 1 else []
+        for low, high, rows in ranges:
+            lower = (leaf.oid, 0) if low is None else (leaf.oid, 0, low)
+            chunks.append(Chunk(len(chunks), lower, None if high is None else (leaf.oid, 0, high), rows))
+        if ranges:
+            continue
+        for start, end in zip(starts, [*starts[1:], None], strict=True):
+            rows = round(((size if end is None else end) - start) * density)
+            upper = None if end is None else (leaf.oid, end)
+            chunks.append(Chunk(len(chunks), (leaf.oid, start), upper, rows))
+    return chunks
+
+
+def place(table: Table, chunk: Chunk) -> tuple[Leaf | None, str]:
+    """The leaf that a chunk lies in, and the SQL condition for its rows. No leaf: a partitioned table that has none.
+
+    :raises CopyMismatch: the chunk is of another table.
+    """
+    lower, upper = chunk.bounds
+    if lower is None:
+        return None, "FALSE"
+    oid, start = map(int, lower[:2])
+    for leaf in leaves(table):
+        if leaf.oid == oid:
+            # Qualified: it may be read under a path that has users' schemas (`users_code`).
+            condition = f"ctid OPERATOR(pg_catalog.>=) '({start},0)'::pg_catalog.tid"
+            if upper is not None and len(upper) == 2:
+                condition += f" AND ctid OPERATOR(pg_catalog.<) '({int(upper[1])},0)'::pg_catalog.tid"
+            beyond = upper[2:] if upper is not None else ()
+            return leaf, condition + key_ranges.condition(table, lower[2:], beyond)
+    raise CopyMismatch(
+        f"no part of the table has the OID {oid}",
+        where=f"{table.name}, {chunk}",
+        hint="clear lock_and_record and the tasks after it",
+    )

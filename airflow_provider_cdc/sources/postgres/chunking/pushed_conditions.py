@@ -1,0 +1,61 @@
+"""The part of a condition that PostgreSQL evaluates (`sources.pushdown`): whole numbers, decimals and times."""
+
+from __future__ import annotations
+
+from datetime import date, datetime
+from decimal import Decimal
+from typing import Any
+
+from airflow_provider_cdc.core.filters.literals import value_of
+from airflow_provider_cdc.core.filters.syntax import Literal
+from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.sources.planning.pushdown import Pushable, pushed, span
+from airflow_provider_cdc.sources.postgres.catalog.types import ColumnType, Family, column_types, quote
+
+_FAMILIES = {Family.INTEGER: False, Family.DECIMAL: True, Family.DATE: True, Family.TIMESTAMP: True}
+"""Whether columns of these families may hold values that no Arrow type holds."""
+
+
+def pushed_condition(table: Table, *, qualified: bool = False) -> str:
+    """What the server is asked for; empty: all rows. Operators are those of ``pg_catalog``, as sessions look there.
+
+    :param qualified: for sessions that look in other schemas, too.
+    """
+    known = {column.name: column for column in column_types(table)}
+    return pushed(table.selection.where, lambda name: _pushable(known[name], qualified))
+
+
+def pushed_span(table: Table) -> tuple[Any, Any]:
+    """The least and the greatest value of the key's first column among the rows that the server is asked for; None: no
+    end on that side, as far as is known. For estimates only."""
+    if table.keyless or table.selection.where is None:
+        return None, None
+    (column,) = (column for column in column_types(table) if column.name == table.key[0])
+    if _pushable(column) is None:
+        return None, None
+    return span(table.selection.where, column.name, lambda literal: value_of(literal, column.arrow).as_py())
+
+
+def _pushable(column: ColumnType, qualified: bool = False) -> Pushable | None:
+    if column.family not in _FAMILIES or column.value != quote(column.name):
+        return None
+
+    def spelt(literal: Literal) -> str:
+        return spelt_value(value_of(literal, column.arrow).as_py())
+
+    schema = "pg_catalog" if qualified else ""
+    return Pushable(quote(column.name), spelt, _FAMILIES[column.family], column.stored_nulls, schema)
+
+
+def spelt_value(value: Any) -> str:
+    """A value of a column that is pushed down, in SQL."""
+    if isinstance(value, Decimal):
+        return f"numeric '{value:f}'"
+    if isinstance(value, int):
+        return f"int8 '{value}'"
+    if isinstance(value, datetime):
+        if value.tzinfo is not None:
+            return f"timestamptz '{value.replace(tzinfo=None).isoformat(' ', 'microseconds')}+00'"
+        return f"timestamp '{value.isoformat(' ', 'microseconds')}'"
+    assert isinstance(value, date)
+    return f"date '{value.isoformat()}'"

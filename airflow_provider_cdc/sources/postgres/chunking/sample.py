@@ -1,0 +1,81 @@
+"""Looks at the first and the last blocks of tables, and of some of their partitions (`sources.sampling`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import psycopg
+
+from airflow_provider_cdc.core.run.plan import TablePlan
+from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.errors import Problem
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.planning.sampling import gave_up, problems_of
+from airflow_provider_cdc.sources.postgres.catalog.schema import Leaf, leaves, read_tables
+from airflow_provider_cdc.sources.postgres.catalog.types import ColumnType, Family, column_types
+from airflow_provider_cdc.sources.postgres.catalog.users_code import is_unplannable
+from airflow_provider_cdc.sources.postgres.server.blockers import naming_blockers
+from airflow_provider_cdc.sources.postgres.server.session import query, quote, session, value
+
+BLOCKS = 16
+"""At most so many at either end of a relation."""
+LEAVES = 16
+"""At most so many partitions of a table, spread over all of them."""
+_TIMEOUT = "SET LOCAL statement_timeout = '2s'"
+
+_IS_ODD: Mapping[Family, str] = {
+    Family.DATE: "NOT isfinite({0})",
+    Family.DECIMAL: "{0} = 'NaN'::numeric",
+    Family.TIME: "{0} = '24:00:00'::time",
+    # Arrow counts microseconds from 1970 in 64 bits, the server from 2000.
+    Family.TIMESTAMP: "(NOT isfinite({0}) OR {0} > '294247-01-10 04:00:54.775807'::{1})",
+}
+
+
+def sample(settings: ConnectionSettings, plans: Sequence[TablePlan]) -> list[Problem]:
+    """A problem for each column of the planned tables that would stop the run, as far as this look shows.
+
+    :raises LockNotGranted: a session keeps a table locked against readers.
+    """
+    with session(settings) as connection, naming_blockers(settings, connection) as concerned:
+        concerned += [plan.table for plan in plans]
+
+        def looks(table: Table, columns: Sequence[ColumnType]) -> Iterator[Sequence[int]]:
+            every = leaves(table)
+            chosen = every[:: -(-len(every) // LEAVES)] if every else []
+            try:
+                for leaf in chosen:
+                    with connection.transaction():
+                        connection.execute(_TIMEOUT)
+                        blocks = value(
+                            connection, "pg_relation_size(%s::oid) / current_setting('block_size')::int8", (leaf.oid,)
+                        )
+                        (counted,) = query(connection, _statement(leaf, columns, blocks or 0))
+                    yield counted
+            except psycopg.errors.QueryCanceled:
+                gave_up(table)
+            except psycopg.Error as error:
+                # It can be planned under another path only (`users_code`): what is odd shows when it is read.
+                if not is_unplannable(error):
+                    raise
+                gave_up(table, "it needs another search_path")
+
+        tables = read_tables(connection, [plan.table for plan in plans])
+        return problems_of(plans, tables, _at_risk, looks)
+
+
+def _at_risk(table: Table) -> list[ColumnType]:
+    return [column for column in column_types(table) if column.family in _IS_ODD and column.policy == "error"]
+
+
+def _statement(leaf: Leaf, columns: Sequence[ColumnType], blocks: int) -> str:
+    counts = [f"count(*) FILTER (WHERE {_is_odd(column)})" for column in columns]
+    select = f"SELECT {', '.join(quote(column.name) for column in columns)} FROM ONLY {leaf.sql} WHERE ctid"
+    # Two ranges, and not one condition: only a range is found without a look at all the rest.
+    ends = f"{select} < '({BLOCKS},0)'::tid UNION ALL {select} >= '({max(blocks - BLOCKS, BLOCKS)},0)'::tid"
+    return f"SELECT count(*), {', '.join(counts)} FROM ({ends}) AS looked_at"
+
+
+def _is_odd(column: ColumnType) -> str:
+    zoned = "timestamptz" if getattr(column.arrow, "tz", None) else "timestamp"
+    return _IS_ODD[column.family].format(quote(column.name), zoned)

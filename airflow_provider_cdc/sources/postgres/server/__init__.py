@@ -1,0 +1,1 @@
+"""The PostgreSQL server: sessions, TLS, settings, privileges."""

@@ -1,0 +1,35 @@
+"""Who runs the server: on a managed one, settings and privileges are changed in other ways than on one's own."""
+
+from __future__ import annotations
+
+from airflow_provider_cdc.sources.postgres.server.session import Connection, query
+
+OWN, RDS, CLOUD_SQL, AZURE = "", "Amazon RDS", "Google Cloud SQL", "Azure"
+
+_ROLES = {"rds_superuser": RDS, "cloudsqlsuperuser": CLOUD_SQL, "azure_pg_admin": AZURE}
+
+
+def platform(connection: Connection) -> str:
+    """The service that made this server, told by the roles that it makes; empty for one's own."""
+    found = {name for (name,) in query(connection, "SELECT rolname::text FROM pg_roles")}
+    return next((service for role, service in _ROLES.items() if role in found), OWN)
+
+
+def change_setting(service: str, name: str, value: str) -> str:
+    """How to set a server's setting that needs a restart."""
+    if service == RDS:
+        if name == "wal_level":
+            return "set rds.logical_replication = 1 in the DB (cluster) parameter group, and reboot the instance"
+        return f"set {name} = {value} in the DB (cluster) parameter group, and reboot the instance"
+    if service == CLOUD_SQL:
+        if name == "wal_level":
+            return "set the database flag cloudsql.logical_decoding = on, which restarts the instance"
+        return f"set the database flag {name} = {value}, which restarts the instance"
+    if service == AZURE:
+        return f"set the server parameter {name} = {value}, and restart the server"
+    return f"ALTER SYSTEM SET {name} = {value}, and restart the server"
+
+
+def allow_replication(service: str, user: str) -> str:
+    """How to let a user make slots and read from them. ``user`` is quoted."""
+    return f"GRANT rds_replication TO {user}" if service == RDS else f"ALTER ROLE {user} REPLICATION"

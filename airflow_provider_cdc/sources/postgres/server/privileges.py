@@ -1,0 +1,162 @@
+"""What the user of a session may do, and the GRANT that is missing for what it may not.
+
+The server itself is asked (``has_…_privilege``), so that roles, inheritance and superusers count as they do for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from uuid import uuid4
+
+import psycopg
+
+from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.errors import ConfigurationError, Problem, TransientError
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.postgres.catalog.schema import Leaf, leaves
+from airflow_provider_cdc.sources.postgres.server.platform import allow_replication, platform
+from airflow_provider_cdc.sources.postgres.server.session import Connection, connect, query, quote
+from airflow_provider_cdc.sources.postgres.slots import slots
+from airflow_provider_cdc.sources.postgres.slots.given_publication import relations_sql
+
+
+class Privileges:
+    """The privileges of the session's user, those of its roles included."""
+
+    def __init__(self, connection: Connection) -> None:
+        self._connection = connection
+        ((user, login, database, self._superuser, self._replicates, self._create),) = query(
+            connection,
+            "SELECT current_user::text, session_user::text, current_database()::text, r.rolsuper, r.rolreplication, "
+            "has_database_privilege(current_database(), 'CREATE') FROM pg_roles r WHERE r.rolname = current_user",
+        )
+        self._user, self._login, self._database = quote(user), quote(login), quote(database)
+
+    def server_problems(self, settings: ConnectionSettings, *, publishing: bool) -> list[Problem]:
+        """What is missing to make a slot and, if ``publishing``, a publication."""
+        problems = []
+        # Managed servers give it by other means than the attribute of that name, so it is tried. That the server has
+        # no connection to spare is told elsewhere.
+        with suppress(TransientError):
+            try:
+                connect(settings, replication=True).close()
+            except ConfigurationError as error:
+                problems.append(
+                    Problem(
+                        "REPLICATION",
+                        "this user can neither create a replication slot nor read from one, for it cannot open a "
+                        f"replication connection: {error.message}",
+                        allow_replication(platform(self._connection), self._user),
+                    )
+                )
+        if not problems and (refused := self._refused_by_slots()):
+            problems.append(
+                Problem(
+                    "REPLICATION",
+                    f"this user may open a replication connection, but its sessions act as {self._user}, which may "
+                    f"not read from a slot: {refused}",
+                    f"ALTER ROLE {self._login} RESET role, or "
+                    f"{allow_replication(platform(self._connection), self._user)}",
+                )
+            )
+        # Servers since 17 have it with one argument more.
+        ((marking, may_mark),) = query(
+            self._connection,
+            "SELECT oid::regprocedure::text, has_function_privilege(oid, 'EXECUTE') FROM pg_proc WHERE pronamespace = "
+            "'pg_catalog'::regnamespace AND proname = 'pg_logical_emit_message' AND proargtypes[2] = 'text'::regtype",
+        )
+        if not may_mark:
+            problems.append(
+                Problem(
+                    marking,
+                    "this user may not execute the function, with which a run marks the end of its reads in the log",
+                    f"GRANT EXECUTE ON FUNCTION pg_catalog.{marking} TO {self._user}",
+                )
+            )
+        if publishing and not self._create:
+            problems.append(
+                Problem(
+                    f"database {self._database}",
+                    "this user may not create a publication in it",
+                    f"GRANT CREATE ON DATABASE {self._database} TO {self._user}, or name a publication that exists "
+                    "in the connection",
+                )
+            )
+        return problems
+
+    def _refused_by_slots(self) -> str:
+        """What the server says to a session that wants to read from a slot; empty if it lets it.
+
+        Whether it lets a login open a replication connection says nothing of the role that its sessions act as
+        (``ALTER ROLE … SET role``). This is tried, too: on a slot that is not there.
+        """
+        if self._login == self._user or self._superuser or self._replicates:
+            return ""
+        try:
+            query(self._connection, "SELECT pg_drop_replication_slot(%s)", (f"{slots.PREFIX}none_{uuid4().hex}",))
+        except psycopg.errors.InsufficientPrivilege as error:
+            return " ".join(str(error).split())
+        except psycopg.Error:
+            pass
+        return ""
+
+    def table_problems(self, tables: Sequence[Table], *, publishing: bool) -> list[Problem]:
+        """What is missing to read tables whole and, if ``publishing``, to publish them."""
+        return [problem for table in tables for problem in self._problems_of(table, publishing)]
+
+    def _problems_of(self, table: Table, publishing: bool) -> list[Problem]:
+        problems = []
+        schemas: dict[str, None] = {}
+        unreadable = []
+        for leaf in leaves(table):
+            uses, reads = self._may_read(leaf)
+            if not uses:
+                schemas[leaf.schema] = None
+            if not reads:
+                unreadable.append(leaf.sql)
+        problems += [
+            Problem(
+                str(table.name),
+                f"this user may not use the schema {schema}",
+                f"GRANT USAGE ON SCHEMA {quote(schema)} TO {self._user}",
+            )
+            for schema in schemas
+        ]
+        if unreadable:
+            problems.append(
+                Problem(
+                    str(table.name),
+                    "this user lacks SELECT on the table, on some of its columns or on some of its partitions",
+                    f"GRANT SELECT ON {', '.join(unreadable)} TO {self._user}",
+                )
+            )
+        if publishing and not self._owns(table):
+            problems.append(
+                Problem(
+                    str(table.name),
+                    "only the owner of a table, and of each of its partitions, may publish it, and this user is not",
+                    f"let the owner CREATE PUBLICATION … FOR TABLE {relations_sql([table])} and name it in the "
+                    f"connection, or GRANT the owner's role to {self._user}",
+                )
+            )
+        return problems
+
+    def _may_read(self, leaf: Leaf) -> tuple[bool, bool]:
+        # Reads ask for ranges of ctid, for which SELECT on all of the other columns is not enough.
+        ((uses, reads),) = query(
+            self._connection,
+            "SELECT has_schema_privilege(%s, 'USAGE'), has_table_privilege(%s::oid, 'SELECT') OR NOT EXISTS ("
+            "SELECT FROM pg_attribute WHERE attrelid = %s AND (attnum > 0 OR attname = 'ctid') AND NOT attisdropped "
+            "AND NOT has_column_privilege(attrelid, attnum, 'SELECT'))",
+            (leaf.schema, leaf.oid, leaf.oid),
+        )
+        return uses, reads
+
+    def _owns(self, table: Table) -> bool:
+        ((owns,),) = query(
+            self._connection,
+            "SELECT bool_and(pg_has_role(relowner, 'USAGE')) FROM pg_class WHERE oid = ANY(%s::oid[])",
+            ([leaf.oid for leaf in leaves(table)] or [table.details["oid"]],),
+        )
+        return bool(owns) or bool(self._superuser)

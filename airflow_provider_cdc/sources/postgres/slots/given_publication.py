@@ -1,0 +1,120 @@
+"""A publication that somebody else made for our runs: whether it tells everything."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+
+from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.errors import Problem
+from airflow_provider_cdc.sources.postgres.catalog.schema import leaves
+from airflow_provider_cdc.sources.postgres.server.session import Connection, query, quote
+
+_KINDS = ("insert", "update", "delete", "truncate")
+
+# Roots of trees of which the publication has a part that can get more partitions.
+_OPEN_ENDED = """
+SELECT t.root FROM unnest(%s::oid[]) t(root), LATERAL pg_partition_tree(t.root) m
+JOIN pg_class c ON c.oid = m.relid JOIN pg_publication p ON p.pubname = %s
+WHERE c.relkind = 'p' AND (p.puballtables
+    OR EXISTS (SELECT FROM pg_publication_rel r WHERE r.prpubid = p.oid AND r.prrelid = c.oid)
+    OR EXISTS (SELECT FROM pg_publication_namespace n WHERE n.pnpubid = p.oid AND n.pnnspid = c.relnamespace))
+"""
+
+_log = logging.getLogger(__name__)
+
+
+def relations_sql(tables: Iterable[Table]) -> str:
+    """The relations that hold the rows of tables, as a publication lists them."""
+    return ", ".join(leaf.sql for table in tables for leaf in leaves(table))
+
+
+def publication_problems(
+    connection: Connection, name: str, tables: Sequence[Table], *, keys_only: bool = False
+) -> Iterable[Problem]:
+    """What is wrong with the publication: it must tell every change of every row and column of ``tables``.
+
+    :param keys_only: generated columns need not be told.
+
+    It may list partitions or their root, and tell their changes as theirs or as the root's.
+    """
+    where = f"publication {name}"
+    rows = query(
+        connection,
+        "SELECT oid, ARRAY[pubinsert, pubupdate, pubdelete, pubtruncate] FROM pg_publication WHERE pubname = %s",
+        (name,),
+    )
+    if not rows:
+        yield Problem(
+            where,
+            "there is none of that name in this database",
+            f"CREATE PUBLICATION {quote(name)} FOR TABLE {relations_sql(tables)}",
+        )
+        return
+    ((oid, published),) = rows
+    if not all(published):
+        missing = ", ".join(kind for kind, tells in zip(_KINDS, published, strict=True) if not tells)
+        yield Problem(
+            where,
+            f"does not tell every change: it leaves out {missing}",
+            f"ALTER PUBLICATION {quote(name)} SET (publish = '{', '.join(_KINDS)}')",
+        )
+    generated = [
+        table for table in tables if any(column.details.get("generated") == "stored" for column in table.columns)
+    ]
+    if generated and not keys_only and connection.info.server_version >= 180_000:
+        ((tells,),) = query(connection, "SELECT pubgencols FROM pg_publication WHERE oid = %s", (oid,))
+        if tells != "s":
+            yield Problem(
+                where,
+                f"leaves out generated columns, which {', '.join(str(table.name) for table in generated)} have",
+                f"ALTER PUBLICATION {quote(name)} SET (publish_generated_columns = stored)",
+            )
+    # The server's own view of what is published, with what FOR ALL TABLES and FOR TABLES IN SCHEMA bring.
+    covered = {
+        relation: (filtered, columns)
+        for relation, filtered, columns in query(
+            connection,
+            "SELECT c.oid, p.rowfilter IS NOT NULL, cardinality(p.attnames) FROM pg_publication_tables p "
+            "JOIN pg_class c ON c.relname = p.tablename "
+            "JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = p.schemaname WHERE p.pubname = %s",
+            (name,),
+        )
+    }
+    for table in tables:
+        root = table.details["oid"]
+        told = [(root, quote(table.name.schema, table.name.name))]
+        if root not in covered:
+            told = [(leaf.oid, leaf.sql) for leaf in leaves(table)]
+        left_out = [sql for oid, sql in told if oid not in covered]
+        if left_out:
+            yield Problem(
+                where,
+                f"does not hold {table.name}" if len(left_out) == len(told) else f"holds {table.name} only in part",
+                f"ALTER PUBLICATION {quote(name)} ADD TABLE {', '.join(left_out)}",
+            )
+            continue
+        for oid, sql in told:
+            filtered, columns = covered[oid]
+            wanted = [column for column in table.columns if not (keys_only and column.details.get("generated"))]
+            if filtered or columns < len(wanted):
+                yield Problem(
+                    where,
+                    f"leaves out some {'rows' if filtered else 'columns'} of {table.name}",
+                    f"ALTER PUBLICATION {quote(name)} DROP TABLE {sql}, then ADD TABLE {sql}",
+                )
+
+
+def warn_of_harm(connection: Connection, name: str, tables: Sequence[Table]) -> None:
+    """Say so if the publication takes in partitions that are made in the future, and what that does to them."""
+    trees = [table for table in tables if table.details["kind"] == "p"]
+    roots = [table.details["oid"] for table in trees]
+    open_ended = {root for (root,) in query(connection, _OPEN_ENDED, (roots, name))}
+    if named := [str(table.name) for table in trees if table.details["oid"] in open_ended]:
+        _log.warning(
+            "The publication %s takes in every new partition of %s: in one that has no primary key the server refuses "
+            "UPDATE and DELETE until it gets REPLICA IDENTITY FULL. So list the partitions instead: FOR TABLE %s",
+            name,
+            ", ".join(named),
+            relations_sql(trees),
+        )

@@ -1,0 +1,208 @@
+"""The publication that is made for a run: it says which changes the log tells."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import socket
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from datetime import UTC, datetime
+from typing import Any
+
+import psycopg
+
+from airflow_provider_cdc.core.options.run import LockPolicy
+from airflow_provider_cdc.core.tables.table import Table, TableName
+from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.errors import LockNotGranted, SchemaChanged
+from airflow_provider_cdc.sources.api.leftovers import LeftByRun
+from airflow_provider_cdc.sources.postgres.catalog.replica_identities import FULL, IDENTIFYING
+from airflow_provider_cdc.sources.postgres.catalog.schema import Leaf, leaves
+from airflow_provider_cdc.sources.postgres.catalog.users_code import execute
+from airflow_provider_cdc.sources.postgres.server.session import APPLICATION, Connection, literal, query, quote, value
+
+_log = logging.getLogger(__name__)
+
+_GENERATED_COLUMNS_SINCE = 180_000
+_PUBLISHED_AT_ONCE = 200
+"""Each takes a lock until the statement ends, and the server has room for some thousands of locks."""
+
+
+def create_publication(
+    connection: Connection, name: str, tables: Sequence[Table], lock: LockPolicy, run_id: str = ""
+) -> None:
+    """Publish every change of ``tables``: of what holds their rows now, each relation by itself.
+
+    Partitions that are made later do not join it. If they did (as parts of their root), the server would refuse the
+    application's UPDATE and DELETE in them until they get a replica identity. Everything in it has one, which is
+    checked while nobody can alter it; so the publication never makes the server refuse anything.
+
+    A comment on the publication says which run it was made for.
+
+    :raises LockNotGranted: a table is being vacuumed, indexed or altered for longer than the policy waits.
+    :raises SchemaChanged: a table has another replica identity, or is gone.
+    """
+    options = ["publish = 'insert, update, delete, truncate'", "publish_via_partition_root = false"]
+    if connection.info.server_version >= _GENERATED_COLUMNS_SINCE:
+        options.append("publish_generated_columns = stored")
+
+    def make() -> None:
+        # Two statements, one transaction.
+        execute(
+            connection,
+            f"CREATE PUBLICATION {quote(name)} WITH ({', '.join(options)}); "
+            f"COMMENT ON PUBLICATION {quote(name)} IS {literal(_comment(run_id))}",
+        )
+        _publish_all(connection, name, tables)
+
+    def unmake() -> None:
+        execute(connection, f"DROP PUBLICATION IF EXISTS {quote(name)}")
+
+    _locking(connection, tables, lock, make, unmake)
+
+
+def add_tables(connection: Connection, name: str, tables: Sequence[Table], lock: LockPolicy) -> None:
+    """Publish every change of ``tables``, too, as `create_publication` does. Those that it has stay as they are."""
+    _locking(connection, tables, lock, lambda: _publish_all(connection, name, tables), lambda: None)
+
+
+def let_go(connection: Connection, name: str) -> None:
+    """Take those tables out of a publication that have lost what identifies their old rows since they joined: the
+    server refuses their UPDATEs and DELETEs because of it."""
+    rows = query(
+        connection,
+        "SELECT c.oid, n.nspname, c.relname FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid "
+        "JOIN pg_class c ON c.oid = r.prrelid JOIN pg_namespace n ON n.oid = c.relnamespace WHERE p.pubname = %s",
+        (name,),
+    )
+    listed = {oid: quote(schema, table) for oid, schema, table in rows}
+    for oid, _, names in query(connection, IDENTIFYING, (list(listed),)):
+        if names == []:
+            _log.warning("%s has no replica identity any more, and leaves the publication %s", listed[oid], name)
+            execute(connection, f"ALTER PUBLICATION {quote(name)} DROP TABLE ONLY {listed[oid]}")
+
+
+def _locking(
+    connection: Connection,
+    tables: Sequence[Table],
+    lock: LockPolicy,
+    change: Callable[[], None],
+    undo: Callable[[], None],
+) -> None:
+    """Make a change that needs locks, each try waiting for them no longer than the policy has it."""
+    query(connection, f"SET lock_timeout = '{lock.wait_seconds}s'")
+    for attempt in range(1, lock.tries + 1):
+        try:
+            change()
+            break
+        except psycopg.errors.LockNotAvailable:
+            undo()
+            if attempt == lock.tries:
+                raise LockNotGranted(
+                    f"no lock to publish the tables in {counted(lock.tries, 'try', 'tries')} of {lock.wait_seconds} s",
+                    where=", ".join(str(table.name) for table in tables),
+                    hint="let the DDL, VACUUM or CREATE INDEX CONCURRENTLY on them end (pg_stat_activity), or let more "
+                    "tries pass",
+                ) from None
+            time.sleep(lock.pause_seconds)
+    query(connection, "RESET lock_timeout")
+
+
+def _publish_all(connection: Connection, name: str, tables: Sequence[Table]) -> None:
+    there = {
+        oid
+        for (oid,) in query(
+            connection,
+            "SELECT r.prrelid FROM pg_publication_rel r JOIN pg_publication p ON p.oid = r.prpubid "
+            "WHERE p.pubname = %s",
+            (name,),
+        )
+    }
+    listed = [(table.name, leaf) for table in tables for leaf in leaves(table) if leaf.oid not in there]
+    for start in range(0, len(listed), _PUBLISHED_AT_ONCE):
+        _publish(connection, name, listed[start : start + _PUBLISHED_AT_ONCE])
+
+
+def _publish(connection: Connection, name: str, relations: Sequence[tuple[TableName, Leaf]]) -> None:
+    """Add relations to a publication, or none of them."""
+    with connection.transaction():
+        listed = ", ".join(f"ONLY {leaf.sql}" for _, leaf in relations)
+        execute(connection, f"ALTER PUBLICATION {quote(name)} ADD TABLE {listed}")
+        # The locks are held, so nothing changes between this look and the moment they are published.
+        found = {
+            oid: identity
+            for oid, identity, names in query(connection, IDENTIFYING, ([leaf.oid for _, leaf in relations],))
+            if names is None or names
+        }
+        for table, leaf in relations:
+            if found.get(leaf.oid) == leaf.identity:
+                continue
+            what, repair = f"the replica identity of {leaf.sql} has changed", "put it back"
+            if leaf.identity == FULL:
+                what = f"the replica identity of {leaf.sql} is not FULL any more, or it has a virtual column now"
+                repair = f"ALTER TABLE {leaf.sql} REPLICA IDENTITY FULL"
+            raise SchemaChanged(what, where=str(table), hint=f"{repair}, and clear preflight and the tasks after it")
+
+
+def publication_state(connection: Connection, name: str, relations: str = "") -> str:
+    """A digest of the publication, which any change to it changes, even one that was undone; empty if there is none.
+
+    The catalog's rows are new versions after each. An old one has another xmax as soon as there is a new one: the log
+    goes by that once it has the commit, which may wait for a standby before anybody sees it.
+
+    :param relations: OIDs between commas: what it has beside these does not count; empty: all does.
+    """
+    return str(
+        value(
+            connection,
+            "COALESCE((SELECT md5(concat_ws(';', p.oid, p.xmin, p.xmax, "
+            "(SELECT string_agg(concat_ws(',', r.oid, r.xmin, r.xmax, r.prrelid), ';' ORDER BY r.oid) "
+            "FROM pg_publication_rel r WHERE r.prpubid = p.oid "
+            "AND (%s = '' OR r.prrelid::text = ANY(string_to_array(%s, ',')))), "
+            "(SELECT string_agg(concat_ws(',', n.oid, n.xmin, n.xmax, n.pnnspid), ';' ORDER BY n.oid) "
+            "FROM pg_publication_namespace n WHERE n.pnpubid = p.oid))) "
+            "FROM pg_publication p WHERE p.pubname = %s), '')",
+            (relations, relations, name),
+        )
+    )
+
+
+def about(connection: Connection, name: str) -> dict[str, Any]:
+    """What the comment on our publication says of the run that it was made for; nothing if there is none."""
+    rows = query(
+        connection, "SELECT obj_description(oid, 'pg_publication') FROM pg_publication WHERE pubname = %s", (name,)
+    )
+    with suppress(ValueError):
+        found = json.loads(rows[0][0] or "{}") if rows else {}
+        if isinstance(found, dict):
+            return found
+    return {}
+
+
+def left_by_runs(connection: Connection) -> list[LeftByRun]:
+    """The runs that publications of this database were made for, as far as these say which DAG runs they are of."""
+    rows = query(
+        connection,
+        "SELECT pubname::text FROM pg_publication WHERE obj_description(oid, 'pg_publication') LIKE %s ORDER BY 1",
+        (f"%{APPLICATION}%",),
+    )
+    found = [about(connection, name) for (name,) in rows]
+    told = [tuple(str(said.get(key) or "") for key in ("run_id", "dag_id", "dag_run_id")) for said in found]
+    return [LeftByRun(*names) for names in dict.fromkeys(told) if all(names)]
+
+
+def _comment(run_id: str) -> str:
+    """Tells whoever finds the publication whose it is."""
+    said = {
+        "made_by": APPLICATION,
+        "run_id": run_id,
+        # Airflow tells every task whose it is.
+        "dag_id": os.environ.get("AIRFLOW_CTX_DAG_ID", ""),
+        "dag_run_id": os.environ.get("AIRFLOW_CTX_DAG_RUN_ID", ""),
+        "host": socket.gethostname(),
+        "created": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
+    return json.dumps(said)

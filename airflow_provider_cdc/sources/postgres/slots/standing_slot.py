@@ -1,0 +1,375 @@
+"""The standing slot: what has PostgreSQL keep its past from run to run.
+
+A server keeps its log for slots only. The first run that asks for it makes one slot, and a publication of the same
+name, which stay. Tables join the publication when runs first ask for them; from the position that is fixed right after
+that, the log tells of them. Runs read a copy of the slot. The slot itself stands still until a run is published, and
+then moves on to the oldest position that is still wanted.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from uuid import uuid4
+
+import psycopg
+
+from airflow_provider_cdc.core.options.run import FULL, StepOptions
+from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
+from airflow_provider_cdc.core.storage import records
+from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.errors import (
+    CdcError,
+    ConfigurationError,
+    LogGone,
+    PreflightError,
+    SchemaChanged,
+    TransientError,
+)
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.postgres.catalog.replica_identities import followed, whole_rows
+from airflow_provider_cdc.sources.postgres.catalog.schema import read_tables
+from airflow_provider_cdc.sources.postgres.server import session_setup
+from airflow_provider_cdc.sources.postgres.server.server import identity, setting_problems
+from airflow_provider_cdc.sources.postgres.server.session import Connection, query, quote, session, value
+from airflow_provider_cdc.sources.postgres.slots import run_publication, slots, transaction_waits
+from airflow_provider_cdc.sources.postgres.slots.commits import advance
+from airflow_provider_cdc.sources.postgres.slots.position_of_time import prefix_at
+from airflow_provider_cdc.sources.postgres.slots.standing_record import (
+    Join,
+    Joined,
+    Mark,
+    Standing,
+    alone,
+    ground,
+    load,
+    name_of,
+    now,
+    said,
+    states_of,
+    store,
+)
+
+_TRIES = 3
+_A_DAY = 26 * 3600
+"""Seconds that a nightly run may leave the slot alone."""
+_HOUR = 3_600_000_000
+
+_log = logging.getLogger(__name__)
+
+
+def keep_past(settings: ConnectionSettings, plans: Sequence[TablePlan], options: StepOptions) -> None:
+    """`KeepsPast.keep_past`.
+
+    :raises ConfigurationError: the connection names a publication.
+    """
+    if settings.options.get("publication"):
+        raise ConfigurationError(
+            "a standing slot needs a publication of its own, to which tables can join, and the connection names one",
+            where="parameter standing_slot",
+            hint="use a connection whose user owns the tables and whose field publication is empty",
+        )
+    with session(settings) as connection:
+        if problems := setting_problems(connection):
+            raise PreflightError(problems)
+        name = name_of(connection, options.standing_slot)
+        alone(connection, name, options.lock.slot_wait_seconds)
+        record = usable(connection, name)
+        if record is None:
+            # Runs in progress read by the publication; only one that is not known to be ours must go.
+            slots.drop(settings, name, "" if load(connection, name) else name)
+        run_publication.let_go(connection, name)
+        try:
+            record = _join(settings, connection, name, record, plans, options)
+        except BaseException:
+            if record is None:
+                # Whatever it was, a slot that is on no record would only hold the log.
+                try:
+                    slots.drop(settings, name, name)
+                except CdcError as also:
+                    _log.warning("The slot %s may be left: %s", name, also)
+            raise
+        _tell_cost(connection, name, record)
+
+
+def usable(connection: Connection, name: str) -> Standing | None:
+    """What is on record of a standing slot that can be relied on; None if there is none, or it cannot, and then the log
+    says why."""
+    record, slot = load(connection, name), slots.state(connection, name)
+    if record is None and slot is None:
+        return None
+    lost = ""
+    if record is None:
+        lost = "its publication, or the record that is the comment on it, is gone"
+    elif slot is None:
+        lost = "it was dropped"
+    elif slot.lost:
+        lost = f"the server threw away its log (wal_status {slot.wal_status}): raise {slot.limit}"
+    elif record.server != (found := ground(connection)):
+        changed = [part for part in found if record.server.get(part) != found[part]]
+        lost = f"it was made on another server ({', '.join(changed)})"
+    elif not record.since(slot.confirmed):
+        lost = f"somebody else moved it on, to {slot.confirmed}"
+    elif query(connection, _STRANGE, (name, slots.PLUGIN)):
+        lost = "somebody else made a slot of that name"
+    elif not slots.begins(connection, name):
+        lost = "the files of its log are gone from the server's pg_wal"
+    if not lost:
+        return record
+    _log.warning(
+        "THE PAST IS LOST: the standing slot %s is made anew by the next run, and the past begins again then: %s",
+        name,
+        lost,
+    )
+    return None
+
+
+_STRANGE = "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s AND (plugin <> %s OR temporary OR two_phase)"
+
+
+def note_position(settings: ConnectionSettings, point: InitialPoint, options: StepOptions) -> None:
+    """`KeepsPast.note_position`. The session has found the run's slot at the position: so this server, and any whose
+    disk is put back to a later moment, has that position in its history."""
+    with session(session_setup.of_run(settings, point.identity, point.position)) as connection:
+        name = name_of(connection, options.standing_slot)
+        alone(connection, name, options.lock.slot_wait_seconds)
+        if (record := load(connection, name)) is not None:
+            store(connection, name, record.with_run(point.identity["slot"], point.position, now(connection)))
+
+
+def note_copies(
+    settings: ConnectionSettings, options: StepOptions, copies: Mapping[str, Mapping[str, str]], incarnation: str
+) -> None:
+    """`KeepsPast.note_copies`. A server whose disk was put back to before the run is the same server, but does not have
+    the run's slot, for which the sessions of a run look. If it was put back to a moment of the run, it was restarted.
+
+    No error if the run's slot is gone because all of this was done before.
+    """
+    try:
+        _note_copies(settings, options, copies, incarnation)
+    except LogGone:
+        if not (isinstance(settings, session_setup.RunSettings) and _are_noted(settings, options, copies)):
+            raise
+
+
+def _are_noted(
+    settings: session_setup.RunSettings, options: StepOptions, copies: Mapping[str, Mapping[str, str]]
+) -> bool:
+    """Whether all of ``copies`` are on record already, on the server of the run."""
+    server = {name: known for name, known in settings.server.items() if name != "slot"}
+    with session(replace(settings, server=server)) as connection:
+        record = load(connection, name_of(connection, options.standing_slot))
+    noted = {
+        (lake, table, one.position)
+        for lake, known in (record.copies if record is not None else {}).items()
+        for one in known
+        for table in one.tables
+    }
+    wanted = {(_digest(lake), table, position) for lake, own in copies.items() for table, position in own.items()}
+    return record is not None and wanted <= noted
+
+
+def _digest(lake: str) -> str:
+    return records.digest_of(lake)[:12]
+
+
+def _note_copies(
+    settings: ConnectionSettings, options: StepOptions, copies: Mapping[str, Mapping[str, str]], incarnation: str
+) -> None:
+    if incarnation and isinstance(settings, session_setup.RunSettings):
+        settings = replace(settings, server={**settings.server, session_setup.STARTED: incarnation})
+    with session(settings) as connection:
+        name = name_of(connection, options.standing_slot)
+        alone(connection, name, options.lock.slot_wait_seconds)
+        if (record := usable(connection, name)) is not None:
+            at = now(connection)
+            for lake, own in copies.items():
+                record = record.with_copies(_digest(lake), own, at, options.refresh != FULL)
+            if isinstance(settings, session_setup.RunSettings):
+                record = record.without_run(settings.server.get("slot", ""))
+            store(connection, name, record)
+
+
+def give_up_past(settings: ConnectionSettings, options: StepOptions) -> None:
+    """`KeepsPast.give_up_past`."""
+    with session(settings) as connection:
+        name = name_of(connection, options.standing_slot)
+        alone(connection, name, options.lock.slot_wait_seconds)
+        record, slot = usable(connection, name), slots.state(connection, name)
+        if record is None or slot is None:
+            return
+        oldest = now(connection) - options.standing_slot_hours * _HOUR
+        try:
+            marks = record.since(slot.confirmed)
+            prefix = prefix_at(settings, name, marks, record.joins, oldest, record.wanted(slot.confirmed))
+            mark = prefix.mark if prefix is not None else None
+        except ConfigurationError as untold:
+            _log.info("The standing slot %s is moved on by the clock: %s", name, untold)
+            record, mark = _by_the_clock(connection, record, slot.confirmed, oldest)
+            store(connection, name, record)
+        if mark is None or (there := Lsn.parse(mark.position)) == slot.confirmed:
+            return
+        _move_on(connection, name, there, options.lock.slot_wait_seconds)
+        record = record.with_mark(mark)
+        joins = tuple(join for join in record.joins if Lsn.parse(join.position) >= there)
+        store(connection, name, replace(record, marks=record.since(there), joins=joins))
+        _log.info("The standing slot %s gave up what is older than %s", name, said(oldest))
+
+
+def _move_on(connection: Connection, name: str, there: Lsn, seconds: float) -> None:
+    """Move the slot on to ``there``.
+
+    One that somebody made a failover slot (17 and later) first waits for the standbys of synchronized_standby_slots,
+    for ever if one of them is away. Then it stays where it is.
+    """
+    if not value(connection, _IS_FAILOVER, (name,)):
+        advance(connection, name, there)
+        return
+    query(connection, f"SET statement_timeout = '{max(1, round(seconds))}s'")
+    try:
+        advance(connection, name, there)
+    except psycopg.errors.QueryCanceled:
+        raise TransientError(
+            f"it is a failover slot, and for {seconds:.0f} s the standbys that it waits for had not come to {there}",
+            where=f"replication slot {name}",
+            hint="start the standbys whose slots synchronized_standby_slots names, or take them out there; until then "
+            "the server keeps the log",
+        ) from None
+    query(connection, "RESET statement_timeout")
+
+
+_IS_FAILOVER = """(SELECT COALESCE((to_jsonb(s) ->> 'failover')::bool, false)
+FROM pg_replication_slots s WHERE s.slot_name = %s)"""
+
+
+def _by_the_clock(
+    connection: Connection, record: Standing, confirmed: Lsn | None, oldest: int
+) -> tuple[Standing, Mark | None]:
+    """For servers on which nothing tells when transactions committed: the record with a mark of here and now, and the
+    last of the earlier marks that is older than ``oldest``. Without them the log would be kept until the disk is full.
+
+    What has committed by now has an earlier time, unless the clock was set back or it came from another server.
+    """
+    here = Mark(str(value(connection, "pg_current_wal_flush_lsn()")), now(connection))
+    most = record.wanted(confirmed)
+    older = [
+        mark
+        for mark in record.since(confirmed)
+        if mark.latest <= oldest and (most is None or Lsn.parse(mark.position) <= most)
+    ]
+    return record.with_mark(here), older[-1] if older else None
+
+
+def joining(connection: Connection, tables: Sequence[Table]) -> list[Table]:
+    """The tables that can join: the log must have whole old rows, or the keys of all that is touched; and the server
+    must not refuse to change them because of it."""
+    told = followed(connection, tables)
+    whole = whole_rows(connection, tables)
+    return [table for table, keys, rows in zip(tables, told, whole, strict=True) if keys or rows]
+
+
+def _join(
+    settings: ConnectionSettings,
+    connection: Connection,
+    name: str,
+    record: Standing | None,
+    plans: Sequence[TablePlan],
+    options: StepOptions,
+) -> Standing:
+    """Have the publication tell of all tables that can join, make the slot if there is none, and put on record since
+    when it is so."""
+    names = [plan.table for plan in plans]
+    tables = joining(connection, read_tables(connection, names))
+    states = states_of(connection, name, tables)
+    known = record.tables if record is not None else {}
+    held = {name for name, joined in known.items() if states.get(name) == joined.state}
+    new = [table for table in tables if str(table.name) not in held]
+    if record is not None and not new:
+        return record
+    if record is None and not run_publication.publication_state(connection, name):
+        run_publication.create_publication(connection, name, [], options.lock)
+    run_publication.add_tables(connection, name, new, options.lock)
+    for _ in range(_TRIES):
+        before = states_of(connection, name, read_tables(connection, [table.name for table in new]))
+        position = _point(settings, connection, name if record is None else "", options)
+        at = now(connection)
+        if before == states_of(connection, name, read_tables(connection, [table.name for table in new])):
+            break
+        if record is None:
+            slots.drop(settings, name)
+    else:
+        raise SchemaChanged(
+            f"the tables were altered while they joined the standing slot, {_TRIES} times",
+            where=", ".join(str(table.name) for table in new),
+            hint="let the DDL end; the task can be cleared",
+        )
+    if record is None:
+        _log.info("The standing slot %s is made: the past begins at %s, %s", name, position, said(at))
+        record = Standing(uuid4().hex, ground(connection), (Mark(str(position), at),))
+    joined = dict(record.tables)
+    for table in new:
+        old = joined.get(str(table.name))
+        why = "it joined the standing slot then" if old is None else f"it was altered between {said(old.at)} and then"
+        joined[str(table.name)] = Joined(str(position), at, before[str(table.name)], why)
+        _log.info("%s: its past begins at %s, %s: %s", table.name, position, said(at), why)
+    record = replace(record, tables=joined, joins=(*record.joins, Join(str(position), at)))
+    store(connection, name, record)
+    return record
+
+
+def _point(settings: ConnectionSettings, connection: Connection, slot: str, options: StepOptions) -> Lsn:
+    """A position such that all that commits after it began after this call, so the log tells all of it by what the
+    publication has by now.
+
+    :param slot: to be made there, and to stay; empty: a temporary one tells where.
+    """
+    here = session_setup.of_run(
+        settings, identity(connection) | {session_setup.STARTED: value(connection, session_setup.START)}
+    )
+    name, kind = (slot, "") if slot else (f"{slots.PREFIX}since_{uuid4().hex[:12]}", "TEMPORARY ")
+    sql = f"CREATE_REPLICATION_SLOT {quote(name)} {kind}LOGICAL {slots.PLUGIN} (SNAPSHOT 'export')"
+    with session(here, replication=True) as leader:
+        position, _ = transaction_waits.consistent_point(settings, leader, sql, options.lock.slot_wait_seconds)
+    return position
+
+
+def _tell_cost(connection: Connection, name: str, record: Standing) -> None:
+    """Say what the standing slot costs the server, and warn of what would end it, or of what nothing would."""
+    slot = slots.state(connection, name)
+    if slot is None:
+        return
+    marks = record.since(slot.confirmed)
+    _log.info(
+        "The standing slot %s keeps %.1f MB of log (wal_status %s) and dead rows of the catalog; the past reaches back "
+        "to %s, %s. If nobody wants it any more: SELECT pg_drop_replication_slot('%s'); DROP PUBLICATION %s;",
+        name,
+        (slot.kept_bytes or 0) / 1e6,
+        slot.wal_status,
+        slot.confirmed,
+        said(marks[0].latest) if marks else "an unknown time",
+        name,
+        quote(name),
+    )
+    slots.warn_if_short(slot)
+    limits = dict(
+        query(
+            connection,
+            "SELECT name, setting::bigint FROM pg_settings "
+            "WHERE name IN ('max_slot_wal_keep_size', 'idle_replication_slot_timeout')",
+        )
+    )
+    if limits["max_slot_wal_keep_size"] < 0:
+        _log.warning(
+            "max_slot_wal_keep_size is -1: nothing bounds the log that the standing slot %s keeps, and if no run is "
+            "published for long it fills the server's disk. Set it to what the disk has to spare",
+            name,
+        )
+    if 0 < (idle := limits.get("idle_replication_slot_timeout", 0)) < _A_DAY:
+        _log.warning(
+            "idle_replication_slot_timeout is %d s: the server throws away the log of the standing slot %s when no run "
+            "has been published for that long",
+            idle,
+            name,
+        )

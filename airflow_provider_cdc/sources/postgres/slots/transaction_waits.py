@@ -1,0 +1,160 @@
+"""Waiting for transactions: those that hold up a slot's point, and those that the log has before they can be seen."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections.abc import Collection
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+
+from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.errors import CdcError, LockNotGranted
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.postgres.server.session import Connection, mapped_errors, query, session
+
+NAME_SECONDS = 10.0
+"""How often the log names what is waited for."""
+
+_POLL_SECONDS = 0.02
+_CANCEL_SECONDS = 1.0
+_XIDS = 1 << 32
+"""So many ids of type xid there are; those of type xid8 count on."""
+
+_log = logging.getLogger(__name__)
+
+
+def consistent_point(settings: ConnectionSettings, connection: Connection, sql: str, seconds: float) -> tuple[Lsn, str]:
+    """Run a CREATE_REPLICATION_SLOT on a replication connection, for no longer than ``seconds``; return the slot's
+    consistent point, and the name of the snapshot that it exported, if it did.
+
+    :raises LockNotGranted: it had to wait for longer.
+    """
+    # A statement_timeout does not count for commands of the replication protocol, and a lock_timeout for each of the
+    # transactions that it waits for.
+    query(connection, "SET lock_timeout = 0")
+    done = threading.Event()
+    watching = threading.Thread(target=_watch, args=(settings, connection, seconds, done), daemon=True)
+    watching.start()
+    try:
+        ((_, point, snapshot, _),) = query(connection, sql)
+        return Lsn.parse(point), snapshot or ""
+    except psycopg.errors.QueryCanceled:
+        raise _held_up(settings, "the slot's starting point", seconds) from None
+    finally:
+        done.set()
+
+
+def settle(
+    settings: ConnectionSettings, connection: Connection, seconds: float, only: Collection[str] | None = None
+) -> None:
+    """Wait until every transaction whose commit the log may already hold can be seen.
+
+    A commit is in the log first and visible afterwards: at once as a rule, but only once its standbys have answered
+    where the server waits for them. A transaction before the slot's point that a read did not see would be in neither.
+    So everything in progress right after the point was fixed has to end, except sessions that are idle in a
+    transaction: their commit has not begun, so it comes after the point.
+
+    :param only: the ids (of type xid) of the transactions that matter, which were in progress a moment ago; None: all.
+    :raises LockNotGranted: some did not end within ``seconds``; the message lists them.
+    """
+    # A snapshot lists running transactions only up to the last one that has ended: so end one that is the latest.
+    query(connection, "SELECT pg_current_xact_id()")
+    ((began, committing, waiting),) = query(connection, _BEGAN, {})
+    if only is not None:
+        waiting = [xid for xid in waiting if str(int(xid) % _XIDS) in only]
+    deadline = time.monotonic() + seconds
+    while waiting:
+        arguments = {"waiting": waiting, "committing": committing}
+        waiting = [xid for (xid,) in query(connection, _UNSETTLED, arguments)]
+        if waiting and time.monotonic() > deadline:
+            raise _held_up(settings, f"the copy's view of the commits under way ({began})", seconds)
+        time.sleep(_POLL_SECONDS if waiting else 0)
+
+
+# What a subscription's worker calls itself tells nothing: it may commit what it applies in parallel while idle in a
+# transaction, and runs COMMIT PREPARED while idle. But while it waits for what the publisher sends, it does neither.
+_WORKER = "{0}.backend_type LIKE 'logical replication%%worker'"
+_WAITS_FOR_MORE = "{0}.wait_event IN ('LogicalApplyMain', 'LogicalParallelApplyMain', 'applytransaction')"
+_MAY_COMMIT = f"""CASE WHEN {_WORKER} THEN {_WAITS_FOR_MORE} IS NOT TRUE
+    ELSE {{0}}.state IS NULL OR {{0}}.state NOT LIKE '{{1}}%%' END"""
+# Nor does it show a query. The COMMIT PREPARED is a transaction of its own to it.
+_STATEMENT = f"concat({{0}}.pid, ' ', CASE WHEN {_WORKER} THEN {{0}}.xact_start ELSE {{0}}.query_start END)"
+
+# A prepared transaction has no session of its own. Its COMMIT PREPARED has begun only if some session runs one; what
+# a session runs may be hidden from this user, cut off, or not be text.
+_BEGAN = f"""
+SELECT pg_current_snapshot()::text, ARRAY(
+    SELECT {_STATEMENT.format("w")} FROM pg_stat_activity w
+    WHERE w.pid <> pg_backend_pid() AND {_MAY_COMMIT.format("w", "idle")}
+        AND (w.query ~* 'prepared|insufficient privilege' OR {_WORKER.format("w")} OR w.state = 'disabled'
+            OR octet_length(w.query) >= pg_size_bytes(current_setting('track_activity_query_size')) - 8)),
+    ARRAY(SELECT x::text FROM pg_snapshot_xip(pg_current_snapshot()) x)
+"""
+
+_UNSETTLED = f"""
+SELECT x FROM unnest(%(waiting)s::text[]) x
+LEFT JOIN pg_stat_activity a ON a.backend_xid = x::xid8::xid
+LEFT JOIN pg_prepared_xacts p ON p.transaction = x::xid8::xid
+WHERE NOT pg_visible_in_snapshot(x::xid8, pg_current_snapshot())
+    AND {_MAY_COMMIT.format("a", "idle in transaction")}
+    AND (p.transaction IS NULL OR EXISTS (
+        SELECT FROM pg_stat_activity w
+        WHERE {_STATEMENT.format("w")} = ANY(%(committing)s) AND {_MAY_COMMIT.format("w", "idle")}))
+"""
+
+
+def _held_up(settings: ConnectionSettings, what: str, seconds: float) -> LockNotGranted:
+    with session(settings) as connection:
+        named = blockers(connection)
+    return LockNotGranted(
+        f"transactions held up {what} for {seconds:.0f} s: {'; '.join(named) or 'they have ended by now'}",
+        where=settings.address,
+        hint="let them end, or end them (pg_terminate_backend, ROLLBACK PREPARED); the task can be retried",
+    )
+
+
+def blockers(connection: Connection, seconds: float = 0) -> list[str]:
+    """The transactions that have written, prepared ones included, which a slot would wait for: those that have run for
+    ``seconds`` at least."""
+    running: list[tuple[Any, ...]] = query(
+        connection,
+        "SELECT pid, usename, COALESCE(state, 'state not shown: GRANT pg_read_all_stats'), wait_event, "
+        "date_trunc('second', now() - xact_start)::text FROM pg_stat_activity "
+        "WHERE backend_xid IS NOT NULL AND pid <> pg_backend_pid() "
+        "AND xact_start <= now() - make_interval(secs => %s) ORDER BY xact_start LIMIT 20",
+        (seconds,),
+    )
+    prepared: list[tuple[Any, ...]] = query(
+        connection,
+        "SELECT gid, owner, date_trunc('second', now() - prepared)::text FROM pg_prepared_xacts "
+        "WHERE prepared <= now() - make_interval(secs => %s) ORDER BY prepared LIMIT 20",
+        (seconds,),
+    )
+    return [
+        f"session {pid} of {user}, {what}{f', waiting for {event}' if event else ''}, for {age}"
+        for pid, user, what, event, age in running
+    ] + [f"prepared transaction {gid!r} of {owner}, for {age}" for gid, owner, age in prepared]
+
+
+def _watch(settings: ConnectionSettings, waiting: Connection, seconds: float, done: threading.Event) -> None:
+    """Log from time to time what a command waits for, and cancel it after ``seconds`` unless it is done by then."""
+    deadline = time.monotonic() + seconds
+    pause = min(NAME_SECONDS, seconds)
+    while not done.wait(pause):
+        if time.monotonic() >= deadline:
+            with suppress(psycopg.Error), mapped_errors("cancel"):
+                waiting.cancel_safe(timeout=5)
+            # Again, until it has ended: the server may not have had the command yet, or be too busy to listen.
+            pause = _CANCEL_SECONDS
+            continue
+        with suppress(CdcError), session(settings) as connection:
+            _log.info(
+                "Waiting for transactions that write to end, up to %.0f s more (nobody waits for this): %s",
+                deadline - time.monotonic(),
+                "; ".join(blockers(connection)) or "they have ended by now",
+            )
+        pause = max(0.0, min(NAME_SECONDS, deadline - time.monotonic()))

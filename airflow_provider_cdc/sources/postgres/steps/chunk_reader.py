@@ -1,0 +1,247 @@
+"""Reading chunks, and rows by their keys, on sessions that check that a table is still what it was."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
+from typing import TYPE_CHECKING
+
+import adbc_driver_manager
+import psycopg
+import pyarrow as pa
+
+from airflow_provider_cdc.core.tables.chunk import Chunk
+from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.errors import ConfigurationError, DecodeError, SourceUnavailable
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.source import ChunkReader
+from airflow_provider_cdc.sources.api.unrepresentable import OddValue
+from airflow_provider_cdc.sources.postgres.catalog import users_code
+from airflow_provider_cdc.sources.postgres.catalog.relation_checks import check_in_place
+from airflow_provider_cdc.sources.postgres.catalog.schema import Leaf, leaves
+from airflow_provider_cdc.sources.postgres.catalog.uncopyable_relations import relation_problems
+from airflow_provider_cdc.sources.postgres.chunking.chunks import place
+from airflow_provider_cdc.sources.postgres.chunking.key_lookup import ONE_BY_ONE, KeyLookup
+from airflow_provider_cdc.sources.postgres.chunking.pushed_conditions import pushed_condition
+from airflow_provider_cdc.sources.postgres.server.privileges import Privileges
+from airflow_provider_cdc.sources.postgres.server.session import (
+    is_denied,
+    literal,
+    mapped_errors,
+    query,
+    session,
+    shared_view_errors,
+)
+from airflow_provider_cdc.sources.postgres.slots import durability_wait
+from airflow_provider_cdc.sources.postgres.steps.snapshot import SharedView
+from airflow_provider_cdc.sources.session.kept_sessions import Kept
+
+MANY_LEAVES = 3
+"""From so many partitions on it pays to ask first which of them has a key."""
+
+if TYPE_CHECKING:
+    from airflow_provider_cdc.sources.postgres.decode.rows import RowReader
+
+
+@contextmanager
+def open_reader(
+    settings: ConnectionSettings,
+    table: Table,
+    consistency: str,
+    view: SharedView | None,
+    kept: Kept | None = None,
+) -> Iterator[ChunkReader]:
+    """A session to read chunks of ``table`` with; it ends with the block, unless it is ``kept``.
+
+    :raises SourceUnavailable: with ``exported``, when the session that holds the shared view has ended.
+    """
+    # Imported late: the steps that only plan and record need no kernels.
+    from airflow_provider_cdc.sources.postgres.decode.rows import open_rows
+
+    # What was recorded of the whole table is checked with every read, whichever columns that is of.
+    with open_rows(settings, table.as_read, kept) as rows:
+        if consistency in ("watermark", "again"):
+            yield _Reader(settings, rows, table, "")
+            return
+        if view is None:
+            raise SourceUnavailable(
+                "there is no shared view to read it in", where=str(table.name), hint="the task can be retried as it is"
+            )
+        rows.run("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
+        with shared_view_errors(str(table.name)):
+            rows.run(f"SET TRANSACTION SNAPSHOT {literal(view.snapshot)}")
+        rows.run("SAVEPOINT chunk")
+        reader = _Reader(settings, rows, table, view.upper)
+        yield reader
+        reader.leave_view()
+
+
+class _Reader:
+    """Reads chunks of one table on one session, and checks that the table is still what it was."""
+
+    lock_seconds = 0.0
+
+    def __init__(self, settings: ConnectionSettings, rows: RowReader, table: Table, upper: str) -> None:
+        self.upper = upper
+        self._in_view = bool(upper)
+        self._settings = settings
+        self._rows = rows
+        self._table = table
+        self._lookup: KeyLookup | None = None
+        self._path = ""
+        self._doubtful: dict[int, bool] = {}
+
+    @property
+    def nulled(self) -> Mapping[str, int]:
+        return self._rows.nulled
+
+    @property
+    def odd(self) -> Sequence[OddValue]:
+        return self._rows.odd
+
+    def leave_view(self) -> None:
+        """End the transaction in which all chunks were read, if that was one."""
+        if self._in_view:
+            self._rows.run("COMMIT")
+            self._in_view = False
+
+    def settle(self) -> str:
+        where = f"{self._table.name}, the end of its read"
+        with mapped_errors(where):
+            self.leave_view()
+            return durability_wait.wait(self._rows.ask, where)[1]
+
+    def read(self, chunk: Chunk) -> Iterator[pa.RecordBatch]:
+        leaf, condition = place(self._table, chunk)
+        with self._mapped_errors(str(chunk)):
+            if leaf is not None:
+                prepare = users_code.NO_INDEX if self._condition and self._is_doubtful(leaf) else ""
+                yield from self._read(leaf, f"ONLY {leaf.sql} WHERE {condition}", pushed=True, prepare=prepare)
+
+    def find(self, keys: pa.BinaryArray) -> Iterator[pa.RecordBatch]:
+        with self._mapped_errors(f"rows of {counted(len(keys), 'key')}"):
+            if self._lookup is None:
+                self._lookup = KeyLookup(self._rows.ask, self._table)
+            own = leaves(self._table)
+            found = self._by_leaf(self._lookup, keys) if len(own) >= MANY_LEAVES else None
+            for leaf in own:
+                wanted = keys if found is None else found.get(leaf.oid)
+                if wanted is not None:
+                    yield from self._read(leaf, self._lookup.source(leaf.sql, wanted), prepare=ONE_BY_ONE)
+
+    def _by_leaf(self, lookup: KeyLookup, keys: pa.BinaryArray) -> dict[int, pa.BinaryArray] | None:
+        """`KeyLookup.by_leaf`, in the view if there is one. Without one, rows may come and go until they are read: what
+        touches them is in the log, so they are read again."""
+        self._begin(ONE_BY_ONE)
+        try:
+            found = lookup.by_leaf(keys)
+        except (psycopg.Error, adbc_driver_manager.Error) as error:
+            if not users_code.is_unplannable(error):
+                raise
+            # The root is planned with the CHECK constraints of its partitions. Each of these can be searched by itself.
+            self._undo()
+            return None
+        self._end()
+        return found
+
+    def _begin(self, prepare: str) -> None:
+        """Begin to read.
+
+        :param prepare: a query to run first, in the same transaction; empty: none.
+        """
+        if not self.upper:
+            self._rows.run("BEGIN READ ONLY ISOLATION LEVEL READ COMMITTED")
+        if self._path:
+            self._rows.ask(f"SELECT pg_catalog.set_config('search_path', {literal(self._path)}, true)")
+            # Rows that are looked up by their keys are held against the log, and need an index.
+            prepare = prepare or users_code.NO_INDEX
+        if prepare:
+            self._rows.ask(prepare)
+
+    def _end(self) -> None:
+        # Either one releases the lock, by which the next check tells what was read.
+        self._rows.run("ROLLBACK TO SAVEPOINT chunk" if self.upper else "COMMIT")
+
+    def _undo(self) -> None:
+        """After an error: make the session fit for the next statement."""
+        self._rows.run("ROLLBACK TO SAVEPOINT chunk" if self.upper else "ROLLBACK")
+
+    def _batches(self, source: str, pushed: bool, prepare: str) -> Iterator[pa.RecordBatch]:
+        """The batches of a read that has begun: under the user's own path from now on, if it cannot be planned without
+        it.
+
+        :param pushed: whether the server is asked for the rows alone that fulfil the condition, as far as it can be.
+        """
+        self._begin(prepare)
+        batches = self._rows.read(source + (self._condition if pushed else ""))
+        try:
+            first = next(batches, None)
+        except (psycopg.Error, adbc_driver_manager.Error) as error:
+            known = self._path or not users_code.may_be_read_under_own_path(self._table)
+            if known or not users_code.is_unplannable(error):
+                raise
+            self._undo()
+            with session(self._settings) as other:
+                self._path = users_code.planned_under(other)
+            self._begin(prepare)
+            batches = self._rows.read(source + (self._condition if pushed else ""))
+            first = next(batches, None)
+        if first is not None:
+            yield first
+            yield from batches
+        if self._path:
+            self._rows.ask(users_code.PINNED)
+
+    def _is_doubtful(self, leaf: Leaf) -> bool:
+        """Whether indexes of a leaf call functions of users: the names in the bodies of these are looked up when a
+        SELECT is planned, so an index may lack rows that the planner thinks it has."""
+        if leaf.oid not in self._doubtful:
+            self._doubtful[leaf.oid] = self._rows.ask(users_code.INDEXES_BY_USERS.format(leaf.oid)) != [("0",)]
+        return self._doubtful[leaf.oid]
+
+    @property
+    def _condition(self) -> str:
+        """The condition that spares work, as the end of a WHERE. Under the user's own path it must not be compared by
+        users' operators."""
+        pushed = pushed_condition(self._table, qualified=bool(self._path))
+        return f" AND ({pushed})" if pushed else ""
+
+    @contextmanager
+    def _mapped_errors(self, what: str) -> Iterator[None]:
+        """`mapped_errors`, which name the privilege that was taken during the run."""
+        where = f"{self._table.name}, {what}"
+        try:
+            with mapped_errors(where):
+                yield
+        except ConfigurationError as error:
+            if not is_denied(getattr(error.__cause__, "sqlstate", None) or ""):
+                raise
+            with session(self._settings) as other:
+                problems = Privileges(other).table_problems([self._table], publishing=False)
+                problems += relation_problems(other, self._table)
+            if not problems:
+                raise
+            what, hint = ("; ".join(getattr(one, part) for one in problems) for part in ("what", "hint"))
+            raise ConfigurationError(
+                f"{what}, since the run began", where=where, hint=f"{hint}; then the task can be cleared"
+            ) from error
+
+    def _read(self, leaf: Leaf, source: str, *, pushed: bool = False, prepare: str = "") -> Iterator[pa.RecordBatch]:
+        """Rows of one leaf, which must still be what it was.
+
+        :param pushed: as in `_batches`.
+        :param prepare: a query to run before, in the same transaction.
+        """
+        try:
+            yield from self._batches(source, pushed, prepare)
+        except DecodeError:
+            # Most likely the bytes are of another type, and then the error should say so. This session is still in the
+            # middle of an answer, so another one asks.
+            with session(self._settings) as other:
+                check_in_place(partial(query, other), self._table, leaf, locked=False)
+            raise
+        # The transaction still holds its lock, so the name stands for the relation that was read.
+        check_in_place(self._rows.ask, self._table, leaf)
+        self._end()

@@ -1,0 +1,47 @@
+"""How far a server has come: a standby or the primary, a position or a time."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from airflow_provider_cdc.core.positions.as_of import AsOf
+from airflow_provider_cdc.core.positions.gtid import GtidSet
+from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.errors import ConfigurationError
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.optional_capabilities import Reach
+from airflow_provider_cdc.sources.postgres.server.session import query, session
+
+# What a standby has replayed, it shows to readers. Both functions fail on the other kind of server.
+_HERE = (
+    "SELECT pg_is_in_recovery(), "
+    "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END::text, "
+    "CASE WHEN pg_is_in_recovery() THEN pg_last_xact_replay_timestamp() ELSE clock_timestamp() END"
+)
+
+
+def has_reached(settings: ConnectionSettings, point: AsOf) -> Reach:
+    """`TellsReach.has_reached`.
+
+    A primary has come to a time when its clock has passed it. A standby has when it replayed a later commit: what its
+    own clock says tells nothing of what is on the way.
+    """
+    if isinstance(point, GtidSet):
+        raise ConfigurationError(
+            "the position is a GTID set, and the source is PostgreSQL",
+            where=settings.address,
+            hint="give an LSN or a time",
+        )
+    with session(settings) as connection:
+        ((standby, text, when),) = query(connection, _HERE)
+    if isinstance(point, Lsn):
+        here = Lsn.parse(text or "0/0")
+        return Reach(here >= point, f"it is at {here}, {counted(point - here, 'byte')} of log before")
+    assert when is None or isinstance(when, datetime)
+    if when is not None and when > point:
+        return Reach(True)
+    if not standby:
+        return Reach(False, f"by its clock it is {when:%Y-%m-%d %H:%M:%S} UTC")
+    last = f"its last one was at {when:%Y-%m-%d %H:%M:%S} UTC" if when else "it has replayed none"
+    return Reach(False, f"the standby has replayed no commit after that time; {last}")

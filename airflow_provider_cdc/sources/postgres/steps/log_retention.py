@@ -1,0 +1,28 @@
+"""How long a PostgreSQL server will have the log that the slot of a run keeps."""
+
+from __future__ import annotations
+
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.optional_capabilities import Runway
+from airflow_provider_cdc.sources.postgres.server.session import query, session
+
+_KEPT = "max_slot_wal_keep_size"
+# What the server has written in a second, on the average since its statistics began.
+_RATE = (
+    "SELECT wal_bytes::float8 / greatest(1, extract(epoch FROM clock_timestamp() - stats_reset)::float8) "
+    "FROM pg_stat_wal"
+)
+
+
+def runway(settings: ConnectionSettings) -> Runway:
+    """`TellsRunway.runway`. The slot keeps the log up to a size, so the time follows from what is written."""
+    with session(settings) as connection:
+        ((megabytes,),) = query(connection, "SELECT setting::bigint FROM pg_settings WHERE name = %s", (_KEPT,))
+        ((rate,),) = query(connection, _RATE)
+    if megabytes < 0:
+        why = f"{_KEPT} is -1: nothing bounds the log that a slot keeps but the disk"
+        return Runway(None, why, unbounded=True)
+    if not rate:
+        return Runway(None, f"{_KEPT} is {megabytes:,} MB, and how much the server writes is not known")
+    written = f"the server writes {rate / 2**20 * 3600:,.1f} MB of log an hour on the average"
+    return Runway(megabytes * 2**20 / rate, f"{_KEPT} is {megabytes:,} MB, and {written}")

@@ -1,0 +1,277 @@
+"""The initial position, reading tables, and the bound on what the reads saw.
+
+``exported`` is the design of Materialize: the driver opens a transaction whose snapshot is exactly the point where a
+temporary slot begins, exports it, and keeps it open while every task imports it. So all of them read at one known
+position.
+
+``watermark`` needs no such transaction: see ``core.net_change`` for why each chunk may be read at a time of its own.
+``again`` reads like it, and what was touched once more by its key, at last in such a view.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import TYPE_CHECKING
+
+from airflow_provider_cdc.core.options.run import LockPolicy
+from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
+from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.errors import (
+    CdcError,
+    PreflightError,
+    Problem,
+    SchemaChanged,
+    SourceReplaced,
+    SourceUnavailable,
+)
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.window import UpperBound
+from airflow_provider_cdc.sources.postgres.catalog.catalog_at_slot import changed_around, changed_since, read_at
+from airflow_provider_cdc.sources.postgres.catalog.inheritance import check_whole
+from airflow_provider_cdc.sources.postgres.catalog.replica_identities import followed, no_identity
+from airflow_provider_cdc.sources.postgres.catalog.schema import HINT, difference, leaves, read_tables
+from airflow_provider_cdc.sources.postgres.catalog.uncopyable_relations import relation_problems
+from airflow_provider_cdc.sources.postgres.server import session_setup
+from airflow_provider_cdc.sources.postgres.server.server import identity, setting_problems
+from airflow_provider_cdc.sources.postgres.server.session import (
+    Connection,
+    query,
+    quote,
+    session,
+    shared_view_errors,
+    value,
+)
+from airflow_provider_cdc.sources.postgres.slots import (
+    durability_wait,
+    end_mark,
+    run_publication,
+    slots,
+    transaction_waits,
+)
+from airflow_provider_cdc.sources.postgres.slots.given_publication import publication_problems
+
+_TRIES = 3
+
+if TYPE_CHECKING:
+    pass
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class SharedView:
+    """The snapshot that all reads of a step share, and the position it is of."""
+
+    snapshot: str
+    upper: str
+
+
+def record_initial(
+    settings: ConnectionSettings,
+    plans: Sequence[TablePlan],
+    lock: LockPolicy,
+    run_id: str,
+    publication: str = "",
+) -> InitialPoint:
+    """Create the publication and the slot, whose point is the initial position, and read the schemas there.
+
+    DDL is not in the log. So the schemas are read before the point and after it, and both have to agree with what held
+    at the point itself (`at_point`).
+
+    :param publication: one that exists already, to be used instead; empty: one is created.
+    :raises LockNotGranted: transactions held up the slot, or the publication's locks, for longer than the policy has.
+    :raises PreflightError: the server's settings were changed since preflight.
+    :raises SchemaChanged: a table is gone, or lacks what its plan relies on, or tables keep changing.
+    :raises SourceUnavailable: the publication was altered meanwhile.
+    """
+    name = slots.name_of_try(run_id)
+    mine = publication or name
+    seconds = lock.slot_wait_seconds
+    try:
+        for _ in range(_TRIES):
+            with session(settings) as connection:
+                if problems := setting_problems(connection):
+                    raise PreflightError(problems)
+                # Only what is there already: a try that begins later may be the one that counts.
+                earlier = slots.names_of_run(connection, run_id)
+                before = read_tables(connection, [plan.table for plan in plans])
+                if not publication:
+                    run_publication.create_publication(connection, name, _in_log(plans, before), lock, run_id)
+                found = identity(connection)
+                state = run_publication.publication_state(connection, mine)
+                started = {session_setup.STARTED: value(connection, session_setup.START)}
+                here = session_setup.of_run(settings, found | started)
+                with slots.new_slot(here, name, seconds) as (position, view):
+                    _check_made(connection, name, position)
+                    # Before anything is read in the slot's own snapshot: to that a commit which is in the log and not
+                    # yet marked in pg_xact is one that failed, and whoever sees its rows so marks them so for good.
+                    transaction_waits.settle(settings, connection, seconds)
+                    seen = read_at(connection, view, [plan.table for plan in plans])
+                found |= slots.identity_of_try(name, publication)
+                found["publication_state"] = state
+                tables = read_tables(connection, [plan.table for plan in plans], mine)
+                check_whole(connection, tables)
+                _check_publication(connection, mine, state, plans, tables, own=not publication)
+                # No crash may take back a schema that the run goes by. The point itself was decoded from the disk.
+                durability_wait.wait(partial(query, connection), settings.address)
+            changes = [
+                f"{old.name}: {what}"
+                for old, new in zip(before, tables, strict=True)
+                if (what := difference(old, new) or changed_around(seen.get(new.name), new))
+            ]
+            if not changes:
+                with session(settings) as connection:
+                    _check_plans(connection, plans, tables, publication)
+                return InitialPoint(
+                    str(position),
+                    found,
+                    tuple(replace(table, options=plan.options) for plan, table in zip(plans, tables, strict=True)),
+                    0.0,
+                    tuple(slots.identity_of_try(other) for other in earlier),
+                )
+            slots.drop(settings, name, name)
+        raise SchemaChanged(
+            f"the tables were altered while the position was fixed, {_TRIES} times",
+            where="; ".join(changes),
+            hint="let the DDL end, and trigger a new run",
+        )
+    except BaseException:
+        # Nobody would ever find the slot, so it must not stay. The first error is the one to raise.
+        try:
+            slots.drop(settings, name, name)
+        except CdcError as also:
+            _log.warning("The slot %s may be left: %s", name, also)
+        raise
+
+
+def _check_made(connection: Connection, name: str, position: Lsn) -> None:
+    made = slots.state(connection, name)
+    if made is None or made.confirmed != position:
+        raise SourceReplaced(
+            "the slot was made on another server than the one that the tables are read from",
+            where=f"replication slot {name}",
+            hint="point the connection to one server alone (no balancer over several), and trigger a new run",
+        )
+
+
+def _in_log(plans: Sequence[TablePlan], tables: Sequence[Table]) -> list[Table]:
+    """Those of the tables of which a run needs the log."""
+    return [table for plan, table in zip(plans, tables, strict=True) if needs_log(plan)]
+
+
+def needs_log(plan: TablePlan) -> bool:
+    """Whether a run needs the log of a table from its own position on: not if all of it is read in the view at which
+    the run is exact, or if its last copy is rolled forward to that position."""
+    return not plan.base and not (plan.at_upper and plan.consistency == "exported")
+
+
+def _check_publication(
+    connection: Connection, name: str, state: str, plans: Sequence[TablePlan], tables: Sequence[Table], *, own: bool
+) -> None:
+    """Make sure that the log tells every change that the run needs, from the slot's point on.
+
+    :param state: the publication's, before the slot was made.
+    """
+    # Since 18, servers send nothing for a publication that does not exist, and raise no error.
+    if run_publication.publication_state(connection, name) != state or (own and not state):
+        raise SourceUnavailable(
+            "the publication was altered or dropped while the position was fixed",
+            where=f"publication {name}",
+            hint="a concurrent attempt may have fixed the position already: the task can be retried as it is"
+            if own
+            else "leave it alone; the task can be retried as it is",
+        )
+    # The publication and the tables may have changed since preflight.
+    problems = [problem for table in tables for problem in relation_problems(connection, table)]
+    keys_only = any(plan.at_upper for plan in plans)
+    problems += publication_problems(connection, name, _in_log(plans, tables), keys_only=keys_only)
+    if problems:
+        raise PreflightError(problems)
+
+
+def identity_problem(table: Table) -> Problem | None:
+    """What is wrong with a table's replica identity: without FULL the log lacks what a row was before."""
+    roots = [table.name] if table.details["kind"] == "p" and table.details["identity"] != "f" else []
+    lacking = [leaf.sql for leaf in leaves(table) if leaf.identity != "f"]
+    names = [quote(name.schema, name.name) for name in roots] + lacking
+    if not names:
+        return None
+    return Problem(
+        str(table.name),
+        "the log does not tell what a changed row was before: its replica identity is not FULL",
+        "; ".join(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for name in names),
+        str(table.name),
+    )
+
+
+def _check_plans(connection: Connection, plans: Sequence[TablePlan], tables: Sequence[Table], publication: str) -> None:
+    hint = "clear preflight and the tasks after it"
+    for plan, table, told in zip(plans, tables, followed(connection, tables, publication), strict=True):
+        if plan.at_upper:
+            if needs_log(plan) and not told:
+                raise SchemaChanged(
+                    "the log does not tell the keys of its changed rows any more",
+                    where=str(table.name),
+                    hint=f"{no_identity(table)}, and {hint}",
+                )
+            continue
+        if table.keyless and plan.consistency == "watermark":
+            raise SchemaChanged(
+                "the table lost its key since preflight, and watermark needs one", where=str(table.name), hint=hint
+            )
+        if problem := identity_problem(table):
+            raise SchemaChanged(problem.what, where=problem.where, hint=problem.hint)
+
+
+@contextmanager
+def share_view(settings: ConnectionSettings, lock: LockPolicy) -> Iterator[SharedView]:
+    """One view of the data for many sessions, at an exactly known position, for as long as the context is open.
+
+    :raises LockNotGranted: transactions held it up.
+    :raises SourceUnavailable: the server is out of slots or sessions.
+    """
+    seconds = lock.slot_wait_seconds
+    slot = f"{slots.PREFIX}read_{uuid.uuid4().hex[:12]}"
+    with session(settings, replication=True) as leader:
+        query(leader, "BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
+        sql = f"CREATE_REPLICATION_SLOT {slot} TEMPORARY LOGICAL {slots.PLUGIN} (SNAPSHOT 'use')"
+        upper, _ = transaction_waits.consistent_point(settings, leader, sql, seconds)
+        with session(settings) as connection:
+            transaction_waits.settle(settings, connection, seconds)
+        yield SharedView(str(value(leader, "pg_export_snapshot()")), str(upper))
+
+
+def bound_view(settings: ConnectionSettings, view: SharedView, tables: Sequence[Table]) -> UpperBound:
+    """The position of a shared view, at which ``tables`` are what was recorded of them.
+
+    :raises SchemaChanged: one of them is not.
+    """
+    with session(settings) as connection:
+        with shared_view_errors(settings.address):
+            seen = read_at(connection, view.snapshot, [table.name for table in tables])
+        for table in tables:
+            if what := changed_since(seen.get(table.name), table):
+                raise SchemaChanged(what, where=f"{table.name} at {view.upper}", hint=HINT)
+        # The view still stood in this session: so the server is the one that made it.
+        _, incarnation = durability_wait.wait(partial(query, connection), settings.address)
+        return UpperBound(view.upper, view.upper, incarnation)
+
+
+def bound_reads(settings: ConnectionSettings) -> UpperBound:
+    """A bound on everything that reads that have ended could have seen: the end of the log.
+
+    A commit is in the log before it can be seen. It need not be on disk yet (``synchronous_commit=off``), and only what
+    is can be decoded, so that is waited for. A mark stands before it, which the log must still have when it is read.
+
+    :raises SourceUnavailable: the server does not flush its log.
+    """
+    with session(settings) as connection:
+        mark = end_mark.write(partial(query, connection))
+        end, incarnation = durability_wait.wait(partial(query, connection), settings.address)
+        return UpperBound(str(end), end_mark.log_end(end, mark), incarnation)

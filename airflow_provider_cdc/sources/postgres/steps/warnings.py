@@ -1,0 +1,154 @@
+"""What preflight warns of: settings that make a run costly, versions with defects, and slots left behind."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.sources.postgres.server.session import Connection, query, quote
+from airflow_provider_cdc.sources.postgres.slots import run_publication, slots, transaction_waits
+
+BYTES_PER_SECOND = 20_000_000
+_LOG_PER_TABLE_BYTE = 0.1
+_LONG_SECONDS = 60
+_LEAST_SECONDS = 600
+"""A run is expected to read so fast, and while it does the server to write so much log; the rest of it takes a while,
+too."""
+
+_RIGHT_SINCE: Mapping[int, int] = {15: 8, 16: 4}
+"""Major version: the first minor one whose new slots miss no open transaction where other slots are read."""
+
+_RISKS: Mapping[tuple[str, str], str] = {
+    ("fsync", "off"): "a crash of the machine may take back or damage what was committed",
+    ("full_page_writes", "off"): "a crash of the machine may damage pages",
+    ("synchronous_commit", "off"): "commits can be seen before they are on disk, so each part that is read waits for "
+    "them (up to three times wal_writer_delay)",
+}
+
+_log = logging.getLogger(__name__)
+
+
+def advise(connection: Connection, tables: Sequence[Table]) -> None:
+    """Log every warning."""
+    _warn_of_version(connection.info.server_version)
+    _warn_of_crashes(connection)
+    _warn_of_limits(connection, tables)
+    _warn_of_writers(connection)
+    _warn_of_left(connection)
+    _warn_of_alike(tables)
+
+
+def _warn_of_alike(tables: Sequence[Table]) -> None:
+    """Some readers take such columns for one: DuckDB may give the values of another one than is named."""
+    for table in tables:
+        by_fold: dict[str, list[str]] = {}
+        for column in table.columns:
+            by_fold.setdefault(column.name.lower(), []).append(column.name)
+        for alike in by_fold.values():
+            if len(alike) > 1:
+                _log.warning(
+                    "%s has columns that differ only in case: %s. PyArrow and Polars tell them apart; Spark reads the "
+                    "copy only with spark.sql.caseSensitive, and DuckDB under other names. Where that matters, leave "
+                    "all but one out (option columns)",
+                    table.name,
+                    ", ".join(alike),
+                )
+
+
+def _warn_of_version(version: int) -> None:
+    major, minor = divmod(version, 10_000)
+    if minor < _RIGHT_SINCE.get(major, 0):
+        _log.warning(
+            "PostgreSQL %d.%d makes replication slots that may miss open transactions while other slots are read. This "
+            "provider makes its own in a way that avoids it; others may not: upgrade to %d.%d or later",
+            major,
+            minor,
+            major,
+            _RIGHT_SINCE[major],
+        )
+
+
+def _warn_of_crashes(connection: Connection) -> None:
+    """After a restart, parts that were read before it are read again, whatever these settings are."""
+    # What others have: our own session has another synchronous_commit.
+    found = query(
+        connection,
+        "SELECT name, reset_val FROM pg_settings WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit') "
+        "ORDER BY name",
+    )
+    for name, setting in found:
+        if risk := _RISKS.get((name, setting)):
+            _log.warning("%s is %s: %s", name, setting, risk)
+
+
+def _warn_of_limits(connection: Connection, tables: Sequence[Table]) -> None:
+    """Limits at which the server gives up the run's slot: that stops the run, and costs no more than the run."""
+    limits = dict(
+        query(
+            connection,
+            "SELECT name, setting::bigint FROM pg_settings "
+            "WHERE name IN ('max_slot_wal_keep_size', 'idle_replication_slot_timeout')",
+        )
+    )
+    size = sum(table.bytes for table in tables)
+    seconds = size / BYTES_PER_SECOND
+    megabytes, idle = limits["max_slot_wal_keep_size"], limits.get("idle_replication_slot_timeout", 0)
+    if 0 <= megabytes * 2**20 < size * _LOG_PER_TABLE_BYTE:
+        _log.warning(
+            "max_slot_wal_keep_size is %d MB, and the tables have %.0f MB, which take about %.0f s to read: if the "
+            "server writes more log than that meanwhile, it throws the run's log away",
+            megabytes,
+            size / 2**20,
+            seconds,
+        )
+    if 0 < idle < _LEAST_SECONDS + seconds:
+        _log.warning(
+            "idle_replication_slot_timeout is %d s, and the run's slot is idle while tables are read, about %.0f s: "
+            "the server may throw the run's log away",
+            idle,
+            seconds,
+        )
+
+
+def _warn_of_writers(connection: Connection) -> None:
+    """A run's slots wait for them, and then give up; the last one, for rows that are read again, late in the run."""
+    if long := transaction_waits.blockers(connection, _LONG_SECONDS):
+        _log.warning(
+            "The run's slots have to wait for every transaction that writes, and these have run for more than %d s: %s",
+            _LONG_SECONDS,
+            "; ".join(long),
+        )
+
+
+def _warn_of_left(connection: Connection) -> None:
+    """Warn of slots and publications of ours. Runs in progress have some, too, so the command to drop one is given only
+    where no run can use it any more."""
+    for name, kept, status in slots.left_slots(connection):
+        drop = f"SELECT pg_drop_replication_slot('{name}'); DROP PUBLICATION IF EXISTS {quote(name)};"
+        if status == "lost":
+            _log.warning("The slot %s has lost its log, and no run can use it any more: %s", name, drop)
+        else:
+            _log.warning(
+                "The slot %s keeps %.1f MB of log%s. Its run may be in progress: see in Airflow whether it is over. "
+                "Once it is, drop the slot (pg_drop_replication_slot) and the publication of that name",
+                name,
+                kept / 1e6,
+                _made_for(run_publication.about(connection, name)),
+            )
+    for name in slots.left_publications(connection):
+        _log.warning(
+            "The publication %s has no slot%s, and no run can use it any more: DROP PUBLICATION %s;",
+            name,
+            _made_for(run_publication.about(connection, name)),
+            quote(name),
+        )
+
+
+def _made_for(about: Mapping[str, Any]) -> str:
+    if "run_id" not in about:
+        return ""
+    run = f"run {about.get('dag_run_id') or about.get('run_id')}"
+    dag = f" of DAG {about['dag_id']}" if about.get("dag_id") else ""
+    return f", and was made for {run}{dag} at {about.get('created')} on {about.get('host')}"

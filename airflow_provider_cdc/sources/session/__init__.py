@@ -1,0 +1,1 @@
+"""Sessions that both kinds of databases share."""

@@ -1,0 +1,212 @@
+"""A touched row leaves its file whatever the type of its key, and no other row does."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import math
+import zlib
+from collections import Counter
+from collections.abc import Sequence
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from airflow_provider_cdc.core.parquet import writer as parquet_writer
+from airflow_provider_cdc.core.run.manifest import RunTable
+from airflow_provider_cdc.core.run.staging import StagedFile, Staging
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables import row_bytes
+from airflow_provider_cdc.core.tables.net_change import rewind_counts
+from airflow_provider_cdc.core.tables.table import Column, Table, TableName
+from airflow_provider_cdc.errors import CopyMismatch
+from airflow_provider_cdc.jobs.changes import net_change_files
+from airflow_provider_cdc.jobs.changes.net_change_files import NetChange
+from airflow_provider_cdc.jobs.consolidate import rewind
+from airflow_provider_cdc.jobs.consolidate import touched_rows as touched
+from airflow_provider_cdc.jobs.consolidate.touched_rows import MarkedFile
+from airflow_provider_cdc.sources.api.window import DELTA_SCHEMA
+from tests.seeds import examples
+
+EPOCH = dt.datetime(1970, 1, 1)
+KEYS: dict[str, tuple[pa.DataType, list[Any]]] = {
+    "signed": (pa.int64(), [-(2**63), -5, -1, 0, 1, 7, 2**40, 2**63 - 1]),
+    "narrow": (pa.int8(), [-128, -1, 0, 1, 127]),
+    "unsigned": (pa.uint64(), [0, 1, 2**63 - 1, 2**63, 2**64 - 2, 2**64 - 1]),
+    "unsigned narrow": (pa.uint32(), [0, 1, 2**31 - 1, 2**31, 2**32 - 1]),
+    "date": (pa.date32(), [dt.date(1, 1, 1), dt.date(1969, 12, 31), dt.date(1970, 1, 1), dt.date(9999, 12, 31)]),
+    "timestamp": (pa.timestamp("us"), [EPOCH - dt.timedelta(days=9), EPOCH, EPOCH + dt.timedelta(microseconds=1)]),
+    "instant": (pa.timestamp("us", "UTC"), [0, 1, 2**40]),
+    "string": (pa.string(), ["", "A", "a", "ab", "Ä", "\U0001f600", "z" * 5000]),
+    "binary": (pa.binary(), [b"", b"\0", b"\x7f", b"\x80", b"\xff\xff"]),
+    "decimal": (pa.decimal128(20, 2), [Decimal("-1.00"), Decimal("0.00"), Decimal("0.01"), Decimal("99.99")]),
+    "double": (pa.float64(), [-math.inf, -1.5, -0.0, 0.0, 1.5, math.nan]),
+    "bool": (pa.bool_(), [False, True]),
+    "duration": (pa.duration("us"), [-5, 0, 5]),
+    "enum": (pa.dictionary(pa.int16(), pa.string()), ["a", "b", "c"]),
+}
+
+
+class StubSource:
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+
+    def arrow_schema(self, table: Table) -> pa.Schema:
+        return self.schema
+
+    def decode_images(
+        self, table: Table, images: pa.BinaryArray, nulled: dict[str, int] | None = None
+    ) -> pa.RecordBatch:
+        rows = [json.loads(image) for image in images.to_pylist()]
+        return pa.record_batch(list(zip(*rows, strict=True)), schema=self.schema)
+
+
+def take_out(
+    folder: Path, schema: pa.Schema, key: tuple[str, ...], rows: pa.Table, touched: pa.RecordBatch, counts: list[int]
+) -> tuple[pa.Table, rewind.Outcome]:
+    """The rows that stay, and the outcome."""
+    run = Storage(str(folder))
+    staging = Staging(run)
+    with staging.writer("chunks/t/part-000000", schema) as writer:
+        writer.write(rows)
+    encoded = row_bytes.encode(touched, list(key) or schema.names)
+    size = len(encoded)
+    images = [None if key else json.dumps(list(row.values())).encode() for row in touched.to_pylist()]
+    before = pa.array(images, pa.binary())
+    changes = pa.table(
+        [
+            [0] * size,
+            encoded,
+            [1] * size,
+            [0] * size,
+            before,
+            counts,
+            pa.nulls(size, pa.string()),
+            pa.nulls(size, pa.binary()),
+        ],
+        schema=DELTA_SCHEMA,
+    )
+    with staging.writer("delta/net", net_change_files.NET_SCHEMA) as delta:
+        delta.write(net_change_files.in_buckets(changes))
+    table = Table(TableName("s", "t"), tuple(Column(name, "", True) for name in schema.names), key)
+    change = NetChange(tuple(delta.files), {0: net_change_files.Count(size, 0)})
+    task = rewind.RewindTask(staging, StubSource(schema), (RunTable(table, "", ""),), change)  # type: ignore[arg-type]
+    outcome = task(rewind.Rewind(0, tuple(writer.files)))
+    left = [*outcome.adopted, *outcome.written]
+    return pa.concat_tables([schema.empty_table(), *(pq.read_table(run.path(file.name)) for file in left)]), outcome
+
+
+@pytest.mark.parametrize("name", KEYS)
+@settings(
+    deadline=None,
+    max_examples=examples(12),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(data=st.data())
+def test_touched_keys_are_taken_out(
+    name: str, data: st.DataObject, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet_writer, "ROW_GROUP_ROWS", 2)
+    monkeypatch.setattr(parquet_writer.ParquetWriter.__init__, "__defaults__", (600,))
+    kind, values = KEYS[name]
+    present = data.draw(st.lists(st.sampled_from(values), unique_by=repr, min_size=1))
+    gone = data.draw(st.lists(st.sampled_from(values), unique_by=repr))
+    monkeypatch.setattr(touched, "BLOCK_ROWS", data.draw(st.sampled_from([1, 3, 1000])))
+    schema = pa.schema([("n", pa.int32()), ("k", kind)])
+    rows = pa.table([pa.array(range(len(present)), pa.int32()), pa.array(present, kind)], schema=schema)
+    changed = pa.record_batch({"k": pa.array(gone, kind)})
+    left, outcome = take_out(tmp_path_factory.mktemp("run"), schema, ("k",), rows, changed, [0] * len(gone))
+    expected = [number for number, value in enumerate(present) if repr(value) not in map(repr, gone)]
+    assert sorted(left["n"].to_pylist()) == expected
+    assert left.schema.equals(schema)
+    assert (outcome.replaced == 0) == (len(expected) == len(present))
+
+
+def test_a_composite_key_matches_as_a_whole(tmp_path: Path) -> None:
+    schema = pa.schema([("a", pa.string()), ("b", pa.int32()), ("v", pa.string())])
+    rows = pa.table([["x", "x", "y"], [1, 2, 1], ["one", "two", "three"]], schema=schema)
+    changed = pa.record_batch({"a": ["x", "y"], "b": pa.array([2, 2], pa.int32())})
+    left, _ = take_out(tmp_path, schema, ("a", "b"), rows, changed, [0, 0])
+    assert left["v"].to_pylist() == ["one", "three"]
+
+
+def test_a_file_without_touched_rows_is_adopted_and_an_emptied_one_vanishes(tmp_path: Path) -> None:
+    schema = pa.schema([("k", pa.int64())])
+    rows = pa.table([[1, 5]], schema=schema)
+    _, between = take_out(tmp_path / "a", schema, ("k",), rows, pa.record_batch({"k": [3]}), [0])
+    assert (len(between.adopted), between.written, between.replaced) == (1, (), 0)
+    _, emptied = take_out(tmp_path / "b", schema, ("k",), rows, pa.record_batch({"k": [1, 5]}), [0, 0])
+    assert (emptied.adopted, emptied.written, emptied.replaced) == ((), (), 1)
+
+
+@settings(
+    deadline=None,
+    max_examples=examples(30),
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)
+@given(
+    present=st.lists(
+        st.tuples(st.sampled_from([None, 1, 2]), st.sampled_from([None, "", "p"])), min_size=1, max_size=12
+    ),
+    data=st.data(),
+)
+def test_of_a_keyless_table_as_many_copies_are_taken_out_as_were_added_and_put_back_as_were_removed(
+    present: list[tuple[Any, Any]],
+    data: st.DataObject,
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(parquet_writer, "ROW_GROUP_ROWS", 3)
+    monkeypatch.setattr(touched, "BLOCK_ROWS", data.draw(st.sampled_from([1, 5, 1000])))
+    schema = pa.schema([("a", pa.int32()), ("b", pa.string())])
+    copies = Counter(present)
+    added = {row: data.draw(st.integers(-3, count)) for row, count in [*copies.items(), ((7, "new"), 0)]}
+    changed = pa.record_batch(list(zip(*added, strict=True)), schema=schema)
+    rows = pa.table(list(zip(*present, strict=True)), schema=schema)
+    left, _ = take_out(tmp_path_factory.mktemp("run"), schema, (), rows, changed, list(added.values()))
+    expected = rewind_counts(copies, added)
+    assert Counter(zip(*(column.to_pylist() for column in left.columns), strict=True)) == expected
+
+
+def test_a_row_that_the_log_adds_and_the_copy_lacks_stops_the_run(tmp_path: Path) -> None:
+    schema = pa.schema([("a", pa.int32())])
+    rows = pa.table([[1, 1, 2]], schema=schema)
+    with pytest.raises(CopyMismatch, match=r"s\.t: the log adds 1 row "):
+        take_out(tmp_path, schema, (), rows, pa.record_batch([[1]], schema=schema), [3])
+
+
+def test_files_of_a_row_group_that_cannot_hold_the_key_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(parquet_writer, "ROW_GROUP_ROWS", 2)
+    schema = pa.schema([("k", pa.uint64())])
+    rows = pa.table([pa.array([1, 2, 2**63, 2**64 - 1], pa.uint64())], schema=schema)
+    read: list[int] = []
+    original = MarkedFile.read
+
+    def noted(self: MarkedFile, group: int, columns: Sequence[str] | None = None) -> pa.Table:
+        if columns is not None:
+            read.append(group)
+        return original(self, group, columns)
+
+    monkeypatch.setattr(MarkedFile, "read", noted)
+    left, _ = take_out(tmp_path, schema, ("k",), rows, pa.record_batch({"k": pa.array([2**63], pa.uint64())}), [0])
+    assert read == [1]
+    assert left["k"].to_pylist() == [1, 2, 2**64 - 1]
+
+
+def test_names_of_files_that_were_written_anew_are_new(tmp_path: Path) -> None:
+    schema = pa.schema([("k", pa.int64())])
+    rows = pa.table([[1, 5]], schema=schema)
+    _, outcome = take_out(tmp_path, schema, ("k",), rows, pa.record_batch({"k": [1]}), [0])
+    (written,) = outcome.written
+    assert written.base_name.startswith("part-000000-")
+    assert written.base_name != "part-000000-x-0.parquet"
+    content = (tmp_path / written.name).read_bytes()
+    assert written == StagedFile(written.name, 1, len(content), f"{zlib.crc32(content):08x}")

@@ -1,0 +1,103 @@
+"""Every chunk is read by exactly one part, and no core waits for one late large part."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from airflow_provider_cdc.core.parquet.writer import FILE_BYTES
+from airflow_provider_cdc.core.run.manifest import RunTable
+from airflow_provider_cdc.core.tables.chunk import Chunk, partition
+from airflow_provider_cdc.core.tables.table import Table, TableName
+from airflow_provider_cdc.jobs.snapshot.parts import SMALLEST_PART_BYTES, bundle, plan_parts
+
+MIB = 2**20
+
+
+def entry(name: str, size: int, *, rows: int = 0, key: tuple[str, ...] = ("id",)) -> RunTable:
+    return RunTable(Table(TableName("s", name), (), key, rows=rows, bytes=size), "watermark", "")
+
+
+def chunks(rows: list[int]) -> list[Chunk]:
+    return partition([(number,) for number in range(1, len(rows))], rows)
+
+
+TABLES = st.lists(
+    st.tuples(st.integers(0, 2**34), st.lists(st.integers(0, 10**6), min_size=1, max_size=40), st.booleans()),
+    min_size=1,
+    max_size=5,
+)
+
+
+@given(TABLES, st.integers(1, 64))
+def test_every_chunk_is_in_exactly_one_part(tables: list[tuple[int, list[int], bool]], slots: int) -> None:
+    entries = [
+        entry(str(at), size, rows=sum(rows), key=() if keyless else ("id",))
+        for at, (size, rows, keyless) in enumerate(tables)
+    ]
+    cut = [chunks(rows) for _, rows, _ in tables]
+    parts = plan_parts(entries, cut, slots)
+    planned = [(part.table, chunk.number) for part in parts for chunk in part.chunks]
+    assert sorted(planned) == [(at, chunk.number) for at, own in enumerate(cut) for chunk in own]
+    assert [part.number for part in parts] == list(range(len(parts)))
+    assert [part.weight for part in parts] == sorted((part.weight for part in parts), reverse=True)
+    for at, (_, _, keyless) in enumerate(tables):
+        if keyless:
+            assert sum(part.table == at for part in parts) == 1
+
+
+def test_one_huge_table_is_cut_so_that_every_core_has_several_parts() -> None:
+    tables = [entry("small", 30 * MIB, rows=300_000), entry("huge", 1000 * MIB, rows=10_000_000)]
+    parts = plan_parts(tables, [chunks([100_000] * 3), chunks([100_000] * 100)], slots=4)
+    assert sum(part.table == 1 for part in parts) >= 4 * 3
+    assert max(part.weight for part in parts) <= FILE_BYTES
+
+
+def test_a_small_table_is_not_cut_to_pieces() -> None:
+    parts = plan_parts([entry("small", 4 * MIB, rows=100_000)], [chunks([1000] * 100)], slots=64)
+    assert len(parts) == 1
+    assert SMALLEST_PART_BYTES > 4 * MIB
+
+
+def test_a_keyless_table_is_cut_only_where_many_sessions_share_one_position() -> None:
+    table = entry("keyless", 1000 * MIB, rows=10_000_000, key=()).table
+    parts = {
+        consistency: plan_parts([RunTable(table, consistency, "")], [chunks([100_000] * 100)], slots=4)
+        for consistency in ("lock", "exported")
+    }
+    assert len(parts["lock"]) == 1
+    assert len(parts["exported"]) > 8
+
+
+def test_no_estimates_at_all_still_give_parts() -> None:
+    parts = plan_parts([entry("unknown", 0), entry("keyless", 0, key=())], [chunks([0, 0, 0]), chunks([0])], slots=2)
+    assert sum(len(part.chunks) for part in parts) == 4
+
+
+@given(
+    st.lists(st.tuples(st.integers(1, 2 * SMALLEST_PART_BYTES), st.booleans()), min_size=1, max_size=300),
+    st.integers(1, 16),
+)
+def test_only_small_parts_share_a_task_and_none_with_one_that_may_wait_for_a_lock(
+    made: list[tuple[int, bool]], slots: int
+) -> None:
+    tables = [
+        RunTable(entry(str(at), size, key=() if keyless else ("id",)).table, "lock" if keyless else "watermark", "")
+        for at, (size, keyless) in enumerate(made)
+    ]
+    parts = plan_parts(tables, [chunks([0]) for _ in tables], slots)
+    sizes = bundle(parts, tables, slots)
+    assert sum(sizes) == len(parts)
+    ahead = iter(parts)
+    for size in sizes:
+        together = [next(ahead) for _ in range(size)]
+        assert together
+        if size > 1:
+            assert sum(part.weight for part in together) <= SMALLEST_PART_BYTES
+            assert all(tables[part.table].consistency == "watermark" for part in together)
+
+
+def test_hundreds_of_tiny_tables_are_few_tasks_and_still_enough_for_all_cores() -> None:
+    tables = [entry(str(at), 16 * 1024) for at in range(500)]
+    parts = plan_parts(tables, [chunks([2]) for _ in tables], slots=4)
+    assert 8 <= len(bundle(parts, tables, slots=4)) <= 20

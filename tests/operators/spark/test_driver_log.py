@@ -1,0 +1,44 @@
+"""The log of a step: warnings look like warnings, and noise is not there. The real Spark is heard in tests/dags."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_cdc.operators.spark.driver_log import LOG4J, levelled, log4j_option
+
+PRINTED = """WARNING: Using incubator modules: jdk.incubator.vector
+Using Spark's default log4j profile: org/apache/spark/log4j2-defaults.properties
+Setting default log level to "WARN".
+To adjust logging level use sc.setLogLevel(newLevel). For SparkR, use setLogLevel(newLevel).
+26/11/22 04:52:10 WARN TaskSetManager: Lost task 0.0
+04:52:10 ERROR Executor: boom
+snapshot: 3 tables, 5 chunks in 2 parts
+WARNING: shop.stray is SKIPPED and will not be published: MyISAM
+consolidate: WARNING: shop.orders is published, but a newer copy than it stays the latest one
+snapshot failed: LogGone: the log was purged
+  Hint: keep it
+"""
+
+
+def test_lines_have_the_level_that_they_say(caplog: pytest.LogCaptureFixture) -> None:
+    rest = list(levelled(PRINTED.splitlines(keepends=True), logging.getLogger("told")))
+    assert rest == ["snapshot: 3 tables, 5 chunks in 2 parts\n", "  Hint: keep it\n"]
+    assert [(record.levelname, record.getMessage().partition(" ")[0]) for record in caplog.records] == [
+        ("WARNING", "26/11/22"),
+        ("ERROR", "04:52:10"),
+        ("WARNING", "WARNING:"),
+        ("WARNING", "consolidate:"),
+        ("ERROR", "snapshot"),
+    ]
+
+
+def test_whoever_has_said_how_spark_logs_is_obeyed(tmp_path: Path) -> None:
+    assert LOG4J.is_file()
+    assert log4j_option({}, {}) == f'"-Dlog4j2.configurationFile={LOG4J.as_uri()}"'
+    assert log4j_option({"spark.driver.extraJavaOptions": "-Dlog4j2.configurationFile=x"}, {}) == ""
+    assert log4j_option({}, {"SPARK_CONF_DIR": str(tmp_path)})
+    (tmp_path / "log4j2.properties").write_text("")
+    assert log4j_option({}, {"SPARK_CONF_DIR": str(tmp_path)}) == ""

@@ -1,0 +1,209 @@
+"""What is looked through before any work is read by several threads, and still told in the order of the log."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from airflow_provider_cdc.core.positions.gtid import GtidSet
+from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.errors import ExactnessError
+from airflow_provider_cdc.sources.api.window import LogSegment
+from airflow_provider_cdc.sources.mysql.log import codes, survey
+from airflow_provider_cdc.sources.mysql.log.long_prepared import PreparedWalker
+from airflow_provider_cdc.sources.mysql.log.stream import dump, request
+from airflow_provider_cdc.sources.mysql.log.survey import FILES_AT_ONCE, looked_through, stretches
+from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, end_of_log, log_files
+from airflow_provider_cdc.sources.mysql.server.session import Connection, session
+from airflow_provider_cdc.sources.mysql.tables.schema import read_tables
+from harness.mysql_server import MysqlServer
+from harness.pipeline import settings_of
+from tests.conftest import MysqlFactory
+
+FILES = 3 * FILES_AT_ONCE
+
+
+@pytest.fixture
+def server(mysql_factory: MysqlFactory) -> MysqlServer:
+    server = mysql_factory({})
+    server.query("CREATE DATABASE d")
+    server.query("CREATE TABLE d.t (id INT PRIMARY KEY, v LONGTEXT)")
+    server.query("FLUSH BINARY LOGS")
+    return server
+
+
+def look(
+    server: MysqlServer,
+    enough: int = FILES,
+    user: str = "",
+    first: Callable[[], object] = lambda: None,
+    then: Callable[[], object] = lambda: None,
+) -> list[tuple[str, str]]:
+    """The files that were looked through, in the order in which they came, and why each of them stopped."""
+    settings = settings_of(server, user)
+    # As whoever looks through a log has a session of its own meanwhile.
+    with session(settings) as connection:
+        end, files = end_of_log(settings, connection), log_files(connection)
+        tables = read_tables(connection, [TableName("d", "t")])
+        begin = LogPlace(list(files)[1], codes.FIRST_POSITION)
+
+        def walker_of(segment: LogSegment) -> PreparedWalker:
+            return PreparedWalker(segment.name, segment.start, segment.stop, GtidSet.parse(""), watched=tables)
+
+        found = []
+        first()
+        with looked_through(settings, files, stretches(files, begin, end), walker_of) as walkers:
+            for walker, error in walkers:
+                assert error is None or isinstance(error, ExactnessError)
+                found.append((walker.summary.segment.name, str(error or "")))
+                if len(found) == enough:
+                    then()
+                    break
+    return found
+
+
+def test_files_are_told_in_the_order_of_the_log_whichever_is_read_first(server: MysqlServer) -> None:
+    for number in range(FILES):
+        if number == 0:
+            # It is still being read when the next ones, which stop at once, have been.
+            for key in range(8):
+                server.query(f"INSERT INTO d.t VALUES ({key}, REPEAT('x', 8000000))")
+        elif number % 2:
+            server.query(f"ALTER TABLE d.t ADD COLUMN c{number} INT")
+        server.query("FLUSH BINARY LOGS")
+    found = look(server)
+    names = [name for name, _ in found]
+    assert names == sorted(names)
+    assert len(names) == FILES
+    for number, (name, why) in enumerate(found):
+        assert (f"d.t at {name}:" in why) if number % 2 else not why, why
+
+
+def test_whoever_has_seen_enough_reads_no_further(server: MysqlServer, monkeypatch: pytest.MonkeyPatch) -> None:
+    server.query("INSERT INTO d.t VALUES (0, 'x')")
+    server.query("FLUSH BINARY LOGS")
+    for number in range(FILES_AT_ONCE):
+        for key in range(8):
+            server.query(f"INSERT INTO d.t VALUES ({8 * number + key + 1}, REPEAT('x', 8000000))")
+        server.query("FLUSH BINARY LOGS")
+    before = sent(server)
+    fill = dump.Dump.fill
+
+    def slowly(self: dump.Dump) -> bool:
+        # Else they might be through before this thread comes to leave them.
+        time.sleep(0.02)
+        return fill(self)
+
+    monkeypatch.setattr(dump.Dump, "fill", slowly)
+    assert len(look(server, enough=1)) == 1
+    deadline = time.monotonic() + 60
+    while server.query("SELECT 1 FROM performance_schema.processlist WHERE command LIKE 'Binlog Dump%%'"):
+        assert time.monotonic() < deadline, "the server still sends"
+        time.sleep(0.1)
+    # Those that were begun beside the first one have 192 MB.
+    assert sent(server) - before < 150_000_000
+
+
+def test_a_user_who_may_have_few_sessions_looks_through_fewer_files_at_once(server: MysqlServer) -> None:
+    for number in range(FILES_AT_ONCE + 2):
+        for key in range(3):
+            server.query(f"INSERT INTO d.t VALUES ({3 * number + key}, REPEAT('x', 8000000))")
+        server.query("FLUSH BINARY LOGS")
+    server.query("CREATE USER few@'127.0.0.1' WITH MAX_USER_CONNECTIONS 2")
+    server.query("GRANT SELECT, REPLICATION CLIENT, REPLICATION SLAVE ON *.* TO few@'127.0.0.1'")
+    found = look(server, user="few")
+    # The last file has the user.
+    assert len(found) == FILES_AT_ONCE + 3
+    assert not any(why for _, why in found)
+    assert found == sorted(found)
+
+
+@pytest.mark.long
+def test_sessions_that_the_server_is_about_to_end_are_waited_for(
+    server: MysqlServer,
+) -> None:
+    """It counts them until it has noticed that their connections are closed."""
+    for number in range(FILES_AT_ONCE - 1):
+        server.query(f"INSERT INTO d.t VALUES ({number}, 'x')")
+        server.query("FLUSH BINARY LOGS")
+    server.query("CREATE USER few@'127.0.0.1' WITH MAX_USER_CONNECTIONS 2")
+    server.query("GRANT SELECT, REPLICATION CLIENT, REPLICATION SLAVE ON *.* TO few@'127.0.0.1'")
+
+    def ends_late() -> None:
+        ending = server.connect("few")
+        threading.Timer(1.0, ending.close).start()
+
+    found = look(server, user="few", first=ends_late)
+    assert len(found) == FILES_AT_ONCE
+    assert not any(why for _, why in found)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("when", ["it sends the log", "it is asked for it"])
+def test_whoever_leaves_does_not_wait_for_a_server_that_says_nothing_any_more(
+    server: MysqlServer, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    """A task that timed out would otherwise wait for minutes."""
+    silent = threading.Event()
+
+    def asked_late(connection: Connection, name: str, start: int) -> None:
+        # The first file is looked through by then; and this one is never asked for where the server does not stop.
+        if name != first and not silent.wait(30):
+            raise AssertionError("the server never fell silent")
+        request.request_log(connection, name, start)
+
+    server.query("FLUSH BINARY LOGS")
+    for number in range(FILES_AT_ONCE):
+        for key in range(8):
+            server.query(f"INSERT INTO d.t VALUES ({8 * number + key}, REPEAT('x', 8000000))")
+        server.query("FLUSH BINARY LOGS")
+    wakes_up = threading.Timer(60, os.kill, (server.pid, signal.SIGCONT))
+    left = 0.0
+
+    def falls_silent() -> None:
+        nonlocal left
+        os.kill(server.pid, signal.SIGSTOP)
+        silent.set()
+        wakes_up.start()
+        # Until all that it had sent is read.
+        time.sleep(5)
+        left = time.monotonic()
+
+    first = server.query("SHOW BINARY LOGS")[1][0]
+    if when == "it is asked for it":
+        monkeypatch.setattr(dump, "request_log", asked_late)
+    try:
+        look(server, enough=1, then=falls_silent)
+        assert time.monotonic() - left < 40
+    finally:
+        wakes_up.cancel()
+        os.kill(server.pid, signal.SIGCONT)
+
+
+def sent(server: MysqlServer) -> int:
+    """Bytes that the server has sent to all sessions."""
+    query = "SELECT variable_value FROM performance_schema.global_status WHERE variable_name = 'Bytes_sent'"
+    return int(server.query(query)[0][0])
+
+
+def test_who_waits_is_told_how_far_it_is(
+    server: MysqlServer, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(survey, "EVERY_SECONDS", 0.001)
+    for key in range(4):
+        server.query(f"INSERT INTO d.t VALUES ({key}, REPEAT('x', 8000000))")
+        server.query("FLUSH BINARY LOGS")
+    with caplog.at_level(logging.INFO, survey.__name__):
+        look(server)
+    told = [record.getMessage() for record in caplog.records if record.name == survey.__name__]
+    assert told
+    assert all(" of 30 MiB (" in line for line in told), told
+    percent = [int(line.rpartition("(")[2].split()[0]) for line in told]
+    assert percent == sorted(percent)
+    assert percent[-1] <= 100

@@ -1,0 +1,122 @@
+"""Later steps must notice another server, a lost history or log, and changed settings."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from airflow_provider_cdc.core.options.run import LockPolicy
+from airflow_provider_cdc.core.run.plan import TablePlan
+from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.errors import ExactnessError, LogGone, SourceReplaced
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.mysql import MysqlSource
+from harness.mysql_server import MysqlServer
+from tests.servers import throw_away_mysql
+
+
+@pytest.fixture(scope="module")
+def server() -> Iterator[MysqlServer]:
+    with throw_away_mysql() as started:
+        started.query("CREATE DATABASE d")
+        started.query("CREATE TABLE d.t (id INT PRIMARY KEY AUTO_INCREMENT)")
+        yield started
+
+
+@pytest.fixture
+def begun(server: MysqlServer) -> tuple[MysqlSource, dict[str, str], str]:
+    """A source, and the identity and initial position of a run that has begun on it."""
+    server.query("INSERT INTO d.t VALUES ()")
+    source = MysqlSource(ConnectionSettings("mysql", server.host, server.port, "root"))
+    point = source.record_initial([TablePlan(TableName("d", "t"), "watermark", "")], LockPolicy())
+    return source, dict(point.identity), point.position
+
+
+Begun = tuple[MysqlSource, dict[str, str], str]
+
+
+def test_the_same_server_with_more_history(begun: Begun, server: MysqlServer) -> None:
+    source, identity, position = begun
+    server.query("INSERT INTO d.t VALUES ()")
+    server.query("FLUSH BINARY LOGS")
+    source.check_identity(identity, position)
+
+
+def test_the_same_server_started_again(begun: Begun, server: MysqlServer) -> None:
+    source, identity, position = begun
+    server.restart()
+    source.check_identity(identity, position)
+
+
+def test_another_server(begun: Begun, mysql: MysqlServer) -> None:
+    _, identity, position = begun
+    other = MysqlSource(ConnectionSettings("mysql", mysql.host, mysql.port, "root"))
+    with pytest.raises(SourceReplaced, match=identity["server_uuid"]):
+        other.check_identity(identity, position)
+
+
+@pytest.mark.parametrize(
+    ("setting", "back"),
+    [
+        ("binlog_order_commits = OFF", "ON"),
+        ("binlog_row_image = MINIMAL", "FULL"),
+        ("binlog_format = STATEMENT", "ROW"),
+        ("binlog_error_action = IGNORE_ERROR", "ABORT_SERVER"),
+    ],
+)
+def test_settings_that_are_wrong_now(setting: str, back: str, begun: Begun, server: MysqlServer) -> None:
+    source, identity, position = begun
+    name, _, _ = setting.partition(" ")
+    server.query(f"SET GLOBAL {setting}")
+    try:
+        with pytest.raises(ExactnessError, match=name):
+            source.check_identity(identity, position)
+    finally:
+        server.query(f"SET GLOBAL {name} = {back}")
+
+
+@pytest.mark.parametrize("name", ["binlog_order_commits", "replica_preserve_commit_order"])
+def test_settings_that_were_wrong_in_between(name: str, begun: Begun, server: MysqlServer) -> None:
+    source, identity, position = begun
+    server.query(f"SET GLOBAL {name} = OFF")
+    server.query(f"SET GLOBAL {name} = ON")
+    with pytest.raises(ExactnessError, match=f"{name} was set at .* after the run began"):
+        source.check_identity(identity, position)
+
+
+def test_settings_that_were_wrong_before_the_run_do_not_matter(server: MysqlServer) -> None:
+    server.query("SET GLOBAL binlog_order_commits = OFF")
+    server.query("SET GLOBAL binlog_order_commits = ON")
+    source = MysqlSource(ConnectionSettings("mysql", server.host, server.port, "root"))
+    point = source.record_initial([TablePlan(TableName("d", "t"), "watermark", "")], LockPolicy())
+    source.check_identity(point.identity, point.position)
+
+
+def test_a_user_with_only_the_privileges_that_a_run_needs(begun: Begun, server: MysqlServer) -> None:
+    _, identity, position = begun
+    server.query("CREATE USER plain")
+    try:
+        server.query("GRANT REPLICATION CLIENT, REPLICATION SLAVE ON *.* TO plain")
+        server.query("SET GLOBAL binlog_order_commits = ON")
+        plain = MysqlSource(ConnectionSettings("mysql", server.host, server.port, "plain"))
+        with pytest.raises(ExactnessError, match="binlog_order_commits was set"):
+            plain.check_identity(identity, position)
+    finally:
+        server.query("DROP USER plain")
+
+
+def test_a_log_that_was_purged(begun: Begun, server: MysqlServer) -> None:
+    source, identity, position = begun
+    server.query("FLUSH BINARY LOGS")
+    source.check_identity(identity, position)
+    server.purge_log()
+    with pytest.raises(LogGone, match="was purged"):
+        source.check_identity(identity, position)
+
+
+def test_a_history_that_was_thrown_away(begun: Begun, server: MysqlServer) -> None:
+    source, identity, position = begun
+    server.query("RESET BINARY LOGS AND GTIDS")
+    with pytest.raises(SourceReplaced, match="the log was reset"):
+        source.check_identity(identity, position)

@@ -1,0 +1,147 @@
+"""The table of types: what it takes from declarations, what it refuses, and any row of any types."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pyarrow as pa
+import pytest
+
+from airflow_provider_cdc.core.tables.table import Column
+from airflow_provider_cdc.errors import ConfigurationError
+from airflow_provider_cdc.sources.mysql.tables.types import (
+    VECTOR,
+    ColumnType,
+    arrow_schema,
+    unsupported,
+    unsupported_key,
+)
+from harness.mysql_server import MysqlServer
+from tests.sources.mysql.decode.reading import select
+from tests.sources.mysql.decode.row_images import describe
+
+
+@pytest.mark.parametrize(
+    ("declaration", "arrow"),
+    [
+        ("tinyint(1)", pa.int8()),
+        ("mediumint unsigned", pa.uint32()),
+        ("bigint(20) unsigned zerofill", pa.uint64()),
+        ("float(7,3)", pa.float32()),
+        ("decimal(10)", pa.decimal128(10, 0)),
+        ("decimal(38,30)", pa.decimal128(38, 30)),
+        ("bit(1)", pa.bool_()),
+        ("bit(2)", pa.uint64()),
+        ("year", pa.int16()),
+        ("date", pa.date32()),
+        ("datetime(6)", pa.timestamp("us")),
+        ("timestamp", pa.timestamp("us", "UTC")),
+        ("time(3)", pa.duration("us")),
+        ("enum('a')", pa.dictionary(pa.int16(), pa.utf8())),
+        ("set('a')", pa.utf8()),
+        ("json", pa.utf8()),
+        ("char(3)", pa.utf8()),
+        ("longtext", pa.utf8()),
+        ("binary(3)", pa.binary()),
+        ("mediumblob", pa.binary()),
+        ("geometry", pa.binary()),
+        ("geomcollection", pa.binary()),
+        ("multipolygon", pa.binary()),
+        ("vector(3)", VECTOR),
+    ],
+)
+def test_the_arrow_type(declaration: str, arrow: pa.DataType) -> None:
+    column = Column("c", declaration, True, {"charset": "utf8mb4"})
+    assert unsupported(column) is None
+    assert ColumnType.of(column).arrow == arrow
+
+
+@pytest.mark.parametrize(
+    ("declaration", "charset", "reason"),
+    [
+        ("raster", "", "raster is not supported"),
+        ("decimal(39,2)", "", "38 digits"),
+        ("varchar(10)", "utf8mb5", "character set utf8mb5"),
+        ("char(10)", "", "character set"),
+        ("enum('a')", "binary", "not text"),
+    ],
+)
+def test_what_is_refused_and_why(declaration: str, charset: str, reason: str) -> None:
+    column = Column("c", declaration, True, {"charset": charset} if charset else {})
+    with pytest.raises(ConfigurationError, match=reason):
+        ColumnType.of(column)
+
+
+def test_key_columns_whose_text_does_not_tell_values_apart_are_refused() -> None:
+    def reason(declaration: str, charset: str = "utf8mb4") -> str | None:
+        return unsupported_key(Column("c", declaration, False, {"charset": charset}))
+
+    assert reason("varchar(9)") is None
+    assert reason("enum('a')") is None
+    for charset in ("dec8", "swe7", "geostd8", "keybcs2"):
+        assert reason("varchar(9)", charset) is None
+    for charset in ("cp932", "armscii8", "ujis", "eucjpms"):
+        assert charset in str(reason("varchar(9)", charset))
+    assert "''" in str(reason("enum('a','')"))
+    assert "same text" in str(reason("set('a','b','a')"))
+
+
+LABELS = [
+    "plain",
+    "it's",
+    "back\\slash",
+    "two''quotes",
+    "new\nline",
+    "tab\t",
+    "nul\0",
+    "ü漢",
+    "a b",
+    '"',
+    "%s",
+    "?",
+    "\\n",
+    "\\'",
+]
+
+
+def test_labels_as_the_server_holds_them(mysql: MysqlServer, schema: str) -> None:
+    with mysql.connect(database=schema) as connection, connection.cursor() as cursor:
+        quoted = ", ".join(connection.literal(label) for label in LABELS)
+        cursor.execute(f"CREATE TABLE t (e enum({quoted}) NOT NULL, s set({quoted}) NOT NULL) CHARACTER SET utf8mb3")
+        for label in LABELS:
+            cursor.execute("INSERT INTO t VALUES (%s, %s)", (label, label))
+    table = describe(mysql, schema, "t")
+    assert ColumnType.of(table.columns[0]).labels == ColumnType.of(table.columns[1]).labels == tuple(LABELS)
+    assert select(mysql, table).to_pydict() == {"e": LABELS, "s": LABELS}
+
+
+def test_a_member_that_the_server_does_not_show_is_refused(mysql: MysqlServer, schema: str) -> None:
+    mysql.query(f"CREATE TABLE {schema}.t (e enum('a', 'b😀') CHARACTER SET utf8mb4)")
+    (column,) = describe(mysql, schema, "t").columns
+    assert column.type == "enum('a','b?')"
+    assert "'?'" in str(unsupported(column))
+
+
+def test_a_member_that_is_not_text_is_refused(mysql: MysqlServer, schema: str) -> None:
+    mysql.query(f"CREATE TABLE {schema}.t (e enum('a', x'ff') CHARACTER SET utf8mb3)")
+    (column,) = describe(mysql, schema, "t").columns
+    assert column.type == "enum('a',x'ff')"
+    assert "is not text" in str(unsupported(column))
+
+
+def test_members_that_share_a_text_cannot_be_a_key(mysql: MysqlServer, schema: str) -> None:
+    mysql.query(f"CREATE TABLE {schema}.t (k enum(')', x'a4') CHARACTER SET armscii8 PRIMARY KEY)")
+    (column,) = describe(mysql, schema, "t").columns
+    assert unsupported(column) is None
+    assert "same text" in str(unsupported_key(column))
+
+
+def test_nullability_is_in_the_schema(mysql: MysqlServer, schema: str) -> None:
+    mysql.query(f"CREATE TABLE {schema}.t (a int NOT NULL, b int)")
+    assert [field.nullable for field in arrow_schema(describe(mysql, schema, "t"))] == [False, True]
+
+
+def test_the_table_of_types_needs_no_compiler() -> None:
+    code = "import sys, airflow_provider_cdc.sources.mysql.tables.types; sys.exit('numba' in sys.modules)"
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,0 +1,169 @@
+"""Every step makes sure that the server, its log and the publication are still those that the run began with."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from airflow_provider_cdc.core.copies.head import Copy, encode_copy, source_of
+from airflow_provider_cdc.core.copies.history import MARK, History, Relation, Trace, told
+from airflow_provider_cdc.core.copies.history_of_run import histories_of
+from airflow_provider_cdc.core.options.run import LockPolicy
+from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.run.plan import InitialPoint
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.errors import ExactnessError, LogGone, PreflightError, SourceReplaced
+from airflow_provider_cdc.sinks.registry import open_sink
+from airflow_provider_cdc.sources.postgres import PostgresSource
+from harness.postgres_binaries import installations
+from harness.postgres_server import PostgresServer
+from tests.conftest import PostgresFactory
+from tests.consistency.postgres.test_disks_put_back import Disk
+from tests.soon import soon
+from tests.sources.postgres.log.reading import settings as settings_of
+
+RUN_ID = "20260101T000000Z-00000000"
+
+
+def begin(server: PostgresServer, database: str) -> tuple[PostgresSource, InitialPoint]:
+    server.query("CREATE TABLE stock (id int PRIMARY KEY); ALTER TABLE stock REPLICA IDENTITY FULL", database=database)
+    source = PostgresSource(settings_of(server, database))
+    return source, source.record_initial(source.preflight(["public.stock"]), LockPolicy(), RUN_ID)
+
+
+@pytest.fixture
+def begun(postgres: PostgresServer, database: str) -> Iterator[tuple[PostgresSource, InitialPoint]]:
+    source, initial = begin(postgres, database)
+    yield source, initial
+    source.discard(initial.identity)
+
+
+def test_the_same_server_is_known_again_after_a_crash_and_unless_its_disk_is_put_back(
+    postgres_factory: PostgresFactory, tmp_path: Path
+) -> None:
+    server = postgres_factory()
+    disk = Disk(server, tmp_path)
+    for number in range(9):
+        server.query(f"CREATE TABLE t{number} ()")
+    # Numbers of transactions that wrote nothing, and for which nobody flushes the log.
+    with server.connect() as session:
+        for end in ("ROLLBACK", "COMMIT") * 9:
+            session.execute(f"BEGIN; SELECT pg_current_xact_id(); {end}")
+    source, initial = begin(server, "postgres")
+    copies = [Trace(initial.position, initial.identity[MARK]), Trace(initial.position), Trace("", "")]
+    server.crash()
+    source.check_identity(initial.identity, initial.position)
+    found = source.relations(initial.identity, initial.position, copies)
+    assert [one.relation for one in found] == [Relation.SAME, Relation.SAME, Relation.UNKNOWN]
+    disk.put_back()
+    source, again = begin(server, "postgres")
+    for one in source.relations(again.identity, again.position, copies[:2]):
+        assert (one.relation, "the server's log reaches to" in one.why) == (Relation.OTHER, True)
+    while Lsn.parse(server.query("SELECT pg_current_wal_lsn()")[0][0]) <= Lsn.parse(initial.position):
+        server.query("SELECT pg_switch_wal()")
+    (found_by_number, _) = source.relations(again.identity, again.position, copies[:2])
+    assert (found_by_number.relation, "transactions" in found_by_number.why) == (Relation.OTHER, True)
+
+
+def test_a_standby_is_refused_and_a_promoted_one_is_not_the_server_that_the_run_began_on(
+    postgres_factory: PostgresFactory, tmp_path: Path
+) -> None:
+    server = postgres_factory()
+    _, initial = begin(server, "postgres")
+    with server.standby(tmp_path) as standby:
+        there = PostgresSource(settings_of(standby, "postgres"))
+        with pytest.raises(PreflightError, match="is a standby"):
+            there.preflight(["public.*"])
+        with pytest.raises(SourceReplaced, match="a standby answers"):
+            there.check_identity(initial.identity, initial.position)
+        standby.query("SELECT pg_promote()")
+        with pytest.raises(SourceReplaced, match="timeline is 1, but a server answers where it is 2"):
+            there.check_identity(initial.identity, initial.position)
+        # Whether the standby had all that the first server had is not known, and its copies are of one history.
+        plans = there.preflight(["public.stock"])
+        again = there.record_initial(plans, LockPolicy(), RUN_ID)
+        lake = Storage(tmp_path.as_uri())
+        heads, history, present = open_sink("parquet", lake), History("h", 2), source_of("postgres", again.identity, "")
+        for timeline, why in (("1", "a standby was promoted"), ("2", "")):
+            copy = Copy(
+                "20260101T000000Z-00000000",
+                position=initial.position,
+                source=present | {"timeline": timeline},
+                history=told(history, initial.identity[MARK]),
+            )
+            lake.write_json("public.stock/_latest.json", encode_copy(copy))
+            (found,) = histories_of(there, heads, lake, plans, again, present, RUN_ID, "").values()
+            assert (found == history, found.unproven.startswith(why), found.number) == (not why, True, 2)
+
+
+@pytest.mark.parametrize("name", ["system_identifier", "timeline", "database_oid"])
+def test_another_server_is_noticed(begun: tuple[PostgresSource, InitialPoint], name: str) -> None:
+    source, initial = begun
+    source.check_identity(initial.identity, initial.position)
+    with pytest.raises(SourceReplaced, match=name):
+        source.check_identity({**initial.identity, name: "7"}, initial.position)
+
+
+def test_a_slot_that_stands_elsewhere_is_noticed(begun: tuple[PostgresSource, InitialPoint]) -> None:
+    source, initial = begun
+    elsewhere = Lsn(int(Lsn.parse(initial.position)) + 8)
+    with pytest.raises(LogGone, match="someone else reads from it"):
+        source.check_identity(initial.identity, str(elsewhere))
+
+
+def test_a_publication_that_was_altered_is_noticed(
+    postgres: PostgresServer, begun: tuple[PostgresSource, InitialPoint]
+) -> None:
+    source, initial = begun
+    name = initial.identity["publication"]
+    postgres.query(f"ALTER PUBLICATION {name} SET (publish = 'insert')", database=source.settings.database)
+    with pytest.raises(ExactnessError, match="was altered"):
+        source.check_identity(initial.identity, initial.position)
+    postgres.query(f"DROP PUBLICATION {name}", database=source.settings.database)
+    with pytest.raises(ExactnessError, match="was dropped"):
+        source.check_identity(initial.identity, initial.position)
+
+
+def test_a_log_that_the_server_threw_away_is_noticed_and_before_that_there_is_a_warning(
+    postgres_factory: PostgresFactory, caplog: pytest.LogCaptureFixture
+) -> None:
+    server = postgres_factory({"max_slot_wal_keep_size": "32MB", "min_wal_size": "32MB", "max_wal_size": "32MB"})
+    source, initial = begin(server, "postgres")
+    caplog.clear()
+    source.check_identity(initial.identity, initial.position)
+    assert caplog.text == ""
+    with caplog.at_level(logging.WARNING):
+        while "raise max_slot_wal_keep_size" not in caplog.text:
+            server.query("SELECT pg_logical_emit_message(false, 'fill', repeat('x', 4000000))")
+            source.check_identity(initial.identity, initial.position)
+    for _ in range(8):
+        server.query("SELECT pg_logical_emit_message(false, 'fill', repeat('x', 1000000)) FROM generate_series(1, 16)")
+        server.query("SELECT pg_switch_wal()")
+        server.query("CHECKPOINT")
+    with pytest.raises(LogGone, match="threw away") as gone:
+        source.check_identity(initial.identity, initial.position)
+    assert "raise max_slot_wal_keep_size" in gone.value.hint
+    source.discard(initial.identity)
+    assert server.query("SELECT 1 FROM pg_replication_slots") == []
+
+
+def test_a_log_thrown_away_for_an_idle_slot_is_told_from_one_that_was_too_long(
+    postgres_factory: PostgresFactory,
+) -> None:
+    if (newest := max(one.major for one in installations())) < 18:
+        pytest.skip("no PostgreSQL here gives idle slots up")
+    server = postgres_factory({"idle_replication_slot_timeout": "1s"}, newest)
+    source, initial = begin(server, "postgres")
+
+    def status() -> str:
+        server.query("CHECKPOINT")
+        ((found,),) = server.query("SELECT wal_status FROM pg_replication_slots")
+        return str(found)
+
+    soon(status, "lost")
+    with pytest.raises(LogGone, match="threw away") as gone:
+        source.check_identity(initial.identity, initial.position)
+    assert "raise idle_replication_slot_timeout" in gone.value.hint
