@@ -12,8 +12,8 @@ from airflow_provider_cdc.core.run.run import Run, release
 from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.operators.base import run_folder, same_run
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
+from airflow_provider_cdc.sources.api.calls import release_run
 from airflow_provider_cdc.sources.api.leftovers import LeftByRun, TellsLeft
-from airflow_provider_cdc.sources.api.optional_capabilities import release_run
 from airflow_provider_cdc.sources.api.source import Source
 
 if TYPE_CHECKING:

@@ -21,7 +21,7 @@ from airflow_provider_cdc.operators.parameters import Allowed
 from airflow_provider_cdc.operators.release import ReleasingOperator
 from airflow_provider_cdc.operators.task_errors import failing
 from airflow_provider_cdc.sinks.registry import open_sink
-from airflow_provider_cdc.sources.api.optional_capabilities import record_point
+from airflow_provider_cdc.sources.api.calls import record_point
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -22,8 +22,8 @@ from airflow_provider_cdc.operators.base import (
     scratch_for,
 )
 from airflow_provider_cdc.operators.templates import RendersClearly
+from airflow_provider_cdc.sources.api.calls import release_run
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.optional_capabilities import release_run
 from airflow_provider_cdc.sources.api.registry import open_source
 
 if TYPE_CHECKING:

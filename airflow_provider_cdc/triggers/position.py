@@ -43,7 +43,7 @@ class PositionQuestion:
 
     def ask(self, source: Source) -> Answer:
         """:raises CdcError: as `TellsReach.has_reached` does."""
-        from airflow_provider_cdc.sources.api.optional_capabilities import telling_reach
+        from airflow_provider_cdc.sources.api.calls import telling_reach
 
         self._seen = telling_reach(source).has_reached(self._point, self._seen)
         return Answer(self._seen.reached, self._seen.lacks, str(as_of.text_of(self._point)))

@@ -21,8 +21,8 @@ from airflow_provider_cdc.jobs.consolidate.step import consolidate
 from airflow_provider_cdc.jobs.extract_delta.step import extract_delta
 from airflow_provider_cdc.jobs.snapshot.step import snapshot
 from airflow_provider_cdc.sinks.registry import open_sink
+from airflow_provider_cdc.sources.api.calls import check_point, record_point, release_run
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.optional_capabilities import check_point, record_point, release_run
 from airflow_provider_cdc.sources.api.registry import open_source
 from airflow_provider_cdc.sources.planning.selections import select
 from harness.mysql_server import MysqlServer

@@ -10,7 +10,7 @@ import pytest
 from airflow_provider_cdc.core.storage.records import decode, encode
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import ExactnessError, LogGone, SchemaChanged, SourceReplaced, TerminalError
-from airflow_provider_cdc.sources.api.optional_capabilities import release_run
+from airflow_provider_cdc.sources.api.calls import release_run
 from airflow_provider_cdc.sources.api.registry import open_source
 from tests.contract.begun import LOCK, RUN_ID, Begin, Begun, written
 from tests.contract.databases import Database

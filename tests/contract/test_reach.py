@@ -11,8 +11,9 @@ from airflow_provider_cdc.core.positions.as_of import AsOf
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.errors import ConfigurationError, SourceUnavailable
+from airflow_provider_cdc.sources.api.calls import telling_reach
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.optional_capabilities import Reach, TellsReach, telling_reach
+from airflow_provider_cdc.sources.api.optional_capabilities import Reach, TellsReach
 from airflow_provider_cdc.sources.api.registry import open_source
 from harness.server_process import free_port
 from tests.contract.databases import Database

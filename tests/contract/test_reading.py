@@ -12,7 +12,7 @@ import pytest
 from airflow_provider_cdc.core.storage.records import decode, encode
 from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.errors import SchemaChanged, ValueNotRepresentable
-from airflow_provider_cdc.sources.api.optional_capabilities import shared_reads
+from airflow_provider_cdc.sources.api.calls import shared_reads
 from tests.contract.begun import LOCK, Begin, Begun, read_chunks, row_keys, sent, written
 from tests.contract.databases import Database, Row
 

@@ -17,7 +17,7 @@ import pytest
 
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.sources.api.optional_capabilities import check_point
+from airflow_provider_cdc.sources.api.calls import check_point
 from airflow_provider_cdc.sources.api.registry import open_source
 from harness import oracle
 from harness.airflow_home import AirflowHome

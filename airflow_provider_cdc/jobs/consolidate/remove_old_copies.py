@@ -35,7 +35,7 @@ from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.jobs.runtime.progress import say
 from airflow_provider_cdc.jobs.runtime.step import sink_of
 from airflow_provider_cdc.sinks.base import Sink
-from airflow_provider_cdc.sources.api.optional_capabilities import release_run
+from airflow_provider_cdc.sources.api.calls import release_run
 from airflow_provider_cdc.sources.api.source import Source
 
 SHOWN = 5

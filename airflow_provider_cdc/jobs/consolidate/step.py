@@ -21,16 +21,17 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.filters.apply import published_schema
 from airflow_provider_cdc.core.run.commit_record import Decision, decision_of
-from airflow_provider_cdc.core.run.results import CONSOLIDATE, ConsolidateResult, DeltaResult, SnapshotResult
-from airflow_provider_cdc.core.run.run import Commit, Run, read_is_latest, release
+from airflow_provider_cdc.core.run.results import CONSOLIDATE, ConsolidateResult, DeltaResult
+from airflow_provider_cdc.core.run.run import Commit, Run
 from airflow_provider_cdc.core.run.staging import StagedFile, Staging
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.names import folder_name
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.counted import counted
-from airflow_provider_cdc.errors import CdcError, ManifestError, naming
+from airflow_provider_cdc.errors import ManifestError, naming
 from airflow_provider_cdc.jobs.changes.net_change_files import NetChange, bucket_ranges
+from airflow_provider_cdc.jobs.consolidate.after_publishing import record_copies, release_past, release_slot
 from airflow_provider_cdc.jobs.consolidate.remove_old_copies import check_own_copies, retain
 from airflow_provider_cdc.jobs.consolidate.rewind import Outcome, Restore, Rewind, RewindTask
 from airflow_provider_cdc.jobs.extract_delta.change_feed import read_changes, stage_feeds
@@ -38,7 +39,6 @@ from airflow_provider_cdc.jobs.extract_delta.step import read_net_change
 from airflow_provider_cdc.jobs.roll_forward.plan import BaseFile, look_at_bases, noting_damage, roll_forward
 from airflow_provider_cdc.jobs.runtime.nulled import add_nulled, say_nulled
 from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, say, table
-from airflow_provider_cdc.jobs.runtime.retry import persist
 from airflow_provider_cdc.jobs.runtime.skipped import check_some_left, say_skipped
 from airflow_provider_cdc.jobs.runtime.step import Step, clean, run_step, sink_of
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
@@ -48,7 +48,6 @@ from airflow_provider_cdc.jobs.snapshot.step import read_table_files
 from airflow_provider_cdc.jobs.snapshot.survivors import check_survivors, surviving
 from airflow_provider_cdc.sinks.base import Publication, PublishedCopy, TableChange
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.optional_capabilities import give_up_past, note_copies, release_run
 from airflow_provider_cdc.sources.api.registry import open_source
 from airflow_provider_cdc.sources.api.window import BUCKETS
 
@@ -79,11 +78,11 @@ def consolidate(spark: SparkSession, folder: Storage, settings: ConnectionSettin
         _publish(run, decision_of(run))
     clean(run)
     # note_copies relies on the run's slot to prove that the history is unchanged, so it comes before release.
-    noted = _note_copies(run, settings)
-    _release(run, settings)
+    noted = record_copies(run, settings)
+    release_slot(run, settings)
     if noted:
         # Otherwise the standing slot might give up the log since this run's copies, of which it does not know.
-        _give_up_past(run, settings)
+        release_past(run, settings)
     retain(run, open_source(settings))
     return found
 
@@ -362,48 +361,3 @@ def _final_files(
                 final[index].append(step.staging.write_empty(name, schema))
         final[index].sort(key=lambda file: file.base_name)
     return final, kept
-
-
-def _release(run: Run, settings: ConnectionSettings) -> None:
-    """Let the source drop what it kept for the run. It is published, so failing to do so does not fail the step."""
-    source = open_source(settings)
-    try:
-        # If this gives up, nothing else tries again.
-        persist("consolidate: release", lambda: release(run.folder, lambda run_id: release_run(source, run_id)))
-    except CdcError as error:
-        say(f"consolidate: the source still keeps what it kept for this run: {error}")
-
-
-def _note_copies(run: Run, settings: ConnectionSettings) -> bool:
-    """Record the run's copies on the standing slot, and return whether that succeeded. The run is published, so a
-    failure does not fail the step: the next run goes by what the run recorded when it began (`note_position`), or reads
-    in full the tables whose copies are exact at a later position."""
-    manifest, options = run.manifest, run.manifest.options
-    if not options.standing_slot:
-        return True
-    try:
-        source = open_source(settings).of_run(manifest.identity, manifest.initial_position)
-        parts = {str(entry.table.name): entry.table.copy_name.part for entry in manifest.tables}
-        incarnation = run.found(SnapshotResult).incarnation if manifest.at_upper else ""
-        # The last copy of a part is not that of the table.
-        copies: dict[str, dict[str, str]] = {part: {} for part in sorted({*parts.values()})}
-        for table_name, is_latest in read_is_latest(run.folder).items():
-            if is_latest:
-                copies[parts[table_name]][table_name] = run.position
-        of_lakes = {f"{manifest.lake}#{part}" if part else manifest.lake: own for part, own in copies.items()}
-        persist("consolidate: note_copies", lambda: note_copies(source, options, of_lakes, incarnation))
-    except CdcError as error:
-        say(f"consolidate: WARNING: could not record this run's copies on the standing slot: {error}")
-        return False
-    return True
-
-
-def _give_up_past(run: Run, settings: ConnectionSettings) -> None:
-    """Let the source give up what it keeps of its past for longer than it should. The run is published, so failing to
-    do so does not fail the step: the next run does it."""
-    options = run.manifest.options
-    try:
-        give_up_past(open_source(settings), options)
-    except CdcError as error:
-        hours = counted(options.standing_slot_hours, "hour")
-        say(f"consolidate: the source keeps its past for longer than {hours}: {error}")

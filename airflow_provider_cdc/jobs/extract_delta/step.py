@@ -49,12 +49,9 @@ from airflow_provider_cdc.jobs.runtime.verify_files import Checked, require_whol
 from airflow_provider_cdc.jobs.snapshot.piece_progress import piece_of_segment, under_way
 from airflow_provider_cdc.jobs.snapshot.reread_passes import read_record as read_again_record
 from airflow_provider_cdc.jobs.snapshot.step import read_table_files
+from airflow_provider_cdc.sources.api.calls import rolling_forward
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.optional_capabilities import (
-    LogsStatements,
-    PreparesBeforeWindow,
-    rolling_forward,
-)
+from airflow_provider_cdc.sources.api.optional_capabilities import LogsStatements, PreparesBeforeWindow
 from airflow_provider_cdc.sources.api.window import BUCKETS, LogSegment, TrackedTable
 
 PLAN = "delta/plan.json"

@@ -30,7 +30,8 @@ from airflow_provider_cdc.errors import CdcError, CopyMismatch, FileDamaged
 from airflow_provider_cdc.jobs.changes.net_change_files import NetChange
 from airflow_provider_cdc.jobs.consolidate.rewind import Outcome, Rewind
 from airflow_provider_cdc.jobs.roll_forward.key_ranges import Bound, Range, after, divided, extent
-from airflow_provider_cdc.jobs.roll_forward.task import DAMAGED, FOREIGN, Roll, RollTask, Target
+from airflow_provider_cdc.jobs.roll_forward.orders import Roll, Target
+from airflow_provider_cdc.jobs.roll_forward.task import DAMAGED, FOREIGN, RollTask
 from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, say
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks

@@ -45,6 +45,7 @@ from airflow_provider_cdc.jobs.consolidate.touched_rows import (
 )
 from airflow_provider_cdc.jobs.roll_forward.image_buffer import HELD_BYTES, Images, Place
 from airflow_provider_cdc.jobs.roll_forward.key_ranges import Bound, Range, divided, group_extent
+from airflow_provider_cdc.jobs.roll_forward.orders import Roll
 from airflow_provider_cdc.jobs.roll_forward.row_group_merge import Left, differing, parts
 from airflow_provider_cdc.jobs.runtime.skipped import reason
 from airflow_provider_cdc.sinks.base import Sink
@@ -61,28 +62,6 @@ FOREIGN = (
 
 MOST_SORTED_BYTES = 2**30
 """More rows than that stay as they come. Arrow refuses to sort texts of 2 GiB, and row groups need not be in order."""
-
-
-@dataclass(frozen=True)
-class Target:
-    """Where rows go: into ``file`` of the copy before (None: into a new one) those in ``range``; None: none."""
-
-    file: StagedFile | None
-    range: Range | None
-
-
-@dataclass(frozen=True)
-class Roll:
-    """An order: take the touched rows out of these files of one table's copy, and put in the rows that go there: those
-    of ``layers``, the lowest first, if touched rows were read again (None: they were not)."""
-
-    table: int
-    targets: tuple[Target, ...]
-    layers: tuple[Rewind, ...] | None = None
-
-    @property
-    def bytes(self) -> int:
-        return sum(target.file.bytes for target in self.targets if target.file is not None)
 
 
 @dataclass(frozen=True)

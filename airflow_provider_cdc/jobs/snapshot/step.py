@@ -37,8 +37,8 @@ from airflow_provider_cdc.jobs.snapshot.piece_progress import piece_of_part, und
 from airflow_provider_cdc.jobs.snapshot.read_part import DONE, PartRecord, ReadPart
 from airflow_provider_cdc.jobs.snapshot.reread_passes import Seen, read_again
 from airflow_provider_cdc.jobs.snapshot.survivors import OddRow
+from airflow_provider_cdc.sources.api.calls import shared_reads
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.api.optional_capabilities import shared_reads
 from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.api.window import UpperBound
 from airflow_provider_cdc.sources.planning.selections import check_still

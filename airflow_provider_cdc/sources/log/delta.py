@@ -12,7 +12,8 @@ from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s, copy_bytes,
 from airflow_provider_cdc.core.tables import row_bytes
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.sources.api.window import BUCKETS, DELTA_SCHEMA, TrackedTable
-from airflow_provider_cdc.sources.log.netting import COUNT, HEADER, LENGTHS, ORDER, SUBORDER, NetChange
+from airflow_provider_cdc.sources.log.net_change import NetChange
+from airflow_provider_cdc.sources.log.netting import COUNT, HEADER, LENGTHS, ORDER, SUBORDER
 
 Decoder = Callable[[Table, pa.BinaryArray], pa.RecordBatch]
 

@@ -27,9 +27,7 @@ The memory is that of the touched keys: records without effect are dropped when 
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
-
-import numpy as np
+from typing import NamedTuple
 
 from airflow_provider_cdc.core.kernels.compile import (
     Bytes,
@@ -56,10 +54,6 @@ USED, FILLED, WASTED = 0, 1, 2
 _WORD_MASK = (1 << 40) - 1
 _LOW_HALF = (1 << 32) - 1
 _MULTIPLIER = -7046029254386353131  # the odd integer nearest to 2**64 divided by the golden ratio
-_FIRST_WORDS = 1 << 16
-_FIRST_SLOTS = 1 << 12
-_USUAL_WORDS = 1 << 26
-"""What the arena grows into: 512 MiB of addresses, which take no memory until they are used."""
 
 
 class Net(NamedTuple):
@@ -282,7 +276,7 @@ def decide(net: Net, start: int, stop: int, transaction: int, counts: Bytes, key
 
 
 @kernel
-def _compact(arena: Int64s, state: Int64s, keyless: Bytes, marks: Int64s) -> None:
+def compact(arena: Int64s, state: Int64s, keyless: Bytes, marks: Int64s) -> None:
     """Move the records that matter to the front; ``marks``, increasing words of the arena, follow them."""
     record = target = 0
     mark = 0
@@ -305,7 +299,7 @@ def _compact(arena: Int64s, state: Int64s, keyless: Bytes, marks: Int64s) -> Non
 
 
 @kernel
-def _rehash(net: Net) -> None:
+def rehash(net: Net) -> None:
     net.slots[:] = 0
     net.state[FILLED] = 0
     record = 0
@@ -322,7 +316,7 @@ def _rehash(net: Net) -> None:
 
 
 @kernel
-def _last_rows(net: Net, records: Int64s, out: Int64s) -> None:
+def last_rows_of(net: Net, records: Int64s, out: Int64s) -> None:
     """The record of the last row of each key in ``records``; -1: there is none."""
     for index in range(len(records)):
         record = records[index]
@@ -331,7 +325,7 @@ def _last_rows(net: Net, records: Int64s, out: Int64s) -> None:
 
 
 @kernel
-def _list_records(arena: Int64s, state: Int64s, keyless: Bytes, records: Int64s, groups: Int64s) -> int:
+def list_records(arena: Int64s, state: Int64s, keyless: Bytes, records: Int64s, groups: Int64s) -> int:
     found = 0
     record = 0
     while record < state[USED]:
@@ -342,80 +336,3 @@ def _list_records(arena: Int64s, state: Int64s, keyless: Bytes, records: Int64s,
             found += 1
         record = _next(arena, record)
     return found
-
-
-class NetChange:
-    """The hash table's memory: it starts small and grows with the keys.
-
-    ``arena`` is ``int64``, ``bytes`` the same memory as ``uint8``; ``slots`` and ``state`` as the module says.
-    """
-
-    def __init__(self, keyless: Bytes) -> None:
-        self.keyless = keyless
-        self._memory: Int64s = np.empty(_FIRST_WORDS, np.int64)
-        self.arena = self._memory
-        self.bytes: Bytes = self.arena.view(np.uint8)
-        self.slots: Int64s = np.zeros(_FIRST_SLOTS, np.int64)
-        self.state: Int64s = np.zeros(4, np.int64)
-
-    @property
-    def arrays(self) -> Net:
-        """As kernels take them; after `reserve` they are others."""
-        return Net(self.arena, self.bytes, self.slots, self.state)
-
-    @property
-    def used_bytes(self) -> int:
-        """Of the keys and rows that it holds."""
-        return 8 * int(self.state[USED])
-
-    def clear(self) -> None:
-        """Forget all changes. The memory stays, and so do the orders of what comes next."""
-        self.slots[:] = 0
-        self.state[[USED, WASTED, FILLED]] = 0
-
-    def has_slots(self, records: int) -> bool:
-        """Whether so many more records can be entered, if they need no words."""
-        return 2 * (int(self.state[FILLED]) + records) <= len(self.slots)
-
-    def reserve(self, records: int, words: int, marks: Int64s) -> None:
-        """Make room for so many more records; ``marks`` are words of the arena that are to point at the same records
-        after."""
-        _compact(self.arena, self.state, self.keyless, marks)
-        # Half of it free, or the next call would come soon.
-        needed = 2 * int(self.state[USED]) + words
-        if needed > len(self.arena):
-            self._extend(max(needed, 2 * len(self.arena)))
-        _rehash(self.arrays)
-        while 4 * (int(self.state[FILLED]) + records) > len(self.slots):
-            self.slots = np.zeros(2 * len(self.slots), np.int64)
-            self.state[FILLED] = 0
-        if self.state[FILLED] == 0:
-            _rehash(self.arrays)
-
-    def _extend(self, words: int) -> None:
-        if words > len(self._memory):
-            try:
-                memory: Any = np.empty(max(words, _USUAL_WORDS), np.int64)
-            except MemoryError:
-                # The system counts addresses as memory (vm.overcommit_memory=2, ulimit -v).
-                memory = np.empty(words, np.int64)
-            memory[: self.state[USED]] = self.arena[: self.state[USED]]
-            self._memory = memory
-        self.arena = self._memory[:words]
-        self.bytes = self.arena.view(np.uint8)
-
-    def records(self) -> tuple[Int64s, Int64s]:
-        """The records that have an effect, ordered by group, and their groups."""
-        none: Int64s = np.empty(0, np.int64)
-        found = _list_records(self.arena, self.state, self.keyless, none, none)
-        records: Int64s = np.empty(found, np.int64)
-        groups: Int64s = np.empty(found, np.int64)
-        _list_records(self.arena, self.state, self.keyless, records, groups)
-        by_group = np.argsort(groups, kind="stable")
-        return records[by_group], groups[by_group]
-
-    def last_rows(self, records: Int64s) -> Int64s:
-        """The records with the last rows of the keys of ``records``, which are of tables that are rolled forward."""
-        found: Int64s = np.empty(len(records), np.int64)
-        _last_rows(self.arrays, records, found)
-        return found

@@ -15,7 +15,7 @@ from airflow_provider_cdc.core.options.run import StepOptions, TableOptions
 from airflow_provider_cdc.core.run.plan import TablePlan
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import PreflightError, Problem
-from airflow_provider_cdc.sources.api.optional_capabilities import check_point
+from airflow_provider_cdc.sources.api.calls import check_point
 from airflow_provider_cdc.sources.api.source import PlansRuns, Source
 from airflow_provider_cdc.sources.planning.patterns import NOTHING_LEFT, exactly
 

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.tables.table import TableName
-from airflow_provider_cdc.sources.api.optional_capabilities import release_run
+from airflow_provider_cdc.sources.api.calls import release_run
 from airflow_provider_cdc.sources.api.source import Source
 
 RUN_ID = "bench"

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_cdc.errors import CdcError, SchemaChanged
-from airflow_provider_cdc.sources.api.optional_capabilities import shared_reads
+from airflow_provider_cdc.sources.api.calls import shared_reads
 from airflow_provider_cdc.sources.postgres.decode.rows import CopyReader
 from harness.postgres_server import PostgresServer
 from tests.consistency.writing import Writing

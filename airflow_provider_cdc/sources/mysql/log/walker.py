@@ -1,7 +1,6 @@
 """Follows the events of log files: the kernel of ``walk.py`` for what is frequent, this module for what is rare.
 
-The kernel stops at every event that it does not know or cannot decide on. Whatever this module does not know either
-stops the run. Where the bytes come from does not matter here.
+The kernel stops at every event that it cannot decide on. An event that this module does not know stops the run.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.sources.api.window import Committed, SegmentSummary, StatementWrite, TrackedTable
 from airflow_provider_cdc.sources.log.changes import NO_TIME, ChangeLog, Outcome
 from airflow_provider_cdc.sources.log.delta import order_base
-from airflow_provider_cdc.sources.log.netting import NetChange
+from airflow_provider_cdc.sources.log.net_change import NetChange
 from airflow_provider_cdc.sources.mysql.log import codes, events, refusals, walk_state
 from airflow_provider_cdc.sources.mysql.log.layouts import layouts, parents_of
 from airflow_provider_cdc.sources.mysql.log.positions.membership import TSID_BYTES, in_set, tsid_parts

@@ -16,7 +16,8 @@ from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s
 from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.sources.api.window import SegmentSummary, TrackedTable
 from airflow_provider_cdc.sources.log.delta import order_base
-from airflow_provider_cdc.sources.log.netting import HEADER, USED, NetChange, decide
+from airflow_provider_cdc.sources.log.net_change import NetChange
+from airflow_provider_cdc.sources.log.netting import HEADER, USED, decide
 
 
 @dataclass

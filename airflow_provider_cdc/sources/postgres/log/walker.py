@@ -26,7 +26,7 @@ from airflow_provider_cdc.errors import (
 )
 from airflow_provider_cdc.sources.api.window import TrackedTable
 from airflow_provider_cdc.sources.log.changes import ChangeLog
-from airflow_provider_cdc.sources.log.netting import NetChange
+from airflow_provider_cdc.sources.log.net_change import NetChange
 from airflow_provider_cdc.sources.postgres.catalog.schema import columns_of, leaves
 from airflow_provider_cdc.sources.postgres.log import pgoutput, walk_state
 from airflow_provider_cdc.sources.postgres.log.tuples import find_relation

@@ -15,7 +15,7 @@ from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.run.plan import InitialPoint
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, ExactnessError, LogGone, SourceReplaced
-from airflow_provider_cdc.sources.api.optional_capabilities import shared_reads
+from airflow_provider_cdc.sources.api.calls import shared_reads
 from airflow_provider_cdc.sources.api.window import TrackedTable
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.decode import rows

@@ -11,7 +11,7 @@ import pytest
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.errors import LogGone, PreflightError, SourceReplaced, TransientError
-from airflow_provider_cdc.sources.api.optional_capabilities import record_point
+from airflow_provider_cdc.sources.api.calls import record_point
 from airflow_provider_cdc.sources.api.window import TrackedTable
 from airflow_provider_cdc.sources.postgres.server.session import session
 from airflow_provider_cdc.sources.postgres.slots import commits, slots, standing_slot

@@ -21,7 +21,7 @@ from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.selection import Selection
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import CopyMismatch, PreflightError, SchemaChanged, SourceUnavailable
-from airflow_provider_cdc.sources.api.optional_capabilities import shared_reads
+from airflow_provider_cdc.sources.api.calls import shared_reads
 from airflow_provider_cdc.sources.api.source import Source
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.catalog.schema import read_tables

@@ -1,0 +1,58 @@
+"""What a published run tells its source: release the slot, record the copies, give up the past."""
+
+from __future__ import annotations
+
+from airflow_provider_cdc.core.run.results import SnapshotResult
+from airflow_provider_cdc.core.run.run import Run, read_is_latest, release
+from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.errors import CdcError
+from airflow_provider_cdc.jobs.runtime.progress import say
+from airflow_provider_cdc.jobs.runtime.retry import persist
+from airflow_provider_cdc.sources.api.calls import give_up_past, note_copies, release_run
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.api.registry import open_source
+
+
+def release_slot(run: Run, settings: ConnectionSettings) -> None:
+    """Let the source drop what it kept for the run. It is published, so failing to do so does not fail the step."""
+    source = open_source(settings)
+    try:
+        # If this gives up, nothing else tries again.
+        persist("consolidate: release", lambda: release(run.folder, lambda run_id: release_run(source, run_id)))
+    except CdcError as error:
+        say(f"consolidate: the source still keeps what it kept for this run: {error}")
+
+
+def record_copies(run: Run, settings: ConnectionSettings) -> bool:
+    """Record the run's copies on the standing slot, and return whether that succeeded. The run is published, so a
+    failure does not fail the step: the next run goes by what the run recorded when it began (`note_position`), or reads
+    in full the tables whose copies are exact at a later position."""
+    manifest, options = run.manifest, run.manifest.options
+    if not options.standing_slot:
+        return True
+    try:
+        source = open_source(settings).of_run(manifest.identity, manifest.initial_position)
+        parts = {str(entry.table.name): entry.table.copy_name.part for entry in manifest.tables}
+        incarnation = run.found(SnapshotResult).incarnation if manifest.at_upper else ""
+        # The last copy of a part is not that of the table.
+        copies: dict[str, dict[str, str]] = {part: {} for part in sorted({*parts.values()})}
+        for table_name, is_latest in read_is_latest(run.folder).items():
+            if is_latest:
+                copies[parts[table_name]][table_name] = run.position
+        of_lakes = {f"{manifest.lake}#{part}" if part else manifest.lake: own for part, own in copies.items()}
+        persist("consolidate: note_copies", lambda: note_copies(source, options, of_lakes, incarnation))
+    except CdcError as error:
+        say(f"consolidate: WARNING: could not record this run's copies on the standing slot: {error}")
+        return False
+    return True
+
+
+def release_past(run: Run, settings: ConnectionSettings) -> None:
+    """Let the source give up what it keeps of its past for longer than it should. The run is published, so failing to
+    do so does not fail the step: the next run does it."""
+    options = run.manifest.options
+    try:
+        give_up_past(open_source(settings), options)
+    except CdcError as error:
+        hours = counted(options.standing_slot_hours, "hour")
+        say(f"consolidate: the source keeps its past for longer than {hours}: {error}")

@@ -1,0 +1,104 @@
+"""The memory in which kernels net changes: it starts small and grows with the keys."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from airflow_provider_cdc.core.kernels.compile import (
+    Bytes,
+    Int64s,
+)
+from airflow_provider_cdc.sources.log.netting import (
+    FILLED,
+    USED,
+    WASTED,
+    Net,
+    compact,
+    last_rows_of,
+    list_records,
+    rehash,
+)
+
+_FIRST_WORDS = 1 << 16
+_FIRST_SLOTS = 1 << 12
+_USUAL_WORDS = 1 << 26
+"""What the arena grows into: 512 MiB of addresses, which take no memory until they are used."""
+
+
+class NetChange:
+    """The hash table's memory: it starts small and grows with the keys.
+
+    ``arena`` is ``int64``, ``bytes`` the same memory as ``uint8``; ``slots`` and ``state`` as `netting` describes them.
+    """
+
+    def __init__(self, keyless: Bytes) -> None:
+        self.keyless = keyless
+        self._memory: Int64s = np.empty(_FIRST_WORDS, np.int64)
+        self.arena = self._memory
+        self.bytes: Bytes = self.arena.view(np.uint8)
+        self.slots: Int64s = np.zeros(_FIRST_SLOTS, np.int64)
+        self.state: Int64s = np.zeros(4, np.int64)
+
+    @property
+    def arrays(self) -> Net:
+        """As kernels take them; after `reserve` they are others."""
+        return Net(self.arena, self.bytes, self.slots, self.state)
+
+    @property
+    def used_bytes(self) -> int:
+        """Of the keys and rows that it holds."""
+        return 8 * int(self.state[USED])
+
+    def clear(self) -> None:
+        """Forget all changes. The memory stays, and so do the orders of what comes next."""
+        self.slots[:] = 0
+        self.state[[USED, WASTED, FILLED]] = 0
+
+    def has_slots(self, records: int) -> bool:
+        """Whether so many more records can be entered, if they need no words."""
+        return 2 * (int(self.state[FILLED]) + records) <= len(self.slots)
+
+    def reserve(self, records: int, words: int, marks: Int64s) -> None:
+        """Make room for so many more records; ``marks`` are words of the arena that are to point at the same records
+        after."""
+        compact(self.arena, self.state, self.keyless, marks)
+        # Half of it free, or the next call would come soon.
+        needed = 2 * int(self.state[USED]) + words
+        if needed > len(self.arena):
+            self._extend(max(needed, 2 * len(self.arena)))
+        rehash(self.arrays)
+        while 4 * (int(self.state[FILLED]) + records) > len(self.slots):
+            self.slots = np.zeros(2 * len(self.slots), np.int64)
+            self.state[FILLED] = 0
+        if self.state[FILLED] == 0:
+            rehash(self.arrays)
+
+    def _extend(self, words: int) -> None:
+        if words > len(self._memory):
+            try:
+                memory: Any = np.empty(max(words, _USUAL_WORDS), np.int64)
+            except MemoryError:
+                # The system counts addresses as memory (vm.overcommit_memory=2, ulimit -v).
+                memory = np.empty(words, np.int64)
+            memory[: self.state[USED]] = self.arena[: self.state[USED]]
+            self._memory = memory
+        self.arena = self._memory[:words]
+        self.bytes = self.arena.view(np.uint8)
+
+    def records(self) -> tuple[Int64s, Int64s]:
+        """The records that have an effect, ordered by group, and their groups."""
+        none: Int64s = np.empty(0, np.int64)
+        found = list_records(self.arena, self.state, self.keyless, none, none)
+        records: Int64s = np.empty(found, np.int64)
+        groups: Int64s = np.empty(found, np.int64)
+        list_records(self.arena, self.state, self.keyless, records, groups)
+        by_group = np.argsort(groups, kind="stable")
+        return records[by_group], groups[by_group]
+
+    def last_rows(self, records: Int64s) -> Int64s:
+        """The records with the last rows of the keys of ``records``, which are of tables that are rolled forward."""
+        found: Int64s = np.empty(len(records), np.int64)
+        last_rows_of(self.arrays, records, found)
+        return found
