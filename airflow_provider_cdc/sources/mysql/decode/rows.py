@@ -23,6 +23,7 @@ from airflow_provider_cdc.sources.mysql.decode.columns import finish
 from airflow_provider_cdc.sources.mysql.decode.prepared import PreparedStatement
 from airflow_provider_cdc.sources.mysql.decode.row_cells import row_cells
 from airflow_provider_cdc.sources.mysql.decode.stream import ResultStream
+from airflow_provider_cdc.sources.mysql.decode.too_long import check_whole
 from airflow_provider_cdc.sources.mysql.server.driver_errors import mapped_errors
 from airflow_provider_cdc.sources.mysql.server.session import Connection, end, query, quote
 from airflow_provider_cdc.sources.mysql.tables.schema import table_sql
@@ -82,6 +83,7 @@ class StatementReader:
         :raises SourceUnavailable: the session broke.
         :raises SchemaChanged: the table no longer has these columns.
         :raises ValueNotRepresentable: a value fits no Arrow type.
+        :raises ConfigurationError: the server left out a value that is longer than its ``max_allowed_packet``.
         :raises DecodeError: the server sent what is not a row of the table.
         """
         with mapped_errors(self._name):
@@ -94,6 +96,8 @@ class StatementReader:
                 more = True
                 while more:
                     located, more = self._locate()
+                    if not more and self._stream.warnings:
+                        check_whole(self._connection, self._table, self._stream.warnings)
                     if located.rows:
                         yield self._decode(located)
             finally:

@@ -25,12 +25,14 @@ _SLACK = 32
 _UNSIGNED_FLAG = 32
 _SMALL = 1 << 20
 """Only rows are larger packets than this."""
+MOST_WARNINGS = 65_535
 
 
 class ResultStream:
     """The packets of a session's results, one result after another, from its socket.
 
     The kernels of ``packets`` work on ``buffer`` and ``state``. ``ended``: the server will send nothing more.
+    ``warnings``: how many the last result had that ended; the server counts no more than `MOST_WARNINGS`.
     """
 
     def __init__(self, connection: Connection, where: str) -> None:
@@ -41,6 +43,7 @@ class ResultStream:
         self._allocate()
         self.state: Int64s = np.zeros(packets.STATE_SIZE, np.int64)
         self.ended = True
+        self.warnings = 0
 
     def _allocate(self) -> None:
         self.buffer: Bytes = np.empty(self._size + _SLACK, np.uint8)
@@ -125,6 +128,7 @@ class ResultStream:
         if self.state[packets.STATE_POSITION] != self.state[packets.STATE_FILLED]:
             raise DecodeError("bytes after the end of the rows", where=self._where)
         self.ended = True
+        self.warnings = int.from_bytes(last[1:3], "little")
 
     def _raise_error(self, payload: bytes) -> NoReturn:
         try:

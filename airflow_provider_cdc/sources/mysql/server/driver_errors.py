@@ -44,7 +44,8 @@ _LOST = {
 _BUSY = {1040, 1041, 1203, 1226}
 LOCK_WAIT_TIMEOUT = 1205
 _TRY_AGAIN = {LOCK_WAIT_TIMEOUT, 1213, 1317, 1412, 3024, 3058}
-_TOO_LARGE = {1153, 1162, 1301, 2020}
+RESULT_TOO_LONG = 1301
+_TOO_LARGE = {1153, 1162, RESULT_TOO_LONG, 2020}
 """For the server's max_allowed_packet: a statement, or the result of a function."""
 _CHANGED = {1049, 1051, 1054, 1146, 1176}
 

@@ -152,8 +152,12 @@ _HARMLESS: Mapping[str, str] = {
         transaction_prealloc_size innodb_parallel_read_threads net_buffer_length connection_memory_chunk_size
     """,
     "It may end a statement or a session with an error, but never drops rows; we leave it to the administrator.": """
-        connection_memory_limit global_connection_memory_tracking max_allowed_packet max_user_connections
+        connection_memory_limit global_connection_memory_tracking max_user_connections
         parser_max_mem_size
+    """,
+    "An ordinary user's session cannot set it. A value longer than the packet comes as NULL or as an empty text, with a "
+    "warning, which stops the read. So do warnings that are counted and not listed (``decode.too_long``).": """
+        max_allowed_packet max_error_count
     """,
     "max_join_size counts only while sql_big_selects is off.": "max_join_size",
     "wait_timeout is taken from it when a client that calls itself interactive logs in.": "interactive_timeout",
@@ -171,7 +175,7 @@ _HARMLESS: Mapping[str, str] = {
         session_track_system_variables session_track_transaction_info
     """,
     "It concerns what is logged, traced or warned of.": """
-        long_query_time max_error_count min_examined_row_limit optimizer_trace optimizer_trace_features
+        long_query_time min_examined_row_limit optimizer_trace optimizer_trace_features
         optimizer_trace_limit optimizer_trace_max_mem_size optimizer_trace_offset profiling profiling_history_size
         sql_log_off sql_notes sql_warnings
     """,

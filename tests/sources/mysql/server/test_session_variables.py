@@ -10,10 +10,15 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from airflow_provider_cdc.core.options.run import LockPolicy
+from airflow_provider_cdc.core.tables.chunk import Chunk
+from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ConfigurationError
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource
 from airflow_provider_cdc.sources.mysql.server.session import connect, query, session, value
 from airflow_provider_cdc.sources.mysql.server.session_variables import HARMLESS, PINNED
+from airflow_provider_cdc.sources.mysql.tables.schema import read_tables
 from harness.mysql_server import MysqlServer
 from tests.sources.lying_server import Peer, lying_server
 from tests.sources.mysql.lying_mysql import MysqlPeer, remembered, settings_for
@@ -171,3 +176,38 @@ def test_whole_copies_under_values_of_many_variables(
     seed: int, shop: Shop, spark: SparkSession, tmp_path: Path
 ) -> None:
     copy_under_random_values(seed, shop, spark, tmp_path.as_uri())
+
+
+def rows_of(server: MysqlServer, name: str) -> list[dict[str, object]]:
+    source = MysqlSource(ConnectionSettings("mysql", server.host, server.port, "root"))
+    with session(source.settings) as connection:
+        (table,) = read_tables(connection, [TableName.parse(name)])
+    with source.reader(table, "watermark", LockPolicy()) as reader:
+        return [row for batch in reader.read(Chunk(0)) for row in batch.to_pylist()]
+
+
+def test_a_document_that_the_server_does_not_send_whole_stops_the_read(shop: Shop, server: MysqlServer) -> None:
+    """The server sends an empty text, or NULL for a VIRTUAL column, and only a warning; the log has the value."""
+    run = shop.execute
+    long = "REPEAT('x', 20000)"
+    run("CREATE TABLE shop.documents (id INT PRIMARY KEY, doc JSON)")
+    run("CREATE TABLE shop.computed (id INT PRIMARY KEY, n INT, v LONGTEXT AS (LPAD(n, n, '0')) VIRTUAL)")
+    run(f"INSERT INTO shop.documents VALUES (1, '{{}}'), (2, JSON_ARRAY({long}, {long}, {long}, {long}))")
+    run("INSERT INTO shop.computed (id, n) VALUES (1, 3), (2, 70000)")
+    try:
+        run("SET GLOBAL max_allowed_packet = 65536")
+        for table in ("shop.documents", "shop.computed"):
+            with pytest.raises(ConfigurationError, match="too long for the server to send") as stopped:
+                rows_of(server, table)
+            assert stopped.value.where == table
+            assert "raise max_allowed_packet" in stopped.value.hint
+        run("SET GLOBAL max_error_count = 0")
+        with pytest.raises(ConfigurationError, match="the server warned 1 times or more"):
+            rows_of(server, "shop.documents")
+        run("SET GLOBAL max_error_count = DEFAULT")
+        run("SET GLOBAL max_allowed_packet = DEFAULT")
+        assert [row["id"] for row in rows_of(server, "shop.documents")] == [1, 2]
+        assert [len(str(row["v"])) for row in rows_of(server, "shop.computed")] == [3, 70000]
+    finally:
+        run("SET GLOBAL max_allowed_packet = DEFAULT", "SET GLOBAL max_error_count = DEFAULT")
+        run("DROP TABLE shop.documents, shop.computed")
