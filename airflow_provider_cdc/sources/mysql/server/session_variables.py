@@ -155,7 +155,7 @@ _HARMLESS: Mapping[str, str] = {
         connection_memory_limit global_connection_memory_tracking max_user_connections
         parser_max_mem_size
     """,
-    "An ordinary user's session cannot set it. A value longer than the packet comes as NULL or as an empty text, with a "
+    "An ordinary user cannot set it. A value longer than the packet comes as NULL or as an empty text, with a "
     "warning, which stops the read. So do warnings that are counted and not listed (``decode.too_long``).": """
         max_allowed_packet max_error_count
     """,

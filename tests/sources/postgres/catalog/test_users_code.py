@@ -388,6 +388,8 @@ def test_only_what_event_triggers_do_is_told_of_them(
     # What may pass may do so until the run.
     run(postgres, source, function("RAISE EXCEPTION 'busy' USING ERRCODE = 'deadlock_detected'"))
     monkeypatch.setattr(users_code, "_DRY_RUN", "SET LOCAL lock_timeout = '10ms'")
+    # An earlier test may have left the level at INFO.
+    caplog.clear()
     with caplog.at_level(logging.INFO):
         assert source.preflight(["public.t"])
         with postgres.connect(database=source.settings.database, autocommit=False) as vacuum:
