@@ -54,7 +54,7 @@ def test_an_error_has_our_name_and_hint_and_one_frame_of_ours(kind: Any, task: t
     assert str(told) == str(error)
     assert isinstance(told, AirflowFailException) == issubclass(kind, errors.TerminalError)
     frames = traceback.extract_tb(told.__traceback__)
-    assert [Path(frame.filename).name for frame in frames] == [Path(__file__).name, "failing.py"]
+    assert [Path(frame.filename).name for frame in frames] == [Path(__file__).name, "task_errors.py"]
     shown = "".join(traceback.format_exception(told))
     assert "what led to it" not in shown
 

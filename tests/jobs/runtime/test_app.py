@@ -78,7 +78,9 @@ def test_an_application_goes_on_with_the_steps_after_its_own_and_their_failure_i
         return snapshot_result(1)
 
     for task_id in ("extract_delta", "consolidate"):
-        monkeypatch.setattr(f"airflow_provider_cdc.jobs.{task_id}.{task_id}", lambda *given, own=task_id: work(own))
+        monkeypatch.setattr(
+            f"airflow_provider_cdc.jobs.{task_id}.step.{task_id}", lambda *given, own=task_id: work(own)
+        )
     app.main("snapshot", lambda *given: snapshot_result(5), ["--run-uri", tmp_path.as_uri(), *LATER, within])
     assert began == [*done, *([failing] if failing else [])]
     assert sorted(path.stem for path in tmp_path.glob("done/*")) == sorted(done)

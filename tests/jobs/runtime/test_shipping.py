@@ -16,7 +16,7 @@ import sys
 sys.path.insert(0, sys.argv[1])
 import airflow_provider_cdc.jobs.consolidate.step, airflow_provider_cdc.sources.mysql.log.segments
 import pyarrow
-from airflow_provider_cdc.core import row_bytes
+from airflow_provider_cdc.core.tables import row_bytes
 assert row_bytes.encode(pyarrow.record_batch({"k": [True]}), ["k"]).to_pylist() == [bytes([1, 1])]
 print(airflow_provider_cdc.__version__, airflow_provider_cdc.core.__file__)
 assert not [name for name in sys.modules if name.split(".")[0] == "airflow"]

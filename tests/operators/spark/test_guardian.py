@@ -80,7 +80,7 @@ def running(mysql: MysqlServer, schema: str, tmp_path: Path, monkeypatch: pytest
     log = tmp_path / "log"
     with log.open("wb") as output:
         process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("killed_task.py")), run.run.uri],
+            [sys.executable, str(Path(__file__).parents[1] / "killed_task.py"), run.run.uri],
             stdout=subprocess.PIPE,
             stderr=output,
             env=surroundings,
