@@ -186,7 +186,8 @@ def _install(folder: Path, pins: Path) -> Path:
         python,
         *wanted,
     ]
-    if subprocess.run(by_uv, capture_output=True, check=False).returncode != 0:
+    # uv leaves the locks of builds in the temporary folder.
+    if subprocess.run(by_uv, env={**os.environ, "TMPDIR": str(folder)}, capture_output=True, check=False).returncode:
         # An index may be configured for pip alone.
         _run(python, "-m", "ensurepip")
         _run(python, "-m", "pip", "install", "--quiet", *wanted)

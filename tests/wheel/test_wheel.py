@@ -41,6 +41,14 @@ def test_wheel_carries_apps_and_dags_and_nothing_else(wheel: Path) -> None:
         expected = {f"airflow_provider_cdc/{p.relative_to(ROOT)}" for p in (ROOT / folder).glob("*.py")}
         assert expected, f"{folder}/ is empty"
         assert expected <= names
+    # What is not Python, too: templates, settings of Spark's log.
+    data = {
+        str(p.relative_to(ROOT))
+        for p in (ROOT / "airflow_provider_cdc").rglob("*.*")
+        if p.suffix not in (".py", ".pyc")
+    }
+    assert {Path(name).suffix for name in data} >= {".jinja", ".properties"}
+    assert data <= names
     tops = {name.split("/")[0] for name in names}
     assert tops == {"airflow_provider_cdc", next(t for t in tops if t.endswith(".dist-info"))}
     assert not [name for name in names if "__pycache__" in name]

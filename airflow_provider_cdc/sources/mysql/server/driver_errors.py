@@ -38,9 +38,13 @@ _LOST = {
     2014,
     2027,
     2055,
+    3032,
     3169,
     4031,
 }
+_INIT_CONNECT_FAILED = 1184
+_PASSWORD_EXPIRED = {1820, 1862}
+_ACCOUNT_LOCKED = 3118
 _BUSY = {1040, 1041, 1203, 1226}
 LOCK_WAIT_TIMEOUT = 1205
 _TRY_AGAIN = {LOCK_WAIT_TIMEOUT, 1213, 1317, 1412, 3024, 3058}
@@ -147,6 +151,17 @@ def connect_error(settings: ConnectionSettings, error: pymysql.MySQLError) -> Cd
             where=where,
             hint="let the server accept this machine (the user's host part)",
         )
+    if code == _INIT_CONNECT_FAILED and "init_connect" in text:
+        return SourceUnavailable(
+            text,
+            where=where,
+            hint="the server's error log says why; correct init_connect on the server, or what it lacks, or let it not "
+            "run for this user (GRANT CONNECTION_ADMIN ON *.*)",
+        )
+    if code in _PASSWORD_EXPIRED:
+        return ConfigurationError(text, where=where, hint="give the connection's user a new password (ALTER USER)")
+    if code == _ACCOUNT_LOCKED:
+        return ConfigurationError(text, where=where, hint="ALTER USER … ACCOUNT UNLOCK, for the connection's user")
     if code in _LOST and code != 0:
         return SourceUnavailable(
             f"the server does not answer: {cause or text}",

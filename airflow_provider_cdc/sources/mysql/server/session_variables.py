@@ -155,10 +155,10 @@ _HARMLESS: Mapping[str, str] = {
         connection_memory_limit global_connection_memory_tracking max_user_connections
         parser_max_mem_size
     """,
-    "An ordinary user cannot set it. A value longer than the packet comes as NULL or as an empty text, with a "
-    "warning, which stops the read. So do warnings that are counted and not listed (``decode.too_long``).": """
-        max_allowed_packet max_error_count
-    """,
+    "No session can set it. What is longer comes as NULL or as an empty text, with a warning, which stops the read "
+    "(``decode.too_long``).": "max_allowed_packet",
+    "It takes a privilege to set. A read stops if fewer warnings are listed than there were, and one of the others "
+    "might say that a value was left out (``decode.too_long``).": "max_error_count",
     "max_join_size counts only while sql_big_selects is off.": "max_join_size",
     "wait_timeout is taken from it when a client that calls itself interactive logs in.": "interactive_timeout",
     "With autocommit, LOCK TABLES takes no lock of InnoDB.": "innodb_table_locks",

@@ -46,6 +46,7 @@ _OF_TEXTS = frozenset(
 )
 _OF_TIMES = frozenset(["hour", "minute", "second", "microsecond"])
 _OF_DATES = frozenset(["year", "month", "dayofmonth", "dayofyear", "quarter", "to_days"])
+_BOUNDED = _OF_NUMBERS | _OF_TIMES | _OF_DATES | {"date"}
 
 _NUMBERS = frozenset(["tinyint", "smallint", "mediumint", "int", "bigint", "decimal", "float", "double", "bit", "year"])
 _MOMENTS = frozenset(["date", "datetime", "time"])
@@ -78,6 +79,16 @@ def dependent(column: Column, expression: str, columns: Mapping[str, Column], po
     if _kind(column) in _MOMENTS or any(_kind(one) in _MOMENTS for one in used):
         return _of_moments(column, tokens, used, policy)
     return _of_values(tokens, used)
+
+
+def has_bounded_results(expression: str) -> bool:
+    """Whether all that an expression is made of gives numbers, dates, and texts no longer than the stored ones: results
+    that ``max_allowed_packet`` cannot leave out.
+
+    :param expression: as the information schema has it.
+    """
+    tokens = _tokens(expression)
+    return tokens is not None and {text for kind, text in tokens if kind == "word"} <= _BOUNDED
 
 
 def _of_moments(column: Column, tokens: Sequence[_Token], used: Sequence[Column], policy: str) -> str | None:

@@ -211,6 +211,10 @@ def parameters(settings: ConnectionSettings) -> dict[str, str]:
         "user": settings.user,
         "password": settings.password,
         "dbname": settings.database,
+        # Unless these are given, libpq takes them from the environment of this process, or from a service file.
+        "hostaddr": "",
+        "client_encoding": session_setup.SETTINGS["client_encoding"],
+        "target_session_attrs": "any",
         "application_name": APPLICATION,
         "connect_timeout": str(CONNECT_SECONDS),
         # Notice within minutes that the other machine is gone; the kernel's default is two hours.

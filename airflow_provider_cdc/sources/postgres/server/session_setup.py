@@ -31,6 +31,10 @@ KEEPALIVE: Mapping[str, str] = {
 }
 """Not read back: over a socket of the file system they are 0, and a proxy's connection is not ours."""
 
+_OF_THE_ENVIRONMENT = "'DateStyle', 'TimeZone', 'geqo'"
+"""libpq sends what PGDATESTYLE, PGTZ and PGGEQO of this process say, and that outranks the start-up options: these are
+set once more."""
+
 OF_THE_SERVER = ("system_identifier", "timeline", "database_oid")
 STARTED = "started"
 """When the server was started. Every restart changes it, so it is part of an identity only while there may be none."""
@@ -70,7 +74,8 @@ def statement(settings: ConnectionSettings) -> str:
     columns = [
         f"""(SELECT string_agg(concat(w.name, ' is ', pg_catalog.current_setting(w.name, true)), ', ')
         FROM (VALUES {wanted}) w(name, setting)
-        WHERE pg_catalog.current_setting(w.name, true) IS DISTINCT FROM w.setting)""",
+        WHERE CASE WHEN w.name IN ({_OF_THE_ENVIRONMENT}) THEN pg_catalog.set_config(w.name, w.setting, false)
+        ELSE pg_catalog.current_setting(w.name, true) END IS DISTINCT FROM w.setting)""",
         # Servers before 17 do not know it.
         """CASE WHEN pg_catalog.current_setting('transaction_timeout', true) IS NOT NULL
         THEN pg_catalog.set_config('transaction_timeout', '0', false) END""",

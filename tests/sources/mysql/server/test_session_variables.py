@@ -10,12 +10,10 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_cdc.core.options.run import LockPolicy
-from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import TableName
-from airflow_provider_cdc.errors import ConfigurationError
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.errors import ConfigurationError, SourceUnavailable
 from airflow_provider_cdc.sources.mysql import MysqlSource
+from airflow_provider_cdc.sources.mysql.decode.rows import StatementReader
 from airflow_provider_cdc.sources.mysql.server.session import connect, query, session, value
 from airflow_provider_cdc.sources.mysql.server.session_variables import HARMLESS, PINNED
 from airflow_provider_cdc.sources.mysql.tables.schema import read_tables
@@ -130,6 +128,67 @@ def test_nothing_that_init_connect_did_is_left(
         assert query(connection, "SELECT @replica_uuid, LAST_INSERT_ID()") == [(None, 0)]
 
 
+@pytest.mark.parametrize("expression", ["j", "CONCAT(t, t)", "LEFT(REPEAT(t, 3), 1)"])
+def test_no_value_is_left_out_because_max_allowed_packet_is_less(
+    expression: str, shop: Shop, set_globals: Callable[[Mapping[str, str]], None]
+) -> None:
+    """The server sends NULL or an empty text, and warns. Other warnings stop nothing."""
+    shop.execute(
+        f"CREATE TABLE other.long (id INT PRIMARY KEY, t TEXT, j JSON, v LONGTEXT AS ({expression}), "
+        "w INT AS (CAST(t AS SIGNED)))",
+        "SET sql_mode = ''",
+        "INSERT INTO other.long (id, t, j) VALUES (1, REPEAT('x', 900), JSON_ARRAY(REPEAT('x', 1500))), (2, 'y', '1')",
+        "SET sql_mode = DEFAULT",
+    )
+    try:
+        assert _read(shop, "long") == 2
+        set_globals({"max_allowed_packet": "1024"})
+        with pytest.raises(ConfigurationError, match=r"max_allowed_packet \(1024\)"):
+            _read(shop, "long")
+    finally:
+        shop.execute("DROP TABLE other.long")
+
+
+@pytest.mark.parametrize("beside", ["j JSON", "v LONGTEXT AS (CONCAT(t, t))", "v INT AS (id + 1)"])
+def test_more_warnings_than_the_server_lists_hide_none_that_a_value_was_left_out(
+    beside: str, shop: Shop, set_globals: Callable[[Mapping[str, str]], None]
+) -> None:
+    shop.execute(
+        f"CREATE TABLE other.many (id INT PRIMARY KEY, t TEXT, w INT AS (CAST(t AS SIGNED)), {beside})",
+        "SET sql_mode = ''",
+        "INSERT INTO other.many (id, t) VALUES (1, 'x'), (2, 'y')",
+        "SET sql_mode = DEFAULT",
+    )
+    set_globals({"max_error_count": "1"})
+    try:
+        if beside == "v INT AS (id + 1)":
+            assert _read(shop, "many") == 2
+        else:
+            with pytest.raises(ConfigurationError, match="had 2 warnings, of which the server lists 1"):
+                _read(shop, "many")
+    finally:
+        shop.execute("DROP TABLE other.many")
+
+
+def _read(shop: Shop, name: str) -> int:
+    """The number of rows of a table in ``other``, read as a run does."""
+    with session(shop.db.settings, reading=True) as connection:
+        (table,) = read_tables(connection, [TableName("other", name)])
+        with StatementReader(connection, table) as reader:
+            return sum(batch.num_rows for batch in reader.read("", ()))
+
+
+@pytest.mark.parametrize("failing", ["SELEKT 1", "INSERT INTO other.missing VALUES (1)", "KILL CONNECTION_ID()"])
+def test_an_init_connect_that_fails_is_named(
+    failing: str, shop: Shop, set_globals: Callable[[Mapping[str, str]], None]
+) -> None:
+    set_globals({"init_connect": f"'{failing}'"})
+    with pytest.raises(SourceUnavailable, match="init_connect command failed") as refused:
+        connect(shop.db.settings)
+    assert "CONNECTION_ADMIN" in refused.value.hint
+    assert "host" not in refused.value.hint
+
+
 class TestASessionSaysWhatItReads:
     def test_whatever_the_server_sets_for_all(
         self, shop: Shop, values: dict[str, Sequence[str]], set_globals: Callable[[Mapping[str, str]], None]
@@ -176,38 +235,3 @@ def test_whole_copies_under_values_of_many_variables(
     seed: int, shop: Shop, spark: SparkSession, tmp_path: Path
 ) -> None:
     copy_under_random_values(seed, shop, spark, tmp_path.as_uri())
-
-
-def rows_of(server: MysqlServer, name: str) -> list[dict[str, object]]:
-    source = MysqlSource(ConnectionSettings("mysql", server.host, server.port, "root"))
-    with session(source.settings) as connection:
-        (table,) = read_tables(connection, [TableName.parse(name)])
-    with source.reader(table, "watermark", LockPolicy()) as reader:
-        return [row for batch in reader.read(Chunk(0)) for row in batch.to_pylist()]
-
-
-def test_a_document_that_the_server_does_not_send_whole_stops_the_read(shop: Shop, server: MysqlServer) -> None:
-    """The server sends an empty text, or NULL for a VIRTUAL column, and only a warning; the log has the value."""
-    run = shop.execute
-    long = "REPEAT('x', 20000)"
-    run("CREATE TABLE shop.documents (id INT PRIMARY KEY, doc JSON)")
-    run("CREATE TABLE shop.computed (id INT PRIMARY KEY, n INT, v LONGTEXT AS (LPAD(n, n, '0')) VIRTUAL)")
-    run(f"INSERT INTO shop.documents VALUES (1, '{{}}'), (2, JSON_ARRAY({long}, {long}, {long}, {long}))")
-    run("INSERT INTO shop.computed (id, n) VALUES (1, 3), (2, 70000)")
-    try:
-        run("SET GLOBAL max_allowed_packet = 65536")
-        for table in ("shop.documents", "shop.computed"):
-            with pytest.raises(ConfigurationError, match="too long for the server to send") as stopped:
-                rows_of(server, table)
-            assert stopped.value.where == table
-            assert "raise max_allowed_packet" in stopped.value.hint
-        run("SET GLOBAL max_error_count = 0")
-        with pytest.raises(ConfigurationError, match="the server warned 1 times or more"):
-            rows_of(server, "shop.documents")
-        run("SET GLOBAL max_error_count = DEFAULT")
-        run("SET GLOBAL max_allowed_packet = DEFAULT")
-        assert [row["id"] for row in rows_of(server, "shop.documents")] == [1, 2]
-        assert [len(str(row["v"])) for row in rows_of(server, "shop.computed")] == [3, 70000]
-    finally:
-        run("SET GLOBAL max_allowed_packet = DEFAULT", "SET GLOBAL max_error_count = DEFAULT")
-        run("DROP TABLE shop.documents, shop.computed")

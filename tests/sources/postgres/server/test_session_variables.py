@@ -89,6 +89,31 @@ def test_an_error_that_is_expected_does_not_end_the_session(shop: Shop) -> None:
         assert value(control, "1") == 1
 
 
+@pytest.mark.parametrize("shop", VERSIONS[:1], indirect=True)
+def test_the_environment_of_this_process_changes_no_session(
+    shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Workers often have variables of libpq: for psql, or for another database."""
+    service = tmp_path / "services"
+    service.write_text("[other]\nhostaddr=127.0.0.8\ndbname=postgres\noptions=-c search_path=public\n")
+    for name, setting in {
+        "PGTZ": "Asia/Tokyo",
+        "PGDATESTYLE": "German",
+        "PGGEQO": "on",
+        "PGCLIENTENCODING": "LATIN1",
+        "PGOPTIONS": "-c search_path=public",
+        "PGHOSTADDR": "127.0.0.9",
+        "PGTARGETSESSIONATTRS": "read-only",
+        "PGSERVICE": "other",
+        "PGSERVICEFILE": str(service),
+    }.items():
+        monkeypatch.setenv(name, setting)
+    with session(shop.db.settings) as control, reading_session(shop.db.settings) as reading:
+        for name, pin in PINNED.items():
+            (batch,) = read(reading, f"SELECT current_setting('{name}') AS shown")
+            assert value(control, f"current_setting('{name}')") == batch["shown"][0].as_py() == pin.value
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(2))
 def test_whole_copies_under_values_of_many_settings(seed: int, shop: Shop, spark: SparkSession, tmp_path: Path) -> None:
