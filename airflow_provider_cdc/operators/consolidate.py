@@ -20,7 +20,7 @@ from airflow_provider_cdc.operators.announce import announcement_of, say_other_t
 from airflow_provider_cdc.operators.base import hand_on, say_skipped
 from airflow_provider_cdc.operators.spark.step import SparkStepOperator
 from airflow_provider_cdc.operators.task_errors import failing
-from airflow_provider_cdc.report.files import write_report
+from airflow_provider_cdc.report.page import write_report
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

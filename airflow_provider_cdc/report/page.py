@@ -1,4 +1,7 @@
-"""Renders a report as one self-contained page: it loads nothing from elsewhere, and treats no name as markup."""
+"""Renders a report and writes it into the run's folder, as HTML and as Markdown.
+
+The HTML is one self-contained page: it loads nothing from elsewhere, and treats no name as markup.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,37 @@ import re
 from functools import cache
 from typing import TYPE_CHECKING
 
+from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.report.chart import chart_of
-from airflow_provider_cdc.report.facts import Report
+from airflow_provider_cdc.report.facts import Failed, Report, report_of, report_of_failure
 
 if TYPE_CHECKING:
     from jinja2 import Environment
 
+HTML, MARKDOWN = "report.html", "report.md"
 _MARKUP = re.compile(r"([\\`*_{}\[\]<>()#+!|~&-])")
+
+
+def write_report(run: Run) -> str:
+    """Write the report of a published run into its folder, and return the URI of the page.
+
+    :raises CdcError: it is not published, or the store did not take it.
+    """
+    return _write(run, report_of(run))
+
+
+def write_failure(run: Run, failed: Failed) -> str:
+    """Write the report of a run one of whose steps failed, and return the URI of the page. A later one replaces it.
+
+    :raises CdcError: the store did not take it.
+    """
+    return _write(run, report_of_failure(run, failed))
+
+
+def _write(run: Run, report: Report) -> str:
+    run.folder.write_text(HTML, to_html(report))
+    run.folder.write_text(MARKDOWN, to_markdown(report))
+    return run.folder.uri_of(HTML)
 
 
 def to_html(report: Report) -> str:

@@ -16,8 +16,7 @@ from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName
 from airflow_provider_cdc.errors import LogGone, ManifestError
 from airflow_provider_cdc.report.facts import SLOWEST, Failed, Report, Section
-from airflow_provider_cdc.report.files import write_failure, write_report
-from airflow_provider_cdc.report.page import to_html
+from airflow_provider_cdc.report.page import to_html, write_failure, write_report
 from tests.runs import consolidate_result, delta_result, manifest_of, snapshot_result
 
 ODD = TableName("shop", "<script>alert('1')</script>|`a`\n*b*")

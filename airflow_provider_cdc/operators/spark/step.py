@@ -43,7 +43,7 @@ from airflow_provider_cdc.operators.spark.scratch import scratch, scratch_parent
 from airflow_provider_cdc.operators.spark.shared_app import steps_after
 from airflow_provider_cdc.operators.task_errors import airflow_error, failing
 from airflow_provider_cdc.report.facts import Failed
-from airflow_provider_cdc.report.files import write_failure
+from airflow_provider_cdc.report.page import write_failure
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 
 if TYPE_CHECKING:
