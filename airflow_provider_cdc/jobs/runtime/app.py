@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import os
 import sys
+import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
@@ -18,7 +19,6 @@ from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import CdcError, TerminalError, TransientError
 from airflow_provider_cdc.jobs.runtime.driver import TRY_VARIABLE, done_file, error_file, settings_from_environment
-from airflow_provider_cdc.jobs.runtime.lifeline import end_with_parent
 from airflow_provider_cdc.jobs.runtime.progress import duration, say
 from airflow_provider_cdc.jobs.runtime.retry import may_pass
 from airflow_provider_cdc.jobs.runtime.session import open_session
@@ -26,6 +26,10 @@ from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 
 TRANSIENT, TERMINAL = 1, 2
 """Exit codes: whether a retry may help."""
+
+_LOOK_SECONDS = 0.5
+_GATEWAY = "PYSPARK_GATEWAY_PORT"
+"""Set by the JVM of ``spark-submit`` for the Python that it starts."""
 
 Job = Callable[[SparkSession, Storage, ConnectionSettings], StepResult]
 
@@ -39,7 +43,7 @@ def main(task_id: str, job: Job, arguments: Sequence[str] | None = None) -> None
 
     With ``--then`` the application goes on with later steps until ``--within`` seconds have passed.
     """
-    end_with_parent()
+    _end_with_parent()
     parser = argparse.ArgumentParser(prog=task_id)
     parser.add_argument("--run-uri", required=True, help="the folder of the run: <target>/_runs/<run_id>")
     parser.add_argument("--then", action="append", default=[], help="a step to go on with; may be given repeatedly")
@@ -61,6 +65,23 @@ def main(task_id: str, job: Job, arguments: Sequence[str] | None = None) -> None
     except Exception as error:
         traceback.print_exc(file=sys.stderr)
         _fail(task_id, run_uri, _unforeseen(task_id, error))
+
+
+def _end_with_parent() -> None:
+    """Have this process end when its parent does, if that is ``spark-submit``: another driver may already be doing its
+    work.
+
+    Nothing else would end it soon: it notices only when it next talks to the JVM, and until then it writes.
+    """
+    if _GATEWAY in os.environ:
+        threading.Thread(target=_watch_parent, args=(os.getppid(),), name="lifeline", daemon=True).start()
+
+
+def _watch_parent(parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(_LOOK_SECONDS)
+    # No handler, no clean-up: what this process knows is out of date.
+    os._exit(1)
 
 
 def _go_on(steps: Sequence[str], until: float, spark: SparkSession, run: Storage, settings: ConnectionSettings) -> None:

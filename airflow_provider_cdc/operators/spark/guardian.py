@@ -8,7 +8,7 @@ standard library, so that it starts at once. Twice a second it checks that the t
 the supervisor is still the task's. If not, on SIGTERM, or when ``COMMAND`` has ended, it kills all processes that
 descend from the command, even those that left its process group, and removes the scratch folder. Should the
 guardian itself be killed at once, the kernel kills ``spark-submit`` (``PR_SET_PDEATHSIG``), the driver notices
-(``jobs.lifeline``), and the folder is removed by the task or by a later one (``scratch``).
+(``jobs.runtime.app``), and the folder is removed by the task or by a later one (``scratch``).
 """
 
 from __future__ import annotations
