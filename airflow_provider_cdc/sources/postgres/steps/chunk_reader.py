@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import adbc_driver_manager
 import psycopg
@@ -14,13 +15,12 @@ import pyarrow as pa
 from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.counted import counted
-from airflow_provider_cdc.errors import ConfigurationError, DecodeError, SourceUnavailable
+from airflow_provider_cdc.errors import ConfigurationError, DecodeError, SchemaChanged, SourceUnavailable
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.source import ChunkReader
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue
 from airflow_provider_cdc.sources.postgres.catalog import users_code
-from airflow_provider_cdc.sources.postgres.catalog.relation_checks import check_in_place
-from airflow_provider_cdc.sources.postgres.catalog.schema import Leaf, leaves
+from airflow_provider_cdc.sources.postgres.catalog.schema import HINT, RENAMED, REWRITTEN, Leaf, columns_of, leaves
 from airflow_provider_cdc.sources.postgres.catalog.uncopyable_relations import relation_problems
 from airflow_provider_cdc.sources.postgres.chunking.chunks import place
 from airflow_provider_cdc.sources.postgres.chunking.key_lookup import ONE_BY_ONE, KeyLookup
@@ -31,6 +31,7 @@ from airflow_provider_cdc.sources.postgres.server.session import (
     literal,
     mapped_errors,
     query,
+    quote,
     session,
     shared_view_errors,
 )
@@ -245,3 +246,38 @@ class _Reader:
         # The transaction still holds its lock, so the name stands for the relation that was read.
         check_in_place(self._rows.ask, self._table, leaf)
         self._end()
+
+
+def check_in_place(
+    ask: Callable[[str], Sequence[Sequence[Any]]], table: Table, leaf: Leaf, locked: bool = True
+) -> None:
+    """Make sure, while it is locked, that what the leaf's name stands for is the recorded relation, in its first file,
+    and that its columns are called what they were, and are of the same types.
+
+    :param ask: returns the rows of a query whose columns are all text.
+    :param locked: whether the session has just read it, and nothing before that in its transaction.
+    :raises SchemaChanged: it is not.
+    """
+    relation = f"to_regclass({literal(leaf.sql)})"
+    # The catalog's tables would be read as of the session's snapshot, which may be older than what a SELECT goes by. An
+    # expansion of the row type is what a SELECT goes by.
+    types = ", ".join(f"pg_typeof(r.{quote(column.name)})::oid" for column in table.columns)
+    # A schema's name cannot be locked: during the read the name may have stood for another relation. So look at what
+    # the transaction has locked.
+    # r.* and not r, which would be a column of that name if there is one.
+    read = f"SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'relation' AND relation = {leaf.oid}"
+    ((oid, filenode, names, found, was_read),) = ask(
+        f"SELECT {relation}::oid::text, pg_relation_filenode({relation})::text, row_to_json(r.*)::text, "
+        f"array_to_string(ARRAY[{types}], ' '), EXISTS ({read})::text FROM (SELECT (NULL::{leaf.sql}).*) r"
+    )
+    what = ""
+    if (oid, filenode) != (str(leaf.oid), str(leaf.filenode)):
+        what = REWRITTEN if oid == str(leaf.oid) else RENAMED
+    elif locked and was_read != "true":
+        what = "another table had its name for a while"
+    elif list(json.loads(str(names))) != [column.name for column in columns_of(table, leaf)]:
+        what = "its columns had other names for a while"
+    elif found != " ".join(str(column.details["oid"]) for column in table.columns):
+        what = "its columns had other types for a while"
+    if what:
+        raise SchemaChanged(what, where=f"{table.name}, {leaf.sql}", hint=HINT)

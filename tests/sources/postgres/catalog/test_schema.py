@@ -11,7 +11,6 @@ import pytest
 from airflow_provider_cdc.core.storage.records import decode, encode
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import SchemaChanged
-from airflow_provider_cdc.sources.postgres.catalog.relation_checks import check_in_place
 from airflow_provider_cdc.sources.postgres.catalog.schema import (
     check_unchanged,
     difference,
@@ -21,6 +20,7 @@ from airflow_provider_cdc.sources.postgres.catalog.schema import (
 )
 from airflow_provider_cdc.sources.postgres.catalog.types import unmapped
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query, session
+from airflow_provider_cdc.sources.postgres.steps.chunk_reader import check_in_place
 from harness.postgres_server import PostgresServer
 from tests.conftest import PostgresFactory
 from tests.sources.postgres.log.reading import settings as settings_of
