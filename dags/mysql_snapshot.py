@@ -1,6 +1,6 @@
 """Copy MySQL tables to Parquet, all of them exactly as they were at one GTID set. Triggered by hand or by the API.
 
-It is the DAG `backfill` with a form for MySQL alone: only the options, and the choices, that MySQL has.
+It is the DAG `copy_tables` with a form for MySQL alone: only the options, and the choices, that MySQL has.
 
 Whoever may trigger this DAG fills in its params, but its tasks have Airflow's rights. So it takes only the connections
 and targets that whoever runs Airflow names in its configuration, section `cdc`, as comma-separated lists:
@@ -29,4 +29,4 @@ with DAG(
     render_template_as_native_obj=True,
     params=form.params("mysql", source_conn_id="cdc_mysql"),
 ):
-    SnapshotTaskGroup(**form.from_params("mysql"), **form.allowed(), strict_conf=True)
+    SnapshotTaskGroup(**form.from_params("mysql", source_conn_id="cdc_mysql"), **form.allowed(), strict_conf=True)

@@ -1,6 +1,6 @@
 """Copy PostgreSQL tables to Parquet, all of them exactly as they were at one LSN. Triggered by hand or by the API.
 
-It is the DAG `backfill` with a form for PostgreSQL alone: only the options, and the choices, that PostgreSQL has.
+It is the DAG `copy_tables` with a form for PostgreSQL alone: only the options, and the choices, that PostgreSQL has.
 
 Whoever may trigger this DAG fills in its params, but its tasks have Airflow's rights. So it takes only the connections
 and targets that whoever runs Airflow names in its configuration, section `cdc`, as comma-separated lists:
@@ -29,4 +29,4 @@ with DAG(
     render_template_as_native_obj=True,
     params=form.params("postgres", source_conn_id="cdc_postgres"),
 ):
-    SnapshotTaskGroup(**form.from_params("postgres"), **form.allowed(), strict_conf=True)
+    SnapshotTaskGroup(**form.from_params("postgres", source_conn_id="cdc_postgres"), **form.allowed(), strict_conf=True)

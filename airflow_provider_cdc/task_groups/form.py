@@ -7,18 +7,22 @@ connections and targets that Airflow's configuration names, in the section `cdc`
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from airflow.configuration import conf
 from airflow.sdk import Param
 
 from airflow_provider_cdc.core.kinds import only
-from airflow_provider_cdc.core.options.declare import Option
+from airflow_provider_cdc.core.options.declare import Option, expecting
 from airflow_provider_cdc.core.options.run import declared
+from airflow_provider_cdc.core.storage.uri import glob
 
 ANY = ""
 """Any kind of source."""
+
+_ALLOWED = {"source_conn_id": "source_conn_ids", "target": "targets"}
+"""The options of which Airflow's configuration tells what they may be."""
 
 
 def allowed() -> dict[str, Any]:
@@ -39,19 +43,23 @@ def allowed() -> dict[str, Any]:
 def params(kind: str, **defaults: Any) -> dict[str, Param]:
     """A param for each option that has a place in a form, the common ones first.
 
-    Where Airflow's configuration names connections or targets one by one, the form offers them, and a connection that
-    it does not allow is refused by Airflow itself.
+    A form marks what has no default with a star; whoever empties another field gets its default. Where Airflow's
+    configuration names connections or targets one by one, the form offers them, and a connection that it does not allow
+    is refused by Airflow itself.
 
     :param kind: the kind of source, ``mysql`` or ``postgres``: options and choices that are for another have no place;
         `ANY`: they all have.
     :param defaults: defaults other than those that are declared, by the option's name.
     """
-    return {one.name: _param(one, kind, defaults) for one in _shown(kind)}
+    return {one.name: _param(one, kind, _default(one, defaults)) for one in _shown(kind)}
 
 
-def from_params(kind: str) -> dict[str, Any]:
-    """The arguments of a `SnapshotTaskGroup` that takes its options from `params`, as templates."""
-    return {one.name: f"{{{{ params.{one.name} }}}}" for one in _shown(kind)}
+def from_params(kind: str, **defaults: Any) -> dict[str, Any]:
+    """The arguments of a `SnapshotTaskGroup` that takes its options from `params`, as templates.
+
+    :param defaults: the same as those of `params`.
+    """
+    return {one.name: _template(one, _default(one, defaults)) for one in _shown(kind)}
 
 
 def _shown(kind: str) -> Iterator[Option]:
@@ -60,29 +68,63 @@ def _shown(kind: str) -> Iterator[Option]:
     return iter(sorted(shown, key=lambda one: one.section))
 
 
-def _param(one: Option, kind: str, defaults: dict[str, Any]) -> Param:
-    facts: dict[str, Any] = {**one.accepts.schema_for(kind), "title": one.title}
-    facts["description"] = (f"{only(one.feature)} only. " if one.feature and not kind else "") + one.help.replace(
-        "`", ""
-    )
+def _default(one: Option, defaults: Mapping[str, Any]) -> Any:
+    """The value of the param where nobody gives one; None: somebody has to."""
+    default = defaults.get(one.name, None if one.required else one.accepts.plain(one.default))
+    if one.name not in _ALLOWED:
+        return default
+    known = allowed()[_ALLOWED[one.name]]
+    if one.name == "source_conn_id" and default and not any(glob(pattern, default) for pattern in known):
+        # A default that is not allowed would make the whole DAG invalid.
+        default = None
+    return known[0] if default is None and len(known) == 1 == len(_named(known)) else default
+
+
+def _template(one: Option, default: Any) -> str:
+    name = f"params.{one.name}"
+    # What can be left empty says itself what that means.
+    if default is None or one.accepts.holds(None):
+        return f"{{{{ {name} }}}}"
+    return f"{{{{ {default!r} if {name} is none else {name} }}}}"
+
+
+def _param(one: Option, kind: str, default: Any) -> Param:
+    facts: dict[str, Any] = {**one.accepts.schema_for(kind), "title": one.title, "description": _help(one, kind)}
     if one.section:
         facts["section"] = one.section
-    # A form shows what has no value as required.
-    default = None if one.required else one.accepts.plain(one.default)
-    default = defaults.get(one.name, default)
-    patterns = {"source_conn_id": "source_conn_ids", "target": "targets"}.get(one.name)
-    if patterns is not None:
-        known = allowed()[patterns]
-        named = [pattern for pattern in known if not set(pattern) & set("*{")]
-        if named:
+    if one.name in _ALLOWED:
+        known = allowed()[_ALLOWED[one.name]]
+        if named := _named(known):
             facts["examples"] = named
         if one.name == "source_conn_id" and known and "*" not in known:
-            facts["pattern"] = _matching(known)
-            # A default that is not allowed would make the whole DAG invalid.
-            default = default if default and re.search(facts["pattern"], default) else None
-        if default is None and known == named and len(named) == 1:
-            (default,) = named
-    return Param(**facts) if default is None else Param(default, **facts)
+            facts |= expecting(f"one of {', '.join(known)}", pattern=_matching(known))
+    if default is None:
+        return Param(**facts)
+    if not isinstance(facts["type"], list):
+        # Only what may be null has no star.
+        facts["type"] = [facts["type"], "null"]
+        if "enum" in facts:
+            facts["enum"] = [*facts["enum"], None]
+            facts["values_display"] = {**facts["values_display"], "null": f"the default: {default}"}
+    return Param(default, **facts)
+
+
+def _help(one: Option, kind: str) -> str:
+    """What the option does, in the words of the form: it calls options by their titles, and marks nothing."""
+    titles = {other.name: f'"{other.title}"' for other in declared() if other.in_form}
+    own = one.accepts.schema.get("enum", ())
+
+    def word(found: re.Match[str]) -> str:
+        # A choice may have the name of an option.
+        return found[1] if found[1] in own else titles.get(found[1], found[1])
+
+    only_for = f"{only(one.feature)} only. " if one.feature and not kind else ""
+    return only_for + re.sub("`([^`]*)`", word, one.help)
+
+
+def _named(patterns: Sequence[str]) -> list[str]:
+    """Those that stand for one connection or folder."""
+    return [pattern for pattern in patterns if not set(pattern) & set("*{")]
 
 
 def _matching(patterns: Sequence[str]) -> str:

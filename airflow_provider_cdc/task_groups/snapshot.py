@@ -77,9 +77,9 @@ class SnapshotTaskGroup(TaskGroup):
     :param chunk_rows: Rows that one statement reads, about; raised where a table would have more than 10,000
         chunks, or a run more than 50,000.
     :param chunk_pause: Seconds that a reader rests after each chunk, to spare the source; below 900.
-    :param as_of: The point at which the copy is exact: a time with its zone (``2026-01-31T00:00:00Z``), a GTID set
-        or an LSN, as far back as the log reaches (PostgreSQL: that of the ``standing_slot``); empty: now. A time
-        means all that was committed up to it.
+    :param as_of: The point at which the copy is exact: a time with its zone (``2026-01-31T00:00:00Z``), a date (its
+        beginning, 00:00 UTC), a GTID set or an LSN, as far back as the log reaches (PostgreSQL: that of the
+        ``standing_slot``); empty: now. A time means all that was committed up to it.
     :param as_of_wait_seconds: Seconds to wait for the first commit after the time in ``as_of``: before it, what is
         committed next may still belong to that time.
     :param standing_slot: PostgreSQL: A name, such as ``nightly``: the server then keeps a replication slot of that

@@ -21,6 +21,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_cdc.core.options.run import FOLDED
 from harness import oracle
 from harness.airflow_home import ROOT, AirflowHome
 from harness.airflow_server import running_airflow
@@ -142,7 +143,7 @@ def site(
     with running_airflow(airflow, port) as check:
         found = Site(f"http://127.0.0.1:{port}", check, schema, folder)
         found.log_in()
-        for dag_id in ("backfill", "mysql_snapshot"):
+        for dag_id in ("copy_tables", "mysql_snapshot"):
             found.wait_for_dag(dag_id)
         yield found
     mysql.query(f"DROP DATABASE {schema}")
@@ -162,14 +163,14 @@ def browser(site: Site) -> Iterator[Browser]:
 @pytest.mark.parametrize(
     ("dag_id", "wrong", "param"),
     [
-        ("backfill", {"source_conn_id": "elsewhere"}, "source_conn_id"),
-        ("backfill", {"tables": []}, "tables"),
-        ("backfill", {"tables": ["orders"]}, "tables"),
-        ("backfill", {"as_of": "yesterday"}, "as_of"),
-        ("backfill", {"where": "id = 1"}, "where"),
-        ("backfill", {"columns": {"shop.orders": "id"}}, "columns"),
-        ("backfill", {"refresh": "sometimes"}, "refresh"),
-        ("backfill", {"plan_only": "perhaps"}, "plan_only"),
+        ("copy_tables", {"source_conn_id": "elsewhere"}, "source_conn_id"),
+        ("copy_tables", {"tables": []}, "tables"),
+        ("copy_tables", {"tables": ["orders"]}, "tables"),
+        ("copy_tables", {"as_of": "yesterday"}, "as_of"),
+        ("copy_tables", {"where": "id = 1"}, "where"),
+        ("copy_tables", {"columns": {"shop.orders": "id"}}, "columns"),
+        ("copy_tables", {"refresh": "sometimes"}, "refresh"),
+        ("copy_tables", {"plan_only": "perhaps"}, "plan_only"),
         ("mysql_snapshot", {"consistency": "exported"}, "consistency"),
     ],
 )
@@ -185,18 +186,18 @@ def test_a_bad_param_is_refused_by_the_api_with_its_name(
 def test_the_api_triggers_a_plan(site: Site) -> None:
     given = {"source_conn_id": "cdc_mysql", "tables": [f"{site.schema}.*"], "plan_only": True}
     # The one target that is allowed is the default.
-    status, answer = site.trigger("backfill", **given)
+    status, answer = site.trigger("copy_tables", **given)
     assert status == 200, answer
-    state, tasks = site.wait_for_end("backfill")
+    state, tasks = site.wait_for_end("copy_tables")
     assert (state, tasks) == ("success", {"preflight": "success", **dict.fromkeys(STEPS[1:], "skipped")})
     assert not site.lake.exists()
 
 
 def fill_in(browser: Browser, site: Site, *, plan_only: bool) -> None:
-    browser.open(f"{site.url}/dags/backfill")
+    browser.open(f"{site.url}/dags/copy_tables")
     browser.click("button", "Trigger")
     browser.wait_text("Show the plan only")
-    assert browser.script("!document.body.innerText.includes('Rows per chunk')"), "Advanced is folded"
+    assert browser.script("!document.body.innerText.includes('Rows per chunk')"), f"{FOLDED} is folded"
     browser.type("#element_source_conn_id", "cdc_mysql")
     browser.type("#element_tables", f"{site.schema}.*")
     browser.edit("#element_where .view-lines", json.dumps({f"{site.schema}.orders": CONDITION}))
@@ -205,7 +206,7 @@ def fill_in(browser: Browser, site: Site, *, plan_only: bool) -> None:
     if plan_only:
         browser.script("document.querySelector('[name=element_plan_only]').click()")
     browser.shot("form")
-    browser.click("button", "Advanced")
+    browser.click("button", FOLDED)
     browser.wait_text("Rows per chunk")
     browser.type("[id*=element_chunk_rows] input, input[name=element_chunk_rows]", str(CHUNK_ROWS))
     browser.shot("form-advanced")
@@ -220,10 +221,10 @@ def submit(browser: Browser) -> None:
 def test_a_person_plans_copies_and_reads_the_report(site: Site, browser: Browser, mysql: MysqlServer) -> None:
     fill_in(browser, site, plan_only=True)
     submit(browser)
-    state, tasks = site.wait_for_end("backfill")
+    state, tasks = site.wait_for_end("copy_tables")
     assert (state, tasks["preflight"], tasks["snapshot"]) == ("success", "success", "skipped")
-    run_id = site.last_run("backfill")["dag_run_id"]
-    browser.open(f"{site.url}/dags/backfill/runs/{run_id}/tasks/preflight")
+    run_id = site.last_run("copy_tables")["dag_run_id"]
+    browser.open(f"{site.url}/dags/copy_tables/runs/{run_id}/tasks/preflight")
     browser.wait_text("The plan. Nothing is copied")
     browser.wait_text(COMPARED)
     browser.shot("plan")
@@ -231,14 +232,14 @@ def test_a_person_plans_copies_and_reads_the_report(site: Site, browser: Browser
 
     fill_in(browser, site, plan_only=False)
     submit(browser)
-    run_id = site.last_run("backfill")["dag_run_id"]
-    browser.open(f"{site.url}/dags/backfill/runs/{run_id}/tasks/snapshot")
+    run_id = site.last_run("copy_tables")["dag_run_id"]
+    browser.open(f"{site.url}/dags/copy_tables/runs/{run_id}/tasks/snapshot")
     seen = browser.wait(r"/snapshot: \d+ %, [\d,]+ of [\d,]+ chunks.*/.exec(document.body.innerText)?.[0]", 600)
     assert f"at work: {site.schema}.orders" in seen
     browser.shot("progress")
-    state, tasks = site.wait_for_end("backfill")
+    state, tasks = site.wait_for_end("copy_tables")
     assert (state, set(tasks.values())) == ("success", {"success"})
-    browser.open(f"{site.url}/dags/backfill/runs/{run_id}/tasks/consolidate/details")
+    browser.open(f"{site.url}/dags/copy_tables/runs/{run_id}/tasks/consolidate/details")
     link = browser.wait("[...document.querySelectorAll('a')].find(a => a.innerText.trim() == 'Report')?.href")
     browser.shot("report-link")
     (report,) = site.lake.glob("_runs/*/report.html")

@@ -1,4 +1,4 @@
-"""A part of a table, from the form of the DAG `backfill` to whoever reads it."""
+"""A part of a table, from the form of the DAG `copy_tables` to whoever reads it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_a_part_is_copied_announced_and_found_again(
         "where": {name: "status = 'open' AND id < 4"},
         "columns": {f"{schema}.*": ["note"]},
     }
-    result = dag_runner.run("backfill", conf, connections={"shop": source})
+    result = dag_runner.run("copy_tables", conf, connections={"shop": source})
     assert result.state == "success", result.log[-5000:]
     copy = read_latest(lake, name, where="(status='open') and id<4", columns=["note"])
     assert copy is not None
@@ -37,7 +37,7 @@ def test_a_part_is_copied_announced_and_found_again(
     assert "the server sends only those where `id` < 4" in result.log
 
     refused = dag_runner.run(
-        "backfill", {**conf, "where": {name: "upper(status) = 'OPEN'"}}, connections={"shop": source}
+        "copy_tables", {**conf, "where": {name: "upper(status) = 'OPEN'"}}, connections={"shop": source}
     )
     assert refused.state == "failed"
     assert "line 1, column 1" in refused.log

@@ -20,7 +20,7 @@ def test_a_plan_skips_all_other_tasks_and_leaves_nothing(
         "target": (tmp_path / "lake").as_uri(),
         "plan_only": True,
     }
-    result = dag_runner.run("backfill", conf, connections={"shop": source})
+    result = dag_runner.run("copy_tables", conf, connections={"shop": source})
     assert result.state == "success", result.log[-5000:]
     assert result.states == {"preflight": "success", **dict.fromkeys(STEPS[1:], "skipped")}
     assert [plan["table"] for plan in result.xcoms["preflight"]["plan"]] == [f"{schema}.t"]

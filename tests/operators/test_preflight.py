@@ -132,7 +132,7 @@ BAD = {
     "no such table": (
         {"tables": ["{shop}.accounts", "{shop}.account", "nowhere.*"]},
         {},
-        ["{shop}.account:", "nowhere.*"],
+        ["{shop}.account:", "did you mean {shop}.accounts?", "nowhere.*"],
     ),
     "wrong password": (
         {},

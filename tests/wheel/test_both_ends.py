@@ -33,7 +33,7 @@ OF_THE_CHECKOUT = ("PYTHONPATH", "AIRFLOW_HOME", "SPARK_HOME", "NUMBA_CACHE_DIR"
 EXAMPLES = ("every_shop", "nightly_copy", "every_ten_seconds", "waiting")
 PAGES = ("README.md", "docs/dag-authors.md", "docs/filters.md")
 DAGS = {
-    *("backfill", "mysql_snapshot", "postgres_snapshot", "nightly"),
+    *("copy_tables", "backfill", "mysql_snapshot", "postgres_snapshot", "nightly"),
     *("every_shop", "nightly_copy", "every_ten_seconds", "waiting"),
     *("report", "shown_shop_to_lake", "shown_report", "shown_every_shop", "shown_after_the_copy", "shown_open_orders"),
 }
@@ -108,7 +108,7 @@ def test_a_plain_install_knows_our_dags_and_runs_them(end: str, folder: Path, my
 
     _finds_no_fault(installed, folder / "looked_at")
 
-    said = installed.copy("backfill", source_conn_id="cdc_mysql", plan_only=True, **asked)
+    said = installed.copy("copy_tables", source_conn_id="cdc_mysql", plan_only=True, **asked)
     assert "The plan. Nothing is copied" in said
     assert not installed.lake.exists()
 

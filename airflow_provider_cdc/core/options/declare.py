@@ -150,13 +150,22 @@ _Count = Annotated[int, msgspec.Meta(ge=1)]
 _Seconds = Annotated[float, msgspec.Meta(ge=0, le=sys.float_info.max)]
 
 _TEXT = {"type": "string", "minLength": 1}
+
+
+def expecting(wanted: str, **schema: Any) -> dict[str, Any]:
+    """The JSON schema ``schema``; but of what does not fit it, people are told that ``wanted`` was expected, and do not
+    see a regular expression."""
+    return {"if": schema, "else": {"const": wanted}}
+
+
 CONNECTION = Accepted("the id of a connection", _Text, _TEXT)
 URI = Accepted("a URI", _Text, _TEXT)
 URI_OR_EMPTY = Accepted("a URI, or empty", str | None, {"type": ["string", "null"]}, lambda value: value or "")
+_TABLE = expecting("a table with its schema, such as shop.orders or shop.*", type="string", minLength=3, pattern=r"\.")
 TABLE_NAMES = Accepted(
     "a list of table names",
     _Texts,
-    {"type": "array", "items": {"type": "string", "minLength": 3, "pattern": r"\."}, "minItems": 1},
+    {"type": "array", "items": _TABLE, **expecting("a table at least, such as shop.orders", minItems=1)},
 )
 PATTERNS = Accepted("a list of patterns, or nothing", list[_Text] | None, {"type": ["array", "null"]})
 PROPERTIES = Accepted("an object of Spark properties", dict[_Text, Any] | None, {"type": ["object", "null"]})
@@ -182,7 +191,10 @@ SECONDS = Accepted("a number of seconds", _Seconds, {"type": "number", "minimum"
 SLOT_NAME = Accepted(
     "up to 30 lower-case letters, digits and underscores, or empty",
     Annotated[str, msgspec.Meta(pattern=rf"\A{_NAME}\Z")] | None,
-    {"type": ["string", "null"], "pattern": f"^{_NAME}$"},
+    {
+        "type": ["string", "null"],
+        **expecting("lower-case letters, digits and _, such as nightly", pattern=f"^{_NAME}$"),
+    },
     lambda value: value or "",
 )
 FLAG = Accepted("true or false", bool, {"type": "boolean"})
@@ -198,10 +210,16 @@ class _AcceptedPoint(Accepted):
 
 # A form shows what may not be null as required, and takes no empty text for a value.
 AS_OF = _AcceptedPoint(
-    "a time with its zone, a GTID set or an LSN, or empty",
+    "a time with its zone, a date, a GTID set or an LSN, or empty",
     Any,
     # A time of the day has a colon, or at least a letter before it; a GTID set has colons, an LSN has a slash.
-    {"type": ["string", "null"], "pattern": r"^\s*$|[/:]|\d[^\d-]\d"},
+    {
+        "type": ["string", "null"],
+        **expecting(
+            "a time such as 2026-01-31T00:00:00Z, a date such as 2026-01-31, a GTID set, or an LSN such as 16/B374D848",
+            pattern=r"^\s*$|[/:]|\d[^\d-]\d|^\s*\d{4}-\d\d-\d\d\s*$",
+        ),
+    },
     lambda value: as_of.text_of(value) or "",
 )
 

@@ -41,8 +41,8 @@ from airflow_provider_cdc.core.options.declare import (
 )
 from airflow_provider_cdc.errors import PreflightError, Problem
 
-ADVANCED = "Advanced"
-"""The section of a form with what few runs need."""
+FOLDED = "Reading and publishing"
+"""The section of a form with what few runs need. Airflow's own beside it is called "Advanced Options"."""
 
 CONSISTENCIES = ("auto", "watermark", "lock", "exported", "again")
 UNREPRESENTABLE = ("error", "null", "string")
@@ -73,7 +73,7 @@ class TableOptions:
             features=("lock", "exported", "again"),
         ),
         title="Consistency",
-        section=ADVANCED,
+        section=FOLDED,
         help="How the tables are read. `watermark`: no lock, chunks at any time, needs a key. `lock` (MySQL): a lock "
         "of milliseconds, then one transaction. `exported` (PostgreSQL): all tasks read in one exported snapshot. "
         "`again` (PostgreSQL): as `watermark`, but needs no `REPLICA IDENTITY FULL`: rows that were touched are read "
@@ -88,7 +88,7 @@ class TableOptions:
             ("error: stop the run", "null: publish null, and count them", "string: publish such columns as text"),
         ),
         title="Values without an Arrow type",
-        section=ADVANCED,
+        section=FOLDED,
         help="What becomes of values that no Arrow type holds, such as `0000-00-00`, `infinity`, or bytes that are no "
         "character: `error` stops if one survives, `null` publishes null and counts them, `string` publishes such "
         "columns as text, and such bytes as `0x…`.",
@@ -154,7 +154,7 @@ class StepOptions:
         100_000,
         accepts=COUNT,
         title="Rows per chunk",
-        section=ADVANCED,
+        section=FOLDED,
         help="Rows that one statement reads, about; raised where a table would have more than 10,000 chunks, or a run "
         "more than 50,000.",
         example="a number such as 100000",
@@ -169,9 +169,9 @@ class StepOptions:
         "",
         accepts=AS_OF,
         title="As of",
-        help="The point at which the copy is exact: a time with its zone (`2026-01-31T00:00:00Z`), a GTID set or an "
-        "LSN, as far back as the log reaches (PostgreSQL: that of the `standing_slot`); empty: now. A time means all "
-        "that was committed up to it.",
+        help="The point at which the copy is exact: a time with its zone (`2026-01-31T00:00:00Z`), a date (its "
+        "beginning, 00:00 UTC), a GTID set or an LSN, as far back as the log reaches (PostgreSQL: that of the "
+        "`standing_slot`); empty: now. A time means all that was committed up to it.",
         example="a time such as 2026-01-31T00:00:00Z",
     )
     as_of_wait_seconds: int = option(
@@ -186,7 +186,7 @@ class StepOptions:
         accepts=SLOT_NAME,
         feature="standing_slot",
         title="Standing slot",
-        section=ADVANCED,
+        section=FOLDED,
         help="A name, such as `nightly`: the server then keeps a replication slot of that name from run to run, and "
         "with it the log that `as_of` goes back over and that `refresh` rolls copies forward by; empty: none. Runs "
         "that give the same name share it. It costs the server disk, and stays until someone drops it.",
@@ -221,7 +221,7 @@ class StepOptions:
         False,
         accepts=FLAG,
         title="Publish the changes",
-        section=ADVANCED,
+        section=FOLDED,
         help="Beside each copy that is rolled forward, publish every row change between the last copy and this one, in "
         "commit order. It needs `refresh`, and stops the run where the last copy of a table cannot be rolled forward; "
         "a table without a copy begins with its first one. On PostgreSQL it needs `REPLICA IDENTITY FULL`.",
@@ -231,7 +231,7 @@ class StepOptions:
         0,
         accepts=COUNT_OR_NONE,
         title="Copies to keep",
-        section=ADVANCED,
+        section=FOLDED,
         help="How many copies of each table stay: when a run has published the latest one, it removes those that are "
         "older than the newest so many of its tables, whichever run made them; 0: all of them stay.",
         example="a number such as 7",
@@ -240,7 +240,7 @@ class StepOptions:
         0,
         accepts=COUNT_OR_NONE,
         title="Days that copies stay",
-        section=ADVANCED,
+        section=FOLDED,
         help="Beside `keep`, which has to be given, too: a copy that was published less than so many days ago stays, "
         "however many newer ones there are; 0: only their number counts.",
         example="a number such as 30",
@@ -251,7 +251,7 @@ class StepOptions:
         accepts=FLAG,
         feature="slots",
         title="Keep the slot",
-        section=ADVANCED,
+        section=FOLDED,
         help="Leave the publication and the slot there when the run is published, to stream on from `initial_lsn`. "
         "You then have to drop them.",
         example="true or false",
@@ -260,7 +260,7 @@ class StepOptions:
         "fail",
         accepts=one_of(ON_TABLE_ERROR, ("fail: stop the run", "skip: leave them out, and say so")),
         title="Tables that cannot be copied",
-        section=ADVANCED,
+        section=FOLDED,
         help="What becomes of tables that cannot be copied (no transactions, no key where one is needed, no `REPLICA "
         "IDENTITY FULL`, a type or a value without an Arrow type): `fail` stops the run, `skip` leaves them out, says "
         "so in the logs, and lists them with the reasons in the XCom `skipped`.",
@@ -303,7 +303,7 @@ class RunOptions:
     where: Mapping[str, str] | None = option(
         None,
         accepts=CONDITIONS,
-        title="Rows",
+        title="Rows (where)",
         help="Which rows of a table are copied, by the table's name or a pattern: those for which the condition holds "
         "at the run's position (`{\"shop.orders\": \"status = 'open' and created >= '2026-01-01'\"}`). It is a part of "
         "SQL in which text compares by code point. Such copies have a folder of their own.",
@@ -313,7 +313,7 @@ class RunOptions:
         None,
         accepts=COLUMNS,
         title="Columns",
-        section=ADVANCED,
+        section=FOLDED,
         help="Which columns of a table are published, by the table's name or a pattern, beside those of its key "
         '(`{"shop.orders": ["id", "status"]}`). Such copies have a folder of their own.',
         example='an object such as {"shop.orders": ["id", "status"]}',
@@ -322,7 +322,7 @@ class RunOptions:
         "",
         accepts=URI_OR_EMPTY,
         title="Scratch",
-        section=ADVANCED,
+        section=FOLDED,
         secret=True,
         help="The folder for the work of runs in progress and for their records, written as `target` is; empty: "
         "`_runs` in the target. It may lie in another store: files are then copied when they are published. Copies are "
@@ -334,7 +334,7 @@ class RunOptions:
         "spark_default",
         accepts=CONNECTION,
         title="Spark",
-        section=ADVANCED,
+        section=FOLDED,
         help="Connection to Spark: local, standalone, or any cluster in client mode.",
         example="text such as spark_default",
     )

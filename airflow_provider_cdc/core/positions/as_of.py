@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
+import re
+from contextlib import suppress
+from datetime import UTC, date, datetime
 from typing import Any
 
 from airflow_provider_cdc.core.kinds import KINDS, Position
@@ -10,12 +12,17 @@ from airflow_provider_cdc.errors import PositionError
 
 AsOf = datetime | Position
 
+_DATE = re.compile(r"\d{4}-\d\d-\d\d")
+
 
 def parse(text: str) -> AsOf | None:
-    """Read an ISO 8601 timestamp with a zone, a GTID set, or an LSN; None: the text is empty, which means now.
+    """Read an ISO 8601 timestamp with a zone, a date, a GTID set, or an LSN; None: the text is empty, which means now.
+
+    A date is its beginning in UTC.
 
     :raises PositionError: it is none of these.
     """
+    text = text_of(text)
     if not text.strip():
         return None
     try:
@@ -50,8 +57,14 @@ def reaches(later: str, earlier: str) -> bool:
 
 
 def text_of(value: Any) -> Any:
-    """The option's value as text: a template may have made a time of it."""
-    return value.isoformat() if isinstance(value, datetime) else value
+    """The option's value as text: a template may have made a time of it. A date is completed to its beginning in UTC:
+    what is recorded shows what it was taken for."""
+    if isinstance(value, date):
+        value = value.isoformat()
+    if isinstance(value, str) and _DATE.fullmatch(value.strip()):
+        with suppress(ValueError):
+            return datetime.fromisoformat(value.strip()).replace(tzinfo=UTC).isoformat()
+    return value
 
 
 def is_as_of(value: Any) -> bool:
@@ -76,6 +89,7 @@ def _position(text: str) -> Position:
         if point:
             return point
     raise PositionError(
-        f"{text[:200]!r} is no time, GTID set or LSN",
-        hint="write a time as 2026-01-31T00:00:00Z, a GTID set as the server prints it, an LSN as 16/B374D848",
+        f"{text[:200]!r} is no time, date, GTID set or LSN",
+        hint="write a time as 2026-01-31T00:00:00Z, a date as 2026-01-31, a GTID set as the server prints it, an LSN "
+        "as 16/B374D848",
     )

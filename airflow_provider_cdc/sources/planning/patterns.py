@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
 
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ConfigurationError, Problem
@@ -21,6 +23,8 @@ Unmatched = Callable[[str, TableName, list[TableName]], Problem]
 NOTHING_LEFT = Problem("tables", "the patterns with ! leave out every table", "leave out fewer")
 
 _NOT = "!"
+_SIMILAR = 0.75
+"""As `difflib` measures it: one letter in four may differ."""
 _QUOTED = re.compile(r'"((?:[^"]|"")+)"(?=\.|\Z)', re.DOTALL)
 
 _log = logging.getLogger(__name__)
@@ -91,7 +95,8 @@ def resolve(
         try:
             pattern = Pattern.parse(text.removeprefix(_NOT))
         except ConfigurationError as error:
-            problems[Problem(repr(text), error.message, error.hint)] = None
+            problem = Problem(repr(text), error.message, error.hint)
+            problems[_suggesting(problem, _alike(text, kinds, copied))] = None
             continue
         if excludes:
             left_out = {name for name in found if pattern.matches(name, fold)}
@@ -104,7 +109,9 @@ def resolve(
         named = named or bool(matching)
         found |= matching
         if not matching:
-            problems[unmatched(text, pattern.text, matches)] = None
+            problem = unmatched(text, pattern.text, matches)
+            # A view or a partition is not misspelt.
+            problems[problem if matches else _suggesting(problem, _alike(text, kinds, copied))] = None
     if not found and any(text.startswith(_NOT) for text in patterns):
         if named:
             problems[NOTHING_LEFT] = None
@@ -123,6 +130,30 @@ def resolve(
             )
             problems[problem] = None
     return sorted(filter(_fits_a_path, found)), list(problems)
+
+
+def _suggesting(problem: Problem, alike: str) -> Problem:
+    return replace(problem, hint=f"did you mean {alike}? Otherwise {problem.hint}") if alike else problem
+
+
+def _alike(text: str, kinds: Mapping[TableName, str], copied: Collection[str]) -> str:
+    """The pattern that was probably meant by one that names no table; empty: none is similar."""
+    names = [name for name, kind in kinds.items() if kind in copied and _fits_a_path(name)]
+    if "." not in text:
+        meant = {name.name: exactly(name) for name in names}
+    elif "*" not in text:
+        meant = {str(name): exactly(name) for name in names}
+    else:
+        # Only the schema can be misspelt so that it shows.
+        rest = text[text.index(".") :]
+        meant = {f"{name.schema}{rest}": f"{name.schema}{rest}" for name in names if f"{name.schema}{rest}" != text}
+    by_fold = defaultdict(list)
+    for word in sorted(meant):
+        by_fold[word.casefold()].append(word)
+    for folded in get_close_matches(text.casefold(), by_fold, 1, _SIMILAR):
+        (word,) = get_close_matches(text, by_fold[folded], 1, 0)
+        return meant[word]
+    return ""
 
 
 def _part(text: str, start: int, end: int) -> tuple[tuple[str, ...], int]:

@@ -152,3 +152,33 @@ def test_stars_cost_nothing(pattern: str) -> None:
     found, _ = resolve([f"*.{pattern}"], names, ["table"], lambda *_: Problem("", "", ""))
     assert found == []
     assert time.process_time() - began < 2
+
+
+@pytest.mark.parametrize(
+    ("pattern", "meant"),
+    [
+        ("shop.order", "shop.orders"),
+        ("Shop.orders", "shop.orders"),
+        ("shop.Order", "shop.Orders"),
+        ("shp.orders", "shop.orders"),
+        ("customer", "crm.customers"),
+        ("shop.a-b", "shop.a.b"),
+        # It cannot be copied.
+        ("my-schema.orders", ""),
+        ("shpo.*", "shop.*"),
+        ("shop.x*", ""),
+        ("shop.invoices", ""),
+        ("nothing", ""),
+        # A view is not misspelt, and nobody can mean one.
+        ("shop.seen", ""),
+        ("shop.seem", ""),
+    ],
+)
+def test_a_misspelt_pattern_is_answered_with_the_table_that_was_meant(pattern: str, meant: str) -> None:
+    names, (problem,) = found(pattern)
+    assert names == []
+    if meant:
+        assert problem.hint.startswith(f"did you mean {meant}? Otherwise")
+        assert found(meant)[0]
+    else:
+        assert "did you mean" not in problem.hint
