@@ -1,4 +1,4 @@
-"""Numbers of things, as people read them in logs, plans, reports and errors."""
+"""Numbers of things, and times, as people read them in logs, plans, reports and errors."""
 
 from __future__ import annotations
 
@@ -9,3 +9,13 @@ def counted(number: int, one: str, many: str = "") -> str:
     :param many: the plural, where it is not ``one`` and an s.
     """
     return f"{number:,} {one if number == 1 else many or f'{one}s'}"
+
+
+def duration(seconds: float) -> str:
+    """``7 s``, ``3 min 05 s``, ``2 h 10 min``."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60:02} s"
+    return f"{whole // 3600} h {whole % 3600 // 60:02} min"

@@ -10,6 +10,7 @@ from airflow_provider_cdc.core.run.run import scratch_of
 from airflow_provider_cdc.core.storage.folder import Storage
 
 RUN_ID = "20260101T000000Z-00000000"
+PUBLISHED_AT = "2026-01-01T00:00:07+00:00"
 
 
 def manifest_of(lake: Storage, run_id: str = RUN_ID, **more: Any) -> Manifest:
@@ -42,5 +43,5 @@ def delta_result(transactions: int = 0) -> DeltaResult:
 
 
 def consolidate_result(**more: Any) -> ConsolidateResult:
-    usual: dict[str, Any] = {"published": {}, "rows": {}, "rewound": {}, "nulled": {}, "published_at": ""}
+    usual: dict[str, Any] = {"published": {}, "rows": {}, "rewound": {}, "nulled": {}, "published_at": PUBLISHED_AT}
     return ConsolidateResult(**usual | {"files_rewritten": 0, "files_adopted": 0} | more)

@@ -16,8 +16,10 @@ import pytest
 from airflow_provider_cdc.core.run.feed import Feed, feed_schema
 from airflow_provider_cdc.core.run.staging import StagedFile
 from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import ChangesMissing, ConfigurationError, ManifestError
 from airflow_provider_cdc.lake import open_dataset, read_changes, read_latest
+from airflow_provider_cdc.report.snippets import snippets_of
 from airflow_provider_cdc.sinks import latest, parquet
 from airflow_provider_cdc.sinks.base import Publication
 from harness.s3_server import s3_environment
@@ -145,6 +147,37 @@ def test_the_snippets_of_the_documents_read_every_row(library: str, lake: Lake, 
     for snippet in (first[1].replace("s3://lake/raw", lake.storage.uri), SNIPPETS[library]):
         exec(snippet, names)
     assert count(names["orders"]) == 4
+
+
+@pytest.mark.parametrize("folder", ["lake", "it's a läke"])
+def test_the_snippets_of_a_report_read_the_rows_and_columns_of_the_copy(
+    folder: str, tmp_path: Path, request: Any
+) -> None:
+    lake = Lake("parquet", Storage((tmp_path / folder).as_uri()))
+    lake.sink.publish(lake.stage(5, count=4))
+    copy = read_latest(lake.storage.uri, "shop.orders")
+    assert copy is not None
+    wanted = open_dataset(copy).to_table().to_pylist()
+    table = Table(TableName("shop", "orders"), (), ())
+    read = 0
+    for snippet in snippets_of(table, lake.storage.uri, copy.path):
+        names: dict[str, Any] = {"spark": request.getfixturevalue("spark") if "Spark" in snippet.title else None}
+        if "SQL" in snippet.title:
+            duckdb = pytest.importorskip("duckdb")
+            rows = duckdb.sql(snippet.code.rstrip(";")).to_arrow_table().to_pylist()
+        else:
+            exec(snippet.code, names)
+            rows = names["rows"]
+            rows = (
+                [row.asDict() for row in rows.collect()]
+                if "Spark" in snippet.title
+                else rows.to_dict("records")
+                if "pandas" in snippet.title
+                else rows.to_pylist()
+            )
+        assert sorted(rows, key=repr) == sorted(wanted, key=repr), snippet.title
+        read += 1
+    assert read == 5
 
 
 def with_changes(lake: Lake, publication: Publication, before: Publication, first: int, count: int) -> Publication:

@@ -13,17 +13,22 @@ from airflow_provider_cdc.core.run.run import Run, read_is_latest
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.records import digest_of
 from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.metrics import tell_published
 from airflow_provider_cdc.operators.announce import announcement_of, say_other_target
 from airflow_provider_cdc.operators.base import hand_on, say_skipped
-from airflow_provider_cdc.operators.spark.step import SparkStepOperator
+from airflow_provider_cdc.operators.spark.step import SparkStepOperator, dag_run_name
 from airflow_provider_cdc.operators.task_errors import failing
 from airflow_provider_cdc.report.page import write_report
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+
+SHOWN_COPIES = 100
+"""The log names so many copies."""
 
 
 class ConsolidateOperator(SparkStepOperator):
@@ -70,7 +75,8 @@ class ConsolidateOperator(SparkStepOperator):
         for table, why in found["superseded"].items():
             self.log.warning("%s: this copy begins a new history, and supersedes all earlier ones: %s", table, why)
         say_skipped(self.log, found["skipped"])
-        self._report(run)
+        self._say_published(run, found)
+        self._report(context, run)
         tell_published(run, context["ti"].dag_id, self.source_conn_id)
         more = {"latest": latest, "removed": {table: list(uris) for table, uris in removed.copies.items()}}
         hand_on(context, more)
@@ -89,9 +95,23 @@ class ConsolidateOperator(SparkStepOperator):
 
         return lineage_of(Run.load(Storage(self.run_uri)), open_hook(self.source_conn_id).settings())
 
-    def _report(self, run: Run) -> None:
+    def _say_published(self, run: Run, found: Mapping[str, Any]) -> None:
+        rows = run.found(ConsolidateResult).rows
+        published = sorted(found["published"].items())
+        lines = [f"  {name}: {counted(rows[name], 'row')} in {uri}" for name, uri in published[:SHOWN_COPIES]]
+        if len(published) > SHOWN_COPIES:
+            lines.append(f"  and {len(published) - SHOWN_COPIES:,} more: the XCom published has them")
+        self.log.info(
+            "%s published, exact at %s %s:\n%s",
+            counted(len(published), "copy", "copies"),
+            run.manifest.position_key,
+            run.position,
+            "\n".join(lines),
+        )
+
+    def _report(self, context: Context, run: Run) -> None:
         try:
-            self.report_uri = write_report(run)
+            self.report_uri = write_report(run, dag_run_name(context))
         except (CdcError, OSError) as error:
             # The run is published: a page about it is no reason to fail.
             self.log.warning("The run's report could not be written: %s", error)

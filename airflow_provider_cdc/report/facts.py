@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import TypeAlias
 
 from airflow_provider_cdc.core.copies.removal_record import Removed, read_removed
@@ -11,7 +12,8 @@ from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.run.results import RESULTS, ConsolidateResult, DeltaResult, SnapshotResult, StepResult
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.run.timeline import Bar, read_timeline
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.counted import counted, duration
+from airflow_provider_cdc.report.snippets import Snippet, snippets_of
 
 Rows: TypeAlias = tuple[tuple[str, ...], ...]
 
@@ -21,13 +23,22 @@ SLOWEST = 10
 @dataclass(frozen=True)
 class Section:
     """A heading and a table beneath it; ``note`` says what is not in the table. ``bars`` are shown as a picture, where
-    that can be."""
+    that can be. ``snippets`` come last."""
 
     title: str
     header: tuple[str, ...]
     rows: Rows
     note: str = ""
     bars: tuple[Bar, ...] = ()
+    snippets: tuple[Snippet, ...] = ()
+
+
+@dataclass(frozen=True)
+class DagRunName:
+    """The DAG run that a run belongs to, as Airflow names it."""
+
+    dag_id: str
+    run_id: str
 
 
 @dataclass(frozen=True)
@@ -47,13 +58,19 @@ class Report:
     sections: tuple[Section, ...]
 
 
-def report_of(run: Run) -> Report:
+def report_of(run: Run, dag_run: DagRunName) -> Report:
     """The report of a run.
 
     :raises ManifestError: it is not published.
     """
     read, delta, done = run.found(SnapshotResult), run.found(DeltaResult), run.found(ConsolidateResult)
-    sections = [_run(run, done), _tables(run, read, delta, done), _steps(run.steps.values()), *_timeline(run)]
+    sections = [
+        _run(run, dag_run, done),
+        _tables(run, read, delta, done),
+        *_reading(run, done),
+        _steps(run.steps.values()),
+        *_timeline(run),
+    ]
     if done.skipped:
         why = tuple(sorted(done.skipped.items()))
         sections.append(Section("Left out", ("table", "why"), why, "Their folders keep the copies that they had."))
@@ -65,7 +82,7 @@ def report_of(run: Run) -> Report:
     return Report(f"Copy of {counted(len(done.published), 'table')}, run {run.run_id}", tuple(sections))
 
 
-def report_of_failure(run: Run, failed: Failed) -> Report:
+def report_of_failure(run: Run, dag_run: DagRunName, failed: Failed) -> Report:
     """The report of a run one of whose steps failed: why, and how far it came."""
     message, _, hint = failed.message.partition("\n  Hint: ")
     why = (("step", failed.step), ("error", failed.error), ("what", message), *((("hint", hint),) if hint else ()))
@@ -78,7 +95,7 @@ def report_of_failure(run: Run, failed: Failed) -> Report:
     )
     sections = [
         Section("What went wrong", ("", ""), why, "" if run.committed else note),
-        _run(run, None),
+        _run(run, dag_run, None),
         Section("Tables", ("table", "rows, about", "how it is read"), tables),
         *([_steps(run.steps.values())] if run.steps else []),
         *_timeline(run),
@@ -86,9 +103,15 @@ def report_of_failure(run: Run, failed: Failed) -> Report:
     return Report(f"{failed.step} failed, run {run.run_id}", tuple(sections))
 
 
-def _run(run: Run, done: ConsolidateResult | None) -> Section:
+def _run(run: Run, dag_run: DagRunName, done: ConsolidateResult | None) -> Section:
     manifest = run.manifest
+    began = datetime.fromisoformat(manifest.created_at)
+    ended = datetime.fromisoformat(done.published_at) if done else datetime.now(UTC)
+    took = duration(max(0.0, (ended - began).total_seconds()))
     rows = [
+        ("DAG", dag_run.dag_id),
+        ("DAG run", dag_run.run_id),
+        ("took", f"{took}, from the recording of the position to the {'publication' if done else 'failure'}"),
         ("exact at", run.position) if done else (manifest.position_key, manifest.initial_position),
         ("asked for", manifest.options.as_of or "the present of the run"),
         *((f"source: {name}", value) for name, value in manifest.source.items()),
@@ -126,6 +149,22 @@ def _tables(run: Run, read: SnapshotResult, delta: DeltaResult, done: Consolidat
         )
     header = ("table", "rows", "MiB read", "chunks", "keys in the window", "keys put back", "how it was read", "copy")
     return Section("Tables", header, tuple(rows))
+
+
+def _reading(run: Run, done: ConsolidateResult) -> Iterator[Section]:
+    """How to read what was published."""
+    table = next((entry.table for entry in run.manifest.tables if str(entry.table.name) in done.published), None)
+    if table is None:
+        return
+    name = str(table.name)
+    others = ", and those of the other tables alike" if len(done.published) > 1 else ""
+    yield Section(
+        f"Reading {name}",
+        (),
+        (),
+        f"The files of a copy never change{others}. The folder of this one is {done.published[name]}.",
+        snippets=tuple(snippets_of(table, run.manifest.lake, done.published[name])),
+    )
 
 
 def _steps(found: Iterable[StepResult]) -> Section:

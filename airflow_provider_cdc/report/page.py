@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.report.chart import chart_of
-from airflow_provider_cdc.report.facts import Failed, Report, report_of, report_of_failure
+from airflow_provider_cdc.report.facts import DagRunName, Failed, Report, report_of, report_of_failure
 
 if TYPE_CHECKING:
     from jinja2 import Environment
@@ -20,20 +20,20 @@ HTML, MARKDOWN = "report.html", "report.md"
 _MARKUP = re.compile(r"([\\`*_{}\[\]<>()#+!|~&-])")
 
 
-def write_report(run: Run) -> str:
+def write_report(run: Run, dag_run: DagRunName) -> str:
     """Write the report of a published run into its folder, and return the URI of the page.
 
     :raises CdcError: it is not published, or the store did not take it.
     """
-    return _write(run, report_of(run))
+    return _write(run, report_of(run, dag_run))
 
 
-def write_failure(run: Run, failed: Failed) -> str:
+def write_failure(run: Run, dag_run: DagRunName, failed: Failed) -> str:
     """Write the report of a run one of whose steps failed, and return the URI of the page. A later one replaces it.
 
     :raises CdcError: the store did not take it.
     """
-    return _write(run, report_of_failure(run, failed))
+    return _write(run, report_of_failure(run, dag_run, failed))
 
 
 def _write(run: Run, report: Report) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -116,6 +117,22 @@ def copied(
 def test_every_task_succeeds_at_once(copied: Copied) -> None:
     assert copied.first.states == dict.fromkeys(STEPS, "success"), copied.first.log[-8000:]
     assert copied.first.tries == dict.fromkeys(STEPS, 1)
+
+
+def test_log_and_report_say_what_was_published_and_how_to_read_it(copied: Copied) -> None:
+    values = copied.first.xcoms["consolidate"]
+    assert f"3 copies published, exact at initial_gtid_set {values['position']}:" in copied.first.log
+    for table, uri in values["published"].items():
+        assert re.search(rf"{table}: [\d,]+ rows in {uri}", copied.first.log)
+    (report,) = copied.lake.glob("_runs/*/report.md")
+    text = report.read_text()
+    assert "| DAG | mysql\\_snapshot |" in text
+    assert re.search(r"\| DAG run \| manual\S+ \|\n\| took \| \d+ s, from", text)
+    code = next(part for part in text.split("\n\n") if "read_latest" in part)
+    rest = text.partition(code)[2].split("\n\n")[1]
+    names: dict[str, Any] = {}
+    exec(textwrap.dedent(f"{code}\n{rest}"), names)
+    assert len(names["rows"]) == ACCOUNTS
 
 
 def test_xcoms_are_those_of_the_contract(copied: Copied) -> None:

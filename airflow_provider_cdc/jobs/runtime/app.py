@@ -17,9 +17,10 @@ from pyspark.sql import SparkSession
 from airflow_provider_cdc.core.run.results import StepResult
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.counted import duration
 from airflow_provider_cdc.errors import CdcError, TerminalError, TransientError
 from airflow_provider_cdc.jobs.runtime.driver import TRY_VARIABLE, done_file, error_file, settings_from_environment
-from airflow_provider_cdc.jobs.runtime.progress import duration, say
+from airflow_provider_cdc.jobs.runtime.progress import say
 from airflow_provider_cdc.jobs.runtime.retry import may_pass
 from airflow_provider_cdc.jobs.runtime.session import open_session
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.counted import counted
+from airflow_provider_cdc.counted import counted, duration
 from airflow_provider_cdc.errors import CdcError
 
 EVERY_SECONDS = 5.0
@@ -172,16 +172,6 @@ class ProgressFile:
     def _write(self, told: dict[str, Any]) -> None:
         with suppress(CdcError, OSError, pa.ArrowException):
             self._folder.write_json(PROGRESS, told)
-
-
-def duration(seconds: float) -> str:
-    """``7 s``, ``3 min 05 s``, ``2 h 10 min``."""
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    if whole < 3600:
-        return f"{whole // 60} min {whole % 60:02} s"
-    return f"{whole // 3600} h {whole % 3600 // 60:02} min"
 
 
 def table(header: Sequence[str], rows: Sequence[Sequence[str | int | float]]) -> str:

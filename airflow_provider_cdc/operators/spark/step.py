@@ -42,7 +42,7 @@ from airflow_provider_cdc.operators.spark.failure import LastLines, spark_failed
 from airflow_provider_cdc.operators.spark.scratch import scratch, scratch_parent
 from airflow_provider_cdc.operators.spark.shared_app import steps_after
 from airflow_provider_cdc.operators.task_errors import airflow_error, failing
-from airflow_provider_cdc.report.facts import Failed
+from airflow_provider_cdc.report.facts import DagRunName, Failed
 from airflow_provider_cdc.report.page import write_failure
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 
@@ -227,7 +227,9 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
     def _report_failure(self, context: Context, error: Exception) -> None:
         try:
             run = Run.load(self.own_run(context))
-            self.report_uri = write_failure(run, Failed(self.step, type(error).__name__, str(error)))
+            self.report_uri = write_failure(
+                run, dag_run_name(context), Failed(self.step, type(error).__name__, str(error))
+            )
         except (CdcError, OSError) as also:
             # The error itself is what counts.
             self.log.info("The run's report could not be written: %s", also)
@@ -269,6 +271,11 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
                 with suppress(subprocess.TimeoutExpired):
                     guarding.wait(END_SECONDS)
             super().on_kill()
+
+
+def dag_run_name(context: Context) -> DagRunName:
+    """The DAG run of a task, as the run's report names it."""
+    return DagRunName(context["ti"].dag_id, str(context["dag_run"].run_id))
 
 
 def spark_app(name: str) -> Path:

@@ -30,7 +30,7 @@ from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import CdcError, FileDamaged, ManifestError, StorageUnavailable
 from airflow_provider_cdc.jobs.consolidate import remove_old_copies
 from airflow_provider_cdc.jobs.consolidate import step as consolidate
-from airflow_provider_cdc.report.facts import report_of
+from airflow_provider_cdc.report.facts import DagRunName, report_of
 from airflow_provider_cdc.sinks.parquet import ParquetSink
 from tests.interrupting import Interrupted, interrupt_at
 from tests.jobs.conftest import MakeRunner, Runner
@@ -103,7 +103,11 @@ def test_the_newest_copies_stay_and_are_whole(night: Callable[..., Runner], sour
     removed = read_removed(one.run)
     assert removed.copies[NAMES[0]] == (one.target.uri_of(f"{NAMES[0]}/snapshot={night_id(4)}"),)
     assert removed.runs == (night_id(4),)
-    (section,) = [section for section in report_of(Run.load(one.run)).sections if section.title == "Older copies"]
+    (section,) = [
+        section
+        for section in report_of(Run.load(one.run), DagRunName("", "")).sections
+        if section.title == "Older copies"
+    ]
     assert (NAMES[0], removed.copies[NAMES[0]][0], "removed") in section.rows
 
 

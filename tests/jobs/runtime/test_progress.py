@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.jobs.runtime.progress import PROGRESS, Progress, ProgressFile, duration, table
+from airflow_provider_cdc.counted import duration
+from airflow_provider_cdc.jobs.runtime.progress import PROGRESS, Progress, ProgressFile, table
 
 
 class Watched:
