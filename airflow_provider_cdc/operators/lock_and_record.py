@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from airflow.providers.common.compat.sdk import AirflowException, AirflowSkipException
 
@@ -16,6 +16,7 @@ from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.target import lake_of
 from airflow_provider_cdc.hooks import open_hook
+from airflow_provider_cdc.operators.arguments import TaskArguments, Xcom
 from airflow_provider_cdc.operators.base import TargetOperator, hand_on, run_folder, run_id_of, scratch_for
 from airflow_provider_cdc.operators.parameters import Allowed
 from airflow_provider_cdc.operators.release import ReleasingOperator
@@ -62,22 +63,23 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
         *,
         source_conn_id: str,
         target: str,
-        plan: Any,
-        options: Any,
-        skipped: Any = None,
+        plan: Xcom,
+        options: Xcom,
+        skipped: Xcom = None,
         plan_only: bool | str = False,
         scratch: str = "",
         source_conn_ids: Sequence[str] | None = None,
         targets: Sequence[str] | None = None,
-        **kwargs: Any,
+        **kwargs: Unpack[TaskArguments],
     ) -> None:
         super().__init__(do_xcom_push=False, **kwargs)
         self.source_conn_id = source_conn_id
         self.target = target
         self.scratch = scratch
-        self.plan = plan
-        self.options = options
-        self.skipped = skipped
+        # What they are once they are rendered.
+        self.plan: Any = plan
+        self.options: Any = options
+        self.skipped: Any = skipped
         self.plan_only = plan_only
         self.allowed = Allowed(source_conn_ids, targets)
         self._recording = False

@@ -37,9 +37,11 @@ def taking_options(constructor: Constructor) -> Constructor:
     return constructor
 
 
-def take_options(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Take the options of a run out of a constructor's ``arguments``, with the defaults of those that are not there."""
-    return {one.argument: arguments.pop(one.argument, one.default) for one in declared()}
+def take_options(arguments: Mapping[str, object]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The options of a run among a constructor's ``arguments``, with the defaults of those that are not there, and all
+    other arguments."""
+    options = {one.argument: arguments.get(one.argument, one.default) for one in declared()}
+    return options, {name: value for name, value in arguments.items() if name not in options}
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from airflow_provider_cdc.core.copies.head import source_of
 from airflow_provider_cdc.core.options.run import RunOptions, checked, declared
@@ -18,6 +18,7 @@ from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import PreflightError, Problem, TerminalError, TransientError
 from airflow_provider_cdc.hooks import open_hook
+from airflow_provider_cdc.operators.arguments import PreflightArguments
 from airflow_provider_cdc.operators.base import TargetOperator, hand_on, say_skipped, scratch_for
 from airflow_provider_cdc.operators.ended_runs import release_what_is_over
 from airflow_provider_cdc.operators.lake_checks import check_names, tell_leftovers
@@ -59,10 +60,10 @@ class PreflightOperator(TargetOperator):
         source_conn_ids: Sequence[str] | None = None,
         targets: Sequence[str] | None = None,
         strict_conf: bool = False,
-        **kwargs: Any,
+        **kwargs: Unpack[PreflightArguments],
     ) -> None:
-        options = take_options(kwargs)
-        super().__init__(do_xcom_push=False, **kwargs)
+        options, own = take_options(kwargs)
+        super().__init__(do_xcom_push=False, **own)
         # Params keep their types, whatever the DAG's own setting is.
         self.render_template_as_native_obj = True
         for name, value in options.items():

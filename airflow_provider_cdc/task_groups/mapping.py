@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from inspect import Parameter, Signature
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 from airflow.sdk import task_group
 
 from airflow_provider_cdc.core.options.run import declared
 from airflow_provider_cdc.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from airflow.sdk import XComArg
 
 Group = TypeVar("Group")
 
@@ -28,7 +31,7 @@ class PartialGroup(Generic[Group]):
         self._make = make
         self._shared = dict(shared)
 
-    def expand(self, **lists: Any) -> Group:
+    def expand(self, **lists: Sequence[object] | XComArg) -> Group:
         """One group for each element of a list, such as ``source_conn_id=["shop", "crm"]``. It may be what another task
         returns. Of several lists: one group for each combination.
 
@@ -36,7 +39,7 @@ class PartialGroup(Generic[Group]):
         """
         return self._mapped(list(lists), lambda factory: factory.expand(**lists))
 
-    def expand_kwargs(self, arguments: Sequence[Mapping[str, Any]]) -> Group:
+    def expand_kwargs(self, arguments: Sequence[Mapping[str, object]]) -> Group:
         """One group for each element, which has the arguments that are its own; those that it lacks have their
         defaults.
 

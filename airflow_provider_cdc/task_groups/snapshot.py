@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from difflib import get_close_matches
 from inspect import signature
-from typing import Any
+from typing import Any, Unpack
 
 from airflow.providers.common.compat.sdk import AssetAlias, TaskGroup, XComArg
 
@@ -14,6 +14,7 @@ from airflow_provider_cdc.assets import copies_alias, outlets_of
 from airflow_provider_cdc.compat import runs_dag_code
 from airflow_provider_cdc.core.options.run import declared
 from airflow_provider_cdc.errors import ConfigurationError
+from airflow_provider_cdc.operators.arguments import GroupArguments, TaskGroupArguments
 from airflow_provider_cdc.operators.consolidate import ConsolidateOperator
 from airflow_provider_cdc.operators.extract_delta import ExtractDeltaOperator
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
@@ -164,7 +165,7 @@ class SnapshotTaskGroup(TaskGroup):
         strict_conf: bool = False,
         group_id: str = "cdc_snapshot",
         prefix_group_id: bool = False,
-        **kwargs: Any,
+        **kwargs: Unpack[TaskGroupArguments],
     ) -> None:
         # By their names, so that an option that is new has no other place here but the signature.
         given = dict(locals())
@@ -217,7 +218,7 @@ class SnapshotTaskGroup(TaskGroup):
         self._release_when_the_run_ends()
 
     @classmethod
-    def partial(cls, **shared: Any) -> PartialGroup[SnapshotTaskGroup]:
+    def partial(cls, **shared: Unpack[GroupArguments]) -> PartialGroup[SnapshotTaskGroup]:
         """A group for each of several sources: ``shared`` are the arguments that they have in common, and `expand` or
         `expand_kwargs` of what this returns take the others.
 

@@ -58,7 +58,7 @@ WRONG: dict[str, list[Any]] = {
     "as_of": [
         5,
         "yesterday",
-        "2026-01-31",
+        "2026-02-30",
         "2026-01-31T00:00:00",
         "0001-01-01T00:00:00+14:00",
         "9999-12-31T23:59:59-14:00",
@@ -112,7 +112,7 @@ def test_the_operator_shows_its_options_to_airflow_which_fills_them_in_and_misse
     with pytest.raises(TypeError, match="'target'"):
         PreflightOperator(task_id="u", **given)
     with pytest.raises(TypeError, match="lock_trys"):
-        PreflightOperator(task_id="v", target="file:///lake", lock_trys=3, **given)
+        PreflightOperator(task_id="v", target="file:///lake", lock_trys=3, **given)  # type: ignore[call-arg]
 
 
 @pytest.mark.parametrize(("name", "value"), [(name, value) for name, values in WRONG.items() for value in values])
@@ -138,6 +138,7 @@ def test_all_wrong_values_are_told_at_once() -> None:
         ("", ""),
         (None, ""),
         ("2026-01-31T00:00:00Z", "2026-01-31T00:00:00Z"),
+        ("2026-01-31", "2026-01-31T00:00:00+00:00"),
         ("2026-01-31 02:00:00+02:00", "2026-01-31 02:00:00+02:00"),
         # What a template such as {{ data_interval_end }} becomes.
         (datetime(2026, 1, 31, tzinfo=UTC), "2026-01-31T00:00:00+00:00"),

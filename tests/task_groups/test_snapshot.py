@@ -184,7 +184,7 @@ def test_a_group_for_each_of_several_sources_has_the_same_tasks(mapped: Any) -> 
 @pytest.mark.parametrize(
     ("mapped", "what"),
     [
-        (lambda: SnapshotTaskGroup.partial(chunk_row=5), "has no argument 'chunk_row'"),
+        (lambda: SnapshotTaskGroup.partial(chunk_row=5), "has no argument 'chunk_row'"),  # type: ignore[call-arg]
         (lambda: SnapshotTaskGroup.partial().expand(source_conn_ids=[["a"]]), "'source_conn_ids' cannot differ"),
         (lambda: SnapshotTaskGroup.partial().expand_kwargs([{"group_id": "a"}]), "'group_id' cannot differ"),
         (lambda: SnapshotTaskGroup.partial().expand_kwargs(["{{ x }}"]), "a list of objects that is known"),  # type: ignore[list-item]

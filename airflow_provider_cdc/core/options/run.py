@@ -3,8 +3,8 @@
 A field that is made by `option` is an option: its name, type and default are those of the field, and the rest of the
 declaration says what it accepts and what it does. All else follows: the arguments of the operators, the params of the
 DAGs that come with the package, the checks and messages of preflight, what the manifest holds, and the table in
-``docs/options.md``. Only `SnapshotTaskGroup` spells its arguments out, so that editors complete them; a test compares
-them with these.
+``docs/options.md``. Only `SnapshotTaskGroup` spells its arguments out, so that editors complete them, and
+``operators/arguments.py``, so that type checkers know them; tests compare them with these.
 
 To add an option, declare it here and use it: in `TableOptions` if it is about how tables are read and published, in
 `StepOptions` if steps after preflight need it, and in `RunOptions` otherwise. What a DAG's author decides for all runs

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
 from airflow.providers.common.compat.sdk import AirflowException, AirflowNotFoundException, BaseHook
@@ -34,6 +34,7 @@ from airflow_provider_cdc.jobs.runtime.driver import (
     to_environment,
 )
 from airflow_provider_cdc.links.report import ReportLink
+from airflow_provider_cdc.operators.arguments import SparkArguments
 from airflow_provider_cdc.operators.base import hand_on, same_run
 from airflow_provider_cdc.operators.release import ReleasingOperator
 from airflow_provider_cdc.operators.spark import guardian
@@ -47,7 +48,7 @@ from airflow_provider_cdc.report.page import write_failure
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 
 if TYPE_CHECKING:
-    from airflow.sdk import Context
+    from airflow.sdk import Context, XComArg
 
 QUIET = {
     # spark-submit logs at INFO and draws a bar: the task log is for what the app says.
@@ -92,11 +93,11 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
         self,
         *,
         source_conn_id: str,
-        run_uri: Any,
+        run_uri: XComArg | str,
         spark_conn_id: str = "spark_default",
-        conf: Mapping[str, Any] | str | None = None,
+        conf: Mapping[str, object] | str | None = None,
         shared_app_seconds: float | str = 0.0,
-        **kwargs: Any,
+        **kwargs: Unpack[SparkArguments],
     ) -> None:
         # The deploy mode given here wins over every other place that could name one.
         super().__init__(conf=conf, deploy_mode="client", do_xcom_push=False, **kwargs)
@@ -105,7 +106,7 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
         self.source_conn_id = source_conn_id
         # Once it is rendered, it no longer says whose it is.
         self._recorded_by: str = getattr(getattr(run_uri, "operator", None), "task_id", "")
-        self.run_uri = run_uri
+        self.run_uri: Any = run_uri
         self.spark_conn_id = spark_conn_id
         self.shared_app_seconds = shared_app_seconds
 

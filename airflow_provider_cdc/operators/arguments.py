@@ -1,0 +1,170 @@
+"""The arguments of the operators and of the task group, for type checkers and editors: what is misspelt, or of another
+type, is told where it is written, and not when the DAG is parsed.
+
+Nothing here does anything when DAGs run. Tests compare the options with those that are declared (`core.options`), and
+the arguments of tasks with those that Airflow takes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, MutableMapping, Sequence
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, Required, TypeAlias, TypedDict
+
+if TYPE_CHECKING:
+    from airflow.sdk import DAG, Context, TaskGroup, XComArg
+
+    Callback: TypeAlias = Callable[[Context], object]
+    Callbacks: TypeAlias = Callback | Collection[Callback] | None
+
+Xcom: TypeAlias = "XComArg | str | Mapping[str, object] | Sequence[object] | None"
+"""What another task leaves: as `XComArg`, as a template, or as it is."""
+
+
+class TaskArguments(TypedDict, total=False):
+    """What Airflow takes for any task."""
+
+    task_id: Required[str]
+    allow_nested_operators: bool
+    dag: DAG | None
+    default_args: dict[str, object] | None
+    depends_on_past: bool
+    doc: str | None
+    doc_json: str | None
+    doc_md: str | None
+    doc_rst: str | None
+    doc_yaml: str | None
+    email: str | Sequence[str] | None
+    email_on_failure: bool
+    email_on_retry: bool
+    end_date: datetime | None
+    execution_timeout: timedelta | None
+    executor: str | None
+    executor_config: dict[str, object] | None
+    ignore_first_depends_on_past: bool
+    inlets: object
+    logger_name: str | None
+    map_index_template: str | None
+    max_active_tis_per_dag: int | None
+    max_active_tis_per_dagrun: int | None
+    max_retry_delay: timedelta | float | None
+    on_execute_callback: Callbacks
+    on_failure_callback: Callbacks
+    on_retry_callback: Callbacks
+    on_skipped_callback: Callbacks
+    on_success_callback: Callbacks
+    outlets: object
+    owner: str
+    params: MutableMapping[str, object] | None
+    pool: str | None
+    pool_slots: int
+    post_execute: Callable[..., object] | None
+    pre_execute: Callable[..., object] | None
+    priority_weight: int
+    queue: str
+    resources: dict[str, object] | None
+    retries: int | None
+    retry_delay: timedelta | float
+    retry_exponential_backoff: bool | float
+    retry_policy: object
+    run_as_user: str | None
+    sla: timedelta | None
+    start_date: datetime | None
+    task_display_name: str | None
+    task_group: TaskGroup | None
+    trigger_rule: str
+    wait_for_downstream: bool
+    wait_for_past_depends_before_skipping: bool
+    weight_rule: object
+
+
+class OptionArguments(TypedDict, total=False):
+    """The options of a run, as the operators and the task group both call them."""
+
+    source_conn_id: str
+    tables: Sequence[str] | str
+    target: str
+    where: Mapping[str, str] | str | None
+    columns: Mapping[str, Sequence[str]] | str | None
+    scratch: str
+    consistency: str
+    unrepresentable: str
+    spark_conn_id: str
+    shared_app_seconds: float | str
+    chunk_rows: int | str
+    chunk_pause: float | str
+    as_of: str
+    as_of_wait_seconds: int | str
+    standing_slot: str
+    standing_slot_hours: int | str
+    refresh: str
+    changes: bool | str
+    keep: int | str
+    keep_days: int | str
+    lock_wait_seconds: int | str
+    lock_tries: int | str
+    lock_pause_seconds: float | str
+    lock_through_read: bool | str
+    slot_wait_seconds: int | str
+    keep_slot: bool | str
+    on_table_error: str
+    plan_only: bool | str
+
+
+class PreflightArguments(TaskArguments, OptionArguments, total=False):
+    """What `PreflightOperator` takes beside what it names."""
+
+    conf: Mapping[str, object] | str | None
+
+
+class SparkArguments(TaskArguments, total=False):
+    """What the operators that run on Spark take beside what they name: of Airflow's `SparkSubmitOperator` what does not
+    collide with what they set themselves."""
+
+    archives: str | None
+    driver_class_path: str | None
+    driver_memory: str | None
+    exclude_packages: str | None
+    executor_cores: int | None
+    executor_memory: str | None
+    files: str | None
+    jars: str | None
+    keytab: str | None
+    name: str
+    num_executors: int | None
+    packages: str | None
+    principal: str | None
+    properties_file: str | None
+    proxy_user: str | None
+    repositories: str | None
+    spark_binary: str | None
+    status_poll_interval: int
+    total_executor_cores: int | None
+    use_krb5ccache: bool
+    verbose: bool
+    yarn_queue: str | None
+
+
+class TaskGroupArguments(TypedDict, total=False):
+    """What Airflow takes for any group of tasks, but for what `SnapshotTaskGroup` names."""
+
+    add_suffix_on_collision: bool
+    dag: DAG
+    default_args: dict[str, object] | None
+    doc_md: str | None
+    group_display_name: str
+    parent_group: TaskGroup | None
+    tooltip: str
+    ui_color: str
+    ui_fgcolor: str
+
+
+class GroupArguments(OptionArguments, TaskGroupArguments, total=False):
+    """What `SnapshotTaskGroup` takes."""
+
+    spark_conf: Mapping[str, object] | str | None
+    source_conn_ids: Sequence[str] | None
+    targets: Sequence[str] | None
+    strict_conf: bool
+    group_id: str
+    prefix_group_id: bool

@@ -1,0 +1,85 @@
+"""Type checkers know the arguments of the operators and the task group: what they know is what there is.
+
+``dev/check`` runs mypy over this file. It fails where a mistake below is none to it: mypy is told to expect an error
+there, and tells of each that does not come.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.providers.common.compat.sdk import BaseOperator, TaskGroup
+
+from airflow_provider_cdc.core.options.run import declared
+from airflow_provider_cdc.operators.arguments import (
+    GroupArguments,
+    PreflightArguments,
+    SparkArguments,
+    TaskArguments,
+    TaskGroupArguments,
+)
+from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
+from airflow_provider_cdc.operators.preflight import PreflightOperator
+from airflow_provider_cdc.operators.snapshot import SnapshotOperator
+from airflow_provider_cdc.task_groups.snapshot import SnapshotTaskGroup
+
+if TYPE_CHECKING:
+    SnapshotTaskGroup(source_conn_id="shop", tables=["shop.*"], target="/lake", tooltip="Shop")
+    SnapshotTaskGroup(source_conn_id="shop", tables=["shop.*"], target="/lake", chunk_row=5)  # type: ignore[call-arg]
+    SnapshotTaskGroup(source_conn_id="shop", tables=["shop.*"], target="/lake", keep=1.5)  # type: ignore[arg-type]
+    SnapshotTaskGroup.partial(tables=["shop.*"], keep=7, group_id="shop").expand(source_conn_id=["eu", "us"])
+    SnapshotTaskGroup.partial(table=["shop.*"])  # type: ignore[call-arg]
+    SnapshotTaskGroup.partial(tables=5)  # type: ignore[arg-type]
+    PreflightOperator(task_id="a", source_conn_id="shop", tables=["shop.*"], target="/lake", conf={}, retries=1)
+    PreflightOperator(task_id="b", refesh="auto")  # type: ignore[call-arg]
+    PreflightOperator(task_id="c", refresh=True)  # type: ignore[arg-type]
+    LockAndRecordOperator(task_id="d", source_conn_id="shop", target="/lake", plan="{{ x }}", options="{{ y }}")
+    SnapshotOperator(task_id="f", source_conn_id="shop", run_uri="{{ x }}", driver_memory="2g", queue="large")
+    SnapshotOperator(task_id="g", source_conn_id="shop", run_uri="{{ x }}", memory="2g")  # type: ignore[call-arg]
+
+
+def taken(function: Callable[..., Any]) -> set[str]:
+    """The names of the arguments that a function takes, without those that it takes whatever they are called."""
+    kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+    return {name for name, one in inspect.signature(function).parameters.items() if one.kind in kinds} - {"self"}
+
+
+def known(arguments: type[Any]) -> set[str]:
+    return set(arguments.__annotations__)
+
+
+def test_type_checkers_know_the_options_of_the_operators_as_the_task_group_has_them() -> None:
+    shown = inspect.signature(SnapshotTaskGroup).parameters
+    assert known(GroupArguments) == known(TaskGroupArguments) | set(shown) - {"kwargs"}
+    assert known(PreflightArguments) == known(TaskArguments) | {one.argument for one in declared()}
+    for name in set(shown) - {"kwargs"}:
+        own = str(shown[name].annotation).replace("Any", "object")
+        assert GroupArguments.__annotations__[name].__forward_arg__ == own, name
+
+
+@pytest.mark.parametrize(
+    ("arguments", "function", "ours"),
+    [
+        # What we say ourselves is no argument.
+        (TaskArguments, BaseOperator.__init__, {"do_xcom_push", "multiple_outputs", "render_template_as_native_obj"}),
+        (TaskGroupArguments, TaskGroup.__init__, {"group_id", "prefix_group_id"}),
+        (
+            SparkArguments,
+            SparkSubmitOperator.__init__,
+            {"application", "application_args", "conf", "conn_id", "deploy_mode", "env_vars"},
+        ),
+    ],
+)
+def test_type_checkers_know_what_airflow_takes(
+    arguments: type[Any], function: Callable[..., Any], ours: set[str]
+) -> None:
+    own = known(arguments) - (known(TaskArguments) if arguments is SparkArguments else set())
+    # A later Airflow may take more.
+    assert own <= taken(function)
+    assert not own & ours
+    if arguments is not SparkArguments:
+        assert taken(function) - own == ours
