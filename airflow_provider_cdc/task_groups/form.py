@@ -123,8 +123,8 @@ def _help(one: Option, kind: str) -> str:
 
 
 def _named(patterns: Sequence[str]) -> list[str]:
-    """Those that stand for one connection or folder."""
-    return [pattern for pattern in patterns if not set(pattern) & set("*{")]
+    """Those that stand for one connection or folder. ``{source}`` may stand in a target, too."""
+    return [pattern for pattern in patterns if "*" not in pattern]
 
 
 def _matching(patterns: Sequence[str]) -> str:

@@ -22,14 +22,17 @@ def directory_of(kind: str) -> Path:
     return cache_directory() / "servers" / kind
 
 
-def up(kind: str) -> ServerProcess:
-    """The running server of this kind, started if need be."""
+def up(kind: str, port: int | None = None) -> ServerProcess:
+    """The running server of this kind, started if need be.
+
+    :param port: of a server that is started; None: any.
+    """
     directory = directory_of(kind)
     server = KINDS[kind].attach(directory)
     if server is None:
         print(f"{kind}: starting in {directory}")
         directory.mkdir(parents=True, exist_ok=True)
-        server = KINDS[kind].start(directory, detached=True)
+        server = KINDS[kind].start(directory, port=port, detached=True)
     return server
 
 

@@ -115,7 +115,7 @@ def test_a_form_offers_the_connections_and_targets_that_are_allowed_and_refuses_
     source = params["source_conn_id"]
     assert source.schema["examples"] == ["shop"]
     assert not source.has_value, "a default that is not allowed would make the DAG invalid"
-    assert params["target"].schema["examples"] == ["s3://lake/raw"]
+    assert params["target"].schema["examples"] == ["s3://lake/raw", "/data/{source}"]
     for value in ("shop", "cdc_x"):
         assert source.resolve(value) == value
     for value in ("shopping", "xcdc_", "Shop"):
