@@ -8,9 +8,27 @@ from contextlib import contextmanager
 from harness.mysql_server import MysqlServer
 from harness.postgres_server import PostgresServer
 from harness.throw_away import throw_away
+from tests.seeds import SOAK_SEED
 
-SMALL = {"innodb_redo_log_capacity": "32M", "innodb_buffer_pool_size": "64M"}
-"""Their data are a few rows, and lie in memory."""
+SMALL_MYSQL = {
+    "innodb_buffer_pool_size": "64M",
+    "innodb_doublewrite": "OFF",
+    "innodb_log_buffer_size": "1M",
+    "innodb_redo_log_capacity": "16M",
+    "key_buffer_size": "8",
+    "performance_schema_accounts_size": "50",
+    "performance_schema_digests_size": "200",
+    "performance_schema_error_size": "0",
+    "performance_schema_events_statements_history_long_size": "10",
+    "performance_schema_hosts_size": "10",
+    "performance_schema_users_size": "50",
+}
+"""Their data are a few rows, and lie in memory. Half of the time that a server takes to start goes into memory for
+buffers and for statistics of which no test reads any."""
+
+# A launcher that looks for work each second takes as much of the processor as thirty tests do. When it comes must not
+# matter, so dev/soak has it come often.
+QUIET_POSTGRES = {"autovacuum_naptime": "1min"} if SOAK_SEED is None else {}
 
 
 @contextmanager
@@ -18,7 +36,7 @@ def throw_away_mysql(options: Mapping[str, str | None] | None = None) -> Iterato
     """A server whose data go with it."""
     with (
         throw_away("cdc-mysql-") as directory,
-        MysqlServer.start(directory, options={**SMALL, **(options or {})}) as server,
+        MysqlServer.start(directory, options={**SMALL_MYSQL, **(options or {})}) as server,
     ):
         yield server
         # A shutdown would take longer than the start, for data that nobody wants.
@@ -32,6 +50,6 @@ def throw_away_postgres(
     """A server whose data go with it, of the given major version."""
     with (
         throw_away("cdc-postgres-") as directory,
-        PostgresServer.start(directory, options=options, version=version) as server,
+        PostgresServer.start(directory, options={**QUIET_POSTGRES, **(options or {})}, version=version) as server,
     ):
         yield server

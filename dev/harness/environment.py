@@ -17,6 +17,7 @@ from harness.java import java_home
 from harness.mysql_binaries import find_mysql
 from harness.postgres_binaries import find_postgres, installations
 from harness.spark_classes import make_archive
+from harness.spark_python import unpack_sources
 
 PACKAGE = Path(__file__).resolve().parents[2] / "airflow_provider_cdc"
 
@@ -93,6 +94,7 @@ def main() -> None:
         if action == "check":
             find_postgres()
             os.environ.update(variables)
+            unpack_sources()
             make_archive()
     except HarnessError as error:
         raise SystemExit(f"setup: {error}") from None

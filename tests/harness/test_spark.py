@@ -14,9 +14,13 @@ if TYPE_CHECKING:
 
 
 def test_workers_run_this_interpreter(spark: SparkSession) -> None:
-    def interpreter(_: int) -> tuple[str, str]:
-        return sys.executable, os.environ["NUMBA_CACHE_DIR"]
+    def interpreter(_: int) -> tuple[str, str, str]:
+        import pyspark
+
+        return sys.executable, os.environ["NUMBA_CACHE_DIR"], pyspark.__file__
 
     found = set(spark.sparkContext.parallelize(range(2), 2).map(interpreter).collect())
-    assert {python for python, _ in found} == {sys.executable}
-    assert {Path(kernels).parent for _, kernels in found} == {cache_directory() / "numba"}
+    assert {python for python, _, _ in found} == {sys.executable}
+    assert {Path(kernels).parent for _, kernels, _ in found} == {cache_directory() / "numba"}
+    # What comes from a zip is compiled in every process.
+    assert all(Path(module).is_file() for _, _, module in found)

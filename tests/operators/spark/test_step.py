@@ -52,7 +52,6 @@ LATEST = {"shop.orders": False, "shop.lines": True}
 SUBMIT = f"""#!{sys.executable}
 import json, os, sys
 sys.path.insert(0, {str(Path(airflow_provider_cdc.__file__).parents[1])!r})
-from airflow_provider_cdc.assets import copies_alias
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.results import ConsolidateResult, SnapshotResult, TableRead
 from airflow_provider_cdc.core.run.run import Run
