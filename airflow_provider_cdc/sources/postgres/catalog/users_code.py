@@ -295,7 +295,8 @@ def _planning_error(
 
 
 def _select(table: Table, leaf: Leaf) -> str:
-    columns = "1" if any(map(unmapped, table.columns)) else select_list(table) or "1"
+    read = table.as_read
+    columns = "1" if any(map(unmapped, read.columns)) else select_list(read) or "1"
     return f"SELECT {columns} FROM ONLY {leaf.sql} WHERE ctid OPERATOR(pg_catalog.>=) '(0,0)'::pg_catalog.tid"
 
 

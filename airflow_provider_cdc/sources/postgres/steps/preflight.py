@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from airflow_provider_cdc.core.options.run import TableOptions
 from airflow_provider_cdc.core.run.plan import TablePlan
-from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.core.tables.table import Parts, Table, whole_tables
 from airflow_provider_cdc.errors import PreflightError, Problem
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.planning.request_checks import request_problems
@@ -16,7 +16,7 @@ from airflow_provider_cdc.sources.postgres.catalog import users_code
 from airflow_provider_cdc.sources.postgres.catalog.inheritance import inheritance_problems
 from airflow_provider_cdc.sources.postgres.catalog.replica_identities import followed
 from airflow_provider_cdc.sources.postgres.catalog.schema import leaves, read_tables, resolve
-from airflow_provider_cdc.sources.postgres.catalog.types import unmapped
+from airflow_provider_cdc.sources.postgres.catalog.types import leaving_out, unmapped
 from airflow_provider_cdc.sources.postgres.catalog.uncopyable_relations import relation_problems
 from airflow_provider_cdc.sources.postgres.server.blockers import naming_blockers
 from airflow_provider_cdc.sources.postgres.server.platform import change_setting, platform
@@ -29,7 +29,9 @@ from airflow_provider_cdc.sources.postgres.steps.snapshot import identity_proble
 from airflow_provider_cdc.sources.postgres.steps.warnings import BYTES_PER_SECOND, advise
 
 
-def preflight(settings: ConnectionSettings, patterns: Sequence[str], options: TableOptions) -> list[TablePlan]:
+def preflight(
+    settings: ConnectionSettings, patterns: Sequence[str], options: TableOptions, parts: Parts = whole_tables
+) -> list[TablePlan]:
     """Check everything that a run needs, and decide how each table is read.
 
     :param patterns: ``schema.table``; ``*`` matches any run of characters in either part, and a pattern
@@ -37,6 +39,8 @@ def preflight(settings: ConnectionSettings, patterns: Sequence[str], options: Ta
     :param options: consistency ``auto`` reads tables with a key by ``watermark``, and the others with ``exported``. If
         the log lacks what a row of any table was before, no table can be rewound: then all go by ``again``, the ones
         without a key that the log has by ``exported``, and the copy is exact where the reads end.
+    :param parts: the part of each table that is copied: columns that are not read need neither a type that can be
+        copied nor a privilege.
     :raises PreflightError: with every problem found.
     :raises LockNotGranted: a session keeps a table locked against readers.
     :raises SourceUnavailable: the server cannot be reached.
@@ -50,7 +54,9 @@ def preflight(settings: ConnectionSettings, patterns: Sequence[str], options: Ta
         problems = [*request_problems("postgres", patterns, options), *unresolved]
         missing = privileges.server_problems(settings, publishing=not publication)
         problems += [*setting_problems(connection), *missing]
-        tables = [replace(table, options=options) for table in read_tables(connection, names)]
+        tables = [
+            replace(table, options=options, selection=parts(table.name)) for table in read_tables(connection, names)
+        ]
         why = _why_again(connection, tables, options)
         if why:
             plans = _plans_again(tables, followed(connection, tables, publication), options, why)
@@ -154,10 +160,13 @@ def _table_problems(connection: Connection, tables: Sequence[Table], plans: Sequ
             )
         if not plan.at_upper:
             yield from _rewind_problems(connection, table)
-        for column in table.columns:
+        for column in table.as_read.columns:
             if (reason := unmapped(column)) is not None:
                 yield Problem(
-                    f"{where}.{column.name}", reason, "change the column's type, or leave the table out", where
+                    f"{where}.{column.name}",
+                    reason,
+                    f"{leaving_out(table, column.name)}change the column's type, or leave the table out",
+                    where,
                 )
         yield from relation_problems(connection, table)
 
@@ -168,14 +177,17 @@ def _rewind_problems(connection: Connection, table: Table) -> Iterable[Problem]:
         yield problem
     where = str(table.name)
     since_18 = connection.info.server_version >= 180_000
+    read = {column.name for column in table.as_read.columns}
     for column in table.columns:
         generated = column.details.get("generated")
-        if generated == "virtual" or (generated and not since_18):
+        # A virtual column makes the server refuse the application's UPDATE, whether the column is read or not.
+        if generated == "virtual" or (generated and not since_18 and column.name in read):
             why = "virtual ones are in no log" if since_18 else "the log has them only since PostgreSQL 18"
             yield Problem(
                 f"{where}.{column.name}",
                 f"is a generated column, and {why}",
-                "drop it, leave the table out, or choose consistency auto or again",
+                f"{leaving_out(table, column.name) if generated == 'stored' else ''}drop it, leave the table out, or "
+                "choose consistency auto or again",
                 where,
             )
 

@@ -115,7 +115,10 @@ def record_initial(
                     seen = read_at(connection, view, [plan.table for plan in plans])
                 found |= slots.identity_of_try(name, publication)
                 found["publication_state"] = state
-                tables = read_tables(connection, [plan.table for plan in plans], mine)
+                found_tables = read_tables(connection, [plan.table for plan in plans], mine)
+                tables = tuple(
+                    replace(table, selection=plan.selection) for plan, table in zip(plans, found_tables, strict=True)
+                )
                 check_whole(connection, tables)
                 _check_publication(connection, mine, state, plans, tables, own=not publication)
                 # No crash may take back a schema that the run goes by. The point itself was decoded from the disk.
