@@ -95,8 +95,10 @@ def put_row(target: Bytes, start: int, data: Bytes, columns: int, places: Int64s
 def reorder(
     data: Bytes, at: int, end: int, columns: int, orders: Int32s, order: int, places: Int64s, row: Bytes
 ) -> int:
-    """Write the tuples in ``data[at:end]`` to ``row``, their fields in the table's order, and a NULL for each column that
-    is not read; the size, or minus a code."""
+    """Write the tuples in ``data[at:end]`` to ``row``: their fields in the table's order, NULL for what is not read.
+
+    :returns: the size, or minus a code.
+    """
     told = int(orders[order])
     target = 0
     while at < end:

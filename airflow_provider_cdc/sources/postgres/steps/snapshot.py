@@ -32,8 +32,14 @@ from airflow_provider_cdc.errors import (
 )
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import UpperBound
-from airflow_provider_cdc.sources.postgres.catalog.catalog_at_slot import changed_around, changed_since, read_at
+from airflow_provider_cdc.sources.postgres.catalog.catalog_at_slot import (
+    came_since,
+    changed_around,
+    changed_since,
+    read_at,
+)
 from airflow_provider_cdc.sources.postgres.catalog.inheritance import check_whole
+from airflow_provider_cdc.sources.postgres.catalog.new_partitions import why_not_empty
 from airflow_provider_cdc.sources.postgres.catalog.replica_identities import followed, no_identity
 from airflow_provider_cdc.sources.postgres.catalog.schema import HINT, difference, leaves, read_tables
 from airflow_provider_cdc.sources.postgres.catalog.uncopyable_relations import relation_problems
@@ -259,7 +265,12 @@ def bound_view(settings: ConnectionSettings, view: SharedView, tables: Sequence[
         with shared_view_errors(settings.address):
             seen = read_at(connection, view.snapshot, [table.name for table in tables])
         for table in tables:
-            if what := changed_since(seen.get(table.name), table):
+            there = seen.get(table.name)
+            what = changed_since(there, table)
+            if not what and there is not None and (came := came_since(there, table)):
+                with shared_view_errors(settings.address):
+                    what = why_not_empty(connection, view.snapshot, came)
+            if what:
                 raise SchemaChanged(what, where=f"{table.name} at {view.upper}", hint=HINT)
         # The view still stood in this session: so the server is the one that made it.
         _, incarnation = durability_wait.wait(partial(query, connection), settings.address)
