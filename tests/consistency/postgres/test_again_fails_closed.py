@@ -132,7 +132,7 @@ CHANGES = (
     # One that has no row at the position stops nothing, whatever went through it.
     "CREATE TABLE parts_late PARTITION OF parts FOR VALUES FROM (200) TO (300)",
     "UPDATE parts SET id = 250 WHERE id = 7",
-    "UPDATE parts SET id = 98 WHERE id = 250",
+    "UPDATE parts SET id = 99 WHERE id = 250",
     "INSERT INTO parts VALUES (260)",
     "DELETE FROM parts WHERE id = 260",
 )

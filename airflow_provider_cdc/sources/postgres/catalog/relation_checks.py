@@ -9,6 +9,7 @@ from typing import Any
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import SchemaChanged
 from airflow_provider_cdc.sources.postgres.catalog.schema import HINT, RENAMED, REWRITTEN, Leaf, columns_of
+from airflow_provider_cdc.sources.postgres.catalog.view_definitions import MATERIALIZED, VIEW
 from airflow_provider_cdc.sources.postgres.server.session import literal, quote
 
 
@@ -35,7 +36,9 @@ def check_in_place(
         f"array_to_string(ARRAY[{types}], ' '), EXISTS ({read})::text FROM (SELECT (NULL::{leaf.sql}).*) r"
     )
     what = ""
-    if (oid, filenode) != (str(leaf.oid), str(leaf.filenode)):
+    # A view has no file of its own, and a materialized one may have another (`view_reads`).
+    same_file = table.details["kind"] in (VIEW, MATERIALIZED) or filenode == str(leaf.filenode)
+    if oid != str(leaf.oid) or not same_file:
         what = REWRITTEN if oid == str(leaf.oid) else RENAMED
     elif locked and was_read != "true":
         what = "another table had its name for a while"

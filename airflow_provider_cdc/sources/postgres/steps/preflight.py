@@ -14,10 +14,12 @@ from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.planning.request_checks import request_problems
 from airflow_provider_cdc.sources.postgres.catalog import users_code
 from airflow_provider_cdc.sources.postgres.catalog.inheritance import inheritance_problems
+from airflow_provider_cdc.sources.postgres.catalog.named_tables import resolve
 from airflow_provider_cdc.sources.postgres.catalog.replica_identities import followed
-from airflow_provider_cdc.sources.postgres.catalog.schema import leaves, read_tables, resolve
+from airflow_provider_cdc.sources.postgres.catalog.schema import leaves, read_tables
 from airflow_provider_cdc.sources.postgres.catalog.types import leaving_out, unmapped
 from airflow_provider_cdc.sources.postgres.catalog.uncopyable_relations import relation_problems
+from airflow_provider_cdc.sources.postgres.catalog.view_definitions import MATERIALIZED, VIEW
 from airflow_provider_cdc.sources.postgres.server.blockers import naming_blockers
 from airflow_provider_cdc.sources.postgres.server.platform import change_setting, platform
 from airflow_provider_cdc.sources.postgres.server.privileges import Privileges
@@ -59,7 +61,9 @@ def preflight(
         ]
         why = _why_again(connection, tables, options)
         if why:
-            plans = _plans_again(tables, followed(connection, tables, publication), options, why)
+            by_keys = options.consistency != "exported"
+            told = [by_keys and known for known in followed(connection, tables, publication)]
+            plans = _plans_again(tables, told, options, why)
         else:
             plans = [_plan(table, options) for table in tables]
         logged = [table for table, plan in zip(tables, plans, strict=True) if needs_log(plan)]
@@ -96,6 +100,9 @@ def _why_again(connection: Connection, tables: Sequence[Table], options: TableOp
     """Why tables are read again, and not rewound; empty if they are rewound."""
     if options.consistency == "again":
         return "again was asked for"
+    views = [table.name for table in tables if table.details["kind"] in (VIEW, MATERIALIZED)]
+    if views and options.consistency != "watermark":
+        return f"{views[0]} is a view, which is exact only at the position where it is read"
     if options.consistency != "auto":
         return ""
     lacking = [(table.name, found[0]) for table in tables if (found := list(_rewind_problems(connection, table)))]
@@ -117,15 +124,23 @@ def _plans_again(tables: Sequence[Table], told: Sequence[bool], options: TableOp
             reason = f"{why}: its rows are found again by its key {key}, and the copy is exact where the reads end"
         else:
             chosen = "exported"
-            seconds = math.ceil(table.bytes / BYTES_PER_SECOND)
+            lasts = f"about {math.ceil(table.bytes / BYTES_PER_SECOND):,} s"
+            if table.details["kind"] == VIEW:
+                lasts = "as long as its query takes"
             reason = (
-                f"the log tells no key of its changed rows, so all of it is read in one snapshot, which stays open for "
-                f"about {seconds:,} s ({why})"
+                f"{_why_whole(table, options)}, so all of it is read in one snapshot, which stays open for {lasts} "
+                f"({why})"
             )
         plans.append(
             TablePlan(table.name, chosen, reason, table.rows, table.bytes, options.unrepresentable, at_upper=True)
         )
     return plans
+
+
+def _why_whole(table: Table, options: TableOptions) -> str:
+    if table.details["kind"] in (VIEW, MATERIALIZED):
+        return "it is a view, of which the log does not tell"
+    return "exported was asked for" if options.consistency == "exported" else "the log tells no key of its changed rows"
 
 
 def _plan(table: Table, options: TableOptions) -> TablePlan:
@@ -149,7 +164,7 @@ def _table_problems(connection: Connection, tables: Sequence[Table], plans: Sequ
                 where, "has no columns: there is nothing to copy but how many rows it has", "leave it out", where
             )
             continue
-        if table.keyless and plan.consistency == "watermark":
+        if table.keyless and plan.consistency == "watermark" and table.details["kind"] not in (VIEW, MATERIALIZED):
             yield Problem(
                 where,
                 "watermark needs a primary key, or a unique index of whole NOT NULL columns that is not deferrable, "

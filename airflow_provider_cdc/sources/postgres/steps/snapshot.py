@@ -43,6 +43,7 @@ from airflow_provider_cdc.sources.postgres.catalog.new_partitions import why_not
 from airflow_provider_cdc.sources.postgres.catalog.replica_identities import followed, no_identity
 from airflow_provider_cdc.sources.postgres.catalog.schema import HINT, difference, leaves, read_tables
 from airflow_provider_cdc.sources.postgres.catalog.uncopyable_relations import relation_problems
+from airflow_provider_cdc.sources.postgres.catalog.view_definitions import MATERIALIZED, VIEW
 from airflow_provider_cdc.sources.postgres.server import session_setup
 from airflow_provider_cdc.sources.postgres.server.server import identity, setting_problems
 from airflow_provider_cdc.sources.postgres.server.session import (
@@ -206,6 +207,13 @@ def _check_publication(
 
 def identity_problem(table: Table) -> Problem | None:
     """What is wrong with a table's replica identity: without FULL the log lacks what a row was before."""
+    if table.details["kind"] in (VIEW, MATERIALIZED):
+        return Problem(
+            str(table.name),
+            "is a view, of which the log does not tell: it is exact only at the position where it is read",
+            "choose consistency auto, again or exported",
+            str(table.name),
+        )
     roots = [table.name] if table.details["kind"] == "p" and table.details["identity"] != "f" else []
     lacking = [leaf.sql for leaf in leaves(table) if leaf.identity != "f"]
     names = [quote(name.schema, name.name) for name in roots] + lacking

@@ -11,6 +11,7 @@ from airflow_provider_cdc.sources.postgres.catalog.schema import read_tables
 from airflow_provider_cdc.sources.postgres.server.session import session
 from harness.postgres_server import PostgresServer
 from tests.sources.postgres.log.reading import settings
+from tests.sources.postgres.standing import RUN_ID, Kept
 
 # The key, the bounds of the partitions, and what is tried beside them: bounds, and a row that lies in them.
 REST = ("DEFAULT", "NULL")
@@ -83,3 +84,23 @@ def test_no_other_partition_can_come_and_go(tree: str, postgres: PostgresServer,
     with session(settings(postgres, database)) as connection:
         (table,) = read_tables(connection, [TableName("public", "t")])
         assert without_room(connection, [table]) == ({"public.t"} if tree in WITHOUT_ROOM else set())
+
+
+def test_a_partitioned_table_has_a_past_where_no_other_partition_has_room(kept: Kept) -> None:
+    kept.run(
+        "CREATE TABLE tree (id int PRIMARY KEY, v text) PARTITION BY HASH (id)",
+        *(f"CREATE TABLE t{n} PARTITION OF tree FOR VALUES WITH (MODULUS 2, REMAINDER {n})" for n in (0, 1)),
+        *(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for name in ("tree", "t0", "t1")),
+    )
+    kept.keep("tree")
+    point = kept.here()
+    kept.check(point, "tree")
+    (table,) = kept.record_at(point, "tree").tables
+    assert len(table.details["leaves"]) == 2
+    kept.source.release(RUN_ID)
+    kept.run(
+        "ALTER TABLE tree DETACH PARTITION t1",
+        "ALTER TABLE tree ATTACH PARTITION t1 FOR VALUES WITH (MODULUS 2, REMAINDER 1)",
+    )
+    (problem,) = kept.refusals(point, "tree")
+    assert "was altered since" in problem.what

@@ -330,26 +330,6 @@ def test_children_that_came_and_went_before_hide_others(kept: Kept) -> None:
     kept.check(kept.here(), "stock")
 
 
-def test_a_partitioned_table_has_a_past_where_no_other_partition_has_room(kept: Kept) -> None:
-    kept.run(
-        "CREATE TABLE tree (id int PRIMARY KEY, v text) PARTITION BY HASH (id)",
-        *(f"CREATE TABLE t{n} PARTITION OF tree FOR VALUES WITH (MODULUS 2, REMAINDER {n})" for n in (0, 1)),
-        *(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for name in ("tree", "t0", "t1")),
-    )
-    kept.keep("tree")
-    point = kept.here()
-    kept.check(point, "tree")
-    (table,) = kept.record_at(point, "tree").tables
-    assert len(table.details["leaves"]) == 2
-    kept.source.release(RUN_ID)
-    kept.run(
-        "ALTER TABLE tree DETACH PARTITION t1",
-        "ALTER TABLE tree ATTACH PARTITION t1 FOR VALUES WITH (MODULUS 2, REMAINDER 1)",
-    )
-    (problem,) = kept.refusals(point, "tree")
-    assert "was altered since" in problem.what
-
-
 def test_a_partitioned_table_has_no_past(kept: Kept) -> None:
     kept.run("CREATE TABLE tree (id int PRIMARY KEY) PARTITION BY RANGE (id)")
     kept.run("CREATE TABLE leaf PARTITION OF tree FOR VALUES FROM (0) TO (9)")
