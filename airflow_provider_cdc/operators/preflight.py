@@ -28,7 +28,7 @@ from airflow_provider_cdc.operators.spark.step import check_spark
 from airflow_provider_cdc.operators.task_errors import failing
 from airflow_provider_cdc.sinks.registry import open_sink
 from airflow_provider_cdc.sources.api.source import Source
-from airflow_provider_cdc.sources.planning.selections import named, select
+from airflow_provider_cdc.sources.planning.selections import requested, select
 from airflow_provider_cdc.sources.planning.survey import Survey, survey, survey_past
 
 if TYPE_CHECKING:
@@ -104,8 +104,8 @@ class PreflightOperator(TargetOperator):
             release_what_is_over(context, self, source, places.scratch, places.lake.uri)
         if self.strict_conf:
             check_kind(options, source.kind)
-        in_part = named(options.where, options.columns)
-        return source, survey(source, options.tables, options.table, options.steps.on_table_error, in_part)
+        parts = requested(options.where, options.columns)
+        return source, survey(source, options.tables, options.table, options.steps.on_table_error, parts)
 
     def _tell(
         self, context: Context, options: RunOptions, source: Source, found: Survey, places: _Places
@@ -194,7 +194,7 @@ def _planned(
             options.table,
             options.steps,
             may_begin=may_begin,
-            in_part=named(options.where, options.columns),
+            parts=requested(options.where, options.columns),
         )
         if not problems:
             # A table that came meanwhile is no exception. What is wrong was told already.

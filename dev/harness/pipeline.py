@@ -24,7 +24,7 @@ from airflow_provider_cdc.sinks.registry import open_sink
 from airflow_provider_cdc.sources.api.calls import check_point, record_point, release_run
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.registry import open_source
-from airflow_provider_cdc.sources.planning.selections import select
+from airflow_provider_cdc.sources.planning.selections import requested, select
 from harness.mysql_server import MysqlServer
 from harness.postgres_server import SUPERUSER, PostgresServer
 
@@ -83,7 +83,7 @@ class Pipeline:
 
     def preflight(self) -> list[TablePlan]:
         """What `record` begins with."""
-        plans = self.source.preflight(self._tables, self._table_options)
+        plans = self.source.preflight(self._tables, self._table_options, requested(*self._selected))
         plans = select(self.source, plans, [], *self._selected)
         sink = open_sink("parquet", self.target)
         self.plans = choose(self.source, sink, self.run.parent().uri, plans, self._options)

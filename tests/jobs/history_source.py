@@ -25,7 +25,7 @@ from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables import row_bytes
 from airflow_provider_cdc.core.tables.chunk import Chunk, partition
-from airflow_provider_cdc.core.tables.table import Column, Table, TableName
+from airflow_provider_cdc.core.tables.table import Column, Parts, Table, TableName, whole_tables
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue
 from airflow_provider_cdc.sources.api.window import (
@@ -205,7 +205,9 @@ class HistorySource:
         self.end = len(history.entries)
         self.late = False
 
-    def preflight(self, patterns: Sequence[str], options: TableOptions = AS_DECLARED) -> list[TablePlan]:
+    def preflight(
+        self, patterns: Sequence[str], options: TableOptions = AS_DECLARED, parts: Parts = whole_tables
+    ) -> list[TablePlan]:
         raise NotImplementedError
 
     def record_initial(self, plans: Sequence[TablePlan], lock: LockPolicy, run_id: str = "") -> InitialPoint:

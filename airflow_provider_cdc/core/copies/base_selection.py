@@ -173,7 +173,10 @@ def _check_changes(plans: Sequence[TablePlan], options: StepOptions) -> None:
         raise PreflightError([Problem("parameter changes", what, "choose refresh = auto or changes, or leave it out")])
     if upper := [plan.table for plan in plans if plan.at_upper]:
         what = "the log tells only the keys of what is changed in a run that reads rows again (consistency = again)"
-        hint = "ALTER TABLE … REPLICA IDENTITY FULL for every table of the run that lacks it, or leave the option out"
+        hint = (
+            "ALTER TABLE … REPLICA IDENTITY FULL for every table of the run that lacks it, copy views in runs of their "
+            "own, or leave the option out"
+        )
         raise PreflightError([Problem("parameter changes", f"{what}: {', '.join(map(str, upper))}", hint)])
 
 

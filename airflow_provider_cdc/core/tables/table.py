@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import total_ordering
 from typing import Any
@@ -169,3 +169,12 @@ class Table:
     def same_shape(self, other: Table) -> bool:
         """Whether both have the same columns and key, whatever their sizes."""
         return (self.name, self.columns, self.key) == (other.name, other.columns, other.key)
+
+
+Parts = Callable[[TableName], Selection]
+"""Which part of each table a run copies."""
+
+
+def whole_tables(table: TableName) -> Selection:
+    """`Parts` of a run that copies whole tables."""
+    return WHOLE

@@ -112,7 +112,7 @@ def copied_images(source: Source, table: Table, images: pa.Array) -> pa.Array:
         return images
     odd: list[OddValue] = []
     # Rows without any column would be no rows.
-    looked_at = table.selection.where.columns or (table.columns[0].name,)
+    looked_at = table.selection.where.columns or (table.as_read.columns[0].name,)
     decoded = source.decode_images(table, images.filter(there), None, looked_at, odd)
     found = matching(table, decoded, _unknown(odd))
     assert found is not None

@@ -159,7 +159,7 @@ def late_problems(plans: Sequence[TablePlan], options: StepOptions) -> list[Prob
     if not (late := [plan for plan in plans if plan.at_upper]):
         return []
     why = f"the copy is exact where its reads end ({late[0].table}: {late[0].reason})"
-    hint = "or let the log tell what rows were before (REPLICA IDENTITY FULL), with consistency auto"
+    hint = "or let the log tell what rows were before (REPLICA IDENTITY FULL), with consistency auto and without views"
     problems = []
     if options.as_of:
         problems.append(Problem("parameter as_of", f"cannot be met: {why}", f"leave as_of empty; {hint}"))

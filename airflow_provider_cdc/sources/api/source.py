@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar, Protocol
 from airflow_provider_cdc.core.options.run import AS_DECLARED, LockPolicy, TableOptions
 from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.tables.chunk import Chunk
-from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.core.tables.table import Parts, Table, whole_tables
 from airflow_provider_cdc.errors import Problem
 
 if TYPE_CHECKING:
@@ -83,11 +83,14 @@ class SegmentReader(Protocol):
 class PlansRuns(Protocol):
     """A database that says whether a run can work, and how."""
 
-    def preflight(self, patterns: Sequence[str], options: TableOptions = AS_DECLARED) -> list[TablePlan]:
+    def preflight(
+        self, patterns: Sequence[str], options: TableOptions = AS_DECLARED, parts: Parts = whole_tables
+    ) -> list[TablePlan]:
         """Check everything that a run needs, and decide how each table is read.
 
         :param patterns: ``schema.table``; ``*`` matches any run of characters in either part, and a pattern
             that begins with ``!`` leaves out what those before it named (``!shop._*_gho``).
+        :param parts: the part of each table that is copied: what the run does not read of a table refuses nothing.
         :raises PreflightError: with every problem found.
         :raises LockNotGranted: a session keeps a table locked against readers; the message names both.
         :raises SourceUnavailable: the server cannot be reached.

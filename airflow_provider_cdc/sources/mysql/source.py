@@ -15,7 +15,7 @@ from airflow_provider_cdc.core.positions.as_of import AsOf
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.tables.chunk import Chunk
-from airflow_provider_cdc.core.tables.table import Table, TableName
+from airflow_provider_cdc.core.tables.table import Parts, Table, TableName, whole_tables
 from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.optional_capabilities import (
@@ -68,7 +68,9 @@ class MysqlSource:
     def __repr__(self) -> str:
         return f"MysqlSource({self.settings.address})"
 
-    def preflight(self, patterns: Sequence[str], options: TableOptions = AS_DECLARED) -> list[TablePlan]:
+    def preflight(
+        self, patterns: Sequence[str], options: TableOptions = AS_DECLARED, parts: Parts = whole_tables
+    ) -> list[TablePlan]:
         return preflight.preflight(self.settings, patterns, options)
 
     def check_server(self) -> list[Problem]:

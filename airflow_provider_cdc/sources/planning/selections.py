@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
 from airflow_provider_cdc.core.run.plan import TablePlan
-from airflow_provider_cdc.core.tables.selection import Selection, selection_of
-from airflow_provider_cdc.core.tables.table import Table, TableName
+from airflow_provider_cdc.core.tables.selection import WHOLE, Selection, selection_of
+from airflow_provider_cdc.core.tables.table import Parts, Table, TableName
 from airflow_provider_cdc.errors import ConfigurationError, PreflightError, Problem
 from airflow_provider_cdc.sources.api.optional_capabilities import ToldInPart
 from airflow_provider_cdc.sources.planning.patterns import Pattern
@@ -73,14 +73,31 @@ def select(
     ]
 
 
-def named(*options: Mapping[str, Any] | None) -> Callable[[TableName], bool]:
-    """Whether one of the options, which are by table or pattern, says something of a table."""
-    patterns = []
-    for text in (text for option in options for text in option or {}):
-        # What is no pattern is refused by `select`.
+def requested(where: Mapping[str, str] | None, columns: Mapping[str, Sequence[str]] | None) -> Parts:
+    """Return the part of each table that the options ask for, as far as they can be read: `select` refuses the rest.
+
+    :param where: the condition of each table, by its name or a pattern.
+    :param columns: the columns of each table, likewise.
+    """
+    conditions, chosen = _readable(where or {}), _readable(columns or {})
+
+    def part_of(table: TableName) -> Selection:
+        condition = next((text for pattern, text in conditions if pattern.matches(table)), None)
+        own = next((names for pattern, names in chosen if pattern.matches(table)), None)
+        for asked in ((condition, own), (None, own)):
+            with suppress(ConfigurationError):
+                return selection_of(*asked)
+        return WHOLE
+
+    return part_of
+
+
+def _readable(option: Mapping[str, Any]) -> list[tuple[Pattern, Any]]:
+    found = []
+    for text, value in option.items():
         with suppress(ConfigurationError):
-            patterns.append(Pattern.parse(text))
-    return lambda table: any(pattern.matches(table) for pattern in patterns)
+            found.append((Pattern.parse(text), value))
+    return found
 
 
 def told(selection: Selection, pushed: str) -> str:

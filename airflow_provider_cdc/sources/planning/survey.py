@@ -8,12 +8,12 @@ ever named the others.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from airflow_provider_cdc.core.options.run import StepOptions, TableOptions
 from airflow_provider_cdc.core.run.plan import TablePlan
-from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.core.tables.table import Parts, TableName, whole_tables
 from airflow_provider_cdc.errors import PreflightError, Problem
 from airflow_provider_cdc.sources.api.calls import check_point
 from airflow_provider_cdc.sources.api.source import PlansRuns, Source
@@ -33,12 +33,13 @@ def survey(
     patterns: Sequence[str],
     options: TableOptions,
     on_table_error: str,
-    in_part: Callable[[TableName], bool] = lambda table: False,
+    parts: Parts = whole_tables,
 ) -> Survey:
     """Find out how each table is read.
 
     :param on_table_error: ``fail``: a table that cannot be copied is a problem. ``skip``: it is left out.
-    :param in_part: whether a part of a table is copied: what rows are looked at may be none of it.
+    :param parts: the part of each table that is copied. Where that is not all of it, no rows are looked at: they may be
+        none of it.
     :raises PreflightError: with every problem found that counts; also if every table would be skipped.
     :raises SourceUnavailable: the server cannot be reached.
     """
@@ -47,11 +48,11 @@ def survey(
     while True:
         left_out = ["!" + exactly(TableName.parse(table)) for table in own]
         try:
-            plans = source.preflight([*patterns, *left_out], options)
+            plans = source.preflight([*patterns, *left_out], options, parts)
         except PreflightError as error:
             plans, found = [], list(error.problems)
         else:
-            found = source.sample([one for one in plans if one.table not in sampled and not in_part(one.table)])
+            found = source.sample([one for one in plans if one.table not in sampled and parts(one.table).whole])
             sampled |= {plan.table for plan in plans}
         if own and NOTHING_LEFT in found:
             return _refused(own, on_table_error)
@@ -75,13 +76,13 @@ def survey_past(
     steps: StepOptions,
     *,
     may_begin: bool,
-    in_part: Callable[[TableName], bool] = lambda table: False,
+    parts: Parts = whole_tables,
 ) -> Survey:
     """`check_point` for what `survey` found; of tables that cannot be copied as they were then, those that may be
     skipped are left out.
 
     :param may_begin: as for `check_point`.
-    :param in_part: as for `survey`.
+    :param parts: as for `survey`.
     :raises PreflightError: with every problem found that counts.
     """
     while True:
@@ -100,7 +101,7 @@ def survey_past(
         left_out = ["!" + exactly(TableName.parse(table)) for table in skipped]
         # What was decided for the others, such as what they are rolled forward from, stays.
         known = {plan.table: plan for plan in found.plans}
-        found = survey(source, [*patterns, *left_out], options, steps.on_table_error, in_part)
+        found = survey(source, [*patterns, *left_out], options, steps.on_table_error, parts)
         found = Survey([known.get(plan.table, plan) for plan in found.plans], skipped | found.skipped)
 
 

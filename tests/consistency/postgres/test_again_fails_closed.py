@@ -129,6 +129,12 @@ CHANGES = (
     "DELETE FROM parts WHERE id = 2",
     "UPDATE parts SET id = 2 WHERE id = 99",
     "INSERT INTO visits VALUES (8)",
+    # One that has no row at the position stops nothing, whatever went through it.
+    "CREATE TABLE parts_late PARTITION OF parts FOR VALUES FROM (200) TO (300)",
+    "UPDATE parts SET id = 250 WHERE id = 7",
+    "UPDATE parts SET id = 99 WHERE id = 250",
+    "INSERT INTO parts VALUES (260)",
+    "DELETE FROM parts WHERE id = 260",
 )
 
 
@@ -157,8 +163,11 @@ def test_what_is_written_after_the_view_s_position_is_not_in_the_copy(
 
 
 HAZARDS: dict[str, tuple[tuple[str, ...], type[CdcError]]] = {
-    "a partition is made": (
-        ("CREATE TABLE parts_more PARTITION OF parts FOR VALUES FROM (100) TO (200)",),
+    "a partition is made, and filled": (
+        (
+            "CREATE TABLE parts_more PARTITION OF parts FOR VALUES FROM (100) TO (200)",
+            "INSERT INTO parts VALUES (150)",
+        ),
         SchemaChanged,
     ),
     "a partition is left out": (("ALTER TABLE parts DETACH PARTITION parts_low",), SchemaChanged),

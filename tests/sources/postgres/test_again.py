@@ -291,7 +291,9 @@ def test_what_rests_on_the_initial_position_is_refused(run: Run, source: Postgre
 
 
 MOVES = {
-    "CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (10) TO (20)": "partitions were attached",
+    "CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (10) TO (20); INSERT INTO p VALUES (15)": "has rows there",
+    "CREATE TABLE p2 (id int NOT NULL, v text); INSERT INTO p2 VALUES (15); "
+    "ALTER TABLE p ATTACH PARTITION p2 FOR VALUES FROM (10) TO (20)": "has rows there",
     "ALTER TABLE p DETACH PARTITION p1": "attached or detached",
     "ALTER TABLE p DETACH PARTITION p1; ALTER TABLE p ATTACH PARTITION p1 FOR VALUES FROM (0) TO (10)": "attached or",
     "ALTER TABLE p ADD COLUMN more int": "other columns",
@@ -319,6 +321,25 @@ def test_a_table_that_is_another_in_the_view_stops_the_run(
         assert shared.bound_view([table]).position == shared.view.upper
     with source.share_reads(LockPolicy()) as shared, pytest.raises(SchemaChanged, match=why):
         shared.bound_view([table])
+
+
+def test_a_partition_that_is_empty_in_the_view_stops_nothing(run: Run, source: PostgresSource) -> None:
+    """Its rows come after the position. A TRUNCATE since the view makes it look as empty to the view as it is now."""
+    run(
+        "CREATE TABLE p (id int PRIMARY KEY, v text) PARTITION BY RANGE (id)",
+        "CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (0) TO (10)",
+    )
+    table = table_of(source, "p")
+    run("CREATE TABLE p2 PARTITION OF p FOR VALUES FROM (10) TO (20) PARTITION BY RANGE (id)")
+    run("CREATE TABLE p3 PARTITION OF p2 FOR VALUES FROM (10) TO (15)")
+    with source.share_reads(LockPolicy()) as shared:
+        assert shared.view is not None
+        run("INSERT INTO p VALUES (12)", "CREATE TABLE p4 PARTITION OF p2 FOR VALUES FROM (15) TO (20)")
+        assert shared.bound_view([table]).position == shared.view.upper
+    with source.share_reads(LockPolicy()) as shared:
+        run("TRUNCATE p3")
+        with pytest.raises(SchemaChanged, match="truncated"):
+            shared.bound_view([table])
 
 
 def test_a_virtual_column_beside_full_makes_the_application_fail_nowhere(postgres_factory: PostgresFactory) -> None:

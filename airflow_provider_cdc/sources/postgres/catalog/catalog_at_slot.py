@@ -62,16 +62,23 @@ def read_at(connection: Connection, snapshot: str, names: Sequence[TableName]) -
 def changed_since(seen: Seen | None, table: Table) -> str:
     """What is otherwise in a later view than it was when the table was recorded, in words; empty if nothing is.
 
-    What changes no row and no meaning is left out, as `schema.difference` does. But a partition that was made or
-    attached since has rows of the table, in that view.
+    What changes no row and no meaning is left out, as `schema.difference` does. A partition that was made or attached
+    since may have rows of the table in that view: `came_since` names those.
     """
     if seen is None or seen.oid != table.details["oid"]:
         return "another table has its name there"
     if {column.partition("/")[0] for column in seen.columns} != {str(one.details["number"]) for one in table.columns}:
         return "it has other columns there"
-    if seen.tree != set(table.details["tree"]):
+    tree = set(table.details["tree"])
+    # Of a root the log tells what came with a partition as if it had been there before.
+    if not tree <= seen.tree or (table.details.get("as_root", True) and seen.tree != tree):
         return "partitions were attached or detached, and the copy is to be exact at a later position"
     return ""
+
+
+def came_since(seen: Seen, table: Table) -> set[int]:
+    """The OIDs of the partitions that a later view shows, and that were not there when the table was recorded."""
+    return {int(version.partition("/")[0]) for version in seen.tree - set(table.details["tree"])}
 
 
 def changed_around(seen: Seen | None, table: Table) -> str:

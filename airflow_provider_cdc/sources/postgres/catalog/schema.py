@@ -5,30 +5,20 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
-from functools import partial
 from itertools import chain
 from typing import Any
 
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName
-from airflow_provider_cdc.errors import Problem, SchemaChanged
-from airflow_provider_cdc.sources.planning import patterns as patterns_of_tables
-from airflow_provider_cdc.sources.postgres.catalog import publication_scope
+from airflow_provider_cdc.errors import SchemaChanged
+from airflow_provider_cdc.sources.postgres.catalog import publication_scope, view_definitions
 from airflow_provider_cdc.sources.postgres.catalog.type_catalog import read_types
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query, quote
-
-_TABLE, _PARTITION = "table", "partition"
-_KINDS = {
-    "r": _TABLE,
-    "p": _TABLE,
-    "v": "view",
-    "m": "materialized view",
-    "f": "foreign table",
-}
 
 RENAMED = "another table has its name now"
 REWRITTEN = "was rewritten or truncated (VACUUM FULL, CLUSTER, TRUNCATE, some forms of ALTER TABLE)"
 HINT = "leave the definition of copied tables alone during a run, and trigger a new run"
 
+_LOGGED = ("r", "p")
 _ROW_BYTES = 100
 """A guess, for tables that were never analyzed."""
 
@@ -69,24 +59,6 @@ def columns_of(table: Table, leaf: Leaf) -> list[Column]:
     return [table.columns[index] for index in leaf.order] if leaf.order else list(table.columns)
 
 
-def resolve(connection: Connection, patterns: Sequence[str]) -> tuple[list[TableName], list[Problem]]:
-    """The tables that ``patterns`` name (``sources.patterns``), sorted, each once; a problem for each that names none.
-
-    A partition is a part of its root, so only the root is a table. Schemas of the server's own match no pattern.
-    """
-    kinds = {
-        TableName(schema, name): _PARTITION if partition else _KINDS[kind]
-        for schema, name, kind, partition in query(
-            connection,
-            "SELECT n.nspname, c.relname, c.relkind, c.relispartition FROM pg_class c "
-            "JOIN pg_namespace n ON n.oid = c.relnamespace "
-            "WHERE c.relkind = ANY(%s) AND n.nspname <> 'information_schema' AND n.nspname !~ '^pg_'",
-            (list(_KINDS),),
-        )
-    }
-    return patterns_of_tables.resolve(patterns, kinds, [_TABLE], partial(_matches_nothing, connection, kinds))
-
-
 def read_tables(connection: Connection, names: Sequence[TableName], publication: str = "") -> tuple[Table, ...]:
     """The tables' schemas, in the order of ``names``.
 
@@ -101,8 +73,9 @@ def read_tables(connection: Connection, names: Sequence[TableName], publication:
     ``generated``: ``stored`` or ``virtual``, and of a virtual one its ``expression``, and ``computed``, which is
     another after that was altered.
 
-    ``Table.details`` has ``oid``; ``kind``: ``r`` or ``p``; ``identity``, its replica identity; ``leaves``, what
-    `leaves` reads; ``tree``, how partitions hang together; ``children``, the tables that inherit from it and are no
+    ``Table.details`` has ``oid``; ``kind``: ``r`` or ``p``, or of a view ``v`` or ``m``; ``reads`` of a ``v``:
+    `Definition.versions`; ``identity``, its replica identity; ``leaves``, what `leaves` reads; ``tree``, how partitions
+    hang together; ``children``, the tables that inherit from it and are no
     partitions; ``via_root``: whether the log tells the changes of any partitions as their root's, ``as_root``: and so
     of its own; ``version`` and ``placed`` of `placing`; ``key``, the OID of the constraint, or else of the index, that
     keeps the key unique; ``key_version``, which is another after that was lifted for a while; and ``keys``, the columns
@@ -133,7 +106,8 @@ def read_tables(connection: Connection, names: Sequence[TableName], publication:
                 hint="restore it or its privileges, or trigger a new run without it",
             )
         oid, kind, identity = found[name]
-        usable = _usable(columns[oid], keys.get(oid, []))
+        # Of a view the log tells nothing, so no key helps.
+        usable = _usable(columns[oid], keys.get(oid, [])) if kind in _LOGGED else []
         key_index, key, key_oid, key_version = usable[0] if usable else ("", (), 0, "")
         own, rows, size = held.get(oid, ([], 0, 0))
         names_in_order = [column.name for column in columns[oid]]
@@ -151,6 +125,8 @@ def read_tables(connection: Connection, names: Sequence[TableName], publication:
             "key_version": key_version,
             "keys": {version: list(own_key) for _, own_key, _, version in usable},
         }
+        if kind == view_definitions.VIEW:
+            details["reads"] = view_definitions.read_definition(connection, oid).versions
         tables.append(Table(name, tuple(columns[oid]), key, key_index, rows, size, details))
     return tuple(tables)
 
@@ -190,6 +166,8 @@ def difference(recorded: Table, now: Table, *, versions: bool = True) -> str:
         return "its key has changed"
     if recorded.details["identity"] != now.details["identity"]:
         return "its replica identity has changed"
+    if now.details.get("reads") != recorded.details.get("reads"):
+        return "it, or something that it reads, was altered, rewritten, truncated, or got or lost partitions"
     if now.details["children"] != recorded.details["children"]:
         return "other tables inherit from it now"
     if what := publication_scope.moved(recorded.details, now.details):
@@ -203,7 +181,8 @@ def difference(recorded: Table, now: Table, *, versions: bool = True) -> str:
         new = there.get(old.oid)
         if new is None:
             return "partitions were attached or detached"
-        if old.filenode != new.filenode:
+        # A materialized view that was refreshed is read as of the shared view (`view_reads`).
+        if old.filenode != new.filenode and recorded.details["kind"] != view_definitions.MATERIALIZED:
             return f"{old.sql} {REWRITTEN}"
         if old.identity != new.identity:
             return f"the replica identity of {old.sql} has changed"
@@ -246,28 +225,6 @@ def _shape(column: Column, versions: bool) -> tuple[Any, ...]:
     return column.name, column.type, column.nullable, tuple(sorted(details.items()))
 
 
-def _matches_nothing(
-    connection: Connection, kinds: dict[TableName, str], pattern: str, wanted: TableName, others: list[TableName]
-) -> Problem:
-    if others and kinds[others[0]] == _PARTITION:
-        (root,) = query(
-            connection,
-            "SELECT pg_partition_root(%s::regclass)::text",
-            (quote(others[0].schema, others[0].name),),
-        )[0]
-        return Problem(pattern, f"is a partition of {root}", "name the partitioned table: its partitions come with it")
-    if others:
-        kind = kinds[others[0]]
-        return Problem(pattern, f"is a {kind}, not a table", "name the tables that it reads")
-    if wanted.schema.startswith("pg_") or wanted.schema == "information_schema":
-        return Problem(pattern, "lies in a schema of the server's own", "leave it out: its changes are not logged")
-    if "*" in pattern:
-        return Problem(
-            pattern, "matches no table of this database", "correct the pattern, or the connection's database"
-        )
-    return Problem(pattern, "there is no such table in this database", "correct the name, or the connection's database")
-
-
 def _relations(connection: Connection, names: Sequence[TableName]) -> dict[TableName, tuple[int, str, str]]:
     return {
         TableName(schema, name): (oid, kind, identity)
@@ -276,7 +233,7 @@ def _relations(connection: Connection, names: Sequence[TableName]) -> dict[Table
             "SELECT n.nspname, c.relname, c.oid, c.relkind, c.relreplident FROM pg_class c "
             "JOIN pg_namespace n ON n.oid = c.relnamespace "
             "JOIN unnest(%s::text[], %s::text[]) AS w(schema, name) ON (n.nspname, c.relname) = (w.schema, w.name) "
-            "WHERE c.relkind IN ('r', 'p')",
+            "WHERE c.relkind IN ('r', 'p', 'v', 'm')",
             ([name.schema for name in names], [name.name for name in names]),
         )
     }
@@ -356,9 +313,9 @@ SELECT t.root, c.oid, n.nspname, c.relname, pg_relation_filenode(c.oid), c.relre
     CASE WHEN c.relispartition THEN c.xmin::text ELSE '' END,
     ARRAY(SELECT a.attname::text FROM pg_attribute a WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped
         ORDER BY a.attnum),
-    c.reltuples::float8, c.relpages, pg_relation_size(c.oid), current_setting('block_size')::int
+    c.reltuples::float8, c.relpages, COALESCE(pg_relation_size(c.oid), 0), current_setting('block_size')::int
 FROM (
-    SELECT w AS root, w AS relid FROM unnest(%s::oid[]) w JOIN pg_class r ON r.oid = w AND r.relkind = 'r'
+    SELECT w AS root, w AS relid FROM unnest(%s::oid[]) w JOIN pg_class r ON r.oid = w AND r.relkind IN ('r', 'v', 'm')
     UNION ALL
     SELECT w, p.relid FROM unnest(%s::oid[]) w JOIN pg_class r ON r.oid = w AND r.relkind = 'p',
         LATERAL pg_partition_tree(w) p WHERE p.isleaf AND p.level > 0

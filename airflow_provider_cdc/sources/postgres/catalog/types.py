@@ -130,12 +130,18 @@ def unmapped(column: Column) -> str | None:
     return None
 
 
-def column_types(table: Table) -> tuple[ColumnType, ...]:
-    """The entries for all columns of ``table``, in order.
+def leaving_out(table: Table, column: str) -> str:
+    """The beginning of a hint: how to leave a column out; empty if it is part of what tells rows apart by a key."""
+    return "" if column in table.key else f"leave the column {column} out (option columns), "
 
-    :raises ConfigurationError: a column cannot be copied; ``unmapped`` gives the reason beforehand.
+
+def column_types(table: Table) -> tuple[ColumnType, ...]:
+    """The entries for all columns of ``table``, in order. One that is not read has an entry whatever its type is.
+
+    :raises ConfigurationError: a column that is read cannot be copied; ``unmapped`` gives the reason beforehand.
     """
-    return tuple(_column_type(table, column) for column in table.columns)
+    read = {column.name for column in table.as_read.columns}
+    return tuple(_column_type(table, column, column.name in read) for column in table.columns)
 
 
 def arrow_schema(table: Table) -> pa.Schema:
@@ -185,10 +191,10 @@ def base_type(column: Column) -> tuple[int, int]:
     )
 
 
-def _column_type(table: Table, column: Column) -> ColumnType:
-    reason = unmapped(column)
-    if reason is not None:
-        raise ConfigurationError(reason, where=f"{table.name}.{column.name}", hint="leave the table out")
+def _column_type(table: Table, column: Column, is_read: bool) -> ColumnType:
+    if is_read and (reason := unmapped(column)) is not None:
+        hint = f"{leaving_out(table, column.name)}or leave the table out"
+        raise ConfigurationError(reason, where=f"{table.name}.{column.name}", hint=hint)
     oid, typmod = base_type(column)
     policy = table.options.unrepresentable
     family, arrow = _native(oid, typmod)

@@ -6,12 +6,15 @@ from collections.abc import Iterable
 
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import Problem
+from airflow_provider_cdc.sources.postgres.catalog.safe_views import view_problems
 from airflow_provider_cdc.sources.postgres.catalog.schema import leaves
+from airflow_provider_cdc.sources.postgres.catalog.view_definitions import VIEW
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query
 
 
 def relation_problems(connection: Connection, table: Table) -> Iterable[Problem]:
     """What is wrong with the relations that hold a table's rows."""
+    yield from view_problems(connection, table)
     oids = [leaf.oid for leaf in leaves(table)]
     for name, kind, persistence, access, heap, secured, forced, user in query(
         connection,
@@ -34,8 +37,8 @@ def relation_problems(connection: Connection, table: Table) -> Iterable[Problem]
                 f"ALTER TABLE {name} SET LOGGED, or leave the table out",
                 where,
             )
-        # The handler does the storing, whatever name the access method has.
-        if not heap:
+        # The handler does the storing, whatever name the access method has. A view stores nothing.
+        if not heap and kind != VIEW:
             yield Problem(
                 where,
                 f"{name} is stored by {access}, whose rows may have no fixed places",

@@ -28,6 +28,7 @@ from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import ConfigurationError, Problem
 from airflow_provider_cdc.sources.postgres.catalog.schema import Leaf, leaves
 from airflow_provider_cdc.sources.postgres.catalog.types import select_list, unmapped
+from airflow_provider_cdc.sources.postgres.catalog.view_definitions import VIEW
 from airflow_provider_cdc.sources.postgres.server import session_setup
 from airflow_provider_cdc.sources.postgres.server.session import (
     APPLICATION,
@@ -256,7 +257,8 @@ def unplannable(connection: Connection, tables: Sequence[Table]) -> list[Problem
     every = [(table, leaf) for table in tables for leaf in leaves(table)]
     # The planner may ask the other server about a foreign table, which is refused otherwise.
     foreign = query(connection, _FOREIGN, ([leaf.oid for _, leaf in every],))
-    listed = [(table, leaf) for table, leaf in every if (leaf.oid,) not in foreign]
+    # A view is planned where it is known to call nothing of users (`safe_views`).
+    listed = [(table, leaf) for table, leaf in every if (leaf.oid,) not in foreign and table.details["kind"] != VIEW]
     problems: dict[str, Problem] = {}
     path = ""
     for start in range(0, len(listed), _PLANNED_AT_ONCE):
@@ -295,7 +297,8 @@ def _planning_error(
 
 
 def _select(table: Table, leaf: Leaf) -> str:
-    columns = "1" if any(map(unmapped, table.columns)) else select_list(table) or "1"
+    read = table.as_read
+    columns = "1" if any(map(unmapped, read.columns)) else select_list(read) or "1"
     return f"SELECT {columns} FROM ONLY {leaf.sql} WHERE ctid OPERATOR(pg_catalog.>=) '(0,0)'::pg_catalog.tid"
 
 

@@ -21,6 +21,7 @@ from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import CopyMismatch
 from airflow_provider_cdc.sources.postgres.catalog.schema import Leaf, leaves
+from airflow_provider_cdc.sources.postgres.catalog.view_definitions import VIEW
 from airflow_provider_cdc.sources.postgres.chunking import key_ranges
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query
 
@@ -30,6 +31,9 @@ def plan_chunks(connection: Connection, table: Table, chunk_rows: int) -> list[C
     own = leaves(table)
     if not own:
         return [Chunk(0)]
+    if table.details["kind"] == VIEW:
+        # What a query leaves open (the order of an array, which of several rows) may differ between two of them.
+        return [Chunk(0, (own[0].oid, 0), None, table.rows)]
     blocks = dict(
         query(
             connection,
@@ -68,6 +72,8 @@ def place(table: Table, chunk: Chunk) -> tuple[Leaf | None, str]:
         return None, "FALSE"
     oid, start = map(int, lower[:2])
     for leaf in leaves(table):
+        if leaf.oid == oid and table.details["kind"] == VIEW:
+            return leaf, "TRUE"
         if leaf.oid == oid:
             # Qualified: it may be read under a path that has users' schemas (`users_code`).
             condition = f"ctid OPERATOR(pg_catalog.>=) '({start},0)'::pg_catalog.tid"

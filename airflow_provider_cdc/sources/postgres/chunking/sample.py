@@ -14,6 +14,7 @@ from airflow_provider_cdc.sources.planning.sampling import gave_up, problems_of
 from airflow_provider_cdc.sources.postgres.catalog.schema import Leaf, leaves, read_tables
 from airflow_provider_cdc.sources.postgres.catalog.types import ColumnType, Family, column_types
 from airflow_provider_cdc.sources.postgres.catalog.users_code import is_unplannable
+from airflow_provider_cdc.sources.postgres.catalog.view_definitions import VIEW
 from airflow_provider_cdc.sources.postgres.server.blockers import naming_blockers
 from airflow_provider_cdc.sources.postgres.server.session import query, quote, session, value
 
@@ -65,6 +66,9 @@ def sample(settings: ConnectionSettings, plans: Sequence[TablePlan]) -> list[Pro
 
 
 def _at_risk(table: Table) -> list[ColumnType]:
+    if table.details["kind"] == VIEW:
+        # It has no blocks: all of it would be evaluated.
+        return []
     return [column for column in column_types(table) if column.family in _IS_ODD and column.policy == "error"]
 
 

@@ -95,18 +95,26 @@ def put_row(target: Bytes, start: int, data: Bytes, columns: int, places: Int64s
 def reorder(
     data: Bytes, at: int, end: int, columns: int, orders: Int32s, order: int, places: Int64s, row: Bytes
 ) -> int:
-    """Write the tuples in ``data[at:end]`` to ``row``, their fields in the table's order; the size, or minus a code."""
+    """Write the tuples in ``data[at:end]`` to ``row``: their fields in the table's order, NULL for what is not read.
+
+    :returns: the size, or minus a code.
+    """
+    told = int(orders[order])
     target = 0
     while at < end:
         store8(row, target, load8(data, at))
-        at = take_tuple(data, at + 1, end, columns, places)
+        at = take_tuple(data, at + 1, end, told, places)
         if at < 0:
             return at
         store8(row, target + 1, columns >> 8)
         store8(row, target + 2, columns)
         target += 3
         for column in range(columns):
-            place = 2 * int(orders[order + column])
+            place = 2 * int(orders[order + 1 + column])
+            if place < 0:
+                store8(row, target, NULL_VALUE)
+                target += 1
+                continue
             copy_bytes(row, target, data, places[place], places[place + 1])
             target += places[place + 1]
     return target

@@ -286,8 +286,8 @@ def walk(
     """Walk the messages from number ``state[AT]`` on as far as they are ordinary.
 
     :param ends: where each message begins in ``data``, and where the last one ends; increasing, and inside.
-    :param row: where a row is put together whose columns come in another order; if there are any such, it is as long as
-        the longest message.
+    :param row: where a row is put together whose columns come in another order, or are not all read; if there are any
+        such, it has room for the longest message, and for one byte more for each column of two rows.
     :param places, new_places: ``int64[2 * columns]`` to work in, for the most columns that a table has.
     :returns: one of the codes of ``walk_state``.
     """

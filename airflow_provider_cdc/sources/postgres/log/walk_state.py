@@ -41,8 +41,10 @@ BETWEEN, OPEN = 0, 1
 # `relations`: an open-addressing table of the relations that the log has described, two words each: OID plus one (0:
 # free), and the index of the tracked table, or UNTRACKED. The upper half of the index is zero, or tells where in
 # ``orders``, plus one, the order of the relation's columns begins: a partition may have them in another order than its
-# root. ``orders`` has for each column of the table its place in the relation.
+# root, and of a table some columns may not be read. ``orders`` has the number of the relation's columns, and then for
+# each column of the table its place in the relation, or `NOT_READ`.
 UNTRACKED = -1
+NOT_READ = -1
 
 # `tables`: `TABLE_WORDS` words for each tracked table.
 TABLE_WORDS = 6

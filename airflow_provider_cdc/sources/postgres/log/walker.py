@@ -76,6 +76,10 @@ class LogWalker:
         self._orders: Int32s = np.empty(0, np.int32)
         self._row: Bytes = np.empty(0, np.uint8)
         self._keys_only = {index for index, one in enumerate(tracked) if one.keys_only}
+        self._columns_read = [{column.name for column in table.as_read.columns} for table in self._tables]
+        self._puts_together = any(leaf.order for _, leaf in self._leaves.values()) or any(
+            table.selection.columns for table in self._tables
+        )
         self._names = {table.name: index for index, table in enumerate(self._tables)}
         self._words: Int64s = np.zeros(walk_state.TABLE_WORDS * len(tracked), np.int64)
         self._key_columns = self._lay_out(tracked)
@@ -113,8 +117,8 @@ class LogWalker:
         _, offsets, values = messages.buffers()
         data = bytes_of(values)
         ends: Int32s = bytes_of(offsets).view(np.int32)[messages.offset :][: len(messages) + 1]
-        if any(leaf.order for _, leaf in self._leaves.values()) and len(messages):
-            self._row = np.empty(max(len(self._row), int(np.diff(ends).max())), np.uint8)
+        if self._puts_together and len(messages):
+            self._row = np.empty(max(len(self._row), int(np.diff(ends).max()) + len(self._places)), np.uint8)
         self.state[walk_state.AT] = 0
         while True:
             code = self._walk(data, ends)
@@ -219,20 +223,35 @@ class LogWalker:
             table = self._tables[index]
             name = TableName(leaf.schema, leaf.name)
             self._check(found, index, name, columns_of(table, leaf), f"partition {name} of {table.name}")
-            if leaf.order:
-                index |= (len(self._orders) + 1) << 32
-                self._orders = np.append(self._orders, np.argsort(leaf.order).astype(np.int32))
         elif found.name in self._names:
             raise SchemaChanged(
                 "another table has its name now", where=f"{found.name} at {self.where}", hint=_LEAVE_ALONE
             )
-        self._register(found.oid, walk_state.UNTRACKED if index is None else index)
+        self._register(found.oid, walk_state.UNTRACKED if index is None else index | self._order_of(found, index))
+
+    def _order_of(self, found: pgoutput.Relation, index: int) -> int:
+        """What is added to the index of a table for a relation whose rows are put together anew: ``orders`` then tells
+        how. Values of columns that are not read go no further than the message."""
+        names = [column.name for column in self._tables[index].columns]
+        told = {name: place for place, (name, *_) in enumerate(found.columns)}
+        places = [told[name] if name in self._columns_read[index] else walk_state.NOT_READ for name in names]
+        if places == [*range(len(found.columns))]:
+            return 0
+        begins = (len(self._orders) + 1) << 32
+        self._orders = np.append(self._orders, np.array([len(found.columns), *places], np.int32))
+        return begins
 
     def _check(
         self, found: pgoutput.Relation, index: int, name: TableName, columns: Sequence[Column], what: str
     ) -> None:
         """Stop the run if a relation is not what it was."""
-        expected = [(column.name, int(column.details["oid"]), int(column.details["typmod"])) for column in columns]
+        told = {name for name, *_ in found.columns}
+        # A publication may leave out what is not read.
+        expected = [
+            (column.name, int(column.details["oid"]), int(column.details["typmod"]))
+            for column in columns
+            if column.name in told or column.name in self._columns_read[index]
+        ]
         if found.name != name:
             change = f"it is called {found.name} now"
         elif list(found.columns) != expected:

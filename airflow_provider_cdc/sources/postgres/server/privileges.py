@@ -20,6 +20,9 @@ from airflow_provider_cdc.sources.postgres.server.session import Connection, con
 from airflow_provider_cdc.sources.postgres.slots import slots
 from airflow_provider_cdc.sources.postgres.slots.given_publication import relations_sql
 
+_PLACE = "ctid"
+"""The system column that tells where a row lies."""
+
 
 class Privileges:
     """The privileges of the session's user, those of its roles included."""
@@ -110,11 +113,11 @@ class Privileges:
         schemas: dict[str, None] = {}
         unreadable = []
         for leaf in leaves(table):
-            uses, reads = self._may_read(leaf)
+            uses, denied = self._may_read(leaf, table)
             if not uses:
                 schemas[leaf.schema] = None
-            if not reads:
-                unreadable.append(leaf.sql)
+            if denied:
+                unreadable.append((leaf, denied))
         problems += [
             Problem(
                 str(table.name),
@@ -124,13 +127,7 @@ class Privileges:
             for schema in schemas
         ]
         if unreadable:
-            problems.append(
-                Problem(
-                    str(table.name),
-                    "this user lacks SELECT on the table, on some of its columns or on some of its partitions",
-                    f"GRANT SELECT ON {', '.join(unreadable)} TO {self._user}",
-                )
-            )
+            problems.append(self._unreadable(table, unreadable))
         if publishing and not self._owns(table):
             problems.append(
                 Problem(
@@ -142,16 +139,39 @@ class Privileges:
             )
         return problems
 
-    def _may_read(self, leaf: Leaf) -> tuple[bool, bool]:
+    def _may_read(self, leaf: Leaf, table: Table) -> tuple[bool, list[str]]:
+        """Whether this user may use the leaf's schema, and the columns that a run reads of it and this user may not."""
         # Reads ask for ranges of ctid, for which SELECT on all of the other columns is not enough.
-        ((uses, reads),) = query(
+        read = [*(column.name for column in table.as_read.columns), _PLACE]
+        ((uses, denied),) = query(
             self._connection,
-            "SELECT has_schema_privilege(%s, 'USAGE'), has_table_privilege(%s::oid, 'SELECT') OR NOT EXISTS ("
-            "SELECT FROM pg_attribute WHERE attrelid = %s AND (attnum > 0 OR attname = 'ctid') AND NOT attisdropped "
-            "AND NOT has_column_privilege(attrelid, attnum, 'SELECT'))",
-            (leaf.schema, leaf.oid, leaf.oid),
+            "SELECT has_schema_privilege(%s, 'USAGE'), ARRAY(SELECT attname::text FROM pg_attribute "
+            "WHERE attrelid = %s AND attname = ANY(%s) AND NOT attisdropped "
+            "AND NOT has_table_privilege(attrelid, 'SELECT') "
+            "AND NOT has_column_privilege(attrelid, attnum, 'SELECT') ORDER BY attnum)",
+            (leaf.schema, leaf.oid, read),
         )
-        return uses, reads
+        return uses, denied
+
+    def _unreadable(self, table: Table, unreadable: Sequence[tuple[Leaf, list[str]]]) -> Problem:
+        """The problem of a table some of whose columns this user may not read, by the relation that holds its rows."""
+        denied = {name for _, names in unreadable for name in names}
+        listed = ", ".join(leaf.sql for leaf, _ in unreadable)
+        read = [column.name for column in table.as_read.columns]
+        left_out = [name for name in read if name in denied and name not in table.key]
+        rest = [name for name in read if name not in denied]
+        if not table.selection.columns:
+            what = "this user lacks SELECT on the table, on some of its columns or on some of its partitions"
+            hint = f"GRANT SELECT ON {listed} TO {self._user}"
+            if left_out and rest and not denied & {*table.key}:
+                hint += f"; or leave out what it may not read ({', '.join(left_out)}): option columns"
+                hint += f", with GRANT SELECT (ctid) ON {listed} TO {self._user}" if _PLACE in denied else ""
+        else:
+            what = f"this user lacks SELECT on {', '.join(name for name in [*read, _PLACE] if name in denied)}"
+            what += ", by which tables are read in parts" if _PLACE in denied else ""
+            columns = ", ".join([*map(quote, (name for name in read if name in denied)), *({_PLACE} & denied)])
+            hint = f"GRANT SELECT ({columns}) ON {listed} TO {self._user}"
+        return Problem(str(table.name), what, hint)
 
     def _owns(self, table: Table) -> bool:
         ((owns,),) = query(

@@ -32,7 +32,8 @@ def relations_sql(tables: Iterable[Table]) -> str:
 def publication_problems(
     connection: Connection, name: str, tables: Sequence[Table], *, keys_only: bool = False
 ) -> Iterable[Problem]:
-    """What is wrong with the publication: it must tell every change of every row and column of ``tables``.
+    """What is wrong with the publication: it must tell every change of every row of ``tables``, with all
+    columns that are read.
 
     :param keys_only: generated columns need not be told.
 
@@ -60,7 +61,9 @@ def publication_problems(
             f"ALTER PUBLICATION {quote(name)} SET (publish = '{', '.join(_KINDS)}')",
         )
     generated = [
-        table for table in tables if any(column.details.get("generated") == "stored" for column in table.columns)
+        table
+        for table in tables
+        if any(column.details.get("generated") == "stored" for column in table.as_read.columns)
     ]
     if generated and not keys_only and connection.info.server_version >= 180_000:
         ((tells,),) = query(connection, "SELECT pubgencols FROM pg_publication WHERE oid = %s", (oid,))
@@ -75,7 +78,7 @@ def publication_problems(
         relation: (filtered, columns)
         for relation, filtered, columns in query(
             connection,
-            "SELECT c.oid, p.rowfilter IS NOT NULL, cardinality(p.attnames) FROM pg_publication_tables p "
+            "SELECT c.oid, p.rowfilter IS NOT NULL, p.attnames::text[] FROM pg_publication_tables p "
             "JOIN pg_class c ON c.relname = p.tablename "
             "JOIN pg_namespace n ON n.oid = c.relnamespace AND n.nspname = p.schemaname WHERE p.pubname = %s",
             (name,),
@@ -96,8 +99,10 @@ def publication_problems(
             continue
         for oid, sql in told:
             filtered, columns = covered[oid]
-            wanted = [column for column in table.columns if not (keys_only and column.details.get("generated"))]
-            if filtered or columns < len(wanted):
+            wanted = {
+                column.name for column in table.as_read.columns if not (keys_only and column.details.get("generated"))
+            }
+            if filtered or not wanted <= {*columns}:
                 yield Problem(
                     where,
                     f"leaves out some {'rows' if filtered else 'columns'} of {table.name}",

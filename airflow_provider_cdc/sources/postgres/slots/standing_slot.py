@@ -31,6 +31,7 @@ from airflow_provider_cdc.errors import (
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.catalog.replica_identities import followed, whole_rows
 from airflow_provider_cdc.sources.postgres.catalog.schema import read_tables
+from airflow_provider_cdc.sources.postgres.catalog.view_definitions import MATERIALIZED, VIEW
 from airflow_provider_cdc.sources.postgres.server import session_setup
 from airflow_provider_cdc.sources.postgres.server.server import identity, setting_problems
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query, quote, session, value
@@ -267,7 +268,11 @@ def joining(connection: Connection, tables: Sequence[Table]) -> list[Table]:
     must not refuse to change them because of it."""
     told = followed(connection, tables)
     whole = whole_rows(connection, tables)
-    return [table for table, keys, rows in zip(tables, told, whole, strict=True) if keys or rows]
+    return [
+        table
+        for table, keys, rows in zip(tables, told, whole, strict=True)
+        if (keys or rows) and table.details["kind"] not in (VIEW, MATERIALIZED)
+    ]
 
 
 def _join(

@@ -22,6 +22,8 @@ from airflow_provider_cdc.sources.api.unrepresentable import OddValue
 from airflow_provider_cdc.sources.postgres.catalog import users_code
 from airflow_provider_cdc.sources.postgres.catalog.schema import HINT, RENAMED, REWRITTEN, Leaf, columns_of, leaves
 from airflow_provider_cdc.sources.postgres.catalog.uncopyable_relations import relation_problems
+from airflow_provider_cdc.sources.postgres.catalog.view_definitions import MATERIALIZED, VIEW
+from airflow_provider_cdc.sources.postgres.catalog.view_reads import check_view_read
 from airflow_provider_cdc.sources.postgres.chunking.chunks import place
 from airflow_provider_cdc.sources.postgres.chunking.key_lookup import ONE_BY_ONE, KeyLookup
 from airflow_provider_cdc.sources.postgres.chunking.pushed_conditions import pushed_condition
@@ -63,6 +65,8 @@ def open_reader(
 
     # What was recorded of the whole table is checked with every read, whichever columns that is of.
     with open_rows(settings, table.as_read, kept) as rows:
+        if consistency in ("watermark", "again") and table.details["kind"] in (VIEW, MATERIALIZED):
+            raise ConfigurationError("a view is read in a shared view of the data only", where=str(table.name))
         if consistency in ("watermark", "again"):
             yield _Reader(settings, rows, table, "")
             return
@@ -245,6 +249,8 @@ class _Reader:
             raise
         # The transaction still holds its lock, so the name stands for the relation that was read.
         check_in_place(self._rows.ask, self._table, leaf)
+        if self._table.details["kind"] in (VIEW, MATERIALIZED):
+            check_view_read(self._rows.ask, self._table, leaf)
         self._end()
 
 
@@ -271,7 +277,9 @@ def check_in_place(
         f"array_to_string(ARRAY[{types}], ' '), EXISTS ({read})::text FROM (SELECT (NULL::{leaf.sql}).*) r"
     )
     what = ""
-    if (oid, filenode) != (str(leaf.oid), str(leaf.filenode)):
+    # A view has no file of its own, and a materialized one may have another (`view_reads`).
+    same_file = table.details["kind"] in (VIEW, MATERIALIZED) or filenode == str(leaf.filenode)
+    if oid != str(leaf.oid) or not same_file:
         what = REWRITTEN if oid == str(leaf.oid) else RENAMED
     elif locked and was_read != "true":
         what = "another table had its name for a while"

@@ -25,6 +25,7 @@ from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import CdcError, LogGone, PreflightError, Problem, SourceUnavailable
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.catalog.inheritance import inheritance_problems
+from airflow_provider_cdc.sources.postgres.catalog.partition_bounds import NO_ROOM, without_room
 from airflow_provider_cdc.sources.postgres.catalog.schema import leaves, read_tables
 from airflow_provider_cdc.sources.postgres.catalog.uncopyable_relations import relation_problems
 from airflow_provider_cdc.sources.postgres.server.server import identity, setting_problems
@@ -220,7 +221,12 @@ def _problems_since(
     connection: Connection, past: Past, tables: Sequence[Table], plans: Sequence[TablePlan], position: Lsn, as_of: AsOf
 ) -> list[Problem]:
     """Why a copy of ``tables`` cannot be exact at ``position``: each with the earliest one at which it could be."""
-    told = [table for table in tables if table.details["kind"] == "r" and str(table.name) in past.record.tables]
+    closed = without_room(connection, tables)
+    told = [
+        table
+        for table in tables
+        if str(table.name) in past.record.tables and (table.details["kind"] == "r" or str(table.name) in closed)
+    ]
     problems = [*publication_problems(connection, past.name, told)]
     problems += inheritance_problems(connection, tables)
     states, parents = states_of(connection, past.name, tables), parents_among(connection, tables)
@@ -229,17 +235,17 @@ def _problems_since(
         problems += relation_problems(connection, table)
         if (problem := identity_problem(table)) is not None:
             problems.append(problem)
-        elif table.details["kind"] == "p":
+        elif table.details["kind"] == "p" and where not in closed:
             problems.append(
                 Problem(
                     where,
-                    "is partitioned: partitions that came and went leave no trace, so what it was in the past cannot "
-                    "be known",
-                    "leave as_of empty in runs that copy it",
+                    "its partitions leave room for others, and others that came and went leave no trace, so what it "
+                    "was in the past cannot be known",
+                    f"leave as_of empty in runs that copy it; possible are {NO_ROOM}",
                     where,
                 )
             )
-        elif where in parents:
+        elif table.details["kind"] == "r" and where in parents:
             problems.append(
                 Problem(
                     where,

@@ -8,16 +8,18 @@ from dataclasses import replace
 
 from airflow_provider_cdc.core.options.run import TableOptions
 from airflow_provider_cdc.core.run.plan import TablePlan
-from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.core.tables.table import Parts, Table, whole_tables
 from airflow_provider_cdc.errors import PreflightError, Problem
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.planning.request_checks import request_problems
 from airflow_provider_cdc.sources.postgres.catalog import users_code
 from airflow_provider_cdc.sources.postgres.catalog.inheritance import inheritance_problems
+from airflow_provider_cdc.sources.postgres.catalog.named_tables import resolve
 from airflow_provider_cdc.sources.postgres.catalog.replica_identities import followed
-from airflow_provider_cdc.sources.postgres.catalog.schema import leaves, read_tables, resolve
-from airflow_provider_cdc.sources.postgres.catalog.types import unmapped
+from airflow_provider_cdc.sources.postgres.catalog.schema import leaves, read_tables
+from airflow_provider_cdc.sources.postgres.catalog.types import leaving_out, unmapped
 from airflow_provider_cdc.sources.postgres.catalog.uncopyable_relations import relation_problems
+from airflow_provider_cdc.sources.postgres.catalog.view_definitions import MATERIALIZED, VIEW
 from airflow_provider_cdc.sources.postgres.server.blockers import naming_blockers
 from airflow_provider_cdc.sources.postgres.server.platform import change_setting, platform
 from airflow_provider_cdc.sources.postgres.server.privileges import Privileges
@@ -29,7 +31,9 @@ from airflow_provider_cdc.sources.postgres.steps.snapshot import identity_proble
 from airflow_provider_cdc.sources.postgres.steps.warnings import BYTES_PER_SECOND, advise
 
 
-def preflight(settings: ConnectionSettings, patterns: Sequence[str], options: TableOptions) -> list[TablePlan]:
+def preflight(
+    settings: ConnectionSettings, patterns: Sequence[str], options: TableOptions, parts: Parts = whole_tables
+) -> list[TablePlan]:
     """Check everything that a run needs, and decide how each table is read.
 
     :param patterns: ``schema.table``; ``*`` matches any run of characters in either part, and a pattern
@@ -37,6 +41,8 @@ def preflight(settings: ConnectionSettings, patterns: Sequence[str], options: Ta
     :param options: consistency ``auto`` reads tables with a key by ``watermark``, and the others with ``exported``. If
         the log lacks what a row of any table was before, no table can be rewound: then all go by ``again``, the ones
         without a key that the log has by ``exported``, and the copy is exact where the reads end.
+    :param parts: the part of each table that is copied: columns that are not read need neither a type that can be
+        copied nor a privilege.
     :raises PreflightError: with every problem found.
     :raises LockNotGranted: a session keeps a table locked against readers.
     :raises SourceUnavailable: the server cannot be reached.
@@ -50,10 +56,14 @@ def preflight(settings: ConnectionSettings, patterns: Sequence[str], options: Ta
         problems = [*request_problems("postgres", patterns, options), *unresolved]
         missing = privileges.server_problems(settings, publishing=not publication)
         problems += [*setting_problems(connection), *missing]
-        tables = [replace(table, options=options) for table in read_tables(connection, names)]
+        tables = [
+            replace(table, options=options, selection=parts(table.name)) for table in read_tables(connection, names)
+        ]
         why = _why_again(connection, tables, options)
         if why:
-            plans = _plans_again(tables, followed(connection, tables, publication), options, why)
+            by_keys = options.consistency != "exported"
+            told = [by_keys and known for known in followed(connection, tables, publication)]
+            plans = _plans_again(tables, told, options, why)
         else:
             plans = [_plan(table, options) for table in tables]
         logged = [table for table, plan in zip(tables, plans, strict=True) if needs_log(plan)]
@@ -90,6 +100,9 @@ def _why_again(connection: Connection, tables: Sequence[Table], options: TableOp
     """Why tables are read again, and not rewound; empty if they are rewound."""
     if options.consistency == "again":
         return "again was asked for"
+    views = [table.name for table in tables if table.details["kind"] in (VIEW, MATERIALIZED)]
+    if views and options.consistency != "watermark":
+        return f"{views[0]} is a view, which is exact only at the position where it is read"
     if options.consistency != "auto":
         return ""
     lacking = [(table.name, found[0]) for table in tables if (found := list(_rewind_problems(connection, table)))]
@@ -111,15 +124,23 @@ def _plans_again(tables: Sequence[Table], told: Sequence[bool], options: TableOp
             reason = f"{why}: its rows are found again by its key {key}, and the copy is exact where the reads end"
         else:
             chosen = "exported"
-            seconds = math.ceil(table.bytes / BYTES_PER_SECOND)
+            lasts = f"about {math.ceil(table.bytes / BYTES_PER_SECOND):,} s"
+            if table.details["kind"] == VIEW:
+                lasts = "as long as its query takes"
             reason = (
-                f"the log tells no key of its changed rows, so all of it is read in one snapshot, which stays open for "
-                f"about {seconds:,} s ({why})"
+                f"{_why_whole(table, options)}, so all of it is read in one snapshot, which stays open for {lasts} "
+                f"({why})"
             )
         plans.append(
             TablePlan(table.name, chosen, reason, table.rows, table.bytes, options.unrepresentable, at_upper=True)
         )
     return plans
+
+
+def _why_whole(table: Table, options: TableOptions) -> str:
+    if table.details["kind"] in (VIEW, MATERIALIZED):
+        return "it is a view, of which the log does not tell"
+    return "exported was asked for" if options.consistency == "exported" else "the log tells no key of its changed rows"
 
 
 def _plan(table: Table, options: TableOptions) -> TablePlan:
@@ -143,7 +164,7 @@ def _table_problems(connection: Connection, tables: Sequence[Table], plans: Sequ
                 where, "has no columns: there is nothing to copy but how many rows it has", "leave it out", where
             )
             continue
-        if table.keyless and plan.consistency == "watermark":
+        if table.keyless and plan.consistency == "watermark" and table.details["kind"] not in (VIEW, MATERIALIZED):
             yield Problem(
                 where,
                 "watermark needs a primary key, or a unique index of whole NOT NULL columns that is not deferrable, "
@@ -154,10 +175,13 @@ def _table_problems(connection: Connection, tables: Sequence[Table], plans: Sequ
             )
         if not plan.at_upper:
             yield from _rewind_problems(connection, table)
-        for column in table.columns:
+        for column in table.as_read.columns:
             if (reason := unmapped(column)) is not None:
                 yield Problem(
-                    f"{where}.{column.name}", reason, "change the column's type, or leave the table out", where
+                    f"{where}.{column.name}",
+                    reason,
+                    f"{leaving_out(table, column.name)}change the column's type, or leave the table out",
+                    where,
                 )
         yield from relation_problems(connection, table)
 
@@ -168,14 +192,17 @@ def _rewind_problems(connection: Connection, table: Table) -> Iterable[Problem]:
         yield problem
     where = str(table.name)
     since_18 = connection.info.server_version >= 180_000
+    read = {column.name for column in table.as_read.columns}
     for column in table.columns:
         generated = column.details.get("generated")
-        if generated == "virtual" or (generated and not since_18):
+        # A virtual column makes the server refuse the application's UPDATE, whether the column is read or not.
+        if generated == "virtual" or (generated and not since_18 and column.name in read):
             why = "virtual ones are in no log" if since_18 else "the log has them only since PostgreSQL 18"
             yield Problem(
                 f"{where}.{column.name}",
                 f"is a generated column, and {why}",
-                "drop it, leave the table out, or choose consistency auto or again",
+                f"{leaving_out(table, column.name) if generated == 'stored' else ''}drop it, leave the table out, or "
+                "choose consistency auto or again",
                 where,
             )
 

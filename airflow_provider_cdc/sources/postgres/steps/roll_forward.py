@@ -23,6 +23,7 @@ from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import CdcError, PreflightError, Problem, SourceReplaced
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.postgres.catalog.partition_bounds import without_room
 from airflow_provider_cdc.sources.postgres.catalog.replica_identities import followed
 from airflow_provider_cdc.sources.postgres.catalog.schema import leaves, read_tables
 from airflow_provider_cdc.sources.postgres.server import session_setup
@@ -181,8 +182,13 @@ def _altered(
         else {}
     )
     states = states_of(connection, standing.name, tables)
-    # What a tree was at a position between the copy and now cannot be known; at both ends it is.
-    parents = parents_among(connection, tables) if to is not None else set()
+    # What a tree was at a position between the copy and now cannot be known, unless it has no room for more partitions;
+    # at both ends it is.
+    parents: set[str] = set()
+    if to is not None:
+        parents = {str(table.name) for table in tables if table.details["kind"] == "p"}
+        parents |= parents_among(connection, tables)
+        parents -= without_room(connection, tables)
     found = {}
     for table in tables:
         name = str(table.name)
@@ -191,7 +197,7 @@ def _altered(
             found[table.name] = "the log tells no key of its changed rows"
         elif not keys_only and (problem := identity_problem(table)) is not None:
             found[table.name] = problem.what
-        elif to is not None and (table.details["kind"] == "p" or name in parents):
+        elif name in parents:
             found[table.name] = "it has partitions or children, and what these were at a past position is not known"
         elif joined is None:
             found[table.name] = f"the standing slot {standing.name} does not tell of it yet: it does from this run on"

@@ -32,11 +32,18 @@ from airflow_provider_cdc.errors import (
 )
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import UpperBound
-from airflow_provider_cdc.sources.postgres.catalog.catalog_at_slot import changed_around, changed_since, read_at
+from airflow_provider_cdc.sources.postgres.catalog.catalog_at_slot import (
+    came_since,
+    changed_around,
+    changed_since,
+    read_at,
+)
 from airflow_provider_cdc.sources.postgres.catalog.inheritance import check_whole
+from airflow_provider_cdc.sources.postgres.catalog.new_partitions import why_not_empty
 from airflow_provider_cdc.sources.postgres.catalog.replica_identities import followed, no_identity
 from airflow_provider_cdc.sources.postgres.catalog.schema import HINT, difference, leaves, read_tables
 from airflow_provider_cdc.sources.postgres.catalog.uncopyable_relations import relation_problems
+from airflow_provider_cdc.sources.postgres.catalog.view_definitions import MATERIALIZED, VIEW
 from airflow_provider_cdc.sources.postgres.server import session_setup
 from airflow_provider_cdc.sources.postgres.server.server import identity, setting_problems
 from airflow_provider_cdc.sources.postgres.server.session import (
@@ -115,7 +122,10 @@ def record_initial(
                     seen = read_at(connection, view, [plan.table for plan in plans])
                 found |= slots.identity_of_try(name, publication)
                 found["publication_state"] = state
-                tables = read_tables(connection, [plan.table for plan in plans], mine)
+                found_tables = read_tables(connection, [plan.table for plan in plans], mine)
+                tables = tuple(
+                    replace(table, selection=plan.selection) for plan, table in zip(plans, found_tables, strict=True)
+                )
                 check_whole(connection, tables)
                 _check_publication(connection, mine, state, plans, tables, own=not publication)
                 # No crash may take back a schema that the run goes by. The point itself was decoded from the disk.
@@ -197,6 +207,13 @@ def _check_publication(
 
 def identity_problem(table: Table) -> Problem | None:
     """What is wrong with a table's replica identity: without FULL the log lacks what a row was before."""
+    if table.details["kind"] in (VIEW, MATERIALIZED):
+        return Problem(
+            str(table.name),
+            "is a view, of which the log does not tell: it is exact only at the position where it is read",
+            "choose consistency auto, again or exported",
+            str(table.name),
+        )
     roots = [table.name] if table.details["kind"] == "p" and table.details["identity"] != "f" else []
     lacking = [leaf.sql for leaf in leaves(table) if leaf.identity != "f"]
     names = [quote(name.schema, name.name) for name in roots] + lacking
@@ -256,7 +273,12 @@ def bound_view(settings: ConnectionSettings, view: SharedView, tables: Sequence[
         with shared_view_errors(settings.address):
             seen = read_at(connection, view.snapshot, [table.name for table in tables])
         for table in tables:
-            if what := changed_since(seen.get(table.name), table):
+            there = seen.get(table.name)
+            what = changed_since(there, table)
+            if not what and there is not None and (came := came_since(there, table)):
+                with shared_view_errors(settings.address):
+                    what = why_not_empty(connection, view.snapshot, came)
+            if what:
                 raise SchemaChanged(what, where=f"{table.name} at {view.upper}", hint=HINT)
         # The view still stood in this session: so the server is the one that made it.
         _, incarnation = durability_wait.wait(partial(query, connection), settings.address)

@@ -11,12 +11,12 @@ import pytest
 from airflow_provider_cdc.core.storage.records import decode, encode
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import SchemaChanged
+from airflow_provider_cdc.sources.postgres.catalog.named_tables import resolve
 from airflow_provider_cdc.sources.postgres.catalog.schema import (
     check_unchanged,
     difference,
     leaves,
     read_tables,
-    resolve,
 )
 from airflow_provider_cdc.sources.postgres.catalog.types import unmapped
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query, session

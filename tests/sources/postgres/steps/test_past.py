@@ -337,7 +337,7 @@ def test_a_partitioned_table_has_no_past(kept: Kept) -> None:
     kept.keep("stock", "tree")
     (problem,) = kept.refusals(kept.here(), "stock", "tree")
     assert (problem.where, problem.table) == ("public.tree", "public.tree")
-    assert "partitioned" in problem.what
+    assert "leave room for others" in problem.what
 
 
 def test_tables_without_a_past_are_left_out_if_that_is_asked_for(kept: Kept) -> None:

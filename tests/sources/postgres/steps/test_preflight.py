@@ -12,6 +12,7 @@ import pytest
 from airflow_provider_cdc.core.options.run import LockPolicy, TableOptions
 from airflow_provider_cdc.errors import ConfigurationError, LockNotGranted, PreflightError, Problem, SchemaChanged
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.planning.selections import requested
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.server import blockers
 from harness.postgres_binaries import installations
@@ -106,6 +107,33 @@ def test_a_partition_that_is_elsewhere_is_refused(postgres: PostgresServer, sour
 def test_types_that_print_as_names_of_objects_are_refused(postgres: PostgresServer, source: PostgresSource) -> None:
     make(postgres, source, "named", "id int PRIMARY KEY, what regclass")
     assert [problem.where for problem in problems_of(source)] == ["public.named.what"]
+
+
+def test_columns_leave_out_what_cannot_be_copied(postgres: PostgresServer, source: PostgresSource) -> None:
+    make(postgres, source, "named", "id int PRIMARY KEY, what regclass, n int")
+    parts = requested(None, {"public.named": ["n"]})
+    assert [plan.consistency for plan in source.preflight(["public.named"], parts=parts)] == ["watermark"]
+    # What a condition looks at is read.
+    looked_at = requested({"public.named": "what IS NULL"}, {"public.named": ["n"]})
+    with pytest.raises(PreflightError, match="present name of some object"):
+        source.preflight(["public.named"], parts=looked_at)
+
+
+def test_the_grant_of_columns_that_is_named_suffices(
+    postgres: PostgresServer, source: PostgresSource, reader: PostgresSource
+) -> None:
+    run(postgres, source, "ALTER ROLE reader REPLICATION", "GRANT USAGE ON SCHEMA shop TO reader")
+    run(postgres, source, "GRANT SELECT (id) ON shop.leaf TO reader", "CREATE PUBLICATION given FOR TABLE shop.leaf")
+    given = options(reader, publication="given")
+    parts = requested(None, {"shop.tree": ["id"]})
+    with pytest.raises(PreflightError) as refused:
+        given.preflight(["shop.*"], parts=parts)
+    (problem,) = refused.value.problems
+    assert problem.hint == 'GRANT SELECT (ctid) ON "shop"."leaf" TO "reader"'
+    (whole,) = problems_of(given, "shop.*")
+    assert "leave out what it may not read (name)" in whole.hint
+    run(postgres, source, problem.hint)
+    assert len(given.preflight(["shop.*"], parts=parts)) == 1
 
 
 @pytest.fixture

@@ -1,0 +1,79 @@
+"""Which relations the patterns of a run name."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from functools import partial
+
+from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.errors import ConfigurationError, Problem
+from airflow_provider_cdc.sources.planning import patterns as patterns_of_tables
+from airflow_provider_cdc.sources.postgres.server.session import Connection, query, quote
+
+_TABLE, _PARTITION = "table", "partition"
+_VIEWS = ("view", "materialized view")
+_KINDS = {
+    "r": _TABLE,
+    "p": _TABLE,
+    "v": _VIEWS[0],
+    "m": _VIEWS[1],
+    "f": "foreign table",
+}
+
+
+def resolve(connection: Connection, patterns: Sequence[str]) -> tuple[list[TableName], list[Problem]]:
+    """The tables that ``patterns`` name (``sources.patterns``), sorted, each once; a problem for each that names none.
+
+    A partition is a part of its root, so only the root is a table. A view counts as a table only where a pattern
+    without a star names it. Schemas of the server's own match no pattern.
+    """
+    kinds = {
+        TableName(schema, name): _PARTITION if partition else _KINDS[kind]
+        for schema, name, kind, partition in query(
+            connection,
+            "SELECT n.nspname, c.relname, c.relkind, c.relispartition FROM pg_class c "
+            "JOIN pg_namespace n ON n.oid = c.relnamespace "
+            "WHERE c.relkind = ANY(%s) AND n.nspname <> 'information_schema' AND n.nspname !~ '^pg_'",
+            (list(_KINDS),),
+        )
+    }
+    for name in _named_one_by_one(patterns):
+        if kinds.get(name) in _VIEWS:
+            kinds[name] = _TABLE
+    return patterns_of_tables.resolve(patterns, kinds, [_TABLE], partial(_matches_nothing, connection, kinds))
+
+
+def _named_one_by_one(patterns: Sequence[str]) -> set[TableName]:
+    found = set()
+    for text in patterns:
+        with suppress(ConfigurationError):
+            pattern = patterns_of_tables.Pattern.parse(text)
+            if len(pattern.schema) == len(pattern.name) == 1:
+                found.add(pattern.text)
+    return found
+
+
+def _matches_nothing(
+    connection: Connection, kinds: dict[TableName, str], pattern: str, wanted: TableName, others: list[TableName]
+) -> Problem:
+    if others and kinds[others[0]] == _PARTITION:
+        (root,) = query(
+            connection,
+            "SELECT pg_partition_root(%s::regclass)::text",
+            (quote(others[0].schema, others[0].name),),
+        )[0]
+        return Problem(pattern, f"is a partition of {root}", "name the partitioned table: its partitions come with it")
+    if others:
+        kind = kinds[others[0]]
+        hint = "name it without a star, or name the tables that it reads"
+        return Problem(
+            pattern, f"is a {kind}, not a table", hint if kind in _VIEWS else "name the tables that it reads"
+        )
+    if wanted.schema.startswith("pg_") or wanted.schema == "information_schema":
+        return Problem(pattern, "lies in a schema of the server's own", "leave it out: its changes are not logged")
+    if "*" in pattern:
+        return Problem(
+            pattern, "matches no table of this database", "correct the pattern, or the connection's database"
+        )
+    return Problem(pattern, "there is no such table in this database", "correct the name, or the connection's database")

@@ -1,0 +1,63 @@
+"""Partitioned tables that have no room for another partition.
+
+A partition that was attached with its rows, and detached or dropped again, leaves no trace, neither in the catalog nor
+in the log. But the server lets no two partitions of a table overlap. So where the partitions leave no value over, and
+all of them were there all the time, no other one can have been there in between.
+
+Hash partitions leave nothing over if they have all remainders. Ranges leave nothing over if they follow each other from
+MINVALUE to MAXVALUE; a row with a NULL in the key then goes to a default partition alone, of which a table has at most
+one. Lists always leave something over.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Sequence
+from fractions import Fraction
+
+from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.sources.postgres.server.session import Connection, query
+
+NO_ROOM = "HASH partitions with all remainders, or ranges from MINVALUE to MAXVALUE that leave no gap"
+"""What a table has that `without_room` finds, in words."""
+
+# Of each partitioned table of the trees: its kind, whether rows may have a NULL in its key, and the bounds of its
+# partitions.
+_BOUNDS = """
+SELECT w, t.relid::oid, p.partstrat::text, 0 = ANY(p.partattrs::int2[]) OR EXISTS (
+        SELECT FROM pg_attribute a WHERE a.attrelid = p.partrelid AND a.attnum = ANY(p.partattrs::int2[])
+        AND NOT a.attnotnull),
+    ARRAY(SELECT COALESCE(pg_get_expr(c.relpartbound, c.oid), '') FROM pg_inherits i
+        JOIN pg_class c ON c.oid = i.inhrelid WHERE i.inhparent = t.relid AND NOT i.inhdetachpending)
+FROM unnest(%s::oid[]) w, LATERAL pg_partition_tree(w) t JOIN pg_partitioned_table p ON p.partrelid = t.relid
+"""
+_DEFAULT = "DEFAULT"
+_HASH = re.compile(r"FOR VALUES WITH \(modulus (\d+), remainder (\d+)\)", re.IGNORECASE)
+_RANGE = re.compile(
+    r"FOR VALUES FROM \((?P<low>(?:'(?:[^']|'')*'|[^'()])*)\) TO \((?P<high>(?:'(?:[^']|'')*'|[^'()])*)\)"
+)
+
+
+def without_room(connection: Connection, tables: Sequence[Table]) -> set[str]:
+    """The names of those partitioned tables to which, as they are, no partition with rows can be attached."""
+    roots = {table.details["oid"]: str(table.name) for table in tables if table.details["kind"] == "p"}
+    closed: dict[int, list[bool]] = defaultdict(list)
+    for root, _, kind, has_nulls, bounds in query(connection, _BOUNDS, (list(roots),)):
+        closed[root].append(_is_closed(kind, has_nulls, bounds))
+    return {roots[root] for root, every in closed.items() if all(every)}
+
+
+def _is_closed(kind: str, may_be_null: bool, bounds: Sequence[str]) -> bool:
+    if kind == "h":
+        found = [_HASH.fullmatch(bound) for bound in bounds]
+        return sum((Fraction(1, int(one[1])) for one in found if one is not None), Fraction(0)) == 1
+    if kind != "r" or (may_be_null and _DEFAULT not in bounds):
+        return False
+    ranges = [_RANGE.fullmatch(bound) for bound in bounds if bound != _DEFAULT]
+    nexts = {one["low"]: one["high"] for one in ranges if one is not None}
+    least = [low for low in nexts if set(low.split(", ")) == {"MINVALUE"}]
+    at = least[0] if least else ""
+    while at in nexts:
+        at = nexts.pop(at)
+    return bool(at) and set(at.split(", ")) == {"MAXVALUE"}

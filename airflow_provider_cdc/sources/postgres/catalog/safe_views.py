@@ -1,0 +1,154 @@
+"""Whether a view may be evaluated in our sessions, and means the same in each of them.
+
+A view is copied as its rows are in a shared view of the data. So everything that it consists of has to be known to
+depend on the rows of tables alone, and on what our sessions pin: the server's own functions that are immutable, and
+those stable ones that depend on nothing but the pinned settings. Whatever is not known is refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import psycopg
+
+from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.errors import Problem
+from airflow_provider_cdc.sources.postgres.catalog.types import NAMES_OF_OBJECTS
+from airflow_provider_cdc.sources.postgres.catalog.view_definitions import (
+    FIRST_OWN_OID,
+    MATERIALIZED,
+    VIEW,
+    Definition,
+    read_definition,
+)
+from airflow_provider_cdc.sources.postgres.server.session import Connection, may_pass, query, said
+
+_HINT = "leave the view out, or copy what it reads; a materialized view of it can be copied, whatever it calls"
+_KINDS = {"f": "a foreign table", "S": "a sequence", "t": "a TOAST table"}
+_READ = frozenset("rpvm")
+
+# Of PostgreSQL 15 to 18; several have a shorter name until 15. What is missing here: what is random (TABLESAMPLE),
+# depends on the user or the clock (SQLVALUEFUNCTION), takes locks (ROWMARKCLAUSE), runs checks of domains
+# (COERCETODOMAIN), reads XML or JSON by settings and rules of their own, and whatever later versions bring.
+_NODES = frozenset(
+    """
+    QUERY RTE RANGETBLENTRY RTEPERMISSIONINFO RANGETBLREF RANGETBLFUNCTION ALIAS FROMEXPR JOINEXPR TARGETENTRY
+    SETOPERATIONSTMT SORTGROUPCLAUSE GROUPINGSET GROUPINGFUNC WINDOWCLAUSE COMMONTABLEEXPR CTESEARCHCLAUSE
+    VAR CONST PARAM FUNCEXPR NAMEDARGEXPR OPEXPR DISTINCTEXPR NULLIFEXPR SCALARARRAYOPEXPR BOOLEXPR NULLTEST BOOLEANTEST
+    CASE WHEN CASEEXPR CASEWHEN CASETESTEXPR COALESCE COALESCEEXPR MINMAX MINMAXEXPR RELABELTYPE COERCEVIAIO
+    ARRAYCOERCEEXPR CONVERTROWTYPEEXPR ARRAY ARRAYEXPR ROW ROWEXPR ROWCOMPARE ROWCOMPAREEXPR SUBLINK AGGREF WINDOWFUNC
+    FIELDSELECT SUBSCRIPTINGREF COLLATE COLLATEEXPR
+    """.split()
+)
+
+_STABLE = frozenset(
+    """
+    concat concat_ws format anytextcat textanycat array_to_string array_to_json row_to_json to_json to_jsonb
+    json_agg json_object_agg jsonb_agg jsonb_object_agg json_build_object json_build_array jsonb_build_object
+    jsonb_build_array quote_literal quote_nullable date_trunc date_part extract date time timetz timestamp timestamptz
+    timezone make_timestamptz generate_series timestamptz_pl_interval timestamptz_mi_interval interval_pl_timestamptz
+    """.split()
+) | {
+    f"{left}_{sign}_{right}"
+    for left, right in (
+        ("date", "timestamptz"),
+        ("timestamp", "timestamptz"),
+        ("timestamptz", "date"),
+        ("timestamptz", "timestamp"),
+    )
+    for sign in ("eq", "ne", "lt", "le", "gt", "ge", "cmp")
+}
+"""Stable functions that depend on nothing but how values are printed, and the time zone, both of which are pinned."""
+
+# Of the others, text such as 'now' means another value at each time, or a setting says what it means.
+_CONVERTIBLE = frozenset(
+    {16, 17, 18, 19, 20, 21, 23, 25, 26, 114, 650, 700, 701, 829, 869, 1042, 1043, 1186, 1560, 1562}
+)
+_CONVERTIBLE |= {1700, 2950, 3802}
+# xml, xml[]: its meaning depends on a setting.
+_XML = frozenset({142, 143})
+
+_CALLED = """
+SELECT p.oid::regprocedure::text, p.proname::text, p.provolatile::text, p.oid >= %(own)s, p.oid IN (
+    SELECT o.oprcode::oid FROM pg_operator o WHERE o.oid = ANY(%(operators)s::oid[]) AND o.oid >= %(own)s)
+FROM pg_proc p WHERE p.oid = ANY(%(functions)s::oid[]) OR p.oid IN (
+    SELECT o.oprcode::oid FROM pg_operator o WHERE o.oid = ANY(%(operators)s::oid[])) ORDER BY 1
+"""
+# Base types and ranges, whose operators and output are functions that somebody made, and domains, which have checks.
+_OF_USERS = """
+WITH RECURSIVE part(oid) AS (
+    SELECT unnest(%s::oid[])
+    UNION SELECT x.oid FROM part p JOIN pg_type t ON t.oid = p.oid, LATERAL (
+        SELECT t.typelem WHERE t.typelem <> 0 UNION ALL SELECT a.atttypid FROM pg_attribute a
+        WHERE a.attrelid = t.typrelid AND t.typrelid <> 0 AND a.attnum > 0 AND NOT a.attisdropped) x(oid))
+SELECT t.oid::regtype::text FROM part p JOIN pg_type t ON t.oid = p.oid
+WHERE t.oid >= %s AND t.typtype NOT IN ('c', 'e', 'd') AND t.typoutput <> 'array_out'::regproc ORDER BY 1
+"""
+
+
+def view_problems(connection: Connection, table: Table) -> Iterator[Problem]:
+    """Why a view cannot be copied."""
+    where, kind = str(table.name), table.details["kind"]
+    if kind == MATERIALIZED:
+        ((filled,),) = query(connection, "SELECT relispopulated FROM pg_class WHERE oid = %s", (table.details["oid"],))
+        if not filled:
+            hint = "REFRESH MATERIALIZED VIEW, or leave it out"
+            yield Problem(where, "the materialized view was never filled (WITH NO DATA)", hint, where)
+    if kind != VIEW:
+        return
+    reasons = list(_reasons(connection, read_definition(connection, table.details["oid"])))
+    for reason in reasons:
+        yield Problem(where, f"the view {reason}", _HINT, where)
+    # What was refused is not planned: that would run users' code.
+    if not reasons and (reason := _not_planned(connection, table)):
+        yield Problem(where, f"the server cannot plan a SELECT of the view: {reason}", _HINT, where)
+
+
+def _reasons(connection: Connection, definition: Definition) -> Iterator[str]:
+    for relation in definition.relations.values():
+        if relation.of_server or relation.oid < FIRST_OWN_OID:
+            yield f"reads {relation.name}, which is the server's own and has no position"
+        elif relation.kind not in _READ:
+            yield f"reads {relation.name}, {_KINDS.get(relation.kind, 'which is no table')}, which has no position"
+        elif relation.persistence != "p":
+            yield f"reads {relation.name}, which is not logged"
+        elif relation.is_parent:
+            yield f"reads {relation.name}, from which other tables inherit: what these were cannot be known"
+    if unknown := sorted(definition.nodes - _NODES):
+        yield f"has parts that are not known to mean the same in every session ({', '.join(unknown)})"
+    if definition.has_system_columns:
+        yield "reads system columns, which say where a row lies, and not what it is"
+    called = {"functions": list(definition.functions), "operators": list(definition.operators), "own": FIRST_OWN_OID}
+    for signature, name, volatility, of_users, by_users_operator in query(connection, _CALLED, called):
+        if of_users or by_users_operator:
+            yield f"calls {signature}, or an operator of it, which somebody made: what it does is not known"
+        elif volatility == "v" or (volatility == "s" and name not in _STABLE):
+            yield f"calls {signature}, whose result depends on more than the rows of tables"
+    if definition.types & (NAMES_OF_OBJECTS | _XML):
+        yield "has values whose text depends on names of objects or on settings (regclass, xml and the like)"
+    if definition.converted_to - _CONVERTIBLE:
+        (names,) = query(
+            connection,
+            "SELECT string_agg(oid::regtype::text, ', ' ORDER BY oid) FROM pg_type WHERE oid = ANY(%s::oid[])",
+            (list(definition.converted_to - _CONVERTIBLE),),
+        )[0]
+        yield f"reads values of another type as {names}, which is not known to mean the same at any time"
+    for (name,) in query(connection, _OF_USERS, (list(definition.types), FIRST_OWN_OID)):
+        yield f"has values of the type {name}, whose functions somebody made"
+
+
+def _not_planned(connection: Connection, table: Table) -> str:
+    """What the server says to a SELECT of the view, as of a privilege, or of a policy of a table; empty: nothing."""
+    (leaf,) = table.details["leaves"]
+    try:
+        with connection.transaction():
+            query(connection, f"EXPLAIN SELECT FROM {_quoted(leaf[1])}.{_quoted(leaf[2])}")
+    except psycopg.Error as error:
+        if may_pass(error.sqlstate or ""):
+            raise
+        return said(error)
+    return ""
+
+
+def _quoted(name: str) -> str:
+    return '"' + name.replace('"', '""') + '"'

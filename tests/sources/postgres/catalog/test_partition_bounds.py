@@ -1,0 +1,106 @@
+"""A partitioned table has a past only where no other partition can have come and gone; the server is asked."""
+
+from __future__ import annotations
+
+import psycopg
+import pytest
+
+from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.sources.postgres.catalog.partition_bounds import without_room
+from airflow_provider_cdc.sources.postgres.catalog.schema import read_tables
+from airflow_provider_cdc.sources.postgres.server.session import session
+from harness.postgres_server import PostgresServer
+from tests.sources.postgres.log.reading import settings
+from tests.sources.postgres.standing import RUN_ID, Kept
+
+# The key, the bounds of the partitions, and what is tried beside them: bounds, and a row that lies in them.
+REST = ("DEFAULT", "NULL")
+TREES: dict[str, tuple[str, list[str], list[tuple[str, str]]]] = {
+    "hash, all": (
+        "HASH (k)",
+        ["WITH (MODULUS 2, REMAINDER 0)", "WITH (MODULUS 4, REMAINDER 1)", "WITH (MODULUS 4, REMAINDER 3)"],
+        [("FOR VALUES WITH (MODULUS 4, REMAINDER 1)", "1"), REST],
+    ),
+    "hash, in part": (
+        "HASH (k)",
+        ["WITH (MODULUS 2, REMAINDER 0)", "WITH (MODULUS 4, REMAINDER 1)"],
+        [("FOR VALUES WITH (MODULUS 4, REMAINDER 3)", "")],
+    ),
+    "ranges, all, and the rest": (
+        "RANGE (k)",
+        ["FROM (MINVALUE) TO ('), ('')')", "FROM ('), ('')') TO (MAXVALUE)", "DEFAULT"],
+        [("FOR VALUES FROM ('a') TO ('b')", "'a'"), REST],
+    ),
+    "ranges, all, but not the rest": (
+        "RANGE (k)",
+        ["FROM (MINVALUE) TO ('m')", "FROM ('m') TO (MAXVALUE)"],
+        [REST],
+    ),
+    "ranges with a gap": (
+        "RANGE (k)",
+        ["FROM (MINVALUE) TO ('m')", "FROM ('n') TO (MAXVALUE)", "DEFAULT"],
+        [("FOR VALUES FROM ('m') TO ('n')", "'m'")],
+    ),
+    "ranges with an end": (
+        "RANGE (k)",
+        ["FROM (MINVALUE) TO ('m')", "FROM ('m') TO ('n')", "DEFAULT"],
+        [("FOR VALUES FROM ('x') TO ('y')", "'x'")],
+    ),
+    "ranges of two columns": (
+        "RANGE (k, n)",
+        [
+            "FROM (MINVALUE, MINVALUE) TO ('TO (', 5)",
+            "FROM ('TO (', 5) TO ('x', MINVALUE)",
+            "FROM ('x', MINVALUE) TO (MAXVALUE, MAXVALUE)",
+            "DEFAULT",
+        ],
+        [("FOR VALUES FROM ('a', 1) TO ('b', 1)", "'a'"), REST],
+    ),
+    "lists": ("LIST (k)", ["IN ('a', NULL)", "DEFAULT"], [("FOR VALUES IN ('b')", "'b'")]),
+}
+WITHOUT_ROOM = {"hash, all", "ranges, all, and the rest", "ranges of two columns"}
+
+
+@pytest.mark.parametrize("tree", TREES)
+def test_no_other_partition_can_come_and_go(tree: str, postgres: PostgresServer, database: str) -> None:
+    key, partitions, others = TREES[tree]
+    with postgres.connect(database=database) as connection:
+        connection.execute(f"CREATE TABLE t (k text, n int DEFAULT 0) PARTITION BY {key}".encode())
+        for number, bound in enumerate(partitions):
+            values = bound if bound == "DEFAULT" else f"FOR VALUES {bound}"
+            connection.execute(f"CREATE TABLE t{number} PARTITION OF t {values}".encode())
+        found = False
+        for bound, row in others:
+            connection.execute("CREATE TABLE other (k text, n int DEFAULT 0)")
+            if row:
+                connection.execute(f"INSERT INTO other (k) VALUES ({row})".encode())
+            try:
+                connection.execute(f"ALTER TABLE t ATTACH PARTITION other {bound}".encode())
+                found = True
+            except psycopg.Error:
+                pass
+            connection.execute("DROP TABLE other")
+    assert found == (tree not in WITHOUT_ROOM)
+    with session(settings(postgres, database)) as connection:
+        (table,) = read_tables(connection, [TableName("public", "t")])
+        assert without_room(connection, [table]) == ({"public.t"} if tree in WITHOUT_ROOM else set())
+
+
+def test_a_partitioned_table_has_a_past_where_no_other_partition_has_room(kept: Kept) -> None:
+    kept.run(
+        "CREATE TABLE tree (id int PRIMARY KEY, v text) PARTITION BY HASH (id)",
+        *(f"CREATE TABLE t{n} PARTITION OF tree FOR VALUES WITH (MODULUS 2, REMAINDER {n})" for n in (0, 1)),
+        *(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for name in ("tree", "t0", "t1")),
+    )
+    kept.keep("tree")
+    point = kept.here()
+    kept.check(point, "tree")
+    (table,) = kept.record_at(point, "tree").tables
+    assert len(table.details["leaves"]) == 2
+    kept.source.release(RUN_ID)
+    kept.run(
+        "ALTER TABLE tree DETACH PARTITION t1",
+        "ALTER TABLE tree ATTACH PARTITION t1 FOR VALUES WITH (MODULUS 2, REMAINDER 1)",
+    )
+    (problem,) = kept.refusals(point, "tree")
+    assert "was altered since" in problem.what
