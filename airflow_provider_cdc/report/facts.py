@@ -89,7 +89,7 @@ def report_of_failure(run: Run, failed: Failed) -> Report:
 def _run(run: Run, done: ConsolidateResult | None) -> Section:
     manifest = run.manifest
     rows = [
-        ("exact at", run.position) if done else (manifest.position_key, manifest.initial_position),
+        ("exact at", run.position_text) if done else (manifest.position_key, manifest.initial_position),
         ("asked for", manifest.options.as_of or "the present of the run"),
         *((f"source: {name}", value) for name, value in manifest.source.items()),
         ("recorded at", manifest.created_at),
