@@ -18,7 +18,7 @@ from functools import cache
 from pyarrow import dataset
 
 from airflow_provider_cdc.core.copies.history import history_in
-from airflow_provider_cdc.core.positions.as_of import reaches
+from airflow_provider_cdc.core.positions.as_of import parse_position, reaches
 from airflow_provider_cdc.core.run.feed import feed_schema
 from airflow_provider_cdc.core.run.manifest import LAKE_FORMAT
 from airflow_provider_cdc.core.storage.folder import Storage
@@ -146,7 +146,8 @@ def _check_unambiguous(latest: LatestCopy, since: str) -> None:
     history, ended = history_in(latest.history), []
     # An id of a run is no position.
     with suppress(PositionError):
-        ended = [one for one in (history.superseded if history else ()) if since and reaches(one.position, since)]
+        superseded = history.superseded if history and since else ()
+        ended = [one for one in superseded if reaches(parse_position(one.position), parse_position(since))]
     if ended:
         raise ChangesMissing(
             f"the source was set back, and {since} may be of the history that ended with the copy of run "

@@ -47,7 +47,7 @@ def lineage_of(run: Run, settings: ConnectionSettings) -> OperatorLineage | None
         return schema_dataset.SchemaDatasetFacet(fields=fields)
 
     found, manifest, latest = run.found(ConsolidateResult), run.manifest, read_is_latest(run.folder)
-    version = dataset_version_dataset.DatasetVersionDatasetFacet(datasetVersion=run.position)
+    version = dataset_version_dataset.DatasetVersionDatasetFacet(datasetVersion=run.position_text)
     inputs, outputs = [], []
     for entry in manifest.tables:
         table = entry.table

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeAlias
+from functools import lru_cache
 
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.lsn import Lsn
-
-Position: TypeAlias = GtidSet | Lsn
-"""A point in a source's history: ``a <= b`` says that ``b`` has all of ``a``."""
+from airflow_provider_cdc.core.positions.position import Position
+from airflow_provider_cdc.errors import PositionError
 
 
 @dataclass(frozen=True)
@@ -68,6 +67,21 @@ KINDS = {
         ),
     )
 }
+
+
+@lru_cache(maxsize=32)
+def parse_position(kind: str, text: str) -> Position:
+    """Read the text of a position of a source of this kind, as a record has it.
+
+    Records of large GTID sets are asked for their position again and again.
+
+    :raises PositionError: it is none, or the kind is not known.
+    """
+    if kind not in KINDS:
+        raise PositionError(
+            f"positions of {kind!r} sources are not known", hint="install the version of this provider that wrote them"
+        )
+    return KINDS[kind].parse(text)
 
 
 def kinds_with(feature: str) -> tuple[Kind, ...]:

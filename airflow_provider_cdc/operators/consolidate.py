@@ -125,8 +125,8 @@ def _copies(run: Run, published: Mapping[str, str], latest: Mapping[str, bool]) 
     return {
         name: {
             "run_id": run.run_id,
-            "position": run.position,
-            run.manifest.position_key: run.position,
+            "position": run.position_text,
+            run.manifest.position_key: run.position_text,
             "rows": rows[name],
             "path": published[name],
             "latest": latest[name],

@@ -112,7 +112,7 @@ def _run(run: Run, dag_run: DagRunName, done: ConsolidateResult | None) -> Secti
         ("DAG", dag_run.dag_id),
         ("DAG run", dag_run.run_id),
         ("took", f"{took}, from the recording of the position to the {'publication' if done else 'failure'}"),
-        ("exact at", run.position) if done else (manifest.position_key, manifest.initial_position),
+        ("exact at", run.position_text) if done else (manifest.position_key, manifest.initial_position),
         ("asked for", manifest.options.as_of or "the present of the run"),
         *((f"source: {name}", value) for name, value in manifest.source.items()),
         ("recorded at", manifest.created_at),

@@ -8,7 +8,7 @@ from typing import Any
 from airflow_provider_cdc.core.positions import as_of
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.sensors.waiting import WaitingSensor
-from airflow_provider_cdc.triggers.position import PositionQuestion, PositionTrigger, point_of
+from airflow_provider_cdc.triggers.position import PositionQuestion, PositionTrigger, target_of
 from airflow_provider_cdc.triggers.waiting import Answer
 
 
@@ -41,7 +41,7 @@ class PositionSensor(WaitingSensor):
 
     def ask(self) -> Answer:
         if self._question is None:
-            self._question = PositionQuestion(point_of(self._text, "parameter position"))
+            self._question = PositionQuestion(target_of(self._text, "parameter position"))
         return self._question.ask(open_hook(self.source_conn_id).get_conn())
 
     def trigger(self) -> PositionTrigger:

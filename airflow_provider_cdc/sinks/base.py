@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from airflow_provider_cdc.core.copies.head import Copy
+from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.feed import Feed
 from airflow_provider_cdc.core.run.staging import StagedFile, Staging
 from airflow_provider_cdc.core.storage.folder import Storage
@@ -139,7 +140,7 @@ class LakeFeed:
 class Sink(Protocol):
     """One lake in one format. `registry.open_sink` makes it."""
 
-    def check_source(self, tables: Sequence[TableName], source: Mapping[str, str], position: str) -> None:
+    def check_source(self, tables: Sequence[TableName], source: Mapping[str, str], position: Position) -> None:
         """Make sure that the copies of ``tables`` that are there are of ``source``, which has all of ``position``.
 
         :raises ConfigurationError: they are another source's.

@@ -26,8 +26,10 @@ from airflow_provider_cdc.core.copies.head import (
     is_newer,
     is_of_another_source,
     known_source,
+    parsed_position_of,
     source_of,
 )
+from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import ConfigurationError, ManifestError, PublishIncomplete
 
@@ -51,7 +53,7 @@ def read_latest(target: Storage, folder: str) -> Copy | None:
         return None
 
 
-def check_source(target: Storage, folder: str, source: Mapping[str, str], position: str) -> None:
+def check_source(target: Storage, folder: str, source: Mapping[str, str], position: Position) -> None:
     """Make sure that the copies in ``folder`` are not those of another source than ``source``.
 
     :param position: one that the source has.
@@ -132,10 +134,10 @@ def _of_another(copy: Copy, latest: Copy) -> bool:
     """Whether ``copy`` is of another source than ``latest``, as far as that is known."""
     if not latest.source or copy.run_id == latest.run_id:
         return False
-    another = is_of_another_source(copy, latest.source, latest.position)
+    another = is_of_another_source(copy, latest.source, parsed_position_of(latest))
     # A run that began before another server took over may end after one that began later.
     if another and copy.source:
-        another = is_of_another_source(latest, copy.source, copy.position)
+        another = is_of_another_source(latest, copy.source, parsed_position_of(copy))
     return another
 
 

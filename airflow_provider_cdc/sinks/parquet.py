@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 
 from airflow_provider_cdc.core.copies.head import Copy, position_of
+from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.staging import StagedFile, Staging, difference
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.names import folder_name
@@ -52,7 +53,7 @@ class ParquetSink:
     def __init__(self, lake: Storage) -> None:
         self._lake = lake
 
-    def check_source(self, tables: Sequence[TableName], source: Mapping[str, str], position: str) -> None:
+    def check_source(self, tables: Sequence[TableName], source: Mapping[str, str], position: Position) -> None:
         def check(table: TableName) -> None:
             check_source(self._lake, folder_name(table), source, position)
 

@@ -15,38 +15,38 @@ if TYPE_CHECKING:
 from airflow_provider_cdc.sources.api.optional_capabilities import Reach
 
 
-def point_of(text: str, where: str) -> AsOf:
-    """The point that a parameter names.
+def target_of(text: str, where: str) -> AsOf:
+    """The position or time that a parameter names.
 
     :param where: the parameter, for the message.
     :raises PositionError: it names none.
     """
     try:
-        point = as_of.parse(text)
+        target = as_of.parse(text)
     except PositionError as error:
         raise PositionError(error.message, where=where, hint=error.hint) from None
-    if not point:
+    if not target:
         raise PositionError(
             "it is empty",
             where=where,
             hint="give a time as 2026-01-31T00:00:00Z, a GTID set as the server prints it, or an LSN as 16/B374D848",
         )
-    return point
+    return target
 
 
 class PositionQuestion:
-    """Asks whether a server has reached ``point``; what it said last may spare it some work."""
+    """Asks whether a server has reached ``target``; what it said last may spare it some work."""
 
-    def __init__(self, point: AsOf) -> None:
-        self._point = point
+    def __init__(self, target: AsOf) -> None:
+        self._target = target
         self._seen: Reach | None = None
 
     def ask(self, source: Source) -> Answer:
         """:raises CdcError: as `TellsReach.has_reached` does."""
         from airflow_provider_cdc.sources.api.calls import telling_reach
 
-        self._seen = telling_reach(source).has_reached(self._point, self._seen)
-        return Answer(self._seen.reached, self._seen.lacks, str(as_of.text_of(self._point)))
+        self._seen = telling_reach(source).has_reached(self._target, self._seen)
+        return Answer(self._seen.reached, self._seen.lacks, str(as_of.text_of(self._target)))
 
 
 class PositionTrigger(WaitingTrigger):
@@ -69,6 +69,6 @@ class PositionTrigger(WaitingTrigger):
         from airflow_provider_cdc.hooks import source_in_event_loop
 
         if self._question is None:
-            self._question = PositionQuestion(point_of(self.position, "parameter position"))
+            self._question = PositionQuestion(target_of(self.position, "parameter position"))
         source = await source_in_event_loop(self.source_conn_id)
         return await asyncio.to_thread(self._question.ask, source)

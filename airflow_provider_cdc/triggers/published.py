@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_cdc.core.kinds import Position
 from airflow_provider_cdc.core.positions import as_of
 from airflow_provider_cdc.core.positions.as_of import AsOf
+from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.errors import ConfigurationError, PositionError
-from airflow_provider_cdc.triggers.position import point_of
+from airflow_provider_cdc.triggers.position import target_of
 from airflow_provider_cdc.triggers.waiting import Answer, WaitingTrigger
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class Wanted:
 
     def check(self) -> None:
         """:raises PositionError: a parameter is not what it should be."""
-        self._point()
+        self._target()
         self._time()
 
     def lacking(self, copy: LatestCopy) -> str:
@@ -48,18 +48,18 @@ class Wanted:
                 return "when it was published is not known"
             if not datetime.fromisoformat(copy.published_at) > after:
                 return f"it was published at {copy.published_at}"
-        if (point := self._point()) is not None:
-            return _short_of(copy, point)
+        if (target := self._target()) is not None:
+            return _short_of(copy, target)
         return ""
 
-    def _point(self) -> AsOf | None:
-        return point_of(self.position, "parameter position") if self.position else None
+    def _target(self) -> AsOf | None:
+        return target_of(self.position, "parameter position") if self.position else None
 
     def _time(self) -> datetime | None:
         if not self.published_after:
             return None
         where = "parameter published_after"
-        found = point_of(self.published_after, where)
+        found = target_of(self.published_after, where)
         if not isinstance(found, datetime):
             raise PositionError("it is no time", where=where, hint="write it as 2026-01-31T00:00:00Z")
         return found
@@ -94,17 +94,17 @@ def told(copy: LatestCopy) -> dict[str, Any]:
     }
 
 
-def _short_of(copy: LatestCopy, point: AsOf) -> str:
-    if isinstance(point, datetime):
+def _short_of(copy: LatestCopy, target: AsOf) -> str:
+    if isinstance(target, datetime):
         when = _asked_for(copy)
         if when is None:
             return "it is exact at a position, and of which time that is, is not known"
-        return "" if when >= point else f"it is exact as of {when.isoformat()}, or shortly after"
+        return "" if when >= target else f"it is exact as of {when.isoformat()}, or shortly after"
     reached = as_of.parse(copy.position)
-    if isinstance(reached, Position) and isinstance(point, type(reached)):
-        return reached.shortfall(point)  # type: ignore[arg-type]
+    if isinstance(reached, Position) and isinstance(target, type(reached)):
+        return reached.shortfall(target)
     raise ConfigurationError(
-        f"the copy is exact at {copy.position[:200]}, which cannot be compared with {str(point)[:200]}",
+        f"the copy is exact at {copy.position[:200]}, which cannot be compared with {str(target)[:200]}",
         where=f"parameter position, {copy.path}",
         hint="give a position of the source that the table is copied from",
     )

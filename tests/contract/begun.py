@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import pyarrow as pa
 
 from airflow_provider_cdc.core.options.run import LockPolicy, TableOptions
+from airflow_provider_cdc.core.positions.position import LogEnd, Position
 from airflow_provider_cdc.core.run.plan import TablePlan
 from airflow_provider_cdc.core.storage.records import decode, encode
 from airflow_provider_cdc.core.tables import row_bytes
@@ -98,19 +99,19 @@ class Begun:
                 for name, table in self.tables.items()
             }
 
-    def log_end(self) -> str:
+    def log_end(self) -> LogEnd:
         return self.source.bound_reads().log_end
 
-    def window(self, uppers: str | None = None, source: Source | None = None) -> Window:
+    def window(self, uppers: Position | None = None, source: Source | None = None) -> Window:
         """The net change from the initial position to now.
 
         :param uppers: where the keyless tables were read; None: now.
         """
         bound = self.source.bound_reads()
         self.source.check_tables(list(self.tables.values()))
-        return self.window_to(bound.log_end, uppers or bound.position)
+        return self.window_to(bound.log_end, uppers or bound.upper)
 
-    def window_to(self, log_end: str, uppers: str) -> Window:
+    def window_to(self, log_end: LogEnd, uppers: Position) -> Window:
         """The net change from the initial position to an end of the log."""
         self.source.check_identity(self.identity, self.position)
         tracked = self.tracked(uppers)
@@ -127,9 +128,9 @@ class Begun:
             changes += rows
         return self._composed(changes)
 
-    def tracked(self, uppers: str) -> list[TrackedTable]:
+    def tracked(self, uppers: Position) -> list[TrackedTable]:
         tables = enumerate(self.tables.values())
-        return [TrackedTable(index, table, uppers if table.keyless else "") for index, table in tables]
+        return [TrackedTable(index, table, uppers if table.keyless else None) for index, table in tables]
 
     def _composed(self, changes: list[dict[str, Any]]) -> Window:
         window = Window(changes, {}, {})

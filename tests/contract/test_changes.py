@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 import pyarrow as pa
 import pytest
 
+from airflow_provider_cdc.core.positions.position import LogEnd, Position
 from airflow_provider_cdc.sources.api.window import CHANGE_SCHEMA, TrackedTable
 from tests.contract.begun import Begin, Begun, sent
 from tests.contract.databases import Database
@@ -65,7 +66,7 @@ class Told:
     times: list[datetime]
 
 
-def told(run: Begun, log_end: str, upper: str) -> Told:
+def told(run: Begun, log_end: LogEnd, upper: Position) -> Told:
     """The changes up to ``upper``, by the position of their transaction."""
     tables = list(run.tables.values())
     tracked = [TrackedTable(index, table, upper, forward=True, changes=True) for index, table in enumerate(tables)]
@@ -131,11 +132,11 @@ def test_each_change_of_the_window_is_told_once_and_in_order(db: Database, begin
         shop.transaction()
     # On MySQL it is the position that ends a window: files are read beyond it.
     end = run.log_end() if db.kind == "mysql" else bound.log_end
-    found = told(run, end, bound.position)
+    found = told(run, end, bound.upper)
     assert found.changes == expected
     assert len({*found.positions}) == len(expected)
     # The clocks of the servers are that of this machine.
     slack = timedelta(seconds=1)
     assert all(began - slack <= when <= datetime.now(UTC) + slack for when in found.times)
     # As often as they are asked for.
-    assert told(run, end, bound.position) == found
+    assert told(run, end, bound.upper) == found

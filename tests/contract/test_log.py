@@ -180,7 +180,7 @@ def test_other_tables_are_passed_over_also_within_a_transaction(shop: Database, 
 def test_keyless_changes_count_up_to_where_the_table_was_read(shop: Database, begin: Begin) -> None:
     run = begin("visits", "orders")
     shop.execute("INSERT INTO visits VALUES (1, 'same')", "DELETE FROM orders WHERE id = 1")
-    upper = run.source.bound_reads().position
+    upper = run.source.bound_reads().upper
     shop.execute("INSERT INTO visits VALUES (1, 'same'), (5, 'x')", "DELETE FROM orders WHERE id = 2")
     window = run.window(upper)
     assert list(_nonzero(window.counts["visits"]).values()) == [1]
@@ -202,10 +202,10 @@ def test_a_window_that_is_read_again_is_the_same_and_one_without_changes_is_empt
     shop.rotate_log()
     shop.execute(*HISTORIES["keys that move"])
     bound = run.source.bound_reads()
-    first = run.window_to(bound.log_end, bound.position)
+    first = run.window_to(bound.log_end, bound.upper)
     shop.execute("DELETE FROM orders", "DELETE FROM visits")
     assert first.changes
-    assert run.window_to(bound.log_end, bound.position) == first
+    assert run.window_to(bound.log_end, bound.upper) == first
 
 
 def test_what_a_segment_held_is_told_when_it_was_read(shop: Database, begin: Begin) -> None:
@@ -213,7 +213,7 @@ def test_what_a_segment_held_is_told_when_it_was_read(shop: Database, begin: Beg
     shop.transaction("UPDATE items SET note = 'new' WHERE number = 1", "DELETE FROM items WHERE number = 2")
     shop.execute("INSERT INTO items VALUES ('q', 1, NULL)")
     (segment,) = run.source.log_segments(run.position, run.log_end(), run.identity)
-    with run.source.read_segment(segment, run.position, run.tracked("")) as reader:
+    with run.source.read_segment(segment, run.position, run.tracked(run.position)) as reader:
         assert sum(batch.num_rows for batch in reader) == 4
         summary = reader.summary
     assert (summary.segment, summary.transactions, summary.row_images) == (segment, 2, 6)
@@ -227,7 +227,9 @@ def test_how_far_a_segment_is_read_is_told(shop: Database, begin: Begin) -> None
     shop.execute(*(f"UPDATE orders SET big = {number}, note = REPEAT('larger ', 9000)" for number in range(50)))
     (segment,) = run.source.log_segments(run.position, run.log_end(), run.identity)
     told: list[tuple[int, int]] = []
-    with run.source.read_segment(segment, run.position, run.tracked(""), None, lambda *far: told.append(far)) as reader:
+    with run.source.read_segment(
+        segment, run.position, run.tracked(run.position), None, lambda *far: told.append(far)
+    ) as reader:
         list(reader)
         images = reader.summary.row_images
     assert told == sorted(told)

@@ -339,7 +339,7 @@ def test_a_row_that_is_left_out_may_hold_what_it_will_whether_or_not_it_is_touch
         ):
             for batch in reader.read(chunk):
                 assert copied(table, batch, reader.odd)[1] == []
-        tracked = [replace(one, table=table) for one in run.tracked(bound.position)]
+        tracked = [replace(one, table=table) for one in run.tracked(bound.upper)]
         found: dict[tuple[Any, ...], int] = {}
         for segment in run.source.log_segments(run.position, bound.log_end, run.identity):
             with sent(run.source).read_segment(segment, run.position, tracked) as changes:

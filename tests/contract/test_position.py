@@ -40,7 +40,7 @@ def test_the_point_is_plain_data_that_a_manifest_can_hold(stock: Database) -> No
         # Jobs pair plans and tables by their place.
         assert [table.name for table in point.tables] == [plan.table for plan in plans]
         assert [table.key for table in point.tables] == [(), ("id",)]
-        assert str(stock.parse(point.position)) == point.position
+        assert stock.parse(str(point.position)) == point.position
         assert written(dict(point.identity)) == point.identity
         assert decode(tuple[Table, ...], written(encode(point.tables)), "") == point.tables
         assert 0 <= point.lock_seconds < 60
@@ -71,7 +71,7 @@ def test_a_transaction_that_began_before_it_and_commits_after_it_is_in_the_windo
         cursor.execute("UPDATE stock SET note = 'late' WHERE id = 3")
         meanwhile = run.log_end()
         cursor.execute("COMMIT")
-    assert run.window_to(meanwhile, "").before["stock"] == {}
+    assert run.window_to(meanwhile, run.position).before["stock"] == {}
     assert run.window().before["stock"].keys() == keys(3)
 
 
@@ -121,9 +121,9 @@ def test_a_bound_covers_what_was_committed_and_nothing_that_comes_later(stock: D
     for number in range(3):
         stock.execute(f"DELETE FROM stock WHERE id = {number}", f"INSERT INTO visits VALUES ({number})")
         bound = run.source.bound_reads()
-        stock.parse(bound.position)
+        assert stock.parse(str(bound.upper)) == bound.upper
         stock.execute(f"INSERT INTO stock VALUES ({number + 100}, 'later')", "INSERT INTO visits VALUES (99)")
-        window = run.window_to(bound.log_end, bound.position)
+        window = run.window_to(bound.log_end, bound.upper)
         later = set(range(100, 100 + number))
         assert window.before["stock"].keys() == keys(*range(number + 1), *later)
         assert sum(window.counts["visits"].values()) == 2 * number + 1

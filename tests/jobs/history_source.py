@@ -18,6 +18,8 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from airflow_provider_cdc.core.options.run import AS_DECLARED, LockPolicy, StepOptions, TableOptions
+from airflow_provider_cdc.core.positions.gtid import GtidSet
+from airflow_provider_cdc.core.positions.position import LogEnd, Position
 from airflow_provider_cdc.core.run.commit_record import base_of, published_run
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
@@ -55,6 +57,7 @@ SCHEMAS = [
 KEYS = [("id",), ("region", "number"), (), ("id",)]
 NAMES = ["shop.orders", "shop.lines", "shop.visits", "shop.empty"]
 KEYLESS = 2
+SERVER = "00000000-0000-0000-0000-000000000001"
 
 
 def tables() -> list[Table]:
@@ -193,6 +196,21 @@ def key_bytes(table: int, row: Row) -> bytes:
     return encoded
 
 
+def at(place: int) -> GtidSet:
+    """The position before the log's entry ``place``. Positions do not tell which one is later."""
+    return GtidSet.parse(f"{SERVER}:{place + 1}")
+
+
+def place_of(position: Position) -> int:
+    ((_, _, ((number, _),)),) = GtidSet.expect(position).items()
+    return number - 1
+
+
+def is_beyond(place: int, tracked: TrackedTable) -> bool:
+    """Whether a log entry comes after the changes that count."""
+    return tracked.upper is not None and place >= place_of(tracked.upper)
+
+
 class HistorySource:
     kind: ClassVar[str] = "mysql"
     position_key: ClassVar[str] = "initial_gtid_set"
@@ -213,13 +231,13 @@ class HistorySource:
     def record_initial(self, plans: Sequence[TablePlan], lock: LockPolicy, run_id: str = "") -> InitialPoint:
         raise NotImplementedError
 
-    def of_run(self, identity: Mapping[str, str], position: str) -> HistorySource:
+    def of_run(self, identity: Mapping[str, str], position: Position) -> HistorySource:
         return self
 
-    def here(self) -> tuple[Mapping[str, str], str]:
-        return {"server": "history"}, ""
+    def here(self) -> tuple[Mapping[str, str], Position]:
+        return {"server": "history"}, at(0)
 
-    def check_identity(self, identity: Mapping[str, str], position: str) -> None:
+    def check_identity(self, identity: Mapping[str, str], position: Position) -> None:
         assert identity == {"server": "history"}
 
     def check_tables(self, tables: Sequence[Table]) -> None:
@@ -243,11 +261,12 @@ class HistorySource:
         yield _Reader(self, table)
 
     def bound_reads(self) -> UpperBound:
-        end = str(self.end)
-        return UpperBound(end, end)
+        return UpperBound(at(self.end), LogEnd(str(self.end)))
 
-    def log_segments(self, initial: str, log_end: str, identity: Mapping[str, str], slots: int = 1) -> list[LogSegment]:
-        first = int(initial) // self.segment_length
+    def log_segments(
+        self, initial: Position, log_end: LogEnd, identity: Mapping[str, str], slots: int = 1
+    ) -> list[LogSegment]:
+        first = place_of(initial) // self.segment_length
         starts = range(first * self.segment_length, int(log_end), self.segment_length)
         stops = [min(start + self.segment_length, int(log_end)) for start in starts]
         return [
@@ -258,7 +277,7 @@ class HistorySource:
     def refusals_since(
         self,
         identity: Mapping[str, str],
-        position: str,
+        position: Position,
         tables: Sequence[Table],
         to: Any,
         options: StepOptions,
@@ -268,13 +287,13 @@ class HistorySource:
     ) -> dict[TableName, str]:
         raise NotImplementedError
 
-    def check_since(self, identity: Mapping[str, str], position: str) -> None:
+    def check_since(self, identity: Mapping[str, str], position: Position) -> None:
         self.check_identity(identity, position)
 
     def segments_between(
-        self, start: str, stop: str, since: Mapping[str, str], identity: Mapping[str, str], slots: int = 1
+        self, start: Position, end: Position, since: Mapping[str, str], identity: Mapping[str, str], slots: int = 1
     ) -> list[LogSegment]:
-        return self.log_segments(start, stop, identity)
+        return self.log_segments(start, LogEnd(str(place_of(end))), identity)
 
     def segments_before(self, segment: LogSegment, count: int) -> list[LogSegment]:
         length = self.segment_length
@@ -288,12 +307,12 @@ class HistorySource:
     def read_segment(
         self,
         segment: LogSegment,
-        initial: str,
+        start: Position,
         tables: Sequence[TrackedTable],
         changes: Callable[[pa.RecordBatch], None] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> Iterator[_Segment]:
-        yield _Segment(self, segment, int(initial), tables, changes, progress or (lambda read, images: None))
+        yield _Segment(self, segment, place_of(start), tables, changes, progress or (lambda read, images: None))
 
     def arrow_schema(self, table: Table) -> pa.Schema:
         return SCHEMAS[NAMES.index(str(table.name))]
@@ -313,7 +332,7 @@ class _Reader:
         self._source = source
         self._index = NAMES.index(str(table.name))
         self._position = 0
-        self.upper = ""
+        self.upper: Position | None = None
 
     def settle(self) -> str:
         return ""
@@ -323,7 +342,7 @@ class _Reader:
         moment = random.Random(f"{source.seed} {self._index} {chunk.number}")
         position = len(source.history.entries) if source.late else moment.randint(source.initial, source.end)
         if self._index == KEYLESS:
-            self.upper = str(position)
+            self.upper = at(position)
         rows = sorted(source.history.state(position)[self._index].elements(), key=repr)
         inside = [
             row
@@ -394,7 +413,7 @@ class _Segment:
         place = order // 100
         for table, before, after in changes:
             tracked = self._tables.get(table)
-            if tracked is None or not tracked.changes or (pending is None and place >= int(tracked.upper)):
+            if tracked is None or not tracked.changes or (pending is None and is_beyond(place, tracked)):
                 continue
             images = [None if row is None else image(row) for row in (before, after)]
             point = [None, None] if pending else [str(place), place]
@@ -414,8 +433,7 @@ class _Segment:
             if table not in self._tables:
                 continue
             self.summary.row_images += (before is not None) + (after is not None)
-            upper = self._tables[table].upper
-            if upper and pending is None and order // 100 >= int(upper):
+            if pending is None and is_beyond(order // 100, self._tables[table]):
                 continue
             for row, step in ((before, -1), (after, 1)):
                 if row is None:
@@ -464,7 +482,7 @@ def begin_run(
     manifest = manifest_of(
         target,
         run_id,
-        initial_position=str(initial),
+        initial_position=str(at(initial)),
         identity={"server": "history"},
         tables=tuple(
             RunTable(table, "lock" if table.keyless else "watermark", "", base=bases.get(str(table.name), ""))

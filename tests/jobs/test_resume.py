@@ -23,7 +23,7 @@ from airflow_provider_cdc.jobs.snapshot import step as snapshot
 from tests.interrupting import Interrupted, interrupt_at
 from tests.jobs import history_source
 from tests.jobs.conftest import MakeRunner, Runner
-from tests.jobs.history_source import NAMES, SETTINGS, HistorySource, random_history
+from tests.jobs.history_source import NAMES, SETTINGS, HistorySource, at, random_history
 
 LENGTH, INITIAL = 60, 25
 
@@ -145,8 +145,8 @@ def test_a_finished_run_holds_its_manifest_and_what_it_published(here: MakeRunne
     assert latest == {
         "run_id": "20260101T000000Z-00000000",
         "path": found.published["shop.empty"],
-        "initial_gtid_set": str(INITIAL),
-        "position": str(INITIAL),
+        "initial_gtid_set": str(at(INITIAL)),
+        "position": str(at(INITIAL)),
         "recorded_at": "2026-01-01T00:00:00+00:00",
         "source": {"kind": "mysql"},
         "rows": 0,

@@ -16,7 +16,7 @@ from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.sinks import parquet
 from tests.jobs.conftest import MakeRunner, Runner
-from tests.jobs.history_source import NAMES, HistorySource, random_history, tables
+from tests.jobs.history_source import NAMES, HistorySource, at, random_history, tables
 from tests.jobs.turns import Turns
 from tests.seeds import seeds
 
@@ -125,7 +125,7 @@ def test_a_try_of_a_beginning_that_was_given_up_never_publishes(
     first = Run.load(runner.run)
     anew = replace(
         first.manifest,
-        initial_position=str(INITIAL + 3),
+        initial_position=str(at(INITIAL + 3)),
         created_at="2026-01-01T00:00:07+00:00",
         tables=tuple(RunTable(table, "lock" if table.keyless else "watermark", "") for table in tables()),
     )

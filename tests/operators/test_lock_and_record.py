@@ -16,6 +16,7 @@ from airflow.sdk import DAG
 from airflow.sdk.exceptions import AirflowException, AirflowFailException
 
 from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions
+from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.run.run import Commit, Run
 from airflow_provider_cdc.core.storage.folder import Storage
@@ -31,6 +32,10 @@ from tests.runs import consolidate_result, manifest_of
 ORDERS, CLICKS = TableName("shop", "orders"), TableName("shop", "clicks")
 PLAN = encode([TablePlan(ORDERS, "watermark", "it has a key"), TablePlan(CLICKS, "lock", "it has none")])
 OPTIONS = {"chunk_rows": 7, "chunk_pause": 0.5, "lock": asdict(LockPolicy(wait_seconds=1))}
+
+
+def position(number: int) -> GtidSet:
+    return GtidSet.parse(f"00000000-0000-0000-0000-000000000001:1-{number}")
 
 
 class FakeSource:
@@ -64,7 +69,7 @@ class FakeSource:
         identity = {"uuid": "server"}
         if self.keeps:
             identity["slot"] = f"cdc_{number}"
-        return InitialPoint(f"server:1-{number}", identity, tables[::-1], 0.002)
+        return InitialPoint(position(number), identity, tables[::-1], 0.002)
 
 
 @pytest.fixture
@@ -107,9 +112,9 @@ def test_manifest_holds_what_later_steps_need(source: FakeSource, tmp_path: Path
     pushed = operator(tmp_path).execute(context())
     run = Storage(pushed["run_uri"])
     manifest = Run.load(run).manifest
-    assert pushed == {"run_uri": run.uri, "initial_gtid_set": "server:1-1"}
+    assert pushed == {"run_uri": run.uri, "initial_gtid_set": str(position(1))}
     assert run.uri == f"{tmp_path.as_uri()}/_runs/{manifest.run_id}"
-    assert manifest.initial_position == "server:1-1"
+    assert manifest.initial_position == str(position(1))
     assert asdict(manifest.options) == {**asdict(StepOptions()), **OPTIONS}
     assert source.calls == [LockPolicy(wait_seconds=1)]
     # The source may return tables in an order of its own.
@@ -161,8 +166,8 @@ def test_cleared_task_begins_anew_when_the_source_no_longer_reaches_back(source:
     operator(tmp_path).execute(context())
     source.gone = True
     pushed = operator(tmp_path).execute(context())
-    assert pushed["initial_gtid_set"] == "server:1-2"
-    assert Run.load(Storage(pushed["run_uri"])).manifest.initial_position == "server:1-2"
+    assert pushed["initial_gtid_set"] == str(position(2))
+    assert Run.load(Storage(pushed["run_uri"])).manifest.initial_position == str(position(2))
 
 
 def test_published_run_is_kept_whatever_became_of_its_source(source: FakeSource, tmp_path: Path) -> None:
@@ -207,7 +212,9 @@ def test_slow_try_gives_way_to_the_one_that_was_quicker(source: FakeSource, tmp_
     source.meanwhile = another_try
     pushed = operator(tmp_path).execute(context())
     assert len(source.calls) == 2
-    assert Run.load(Storage(pushed["run_uri"])).manifest.initial_position == pushed["initial_gtid_set"] == "server:1-2"
+    assert (
+        Run.load(Storage(pushed["run_uri"])).manifest.initial_position == pushed["initial_gtid_set"] == str(position(2))
+    )
 
 
 def test_run_never_continues_on_another_kind_of_source(source: FakeSource, tmp_path: Path) -> None:

@@ -388,7 +388,7 @@ def test_of_two_tries_one_slot_is_left_and_both_tell_its_position(
     assert postgres.query("SELECT slot_name FROM pg_replication_slots WHERE NOT temporary") == [
         (manifest.identity["slot"],)
     ]
-    source.check_identity(manifest.identity, manifest.initial_position)
+    source.check_identity(manifest.identity, manifest.initial)
     source.release(manifest.run_id)
 
 

@@ -17,6 +17,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_cdc.core.copies.head import source_of
+from airflow_provider_cdc.core.positions.gtid import GtidSet
+from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.run.run import SCRATCH
 from airflow_provider_cdc.core.run.staging import Staging
 from airflow_provider_cdc.core.storage import durable
@@ -353,11 +355,11 @@ def test_another_source_s_copies_are_left_alone(lake: Lake) -> None:
     lake.sink.publish(lake.stage(3))
     other = replace(lake.stage(5), position_key="initial_lsn", position="0/9", source=POSTGRES)
     with pytest.raises(ConfigurationError, match="another source"):
-        lake.sink.check_source(TABLES, POSTGRES, "0/9")
+        lake.sink.check_source(TABLES, POSTGRES, Lsn(9))
     with pytest.raises(ConfigurationError, match="another source"):
         lake.sink.publish(other)
     assert lake.seen() == [[3, 3, 3], [3, 3, 3]]
-    lake.sink.check_source(TABLES, MYSQL, f"{SERVER}:1-5")
+    lake.sink.check_source(TABLES, MYSQL, GtidSet.parse(f"{SERVER}:1-5"))
 
 
 def test_a_file_is_told_apart_from_its_record_where_it_was_published(lake: Lake) -> None:

@@ -15,6 +15,8 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.core.copies.head import decode_copy, source_of
+from airflow_provider_cdc.core.positions.gtid import GtidSet
+from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ConfigurationError, ManifestError, PublishIncomplete
@@ -164,16 +166,16 @@ def test_another_source_s_copies_are_left_alone(target: Storage) -> None:
     before = head(target)
     other = {"run_id": "20270101T000000Z-00000000", "initial_lsn": "0/9", "position": "0/9", "source": POSTGRES}
     for refused in (
-        lambda: check_source(target, FOLDER, POSTGRES, "0/9"),
-        lambda: open_sink("parquet", target).check_source([TableName("shop", "orders")], POSTGRES, "0/9"),
+        lambda: check_source(target, FOLDER, POSTGRES, Lsn(9)),
+        lambda: open_sink("parquet", target).check_source([TableName("shop", "orders")], POSTGRES, Lsn(9)),
         lambda: replace_latest(target, FOLDER, other),
     ):
         with pytest.raises(ConfigurationError, match=r"another source: .*mysql.*shop.*this run's is .*postgres") as why:
             refused()
         assert "{source}" in why.value.hint
     assert head(target) == before
-    check_source(target, FOLDER, MYSQL, f"{SERVER}:1-5")
-    check_source(target, "shop.nothing", POSTGRES, "0/9")
+    check_source(target, FOLDER, MYSQL, GtidSet.parse(f"{SERVER}:1-5"))
+    check_source(target, "shop.nothing", POSTGRES, Lsn(9))
 
 
 def test_a_run_that_was_refused_leaves_nothing_that_others_take_for_a_newer_copy(target: Storage) -> None:
@@ -201,11 +203,11 @@ def test_a_run_that_was_refused_leaves_nothing_that_others_take_for_a_newer_copy
 def test_the_source_of_a_copy_that_does_not_say_it_is_in_its_run_s_manifest(tmp_path: Path) -> None:
     target = Storage(tmp_path.as_uri())
     target.write_json(f"{FOLDER}/_latest.json", {"run_id": "r1", "initial_lsn": "0/5"})
-    check_source(target, FOLDER, POSTGRES, "0/9")
+    check_source(target, FOLDER, POSTGRES, Lsn(9))
     identity = {"system_identifier": "8", "database": "shop", "timeline": "1"}
     target.write_json("_runs/r1/manifest.json", {"kind": "postgres", "identity": identity})
     with pytest.raises(ConfigurationError, match="another source"):
-        check_source(target, FOLDER, POSTGRES, "0/9")
+        check_source(target, FOLDER, POSTGRES, Lsn(9))
 
 
 @pytest.mark.parametrize("damaged", [[], {}, {"run_id": 5}, "x", None])

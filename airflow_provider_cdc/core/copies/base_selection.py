@@ -15,6 +15,7 @@ from airflow_provider_cdc.core.filters.apply import published_schema
 from airflow_provider_cdc.core.options.run import CHANGES, FULL, StepOptions
 from airflow_provider_cdc.core.positions import as_of
 from airflow_provider_cdc.core.positions.as_of import AsOf
+from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.commit_record import Decision, base_of, decision_of, published_run
 from airflow_provider_cdc.core.run.manifest import Base, RunTable
 from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
@@ -48,7 +49,7 @@ class Rolls(Protocol):
     def refusals_since(
         self,
         identity: Mapping[str, str],
-        position: str,
+        position: Position,
         tables: Sequence[Table],
         to: AsOf | None,
         options: StepOptions,
@@ -184,7 +185,7 @@ def _rolled(plan: TablePlan, base: Run) -> TablePlan:
     reason = f"the copy of run {base.run_id} is rolled forward"
     if plan.at_upper:
         reason += ": what the log says was touched since is read again, the last of it in a snapshot of seconds"
-    return replace(plan, base=base.run_id, base_position=base.position, reason=reason)
+    return replace(plan, base=base.run_id, base_position=base.position_text, reason=reason)
 
 
 def bases_of(
@@ -203,7 +204,7 @@ def bases_of(
     for run_id in sorted({plan.base for plan in plans if plan.base}):
         run = published_run(scratch, run_id)
         base = bases[run_id] = base_of(run)
-        if not as_of.reaches(initial.position, base.position):
+        if not as_of.reaches(initial.position, run.position):
             where, what = f"run {run_id}", "its copies, which are to be rolled forward, are of a later position"
             raise PreflightError([Problem(where, what, _ANEW)])
         tables = []
@@ -236,7 +237,7 @@ def _candidate(
         known[head.run_id] = run, decision_of(run)
     run, decision = known[head.run_id]
     name = str(plan.table)
-    if run.manifest.kind != getattr(source, "kind", "") or run.position != head.position:
+    if run.manifest.kind != getattr(source, "kind", "") or run.position_text != head.position:
         raise _NotFit("the run that made the last copy is another than the copy says")
     if name not in decision.files:
         raise _NotFit("the last copy is not whole")

@@ -11,7 +11,8 @@ from datetime import UTC, datetime
 from typing import Any
 
 from airflow_provider_cdc.core.copies.history import Trace, number_in
-from airflow_provider_cdc.core.kinds import KINDS, Kind
+from airflow_provider_cdc.core.kinds import KINDS, Kind, parse_position
+from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.errors import PositionError
 
@@ -81,8 +82,9 @@ def source_of(kind: str, identity: Mapping[str, str], conn_id: str) -> dict[str,
     return {name: value for name, value in found.items() if value}
 
 
-def is_of_another_source(copy: Copy, source: Mapping[str, str], position: str) -> bool:
-    """Whether ``copy`` is not of ``source``, which has all of ``position``. What is not known is not held against it.
+def is_of_another_source(copy: Copy, source: Mapping[str, str], position: Position | None) -> bool:
+    """Whether ``copy`` is not of ``source``, which has all of ``position`` (None: that is not known). What
+    is not known is not held against it.
 
     Of some kinds (`Kind.takes_over`) a server that has all of the copy's position took over from the copy's own, if
     the connection is the same.
@@ -96,10 +98,10 @@ def is_of_another_source(copy: Copy, source: Mapping[str, str], position: str) -
     if kind is None or not kind.takes_over or _differ(theirs, source, "connection"):
         return True
     try:
-        copied, reached = kind.parse(position_of(copy)), kind.parse(position)
+        copied = parse_position(kind.name, position_of(copy))
     except PositionError:
         return True
-    return not (copied and copied <= reached)  # type: ignore[operator]
+    return not (copied and type(copied) is type(position) and copied <= position)
 
 
 def is_newer(copy: Copy, than: Copy) -> bool:
@@ -124,10 +126,18 @@ def position_of(copy: Copy) -> str:
     return copy.position or next(filter(None, named), "")
 
 
+def parsed_position_of(copy: Copy) -> Position | None:
+    """`position_of`, parsed; None: the record does not say it, or has something else there."""
+    try:
+        return parse_position(known_source(copy).get("kind", ""), position_of(copy))
+    except PositionError:
+        return None
+
+
 def trace_of(copy: Copy) -> Trace:
     """What ``copy`` leaves for its source to recognize its history by."""
     mark = copy.history.get("mark", "")
-    return Trace(position_of(copy), mark if isinstance(mark, str) else "")
+    return Trace(parsed_position_of(copy), mark if isinstance(mark, str) else "")
 
 
 def describe(source: Mapping[str, str]) -> str:
@@ -143,10 +153,10 @@ def _order(copy: Copy, than: Copy) -> int:
     if others or kind is None or (kind.branch and _differ(copy.source, than.source, kind.branch)):
         return 0
     try:
-        ours, theirs = (kind.parse(position_of(one)) for one in (copy, than))
+        ours, theirs = (parse_position(kind.name, position_of(one)) for one in (copy, than))
     except PositionError:
         return 0
-    return int(theirs <= ours) - int(ours <= theirs)  # type: ignore[operator]
+    return int(theirs <= ours) - int(ours <= theirs)
 
 
 def known_source(copy: Copy) -> dict[str, str]:

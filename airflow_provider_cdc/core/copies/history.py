@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.storage import records
 
 MARK = "history_mark"
@@ -34,10 +35,10 @@ class Relation(StrEnum):
 
 @dataclass(frozen=True)
 class Trace:
-    """What a copy leaves for its source to recognize its history by; ``mark`` is empty in copies of earlier
-    versions."""
+    """What a copy leaves for its source to recognize its history by. ``position`` is None if the copy does not say what
+    it is exact at; ``mark`` is empty in copies of earlier versions."""
 
-    position: str
+    position: Position | None
     mark: str = ""
 
 

@@ -12,7 +12,14 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol, runtime_checkable
 
-from airflow_provider_cdc.core.copies.head import Copy, is_newer, is_of_another_source, known_source, trace_of
+from airflow_provider_cdc.core.copies.head import (
+    Copy,
+    is_newer,
+    is_of_another_source,
+    known_source,
+    position_of,
+    trace_of,
+)
 from airflow_provider_cdc.core.copies.history import (
     KEPT,
     MARK,
@@ -25,6 +32,7 @@ from airflow_provider_cdc.core.copies.history import (
     number_in,
 )
 from airflow_provider_cdc.core.copies.retention import copy_of
+from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.commit_record import decision_of, published_run
 from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.storage import records
@@ -47,7 +55,7 @@ _log = logging.getLogger(__name__)
 class TellsHistory(Protocol):
     """A source that recognizes its own history; ``sources.optional.TellsHistory`` says more."""
 
-    def relations(self, identity: Mapping[str, str], position: str, traces: Sequence[Trace]) -> list[Finding]: ...
+    def relations(self, identity: Mapping[str, str], position: Position, traces: Sequence[Trace]) -> list[Finding]: ...
 
 
 class Heads(Protocol):
@@ -110,7 +118,7 @@ def _history(copy: Copy | None, finding: Finding, mark: str, run_id: str, begun_
     last, number = history_in(copy.history), number_in(copy.history)
     ended = last.superseded if last else ()
     if finding.relation is Relation.OTHER:
-        one = Superseded(last.id if last else "", copy.run_id, trace_of(copy).position, finding.why, run_id, begun_at)
+        one = Superseded(last.id if last else "", copy.run_id, position_of(copy), finding.why, run_id, begun_at)
         return History(new_id, number + 1, run_id, superseded=(*ended, one)[-KEPT:])
     if finding.relation is Relation.SAME and last is not None:
         return last
@@ -151,7 +159,7 @@ def _is_of_another_timeline(copy: Copy, present: Mapping[str, str]) -> bool:
 
 
 def _copies_before(
-    heads: Heads, scratch: Storage, plans: Sequence[TablePlan], present: Mapping[str, str], position: str
+    heads: Heads, scratch: Storage, plans: Sequence[TablePlan], present: Mapping[str, str], position: Position
 ) -> dict[TableName, Copy | None]:
     def find(plan: TablePlan) -> Copy | None:
         return heads.head(plan.copy_name) or _newest(heads, scratch, plan, present, position)
@@ -161,7 +169,9 @@ def _copies_before(
         return dict(zip((plan.table for plan in plans), readers.map(find, plans), strict=True))
 
 
-def _newest(heads: Heads, scratch: Storage, plan: TablePlan, present: Mapping[str, str], position: str) -> Copy | None:
+def _newest(
+    heads: Heads, scratch: Storage, plan: TablePlan, present: Mapping[str, str], position: Position
+) -> Copy | None:
     """The newest copy of a table whose head somebody removed, as far as runs say that they made one; None: there is
     none."""
     found: Copy | None = None

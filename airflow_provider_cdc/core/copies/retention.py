@@ -314,7 +314,7 @@ def remove_remains(folder: Storage) -> None:
 def copy_of(run: Run, table: TableName) -> Copy:
     """What orders the copy of a table that a run published among others."""
     manifest = run.manifest
-    position: Mapping[str, Any] = {"position": run.position, manifest.position_key: run.position}
+    position: Mapping[str, Any] = {"position": run.position_text, manifest.position_key: run.position_text}
     history = manifest.history_of(table)
     return Copy(run.run_id, recorded_at=manifest.created_at, source=manifest.source, history=history, **position)
 
@@ -337,7 +337,7 @@ def _is_foreign(other: Run, run: Run) -> bool:
     """Whether what ``other`` has made is none of the business of ``run``."""
     if other.manifest.lake != run.manifest.lake:
         return True
-    position = other.position if is_published(other) else other.manifest.initial_position
+    position = other.position_text if is_published(other) else other.manifest.initial_position
     copy = Copy(other.run_id, position=position, source=other.manifest.source)
     return is_of_another_source(copy, run.manifest.source, run.position)
 

@@ -7,7 +7,8 @@ from contextlib import suppress
 from datetime import UTC, date, datetime
 from typing import Any
 
-from airflow_provider_cdc.core.kinds import KINDS, Position
+from airflow_provider_cdc.core.kinds import KINDS
+from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.errors import PositionError
 
 AsOf = datetime | Position
@@ -28,7 +29,7 @@ def parse(text: str) -> AsOf | None:
     try:
         when = datetime.fromisoformat(text.strip())
     except ValueError:
-        return _position(text)
+        return parse_position(text)
     if when.tzinfo is None:
         raise PositionError(
             f"{text!r} has no zone, so it is no point in time",
@@ -42,18 +43,17 @@ def parse(text: str) -> AsOf | None:
         ) from None
 
 
-def reaches(later: str, earlier: str) -> bool:
+def reaches(later: Position, earlier: Position) -> bool:
     """Whether a position has all of another one of the same source.
 
-    :raises PositionError: they are no positions.
+    :raises PositionError: they are of two kinds of sources.
     """
-    first, last = _position(earlier), _position(later)
-    if type(first) is not type(last):
+    if type(earlier) is not type(later):
         raise PositionError(
-            f"{earlier[:100]!r} and {later[:100]!r} are positions of two kinds of sources",
+            f"{str(earlier)[:100]!r} and {str(later)[:100]!r} are positions of two kinds of sources",
             hint="compare positions of one source",
         )
-    return first <= last  # type: ignore[operator]
+    return earlier <= later
 
 
 def text_of(value: Any) -> Any:
@@ -79,15 +79,19 @@ def is_as_of(value: Any) -> bool:
     return True
 
 
-def _position(text: str) -> Position:
+def parse_position(text: str) -> Position:
+    """Read a GTID set or an LSN, of whichever kind of source; an empty set is none.
+
+    :raises PositionError: it is neither.
+    """
     for kind in KINDS.values():
         try:
-            point = kind.parse(text)
+            position = kind.parse(text)
         except PositionError:
             continue
         # A lone comma is a GTID set to the server, too: one that names nothing.
-        if point:
-            return point
+        if position:
+            return position
     raise PositionError(
         f"{text[:200]!r} is no time, date, GTID set or LSN",
         hint="write a time as 2026-01-31T00:00:00Z, a date as 2026-01-31, a GTID set as the server prints it, an LSN "

@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 
+from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import PositionError
 
@@ -67,7 +68,7 @@ class Gtid:
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class GtidSet:
+class GtidSet(Position):
     """An immutable set of GTIDs. `GtidSet()` is the empty one; make others with `parse`, `decode` or `of`.
 
     Each (uuid, tag) holds its transaction numbers as *bounds*: a strictly increasing tuple of even length,
@@ -195,7 +196,7 @@ class GtidSet:
         return self._combine(other, operator.gt)
 
     def __le__(self, other: GtidSet) -> bool:
-        return not self - other
+        return not self - other if isinstance(other, GtidSet) else NotImplemented
 
     def shortfall(self, wanted: GtidSet) -> str:
         """Return what this set lacks of ``wanted``, in words; empty: nothing."""

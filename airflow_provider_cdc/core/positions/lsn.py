@@ -7,14 +7,17 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from functools import total_ordering
 
+from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.errors import PositionError
 
 _LSN = re.compile(r"([0-9A-Fa-f]{1,8})/([0-9A-Fa-f]{1,8})")
 
 
-@dataclass(frozen=True, slots=True, order=True, repr=False)
-class Lsn:
+@total_ordering
+@dataclass(frozen=True, slots=True, repr=False)
+class Lsn(Position):
     """A position in the write-ahead log: `value` is a count of bytes, from 0 to 2^64 - 1.
 
     Positions are ordered, `int(lsn)` is the value, and the difference of two is a number of bytes.
@@ -40,6 +43,9 @@ class Lsn:
                 hint="write it as SELECT pg_current_wal_lsn() prints it, like 16/B374D848",
             )
         return cls(int(halves[1], 16) << 32 | int(halves[2], 16))
+
+    def __le__(self, other: Lsn) -> bool:
+        return self.value <= other.value if isinstance(other, Lsn) else NotImplemented
 
     def __int__(self) -> int:
         return self.value

@@ -81,7 +81,7 @@ def base_of(run: Run) -> Base:
     """A run's copies, as another run's manifest names them."""
     assert run.commit is not None
     manifest = run.manifest
-    return Base(run.position, manifest.identity, run.commit.record)
+    return Base(run.position_text, manifest.identity, run.commit.record)
 
 
 def read_bases(scratch: Storage, bases: Mapping[str, Base]) -> dict[str, Decision]:

@@ -14,6 +14,7 @@ from airflow_provider_cdc.core.copies.head import source_of
 from airflow_provider_cdc.core.copies.history_of_run import Heads, histories_of
 from airflow_provider_cdc.core.options.declare import values_of
 from airflow_provider_cdc.core.options.run import StepOptions
+from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.manifest import Manifest, RunTable
 from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.run.run import Run, scratch_of
@@ -35,7 +36,7 @@ class RunSource(Protocol):
     @property
     def position_key(self) -> str: ...
 
-    def check_identity(self, identity: Mapping[str, str], position: str) -> None: ...
+    def check_identity(self, identity: Mapping[str, str], position: Position) -> None: ...
 
 
 @runtime_checkable
@@ -98,7 +99,7 @@ def begin(
         scratch=scratch,
         kind=source.kind,
         position_key=source.position_key,
-        initial_position=initial.position,
+        initial_position=str(initial.position),
         identity=dict(initial.identity),
         created_at=created_at,
         tables=_run_tables(plans, initial),
@@ -146,7 +147,7 @@ def _goes_on(run: Run, source: RunSource, plans: Sequence[TablePlan], options: S
         return False
     if not run.committed:
         try:
-            source.check_identity(manifest.identity, manifest.initial_position)
+            source.check_identity(manifest.identity, manifest.initial)
         except LogGone as error:
             _log.warning("The run begins anew: %s", error)
             return False

@@ -10,7 +10,9 @@ from typing import Any
 
 from airflow_provider_cdc.core.copies.head import source_of
 from airflow_provider_cdc.core.copies.history import MARK, History, told
+from airflow_provider_cdc.core.kinds import parse_position
 from airflow_provider_cdc.core.options.run import StepOptions
+from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.tables.table import Table, TableName
 
 FORMAT = 5
@@ -75,6 +77,21 @@ class Manifest:
     bases: dict[str, Base] = field(default_factory=dict)
     histories: dict[str, History] = field(default_factory=dict)
     format: int = FORMAT
+
+    @property
+    def initial(self) -> Position:
+        """The initial position.
+
+        :raises PositionError: the manifest's text of it is none.
+        """
+        return parse_position(self.kind, self.initial_position)
+
+    def start_of(self, base: str) -> Position:
+        """The position of the copies of the run ``base``, from which the log is read to roll them forward.
+
+        :raises PositionError: the manifest's text of it is none.
+        """
+        return parse_position(self.kind, self.bases[base].position)
 
     @property
     def at_upper(self) -> bool:

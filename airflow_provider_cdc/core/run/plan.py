@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from airflow_provider_cdc.core.options.run import TableOptions
+from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.tables.selection import WHOLE, Selection
 from airflow_provider_cdc.core.tables.table import CopyName, Table, TableName
 
@@ -19,8 +20,8 @@ class TablePlan:
 
     ``at_upper``: it is to be published at the position where its reads end, which the snapshot step fixes, and not at
     the initial one. All tables of a run agree in that.
-    ``base`` is the id of the run whose copy is rolled forward, and ``base_position`` the position of that copy; empty:
-    the table is read. ``selection`` is the part of the table that is copied.
+    ``base`` is the id of the run whose copy is rolled forward, and ``base_position`` the position of that copy, as
+    text, for a plan is a record; empty: the table is read. ``selection`` is the part of the table that is copied.
     """
 
     table: TableName
@@ -58,7 +59,7 @@ class InitialPoint:
     of the run had the server keep, to be discarded once this point is the one that counts.
     """
 
-    position: str
+    position: Position
     identity: Mapping[str, str]
     tables: tuple[Table, ...]
     lock_seconds: float

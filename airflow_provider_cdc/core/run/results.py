@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from airflow_provider_cdc.core.positions.position import LogEnd
+
 SNAPSHOT, EXTRACT_DELTA, CONSOLIDATE = "snapshot", "extract_delta", "consolidate"
 
 Nulled = dict[str, dict[str, int]]
@@ -27,7 +29,7 @@ class TableRead:
 class SnapshotResult:
     """What the snapshot step read.
 
-    ``log_end`` is the bound of the reads, in the source's own notation. ``tables`` is by the table's name.
+    ``log_end`` is the bound of the reads; empty: there were none. ``tables`` is by the table's name.
     ``lock_seconds`` is the longest time that a lock was held. ``record`` names the record of the files that count.
     ``skipped`` are tables that the read found to be impossible to copy. Of a run that is published at
     ``snapshot_upper``: ``again`` names the record of what was read again, ``keys_again`` is how many keys were looked
@@ -35,7 +37,7 @@ class SnapshotResult:
     """
 
     snapshot_upper: str
-    log_end: str
+    log_end: LogEnd
     rows: int
     tables: dict[str, TableRead]
     nulled: Nulled

@@ -18,6 +18,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from airflow_provider_cdc.core.kinds import parse_position
+from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.announced import FILE as TOLD
 from airflow_provider_cdc.core.run.announced import Told
 from airflow_provider_cdc.core.run.manifest import FORMAT, Manifest
@@ -83,8 +85,17 @@ class Run:
         return self.manifest.run_id
 
     @property
-    def position(self) -> str:
+    def position(self) -> Position:
         """The one position at which all tables of the run are exact.
+
+        :raises ManifestError: the snapshot step fixes it, and is not done.
+        :raises PositionError: the text of it in the run's records is none.
+        """
+        return parse_position(self.manifest.kind, self.position_text)
+
+    @property
+    def position_text(self) -> str:
+        """`position` as the run's records have it, for other records and for readers.
 
         :raises ManifestError: the snapshot step fixes it, and is not done.
         """

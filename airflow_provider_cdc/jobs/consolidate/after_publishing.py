@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.results import SnapshotResult
 from airflow_provider_cdc.core.run.run import Run, read_is_latest, release
 from airflow_provider_cdc.counted import counted
@@ -31,11 +32,11 @@ def record_copies(run: Run, settings: ConnectionSettings) -> bool:
     if not options.standing_slot:
         return True
     try:
-        source = open_source(settings).of_run(manifest.identity, manifest.initial_position)
+        source = open_source(settings).of_run(manifest.identity, manifest.initial)
         parts = {str(entry.table.name): entry.table.copy_name.part for entry in manifest.tables}
         incarnation = run.found(SnapshotResult).incarnation if manifest.at_upper else ""
         # The last copy of a part is not that of the table.
-        copies: dict[str, dict[str, str]] = {part: {} for part in sorted({*parts.values()})}
+        copies: dict[str, dict[str, Position]] = {part: {} for part in sorted({*parts.values()})}
         for table_name, is_latest in read_is_latest(run.folder).items():
             if is_latest:
                 copies[parts[table_name]][table_name] = run.position

@@ -111,7 +111,7 @@ def _consolidate(step: Step) -> ConsolidateResult:
         files_adopted=decision.files_adopted,
         published_at=decision.published_at,
         skipped={**run.manifest.skipped, **decision.skipped},
-        position=run.position,
+        position=run.position_text,
         changes=_feed_rows(run, decision),
         superseded=_superseded(run, decision),
     )
@@ -197,7 +197,7 @@ def _publish(run: Run, decision: Decision) -> dict[TableName, PublishedCopy]:
             if (name := str(entry.table.name)) in decision.files
         ),
         position_key=manifest.position_key,
-        position=run.position,
+        position=run.position_text,
         recorded_at=manifest.created_at,
         published_at=decision.published_at,
         source=manifest.source,

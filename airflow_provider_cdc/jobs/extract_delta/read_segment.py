@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 
 from airflow_provider_cdc.core.parquet.writer import QUICKEST
+from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.staging import StagedFile, Staging
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.errors import ValueNotRepresentable
@@ -48,15 +49,15 @@ class SegmentRecord:
 class ReadSegment:
     """What a task that reads a segment of the window ``name`` needs to know. It is sent to executors.
 
-    ``skips``: a table that cannot be copied is left out, and does not stop the step, unless no other is left: ``alone``
-    says that the run has none but ``tables``.
+    ``start``: the position that the window begins at. ``skips``: a table that cannot be copied is left out, and does
+    not stop the step, unless no other is left: ``alone`` says that the run has none but ``tables``.
     """
 
     staging: Staging
     plan: str
     source: Source
     name: str
-    initial: str
+    start: Position
     tables: tuple[TrackedTable, ...]
     skips: bool = False
     alone: bool = True
@@ -86,7 +87,7 @@ class ReadSegment:
         with (
             self.staging.writer(name, net_change_files.NET_SCHEMA, QUICKEST) as writer,
             self.staging.writer(f"{name}-changes", CHANGE_SCHEMA, QUICKEST) as changes,
-            self.source.read_segment(segment, self.initial, tables, changes.write, under_way.reached) as reader,
+            self.source.read_segment(segment, self.start, tables, changes.write, under_way.reached) as reader,
         ):
             for rows in net_change_files.gathered(reader, SORT_BYTES if keyless else GATHERED_BYTES):
                 rows = selected_changes(self.source, tables, rows)

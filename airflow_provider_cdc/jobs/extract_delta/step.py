@@ -22,6 +22,8 @@ from itertools import islice
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.copies.damage_note import note_damage
+from airflow_provider_cdc.core.kinds import parse_position
+from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.manifest import Manifest
 from airflow_provider_cdc.core.run.results import EXTRACT_DELTA, DeltaResult, Skipped, SnapshotResult
 from airflow_provider_cdc.core.run.run import Run
@@ -48,7 +50,7 @@ from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 from airflow_provider_cdc.jobs.runtime.verify_files import Checked, require_whole, without_damaged
 from airflow_provider_cdc.jobs.snapshot.piece_progress import piece_of_segment, under_way
 from airflow_provider_cdc.jobs.snapshot.reread_passes import read_record as read_again_record
-from airflow_provider_cdc.jobs.snapshot.step import read_table_files
+from airflow_provider_cdc.jobs.snapshot.step import TableFiles, read_table_files
 from airflow_provider_cdc.sources.api.calls import rolling_forward
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.optional_capabilities import LogsStatements, PreparesBeforeWindow
@@ -73,7 +75,7 @@ class Window:
     """
 
     name: str
-    start: str
+    start: Position
     tables: tuple[TrackedTable, ...]
     segments: Callable[[], list[LogSegment]]
 
@@ -166,34 +168,38 @@ def _windows(step: Step) -> list[Window]:
     windows = []
     for number, (run_id, base) in enumerate(sorted(manifest.bases.items())):
         if tables := rolled_forward(manifest, run_id):
-            ends = base.position, manifest.initial_position
+            start, end = manifest.start_of(run_id), manifest.initial
             between = rolling_forward(source).segments_between
-            segments = partial(between, *ends, base.identity, manifest.identity, step.slots)
-            windows.append(Window(f"forward-{number}", base.position, tables, segments))
+            segments = partial(between, start, end, base.identity, manifest.identity, step.slots)
+            windows.append(Window(f"forward-{number}", start, tables, segments))
     read = read_table_files(step.run)
     tracked = tuple(
-        TrackedTable(index, entry.table, read[str(entry.table.name)].upper)
+        TrackedTable(index, entry.table, _upper(manifest, read[str(entry.table.name)]))
         for index, entry in enumerate(step.tables)
         if not entry.base and str(entry.table.name) not in found.skipped
     )
     if tracked:
-        ends = manifest.initial_position, found.log_end
-        segments = partial(source.log_segments, *ends, manifest.identity, step.slots)
-        windows.append(Window(BACK, manifest.initial_position, tracked, segments))
+        segments = partial(source.log_segments, manifest.initial, found.log_end, manifest.identity, step.slots)
+        windows.append(Window(BACK, manifest.initial, tracked, segments))
     return windows
+
+
+def _upper(manifest: Manifest, read: TableFiles) -> Position | None:
+    """The exact position that a table was read at; None: it needs none."""
+    return parse_position(manifest.kind, read.upper) if read.upper else None
 
 
 def _check_bases(step: Step) -> None:
     """Make sure that what the log does not show has not changed since the positions of the copies before either."""
-    for base in step.manifest.bases.values():
-        check = partial(rolling_forward(step.source).check_since, base.identity, base.position)
+    for run_id, base in step.manifest.bases.items():
+        check = partial(rolling_forward(step.source).check_since, base.identity, step.manifest.start_of(run_id))
         persist("extract_delta: check the source since the copy before", check)
 
 
 def rolled_forward(manifest: Manifest, run_id: str) -> tuple[TrackedTable, ...]:
     """The tables that are rolled forward from the copies of a run."""
     return tuple(
-        TrackedTable(index, entry.table, manifest.initial_position, forward=True, changes=manifest.options.changes)
+        TrackedTable(index, entry.table, manifest.initial, forward=True, changes=manifest.options.changes)
         for index, entry in enumerate(manifest.tables)
         if entry.base == run_id
     )

@@ -50,7 +50,7 @@ class Watch:
     def _ask(self) -> None:
         step = self._step
         try:
-            step.source.check_identity(step.manifest.identity, step.manifest.initial_position)
+            step.source.check_identity(step.manifest.identity, step.manifest.initial)
             step.source.check_tables([entry.table for entry in step.tables if not entry.base])
         except Exception as error:
             self._error = error
@@ -58,4 +58,4 @@ class Watch:
         # It is for people, and no reason to stop.
         with suppress(Exception):
             if isinstance(step.source, TellsBacklog):
-                self.backlog = step.source.backlog(step.manifest.initial_position, step.manifest.identity)
+                self.backlog = step.source.backlog(step.manifest.initial, step.manifest.identity)

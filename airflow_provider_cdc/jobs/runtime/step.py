@@ -158,17 +158,18 @@ def run_step(
             where=folder.uri,
             hint="clear lock_and_record and the tasks after it",
         )
-    source = open_source(settings).of_run(manifest.identity, manifest.initial_position)
+    source = open_source(settings)
     if source.kind != manifest.kind:
         raise ConfigurationError(
             f"the run began on a {manifest.kind} source, and this is a {source.kind} one",
             where=folder.uri,
             hint="correct the connection, or trigger a new run",
         )
+    source = source.of_run(manifest.identity, manifest.initial)
     if not run.committed:
         persist(
             f"{task_id}: check the source",
-            lambda: source.check_identity(manifest.identity, manifest.initial_position),
+            lambda: source.check_identity(manifest.identity, manifest.initial),
         )
     step = Step(spark, run, source)
     try:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
+from airflow_provider_cdc.core.positions.position import LogEnd, Position
 from airflow_provider_cdc.core.run.manifest import Manifest
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.sources.api.rereading import LogTail, ReadsAgain
@@ -36,9 +37,9 @@ class Tails:
     def row_images(self) -> int:
         return sum(tail.row_images for tail in self.tails)
 
-    def read(self, stop: str = "") -> Iterator[pa.RecordBatch]:
+    def read(self, log_end: LogEnd | None = None) -> Iterator[pa.RecordBatch]:
         for tail in self.tails:
-            yield from tail.read(stop)
+            yield from tail.read(log_end)
         # What any of them reads next is later than what all have read so far.
         order = self.order
         for tail in self.tails:
@@ -50,17 +51,17 @@ def open_tails(step: Step, tracked: Sequence[TrackedTable]) -> Iterator[Tails]:
     """Follow the log of ``tracked``."""
     source, manifest = step.source, step.manifest
     assert isinstance(source, ReadsAgain)
-    by_start: dict[str, list[TrackedTable]] = {}
+    by_start: dict[Position, list[TrackedTable]] = {}
     for one in tracked:
-        by_start.setdefault(_base_position(manifest, one), []).append(one)
+        by_start.setdefault(_start(manifest, one), []).append(one)
     with ExitStack() as stack:
         tails = [
-            stack.enter_context(source.follow(start or manifest.initial_position, manifest.identity, own))
-            for start, own in (by_start or {"": []}).items()
+            stack.enter_context(source.follow(start, manifest.identity, own))
+            for start, own in (by_start or {manifest.initial: []}).items()
         ]
         yield Tails(tails)
 
 
-def _base_position(manifest: Manifest, one: TrackedTable) -> str:
+def _start(manifest: Manifest, one: TrackedTable) -> Position:
     base = manifest.tables[one.index].base
-    return manifest.bases[base].position if base else ""
+    return manifest.start_of(base) if base else manifest.initial

@@ -32,9 +32,10 @@ DONE = "chunks/done"
 class PartRecord:
     """A part that was read: into which files, for which plan, by a server of which incarnation.
 
-    ``odd``: what `survivors.noted` returned. ``extents``: those of its chunks (`key_order`). ``refused``: why its table
-    cannot be copied; then the part has no files. ``began`` (Unix seconds) and ``lane``: when it was read, and by which
-    worker, for the run's report.
+    ``upper``: the exact position of the read, as text; empty: each chunk was read at a time of its own. ``odd``: what
+    `survivors.noted` returned. ``extents``: those of its chunks (`key_order`). ``refused``: why its table cannot be
+    copied; then the part has no files. ``began`` (Unix seconds) and ``lane``: when it was read, and by which worker,
+    for the run's report.
     """
 
     plan: str
@@ -140,7 +141,7 @@ class ReadPart:
             files=tuple(writer.files),
             rows=sum(file.rows for file in writer.files),
             bytes=sum(file.bytes for file in writer.files),
-            upper=upper,
+            upper=str(upper) if upper is not None else "",
             incarnation=incarnation,
             lock_seconds=lock_seconds,
             nulled=nulled,

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 from airflow_provider_cdc.core.parquet.writer import QUICKEST
+from airflow_provider_cdc.core.positions.position import LogEnd
 from airflow_provider_cdc.core.run import plan
 from airflow_provider_cdc.core.run.results import Nulled, Skipped, SnapshotResult
 from airflow_provider_cdc.core.run.run import Run
@@ -175,7 +176,7 @@ def _read_again(
         keys.layers.append(_layer(step, tail.order, found))
         keys.nulled += _nulled(step, found)
         say(
-            f"snapshot: {counted(looked_up, 'key')} read again in a view at {bound.position}, "
+            f"snapshot: {counted(looked_up, 'key')} read again in a view at {bound.upper}, "
             f"which was open for {seconds:.1f} s"
         )
         again = Again(tuple(keys.files), tuple(keys.layers), tail.transactions, tail.row_images)
@@ -192,10 +193,10 @@ def followed(step: Step) -> list[TrackedTable]:
     ]
 
 
-def _touched(step: Step, tail: Tails, stop: str = "") -> list[StagedFile]:
+def _touched(step: Step, tail: Tails, log_end: LogEnd | None = None) -> list[StagedFile]:
     """The keys that were touched since the last look, as files."""
     with step.staging.writer("delta/touched", net_change_files.NET_SCHEMA, QUICKEST) as writer:
-        for rows in net_change_files.gathered(tail.read(stop), SORT_BYTES):
+        for rows in net_change_files.gathered(tail.read(log_end), SORT_BYTES):
             writer.write(net_change_files.in_buckets(net_change_files.last(rows)))
     return list(writer.files)
 

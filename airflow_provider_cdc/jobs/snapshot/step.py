@@ -15,6 +15,7 @@ from itertools import islice
 
 from pyspark.sql import SparkSession
 
+from airflow_provider_cdc.core.positions.position import LogEnd
 from airflow_provider_cdc.core.run.results import SNAPSHOT, SnapshotResult, TableRead
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.run.staging import StagedFile
@@ -50,7 +51,8 @@ READS = 5
 
 @dataclass(frozen=True)
 class TableFiles:
-    """What was read of one table. ``upper`` is the exact position of the read; empty unless the table needs one.
+    """What was read of one table. ``upper`` is the exact position of the read, as text; empty unless the table
+    needs one.
     ``odd`` are values that no Arrow type holds (`survivors`)."""
 
     files: tuple[StagedFile, ...]
@@ -129,7 +131,7 @@ def _snapshot(step: Step) -> SnapshotResult:
     for part in parts:
         chunks[_name(step, part)] += len(part.chunks)
     found = SnapshotResult(
-        snapshot_upper=bound.position,
+        snapshot_upper=str(bound.upper),
         log_end=bound.log_end,
         rows=sum(own.rows for own in copied.values()),
         tables={name: TableRead(own.rows, chunks[name], len(own.files), own.bytes) for name, own in copied.items()},
@@ -206,7 +208,7 @@ def _nothing_read(step: Step) -> SnapshotResult:
     record = records.write_named(step.folder, "chunks/files", _by_table(step, [], {}))
     return SnapshotResult(
         snapshot_upper=step.manifest.initial_position,
-        log_end="",
+        log_end=LogEnd(""),
         rows=0,
         tables={},
         nulled={},

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions
 from airflow_provider_cdc.core.positions import as_of
+from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, PreflightError, Problem, TransientError
 from airflow_provider_cdc.sources.api.source import Source
@@ -121,7 +122,7 @@ def check_point(source: Source, plans: Sequence[TablePlan], options: StepOptions
 
 
 def note_copies(
-    source: Source, options: StepOptions, copies: Mapping[str, Mapping[str, str]], incarnation: str
+    source: Source, options: StepOptions, copies: Mapping[str, Mapping[str, Position]], incarnation: str
 ) -> None:
     """`KeepsPast.note_copies`, where anything is kept."""
     if options.standing_slot and isinstance(source, KeepsPast):

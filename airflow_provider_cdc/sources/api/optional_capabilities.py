@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Protocol, runtime_checkable
 from airflow_provider_cdc.core.copies.history import Finding, Trace
 from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions
 from airflow_provider_cdc.core.positions.as_of import AsOf
+from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import Problem
@@ -130,7 +131,7 @@ class KeepsPast(Protocol):
         :raises TransientError: the server cannot be reached, or others keep changing the record.
         """
 
-    def note_copies(self, options: StepOptions, copies: Mapping[str, Mapping[str, str]], incarnation: str) -> None:
+    def note_copies(self, options: StepOptions, copies: Mapping[str, Mapping[str, Position]], incarnation: str) -> None:
         """Tell the server of copies that a run has published: only those of which it knows are rolled forward. Called
         on the source `of_run`, before `KeepsForRun.release`: what is kept for the run says that the server's history is
         the one that the copies are of.
@@ -188,7 +189,7 @@ class TellsRunway(Protocol):
 class TellsBacklog(Protocol):
     """A source that says how much log has been written since a position, for those who watch a run."""
 
-    def backlog(self, initial: str, identity: Mapping[str, str]) -> int:
+    def backlog(self, initial: Position, identity: Mapping[str, str]) -> int:
         """The bytes of log from ``initial`` to its present end, about.
 
         :param identity: what `record_initial` gave.
@@ -198,7 +199,7 @@ class TellsBacklog(Protocol):
 
 @dataclass(frozen=True)
 class Reach:
-    """Whether a server has reached a point, in words what it lacks if not, and where it was then.
+    """Whether a server has reached a target, in words what it lacks if not, and where it was then.
 
     ``at`` is opaque: a server that is still there still lacks it.
     """
@@ -212,15 +213,15 @@ class Reach:
 class TellsReach(Protocol):
     """A source that says how far its server has come, be it one that only follows another: a replica, a standby."""
 
-    def has_reached(self, point: AsOf, seen: Reach | None = None) -> Reach:
-        """Whether the server has come to ``point``.
+    def has_reached(self, target: AsOf, seen: Reach | None = None) -> Reach:
+        """Whether the server has come to ``target``.
 
         It has come to a position if it has all of it: MySQL shows these transactions to readers, PostgreSQL has that
         part of its log on disk, and a standby shows it to readers. It has come to a time if no commit that begins from
         now on belongs to that time.
 
         :param seen: the answer before, which may spare the server some work.
-        :raises ConfigurationError: the point is a position of another kind of database.
+        :raises ConfigurationError: the target is a position of another kind of database.
         :raises SourceUnavailable: the server cannot be reached.
         """
 
@@ -232,7 +233,7 @@ class RollsForward(Protocol):
     def refusals_since(
         self,
         identity: Mapping[str, str],
-        position: str,
+        position: Position,
         tables: Sequence[Table],
         to: AsOf | None,
         options: StepOptions,
@@ -249,7 +250,7 @@ class RollsForward(Protocol):
         :raises SourceUnavailable: the server cannot be reached.
         """
 
-    def check_since(self, identity: Mapping[str, str], position: str) -> None:
+    def check_since(self, identity: Mapping[str, str], position: Position) -> None:
         """Make sure that this is the server of ``identity``, which had ``position``, with its history since then
         intact, and unchanged whatever the log does not show.
 
@@ -258,9 +259,9 @@ class RollsForward(Protocol):
         """
 
     def segments_between(
-        self, start: str, stop: str, since: Mapping[str, str], identity: Mapping[str, str], slots: int = 1
+        self, start: Position, end: Position, since: Mapping[str, str], identity: Mapping[str, str], slots: int = 1
     ) -> list[LogSegment]:
-        """The segments that hold every change after ``start`` up to ``stop``, both positions, in log order.
+        """The segments that hold every change after ``start`` up to ``end``, in log order.
 
         :param since: the identity of the server as it was at ``start``.
         :param identity: that of the run.
@@ -308,7 +309,7 @@ class TellsHistory(Protocol):
     """A source that recognizes whether it still has the history of an earlier copy. Its servers leave a mark in the
     identity of an initial position (`core.history.MARK`)."""
 
-    def relations(self, identity: Mapping[str, str], position: str, traces: Sequence[Trace]) -> list[Finding]:
+    def relations(self, identity: Mapping[str, str], position: Position, traces: Sequence[Trace]) -> list[Finding]:
         """How the history of the server of ``identity``, which has all of ``position``, is related to those of earlier
         copies of this server.
 

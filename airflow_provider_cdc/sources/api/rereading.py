@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 import pyarrow as pa
 
 from airflow_provider_cdc.core.options.run import LockPolicy
+from airflow_provider_cdc.core.positions.position import LogEnd, Position
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.sources.api.source import ChunkReader
 from airflow_provider_cdc.sources.api.window import TrackedTable, UpperBound
@@ -34,8 +35,8 @@ class LogTail(Protocol):
         """Have the orders of all changes that come next be greater than ``order``, which is none that is less than
         `order`."""
 
-    def read(self, stop: str = "") -> Iterator[pa.RecordBatch]:
-        """What was touched since the last call, up to ``stop``, or else up to the log's present end or a little
+    def read(self, log_end: LogEnd | None = None) -> Iterator[pa.RecordBatch]:
+        """What was touched since the last call, up to ``log_end``; None: up to the log's present end or a little
         further: batches of ``DELTA_SCHEMA``. A key may come several times: what the last one says counts.
 
         If it raises, the whole of it has to be opened anew.
@@ -63,9 +64,9 @@ class ReadsAgain(Protocol):
     """
 
     def follow(
-        self, initial: str, identity: Mapping[str, str], tables: Sequence[TrackedTable]
+        self, start: Position, identity: Mapping[str, str], tables: Sequence[TrackedTable]
     ) -> AbstractContextManager[LogTail]:
-        """Read the log on from ``initial``: the run's initial position; or that of copies, of tables that are rolled
+        """Read the log on from ``start``: the run's initial position; or that of copies, of tables that are rolled
         ``forward`` from there."""
 
     def settle(self, lock: LockPolicy) -> None:

@@ -13,6 +13,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from airflow_provider_cdc.core.options.run import AS_DECLARED, LockPolicy, TableOptions
+from airflow_provider_cdc.core.positions.position import LogEnd, Position
 from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Parts, Table, whole_tables
@@ -29,8 +30,8 @@ class ChunkReader(Protocol):
     """A session that reads chunks of one table."""
 
     @property
-    def upper(self) -> str:
-        """The exact position that everything is read at, or empty where each chunk is read at a time of its own."""
+    def upper(self) -> Position | None:
+        """The exact position that everything is read at; None: each chunk is read at a time of its own."""
 
     @property
     def lock_seconds(self) -> float:
@@ -108,7 +109,7 @@ class HasPositions(Protocol):
     position_key: ClassVar[str]
     """The initial position's name in XComs, manifests and ``_latest.json``: ``initial_gtid_set``, ``initial_lsn``."""
 
-    def here(self) -> tuple[Mapping[str, str], str]:
+    def here(self) -> tuple[Mapping[str, str], Position]:
         """The identity of the server that answers, as `InitialPoint` has it, and the latest position of its history.
 
         :raises SourceUnavailable: the server cannot be reached.
@@ -123,7 +124,7 @@ class HasPositions(Protocol):
         :raises LockNotGranted: a table needs the lock and it was not granted.
         """
 
-    def of_run(self, identity: Mapping[str, str], position: str) -> Source:
+    def of_run(self, identity: Mapping[str, str], position: Position) -> Source:
         """This source for the steps of one run: every session that reads rows or the log, or bounds reads, checks in
         the round trip that prepares it that it reached the server of ``identity``, which has all of ``position``.
         Behind one address there may be several servers.
@@ -131,7 +132,7 @@ class HasPositions(Protocol):
         Its methods raise `SourceReplaced` where a session reached another server, or one that lags behind.
         """
 
-    def check_identity(self, identity: Mapping[str, str], position: str) -> None:
+    def check_identity(self, identity: Mapping[str, str], position: Position) -> None:
         """Make sure that this is still the server the run began on, with its history and settings intact.
 
         :raises SourceReplaced: another server, or one whose history no longer contains ``position``.
@@ -171,7 +172,9 @@ class ReadsTables(Protocol):
 class ReadsLog(Protocol):
     """A database whose log tells what every changed row was before."""
 
-    def log_segments(self, initial: str, log_end: str, identity: Mapping[str, str], slots: int = 1) -> list[LogSegment]:
+    def log_segments(
+        self, initial: Position, log_end: LogEnd, identity: Mapping[str, str], slots: int = 1
+    ) -> list[LogSegment]:
         """The segments that hold every change after ``initial`` up to ``log_end``, in log order.
 
         :param identity: what `record_initial` gave; it names what the server keeps for the run.
@@ -183,12 +186,12 @@ class ReadsLog(Protocol):
     def read_segment(
         self,
         segment: LogSegment,
-        initial: str,
+        start: Position,
         tables: Sequence[TrackedTable],
         changes: Callable[[pa.RecordBatch], None] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> AbstractContextManager[SegmentReader]:
-        """A session that reads the net changes after ``initial`` in one segment.
+        """A session that reads the net changes after ``start`` in one segment.
 
         :param changes: told, while these are read, of each single change of the tables of which that is wanted, in
             batches of ``CHANGE_SCHEMA``.

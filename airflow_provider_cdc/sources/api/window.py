@@ -6,7 +6,9 @@ from dataclasses import dataclass, field
 
 import pyarrow as pa
 
+from airflow_provider_cdc.core.positions.position import LogEnd, Position
 from airflow_provider_cdc.core.tables.table import Table, TableName
+from airflow_provider_cdc.errors import PositionError
 
 DELTA_SCHEMA = pa.schema(
     [
@@ -62,7 +64,7 @@ CHANGE_SCHEMA = pa.schema(
     as in ``DELTA_SCHEMA``; changes of one table come in this order. Those of a transaction that the segment prepares
     and commits all have the order of its commit.
 ``position``, ``commit_time``
-    of the transaction's commit; null while it is pending.
+    of the transaction's commit, the position as text: the feed publishes it as it is; null while it is pending.
 ``before``, ``after``
     the rows as the log's own bytes; null: no row.
 """
@@ -72,13 +74,13 @@ CHANGE_SCHEMA = pa.schema(
 class UpperBound:
     """A bound on everything that reads before now could have seen.
 
-    ``position`` is ``snapshot_upper`` as a position of the source; ``log_end`` is the same bound as a place in the log
-    up to which the window is to be read, in the source's own notation. ``incarnation`` is what `ChunkReader.settle`
+    ``upper`` is ``snapshot_upper``, a position of the source; ``log_end`` is the same bound as a place in the log up to
+    which the window is to be read. ``incarnation`` is what `ChunkReader.settle`
     returns for parts that the server still stands by: those with another one are read again.
     """
 
-    position: str
-    log_end: str
+    upper: Position
+    log_end: LogEnd
     incarnation: str = ""
 
 
@@ -110,7 +112,7 @@ class TrackedTable:
     """A table as the log reader follows it.
 
     ``index`` is what ``DELTA_SCHEMA.table`` says. ``upper`` is the exact position up to which changes count: of a table
-    that was read at one, that; of one that is rolled forward, the position to publish. Empty for other tables, whose
+    that was read at one, that; of one that is rolled forward, the position to publish. None for other tables, whose
     changes count up to the window's end. ``forward``: the rows after the changes are wanted, too. ``changes``: and each
     single change. ``keys_only``: of its changes only the keys are read. ``looked_at``: nothing is read, but the
     reader stops for what it could not read.
@@ -118,7 +120,7 @@ class TrackedTable:
 
     index: int
     table: Table
-    upper: str = ""
+    upper: Position | None = None
     keys_only: bool = False
     forward: bool = False
     looked_at: bool = False
@@ -127,7 +129,20 @@ class TrackedTable:
     @property
     def bounded(self) -> bool:
         """Whether only the changes up to ``upper`` count."""
-        return not self.looked_at and (bool(self.upper) or self.table.keyless)
+        return not self.looked_at and (self.upper is not None or self.table.keyless)
+
+    def known_upper(self) -> Position:
+        """``upper`` of a table that is ``bounded`` by it.
+
+        :raises PositionError: it is not known.
+        """
+        if self.upper is None:
+            raise PositionError(
+                "the position that the table was read at is not known, and it has no key to tell its changes by",
+                where=str(self.table.name),
+                hint="trigger a new run",
+            )
+        return self.upper
 
     def pending(self, transaction: str) -> str:
         """The id of what a prepared transaction did to this table, if that is ``bounded``."""
@@ -148,8 +163,8 @@ class StatementWrite:
 
 @dataclass(frozen=True)
 class Committed:
-    """Where a prepared transaction was committed: its ``order`` among the row changes of the log, the position, and the
-    time in microseconds since 1970 (None: the log does not say)."""
+    """Where a prepared transaction was committed: its ``order`` among the row changes of the log, the position as text
+    (as in ``CHANGE_SCHEMA``), and the time in microseconds since 1970 (None: the log does not say)."""
 
     order: int
     position: str

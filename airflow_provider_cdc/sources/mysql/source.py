@@ -13,6 +13,7 @@ from airflow_provider_cdc.core.copies.history import Finding, Trace
 from airflow_provider_cdc.core.options.run import AS_DECLARED, LockPolicy, StepOptions, TableOptions
 from airflow_provider_cdc.core.positions.as_of import AsOf
 from airflow_provider_cdc.core.positions.gtid import GtidSet
+from airflow_provider_cdc.core.positions.position import LogEnd, Position
 from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Parts, Table, TableName, whole_tables
@@ -91,10 +92,10 @@ class MysqlSource:
     def sample(self, plans: Sequence[TablePlan]) -> list[Problem]:
         return sample.sample(self.settings, plans)
 
-    def here(self) -> tuple[Mapping[str, str], str]:
+    def here(self) -> tuple[Mapping[str, str], GtidSet]:
         with session(self.settings) as connection:
-            executed = GtidSet.parse(value(connection, "@@global.gtid_executed"))
-            return server.identity(self.settings, connection), str(executed)
+            executed = snapshot.executed(connection)
+            return server.identity(self.settings, connection), executed
 
     def record_initial(self, plans: Sequence[TablePlan], lock: LockPolicy, run_id: str = "") -> InitialPoint:
         return snapshot.record_initial(self.settings, plans, lock)
@@ -111,12 +112,12 @@ class MysqlSource:
 
         return past.record_past(self.settings, as_of, plans, options.as_of_wait_seconds)
 
-    def has_reached(self, point: AsOf, seen: Reach | None = None) -> Reach:
+    def has_reached(self, target: AsOf, seen: Reach | None = None) -> Reach:
         from airflow_provider_cdc.sources.mysql.steps import has_reached as reach
 
-        return reach.has_reached(self.settings, point, seen)
+        return reach.has_reached(self.settings, target, seen)
 
-    def backlog(self, initial: str, identity: Mapping[str, str]) -> int:
+    def backlog(self, initial: Position, identity: Mapping[str, str]) -> int:
         with session(self.settings) as connection:
             return log_history.backlog(connection, identity.get(server.LOG_PLACE, ""))
 
@@ -128,7 +129,7 @@ class MysqlSource:
     def refusals_since(
         self,
         identity: Mapping[str, str],
-        position: str,
+        position: Position,
         tables: Sequence[Table],
         to: AsOf | None,
         options: StepOptions,
@@ -138,7 +139,7 @@ class MysqlSource:
     ) -> dict[TableName, str]:
         from airflow_provider_cdc.sources.mysql.steps import roll_forward
 
-        return roll_forward.refusals_since(self.settings, identity, position, tables, to)
+        return roll_forward.refusals_since(self.settings, identity, GtidSet.expect(position), tables, to)
 
     def check_replaced(
         self, identity: Mapping[str, str], tables: Sequence[Table], until: Mapping[str, str], now: Sequence[Table]
@@ -166,25 +167,25 @@ class MysqlSource:
             end = log_history.LogPlace.parse(until) if until else None
             replaced.check_not_replaced(self.settings, connection, begin, tables, hint, explained, end, now)
 
-    def check_since(self, identity: Mapping[str, str], position: str) -> None:
+    def check_since(self, identity: Mapping[str, str], position: Position) -> None:
         self.check_identity(identity, position)
 
     def segments_between(
-        self, start: str, stop: str, since: Mapping[str, str], identity: Mapping[str, str], slots: int = 1
+        self, start: Position, end: Position, since: Mapping[str, str], identity: Mapping[str, str], slots: int = 1
     ) -> list[LogSegment]:
         from airflow_provider_cdc.sources.mysql.steps import roll_forward
 
-        return roll_forward.segments_between(self.settings, start, stop, since, slots)
+        return roll_forward.segments_between(self.settings, GtidSet.expect(start), GtidSet.expect(end), since, slots)
 
-    def of_run(self, identity: Mapping[str, str], position: str) -> MysqlSource:
-        return MysqlSource(RunSettings.of(self.settings, identity, position), identity)
+    def of_run(self, identity: Mapping[str, str], position: Position) -> MysqlSource:
+        return MysqlSource(RunSettings.of(self.settings, identity, GtidSet.expect(position)), identity)
 
-    def check_identity(self, identity: Mapping[str, str], position: str) -> None:
+    def check_identity(self, identity: Mapping[str, str], position: Position) -> None:
         with session(self.settings) as connection:
-            server.check_identity(self.settings, connection, identity, position)
+            server.check_identity(self.settings, connection, identity, GtidSet.expect(position))
 
-    def relations(self, identity: Mapping[str, str], position: str, traces: Sequence[Trace]) -> list[Finding]:
-        here = RunSettings.of(self.settings, identity, position)
+    def relations(self, identity: Mapping[str, str], position: Position, traces: Sequence[Trace]) -> list[Finding]:
+        here = RunSettings.of(self.settings, identity, GtidSet.expect(position))
         with session(here) as connection:
             return log_mark.relations(here, connection, traces)
 
@@ -218,10 +219,13 @@ class MysqlSource:
             self.check_identity(self._identity or {}, self.settings.position)
         return bound
 
-    def log_segments(self, initial: str, log_end: str, identity: Mapping[str, str], slots: int = 1) -> list[LogSegment]:
+    def log_segments(
+        self, initial: Position, log_end: LogEnd, identity: Mapping[str, str], slots: int = 1
+    ) -> list[LogSegment]:
         from airflow_provider_cdc.sources.mysql.log.segments import log_segments
 
-        return log_segments(self.settings, initial, log_end, identity.get(server.LOG_PLACE, ""), slots)
+        end = log_history.LogPlace.parse(log_end)
+        return log_segments(self.settings, GtidSet.expect(initial), end, server.begun_at(identity), slots)
 
     def segments_before(self, segment: LogSegment, count: int) -> list[LogSegment]:
         from airflow_provider_cdc.sources.mysql.log.segments import segments_before
@@ -236,14 +240,14 @@ class MysqlSource:
     def read_segment(
         self,
         segment: LogSegment,
-        initial: str,
+        start: Position,
         tables: Sequence[TrackedTable],
         changes: Callable[[pa.RecordBatch], None] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> AbstractContextManager[SegmentReader]:
         from airflow_provider_cdc.sources.mysql.log.segments import open_segment
 
-        return open_segment(self.settings, segment, initial, tables, changes, progress)
+        return open_segment(self.settings, segment, GtidSet.expect(start), tables, changes, progress)
 
     def arrow_schema(self, table: Table) -> pa.Schema:
         return types.arrow_schema(table)

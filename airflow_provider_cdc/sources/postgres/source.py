@@ -13,6 +13,8 @@ import pyarrow as pa
 from airflow_provider_cdc.core.copies.history import Finding, Trace
 from airflow_provider_cdc.core.options.run import AS_DECLARED, LockPolicy, StepOptions, TableOptions
 from airflow_provider_cdc.core.positions.as_of import AsOf
+from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.positions.position import LogEnd, Position
 from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Parts, Table, TableName, whole_tables
@@ -104,9 +106,9 @@ class PostgresSource:
     def sample(self, plans: Sequence[TablePlan]) -> list[Problem]:
         return sample.sample(self.settings, plans)
 
-    def here(self) -> tuple[Mapping[str, str], str]:
+    def here(self) -> tuple[Mapping[str, str], Lsn]:
         with session(self.settings) as connection:
-            return server.identity(connection), str(value(connection, "pg_current_wal_lsn()"))
+            return server.identity(connection), Lsn.parse(value(connection, "pg_current_wal_lsn()::text"))
 
     def record_initial(self, plans: Sequence[TablePlan], lock: LockPolicy, run_id: str = "") -> InitialPoint:
         return snapshot.record_initial(self.settings, plans, lock, run_id, self.settings.options.get("publication", ""))
@@ -117,8 +119,11 @@ class PostgresSource:
     def note_position(self, point: InitialPoint, options: StepOptions) -> None:
         standing_slot.note_position(self.settings, point, options)
 
-    def note_copies(self, options: StepOptions, copies: Mapping[str, Mapping[str, str]], incarnation: str) -> None:
-        standing_slot.note_copies(self.settings, options, copies, incarnation)
+    def note_copies(self, options: StepOptions, copies: Mapping[str, Mapping[str, Position]], incarnation: str) -> None:
+        of_lakes = {
+            lake: {table: Lsn.expect(position) for table, position in own.items()} for lake, own in copies.items()
+        }
+        standing_slot.note_copies(self.settings, options, of_lakes, incarnation)
 
     def give_up_past(self, options: StepOptions) -> None:
         standing_slot.give_up_past(self.settings, options)
@@ -126,7 +131,7 @@ class PostgresSource:
     def refusals_since(
         self,
         identity: Mapping[str, str],
-        position: str,
+        position: Position,
         tables: Sequence[Table],
         to: AsOf | None,
         options: StepOptions,
@@ -134,10 +139,11 @@ class PostgresSource:
         keys_only: bool = False,
         bases: int = 1,
     ) -> dict[TableName, str]:
-        return roll_forward.refusals_since(self.settings, identity, position, tables, to, options, keys_only, bases)
+        start = Lsn.expect(position)
+        return roll_forward.refusals_since(self.settings, identity, start, tables, to, options, keys_only, bases)
 
-    def check_since(self, identity: Mapping[str, str], position: str) -> None:
-        roll_forward.check_since(self.settings, identity, position)
+    def check_since(self, identity: Mapping[str, str], position: Position) -> None:
+        roll_forward.check_since(self.settings, identity, Lsn.expect(position))
 
     def keep_window(
         self, point: InitialPoint, plans: Sequence[TablePlan], options: StepOptions, run_id: str
@@ -145,11 +151,11 @@ class PostgresSource:
         return roll_forward.keep_window(self.settings, point, plans, options, run_id)
 
     def segments_between(
-        self, start: str, stop: str, since: Mapping[str, str], identity: Mapping[str, str], slots: int = 1
+        self, start: Position, end: Position, since: Mapping[str, str], identity: Mapping[str, str], slots: int = 1
     ) -> list[LogSegment]:
         from airflow_provider_cdc.sources.postgres.log.segments import segments_between
 
-        return segments_between(self.settings, start, stop, identity)
+        return segments_between(self.settings, Lsn.expect(start), Lsn.expect(end), identity)
 
     def check_past(self, as_of: AsOf, plans: Sequence[TablePlan], options: StepOptions) -> None:
         past.check_past(self.settings, as_of, plans, options)
@@ -159,27 +165,27 @@ class PostgresSource:
     ) -> InitialPoint:
         return past.record_past(self.settings, as_of, plans, options, run_id)
 
-    def has_reached(self, point: AsOf, seen: Reach | None = None) -> Reach:
-        return reach.has_reached(self.settings, point)
+    def has_reached(self, target: AsOf, seen: Reach | None = None) -> Reach:
+        return reach.has_reached(self.settings, target)
 
-    def backlog(self, initial: str, identity: Mapping[str, str]) -> int:
+    def backlog(self, initial: Position, identity: Mapping[str, str]) -> int:
         with session(self.settings) as connection:
-            return int(value(connection, "pg_current_wal_lsn() - %s::pg_lsn", (initial,)))
+            return int(value(connection, "pg_current_wal_lsn() - %s::pg_lsn", (str(initial),)))
 
     def runway(self) -> Runway:
         from airflow_provider_cdc.sources.postgres.steps import log_retention as runway
 
         return runway.runway(self.settings)
 
-    def of_run(self, identity: Mapping[str, str], position: str) -> PostgresSource:
-        return PostgresSource(session_setup.of_run(self.settings, identity, position), self.view)
+    def of_run(self, identity: Mapping[str, str], position: Position) -> PostgresSource:
+        return PostgresSource(session_setup.of_run(self.settings, identity, Lsn.expect(position)), self.view)
 
-    def check_identity(self, identity: Mapping[str, str], position: str) -> None:
+    def check_identity(self, identity: Mapping[str, str], position: Position) -> None:
         with session(self.settings) as connection:
-            server.check_identity(connection, identity, position)
+            server.check_identity(connection, identity, Lsn.expect(position))
 
-    def relations(self, identity: Mapping[str, str], position: str, traces: Sequence[Trace]) -> list[Finding]:
-        with session(session_setup.of_run(self.settings, identity, position)) as connection:
+    def relations(self, identity: Mapping[str, str], position: Position, traces: Sequence[Trace]) -> list[Finding]:
+        with session(session_setup.of_run(self.settings, identity, Lsn.expect(position))) as connection:
             return server.relations(connection, traces)
 
     def check_tables(self, tables: Sequence[Table]) -> None:
@@ -214,11 +220,11 @@ class PostgresSource:
         return snapshot.bound_view(self.settings, self.view, tables)
 
     def follow(
-        self, initial: str, identity: Mapping[str, str], tables: Sequence[TrackedTable]
+        self, start: Position, identity: Mapping[str, str], tables: Sequence[TrackedTable]
     ) -> AbstractContextManager[LogTail]:
         from airflow_provider_cdc.sources.postgres.log.tail import open_tail
 
-        return open_tail(self.settings, initial, identity, tables)
+        return open_tail(self.settings, Lsn.expect(start), identity, tables)
 
     @contextmanager
     def one_session(self) -> Iterator[PostgresSource]:
@@ -236,22 +242,24 @@ class PostgresSource:
     def bound_reads(self) -> UpperBound:
         return snapshot.bound_reads(self.settings)
 
-    def log_segments(self, initial: str, log_end: str, identity: Mapping[str, str], slots: int = 1) -> list[LogSegment]:
+    def log_segments(
+        self, initial: Position, log_end: LogEnd, identity: Mapping[str, str], slots: int = 1
+    ) -> list[LogSegment]:
         from airflow_provider_cdc.sources.postgres.log.segments import log_segments
 
-        return log_segments(self.settings, initial, log_end, identity)
+        return log_segments(self.settings, Lsn.expect(initial), log_end, identity)
 
     def read_segment(
         self,
         segment: LogSegment,
-        initial: str,
+        start: Position,
         tables: Sequence[TrackedTable],
         changes: Callable[[pa.RecordBatch], None] | None = None,
         progress: Callable[[int, int], None] | None = None,
     ) -> AbstractContextManager[SegmentReader]:
         from airflow_provider_cdc.sources.postgres.log.segments import open_segment
 
-        return open_segment(self.settings, segment, initial, tables, changes, progress)
+        return open_segment(self.settings, segment, Lsn.expect(start), tables, changes, progress)
 
     def arrow_schema(self, table: Table) -> pa.Schema:
         return types.arrow_schema(table)

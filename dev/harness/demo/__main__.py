@@ -126,7 +126,7 @@ def _demo(folder: Path, stage: Stage, rows: int, writes: float) -> bool:
     for copy, run in (one for one in made if one[0].options.get("as_of")):
         _prove(copy, run, stage)
     with _step("rebuild the shop at the initial position, without this package"):
-        rebuilt = stage.rebuild(first.position)
+        rebuilt = stage.rebuild(first.position_text)
     print(f"      {rebuilt}; {stage.proof}")
     with _step("compare every row"):
         results = [_compare(table, first, stage, plain.rows[table]) for table in KEYS]
@@ -158,7 +158,7 @@ def _runs(lake: Path) -> set[str]:
 
 def _prove(copy: Copy, run: Run, stage: Stage) -> None:
     with _step(f"rebuild the shop at {run.position}, and compare every row"):
-        stage.rebuild(run.position)
+        stage.rebuild(run.position_text)
         copy.differences = sum(
             _unlike(_copied(run, table, stage), stage.truth(table), width) for table, width in KEYS.items()
         )

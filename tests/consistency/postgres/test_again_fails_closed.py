@@ -17,6 +17,7 @@ from pyspark.sql import SparkSession
 from airflow_provider_cdc.core.copies.head import decode_copy
 from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.positions.position import LogEnd
 from airflow_provider_cdc.errors import CdcError, CopyMismatch, ExactnessError, LogGone, SchemaChanged
 from airflow_provider_cdc.jobs.snapshot import reread_passes
 from airflow_provider_cdc.jobs.snapshot import step as snapshot
@@ -101,9 +102,9 @@ def at(monkeypatch: pytest.MonkeyPatch, moment: str, act: Act) -> list[None]:
             happened.append(None)
             act()
 
-    def noted(step: Any, tail: Any, stop: str = "") -> Any:
-        once("view" if stop else "log")
-        return touched(step, tail, stop)
+    def noted(step: Any, tail: Any, log_end: LogEnd | None = None) -> Any:
+        once("view" if log_end is not None else "log")
+        return touched(step, tail, log_end)
 
     def searched(step: Any, source: Any, waiting: Any, view: Any, *rest: Any) -> Any:
         once("search" if view else "pass")

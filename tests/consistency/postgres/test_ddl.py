@@ -18,6 +18,7 @@ import psycopg
 import pyarrow as pa
 import pytest
 
+from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.errors import CdcError, SchemaChanged
 from airflow_provider_cdc.sources.api.calls import shared_reads
 from airflow_provider_cdc.sources.postgres.decode.rows import CopyReader
@@ -211,7 +212,7 @@ def copied(shop: PostgresDatabase, when: str, act: Callable[[], None]) -> None:
         assert window.before.get(name) or window.counts.get(name), "nothing was written: the test provokes nothing"
 
 
-def _read(run: Begun, when: str, act: Callable[[], None]) -> tuple[dict[str, list[pa.Table]], str]:
+def _read(run: Begun, when: str, act: Callable[[], None]) -> tuple[dict[str, list[pa.Table]], Position | None]:
     found: dict[str, list[pa.Table]] = {name: [] for name in run.tables}
     if when == "before the reads":
         act()

@@ -11,6 +11,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.options.run import TableOptions
+from airflow_provider_cdc.core.positions.position import LogEnd
 from airflow_provider_cdc.errors import PreflightError
 from airflow_provider_cdc.jobs.snapshot import reread_passes
 from airflow_provider_cdc.sources.postgres import PostgresSource
@@ -93,11 +94,11 @@ def test_such_tables_are_exact(
     write(server)
     touched = reread_passes._touched
 
-    def noted(step: Any, tail: Any, stop: str = "") -> Any:
-        if stop:
+    def noted(step: Any, tail: Any, log_end: LogEnd | None = None) -> Any:
+        if log_end is not None:
             expected.update(rows(server))
             write(server)
-        return touched(step, tail, stop)
+        return touched(step, tail, log_end)
 
     monkeypatch.setattr(reread_passes, "_touched", noted)
     found = run.finish()["published"]

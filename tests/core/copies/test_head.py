@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.core.copies.head import decode_copy, encode_copy, is_newer, is_of_another_source, source_of
+from airflow_provider_cdc.core.positions.as_of import parse_position
 from airflow_provider_cdc.errors import ManifestError
 
 A, B = "3e11fa47-71ca-11e1-9e33-c80aa9429562", "4f22fa47-71ca-11e1-9e33-c80aa9429562"
@@ -100,7 +101,7 @@ POSTGRES = SOURCES["initial_lsn"]
 def test_another_source_is_told_by_kind_server_database_and_history(
     found: Any, source: dict[str, str], position: str, other: bool
 ) -> None:
-    assert is_of_another_source(found, source, position) is other
+    assert is_of_another_source(found, source, parse_position(position)) is other
 
 
 def test_what_a_later_version_added_is_kept_and_nothing_is_added_to_what_an_earlier_one_wrote() -> None:
@@ -126,4 +127,4 @@ def test_times_without_a_zone_are_compared_as_utc() -> None:
 
 
 def test_a_source_of_which_no_kind_is_known_is_another_one() -> None:
-    assert is_of_another_source(copy(f"{A}:1-5", EARLY), {"server": B}, f"{A}:1-9")
+    assert is_of_another_source(copy(f"{A}:1-5", EARLY), {"server": B}, parse_position(f"{A}:1-9"))

@@ -21,7 +21,7 @@ from airflow_provider_cdc.lake import open_dataset, read_changes
 from airflow_provider_cdc.sources.api.window import Committed, LogSegment, SegmentSummary
 from tests.interrupting import Interrupted, interrupt_at
 from tests.jobs.conftest import MakeRunner, Runner
-from tests.jobs.history_source import NAMES, HistorySource, random_history
+from tests.jobs.history_source import NAMES, HistorySource, at, random_history
 from tests.jobs.test_two_tries import race
 from tests.seeds import seeds
 
@@ -108,20 +108,20 @@ def test_changes_that_join_are_found_from_any_copy_on(night: Night) -> None:
     for number in (1, 2, 3):
         runner = night(number)
     target, name = runner.target.uri, NAMES[0]
-    found = read_changes(target, name, "40")
+    found = read_changes(target, name, str(at(40)))
     assert (found.from_run_id, found.from_position, found.run_id, found.position) == (
         night_id(2),
-        "40",
+        str(at(40)),
         night_id(3),
-        "60",
+        str(at(60)),
     )
     assert found == read_changes(target, name, night_id(2)) == read_changes(target, name)
     nothing = read_changes(target, name, night_id(3))
-    assert (nothing.rows, nothing.files, nothing.from_position, nothing.position) == (0, (), "60", "60")
+    assert (nothing.rows, nothing.files, nothing.from_position, nothing.position) == (0, (), str(at(60)), str(at(60)))
     head = runner.target.read_json(f"{name}/_latest.json")["changes"]
     assert {key: head[key] for key in ("from", "to", "rows", "from_run_id")} == {
-        "from": "40",
-        "to": "60",
+        "from": str(at(40)),
+        "to": str(at(60)),
         "rows": found.rows,
         "from_run_id": night_id(2),
     }
@@ -140,11 +140,11 @@ def test_a_run_that_is_made_again_under_its_id_is_told_by_its_position(
     again = night(1, base=3, position=70)
     check(again, 60)
     name = NAMES[0]
-    assert read_changes(again.target.uri, name, "70").rows == 0
-    assert read_changes(again.target.uri, name, "60").rows
+    assert read_changes(again.target.uri, name, str(at(70))).rows == 0
+    assert read_changes(again.target.uri, name, str(at(60))).rows
     # Who has the first copy still is not told that nothing has changed since.
     with pytest.raises(ChangesMissing):
-        read_changes(again.target.uri, name, "20")
+        read_changes(again.target.uri, name, str(at(20)))
 
 
 def test_a_segment_that_is_read_for_no_table_does_not_say_where_it_commits() -> None:
@@ -173,7 +173,7 @@ def test_without_changes_there_is_a_feed_of_none(night: Night) -> None:
     night(1)
     runner = night(2, position=20)
     found = read_changes(runner.target.uri, NAMES[0])
-    assert (found.rows, found.from_position, found.position) == (0, "20", "20")
+    assert (found.rows, found.from_position, found.position) == (0, str(at(20)), str(at(20)))
     assert changes_of(runner, NAMES[0]).schema.names[-2:] == ["before", "after"]
 
 

@@ -13,6 +13,7 @@ import pytest
 from airflow_provider_cdc.core.copies.base_selection import choose
 from airflow_provider_cdc.core.copies.retention import mark
 from airflow_provider_cdc.core.options.run import StepOptions
+from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.plan import TablePlan
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
@@ -36,7 +37,7 @@ class Refusing(HistorySource):
     def refusals_since(
         self,
         identity: Any,
-        position: str,
+        position: Position,
         tables: Sequence[Table],
         to: Any,
         options: StepOptions,

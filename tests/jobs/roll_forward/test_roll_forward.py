@@ -15,6 +15,7 @@ from airflow_provider_cdc.core.copies.base_selection import choose
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.parquet import splice, writer
 from airflow_provider_cdc.core.parquet.splice import SplicedFile
+from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run import initial_position
 from airflow_provider_cdc.core.run.plan import TablePlan
 from airflow_provider_cdc.core.run.run import Run
@@ -263,7 +264,7 @@ class Rolling(HistorySource):
     def refusals_since(
         self,
         identity: Any,
-        position: str,
+        position: Position,
         tables: Sequence[Table],
         to: Any,
         options: StepOptions,

@@ -101,7 +101,7 @@ def extend_the_window(run: Pipeline, settings: object) -> None:
     bound = run.source.bound_reads()
     (name,) = [name for folder in run.run.folders("steps") for name in run.run.files(folder) if "snapshot" in name]
     record = run.run.read_json(name)
-    record["found"].update(snapshot_upper=bound.position, log_end=bound.log_end)
+    record["found"].update(snapshot_upper=str(bound.upper), log_end=bound.log_end)
     run.run.write_json(name, record)
 
 

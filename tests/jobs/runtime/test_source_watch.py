@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import LogGone, SchemaChanged, SourceUnavailable
@@ -35,7 +36,7 @@ class Failing(HistorySource):
     asked = 0
     wanted = 0
 
-    def check_identity(self, identity: Mapping[str, str], position: str) -> None:
+    def check_identity(self, identity: Mapping[str, str], position: Position) -> None:
         self._ask("check_identity")
 
     def check_tables(self, tables: Sequence[Table]) -> None:

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.tables import net_change
 from airflow_provider_cdc.core.tables.net_change import Change
 from airflow_provider_cdc.core.tables.row_bytes import buckets, encode
@@ -27,7 +28,7 @@ from tests.sources.log.test_netting import KEYED, KEYLESS, TABLES, changed, coun
 COLUMNS = (Column("id", "bytes", nullable=False), Column("note", "bytes", nullable=True))
 TRACKED = (
     TrackedTable(7, Table(TableName("shop", "orders"), COLUMNS, ("id",))),
-    TrackedTable(9, Table(TableName("shop", "clicks"), COLUMNS), upper="there"),
+    TrackedTable(9, Table(TableName("shop", "clicks"), COLUMNS), upper=Lsn(1)),
 )
 """A keyed and a keyless table, as `new` counts them, at other places in the run's list of tables."""
 

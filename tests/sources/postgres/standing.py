@@ -9,6 +9,8 @@ from typing import Any
 
 from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions
 from airflow_provider_cdc.core.positions import as_of
+from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.errors import PreflightError, Problem
 from airflow_provider_cdc.sources.postgres import PostgresSource
@@ -94,7 +96,7 @@ class Kept:
         """The position that a time means; what a run would keep for it is dropped again."""
         found = self.record_at(when, table)
         self.source.release(RUN_ID)
-        return found.position
+        return str(found.position)
 
     def refusals(self, point: str | datetime, *tables: str) -> Sequence[Problem]:
         """Why a copy cannot be exact there. Preflight and the recording of the position say the same."""
@@ -111,9 +113,13 @@ class Kept:
         ]
         return found[0]
 
-    def give_up(self, hours: int, copies: Mapping[str, str] | None = None, lake: str = "lake", **more: Any) -> None:
+    def give_up(
+        self, hours: int, copies: Mapping[str, Position | str] | None = None, lake: str = "lake", **more: Any
+    ) -> None:
         options = replace(self.options, standing_slot_hours=hours, **more)
-        self.source.note_copies(options, {lake: copies or {}}, "")
+        self.source.note_copies(
+            options, {lake: {table: Lsn.parse(str(at)) for table, at in (copies or {}).items()}}, ""
+        )
         self.source.give_up_past(options)
 
     def forget(self) -> None:

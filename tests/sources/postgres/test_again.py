@@ -315,10 +315,10 @@ def test_a_table_that_is_another_in_the_view_stops_the_run(
     run("ALTER TABLE p ALTER v SET STATISTICS 7", "ALTER TABLE p1 SET (fillfactor = 50)")
     with source.share_reads(LockPolicy()) as shared:
         assert shared.view is not None
-        assert shared.bound_view([table]).position == shared.view.upper
+        assert shared.bound_view([table]).upper == shared.view.upper
         run(change)
         # It is what the view shows that counts, and not what came after.
-        assert shared.bound_view([table]).position == shared.view.upper
+        assert shared.bound_view([table]).upper == shared.view.upper
     with source.share_reads(LockPolicy()) as shared, pytest.raises(SchemaChanged, match=why):
         shared.bound_view([table])
 

@@ -83,11 +83,10 @@ def layouts(tracked: Sequence[TrackedTable], parents: Sequence[TrackedTable], in
     )
 
 
-def _last(children: Sequence[TrackedTable]) -> str:
-    """The last of the positions at which they were read; empty if one has none."""
-    if not all(child.upper for child in children):
-        return ""
-    return str(reduce(or_, (GtidSet.parse(child.upper) for child in children)))
+def _last(children: Sequence[TrackedTable]) -> GtidSet | None:
+    """The last of the positions at which they were read; None: one has none."""
+    uppers = [GtidSet.expect(child.upper) for child in children if child.upper is not None]
+    return reduce(or_, uppers) if len(uppers) == len(children) else None
 
 
 def _number(sets: list[GtidSet], wanted: GtidSet) -> int:
@@ -107,7 +106,7 @@ def _arrays(tables: Sequence[TrackedTable], sets: list[GtidSet]) -> TableArrays:
         row[COLUMNS_AT], row[COLUMNS] = columns_at, len(layout.widths)
         row[KEYS_AT], row[KEYS] = keys_at, layout.keys
         row[JSON_COLUMNS] = sum(column.family is Family.JSON for column in column_types(one.table))
-        row[UPPER] = _number(sets, GtidSet.parse(one.upper)) if one.bounded else 0
+        row[UPPER] = _number(sets, GtidSet.expect(one.known_upper())) if one.bounded else 0
         row[FORWARD] = one.forward + (one.forward and one.changes)
         row[LOOKED_AT] = one.looked_at
         columns_at += len(layout.widths)

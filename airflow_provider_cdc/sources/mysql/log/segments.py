@@ -41,26 +41,23 @@ _KEEP_LOGS = "trigger a new run, and let the server keep its logs for longer (bi
 
 
 def log_segments(
-    settings: ConnectionSettings, initial: str, log_end: str, begun: str = "", slots: int = 0
+    settings: ConnectionSettings, start: GtidSet, end: LogPlace, begun: LogPlace | None = None, slots: int = 0
 ) -> list[LogSegment]:
-    """The files that hold every change after ``initial`` up to ``log_end``.
+    """The files that hold every change after ``start`` up to ``end``.
 
-    :param initial: a GTID set.
-    :param log_end: a ``LogPlace``, as ``bound_reads`` noted it.
-    :param begun: the one that the run began at; from there on the server must not have crashed. Its file and all after
-        it are among the segments: what a file did is not told by GTIDs alone, for anonymous transactions have none.
+    :param begun: the place in the log that the run began at; from there on the server must not have crashed. Its file
+        and all after it are among the segments: what a file did is not told by GTIDs alone, for anonymous transactions
+        have none.
     :param slots: how many segments are read at once; 0: each file is one.
     :raises LogGone: files were purged that are needed, or the log is not whole.
-    :raises SourceReplaced: the log is not the one that ``log_end`` is of.
+    :raises SourceReplaced: the log is not the one that ``end`` is of.
     :raises SourceUnavailable: the server cannot be reached.
     """
-    end = LogPlace.parse(log_end)
-    wanted = GtidSet.parse(initial)
     with session(settings) as connection:
         purged = GtidSet.parse(value(connection, "@@gtid_purged"))
-        if not purged <= wanted:
+        if not purged <= start:
             raise LogGone(
-                f"transactions after the initial position are purged: {purged - wanted}",
+                f"transactions after the initial position are purged: {purged - start}",
                 where=settings.address,
                 hint=_KEEP_LOGS,
             )
@@ -68,13 +65,12 @@ def log_segments(
         names = list(files)
         check_place(settings, files, end)
         first = last = names.index(end.file)
-        if begun:
+        if begun is not None:
             # Each start of the server is marked in the log, whatever became of its clock.
-            place = LogPlace.parse(begun)
-            check_place(settings, files, place)
-            check_continuity(settings, {name: files[name] for name in names[: last + 1]}, place)
-            first = min(last, names.index(place.file))
-        while not previous_gtids(connection, names[first]) <= wanted:
+            check_place(settings, files, begun)
+            check_continuity(settings, {name: files[name] for name in names[: last + 1]}, begun)
+            first = min(last, names.index(begun.file))
+        while not previous_gtids(connection, names[first]) <= start:
             if first == 0:
                 raise LogGone(
                     f"the oldest log file, {names[0]}, begins after the initial position",
@@ -242,7 +238,7 @@ class MysqlSegmentReader:
         self.close()
 
 
-def check_parents(settings: RunSettings, table: Table, upper: str) -> None:
+def check_parents(settings: RunSettings, table: Table, upper: GtidSet) -> None:
     """Make sure that no unlogged cascade reached ``table`` between the run's initial position and ``upper``.
 
     ``extract_delta`` finds it, too, but only when all tables have been read.
@@ -250,7 +246,7 @@ def check_parents(settings: RunSettings, table: Table, upper: str) -> None:
     :raises CascadeNotLogged: one may have.
     """
     with session(settings) as connection:
-        end = str(end_of_log(settings, connection))
+        end = end_of_log(settings, connection)
     for segment in log_segments(settings, settings.position, end):
         with open_segment(settings, segment, settings.position, [TrackedTable(0, table, upper)]) as reader:
             for _ in reader:
@@ -261,20 +257,20 @@ def check_parents(settings: RunSettings, table: Table, upper: str) -> None:
 def open_segment(
     settings: ConnectionSettings,
     segment: LogSegment,
-    initial: str,
+    start: GtidSet,
     tables: Sequence[TrackedTable],
     changes: Callable[[pa.RecordBatch], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[MysqlSegmentReader]:
     """Open one segment of the log.
 
-    :param initial: a GTID set; transactions in it do not count.
+    :param start: transactions in it do not count.
     :param changes, progress: as `ReadsLog.read_segment` has them.
     :raises LogGone: the server cannot read the file any more.
     :raises SourceUnavailable: the server cannot be reached.
     :raises ConfigurationError: the privilege REPLICATION SLAVE is missing.
     """
-    reader = MysqlSegmentReader(partial(Dump, settings), segment, GtidSet.parse(initial), tables, changes, progress)
+    reader = MysqlSegmentReader(partial(Dump, settings), segment, start, tables, changes, progress)
     try:
         yield reader
     finally:

@@ -96,11 +96,7 @@ def relations(settings: ConnectionSettings, connection: Connection, traces: Sequ
     executed = GtidSet.parse(value(connection, "@@global.gtid_executed"))
     for trace in traces:
         finding = _by_mark(settings, files, trace.mark)
-        try:
-            lost = GtidSet.parse(trace.position) - executed
-        except PositionError:
-            lost = GtidSet()
-        if lost:
+        if isinstance(trace.position, GtidSet) and (lost := trace.position - executed):
             why = f"the server no longer has the transactions {str(lost)[:200]}, which the copy has"
             finding = Finding(Relation.OTHER, why)
         found.append(finding)

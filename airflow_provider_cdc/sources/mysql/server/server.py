@@ -146,7 +146,7 @@ def identity(settings: ConnectionSettings, connection: Connection) -> dict[str, 
     It is to be taken before the initial position: what is set later shows up as a difference.
     """
     found = _state(connection)
-    here = RunSettings.of(settings, found, "")
+    here = RunSettings.of(settings, found)
     return found | {LOG_PLACE: str(settled_end_of_log(here, connection))}
 
 
@@ -157,10 +157,16 @@ def with_mark(
 
     :param place: where the log has the position; None: it is the present one.
     """
-    here, begun = RunSettings.of(settings, identity, ""), LogPlace.parse(identity[LOG_PLACE])
+    here, begun = RunSettings.of(settings, identity), LogPlace.parse(identity[LOG_PLACE])
     if place is None:
         return {**identity, MARK: mark_of_present(here, connection, begun)}
     return {**identity, LOG_PLACE: str(place), MARK: mark_of(here, place)}
+
+
+def begun_at(identity: Mapping[str, str]) -> LogPlace | None:
+    """The place in the log at which ``identity`` was taken; None: it does not say."""
+    place = identity.get(LOG_PLACE, "")
+    return LogPlace.parse(place) if place else None
 
 
 def started(connection: Connection) -> str:
@@ -170,7 +176,7 @@ def started(connection: Connection) -> str:
 
 
 def check_identity(
-    settings: ConnectionSettings, connection: Connection, expected: Mapping[str, str], position: str
+    settings: ConnectionSettings, connection: Connection, expected: Mapping[str, str], position: GtidSet
 ) -> None:
     """Make sure that this is the server of ``expected``, and that its history and settings are intact.
 
@@ -194,11 +200,11 @@ def check_identity(
             where=f"server {uuid}",
             hint="trigger a new run",
         )
-    begun, files, here = LogPlace.parse(expected[LOG_PLACE]), log_files(connection), RunSettings.of(settings, found, "")
+    begun, files, here = LogPlace.parse(expected[LOG_PLACE]), log_files(connection), RunSettings.of(settings, found)
     check_place(here, files, begun)
     if found[STARTED] != expected[STARTED]:
         check_continuity(here, files, begun)
-    check_log(connection, GtidSet.parse(position))
+    check_log(connection, position)
     if MARK in expected:
         # What was committed between the beginning and the position is there, and not only others with these GTIDs.
         check_mark(here, files, LogMark.parse(expected[MARK]))

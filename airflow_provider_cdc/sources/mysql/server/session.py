@@ -11,6 +11,7 @@ from typing import Any, TypeAlias
 
 import pymysql
 
+from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.errors import (
     CdcError,
     ConfigurationError,
@@ -34,6 +35,8 @@ Connection: TypeAlias = GuardedConnection
 SERVER_UUID, HOSTNAME = "server_uuid", "hostname"
 """What `RunSettings` take from the identity of a run."""
 
+_NOTHING = GtidSet()
+
 OLDEST_VERSION = (8, 0, 26)
 CONNECT_SECONDS = 15
 READ_SECONDS = 900
@@ -49,10 +52,10 @@ class RunSettings(ConnectionSettings):
 
     server_uuid: str = ""
     hostname: str = ""
-    position: str = field(default="", repr=False)
+    position: GtidSet = field(default=_NOTHING, repr=False)
 
     @classmethod
-    def of(cls, settings: ConnectionSettings, identity: Mapping[str, str], position: str) -> RunSettings:
+    def of(cls, settings: ConnectionSettings, identity: Mapping[str, str], position: GtidSet = _NOTHING) -> RunSettings:
         """:param identity: as ``server.identity`` gave it."""
         plain = {each.name: getattr(settings, each.name) for each in fields(ConnectionSettings)}
         return cls(**plain, server_uuid=identity[SERVER_UUID], hostname=identity.get(HOSTNAME, ""), position=position)
@@ -215,7 +218,7 @@ def _check_server(settings: RunSettings, connection: Connection) -> None:
     uuid, host, has_all, number = query(
         connection,
         "SELECT @@global.server_uuid, @@global.hostname, GTID_SUBSET(%s, @@global.gtid_executed), CONNECTION_ID() + 0",
-        (settings.position,),
+        (str(settings.position),),
     )[0]
     hint = "let the connection name one server, not a balancer before several, or trigger a new run"
     if not _is_own_number(connection, int(number)):

@@ -15,11 +15,11 @@ from airflow_provider_cdc.sources.mysql.log.positions.prefixes import has_commit
 from airflow_provider_cdc.sources.mysql.server.session import query, session
 
 
-def has_reached(settings: ConnectionSettings, point: AsOf, seen: Reach | None = None) -> Reach:
+def has_reached(settings: ConnectionSettings, target: AsOf, seen: Reach | None = None) -> Reach:
     """`TellsReach.has_reached`."""
-    if isinstance(point, Lsn):
+    if isinstance(target, Lsn):
         raise ConfigurationError(
-            f"{point} is an LSN, and the source is MySQL", where=settings.address, hint="give a GTID set or a time"
+            f"{target} is an LSN, and the source is MySQL", where=settings.address, hint="give a GTID set or a time"
         )
     with session(settings) as connection:
         # First: what is committed while the log is looked through shows up as a difference later.
@@ -27,13 +27,14 @@ def has_reached(settings: ConnectionSettings, point: AsOf, seen: Reach | None = 
             connection, "SELECT @@global.gtid_executed, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)"
         )
     here = GtidSet.parse(str(executed))
-    if isinstance(point, GtidSet):
-        missing = point - here
+    if isinstance(target, GtidSet):
+        missing = target - here
         return Reach(not missing, f"it lacks {counted(len(missing), 'transaction')}: {str(missing)[:200]}")
+    assert isinstance(target, datetime)
     clock = datetime.fromtimestamp(int(now) / 1_000_000, UTC)
-    if clock <= point:
+    if clock <= target:
         return Reach(False, f"by its clock it is {clock:%Y-%m-%d %H:%M:%S} UTC")
     lacks = "nothing was committed after that time yet, and what is committed next may still belong to it"
     if seen is not None and not seen.reached and seen.at == str(here):
         return Reach(False, lacks, str(here))
-    return Reach(has_commit_after(settings, point), lacks, str(here))
+    return Reach(has_commit_after(settings, target), lacks, str(here))

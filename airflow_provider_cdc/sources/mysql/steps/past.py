@@ -110,7 +110,7 @@ def record_past(
         if problems or (problems := replacement_problems(settings, connection, past, tables)):
             raise PreflightError(problems)
         found = with_mark(settings, connection, found, past.prefix.place)
-    return InitialPoint(str(past.prefix.position), found, tables, 0.0)
+    return InitialPoint(past.prefix.position, found, tables, 0.0)
 
 
 def replication_problems(connection: Connection, position: GtidSet) -> list[Problem]:

@@ -26,7 +26,7 @@ from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import Trac
 from airflow_provider_cdc.sources.mysql.log.survey import looked_through, stretches
 from airflow_provider_cdc.sources.mysql.log.walk_state import LOOKED_AT, TABLE_WORDS
 from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, check_place, end_of_log, log_files
-from airflow_provider_cdc.sources.mysql.server.server import LOG_PLACE, check_identity
+from airflow_provider_cdc.sources.mysql.server.server import LOG_PLACE, begun_at, check_identity
 from airflow_provider_cdc.sources.mysql.server.session import Connection, session, value
 from airflow_provider_cdc.sources.mysql.steps.past import replication_problems, resolve
 from airflow_provider_cdc.sources.mysql.steps.statement_writes import check_writes
@@ -43,14 +43,13 @@ _DIFFERENCES = (
 def refusals_since(
     settings: ConnectionSettings,
     identity: Mapping[str, str],
-    position: str,
+    start: GtidSet,
     tables: Sequence[Table],
     to: AsOf | None,
 ) -> dict[TableName, str]:
     """`RollsForward.refusals_since`."""
-    start = GtidSet.parse(position)
     with session(settings) as connection:
-        check_identity(settings, connection, identity, position)
+        check_identity(settings, connection, identity, start)
         if problems := replication_problems(connection, start):
             raise ExactnessError(problems[0].what, where=problems[0].where, hint=problems[0].hint)
         end = None
@@ -80,11 +79,10 @@ def refusals_since(
 
 
 def segments_between(
-    settings: ConnectionSettings, start: str, stop: str, since: Mapping[str, str], slots: int
+    settings: ConnectionSettings, start: GtidSet, end: GtidSet, since: Mapping[str, str], slots: int
 ) -> list[LogSegment]:
     """`RollsForward.segments_between`."""
-    end = prefix_of(settings, GtidSet.parse(stop)).place
-    return log_segments(settings, start, str(end), since.get(LOG_PLACE, ""), slots)
+    return log_segments(settings, start, prefix_of(settings, end).place, begun_at(since), slots)
 
 
 def _unfit(table: Table) -> str:

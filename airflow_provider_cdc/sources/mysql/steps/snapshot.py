@@ -20,6 +20,7 @@ import pymysql
 
 from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.positions.gtid import GtidSet
+from airflow_provider_cdc.core.positions.position import LogEnd
 from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Table, TableName
@@ -102,7 +103,7 @@ def record_initial(settings: ConnectionSettings, plans: Sequence[TablePlan], loc
         tables = with_identities(connection, tables, identities)
     if problems:
         raise PreflightError(problems)
-    return InitialPoint(str(position), found, tables, lock_seconds)
+    return InitialPoint(position, found, tables, lock_seconds)
 
 
 def tables_of(connection: Connection, plans: Sequence[TablePlan]) -> tuple[Table, ...]:
@@ -132,7 +133,7 @@ def open_reader(
     """
     if consistency == "watermark":
         with session_of(kept, "reading", lambda: session(settings, reading=True)) as reading:
-            reader = _Reader(reading, table, "", _Held())
+            reader = _Reader(reading, table, None, _Held())
             yield reader
             reader.close()
         return
@@ -140,7 +141,7 @@ def open_reader(
         _do_not_wait_for_the_group(reading)
         with session(settings) as control, _table_lock(control, locked_with(table), lock) as held:
             query(reading, "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY")
-            upper = str(executed(control))
+            upper = executed(control)
             if lock.through_read:
                 yield _Reader(reading, table, upper, held, control)
                 return
@@ -161,7 +162,7 @@ def bound_reads(settings: ConnectionSettings) -> UpperBound:
         start = started(connection)
         end = end_of_log(settings, connection)
         owned = parse_owned(value(connection, "@@global.gtid_owned"))
-        return UpperBound(str(executed(connection) | owned), str(end), start)
+        return UpperBound(executed(connection) | owned, LogEnd(str(end)), start)
 
 
 def executed(connection: Connection) -> GtidSet:
@@ -206,7 +207,12 @@ class _Reader:
     """Chunks of one table through one session."""
 
     def __init__(
-        self, connection: Connection, table: Table, upper: str, held: _Held, locking: Connection | None = None
+        self,
+        connection: Connection,
+        table: Table,
+        upper: GtidSet | None,
+        held: _Held,
+        locking: Connection | None = None,
     ) -> None:
         self.upper = upper
         self._connection = connection

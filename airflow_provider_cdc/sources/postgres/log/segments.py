@@ -14,6 +14,7 @@ from contextlib import closing, contextmanager
 import pyarrow as pa
 
 from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.positions.position import LogEnd
 from airflow_provider_cdc.errors import DecodeError, LogGone
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import LogSegment, SegmentSummary, TrackedTable
@@ -47,31 +48,30 @@ _NEW_RUN = "trigger a new run, or clear lock_and_record and the tasks after it"
 
 
 def log_segments(
-    settings: ConnectionSettings, initial: str, log_end: str, identity: Mapping[str, str]
+    settings: ConnectionSettings, start: Lsn, log_end: LogEnd, identity: Mapping[str, str]
 ) -> list[LogSegment]:
-    """The one segment that holds every change after ``initial`` up to ``log_end``.
+    """The one segment that holds every change after ``start`` up to ``log_end``.
 
-    :param initial: an LSN, the consistent point of the slot.
+    :param start: the consistent point of the slot.
     :param log_end: as ``bound_reads`` noted it.
     :param identity: names the ``slot`` and the ``publication``.
     :raises LogGone: the slot is not there any more, or not where it was.
     :raises SourceUnavailable: the server cannot be reached.
     """
-    start, (stop, mark) = Lsn.parse(initial), parse_log_end(log_end)
+    stop, mark = parse_log_end(log_end)
     with session(settings) as connection:
         check_slot(connection, identity["slot"], start, stop)
     return [_segment(identity["slot"], identity["publication"], start, stop, mark)]
 
 
 def segments_between(
-    settings: ConnectionSettings, start: str, stop: str, identity: Mapping[str, str]
+    settings: ConnectionSettings, start: Lsn, end: Lsn, identity: Mapping[str, str]
 ) -> list[LogSegment]:
     """`RollsForward.segments_between`: the one segment."""
-    first, last = Lsn.parse(start), Lsn.parse(stop)
     slot = slots.forward_slots(identity)[start]
     with session(settings) as connection:
-        check_slot(connection, slot, first, last)
-    return [_segment(slot, identity[slots.STANDING_PUBLICATION], first, last)]
+        check_slot(connection, slot, start, end)
+    return [_segment(slot, identity[slots.STANDING_PUBLICATION], start, end)]
 
 
 def _segment(slot: str, publication: str, start: Lsn, stop: Lsn, mark: str = "") -> LogSegment:
@@ -215,20 +215,20 @@ def _decoded_again(connection: ReadingConnection, slot: str) -> int:
 def open_segment(
     settings: ConnectionSettings,
     segment: LogSegment,
-    initial: str,
+    start: Lsn,
     tables: Sequence[TrackedTable],
     changes: Callable[[pa.RecordBatch], None] | None = None,
     progress: Callable[[int, int], None] | None = None,
 ) -> Iterator[PostgresSegmentReader]:
     """Open one segment of the log.
 
-    :param initial: an LSN, the consistent point of the slot.
+    :param start: the consistent point of the slot.
     :param changes, progress: as `ReadsLog.read_segment` has them.
     :raises LogGone: the slot is not there any more, or not where it was.
     :raises SourceUnavailable: the server cannot be reached.
     :raises ConfigurationError: the privilege REPLICATION is missing.
     """
-    start, stop = Lsn.parse(initial), Lsn(segment.stop or 0)
+    stop = Lsn(segment.stop or 0)
     with session(settings) as connection:
         check_slot(connection, segment.name.partition(":")[0], start, stop)
     with reading_session(settings) as reading:

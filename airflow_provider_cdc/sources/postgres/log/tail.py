@@ -14,6 +14,7 @@ from itertools import chain
 import pyarrow as pa
 
 from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.positions.position import LogEnd
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import DecodeError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
@@ -33,6 +34,7 @@ from airflow_provider_cdc.sources.postgres.server.session import (
     value,
 )
 from airflow_provider_cdc.sources.postgres.slots import slots
+from airflow_provider_cdc.sources.postgres.slots.end_mark import parse_log_end
 
 _SEGMENT = 0
 _EVERYTHING = 2**63 - 1
@@ -74,13 +76,16 @@ class PostgresLogTail:
     def go_on_from(self, order: int) -> None:
         self._walker.state[walk_state.ORDER] = order
 
-    def read(self, stop: str = "") -> Iterator[pa.RecordBatch]:
+    def read(self, log_end: LogEnd | None = None) -> Iterator[pa.RecordBatch]:
         where = f"replication slot {self._slot}"
         with session(self.settings) as connection:
-            end = Lsn.parse(stop or value(connection, "pg_current_wal_flush_lsn()::text"))
+            if log_end is not None:
+                end, _ = parse_log_end(log_end)
+            else:
+                end = Lsn.parse(value(connection, "pg_current_wal_flush_lsn()::text"))
             check_slot(connection, self._slot, self._initial, end)
         # Without a place to stop at, whatever the server hands out is taken.
-        self._walker.state[walk_state.STOP] = int(end) if stop else _EVERYTHING
+        self._walker.state[walk_state.STOP] = int(end) if log_end is not None else _EVERYTHING
         with mapped_errors(where), slot_errors(where):
             for _ in self._walk(end):
                 if self._walker.change.used_bytes > NET_BYTES:
@@ -111,9 +116,9 @@ class PostgresLogTail:
 
 @contextmanager
 def open_tail(
-    settings: ConnectionSettings, initial: str, identity: Mapping[str, str], tables: Sequence[TrackedTable]
+    settings: ConnectionSettings, start: Lsn, identity: Mapping[str, str], tables: Sequence[TrackedTable]
 ) -> Iterator[PostgresLogTail]:
-    """Follow the log from ``initial`` on.
+    """Follow the log from ``start`` on.
 
     :param identity: names the slots and the publications.
     :param tables: those that are rolled ``forward`` have another slot than the others, so all or none of them are.
@@ -122,14 +127,14 @@ def open_tail(
     """
     slot, publication = identity["slot"], identity["publication"]
     if any(one.forward for one in tables):
-        slot, publication = slots.forward_slots(identity)[initial], identity[slots.STANDING_PUBLICATION]
+        slot, publication = slots.forward_slots(identity)[start], identity[slots.STANDING_PUBLICATION]
     with session(settings) as connection:
         columns = logged_columns(connection, publication)
     told = [
         replace(one, table=as_logged(one.table, columns(one.table)), keys_only=True, forward=False) for one in tables
     ]
     with reading_session(settings) as reading:
-        yield PostgresLogTail(settings, reading, slot, publication, Lsn.parse(initial), told)
+        yield PostgresLogTail(settings, reading, slot, publication, start, told)
 
 
 def as_logged(table: Table, names: Sequence[str]) -> Table:

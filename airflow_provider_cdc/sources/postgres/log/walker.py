@@ -173,7 +173,7 @@ class LogWalker:
             words[walk_state.KEYS_AT], words[walk_state.KEYS] = len(key_columns), len(one.table.key)
             words[walk_state.KEYS_ONLY] = one.keys_only
             words[walk_state.FORWARD] = one.forward + (one.forward and one.changes)
-            words[walk_state.UPPER] = int(Lsn.parse(one.upper)) if one.table.keyless else _ALWAYS
+            words[walk_state.UPPER] = int(Lsn.expect(one.known_upper())) if one.table.keyless else _ALWAYS
             key_columns += [names.index(name) for name in one.table.key]
         return np.array(key_columns, np.int32)
 

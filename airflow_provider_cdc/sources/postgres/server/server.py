@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from airflow_provider_cdc.core.copies.history import MARK, Finding, Relation, Trace
 from airflow_provider_cdc.core.positions.lsn import Lsn
-from airflow_provider_cdc.errors import ExactnessError, LogGone, PositionError, Problem, SourceReplaced
+from airflow_provider_cdc.errors import ExactnessError, LogGone, Problem, SourceReplaced
 from airflow_provider_cdc.sources.postgres.server import session_setup
 from airflow_provider_cdc.sources.postgres.server.platform import change_setting, platform
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query, value
@@ -80,7 +80,7 @@ def identity(connection: Connection) -> dict[str, str]:
     }
 
 
-def check_identity(connection: Connection, expected: Mapping[str, str], position: str) -> None:
+def check_identity(connection: Connection, expected: Mapping[str, str], position: Lsn) -> None:
     """Make sure that this is the server of ``expected``, and that what it keeps for the run is as it was made.
 
     :raises SourceReplaced: another server, or one that was promoted or restored since.
@@ -101,9 +101,9 @@ def check_identity(connection: Connection, expected: Mapping[str, str], position
                 where=name,
                 hint="point the connection back to the first server, or trigger a new run on this one",
             )
-    _check_slot(connection, expected["slot"], Lsn.parse(position))
+    _check_slot(connection, expected["slot"], position)
     for start, name in slots.forward_slots(expected).items():
-        _check_slot(connection, name, Lsn.parse(start))
+        _check_slot(connection, name, start)
     for kind in ("publication", "standing"):
         _check_publication(connection, expected, kind)
 
@@ -156,9 +156,8 @@ def relations(connection: Connection, traces: Sequence[Trace]) -> list[Finding]:
 
 
 def _relation(end: Lsn, next_xid: int, trace: Trace) -> Finding:
-    try:
-        start = Lsn.parse(trace.position)
-    except PositionError:
+    start = trace.position
+    if not isinstance(start, Lsn):
         return Finding(Relation.UNKNOWN, "the copy does not say what it is exact at")
     if end < start:
         return Finding(Relation.OTHER, f"the server's log reaches to {end} only, and the copy is of {start}")

@@ -42,6 +42,8 @@ MEANING = "lc_monetary"
 """The setting that says what a value means: which currency ``money`` is in. It is the database's own, and must not
 change during a run."""
 
+_ANY = Lsn(0)
+"""A position that every server has."""
 _NEW_RUN = "trigger a new run, or clear lock_and_record and the tasks after it"
 
 
@@ -51,10 +53,10 @@ class RunSettings(ConnectionSettings):
     `server.identity` gives it, which has all of ``position``."""
 
     server: Mapping[str, str] = field(default_factory=dict)
-    position: str = "0/0"
+    position: Lsn = _ANY
 
 
-def of_run(settings: ConnectionSettings, identity: Mapping[str, str], position: str = "0/0") -> RunSettings:
+def of_run(settings: ConnectionSettings, identity: Mapping[str, str], position: Lsn = _ANY) -> RunSettings:
     """``settings`` for one run. ``identity`` may lack the ``slot`` while there is none."""
     return RunSettings(
         **{name: getattr(settings, name) for name in ConnectionSettings.__dataclass_fields__},
@@ -161,7 +163,7 @@ def _check_server(settings: RunSettings, row: Sequence[str | None]) -> None:
             where=settings.address,
             hint="point the connection to one server alone (no balancer over several), and try again",
         )
-    position = Lsn.parse(settings.position)
+    position = settings.position
     if flushed is None or Lsn.parse(flushed) < position:
         raise SourceReplaced(
             f"the log reaches to {flushed} only, and the run began at {position}",

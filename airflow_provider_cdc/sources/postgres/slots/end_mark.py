@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.positions.position import LogEnd
 from airflow_provider_cdc.sources.postgres.log.pgoutput import Message
 from airflow_provider_cdc.sources.postgres.server.session import APPLICATION
 
@@ -57,12 +58,12 @@ def write(ask: Callable[[str], list[Any]]) -> EndMark:
     return EndMark(Lsn.parse(since), token)
 
 
-def log_end(end: Lsn, mark: EndMark) -> str:
-    """``UpperBound.log_end``: where the log ends, and the mark before it."""
-    return f"{end} {mark}"
+def log_end(end: Lsn, mark: EndMark | None = None) -> LogEnd:
+    """``UpperBound.log_end``: where the log ends, and the mark before it, if there is one."""
+    return LogEnd(f"{end} {mark}" if mark is not None else str(end))
 
 
-def parse_log_end(text: str) -> tuple[Lsn, str]:
+def parse_log_end(text: LogEnd) -> tuple[Lsn, str]:
     """What `log_end` made: the place, and the mark's text. Runs that an earlier version began have none."""
     end, _, mark = text.partition(" ")
     return Lsn.parse(end), mark

@@ -252,18 +252,21 @@ def identity_of_try(slot: str, publication: str = "") -> dict[str, str]:
     return {"slot": slot, "publication": publication or slot, "publication_made": "" if publication else "yes"}
 
 
-def with_forward_slots(identity: Mapping[str, str], made: Mapping[str, str], standing: str) -> dict[str, str]:
+def with_forward_slots(identity: Mapping[str, str], made: Mapping[Lsn, str], standing: str) -> dict[str, str]:
     """The identity of a try that also made these slots, by the positions of the copies that are rolled forward.
 
     :param standing: the publication that tells of the tables since then.
     """
-    return {**identity, _FORWARD: json.dumps(dict(made)), STANDING_PUBLICATION: standing}
+    return {
+        **identity,
+        _FORWARD: json.dumps({str(start): slot for start, slot in made.items()}),
+        STANDING_PUBLICATION: standing,
+    }
 
 
-def forward_slots(identity: Mapping[str, str]) -> dict[str, str]:
+def forward_slots(identity: Mapping[str, str]) -> dict[Lsn, str]:
     """The slots that have the log since the copies that a run rolls forward, by the positions of these."""
-    found: dict[str, str] = json.loads(identity.get(_FORWARD, "{}"))
-    return found
+    return {Lsn.parse(start): slot for start, slot in json.loads(identity.get(_FORWARD, "{}")).items()}
 
 
 def discard(settings: ConnectionSettings, identity: Mapping[str, str]) -> None:

@@ -98,7 +98,7 @@ class Standing:
         """The marks of which the slot still has the log, given where it stands."""
         return tuple(mark for mark in self.marks if confirmed is not None and Lsn.parse(mark.position) >= confirmed)
 
-    def with_run(self, slot: str, position: str, at: int) -> Standing:
+    def with_run(self, slot: str, position: Lsn, at: int) -> Standing:
         """With the position of a run that has just been fixed, so in the history of this server, and without those that
         are older than `KNOWN_DAYS`. It has no tables: earlier versions take it for a copy of none."""
         kept = {
@@ -106,13 +106,13 @@ class Standing:
             for own, known in self.copies.items()
             if not own.startswith(_RUN) or any(one.at > at - KNOWN_DAYS * _DAY for one in known)
         }
-        return replace(self, copies={**kept, _RUN + slot: (Published(position, at, (), False),)})
+        return replace(self, copies={**kept, _RUN + slot: (Published(str(position), at, (), False),)})
 
     def without_run(self, slot: str) -> Standing:
         """Without what `with_run` recorded: all copies of the run are recorded."""
         return replace(self, copies={own: known for own, known in self.copies.items() if own != _RUN + slot})
 
-    def with_copies(self, lake: str, copies: Mapping[str, str], at: int, wanted: bool) -> Standing:
+    def with_copies(self, lake: str, copies: Mapping[str, Lsn], at: int, wanted: bool) -> Standing:
         """With the last copies in a lake, their positions by the table's name, and without those that nobody has
         replaced for `KNOWN_DAYS`: that lake may be gone.
 
@@ -134,7 +134,7 @@ class Standing:
             own_tables = sorted(name for name in copies if copies[name] == position)
             for is_wanted in (True, False):
                 if tables := tuple(name for name in own_tables if (name in rolled) == is_wanted):
-                    found.setdefault(lake, []).append(Published(position, at, tables, is_wanted))
+                    found.setdefault(lake, []).append(Published(str(position), at, tables, is_wanted))
         return replace(self, copies={own: tuple(known) for own, known in found.items()})
 
     def has_copy(self, table: str, position: Lsn, slot: str = "") -> bool:

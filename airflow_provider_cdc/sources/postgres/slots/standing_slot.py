@@ -133,15 +133,16 @@ _STRANGE = "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s AND (plugin 
 def note_position(settings: ConnectionSettings, point: InitialPoint, options: StepOptions) -> None:
     """`KeepsPast.note_position`. The session has found the run's slot at the position: so this server, and any whose
     disk is put back to a later moment, has that position in its history."""
-    with session(session_setup.of_run(settings, point.identity, point.position)) as connection:
+    position = Lsn.expect(point.position)
+    with session(session_setup.of_run(settings, point.identity, position)) as connection:
         name = name_of(connection, options.standing_slot)
         alone(connection, name, options.lock.slot_wait_seconds)
         if (record := load(connection, name)) is not None:
-            store(connection, name, record.with_run(point.identity["slot"], point.position, now(connection)))
+            store(connection, name, record.with_run(point.identity["slot"], position, now(connection)))
 
 
 def note_copies(
-    settings: ConnectionSettings, options: StepOptions, copies: Mapping[str, Mapping[str, str]], incarnation: str
+    settings: ConnectionSettings, options: StepOptions, copies: Mapping[str, Mapping[str, Lsn]], incarnation: str
 ) -> None:
     """`KeepsPast.note_copies`. A server whose disk was put back to before the run is the same server, but does not have
     the run's slot, for which the sessions of a run look. If it was put back to a moment of the run, it was restarted.
@@ -156,14 +157,14 @@ def note_copies(
 
 
 def _are_noted(
-    settings: session_setup.RunSettings, options: StepOptions, copies: Mapping[str, Mapping[str, str]]
+    settings: session_setup.RunSettings, options: StepOptions, copies: Mapping[str, Mapping[str, Lsn]]
 ) -> bool:
     """Whether all of ``copies`` are on record already, on the server of the run."""
     server = {name: known for name, known in settings.server.items() if name != "slot"}
     with session(replace(settings, server=server)) as connection:
         record = load(connection, name_of(connection, options.standing_slot))
     noted = {
-        (lake, table, one.position)
+        (lake, table, Lsn.parse(one.position))
         for lake, known in (record.copies if record is not None else {}).items()
         for one in known
         for table in one.tables
@@ -177,7 +178,7 @@ def _digest(lake: str) -> str:
 
 
 def _note_copies(
-    settings: ConnectionSettings, options: StepOptions, copies: Mapping[str, Mapping[str, str]], incarnation: str
+    settings: ConnectionSettings, options: StepOptions, copies: Mapping[str, Mapping[str, Lsn]], incarnation: str
 ) -> None:
     if incarnation and isinstance(settings, session_setup.RunSettings):
         settings = replace(settings, server={**settings.server, session_setup.STARTED: incarnation})

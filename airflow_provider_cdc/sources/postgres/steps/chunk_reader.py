@@ -12,6 +12,7 @@ import adbc_driver_manager
 import psycopg
 import pyarrow as pa
 
+from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.counted import counted
@@ -68,7 +69,7 @@ def open_reader(
         if consistency in ("watermark", "again") and table.details["kind"] in (VIEW, MATERIALIZED):
             raise ConfigurationError("a view is read in a shared view of the data only", where=str(table.name))
         if consistency in ("watermark", "again"):
-            yield _Reader(settings, rows, table, "")
+            yield _Reader(settings, rows, table, None)
             return
         if view is None:
             raise SourceUnavailable(
@@ -88,9 +89,9 @@ class _Reader:
 
     lock_seconds = 0.0
 
-    def __init__(self, settings: ConnectionSettings, rows: RowReader, table: Table, upper: str) -> None:
+    def __init__(self, settings: ConnectionSettings, rows: RowReader, table: Table, upper: Lsn | None) -> None:
         self.upper = upper
-        self._in_view = bool(upper)
+        self._in_view = upper is not None
         self._settings = settings
         self._rows = rows
         self._table = table
@@ -156,7 +157,7 @@ class _Reader:
 
         :param prepare: a query to run first, in the same transaction; empty: none.
         """
-        if not self.upper:
+        if self.upper is None:
             self._rows.run("BEGIN READ ONLY ISOLATION LEVEL READ COMMITTED")
         if self._path:
             self._rows.ask(f"SELECT pg_catalog.set_config('search_path', {literal(self._path)}, true)")
@@ -167,11 +168,11 @@ class _Reader:
 
     def _end(self) -> None:
         # Either one releases the lock, by which the next check tells what was read.
-        self._rows.run("ROLLBACK TO SAVEPOINT chunk" if self.upper else "COMMIT")
+        self._rows.run("ROLLBACK TO SAVEPOINT chunk" if self.upper is not None else "COMMIT")
 
     def _undo(self) -> None:
         """After an error: make the session fit for the next statement."""
-        self._rows.run("ROLLBACK TO SAVEPOINT chunk" if self.upper else "ROLLBACK")
+        self._rows.run("ROLLBACK TO SAVEPOINT chunk" if self.upper is not None else "ROLLBACK")
 
     def _batches(self, source: str, pushed: bool, prepare: str) -> Iterator[pa.RecordBatch]:
         """The batches of a read that has begun: under the user's own path from now on, if it cannot be planned without

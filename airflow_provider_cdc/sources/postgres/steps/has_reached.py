@@ -21,13 +21,13 @@ _HERE = (
 )
 
 
-def has_reached(settings: ConnectionSettings, point: AsOf) -> Reach:
+def has_reached(settings: ConnectionSettings, target: AsOf) -> Reach:
     """`TellsReach.has_reached`.
 
     A primary has come to a time when its clock has passed it. A standby has when it replayed a later commit: what its
     own clock says tells nothing of what is on the way.
     """
-    if isinstance(point, GtidSet):
+    if isinstance(target, GtidSet):
         raise ConfigurationError(
             "the position is a GTID set, and the source is PostgreSQL",
             where=settings.address,
@@ -35,11 +35,12 @@ def has_reached(settings: ConnectionSettings, point: AsOf) -> Reach:
         )
     with session(settings) as connection:
         ((standby, text, when),) = query(connection, _HERE)
-    if isinstance(point, Lsn):
+    if isinstance(target, Lsn):
         here = Lsn.parse(text or "0/0")
-        return Reach(here >= point, f"it is at {here}, {counted(point - here, 'byte')} of log before")
+        return Reach(here >= target, f"it is at {here}, {counted(target - here, 'byte')} of log before")
+    assert isinstance(target, datetime)
     assert when is None or isinstance(when, datetime)
-    if when is not None and when > point:
+    if when is not None and when > target:
         return Reach(True)
     if not standby:
         return Reach(False, f"by its clock it is {when:%Y-%m-%d %H:%M:%S} UTC")

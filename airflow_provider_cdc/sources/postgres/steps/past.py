@@ -118,7 +118,7 @@ def record_past(
                 _log.warning("The slot %s may be left: %s", name, also)
             raise
     return InitialPoint(
-        str(position),
+        position,
         found,
         tuple(replace(table, options=plan.options) for plan, table in zip(plans, tables, strict=True)),
         0.0,

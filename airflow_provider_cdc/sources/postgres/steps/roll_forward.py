@@ -46,7 +46,7 @@ _log = logging.getLogger(__name__)
 def refusals_since(
     settings: ConnectionSettings,
     identity: Mapping[str, str],
-    position: str,
+    start: Lsn,
     tables: Sequence[Table],
     to: AsOf | None,
     options: StepOptions,
@@ -62,7 +62,6 @@ def refusals_since(
         return all_for("the server keeps the log since its last copy only for a standing slot (option standing_slot)")
     if options.keep_slot:
         return all_for("keep_slot leaves a slot and a publication, which are to tell of it as of a table that is read")
-    start = Lsn.parse(position)
     with session(settings) as connection:
         _check_since(connection, identity, start)
         standing = past.find_past(connection, options)
@@ -85,10 +84,10 @@ def refusals_since(
         return _altered(connection, standing, starts, made_by, now, to, keys_only)
 
 
-def check_since(settings: ConnectionSettings, identity: Mapping[str, str], position: str) -> None:
+def check_since(settings: ConnectionSettings, identity: Mapping[str, str], start: Lsn) -> None:
     """`RollsForward.check_since`."""
     with session(settings) as connection:
-        _check_since(connection, identity, Lsn.parse(position))
+        _check_since(connection, identity, start)
 
 
 def keep_window(
@@ -96,18 +95,17 @@ def keep_window(
 ) -> InitialPoint:
     """`KeepsWindow.keep_window`."""
     starts = {plan.table: Lsn.parse(plan.base_position) for plan in plans if plan.base}
-    positions = {plan.base_position for plan in plans if plan.base}
-    made = {position: slots.name_of_try(run_id) for position in sorted(positions)}
+    made = {start: slots.name_of_try(run_id) for start in sorted({*starts.values()})}
     try:
-        with session(session_setup.of_run(settings, point.identity, point.position)) as connection:
+        with session(session_setup.of_run(settings, point.identity, Lsn.expect(point.position))) as connection:
             standing = past.find_past(connection, options)
             if standing is None:
                 where, what = f"standing slot {options.standing_slot}", "it was lost since preflight"
                 raise PreflightError([Problem(where, what, _ANEW)])
             if why := _beyond(standing, min(starts.values())):
                 raise PreflightError([Problem(f"standing slot {standing.name}", why, _ANEW)])
-            for position, name in made.items():
-                past.copy_slot(connection, standing, name, Lsn.parse(position))
+            for start, name in made.items():
+                past.copy_slot(connection, standing, name, start)
             # What is as it was when it joined has been so at the run's position, and so has the log of it.
             tables, keys_only = read_tables(connection, list(starts)), any(plan.at_upper for plan in plans)
             made_by = {plan.table: slots.name_of(plan.base) for plan in plans if plan.base}

@@ -76,7 +76,7 @@ class SharedView:
     """The snapshot that all reads of a step share, and the position it is of."""
 
     snapshot: str
-    upper: str
+    upper: Lsn
 
 
 def record_initial(
@@ -139,7 +139,7 @@ def record_initial(
                 with session(settings) as connection:
                     _check_plans(connection, plans, tables, publication)
                 return InitialPoint(
-                    str(position),
+                    position,
                     found,
                     tuple(replace(table, options=plan.options) for plan, table in zip(plans, tables, strict=True)),
                     0.0,
@@ -261,7 +261,7 @@ def share_view(settings: ConnectionSettings, lock: LockPolicy) -> Iterator[Share
         upper, _ = transaction_waits.consistent_point(settings, leader, sql, seconds)
         with session(settings) as connection:
             transaction_waits.settle(settings, connection, seconds)
-        yield SharedView(str(value(leader, "pg_export_snapshot()")), str(upper))
+        yield SharedView(str(value(leader, "pg_export_snapshot()")), upper)
 
 
 def bound_view(settings: ConnectionSettings, view: SharedView, tables: Sequence[Table]) -> UpperBound:
@@ -282,7 +282,7 @@ def bound_view(settings: ConnectionSettings, view: SharedView, tables: Sequence[
                 raise SchemaChanged(what, where=f"{table.name} at {view.upper}", hint=HINT)
         # The view still stood in this session: so the server is the one that made it.
         _, incarnation = durability_wait.wait(partial(query, connection), settings.address)
-        return UpperBound(view.upper, view.upper, incarnation)
+        return UpperBound(view.upper, end_mark.log_end(view.upper), incarnation)
 
 
 def bound_reads(settings: ConnectionSettings) -> UpperBound:
@@ -296,4 +296,4 @@ def bound_reads(settings: ConnectionSettings) -> UpperBound:
     with session(settings) as connection:
         mark = end_mark.write(partial(query, connection))
         end, incarnation = durability_wait.wait(partial(query, connection), settings.address)
-        return UpperBound(str(end), end_mark.log_end(end, mark), incarnation)
+        return UpperBound(end, end_mark.log_end(end, mark), incarnation)

@@ -6,11 +6,13 @@ import os
 from multiprocessing import get_context
 from typing import Any
 
+from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.registry import open_source
 from airflow_provider_cdc.sources.api.source import SegmentReader, Source
 from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable
 from airflow_provider_cdc.sources.mysql.log.segments import log_segments
+from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace
 from harness.bench.contender import Address, Order, Work
 from harness.bench.processes import peak_mb
 from harness.bench.recorded import recorded
@@ -26,7 +28,7 @@ def prepare(address: Address) -> Work:
         with recorded(source, order.table) as point:
             (table,) = point.tables
             # Each file by itself, whatever a run would read together.
-            segments = log_segments(settings, "", source.bound_reads().log_end)
+            segments = log_segments(settings, GtidSet(), LogPlace.parse(source.bound_reads().log_end))
             orders = [
                 (settings, segment, TrackedTable(0, table)) for segment in segments if segment.name in order.files
             ]
@@ -42,7 +44,7 @@ def prepare(address: Address) -> Work:
 
 def _net(settings: ConnectionSettings, segment: LogSegment, tracked: TrackedTable) -> dict[str, Any]:
     source = open_source(settings)
-    with source.read_segment(segment, "", [tracked]) as reader:
+    with source.read_segment(segment, GtidSet(), [tracked]) as reader:
         return net_change(source, reader, tracked)
 
 

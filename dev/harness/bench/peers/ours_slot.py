@@ -36,10 +36,10 @@ def prepare(address: Address) -> Work:
                         source.decode_images(tracked.table, batch["before"].drop_null())
                 seconds.append(time.perf_counter() - started)
                 started = time.perf_counter()
-                stop = Lsn.parse(source.bound_reads().position)
+                initial, stop = Lsn.expect(point.position), Lsn.expect(source.bound_reads().upper)
                 slot, publication = point.identity["slot"], point.identity["publication"]
                 with reading_session(address.settings) as reading:
-                    deque(messages(reading, slot, publication, Lsn.parse(point.position), stop), maxlen=0)
+                    deque(messages(reading, slot, publication, initial, stop), maxlen=0)
                 drained.append(time.perf_counter() - started)
             # An update has two row images.
             return {"rows": reader.summary.row_images // 2, "seconds": min(seconds), "drained": min(drained)}

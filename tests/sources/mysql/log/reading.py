@@ -9,11 +9,13 @@ from typing import Any, TypeAlias
 
 import pymysql
 
+from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import LogSegment, SegmentSummary, TrackedTable
 from airflow_provider_cdc.sources.mysql.decode.images import decode_images
 from airflow_provider_cdc.sources.mysql.log.segments import log_segments, open_segment
+from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace
 from airflow_provider_cdc.sources.mysql.server.session import session
 from airflow_provider_cdc.sources.mysql.tables.schema import read_tables
 from harness.mysql_server import MysqlServer
@@ -32,13 +34,13 @@ def settings(server: MysqlServer, **tls: str) -> ConnectionSettings:
     return ConnectionSettings("mysql", server.host, server.port, "root", tls=tls)
 
 
-def log_end(server: MysqlServer) -> str:
+def log_end(server: MysqlServer) -> LogPlace:
     file, position = server.query("SHOW BINARY LOG STATUS")[0][:2]
-    return f"{file}:{position}"
+    return LogPlace(file, int(position))
 
 
-def executed(server: MysqlServer) -> str:
-    return str(server.query("SELECT @@gtid_executed")[0][0])
+def executed(server: MysqlServer) -> GtidSet:
+    return GtidSet.parse(server.query("SELECT @@gtid_executed")[0][0])
 
 
 @dataclass
@@ -63,13 +65,13 @@ class LogReading:
         with session(self.settings) as connection:
             self.tables = read_tables(connection, [TableName(schema, name) for name in names])
 
-    def segments(self, end: str | None = None, slots: int = 0) -> list[LogSegment]:
+    def segments(self, end: LogPlace | None = None, slots: int = 0) -> list[LogSegment]:
         return log_segments(self.settings, self.initial, end or log_end(self.server), slots=slots)
 
-    def tracked(self, upper: str | None = None, *, forward: bool = False) -> list[TrackedTable]:
+    def tracked(self, upper: GtidSet | None = None, *, forward: bool = False) -> list[TrackedTable]:
         upper = upper or executed(self.server)
         return [
-            TrackedTable(index, table, upper if table.keyless or forward else "", forward=forward)
+            TrackedTable(index, table, upper if table.keyless or forward else None, forward=forward)
             for index, table in enumerate(self.tables)
         ]
 
@@ -80,7 +82,7 @@ class LogReading:
             rows = [row for batch in reader for row in batch.to_pylist()]
             return rows, reader.summary
 
-    def read(self, end: str | None = None, upper: str | None = None, *, forward: bool = False) -> Window:
+    def read(self, end: LogPlace | None = None, upper: GtidSet | None = None, *, forward: bool = False) -> Window:
         """The net change up to ``end`` (now), of keyless tables, or ``forward``, up to ``upper`` (now).
 
         Files that are read one by one and files that are read together have to say the same.

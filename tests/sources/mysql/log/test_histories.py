@@ -15,6 +15,7 @@ from pymysqlreplication.row_event import DeleteRowsEvent, UpdateRowsEvent, Write
 from airflow_provider_cdc.core.tables.net_change import Change, net, net_counts, rewind, rewind_counts, roll_forward
 from airflow_provider_cdc.sources.mysql.log import segments
 from airflow_provider_cdc.sources.mysql.log.stream import dump
+from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace
 from harness.mysql_server import MysqlServer
 from tests.seeds import examples
 from tests.servers import throw_away_mysql
@@ -185,14 +186,13 @@ def assert_images_are_counted(window: Window) -> None:
     assert window.images >= sum(len(rows) for rows in window.before.values())
 
 
-def by_another_reader(server: MysqlServer, start: str) -> tuple[dict[bytes, Row | None], dict[Row, int]]:
-    file, _, position = start.rpartition(":")
+def by_another_reader(server: MysqlServer, start: LogPlace) -> tuple[dict[bytes, Row | None], dict[Row, int]]:
     logging.getLogger("pymysqlreplication").setLevel(logging.ERROR)
     stream = BinLogStreamReader(
         connection_settings={"host": server.host, "port": server.port, "user": "root", "passwd": ""},
         server_id=4_000_000_000,
-        log_file=file,
-        log_pos=int(position),
+        log_file=start.file,
+        log_pos=start.position,
         resume_stream=True,
         only_events=[WriteRowsEvent, UpdateRowsEvent, DeleteRowsEvent],
         only_schemas=["histories"],

@@ -197,7 +197,10 @@ KEYED = Table(
     TableName("s", "a"), (Column("id", "int", False), Column("v", "varchar(20)", True, {"charset": "utf8mb4"})), ("id",)
 )
 KEYLESS = Table(TableName("s", "k"), (Column("id", "int", True),))
-TRACKED = [TrackedTable(0, KEYED), TrackedTable(1, KEYLESS, "00000000-0000-0000-0000-000000000000:1-1000000")]
+TRACKED = [
+    TrackedTable(0, KEYED),
+    TrackedTable(1, KEYLESS, GtidSet.parse("00000000-0000-0000-0000-000000000000:1-1000000")),
+]
 FORWARD = [replace(TRACKED[0], upper=TRACKED[1].upper, forward=True), replace(TRACKED[1], forward=True)]
 SOURCE = bytes(16)
 

@@ -57,14 +57,14 @@ def test_a_file_of_more_than_4_gib_from_its_beginning(mysql: MysqlServer, schema
     path = mysql.data / file
     moved_by = GIB_4 + 500 - path.stat().st_size
     with lengthened(path, GIB_4 + 500, filled=True):
-        (segment,) = (one for one in reading.segments(f"{file}:{ends[3] + moved_by}") if one.name == file)
+        (segment,) = (one for one in reading.segments(LogPlace(file, ends[3] + moved_by)) if one.name == file)
         rows, _ = reading.batches(segment, reading.tracked())
         assert {row["key"] for row in rows} == {key(number) for number in range(4)}
-        place = prefix_of(reading.settings, GtidSet.parse(sets[2])).place
+        place = prefix_of(reading.settings, sets[2]).place
         assert (place.file, place.position) == (file, ends[2] + moved_by)
 
 
-def full_file(reading: LogReading, db: Connection) -> tuple[str, list[int], list[str]]:
+def full_file(reading: LogReading, db: Connection) -> tuple[str, list[int], list[GtidSet]]:
     """Fill a log file with four transactions, and have the server begin another.
 
     Its name, where each ends in it, and what was executed then.
@@ -73,9 +73,9 @@ def full_file(reading: LogReading, db: Connection) -> tuple[str, list[int], list
     ends, sets = [], []
     for number in range(4):
         run(db, f"INSERT INTO a VALUES ({number})")
-        ends.append(int(log_end(reading.server).partition(":")[2]))
+        ends.append(log_end(reading.server).position)
         sets.append(executed(reading.server))
-    file = log_end(reading.server).partition(":")[0]
+    file = log_end(reading.server).file
     run(db, "FLUSH BINARY LOGS")
     return file, ends, sets
 

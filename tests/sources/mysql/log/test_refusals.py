@@ -12,7 +12,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import pytest
 
-from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.errors import CdcError, DecodeError, ImageNotWhole, LogGone, SchemaChanged, UnknownEvent
 from airflow_provider_cdc.sources.api.window import LogSegment, SegmentSummary, TrackedTable
 from airflow_provider_cdc.sources.mysql.log import codes
@@ -180,7 +179,7 @@ def test_transactions_without_gtids(mysql_factory: Any) -> None:
     assert "gtid_mode" in refusal(reading, UnknownEvent).hint
     # What lies beyond 4 GiB of a file is asked for by a command that needs GTIDs.
     with pytest.raises(LogGone) as raised:
-        reading.batches(LogSegment(0, log_end(server).partition(":")[0], 1 << 32, None), reading.tracked())
+        reading.batches(LogSegment(0, log_end(server).file, 1 << 32, None), reading.tracked())
     assert "gtid_mode" in raised.value.hint
 
 
@@ -193,7 +192,7 @@ def recorded(mysql: MysqlServer, schema: str, db: Connection) -> tuple[LogReadin
     run(db, "FLUSH BINARY LOGS")
     reading = LogReading(mysql, schema, "a", "k")
     run(db, "BEGIN", "UPDATE a SET v = 11 WHERE id = 1", "INSERT INTO k VALUES (4)", "COMMIT")
-    file = log_end(mysql).partition(":")[0]
+    file = log_end(mysql).file
     return reading, split((mysql.directory / "data" / file).read_bytes()), file
 
 
@@ -232,7 +231,7 @@ def walk(
         file,
         4,
         4 + len(log),
-        GtidSet.parse(reading.initial),
+        reading.initial,
         reading.tracked() if tracked is None else tracked,
         SegmentSummary(LogSegment(0, file, 4, None)),
     )
@@ -274,7 +273,7 @@ def test_events_that_hold_no_rows(recorded: Recorded, kind: int) -> None:
             file,
             4,
             4 + len(data) - len(event),
-            GtidSet.parse(reading.initial),
+            reading.initial,
             reading.tracked(),
             SegmentSummary(LogSegment(0, file, 4, None)),
         )
@@ -356,7 +355,7 @@ def test_an_end_that_is_within_an_event(recorded: Recorded) -> None:
         file,
         4,
         len(log) - 3,
-        GtidSet.parse(reading.initial),
+        reading.initial,
         reading.tracked(),
         SegmentSummary(LogSegment(0, file, 4, None)),
     )

@@ -9,10 +9,14 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_cdc.core.positions.gtid import GtidSet
+from airflow_provider_cdc.core.positions.position import LogEnd
 from airflow_provider_cdc.errors import ConfigurationError, LogGone, PositionError, SourceReplaced, SourceUnavailable
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import LogSegment
+from airflow_provider_cdc.sources.mysql import MysqlSource
 from airflow_provider_cdc.sources.mysql.log.segments import log_segments, open_segment
+from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace
 from harness.mysql_server import MysqlServer
 from tests.sources.changes import key
 from tests.sources.mysql.log.reading import Connection, LogReading, executed, log_end, run, settings
@@ -100,7 +104,7 @@ def test_transactions_in_the_initial_position_do_not_count(mysql: MysqlServer, s
     source = "aaaaaaaa-0000-0000-0000-000000000001"
     for number in (7, 3, 5, 4):
         run(db, f"SET gtid_next = '{source}:{number}'", f"INSERT INTO a VALUES ({number})", "SET gtid_next = AUTOMATIC")
-    reading.initial += f",{source}:3:5"
+    reading.initial |= GtidSet.parse(f"{source}:3:5")
     assert reading.read().before["a"] == {key(7): None, key(4): None}
 
 
@@ -129,7 +133,7 @@ def test_tagged_gtids_are_told_apart_from_untagged_ones(mysql: MysqlServer, sche
     for number in range(1, 5):
         run(db, f"SET gtid_next = 'AUTOMATIC:{tag}'", f"INSERT INTO a VALUES ({number})")
         run(db, "SET gtid_next = 'AUTOMATIC'", f"INSERT INTO a VALUES ({number + 10})")
-    reading.initial += f",{uuid}:{tag}:2-3"
+    reading.initial |= GtidSet.parse(f"{uuid}:{tag}:2-3")
     assert reading.read().before["a"] == {key(n): None for n in (1, 4, 11, 12, 13, 14)}
 
 
@@ -415,12 +419,12 @@ def test_a_privilege_is_missing(mysql: MysqlServer, schema: str) -> None:
     mysql.query(f"CREATE USER {user} IDENTIFIED BY 'secret word'")
     try:
         denied = ConnectionSettings("mysql", mysql.host, mysql.port, user, "secret word")
-        file, _, position = log_end(mysql).rpartition(":")
+        end = log_end(mysql)
         with pytest.raises(ConfigurationError) as raised:
-            log_segments(denied, executed(mysql), f"{file}:{position}")
+            log_segments(denied, executed(mysql), end)
         assert "secret word" not in str(raised.value)
-        segment = LogSegment(0, file, 4, int(position))
-        with pytest.raises(ConfigurationError), open_segment(denied, segment, "", []) as reader:
+        segment = LogSegment(0, end.file, 4, end.position)
+        with pytest.raises(ConfigurationError), open_segment(denied, segment, GtidSet(), []) as reader:
             list(reader)
     finally:
         mysql.query(f"DROP USER {user}")
@@ -429,30 +433,32 @@ def test_a_privilege_is_missing(mysql: MysqlServer, schema: str) -> None:
 def test_a_file_that_is_not_there(mysql: MysqlServer) -> None:
     with (
         pytest.raises(LogGone, match="no_such"),
-        open_segment(settings(mysql), LogSegment(0, "no_such.000001", 4, None), "", []) as reader,
+        open_segment(settings(mysql), LogSegment(0, "no_such.000001", 4, None), GtidSet(), []) as reader,
     ):
         list(reader)
 
 
 @pytest.mark.parametrize("end", ["no_such.000009:4", "{file}:99999999999"])
 def test_a_log_that_no_longer_reaches_to_the_bound(mysql: MysqlServer, end: str) -> None:
-    file = log_end(mysql).rpartition(":")[0]
+    file = log_end(mysql).file
     with pytest.raises((LogGone, SourceReplaced)):
-        log_segments(settings(mysql), executed(mysql), end.format(file=file))
+        log_segments(settings(mysql), executed(mysql), LogPlace.parse(end.format(file=file)))
 
 
 @pytest.mark.parametrize("end", ["", "binlog.000001", "binlog.000001:", "binlog.000001:x", ":4"])
 def test_a_bound_that_is_no_place_in_the_log(mysql: MysqlServer, end: str) -> None:
+    source = MysqlSource(settings(mysql))
     with pytest.raises(PositionError):
-        log_segments(settings(mysql), "", end)
+        source.log_segments(GtidSet(), LogEnd(end), {})
 
 
 def test_an_end_that_is_never_reached(mysql: MysqlServer, schema: str) -> None:
     """The server may have written more than it sends, for it sends only what is flushed. A retry will get it."""
-    file, _, position = log_end(mysql).rpartition(":")
+    end = log_end(mysql)
+    segment = LogSegment(0, end.file, 4, end.position + 1000)
     with (
         pytest.raises(SourceUnavailable),
-        open_segment(settings(mysql), LogSegment(0, file, 4, int(position) + 1000), executed(mysql), []) as reader,
+        open_segment(settings(mysql), segment, executed(mysql), []) as reader,
     ):
         list(reader)
 

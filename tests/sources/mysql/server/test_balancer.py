@@ -13,6 +13,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.options.run import LockPolicy
+from airflow_provider_cdc.core.positions.gtid import GtidSet
+from airflow_provider_cdc.core.positions.position import LogEnd
 from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import TableName
@@ -74,13 +76,14 @@ def read_log(source: MysqlSource, point: InitialPoint) -> None:
         list(reader)
 
 
+END = LogEnd("binlog.000001:4")
 USES: Mapping[str, Callable[[MysqlSource, InitialPoint], Any]] = {
     "check_identity": lambda source, point: source.check_identity(point.identity, point.position),
     "plan_chunks": lambda source, point: source.plan_chunks(point.tables[0], 1),
     "reader": read,
     "reader with a lock": lambda source, point: read(source, point, "lock"),
     "bound_reads": lambda source, point: source.bound_reads(),
-    "log_segments": lambda source, point: source.log_segments(point.position, "binlog.000001:4", point.identity),
+    "log_segments": lambda source, point: source.log_segments(point.position, END, point.identity),
     "segments_before": lambda source, point: source.segments_before(LogSegment(0, "binlog.000001", 4, None), 1),
     "read_segment": read_log,
 }
@@ -109,7 +112,7 @@ def test_a_server_that_lags_behind_its_own_past_is_refused(first: MysqlServer) -
     source = MysqlSource(settings(first))
     point = begin(source)
     uuid = point.identity["server_uuid"]
-    ahead = source.of_run(point.identity, f"{point.position},{uuid}:999999")
+    ahead = source.of_run(point.identity, GtidSet.parse(f"{point.position},{uuid}:999999"))
     with pytest.raises(SourceReplaced, match="lacks transactions"):
         ahead.bound_reads()
 
@@ -191,7 +194,7 @@ def test_a_clone_on_another_machine_is_refused_at_once(first: MysqlServer) -> No
 def test_checking_the_server_costs_a_session_one_more_statement(first: MysqlServer) -> None:
     source = MysqlSource(settings(first))
     point = begin(source)
-    plain, bound = (_statements(each) for each in (settings(first), source.of_run(point.identity, "").settings))
+    plain, bound = (_statements(each) for each in (settings(first), source.of_run(point.identity, GtidSet()).settings))
     assert bound == plain + 1
 
 

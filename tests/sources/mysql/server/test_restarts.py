@@ -16,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions
 from airflow_provider_cdc.core.positions.as_of import parse
+from airflow_provider_cdc.core.positions.position import LogEnd
 from airflow_provider_cdc.core.run.commit_record import Decision
 from airflow_provider_cdc.core.run.initial_position import begin
 from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
@@ -76,7 +77,7 @@ class Run:
         # As in lock_and_record: any server may answer, and the check has to find out what it lost.
         MysqlSource(self.source.settings).check_identity(self.point.identity, self.point.position)
 
-    def segments(self, end: str) -> int:
+    def segments(self, end: LogEnd) -> int:
         return len(self.source.log_segments(self.point.position, end, self.point.identity))
 
     def read(self) -> tuple[set[int], str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 from airflow_provider_cdc.core.options.run import LockPolicy
+from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.plan import TablePlan
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ExactnessError, LogGone, SourceReplaced
@@ -25,7 +26,7 @@ def server() -> Iterator[MysqlServer]:
 
 
 @pytest.fixture
-def begun(server: MysqlServer) -> tuple[MysqlSource, dict[str, str], str]:
+def begun(server: MysqlServer) -> tuple[MysqlSource, dict[str, str], Position]:
     """A source, and the identity and initial position of a run that has begun on it."""
     server.query("INSERT INTO d.t VALUES ()")
     source = MysqlSource(ConnectionSettings("mysql", server.host, server.port, "root"))
@@ -33,7 +34,7 @@ def begun(server: MysqlServer) -> tuple[MysqlSource, dict[str, str], str]:
     return source, dict(point.identity), point.position
 
 
-Begun = tuple[MysqlSource, dict[str, str], str]
+Begun = tuple[MysqlSource, dict[str, str], Position]
 
 
 def test_the_same_server_with_more_history(begun: Begun, server: MysqlServer) -> None:

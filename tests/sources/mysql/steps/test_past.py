@@ -78,7 +78,7 @@ def test_nothing_is_wrong_with_a_quiet_past_until_a_table_is_replaced_unlogged(s
         # The table is of a later time than the moment, and the log says why.
         source.check_past(moment, PLAN, options)
         assert source.record_past(moment, PLAN, options).tables
-        before = GtidSet.parse(executed(server))
+        before = executed(server)
         cursor.execute("SET sql_log_bin = 0")
         cursor.execute("SET timestamp = @@timestamp + 1")
         cursor.execute("DROP TABLE t")
@@ -130,7 +130,7 @@ def test_what_changed_since_is_named_with_the_earliest_time_that_works(
 def test_differences_of_documents_do_not_keep_it_from_going_back(server: MysqlServer) -> None:
     server.query("CREATE TABLE d.documents (id INT PRIMARY KEY, j JSON)")
     server.query("INSERT INTO d.documents VALUES (1, JSON_OBJECT('a', REPEAT('x', 100), 'b', 1))")
-    before = GtidSet.parse(executed(server))
+    before = executed(server)
     with server.connect() as connection, connection.cursor() as cursor:
         cursor.execute("SET binlog_row_value_options = PARTIAL_JSON")
         cursor.execute("UPDATE d.documents SET j = JSON_SET(j, '$.b', 2)")
@@ -138,7 +138,7 @@ def test_differences_of_documents_do_not_keep_it_from_going_back(server: MysqlSe
 
 
 def test_a_gtid_set_is_checked_in_the_same_way(server: MysqlServer) -> None:
-    before = GtidSet.parse(executed(server))
+    before = executed(server)
     server.query("INSERT INTO d.t VALUES (2, 2)")
     server.query("ALTER TABLE d.t ADD COLUMN w INT")
     (problem,) = problems(server, resolve(settings(server), before))
@@ -147,7 +147,7 @@ def test_a_gtid_set_is_checked_in_the_same_way(server: MysqlServer) -> None:
 
 def test_a_past_before_anonymous_transactions_is_refused(server: MysqlServer) -> None:
     """They are part of no set, so the log seems to go on behind them where it ended before them."""
-    before = GtidSet.parse(executed(server))
+    before = executed(server)
     time.sleep(1.1)
     for mode in ("ON_PERMISSIVE", "OFF_PERMISSIVE"):
         server.query(f"SET GLOBAL gtid_mode = {mode}")
@@ -178,13 +178,13 @@ def test_a_time_that_nothing_was_committed_after_waits_for_the_first_commit(serv
     before = executed(server)
     threading.Timer(1.5, lambda: server.query("REPLACE INTO d.other VALUES (4, 4)")).start()
     past = resolve(settings(server), moment, wait_seconds=30, final=True)
-    assert str(past.prefix.position) == str(GtidSet.parse(before))
+    assert past.prefix.position == before
     assert past.prefix.following is not None
     assert past.prefix.following > moment
 
 
 def test_the_past_is_visible_before_it_is_read(server: MysqlServer) -> None:
-    position = GtidSet.parse(executed(server))
+    position = executed(server)
     with session(settings(server)) as connection:
         wait_until_visible(connection, position, 1)
         with pytest.raises(SourceUnavailable, match="not visible yet"):
@@ -231,7 +231,7 @@ def test_a_commit_that_is_in_the_log_and_that_nobody_sees_is_waited_for(server: 
         pytest.skip(f"this MySQL comes without it: {error}")
     server.query("SET GLOBAL rpl_semi_sync_source_timeout = 60000")
     server.query("SET GLOBAL rpl_semi_sync_source_enabled = ON")
-    before = GtidSet.parse(executed(server))
+    before = executed(server)
     uuid, _, last = str(before).partition(":1-")
     position = GtidSet.parse(f"{uuid}:1-{int(last) + 1}")
     with ThreadPoolExecutor(1) as pool:
@@ -242,20 +242,20 @@ def test_a_commit_that_is_in_the_log_and_that_nobody_sees_is_waited_for(server: 
             while not server.query(waiting):
                 assert time.monotonic() < deadline, "nothing holds the commit"
                 time.sleep(0.05)
-            assert GtidSet.parse(executed(server)) == before, "it is visible: the test provokes nothing"
+            assert executed(server) == before, "it is visible: the test provokes nothing"
             with pytest.raises(SourceUnavailable, match="not visible yet"):
                 source.record_past(position, PLAN, StepOptions(as_of_wait_seconds=1))
         finally:
             server.query("SET GLOBAL rpl_semi_sync_source_enabled = OFF")
         committing.result(60)
-    assert source.record_past(position, PLAN, StepOptions(as_of_wait_seconds=5)).position == str(position)
+    assert source.record_past(position, PLAN, StepOptions(as_of_wait_seconds=5)).position == position
 
 
 def test_a_setting_is_held_against_the_commits_and_not_against_the_head_of_a_file(server: MysqlServer) -> None:
     with server.connect() as connection, connection.cursor() as cursor:
         cursor.execute("SET timestamp = %s", (int(time.time()) + 7200,))
         cursor.execute("FLUSH BINARY LOGS")
-    before = GtidSet.parse(executed(server))
+    before = executed(server)
     server.query("SET GLOBAL binlog_order_commits = OFF")
     time.sleep(1.1)
     server.query("INSERT INTO d.t VALUES (2, 2)")
@@ -265,13 +265,13 @@ def test_a_setting_is_held_against_the_commits_and_not_against_the_head_of_a_fil
 
 
 def test_what_a_restored_backup_put_into_gtid_purged_is_part_of_the_position(server: MysqlServer) -> None:
-    before = GtidSet.parse(executed(server))
+    before = executed(server)
     server.query("SET GLOBAL gtid_purged = '+11111111-2222-3333-4444-555555555555:1-5'")
     for flush in (False, True):
         if flush:
             server.query("FLUSH BINARY LOGS")
         server.query("REPLACE INTO d.other VALUES (2, 2)")
-        position = GtidSet.parse(executed(server))
+        position = executed(server)
         past = resolve(settings(server), now(server))
         assert past.prefix.position == position
         assert problems(server, past) == []

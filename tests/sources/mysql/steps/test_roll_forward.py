@@ -14,6 +14,7 @@ import pytest
 
 from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions
 from airflow_provider_cdc.core.positions.gtid import GtidSet
+from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.plan import InitialPoint
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ExactnessError, SchemaChanged, SourceReplaced, TransientError
@@ -43,7 +44,7 @@ class Since:
             for statement in statements:
                 cursor.execute(statement)
 
-    def refused(self, to: GtidSet | None = None) -> dict[str, str]:
+    def refused(self, to: Position | None = None) -> dict[str, str]:
         found = self.source.refusals_since(
             self.point.identity, self.point.position, self.point.tables, to, StepOptions()
         )
@@ -102,7 +103,7 @@ def test_what_happened_before_the_copy_does_not_count(since: Since) -> None:
 
 
 def test_a_copy_of_a_later_position_than_is_asked_for(since: Since) -> None:
-    earlier = GtidSet.parse(since.point.position)
+    earlier = since.point.position
     since.do("UPDATE a SET v = 5")
     assert since.refused(to=earlier) == {}
     source = since.source
@@ -220,7 +221,7 @@ def test_tables_that_were_replaced_behind_the_back_of_the_log(
     if sees_innodb:
         statements.append(f"GRANT PROCESS ON *.* TO {settings.user}")
     source = MysqlSource(settings)
-    since = Since(mysql, schema, source, InitialPoint("", {}, (), 0.0))
+    since = Since(mysql, schema, source, InitialPoint(GtidSet(), {}, (), 0.0))
     since.do(*statements)
     names = [*REPLACED, *REPLACED_AS_INNODB_SHOWS, *SAME]
     with caplog.at_level(logging.WARNING):
@@ -330,7 +331,7 @@ def _import_tablespace(since: Since, table: str) -> None:
 
 def test_the_window_ends_where_the_position_does(since: Since) -> None:
     since.do("UPDATE a SET v = 6")
-    position = str(since.server.query("SELECT @@gtid_executed")[0][0]).replace("\n", "")
+    position = GtidSet.parse(since.server.query("SELECT @@gtid_executed")[0][0])
     since.do("UPDATE a SET v = 7", "TRUNCATE a")
     segments = since.source.segments_between(since.point.position, position, since.point.identity, {})
     file, end = since.server.query("SHOW BINARY LOG STATUS")[0][:2]

@@ -18,6 +18,7 @@ import pytest
 
 from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.positions.gtid import Gtid, GtidSet
+from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.plan import TablePlan
 from airflow_provider_cdc.core.tables.chunk import Chunk
 from airflow_provider_cdc.core.tables.table import Table, TableName
@@ -83,11 +84,12 @@ def rows(reader: ChunkReader) -> set[tuple[int, int]]:
     return {(row["writer"], row["number"]) for batch in reader.read(Chunk(0)) for row in batch.to_pylist()}
 
 
-def written(position: str, since: str) -> set[tuple[int, int]]:
+def written(position: Position | None, since: GtidSet) -> set[tuple[int, int]]:
     """The rows of the transactions in ``position`` that are not in ``since``."""
+    assert position is not None
     numbers = {str(writer): index for index, writer in enumerate(WRITERS)}
     found = set()
-    for each in str(GtidSet.parse(position) - GtidSet.parse(since)).split(","):
+    for each in str(GtidSet.expect(position) - since).split(","):
         uuid_text, *intervals = each.split(":")
         for interval in intervals if uuid_text in numbers else ():
             first, _, last = interval.partition("-")
@@ -97,10 +99,10 @@ def written(position: str, since: str) -> set[tuple[int, int]]:
 
 class TestPositions:
     @pytest.fixture
-    def since(self, source: MysqlSource, table: Table) -> str:
-        return source.bound_reads().position
+    def since(self, source: MysqlSource, table: Table) -> GtidSet:
+        return GtidSet.expect(source.bound_reads().upper)
 
-    def test_of_a_lock_is_exactly_what_was_read(self, source: MysqlSource, table: Table, since: str) -> None:
+    def test_of_a_lock_is_exactly_what_was_read(self, source: MysqlSource, table: Table, since: GtidSet) -> None:
         with writing(source, table):
             for _ in range(25):
                 with source.reader(table, "lock", LockPolicy()) as reader:
@@ -108,15 +110,15 @@ class TestPositions:
                     assert rows(reader) == written(reader.upper, since)
                     assert 0 < reader.lock_seconds < PATIENCE
 
-    def test_later_reads_see_all_of_initial(self, source: MysqlSource, table: Table, since: str) -> None:
+    def test_later_reads_see_all_of_initial(self, source: MysqlSource, table: Table, since: GtidSet) -> None:
         with writing(source, table):
             for consistency in ["watermark", "lock"] * 10:
                 point = source.record_initial([TablePlan(table.name, consistency, "")], LockPolicy())
                 with source.reader(table, "watermark", LockPolicy()) as reader:
                     assert rows(reader) >= written(point.position, since)
-                    assert (reader.upper, reader.lock_seconds) == ("", 0.0)
+                    assert (reader.upper, reader.lock_seconds) == (None, 0.0)
 
-    def test_upper_covers_all_that_was_read(self, source: MysqlSource, table: Table, since: str) -> None:
+    def test_upper_covers_all_that_was_read(self, source: MysqlSource, table: Table, since: GtidSet) -> None:
         begin = LogPlace.parse(source.bound_reads().log_end)
         log, start = begin.file, begin.position
         with session(source.settings) as connection:
@@ -124,7 +126,7 @@ class TestPositions:
                 for _ in range(100):
                     last = query(connection, f"SELECT writer, MAX(number) FROM {table.name} GROUP BY writer")
                     bound = source.bound_reads()
-                    position = GtidSet.parse(bound.position)
+                    position = GtidSet.expect(bound.upper)
                     assert all(Gtid(WRITERS[writer].bytes, "", number) in position for writer, number in last)
             assert bound.log_end.startswith(log)
             stop = LogPlace.parse(bound.log_end).position
@@ -149,13 +151,13 @@ class TestPositions:
 
             look = snapshot.executed
             monkeypatch.setattr(snapshot, "executed", executed)
-            assert gtid in GtidSet.parse(source.bound_reads().position)
+            assert gtid in GtidSet.expect(source.bound_reads().upper)
 
 
 class TestInitialPoint:
     def test_has_position_schemas_and_identity(self, source: MysqlSource, mysql: MysqlServer, table: Table) -> None:
         point = source.record_initial([TablePlan(table.name, "watermark", "")], LockPolicy())
-        assert point.position == str(GtidSet.parse(mysql.query("SELECT @@global.gtid_executed")[0][0]))
+        assert point.position == GtidSet.parse(mysql.query("SELECT @@global.gtid_executed")[0][0])
         assert point.tables == (table,)
         assert point.identity["server_uuid"] == mysql.query("SELECT @@server_uuid")[0][0]
         assert point.lock_seconds == 0.0

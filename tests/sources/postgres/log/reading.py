@@ -9,6 +9,8 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 
 from airflow_provider_cdc.core.options.run import LockPolicy
+from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.positions.position import LogEnd
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import LogSegment, SegmentSummary, TrackedTable
@@ -16,7 +18,7 @@ from airflow_provider_cdc.sources.postgres.catalog.schema import read_tables
 from airflow_provider_cdc.sources.postgres.decode.images import decode_images
 from airflow_provider_cdc.sources.postgres.log.segments import log_segments, open_segment
 from airflow_provider_cdc.sources.postgres.server.session import session
-from airflow_provider_cdc.sources.postgres.slots import run_publication, slots
+from airflow_provider_cdc.sources.postgres.slots import end_mark, run_publication, slots
 from harness.postgres_server import SUPERUSER, PostgresServer
 from tests.sources.changes import Changes
 
@@ -49,7 +51,7 @@ class LogReading:
             self.tables = read_tables(connection, [TableName("public", name) for name in names])
             if not publication:
                 run_publication.create_publication(connection, self.slot, self.tables, LockPolicy())
-        self.initial = str(slots.create_slot(self.settings, self.slot, 30))
+        self.initial = slots.create_slot(self.settings, self.slot, 30)
         self.identity = {"slot": self.slot, "publication": publication or self.slot}
 
     def close(self) -> None:
@@ -61,25 +63,26 @@ class LogReading:
             for statement in statements:
                 connection.execute(statement.encode())
 
-    def now(self) -> str:
+    def now(self) -> Lsn:
         """The end of the log, when it is on disk."""
         end = self.server.query("SELECT pg_current_wal_insert_lsn()::text")[0][0]
         while self.server.query("SELECT pg_current_wal_flush_lsn() < %s::pg_lsn", (end,))[0][0]:
             # Nobody writes a page to disk that has its header and no record yet.
             self.server.query("SELECT pg_current_xact_id()")
-        return str(end)
+        return Lsn.parse(end)
 
-    def tracked(self, upper: str) -> list[TrackedTable]:
-        return [TrackedTable(index, table, upper if table.keyless else "") for index, table in enumerate(self.tables)]
+    def tracked(self, upper: Lsn) -> list[TrackedTable]:
+        return [TrackedTable(index, table, upper if table.keyless else None) for index, table in enumerate(self.tables)]
 
-    def segment(self, end: str | None = None) -> LogSegment:
-        (segment,) = log_segments(self.settings, self.initial, end or self.now(), self.identity)
+    def segment(self, end: Lsn | LogEnd | None = None) -> LogSegment:
+        (segment,) = log_segments(self.settings, self.initial, LogEnd(str(end or self.now())), self.identity)
         return segment
 
-    def read(self, end: str | None = None, upper: str | None = None) -> Window:
+    def read(self, end: Lsn | LogEnd | None = None, upper: Lsn | None = None) -> Window:
         """The net change up to ``end`` (now), of keyless tables up to ``upper`` (the same)."""
         end = end or self.now()
-        with open_segment(self.settings, self.segment(end), self.initial, self.tracked(upper or end)) as reader:
+        upper = upper or end_mark.parse_log_end(LogEnd(str(end)))[0]
+        with open_segment(self.settings, self.segment(end), self.initial, self.tracked(upper)) as reader:
             batches = list(reader)
             window = Window(summary=reader.summary, batches=batches)
         for batch in batches:

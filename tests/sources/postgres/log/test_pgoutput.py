@@ -56,7 +56,7 @@ def table(name: str, oid: int, key: tuple[str, ...], leaves: Sequence[Sequence[o
 INITIAL, STOP, UPPER = 100, 10_000, 5_000
 TRACKED = [
     TrackedTable(0, table("a", A, ("id",))),
-    TrackedTable(1, table("k", K, ()), str(Lsn(UPPER))),
+    TrackedTable(1, table("k", K, ()), Lsn(UPPER)),
     TrackedTable(2, table("p", P, ("id",), LEAVES)),
 ]
 RELATIONS = [

@@ -11,6 +11,8 @@ import psycopg
 import pyarrow as pa
 import pytest
 
+from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.positions.position import LogEnd
 from airflow_provider_cdc.errors import (
     ConfigurationError,
     LogGone,
@@ -161,16 +163,16 @@ def test_the_mark_of_the_reads_is_met_however_the_window_is_taken(
         mark = end_mark.write(ask)
         end, _ = durability_wait.wait(ask, "the end of the log")
     run("UPDATE a SET n = n + 1", *others)
-    assert reading.read(end_mark.log_end(end, mark), str(end)).summary.row_images == 2 * 4
+    assert reading.read(end_mark.log_end(end, mark), end).summary.row_images == 2 * 4
     with pytest.raises(LogGone, match="not the one that it was"):
-        reading.read(end_mark.log_end(end, replace(mark, token="0" * 32)), str(end))
+        reading.read(end_mark.log_end(end, replace(mark, token="0" * 32)), end)
 
 
 def test_a_log_that_ends_before_the_bound(run: Run, follow: Follow) -> None:
     run("CREATE TABLE a (id int PRIMARY KEY)", f"ALTER TABLE a {FULL}")
     reading = follow("a")
     with pytest.raises(LogGone, match="the log reaches to"):
-        reading.segment("FFFF/0")
+        reading.segment(Lsn.parse("FFFF/0"))
 
 
 @pytest.mark.parametrize("end", ["", "x", "binlog.000001:4"])
@@ -178,7 +180,7 @@ def test_a_bound_that_is_no_place_in_the_log(run: Run, follow: Follow, end: str)
     run("CREATE TABLE a (id int PRIMARY KEY)", f"ALTER TABLE a {FULL}")
     reading = follow("a")
     with pytest.raises(PositionError):
-        log_segments(reading.settings, reading.initial, end, reading.identity)
+        log_segments(reading.settings, reading.initial, LogEnd(end), reading.identity)
 
 
 def test_a_privilege_is_missing(run: Run, follow: Follow, postgres: PostgresServer) -> None:

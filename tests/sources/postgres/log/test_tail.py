@@ -12,6 +12,7 @@ from airflow_provider_cdc.errors import ImageNotWhole, LogGone, SchemaChanged
 from airflow_provider_cdc.sources.api.window import TrackedTable
 from airflow_provider_cdc.sources.postgres.log import segments, tail
 from airflow_provider_cdc.sources.postgres.log.tail import PostgresLogTail, open_tail
+from airflow_provider_cdc.sources.postgres.slots.end_mark import log_end
 from tests.sources.changes import key
 from tests.sources.postgres.log.reading import FULL, Follow, LogReading, Run
 
@@ -23,9 +24,9 @@ def tail_of(reading: LogReading) -> Iterator[PostgresLogTail]:
         yield opened
 
 
-def touched(tail: PostgresLogTail, stop: str = "") -> dict[bytes, int]:
+def touched(tail: PostgresLogTail, end: Lsn | None = None) -> dict[bytes, int]:
     """Whether each key was left, by the key; of the last change of each."""
-    rows = [row for batch in tail.read(stop) for row in batch.to_pylist()]
+    rows = [row for batch in tail.read(None if end is None else log_end(end)) for row in batch.to_pylist()]
     return {row["key"]: row["count"] for row in sorted(rows, key=lambda row: int(row["order"]))}
 
 
@@ -117,9 +118,7 @@ def test_what_lies_beyond_the_stop_comes_with_the_next_look(
     monkeypatch.setattr(
         tail,
         "take",
-        lambda connection, copy, publication, start, stop: asked(
-            connection, copy, publication, start, Lsn.parse(ends[-1])
-        ),
+        lambda connection, copy, publication, start, stop: asked(connection, copy, publication, start, ends[-1]),
     )
     with tail_of(reading) as opened:
         assert touched(opened, ends[1]) == {key(0): 1, key(1): 1}

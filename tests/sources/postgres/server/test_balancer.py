@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_cdc.core.options.run import LockPolicy
+from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.run.plan import InitialPoint
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, ExactnessError, LogGone, SourceReplaced
@@ -175,10 +176,10 @@ def test_a_clone_that_has_the_slot_is_recognised_by_its_start(primary: PostgresS
 
 def test_a_server_that_lost_the_position_is_refused(primary: PostgresServer) -> None:
     with begun(primary, primary.port) as (source, initial):
-        later = of_run(source.settings, initial.identity, "FF/0")
+        later = of_run(source.settings, initial.identity, Lsn.parse("FF/0"))
         with pytest.raises(SourceReplaced, match="the log reaches to"), session(later):
             pass
-        moved = source.of_run(initial.identity, "0/1000")
+        moved = source.of_run(initial.identity, Lsn.parse("0/1000"))
         with pytest.raises(LogGone, match="someone else reads"):
             moved.bound_reads()
 

@@ -53,7 +53,7 @@ def test_the_same_server_is_known_again_after_a_crash_and_unless_its_disk_is_put
         for end in ("ROLLBACK", "COMMIT") * 9:
             session.execute(f"BEGIN; SELECT pg_current_xact_id(); {end}")
     source, initial = begin(server, "postgres")
-    copies = [Trace(initial.position, initial.identity[MARK]), Trace(initial.position), Trace("", "")]
+    copies = [Trace(initial.position, initial.identity[MARK]), Trace(initial.position), Trace(None, "")]
     server.crash()
     source.check_identity(initial.identity, initial.position)
     found = source.relations(initial.identity, initial.position, copies)
@@ -62,7 +62,7 @@ def test_the_same_server_is_known_again_after_a_crash_and_unless_its_disk_is_put
     source, again = begin(server, "postgres")
     for one in source.relations(again.identity, again.position, copies[:2]):
         assert (one.relation, "the server's log reaches to" in one.why) == (Relation.OTHER, True)
-    while Lsn.parse(server.query("SELECT pg_current_wal_lsn()")[0][0]) <= Lsn.parse(initial.position):
+    while Lsn.parse(server.query("SELECT pg_current_wal_lsn()")[0][0]) <= Lsn.expect(initial.position):
         server.query("SELECT pg_switch_wal()")
     (found_by_number, _) = source.relations(again.identity, again.position, copies[:2])
     assert (found_by_number.relation, "transactions" in found_by_number.why) == (Relation.OTHER, True)
@@ -90,7 +90,7 @@ def test_a_standby_is_refused_and_a_promoted_one_is_not_the_server_that_the_run_
         for timeline, why in (("1", "a standby was promoted"), ("2", "")):
             copy = Copy(
                 "20260101T000000Z-00000000",
-                position=initial.position,
+                position=str(initial.position),
                 source=present | {"timeline": timeline},
                 history=told(history, initial.identity[MARK]),
             )
@@ -109,9 +109,9 @@ def test_another_server_is_noticed(begun: tuple[PostgresSource, InitialPoint], n
 
 def test_a_slot_that_stands_elsewhere_is_noticed(begun: tuple[PostgresSource, InitialPoint]) -> None:
     source, initial = begun
-    elsewhere = Lsn(int(Lsn.parse(initial.position)) + 8)
+    elsewhere = Lsn(int(Lsn.expect(initial.position)) + 8)
     with pytest.raises(LogGone, match="someone else reads from it"):
-        source.check_identity(initial.identity, str(elsewhere))
+        source.check_identity(initial.identity, elsewhere)
 
 
 def test_a_publication_that_was_altered_is_noticed(

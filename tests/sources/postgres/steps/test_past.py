@@ -16,6 +16,7 @@ import pytest
 from airflow_provider_cdc.core.options.run import StepOptions, TableOptions
 from airflow_provider_cdc.core.positions import as_of
 from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, LockNotGranted, PreflightError, SourceUnavailable
 from airflow_provider_cdc.sources.api.window import TrackedTable
 from airflow_provider_cdc.sources.planning.survey import survey, survey_past
@@ -227,8 +228,8 @@ def test_a_position_within_a_record_is_the_prefix_before_it(kept: Kept) -> None:
     end = Lsn.parse(kept.here())
     found = {}
     for offset in (0, 1, 100, int(end) - int(start)):
-        point = str(Lsn(int(start) + offset))
-        begun = kept.record_at(point, "stock")
+        point = Lsn(int(start) + offset)
+        begun = kept.record_at(str(point), "stock")
         assert begun.position == point
         found[offset] = _images(kept, begun.identity, begun.position, begun.tables)
         kept.source.release(RUN_ID)
@@ -480,7 +481,7 @@ def test_nothing_is_left_of_a_refusal(kept: Kept) -> None:
         assert slots.names_of_run(connection, RUN_ID) == []
 
 
-def _images(kept: Kept, identity: object, position: str, tables: object) -> int:
+def _images(kept: Kept, identity: object, position: Position, tables: object) -> int:
     """How many row images the log has since a position."""
     assert isinstance(identity, dict)
     assert isinstance(tables, tuple)

@@ -42,7 +42,7 @@ class Since:
     def plans(self) -> list[TablePlan]:
         """Those of the next night, on which all copies are rolled forward."""
         found = self.kept.plans(*TABLES)
-        return [replace(plan, base="before", base_position=self.point.position) for plan in found]
+        return [replace(plan, base="before", base_position=str(self.point.position)) for plan in found]
 
     def next(self) -> InitialPoint:
         return record_point(self.kept.source, self.kept.options, self.plans(), RUN_ID)
@@ -190,9 +190,9 @@ def test_a_copy_of_a_later_position_than_is_asked_for(since: Since) -> None:
     since.do("UPDATE b SET v = 5")
     # What a tree was at a position in between is not known.
     assert list(since.refused(to=since.kept.here())) == ["tree"]
-    since.point = replace(point, position=since.kept.here())
+    since.point = replace(point, position=Lsn.parse(since.kept.here()))
     publish(since.kept, since.point)
-    assert set(since.refused(to=earlier).values()) == {"the copy is of a later position"}
+    assert set(since.refused(to=str(earlier)).values()) == {"the copy is of a later position"}
 
 
 @pytest.mark.parametrize("name", ["system_identifier", "timeline", "database_oid", "version"])
@@ -203,7 +203,7 @@ def test_a_copy_of_another_server(since: Since, name: str) -> None:
 
 
 def test_a_server_that_lost_what_the_copy_has(since: Since) -> None:
-    since.point = replace(since.point, position="FFFF/0")
+    since.point = replace(since.point, position=Lsn.parse("FFFF/0"))
     with pytest.raises(SourceReplaced, match="the log reaches to"):
         since.refused()
 
@@ -366,7 +366,7 @@ def test_a_copy_older_than_the_slot_does_not_hold_it(since: Since, monkeypatch: 
     # The run that made it took longer than the slot keeps, and another lake's run moved the slot on meanwhile.
     old = since.point.position
     monkeypatch.setattr(standing_slot, "now", lambda connection: now(connection) + 10 * 3_600_000_000)
-    stood = Lsn.parse(old)
+    stood = Lsn.expect(old)
     for lake, wanted in (("other", {}), ("lake", {"public.b": old}), ("other", {})):
         since.do("UPDATE stock SET v = v + 1")
         kept.give_up(1, wanted, lake, refresh="auto")

@@ -164,19 +164,19 @@ def test_all_who_share_a_view_read_at_its_position(postgres: PostgresServer, sou
     with shared_reads(source, {"exported", "watermark"}, LockPolicy()) as shared:
         assert isinstance(shared, PostgresSource)
         assert shared.view is not None
-        start = Lsn.parse(shared.view.upper)
+        start = shared.view.upper
         postgres.query("UPDATE stock SET left_over = 5; DELETE FROM stock WHERE id % 3 = 0", database=database)
         with shared.reader(table, "exported", LockPolicy()) as reader:
-            assert reader.upper == str(start)
+            assert reader.upper == start
         # Each in a session of its own, as tasks do.
         rows = [row for chunk in chunks for row in read(shared, table, [chunk], "exported")]
         assert Counter(rows) == Counter(before)
         assert len(postgres.query("SELECT 1 FROM pg_replication_slots WHERE temporary")) == 1
     soon(lambda: postgres.query("SELECT 1 FROM pg_replication_slots"), [])
-    assert start < Lsn.parse(source.bound_reads().position)
+    assert start < Lsn.expect(source.bound_reads().upper)
     with source.share_reads(LockPolicy()) as again:
         assert again.view is not None
-        assert Lsn.parse(again.view.upper) > start
+        assert again.view.upper > start
 
 
 def test_nothing_is_held_open_for_reads_that_share_no_view(postgres: PostgresServer, source: PostgresSource) -> None:
@@ -273,9 +273,9 @@ def test_the_bound_covers_commits_that_are_visible_before_they_are_on_disk(
             writing.execute("UPDATE stock SET left_over = left_over + 1 WHERE id = 1")
             after = Lsn.parse(writing.execute("SELECT pg_current_wal_insert_lsn()::text").fetchall()[0][0])
             bound = source.bound_reads()
-            assert insert_end(after, PAGE, SEGMENT) <= Lsn.parse(bound.position)
+            assert insert_end(after, PAGE, SEGMENT) <= Lsn.expect(bound.upper)
             flushed = Lsn.parse(postgres.query("SELECT pg_current_wal_flush_lsn()::text")[0][0])
-            assert Lsn.parse(bound.position) <= flushed
+            assert Lsn.expect(bound.upper) <= flushed
 
 
 def test_a_log_that_is_not_flushed_is_waited_for_no_longer_than_it_takes(
@@ -351,7 +351,7 @@ def test_ddl_while_the_position_is_fixed_is_not_overlooked(
     limit = 1
     initial = plain.record_initial(plans, LockPolicy(), RUN_ID)
     assert initial.tables[0].columns[-1].name == "extra1"
-    assert Lsn.parse(initial.position) > altered[0]
+    assert Lsn.expect(initial.position) > altered[0]
     plain.discard(initial.identity)
     limit = 100
     with pytest.raises(SchemaChanged, match="3 times"):
@@ -417,7 +417,7 @@ def test_what_held_at_the_position_and_neither_before_nor_after_it_is_not_overlo
     plans = plain.preflight(["public.shelf", "public.stock"])
     limit = 1
     initial = plain.record_initial(plans, LockPolicy(), RUN_ID)
-    assert Lsn.parse(initial.position) == points[1]
+    assert Lsn.expect(initial.position) == points[1]
     plain.discard(initial.identity)
     limit = 100
     with pytest.raises(SchemaChanged, match=why):

@@ -143,7 +143,7 @@ def test_versioned_comments_mean_what_they_meant_to_the_server(mysql: MysqlServe
     changed = 0
     for number in (f"{version}", f"{version + 1}", f"{version + 1:06}", "80026/**/"):
         for statement in VERSIONED:
-            before, start = state_of(db), int(log_end(mysql).partition(":")[2])
+            before, start = state_of(db), log_end(mysql).position
             with contextlib.suppress(pymysql.MySQLError):
                 # For a server that skips all of it, there is no statement.
                 run(db, statement.format(n=number))
@@ -164,7 +164,7 @@ def test_versioned_comments_mean_what_they_meant_to_the_server(mysql: MysqlServe
 
 def event_bodies(server: MysqlServer, start: int, kind: int = codes.FORMAT_DESCRIPTION) -> list[bytes]:
     """Of the log file that the server writes to, the bodies of events of one type, from a position on."""
-    log = (server.data / log_end(server).partition(":")[0]).read_bytes()
+    log = (server.data / log_end(server).file).read_bytes()
     found = []
     while start < len(log):
         length = int.from_bytes(log[start + codes.LENGTH_AT :][:4], "little")
