@@ -335,7 +335,7 @@ def test_a_partition_that_is_empty_in_the_view_stops_nothing(run: Run, source: P
     with source.share_reads(LockPolicy()) as shared:
         assert shared.view is not None
         run("INSERT INTO p VALUES (12)", "CREATE TABLE p4 PARTITION OF p2 FOR VALUES FROM (15) TO (20)")
-        assert shared.bound_view([table]).position == shared.view.upper
+        assert shared.bound_view([table]).upper == shared.view.upper
     with source.share_reads(LockPolicy()) as shared:
         run("TRUNCATE p3")
         with pytest.raises(SchemaChanged, match="truncated"):
