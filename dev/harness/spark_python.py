@@ -6,24 +6,37 @@ the workers, before the same modules in the environment. Compiling them takes ea
 
 from __future__ import annotations
 
+import fcntl
 import importlib.util
 import shutil
+import sys
 import tempfile
 import zipfile
 from pathlib import Path
 
-from harness.cache import locked
+CHECKOUT = Path(sys.prefix) / ".checkout"
+"""Every command that uses the environment holds a shared lock on this file (``dev/_env.sh``)."""
 
 
 def unpack_sources() -> None:
-    """Replace the zips of this environment by folders of the same names and contents, which the path may name, too."""
+    """Replace the zips of this environment by folders of the same names and contents, which the path may name, too.
+
+    A Python that has begun to import from a zip cannot go on without it: as long as a command uses the environment, this
+    does nothing.
+    """
     spec = importlib.util.find_spec("pyspark")
     assert spec is not None
     assert spec.origin is not None
-    with locked("spark-python"):
-        for archive in sorted((Path(spec.origin).parent / "python/lib").glob("*.zip")):
-            if archive.is_file():
-                _unpack(archive)
+    archives = [path for path in (Path(spec.origin).parent / "python/lib").glob("*.zip") if path.is_file()]
+    if not archives:
+        return
+    with CHECKOUT.open() as users:
+        try:
+            fcntl.flock(users, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return
+        for archive in archives:
+            _unpack(archive)
 
 
 def _unpack(archive: Path) -> None:
