@@ -62,11 +62,12 @@ def key_of(connection: Connection, definition: str) -> tuple[str, ...]:
     return table.key
 
 
-def test_patterns_name_tables_and_never_partitions_views_or_the_server_s_own(shop: Connection) -> None:
+def test_patterns_name_tables_and_never_partitions_or_the_server_s_own_and_views_one_by_one(shop: Connection) -> None:
     names, problems = resolve(shop, ["shop.*", "shop.orders"])
     assert list(map(str, names)) == ['shop.Odd "one" out', "shop.orders", "shop.parts", "shop.visits"]
     assert problems == []
-    wrong = ["shop.parts_one", "shop.seen", "pg_catalog.pg_class", "shop.x*", "shop.nothing", "shop"]
+    assert resolve(shop, ["shop.seen", '"shop".seen']) == ([TableName("shop", "seen")], [])
+    wrong = ["shop.parts_one", "shop.se*n", "pg_catalog.pg_class", "shop.x*", "shop.nothing", "shop"]
     names, problems = resolve(shop, wrong)
     assert names == []
     said = ["a partition of shop.parts", "a view", "the server's own", "matches no table", "no such table", "not name"]
