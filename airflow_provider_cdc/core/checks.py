@@ -32,6 +32,18 @@ class Moment(Enum):
 
 
 @dataclass(frozen=True)
+class Raised:
+    """A check that is part of other work.
+
+    ``by``: ``module:function`` of what raises the error, or makes it. The modules are those of this package, without
+    its name.
+    """
+
+    when: Moment
+    by: str
+
+
+@dataclass(frozen=True)
 class Check(Generic[C]):
     """One check.
 
@@ -40,15 +52,14 @@ class Check(Generic[C]):
     ``protects``
         what holds as long as the check finds nothing: one sentence.
     ``when``
-        the moments at which it runs.
+        the moments at which it is asked.
     ``hint``
         what to do if it finds something. A problem or an error may have a more exact one.
     ``ask``
         yields the problems that there are in a context. It raises an error of its own where a run that has begun has to
         tell what became of the source: another server, a log that is gone.
     ``raised_by``
-        ``module:function`` of what looks while it does its own work, such as reading the log, and raises an error. The
-        modules are those of this package, without its name.
+        what looks at other moments, while it does its own work, such as reading the log.
     """
 
     id: str
@@ -56,7 +67,13 @@ class Check(Generic[C]):
     when: tuple[Moment, ...]
     hint: str
     ask: Callable[[C], Iterable[Problem]] | None = None
-    raised_by: tuple[str, ...] = ()
+    raised_by: tuple[Raised, ...] = ()
+
+    @property
+    def moments(self) -> list[Moment]:
+        """All moments at which it runs, in the order of a run."""
+        all_of_it = {*self.when, *(raised.when for raised in self.raised_by)}
+        return [moment for moment in Moment if moment in all_of_it]
 
 
 def problems_of(checks: Sequence[Check[C]], moment: Moment, context: C) -> list[Problem]:

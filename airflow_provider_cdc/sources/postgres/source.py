@@ -54,6 +54,7 @@ from airflow_provider_cdc.sources.postgres.steps import (
 from airflow_provider_cdc.sources.postgres.steps import (
     has_reached as reach,
 )
+from airflow_provider_cdc.sources.postgres.steps.check_identity import check_identity
 from airflow_provider_cdc.sources.session.kept_sessions import Kept, keeping, session_of
 
 _ALTERED_SECONDS = 60.0
@@ -176,7 +177,7 @@ class PostgresSource:
 
     def check_identity(self, identity: Mapping[str, str], position: str) -> None:
         with session(self.settings) as connection:
-            server.check_identity(connection, identity, position)
+            check_identity(connection, identity, position)
 
     def relations(self, identity: Mapping[str, str], position: str, traces: Sequence[Trace]) -> list[Finding]:
         with session(session_setup.of_run(self.settings, identity, position)) as connection:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from airflow_provider_cdc.core.checks import Check, Moment
+from airflow_provider_cdc.core.checks import Check, Moment, Raised
 from airflow_provider_cdc.core.copies.history import MARK
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.errors import ExactnessError, Problem, SourceReplaced
@@ -72,10 +72,10 @@ HISTORY: tuple[Check[RunContext], ...] = (
     Check(
         "mysql.same-server",
         "The server that the run began on answers, and has all that the run's position names.",
-        (*_WHEN, Moment.EACH_SESSION),
+        _WHEN,
         _FIRST_SERVER,
         _same_server,
-        raised_by=("sources.mysql.server.session:_check_server",),
+        (Raised(Moment.EACH_SESSION, "sources.mysql.server.session:_check_server"),),
     ),
     Check(
         "mysql.start-on-record",
@@ -87,26 +87,26 @@ HISTORY: tuple[Check[RunContext], ...] = (
     Check(
         "mysql.same-log",
         "The log file that the run began in is the same one, and has not lost its end.",
-        (*_WHEN, Moment.LOG_READ),
+        _WHEN,
         BEGIN_ANEW,
         _same_log,
-        raised_by=("sources.mysql.log.segments:log_segments",),
+        (Raised(Moment.LOG_READ, "sources.mysql.log.segments:log_segments"),),
     ),
     Check(
         "mysql.no-crash",
         "No crash took back what was read, and the server was not started twice.",
-        (*_WHEN, Moment.LOG_READ),
+        _WHEN,
         BEGIN_ANEW,
         _no_crash,
-        raised_by=("sources.mysql.log.segments:log_segments",),
+        (Raised(Moment.LOG_READ, "sources.mysql.log.segments:log_segments"),),
     ),
     Check(
         "mysql.log-kept",
         "The server executed all of the run's position, and still has the log of everything after it.",
-        (*_WHEN, Moment.LOG_READ),
+        _WHEN,
         "trigger a new run, and raise binlog_expire_logs_seconds so that the log outlives it",
         _log_kept,
-        raised_by=("sources.mysql.log.segments:log_segments",),
+        (Raised(Moment.LOG_READ, "sources.mysql.log.segments:log_segments"),),
     ),
     Check(
         "mysql.same-transactions",

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 
-from airflow_provider_cdc.core.checks import Check, Moment
+from airflow_provider_cdc.core.checks import Check, Moment, Raised
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import CdcError, ExactnessError, ImageNotWhole, LogGone, Problem
@@ -266,10 +266,10 @@ STATEMENTS: tuple[Check[PastContext], ...] = (
     Check(
         "mysql.past-statements",
         "No statement since the position changed what a copied table is.",
-        (Moment.PREFLIGHT, Moment.LOG_READ),
+        (Moment.PREFLIGHT,),
         "ask for a time since the statement",
         _statements,
-        raised_by=("sources.mysql.log.refusals:touched",),
+        (Raised(Moment.LOG_READ, "sources.mysql.log.refusals:touched"),),
     ),
 )
 """These look through a whole log, so they are asked where `SINCE` found none missing."""

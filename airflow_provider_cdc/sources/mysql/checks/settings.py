@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from airflow_provider_cdc.core.checks import Check, Moment
+from airflow_provider_cdc.core.checks import Check, Moment, Raised
 from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.mysql.checks.context import RunContext, ServerContext
 from airflow_provider_cdc.sources.mysql.server.amazon import setting_hint
@@ -140,10 +140,10 @@ SETTINGS: tuple[Check[ServerContext], ...] = (
     Check(
         "mysql.no-proxy",
         "All statements of a session reach one and the same server.",
-        (*_WHEN, Moment.EACH_SESSION),
+        _WHEN,
         _NO_PROXY,
         _proxy,
-        raised_by=("sources.mysql.server.session:_check_server",),
+        (Raised(Moment.EACH_SESSION, "sources.mysql.server.session:_check_server"),),
     ),
     *(Check(id_, protects, _WHEN, rule.hint(amazon=False), rule.problems) for id_, protects, rule in _RULES),
 )

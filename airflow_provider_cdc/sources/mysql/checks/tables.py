@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from airflow_provider_cdc.core.checks import Check, Moment
+from airflow_provider_cdc.core.checks import Check, Moment, Raised
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.mysql.checks.context import TablesContext
@@ -78,10 +78,10 @@ TABLES: tuple[Check[TablesContext], ...] = (
     Check(
         "mysql.key",
         "A table that is read without a lock has a key that tells its rows apart.",
-        _WHEN,
+        (Moment.PREFLIGHT,),
         "add a primary key, or choose auto or lock",
         _keys,
-        raised_by=("sources.mysql.steps.snapshot:tables_of",),
+        (Raised(Moment.POSITION_FIXED, "sources.mysql.steps.snapshot:tables_of"),),
     ),
 )
 
