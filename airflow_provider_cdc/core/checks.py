@@ -23,7 +23,7 @@ class Moment(Enum):
     PREFLIGHT = "preflight"
     POSITION_FIXED = "once the position is fixed"
     EACH_STEP = "each step"
-    EACH_SESSION = "each session, when it begins"
+    EACH_SESSION = "each session"
     READING = "while rows are read"
     LOG_READ = "while the log is read"
     READS_ENDED = "after the reads"

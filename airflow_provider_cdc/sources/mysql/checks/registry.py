@@ -1,32 +1,23 @@
-"""All checks of MySQL, in the order in which they are asked, by what they are asked of."""
+"""All checks of MySQL, for documents and tests. What asks them takes `asked`, which loads no kernels."""
 
 from __future__ import annotations
 
-from airflow_provider_cdc.core.checks import Check
-from airflow_provider_cdc.sources.mysql.checks.columns import COLUMNS
-from airflow_provider_cdc.sources.mysql.checks.context import (
-    RequestContext,
-    RunContext,
-    ServerContext,
-    TablesContext,
-)
-from airflow_provider_cdc.sources.mysql.checks.history import HISTORY
-from airflow_provider_cdc.sources.mysql.checks.log import LOG
-from airflow_provider_cdc.sources.mysql.checks.privileges import LOCK_PRIVILEGES, READ_PRIVILEGES, SERVER_PRIVILEGES
-from airflow_provider_cdc.sources.mysql.checks.request import REQUEST
-from airflow_provider_cdc.sources.mysql.checks.settings import SETTINGS, SETTINGS_SINCE
-from airflow_provider_cdc.sources.mysql.checks.tables import CASCADES, PARENTS, PARTITIONS, TABLES
+from typing import Any
 
-OF_SERVER: tuple[Check[ServerContext], ...] = (*SETTINGS, *SERVER_PRIVILEGES)
-OF_A_RUN: tuple[Check[RunContext], ...] = (*HISTORY, *SETTINGS, *SETTINGS_SINCE)
-OF_TABLES: tuple[Check[TablesContext], ...] = (
-    *READ_PRIVILEGES,
-    *PARENTS,
-    *TABLES,
-    *COLUMNS,
-    *PARTITIONS,
-    *CASCADES,
-    *LOCK_PRIVILEGES,
-    *LOG,
+from airflow_provider_cdc.core.checks import Check
+from airflow_provider_cdc.sources.mysql.checks.asked import OF_A_REQUEST
+from airflow_provider_cdc.sources.mysql.checks.history import HISTORY
+from airflow_provider_cdc.sources.mysql.checks.past import REPLACED, REPLICATED, SINCE, STATEMENTS
+from airflow_provider_cdc.sources.mysql.checks.readers import READERS
+from airflow_provider_cdc.sources.mysql.checks.settings import SETTINGS_SINCE
+
+CHECKS: tuple[Check[Any], ...] = (
+    *OF_A_REQUEST,
+    *HISTORY,
+    *SETTINGS_SINCE,
+    *REPLICATED,
+    *SINCE,
+    *STATEMENTS,
+    *REPLACED,
+    *READERS,
 )
-OF_A_REQUEST: tuple[Check[RequestContext], ...] = (*REQUEST, *OF_SERVER, *OF_TABLES)

@@ -50,32 +50,32 @@ class _Rule:
 _RULES = (
     (
         "mysql.log",
-        "There is a binary log.",
+        "There is a binary log",
         _Rule("log_bin", ("ON",), "there is no binary log, so nothing tells what changed while the tables were read"),
     ),
     (
         "mysql.gtids",
-        "Every transaction has a GTID.",
+        "Every transaction has a GTID",
         _Rule("gtid_mode", ("ON",), "transactions have no GTIDs, so there is no position to name"),
     ),
     (
         "mysql.gtid-consistency",
-        "Every statement can be logged under one GTID.",
+        "Every statement can be logged under one GTID",
         _Rule("enforce_gtid_consistency", ("ON",), "some transactions may be logged without a GTID"),
     ),
     (
         "mysql.row-format",
-        "The log has the rows that changed, not the statements that changed them.",
+        "The log has the rows that changed, not the statements that changed them",
         _Rule("binlog_format", ("ROW",), "changes are logged as statements, without the rows"),
     ),
     (
         "mysql.row-image",
-        "The log has all columns of the rows that changed.",
+        "The log has all columns of the rows that changed",
         _Rule("binlog_row_image", ("FULL",), "the log leaves out columns of changed rows"),
     ),
     (
         "mysql.commit-order",
-        "Transactions become visible in the order of the log.",
+        "Transactions become visible in the order of the log",
         _Rule(
             "binlog_order_commits",
             ("ON",),
@@ -84,7 +84,7 @@ _RULES = (
     ),
     (
         "mysql.log-errors",
-        "Nothing is committed that could not be logged.",
+        "Nothing is committed that could not be logged",
         _Rule(
             "binlog_error_action",
             ("ABORT_SERVER",),
@@ -93,7 +93,7 @@ _RULES = (
     ),
     (
         "mysql.damaged-pages",
-        "Damaged pages raise errors, and rows of transactions that did not commit are not shown.",
+        "Damaged pages raise errors, and rows of transactions that did not commit are not shown",
         _Rule(
             "innodb_force_recovery",
             ("0",),
@@ -103,7 +103,7 @@ _RULES = (
     ),
     (
         "mysql.replica-log",
-        "A replica logs what it replicates.",
+        "A replica logs what it replicates",
         _Rule(
             "log_replica_updates",
             ("ON",),
@@ -113,7 +113,7 @@ _RULES = (
     ),
     (
         "mysql.replica-commit-order",
-        "A replica commits in the order of its source.",
+        "A replica commits in the order of its source",
         _Rule(
             "replica_preserve_commit_order",
             ("ON",),
@@ -145,7 +145,10 @@ SETTINGS: tuple[Check[ServerContext], ...] = (
         _proxy,
         (Raised(Moment.EACH_SESSION, "sources.mysql.server.session:_check_server"),),
     ),
-    *(Check(id_, protects, _WHEN, rule.hint(amazon=False), rule.problems) for id_, protects, rule in _RULES),
+    *(
+        Check(id_, f"{protects} (`{rule.variable}`).", _WHEN, rule.hint(amazon=False), rule.problems)
+        for id_, protects, rule in _RULES
+    ),
 )
 
 

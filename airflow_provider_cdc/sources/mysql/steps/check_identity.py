@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from airflow_provider_cdc.core.checks import Moment, problems_of
 from airflow_provider_cdc.errors import ExactnessError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.mysql.checks.asked import OF_A_RUN
 from airflow_provider_cdc.sources.mysql.checks.context import RunContext
-from airflow_provider_cdc.sources.mysql.checks.registry import OF_A_RUN
 from airflow_provider_cdc.sources.mysql.server.session import SERVER_UUID, Connection
 
 

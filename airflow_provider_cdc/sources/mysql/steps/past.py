@@ -18,9 +18,9 @@ from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.errors import PreflightError, Problem, SourceUnavailable
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.mysql.checks.asked import OF_TABLES
 from airflow_provider_cdc.sources.mysql.checks.context import ServerContext, TablesContext, of_recorded
 from airflow_provider_cdc.sources.mysql.checks.past import REPLACED, REPLICATED, SINCE, STATEMENTS, Past, PastContext
-from airflow_provider_cdc.sources.mysql.checks.registry import OF_TABLES
 from airflow_provider_cdc.sources.mysql.checks.settings import SETTINGS
 from airflow_provider_cdc.sources.mysql.log.positions.prefixes import prefix_at, prefix_of
 from airflow_provider_cdc.sources.mysql.server.server import identity, with_mark

@@ -12,8 +12,8 @@ from airflow_provider_cdc.core.run.plan import TablePlan
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import PreflightError, Problem
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.mysql.checks.asked import OF_A_REQUEST, OF_SERVER
 from airflow_provider_cdc.sources.mysql.checks.context import RequestContext, ServerContext
-from airflow_provider_cdc.sources.mysql.checks.registry import OF_A_REQUEST, OF_SERVER
 from airflow_provider_cdc.sources.mysql.server.blockers import naming_blockers
 from airflow_provider_cdc.sources.mysql.server.server import durability_warnings
 from airflow_provider_cdc.sources.mysql.server.session import session

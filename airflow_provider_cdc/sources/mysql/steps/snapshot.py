@@ -36,8 +36,8 @@ from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.source import ChunkReader
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue
 from airflow_provider_cdc.sources.api.window import UpperBound
+from airflow_provider_cdc.sources.mysql.checks.asked import OF_TABLES
 from airflow_provider_cdc.sources.mysql.checks.context import ServerContext, of_recorded
-from airflow_provider_cdc.sources.mysql.checks.registry import OF_TABLES
 from airflow_provider_cdc.sources.mysql.checks.settings import SETTINGS
 from airflow_provider_cdc.sources.mysql.chunking.chunks import where
 from airflow_provider_cdc.sources.mysql.chunking.pushed_conditions import pushed_condition

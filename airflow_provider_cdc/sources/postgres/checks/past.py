@@ -20,7 +20,7 @@ from airflow_provider_cdc.sources.postgres.server.session import quote
 from airflow_provider_cdc.sources.postgres.slots.given_publication import publication_problems
 from airflow_provider_cdc.sources.postgres.slots.standing_record import Mark, Standing, parents_among, said, states_of
 
-_WHEN = (Moment.POSITION_FIXED,)
+_WHEN = (Moment.PREFLIGHT, Moment.POSITION_FIXED)
 
 
 @dataclass(frozen=True)

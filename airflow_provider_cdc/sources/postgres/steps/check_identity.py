@@ -6,8 +6,8 @@ from collections.abc import Mapping
 
 from airflow_provider_cdc.core.checks import Moment, problems_of
 from airflow_provider_cdc.errors import ExactnessError
+from airflow_provider_cdc.sources.postgres.checks.asked import OF_A_RUN
 from airflow_provider_cdc.sources.postgres.checks.context import RunContext
-from airflow_provider_cdc.sources.postgres.checks.registry import OF_A_RUN
 from airflow_provider_cdc.sources.postgres.server.session import Connection
 
 

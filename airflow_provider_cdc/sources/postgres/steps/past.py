@@ -54,7 +54,7 @@ def check_past(settings: ConnectionSettings, as_of: AsOf, plans: Sequence[TableP
         past = _past(connection, options)
         position = resolve(settings, connection, past, as_of, options, final=False)
         tables = read_tables(connection, [plan.table for plan in plans])
-        if problems := _problems_since(connection, past, tables, plans, position, as_of):
+        if problems := _problems_since(Moment.PREFLIGHT, connection, past, tables, plans, position, as_of):
             raise PreflightError(problems)
 
 
@@ -76,7 +76,8 @@ def record_past(
             transaction_waits.settle(settings, connection, options.lock.slot_wait_seconds)
             # And only now: what is as it was when it joined has been so at the position.
             tables = read_tables(connection, [plan.table for plan in plans], past.name)
-            if problems := _problems_since(connection, past, tables, plans, position, as_of):
+            fixed = Moment.POSITION_FIXED
+            if problems := _problems_since(fixed, connection, past, tables, plans, position, as_of):
                 raise PreflightError(problems)
             found |= slots.identity_of_try(name, past.name)
             # Other runs have other tables join the publication meanwhile.
@@ -84,7 +85,7 @@ def record_past(
             found["publication_relations"] = relations
             found["publication_state"] = run_publication.publication_state(connection, past.name, relations)
             # The tables are looked at last: the publication was what is on record of it when its state was taken.
-            if _problems_since(connection, past, tables, plans, position, as_of):
+            if _problems_since(fixed, connection, past, tables, plans, position, as_of):
                 raise SourceUnavailable(
                     "the publication was altered while the position was fixed",
                     where=f"publication {past.name}",
@@ -199,11 +200,17 @@ def resolve(
 
 
 def _problems_since(
-    connection: Connection, past: Past, tables: Sequence[Table], plans: Sequence[TablePlan], position: Lsn, as_of: AsOf
+    moment: Moment,
+    connection: Connection,
+    past: Past,
+    tables: Sequence[Table],
+    plans: Sequence[TablePlan],
+    position: Lsn,
+    as_of: AsOf,
 ) -> list[Problem]:
     """Why a copy of ``tables`` cannot be exact at ``position``: each with the earliest one at which it could be."""
     context = PastContext(connection, tables=tables, plans=plans, past=past, position=position, as_of=as_of)
-    return problems_of((*ROWS_ELSEWHERE, *RELATIONS, *PAST), Moment.POSITION_FIXED, context)
+    return problems_of((*ROWS_ELSEWHERE, *RELATIONS, *PAST), moment, context)
 
 
 def copy_slot(connection: Connection, past: Past, name: str, position: Lsn) -> None:
