@@ -2,29 +2,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
-from airflow_provider_cdc.core.copies.head import source_of
 from airflow_provider_cdc.core.options.run import RunOptions, checked, declared
 from airflow_provider_cdc.core.run.manifest import LAKE_FORMAT
-from airflow_provider_cdc.core.run.run import scratch_of
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.records import encode
-from airflow_provider_cdc.core.storage.target import lake_of
-from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.counted import counted
-from airflow_provider_cdc.errors import PreflightError, Problem, TerminalError, TransientError
+from airflow_provider_cdc.errors import PreflightError, Problem
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.operators.arguments import PreflightArguments
-from airflow_provider_cdc.operators.base import TargetOperator, hand_on, say_skipped, scratch_for
+from airflow_provider_cdc.operators.base import TargetOperator, hand_on, say_skipped
+from airflow_provider_cdc.operators.checks import (
+    ALLOWED,
+    LAKE,
+    PLACES,
+    LakeContext,
+    ParametersContext,
+    Places,
+    collect,
+    collected,
+)
 from airflow_provider_cdc.operators.ended_runs import release_what_is_over
-from airflow_provider_cdc.operators.lake_checks import check_names, tell_leftovers
+from airflow_provider_cdc.operators.lake_checks import tell_leftovers
 from airflow_provider_cdc.operators.parameters import Allowed, check_conf, check_kind, take_options, taking_options
-from airflow_provider_cdc.operators.plan_text import View, leaving_no_folder, pace_of, readable, summary, view_of
-from airflow_provider_cdc.operators.spark.step import check_spark
+from airflow_provider_cdc.operators.plan_text import View, pace_of, readable, summary, view_of
 from airflow_provider_cdc.operators.task_errors import failing
 from airflow_provider_cdc.sinks.registry import open_sink
 from airflow_provider_cdc.sources.api.source import Source
@@ -78,17 +83,16 @@ class PreflightOperator(TargetOperator):
             check_conf(context["dag_run"].conf, {*context["dag"].params, *self.params})
         options = checked({name: getattr(self, name) for name in self.template_fields})
         problems: list[Problem] = []
-        with _collected(problems, "parameter target"):
-            self.allowed.check(options.source_conn_id, options.target, options.scratch)
-        if problems:
-            # What is not allowed is not touched.
-            raise PreflightError(problems)
         with ExitStack() as afterwards:
-            places = _places(options, problems, afterwards)
-            with _collected(problems, "parameter spark_conn_id"):
-                check_spark(options.spark_conn_id, options.spark_conf or {})
+            parameters = ParametersContext(options, self.allowed, afterwards)
+            collect(ALLOWED, parameters, problems)
+            if problems:
+                # What is not allowed is not touched.
+                raise PreflightError(problems)
+            collect(PLACES, parameters, problems)
+            places = parameters.places
             surveyed: tuple[Source, Survey] | None = None
-            with _collected(problems, "parameter source_conn_id"):
+            with collected(problems, "parameter source_conn_id"):
                 surveyed = self._survey(context, options, places)
             if surveyed is not None:
                 surveyed = _planned(*surveyed, places, options, problems)
@@ -96,7 +100,7 @@ class PreflightOperator(TargetOperator):
             raise PreflightError(problems)
         return self._tell(context, options, *surveyed, places)
 
-    def _survey(self, context: Context, options: RunOptions, places: _Places | None) -> tuple[Source, Survey]:
+    def _survey(self, context: Context, options: RunOptions, places: Places | None) -> tuple[Source, Survey]:
         """The source, and what can be copied of it."""
         source = open_hook(options.source_conn_id).get_conn()
         if places is not None and not options.plan_only:
@@ -108,7 +112,7 @@ class PreflightOperator(TargetOperator):
         return source, survey(source, options.tables, options.table, options.steps.on_table_error, parts)
 
     def _tell(
-        self, context: Context, options: RunOptions, source: Source, found: Survey, places: _Places
+        self, context: Context, options: RunOptions, source: Source, found: Survey, places: Places
     ) -> dict[str, Any]:
         tell_leftovers(Storage(places.scratch))
         say_skipped(self.log, found.skipped)
@@ -137,55 +141,23 @@ class PreflightOperator(TargetOperator):
             )
 
 
-@dataclass(frozen=True)
-class _Places:
-    """Where a run publishes, and the URI of the folder in which the folders of runs lie."""
-
-    lake: Storage
-    scratch: str
-
-
-def _places(options: RunOptions, problems: list[Problem], afterwards: ExitStack) -> _Places | None:
-    """The places that the options name, which can be written to; None: the target cannot.
-
-    :param afterwards: what is left there for a plan alone is removed when this ends.
-    """
-    found: _Places | None = None
-    with _collected(problems, "parameter target"):
-        lake = Storage(lake_of(options.target, options.source_conn_id))
-        _check_writable(lake, options, afterwards)
-        found = _Places(lake, scratch_of(lake.uri))
-    # Nothing more is tried on a target that cannot be written to.
-    if found is not None and options.scratch:
-        with _collected(problems, "parameter scratch"):
-            found = _Places(lake, scratch_for(options.scratch, options.source_conn_id, lake.uri))
-            _check_writable(Storage(found.scratch), options, afterwards)
-    return found
-
-
-def _check_writable(folder: Storage, options: RunOptions, afterwards: ExitStack) -> None:
-    if options.plan_only:
-        afterwards.enter_context(leaving_no_folder(folder))
-    folder.check_writable()
-
-
 def _planned(
-    source: Source, found: Survey, places: _Places | None, options: RunOptions, problems: list[Problem]
+    source: Source, found: Survey, places: Places | None, options: RunOptions, problems: list[Problem]
 ) -> tuple[Source, Survey]:
     """The same, with the way of each table: what is rolled forward, and what the past asks for."""
     # What looks into files takes a while to import, and DAGs are parsed all the time.
     from airflow_provider_cdc.core.copies.base_selection import choose
 
-    with _collected(problems, "parameter where"):
+    with collected(problems, "parameter where"):
         found = _selected(source, found, options)
     if places is not None:
-        with _collected(problems, "parameter target"):
-            _check_lake(places.lake, source, options.source_conn_id, [plan.copy_name for plan in found.plans])
+        names = [plan.copy_name for plan in found.plans]
+        collect(LAKE, LakeContext(places.lake, source, options.source_conn_id, names), problems)
         if not problems:
-            with _collected(problems, "parameter refresh"):
+            with collected(problems, "parameter refresh"):
                 sink = open_sink(LAKE_FORMAT, places.lake)
                 found = replace(found, plans=choose(source, sink, places.scratch, found.plans, options.steps))
-    with _collected(problems, "parameter as_of"):
+    with collected(problems, "parameter as_of"):
         may_begin = not problems and not options.plan_only
         found = survey_past(
             source,
@@ -205,26 +177,3 @@ def _planned(
 def _selected(source: Source, found: Survey, options: RunOptions) -> Survey:
     """The same, with the part of each table that is copied."""
     return replace(found, plans=select(source, found.plans, list(found.skipped), options.where, options.columns))
-
-
-def _check_lake(lake: Storage, source: Source, conn_id: str, tables: Sequence[TableName]) -> None:
-    check_names(lake, tables)
-    identity, position = source.here()
-    open_sink(LAKE_FORMAT, lake).check_source(tables, source_of(source.kind, identity, conn_id), position)
-
-
-@contextmanager
-def _collected(problems: list[Problem], where: str) -> Iterator[None]:
-    """Add what goes wrong to ``problems``: whoever fixes one should not have to run again to see the next."""
-    try:
-        yield
-    except PreflightError as error:
-        # One thing may be in the way of several.
-        problems.extend(one for one in error.problems if one not in problems)
-    except TerminalError as error:
-        problems.append(Problem(error.where or where, error.message, error.hint))
-    except TransientError:
-        # Waiting helps against this one, but not against what was found before.
-        if problems:
-            raise PreflightError(problems) from None
-        raise

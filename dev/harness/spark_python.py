@@ -21,8 +21,8 @@ CHECKOUT = Path(sys.prefix) / ".checkout"
 def unpack_sources() -> None:
     """Replace the zips of this environment by folders of the same names and contents, which the path may name, too.
 
-    A Python that has begun to import from a zip cannot go on without it: as long as a command uses the environment, this
-    does nothing.
+    A Python that has begun to import from a zip cannot go on without it: as long as a command uses the environment,
+    this does nothing.
     """
     spec = importlib.util.find_spec("pyspark")
     assert spec is not None

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 import pyarrow as pa
 
+from airflow_provider_cdc.core.checks import Moment
 from airflow_provider_cdc.core.copies.history import Finding, Trace
 from airflow_provider_cdc.core.options.run import AS_DECLARED, LockPolicy, StepOptions, TableOptions
 from airflow_provider_cdc.core.positions.as_of import AsOf
@@ -42,6 +43,7 @@ from airflow_provider_cdc.sources.mysql.chunking import axes, chunks, sample
 from airflow_provider_cdc.sources.mysql.server import log_history, log_mark, server
 from airflow_provider_cdc.sources.mysql.server.session import SERVER_UUID, Connection, RunSettings, session, value
 from airflow_provider_cdc.sources.mysql.steps import preflight, snapshot
+from airflow_provider_cdc.sources.mysql.steps.check_identity import check_identity
 from airflow_provider_cdc.sources.mysql.tables import schema, types
 from airflow_provider_cdc.sources.mysql.tables.identity import TableIdentity, look_replaced
 from airflow_provider_cdc.sources.session.kept_sessions import Kept, keeping, session_of
@@ -168,7 +170,8 @@ class MysqlSource:
             replaced.check_not_replaced(self.settings, connection, begin, tables, hint, explained, end, now)
 
     def check_since(self, identity: Mapping[str, str], position: Position) -> None:
-        self.check_identity(identity, position)
+        with session(self.settings) as connection:
+            check_identity(self.settings, connection, identity, GtidSet.expect(position), Moment.ROLL_FORWARD)
 
     def segments_between(
         self, start: Position, end: Position, since: Mapping[str, str], identity: Mapping[str, str], slots: int = 1
@@ -182,7 +185,7 @@ class MysqlSource:
 
     def check_identity(self, identity: Mapping[str, str], position: Position) -> None:
         with session(self.settings) as connection:
-            server.check_identity(self.settings, connection, identity, GtidSet.expect(position))
+            check_identity(self.settings, connection, identity, GtidSet.expect(position))
 
     def relations(self, identity: Mapping[str, str], position: Position, traces: Sequence[Trace]) -> list[Finding]:
         here = RunSettings.of(self.settings, identity, GtidSet.expect(position))

@@ -56,6 +56,7 @@ from airflow_provider_cdc.sources.postgres.steps import (
 from airflow_provider_cdc.sources.postgres.steps import (
     has_reached as reach,
 )
+from airflow_provider_cdc.sources.postgres.steps.check_identity import check_identity
 from airflow_provider_cdc.sources.session.kept_sessions import Kept, keeping, session_of
 
 _ALTERED_SECONDS = 60.0
@@ -182,7 +183,7 @@ class PostgresSource:
 
     def check_identity(self, identity: Mapping[str, str], position: Position) -> None:
         with session(self.settings) as connection:
-            server.check_identity(connection, identity, Lsn.expect(position))
+            check_identity(connection, identity, Lsn.expect(position))
 
     def relations(self, identity: Mapping[str, str], position: Position, traces: Sequence[Trace]) -> list[Finding]:
         with session(session_setup.of_run(self.settings, identity, Lsn.expect(position))) as connection:

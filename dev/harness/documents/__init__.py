@@ -12,12 +12,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
+from harness.documents.checks import CHECK_TABLES
 from harness.documents.errors import error_table
 from harness.documents.metrics import metric_table
 from harness.documents.options import option_table
 from harness.documents.types import mysql_types, postgres_types
 
-DOCS = Path(__file__).resolve().parents[3] / "docs"
+_ROOT = Path(__file__).resolve().parents[3]
+PAGES = sorted([*_ROOT.glob("*.md"), *_ROOT.glob("docs/*.md")])
 
 PARTS: Mapping[str, Callable[[], Iterable[Sequence[str]]]] = {
     "options": option_table,
@@ -25,6 +27,7 @@ PARTS: Mapping[str, Callable[[], Iterable[Sequence[str]]]] = {
     "metrics": metric_table,
     "mysql types": mysql_types,
     "postgres types": postgres_types,
+    **CHECK_TABLES,
 }
 """The rows of each generated table, the first of which is its head, by the name in the comment."""
 

@@ -1,8 +1,8 @@
 """Write the generated parts of all pages."""
 
-from harness.documents import DOCS, written
+from harness.documents import PAGES, written
 
-for page in sorted(DOCS.glob("*.md")):
+for page in PAGES:
     before = page.read_text()
     after = written(before)
     if after != before:

@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from airflow_provider_cdc.core.checks import Moment, problems_of
 from airflow_provider_cdc.core.positions.as_of import AsOf
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import CdcError, ExactnessError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable
+from airflow_provider_cdc.sources.mysql.checks.past import REPLICATED, PositionContext
 from airflow_provider_cdc.sources.mysql.log import refusals, walk_state
 from airflow_provider_cdc.sources.mysql.log.long_prepared import LongPrepared, PreparedWalker
 from airflow_provider_cdc.sources.mysql.log.positions.prefixes import prefix_of
@@ -26,9 +28,10 @@ from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import Trac
 from airflow_provider_cdc.sources.mysql.log.survey import looked_through, stretches
 from airflow_provider_cdc.sources.mysql.log.walk_state import LOOKED_AT, TABLE_WORDS
 from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, check_place, end_of_log, log_files
-from airflow_provider_cdc.sources.mysql.server.server import LOG_PLACE, begun_at, check_identity
+from airflow_provider_cdc.sources.mysql.server.server import LOG_PLACE, begun_at
 from airflow_provider_cdc.sources.mysql.server.session import Connection, session, value
-from airflow_provider_cdc.sources.mysql.steps.past import replication_problems, resolve
+from airflow_provider_cdc.sources.mysql.steps.check_identity import check_identity
+from airflow_provider_cdc.sources.mysql.steps.past import resolve
 from airflow_provider_cdc.sources.mysql.steps.statement_writes import check_writes
 from airflow_provider_cdc.sources.mysql.tables.cascades import relies_on_log
 from airflow_provider_cdc.sources.mysql.tables.replaced import replaced_since
@@ -49,8 +52,9 @@ def refusals_since(
 ) -> dict[TableName, str]:
     """`RollsForward.refusals_since`."""
     with session(settings) as connection:
-        check_identity(settings, connection, identity, start)
-        if problems := replication_problems(connection, start):
+        check_identity(settings, connection, identity, start, Moment.ROLL_FORWARD)
+        context = PositionContext(connection, position=start)
+        if problems := problems_of(REPLICATED, Moment.ROLL_FORWARD, context):
             raise ExactnessError(problems[0].what, where=problems[0].where, hint=problems[0].hint)
         end = None
         if to is not None:

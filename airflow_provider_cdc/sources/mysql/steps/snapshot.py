@@ -18,6 +18,7 @@ from dataclasses import replace
 import pyarrow as pa
 import pymysql
 
+from airflow_provider_cdc.core.checks import Moment, problems_of
 from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.positions.position import LogEnd
@@ -36,11 +37,14 @@ from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.source import ChunkReader
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue
 from airflow_provider_cdc.sources.api.window import UpperBound
+from airflow_provider_cdc.sources.mysql.checks.asked import OF_TABLES
+from airflow_provider_cdc.sources.mysql.checks.context import ServerContext, of_recorded
+from airflow_provider_cdc.sources.mysql.checks.settings import SETTINGS
 from airflow_provider_cdc.sources.mysql.chunking.chunks import where
 from airflow_provider_cdc.sources.mysql.chunking.pushed_conditions import pushed_condition
 from airflow_provider_cdc.sources.mysql.server.driver_errors import LOCK_WAIT_TIMEOUT, mapped_errors
 from airflow_provider_cdc.sources.mysql.server.log_history import end_of_log
-from airflow_provider_cdc.sources.mysql.server.server import identity, setting_problems, started, with_mark
+from airflow_provider_cdc.sources.mysql.server.server import identity, started, with_mark
 from airflow_provider_cdc.sources.mysql.server.session import (
     Connection,
     RunSettings,
@@ -50,7 +54,6 @@ from airflow_provider_cdc.sources.mysql.server.session import (
     value,
     variables,
 )
-from airflow_provider_cdc.sources.mysql.steps.preflight import recheck
 from airflow_provider_cdc.sources.mysql.tables.cascades import locked_with
 from airflow_provider_cdc.sources.mysql.tables.identity import read_identities, with_identities
 from airflow_provider_cdc.sources.mysql.tables.schema import read_tables, table_sql
@@ -82,8 +85,7 @@ def record_initial(settings: ConnectionSettings, plans: Sequence[TablePlan], loc
     with session(settings) as connection:
         # Before the position: what is set later shows up as a difference.
         found = identity(settings, connection)
-        problems = setting_problems(connection)
-        if problems:
+        if problems := problems_of(SETTINGS, Moment.EACH_STEP, ServerContext(connection)):
             raise PreflightError(problems)
         # Behind the place in the log and before the position: whatever changes them from now on shows up as a
         # difference, and the log from that place on says whether it was logged.
@@ -97,10 +99,10 @@ def record_initial(settings: ConnectionSettings, plans: Sequence[TablePlan], loc
         if not position:
             raise PreflightError([NO_POSITION])
         found = with_mark(settings, connection, found)
-        tables = tables_of(connection, plans)
         # What preflight found may have changed since. What changes from now on is in the window.
-        tables, problems = recheck(connection, tables, plans)
-        tables = with_identities(connection, tables, identities)
+        context = of_recorded(connection, tables_of(connection, plans), plans)
+        problems = problems_of(OF_TABLES, Moment.POSITION_FIXED, context)
+        tables = with_identities(connection, context.tables, identities)
     if problems:
         raise PreflightError(problems)
     return InitialPoint(position, found, tables, lock_seconds)

@@ -9,8 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from airflow_provider_cdc.core.run.plan import TablePlan
 from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.postgres.catalog.schema import leaves
+from airflow_provider_cdc.sources.postgres.catalog.view_definitions import MATERIALIZED, VIEW
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query, quote
 
 FULL = "f"
@@ -77,3 +80,31 @@ def no_identity(table: Table) -> str:
     if table.key:
         return f"ALTER TABLE {name} REPLICA IDENTITY DEFAULT (or FULL; likewise each of its partitions)"
     return f"ALTER TABLE {name} ADD PRIMARY KEY (…)"
+
+
+def needs_log(plan: TablePlan) -> bool:
+    """Whether a run needs the log of a table from its own position on: not if all of it is read in the view at which
+    the run is exact, or if its last copy is rolled forward to that position."""
+    return not plan.base and not (plan.at_upper and plan.consistency == "exported")
+
+
+def identity_problem(table: Table) -> Problem | None:
+    """What is wrong with a table's replica identity: without FULL the log lacks what a row was before."""
+    if table.details["kind"] in (VIEW, MATERIALIZED):
+        return Problem(
+            str(table.name),
+            "is a view, of which the log does not tell: it is exact only at the position where it is read",
+            "choose consistency auto, again or exported",
+            str(table.name),
+        )
+    roots = [table.name] if table.details["kind"] == "p" and table.details["identity"] != "f" else []
+    lacking = [leaf.sql for leaf in leaves(table) if leaf.identity != "f"]
+    names = [quote(name.schema, name.name) for name in roots] + lacking
+    if not names:
+        return None
+    return Problem(
+        str(table.name),
+        "the log does not tell what a changed row was before: its replica identity is not FULL",
+        "; ".join(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for name in names),
+        str(table.name),
+    )

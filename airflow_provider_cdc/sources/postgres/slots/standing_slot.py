@@ -15,6 +15,7 @@ from uuid import uuid4
 
 import psycopg
 
+from airflow_provider_cdc.core.checks import Moment, problems_of
 from airflow_provider_cdc.core.options.run import FULL, StepOptions
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
@@ -32,8 +33,10 @@ from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.catalog.replica_identities import followed, whole_rows
 from airflow_provider_cdc.sources.postgres.catalog.schema import read_tables
 from airflow_provider_cdc.sources.postgres.catalog.view_definitions import MATERIALIZED, VIEW
+from airflow_provider_cdc.sources.postgres.checks.context import ServerContext
+from airflow_provider_cdc.sources.postgres.checks.settings import SETTINGS
 from airflow_provider_cdc.sources.postgres.server import session_setup
-from airflow_provider_cdc.sources.postgres.server.server import identity, setting_problems
+from airflow_provider_cdc.sources.postgres.server.server import identity
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query, quote, session, value
 from airflow_provider_cdc.sources.postgres.slots import run_publication, slots, transaction_waits
 from airflow_provider_cdc.sources.postgres.slots.commits import advance
@@ -73,7 +76,7 @@ def keep_past(settings: ConnectionSettings, plans: Sequence[TablePlan], options:
             hint="use a connection whose user owns the tables and whose field publication is empty",
         )
     with session(settings) as connection:
-        if problems := setting_problems(connection):
+        if problems := problems_of(SETTINGS, Moment.PREFLIGHT, ServerContext(connection)):
             raise PreflightError(problems)
         name = name_of(connection, options.standing_slot)
         alone(connection, name, options.lock.slot_wait_seconds)

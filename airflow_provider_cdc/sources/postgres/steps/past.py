@@ -11,11 +11,12 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from datetime import UTC, datetime, timedelta
+from dataclasses import replace
+from datetime import datetime
 from functools import partial
 from uuid import uuid4
 
+from airflow_provider_cdc.core.checks import Moment, problems_of
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.positions.as_of import AsOf
 from airflow_provider_cdc.core.positions.gtid import GtidSet
@@ -24,47 +25,27 @@ from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import CdcError, LogGone, PreflightError, Problem, SourceUnavailable
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
-from airflow_provider_cdc.sources.postgres.catalog.inheritance import inheritance_problems
-from airflow_provider_cdc.sources.postgres.catalog.partition_bounds import NO_ROOM, without_room
 from airflow_provider_cdc.sources.postgres.catalog.schema import leaves, read_tables
-from airflow_provider_cdc.sources.postgres.catalog.uncopyable_relations import relation_problems
-from airflow_provider_cdc.sources.postgres.server.server import identity, setting_problems
-from airflow_provider_cdc.sources.postgres.server.session import APPLICATION, Connection, query, quote, session, value
+from airflow_provider_cdc.sources.postgres.checks.context import ServerContext
+from airflow_provider_cdc.sources.postgres.checks.past import PAST, Past, PastContext, micros
+from airflow_provider_cdc.sources.postgres.checks.settings import SETTINGS
+from airflow_provider_cdc.sources.postgres.checks.tables import RELATIONS, ROWS_ELSEWHERE
+from airflow_provider_cdc.sources.postgres.server.server import identity
+from airflow_provider_cdc.sources.postgres.server.session import APPLICATION, Connection, query, session, value
 from airflow_provider_cdc.sources.postgres.slots import durability_wait, run_publication, slots, transaction_waits
 from airflow_provider_cdc.sources.postgres.slots.commits import advance
-from airflow_provider_cdc.sources.postgres.slots.given_publication import publication_problems
 from airflow_provider_cdc.sources.postgres.slots.position_of_time import prefix_at, remember
 from airflow_provider_cdc.sources.postgres.slots.standing_record import (
-    Mark,
-    Standing,
     name_of,
     now,
-    parents_among,
     said,
-    states_of,
 )
 from airflow_provider_cdc.sources.postgres.slots.standing_slot import usable
-from airflow_provider_cdc.sources.postgres.steps.snapshot import identity_problem
 
 _POLL_SECONDS = 0.5
 _WHERE = "parameter as_of"
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class Past:
-    """A standing slot of the server: its name, what is on record of it, and where it stands."""
-
-    name: str
-    record: Standing
-    marks: tuple[Mark, ...]
-    confirmed: Lsn
-
-    @property
-    def earliest(self) -> str:
-        """What to do to ask for something that the slot has the log of."""
-        return f"ask for {said(self.marks[0].latest)} or later, or for the LSN {self.confirmed} or a greater one"
 
 
 def check_past(settings: ConnectionSettings, as_of: AsOf, plans: Sequence[TablePlan], options: StepOptions) -> None:
@@ -73,7 +54,7 @@ def check_past(settings: ConnectionSettings, as_of: AsOf, plans: Sequence[TableP
         past = _past(connection, options)
         position = resolve(settings, connection, past, as_of, options, final=False)
         tables = read_tables(connection, [plan.table for plan in plans])
-        if problems := _problems_since(connection, past, tables, plans, position, as_of):
+        if problems := _problems_since(Moment.PREFLIGHT, connection, past, tables, plans, position, as_of):
             raise PreflightError(problems)
 
 
@@ -82,7 +63,7 @@ def record_past(
 ) -> InitialPoint:
     """`GoesBack.record_past`."""
     with session(settings) as connection:
-        if problems := setting_problems(connection):
+        if problems := problems_of(SETTINGS, Moment.POSITION_FIXED, ServerContext(connection)):
             raise PreflightError(problems)
         found = identity(connection)
         past = _past(connection, options)
@@ -95,7 +76,8 @@ def record_past(
             transaction_waits.settle(settings, connection, options.lock.slot_wait_seconds)
             # And only now: what is as it was when it joined has been so at the position.
             tables = read_tables(connection, [plan.table for plan in plans], past.name)
-            if problems := _problems_since(connection, past, tables, plans, position, as_of):
+            fixed = Moment.POSITION_FIXED
+            if problems := _problems_since(fixed, connection, past, tables, plans, position, as_of):
                 raise PreflightError(problems)
             found |= slots.identity_of_try(name, past.name)
             # Other runs have other tables join the publication meanwhile.
@@ -103,7 +85,7 @@ def record_past(
             found["publication_relations"] = relations
             found["publication_state"] = run_publication.publication_state(connection, past.name, relations)
             # The tables are looked at last: the publication was what is on record of it when its state was taken.
-            if _problems_since(connection, past, tables, plans, position, as_of):
+            if _problems_since(fixed, connection, past, tables, plans, position, as_of):
                 raise SourceUnavailable(
                     "the publication was altered while the position was fixed",
                     where=f"publication {past.name}",
@@ -186,7 +168,7 @@ def resolve(
             raise _refused(f"{as_of} lies before the standing slot {past.name}", past.earliest)
         return as_of
     assert isinstance(as_of, datetime)
-    when = _micros(as_of)
+    when = micros(as_of)
     if when > (here := now(connection)):
         raise _refused(
             f"{said(when)} is in the future: by the server's clock it is {said(here)}",
@@ -218,67 +200,17 @@ def resolve(
 
 
 def _problems_since(
-    connection: Connection, past: Past, tables: Sequence[Table], plans: Sequence[TablePlan], position: Lsn, as_of: AsOf
+    moment: Moment,
+    connection: Connection,
+    past: Past,
+    tables: Sequence[Table],
+    plans: Sequence[TablePlan],
+    position: Lsn,
+    as_of: AsOf,
 ) -> list[Problem]:
     """Why a copy of ``tables`` cannot be exact at ``position``: each with the earliest one at which it could be."""
-    closed = without_room(connection, tables)
-    told = [
-        table
-        for table in tables
-        if str(table.name) in past.record.tables and (table.details["kind"] == "r" or str(table.name) in closed)
-    ]
-    problems = [*publication_problems(connection, past.name, told)]
-    problems += inheritance_problems(connection, tables)
-    states, parents = states_of(connection, past.name, tables), parents_among(connection, tables)
-    for table, plan in zip(tables, plans, strict=True):
-        where = str(table.name)
-        problems += relation_problems(connection, table)
-        if (problem := identity_problem(table)) is not None:
-            problems.append(problem)
-        elif table.details["kind"] == "p" and where not in closed:
-            problems.append(
-                Problem(
-                    where,
-                    "its partitions leave room for others, and others that came and went leave no trace, so what it "
-                    "was in the past cannot be known",
-                    f"leave as_of empty in runs that copy it; possible are {NO_ROOM}",
-                    where,
-                )
-            )
-        elif table.details["kind"] == "r" and where in parents:
-            problems.append(
-                Problem(
-                    where,
-                    "other tables inherited from it once, and those that came and went since leave no trace",
-                    f"ANALYZE {quote(table.name.schema, table.name.name)}: its past then begins with the next run",
-                    where,
-                )
-            )
-        elif (joined := past.record.tables.get(where)) is None:
-            hint = "it joins with preflight of the next run that has no other problem; ask for a time after that"
-            problems.append(Problem(where, f"the standing slot {past.name} does not know it yet", hint, where))
-        elif joined.state != states[where]:
-            problems.append(
-                Problem(
-                    where,
-                    f"it, its schema or the publication was altered since {said(joined.at)}, or a privilege on it was "
-                    "given or taken",
-                    "preflight of the next run has it join anew; ask for a time after that",
-                    where,
-                )
-            )
-        elif position < Lsn.parse(joined.position) or (isinstance(as_of, datetime) and _micros(as_of) < joined.at):
-            problems.append(
-                Problem(
-                    where,
-                    f"its past begins at {joined.position}, {said(joined.at)}: {joined.why}",
-                    f"ask for {said(joined.at)} or later, or for the LSN {joined.position} or a greater one",
-                    where,
-                )
-            )
-        if table.keyless and plan.consistency == "watermark":
-            problems.append(Problem(where, "lost its key since preflight", "clear preflight and the tasks after it"))
-    return problems
+    context = PastContext(connection, tables=tables, plans=plans, past=past, position=position, as_of=as_of)
+    return problems_of((*ROWS_ELSEWHERE, *RELATIONS, *PAST), moment, context)
 
 
 def copy_slot(connection: Connection, past: Past, name: str, position: Lsn) -> None:
@@ -304,7 +236,3 @@ def copy_slot(connection: Connection, past: Past, name: str, position: Lsn) -> N
 
 def _refused(what: str, hint: str) -> PreflightError:
     return PreflightError([Problem(_WHERE, what, hint)])
-
-
-def _micros(when: datetime) -> int:
-    return (when - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1)

@@ -24,16 +24,15 @@ from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import CdcError, PreflightError, Problem, SourceReplaced
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.catalog.partition_bounds import without_room
-from airflow_provider_cdc.sources.postgres.catalog.replica_identities import followed
+from airflow_provider_cdc.sources.postgres.catalog.replica_identities import followed, identity_problem
 from airflow_provider_cdc.sources.postgres.catalog.schema import leaves, read_tables
+from airflow_provider_cdc.sources.postgres.checks.past import Past
 from airflow_provider_cdc.sources.postgres.server import session_setup
 from airflow_provider_cdc.sources.postgres.server.server import identity as identity_of
 from airflow_provider_cdc.sources.postgres.server.session import Connection, session, value
 from airflow_provider_cdc.sources.postgres.slots import run_publication, slots
 from airflow_provider_cdc.sources.postgres.slots.standing_record import KNOWN_DAYS, parents_among, said, states_of
 from airflow_provider_cdc.sources.postgres.steps import past
-from airflow_provider_cdc.sources.postgres.steps.past import Past
-from airflow_provider_cdc.sources.postgres.steps.snapshot import identity_problem
 
 _SLOTS, _SLOTS_AGAIN = 3, 5
 """That a run has at once: its own, the one at the position of the copies, and a temporary one; where rows are read

@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
+from airflow_provider_cdc.core.checks import Moment, problems_of
 from airflow_provider_cdc.core.options.run import LockPolicy
 from airflow_provider_cdc.core.positions.lsn import Lsn
 from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
@@ -25,7 +26,6 @@ from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import (
     CdcError,
     PreflightError,
-    Problem,
     SchemaChanged,
     SourceReplaced,
     SourceUnavailable,
@@ -40,16 +40,22 @@ from airflow_provider_cdc.sources.postgres.catalog.catalog_at_slot import (
 )
 from airflow_provider_cdc.sources.postgres.catalog.inheritance import check_whole
 from airflow_provider_cdc.sources.postgres.catalog.new_partitions import why_not_empty
-from airflow_provider_cdc.sources.postgres.catalog.replica_identities import followed, no_identity
-from airflow_provider_cdc.sources.postgres.catalog.schema import HINT, difference, leaves, read_tables
-from airflow_provider_cdc.sources.postgres.catalog.uncopyable_relations import relation_problems
-from airflow_provider_cdc.sources.postgres.catalog.view_definitions import MATERIALIZED, VIEW
+from airflow_provider_cdc.sources.postgres.catalog.replica_identities import (
+    followed,
+    identity_problem,
+    needs_log,
+    no_identity,
+)
+from airflow_provider_cdc.sources.postgres.catalog.schema import HINT, difference, read_tables
+from airflow_provider_cdc.sources.postgres.checks.context import ServerContext, TablesContext
+from airflow_provider_cdc.sources.postgres.checks.settings import SETTINGS
+from airflow_provider_cdc.sources.postgres.checks.slots import PUBLICATION
+from airflow_provider_cdc.sources.postgres.checks.tables import RELATIONS
 from airflow_provider_cdc.sources.postgres.server import session_setup
-from airflow_provider_cdc.sources.postgres.server.server import identity, setting_problems
+from airflow_provider_cdc.sources.postgres.server.server import identity
 from airflow_provider_cdc.sources.postgres.server.session import (
     Connection,
     query,
-    quote,
     session,
     shared_view_errors,
     value,
@@ -61,7 +67,6 @@ from airflow_provider_cdc.sources.postgres.slots import (
     slots,
     transaction_waits,
 )
-from airflow_provider_cdc.sources.postgres.slots.given_publication import publication_problems
 
 _TRIES = 3
 
@@ -103,7 +108,7 @@ def record_initial(
     try:
         for _ in range(_TRIES):
             with session(settings) as connection:
-                if problems := setting_problems(connection):
+                if problems := problems_of(SETTINGS, Moment.POSITION_FIXED, ServerContext(connection)):
                     raise PreflightError(problems)
                 # Only what is there already: a try that begins later may be the one that counts.
                 earlier = slots.names_of_run(connection, run_id)
@@ -175,12 +180,6 @@ def _in_log(plans: Sequence[TablePlan], tables: Sequence[Table]) -> list[Table]:
     return [table for plan, table in zip(plans, tables, strict=True) if needs_log(plan)]
 
 
-def needs_log(plan: TablePlan) -> bool:
-    """Whether a run needs the log of a table from its own position on: not if all of it is read in the view at which
-    the run is exact, or if its last copy is rolled forward to that position."""
-    return not plan.base and not (plan.at_upper and plan.consistency == "exported")
-
-
 def _check_publication(
     connection: Connection, name: str, state: str, plans: Sequence[TablePlan], tables: Sequence[Table], *, own: bool
 ) -> None:
@@ -198,33 +197,9 @@ def _check_publication(
             else "leave it alone; the task can be retried as it is",
         )
     # The publication and the tables may have changed since preflight.
-    problems = [problem for table in tables for problem in relation_problems(connection, table)]
-    keys_only = any(plan.at_upper for plan in plans)
-    problems += publication_problems(connection, name, _in_log(plans, tables), keys_only=keys_only)
-    if problems:
+    context = TablesContext(connection, tables=tables, plans=plans, publication=name)
+    if problems := problems_of((*RELATIONS, *PUBLICATION), Moment.POSITION_FIXED, context):
         raise PreflightError(problems)
-
-
-def identity_problem(table: Table) -> Problem | None:
-    """What is wrong with a table's replica identity: without FULL the log lacks what a row was before."""
-    if table.details["kind"] in (VIEW, MATERIALIZED):
-        return Problem(
-            str(table.name),
-            "is a view, of which the log does not tell: it is exact only at the position where it is read",
-            "choose consistency auto, again or exported",
-            str(table.name),
-        )
-    roots = [table.name] if table.details["kind"] == "p" and table.details["identity"] != "f" else []
-    lacking = [leaf.sql for leaf in leaves(table) if leaf.identity != "f"]
-    names = [quote(name.schema, name.name) for name in roots] + lacking
-    if not names:
-        return None
-    return Problem(
-        str(table.name),
-        "the log does not tell what a changed row was before: its replica identity is not FULL",
-        "; ".join(f"ALTER TABLE {name} REPLICA IDENTITY FULL" for name in names),
-        str(table.name),
-    )
 
 
 def _check_plans(connection: Connection, plans: Sequence[TablePlan], tables: Sequence[Table], publication: str) -> None:

@@ -8,6 +8,7 @@ import struct
 import threading
 import time
 import zlib
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from pathlib import Path
@@ -15,21 +16,17 @@ from pathlib import Path
 import pymysql
 import pytest
 
+from airflow_provider_cdc.core.checks import Check, Moment, problems_of
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.run.plan import TablePlan
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import PreflightError, Problem, SourceUnavailable
 from airflow_provider_cdc.sources.mysql import MysqlSource
+from airflow_provider_cdc.sources.mysql.checks.past import SINCE, STATEMENTS, Past, PastContext
 from airflow_provider_cdc.sources.mysql.log import codes
 from airflow_provider_cdc.sources.mysql.server.session import session
-from airflow_provider_cdc.sources.mysql.steps.past import (
-    Past,
-    problems_since,
-    resolve,
-    statement_problems,
-    wait_until_visible,
-)
+from airflow_provider_cdc.sources.mysql.steps.past import resolve, wait_until_visible
 from airflow_provider_cdc.sources.mysql.tables.schema import read_tables
 from harness.mysql_server import MysqlServer
 from tests.conftest import MysqlFactory
@@ -46,13 +43,18 @@ def server(mysql_factory: MysqlFactory) -> MysqlServer:
     return server
 
 
-def problems(server: MysqlServer, past: Past, table: str = "t") -> list[Problem]:
+def problems(
+    server: MysqlServer, past: Past, table: str = "t", checks: Sequence[Check[PastContext]] = (*SINCE, *STATEMENTS)
+) -> list[Problem]:
     with session(settings(server)) as connection:
-        tables = read_tables(connection, [TableName("d", table)])
-        return [
-            *problems_since(settings(server), connection, past),
-            *statement_problems(settings(server), connection, past, tables),
-        ]
+        context = PastContext(
+            connection,
+            position=past.prefix.position,
+            settings=settings(server),
+            past=past,
+            tables=read_tables(connection, [TableName("d", table)]),
+        )
+        return problems_of(checks, Moment.PREFLIGHT, context)
 
 
 def now(server: MysqlServer) -> datetime:
@@ -155,9 +157,7 @@ def test_a_past_before_anonymous_transactions_is_refused(server: MysqlServer) ->
     for mode in ("ON_PERMISSIVE", "ON"):
         server.query(f"SET GLOBAL gtid_mode = {mode}")
     server.query("REPLACE INTO d.other VALUES (2, 2)")
-    with session(settings(server)) as connection:
-        past = resolve(settings(server), before)
-        found = problems_since(settings(server), connection, past)
+    found = problems(server, resolve(settings(server), before), checks=SINCE)
     assert any(problem.where == "gtid_mode" and "was set at" in problem.what for problem in found)
 
 

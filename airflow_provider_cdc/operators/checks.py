@@ -1,0 +1,257 @@
+"""What is checked of a run's parameters, its target and Spark, as declarations. Each source has its own checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from airflow_provider_cdc.core.checks import Check, Moment, Raised, problems_of
+from airflow_provider_cdc.core.copies.head import source_of
+from airflow_provider_cdc.core.options.run import RunOptions
+from airflow_provider_cdc.core.run.manifest import LAKE_FORMAT
+from airflow_provider_cdc.core.run.run import scratch_of
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.core.storage.target import lake_of
+from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.errors import PreflightError, Problem, TerminalError, TransientError
+from airflow_provider_cdc.operators.base import scratch_for
+from airflow_provider_cdc.operators.lake_checks import check_names
+from airflow_provider_cdc.operators.parameters import Allowed
+from airflow_provider_cdc.operators.plan_text import leaving_no_folder
+from airflow_provider_cdc.operators.spark.step import check_spark
+from airflow_provider_cdc.sinks.registry import open_sink
+from airflow_provider_cdc.sources.api.source import Source
+
+C = TypeVar("C")
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a run publishes, and the URI of the folder in which the folders of runs lie."""
+
+    lake: Storage
+    scratch: str
+
+
+@dataclass
+class ParametersContext:
+    """The parameters of a run.
+
+    :param afterwards: what is left in the target for a plan alone is removed when this ends.
+    :param places: those that the parameters name, once they are known to be writable.
+    """
+
+    options: RunOptions
+    allowed: Allowed
+    afterwards: ExitStack
+    places: Places | None = field(default=None, init=False)
+
+
+@dataclass(frozen=True)
+class LakeContext:
+    """The target, and the copies that are to be published there."""
+
+    lake: Storage
+    source: Source
+    conn_id: str
+    tables: Sequence[TableName]
+
+
+def collect(checks: Sequence[Check[C]], context: C, problems: list[Problem]) -> None:
+    """Ask what preflight asks, and add what is found to ``problems``."""
+    for check in checks:
+        with collected(problems, ""):
+            problems.extend(one for one in problems_of([check], Moment.PREFLIGHT, context) if one not in problems)
+
+
+@contextmanager
+def collected(problems: list[Problem], where: str) -> Iterator[None]:
+    """Add what goes wrong to ``problems``: whoever fixes one should not have to run again to see the next."""
+    try:
+        yield
+    except PreflightError as error:
+        # One thing may be in the way of several.
+        problems.extend(one for one in error.problems if one not in problems)
+    except TerminalError as error:
+        problems.append(Problem(error.where or where, error.message, error.hint))
+    except TransientError:
+        # Waiting helps against this one, but not against what was found before.
+        if problems:
+            raise PreflightError(problems) from None
+        raise
+
+
+def _errors_of(look: Callable[[C], object], where: str) -> Callable[[C], Iterable[Problem]]:
+    """Asks by doing something, whose errors are the problems."""
+
+    def ask(context: C) -> Iterable[Problem]:
+        problems: list[Problem] = []
+        with collected(problems, where):
+            look(context)
+        return problems
+
+    return ask
+
+
+def _allowed(context: ParametersContext) -> None:
+    options = context.options
+    context.allowed.check(options.source_conn_id, options.target, options.scratch)
+
+
+def _target(context: ParametersContext) -> None:
+    lake = Storage(lake_of(context.options.target, context.options.source_conn_id))
+    _check_writable(lake, context)
+    context.places = Places(lake, scratch_of(lake.uri))
+
+
+def _scratch(context: ParametersContext) -> None:
+    options = context.options
+    # Nothing more is tried on a target that cannot be written to.
+    if context.places is not None and options.scratch:
+        lake = context.places.lake
+        context.places = Places(lake, scratch_for(options.scratch, options.source_conn_id, lake.uri))
+        _check_writable(Storage(context.places.scratch), context)
+
+
+def _check_writable(folder: Storage, context: ParametersContext) -> None:
+    if context.options.plan_only:
+        context.afterwards.enter_context(leaving_no_folder(folder))
+    folder.check_writable()
+
+
+def _spark(context: ParametersContext) -> None:
+    check_spark(context.options.spark_conn_id, context.options.spark_conf or {})
+
+
+def _names(context: LakeContext) -> None:
+    check_names(context.lake, context.tables)
+
+
+def _source(context: LakeContext) -> None:
+    identity, position = context.source.here()
+    source = source_of(context.source.kind, identity, context.conn_id)
+    open_sink(LAKE_FORMAT, context.lake).check_source(context.tables, source, position)
+
+
+_WHEN = (Moment.PREFLIGHT,)
+
+ALLOWED: tuple[Check[ParametersContext], ...] = (
+    Check(
+        "run.allowed",
+        "The DAG's author allows the connection and the target: what is not allowed is not touched.",
+        _WHEN,
+        "use what the author allows, or have it listed (source_conn_ids, targets)",
+        _errors_of(_allowed, "parameter target"),
+        (Raised(Moment.POSITION_FIXED, "operators.lock_and_record:LockAndRecordOperator.execute"),),
+    ),
+)
+
+PLACES: tuple[Check[ParametersContext], ...] = (
+    Check(
+        "target.writable",
+        "The target can be written to.",
+        _WHEN,
+        "correct the target, or give Airflow's account the right to write there",
+        _errors_of(_target, "parameter target"),
+    ),
+    Check(
+        "target.scratch",
+        "The folder of the runs can be written to.",
+        _WHEN,
+        "correct scratch, or give Airflow's account the right to write there",
+        _errors_of(_scratch, "parameter scratch"),
+    ),
+    Check(
+        "run.spark",
+        "Spark applications can be submitted, with their drivers where Airflow is.",
+        _WHEN,
+        "correct spark_conn_id, or install what its master needs",
+        _errors_of(_spark, "parameter spark_conn_id"),
+    ),
+)
+
+LAKE: tuple[Check[LakeContext], ...] = (
+    Check(
+        "target.names",
+        "Each table has a folder of its own, also where the store ignores case.",
+        _WHEN,
+        "copy the tables into different targets, or choose a store that heeds case",
+        _errors_of(_names, "parameter target"),
+    ),
+    Check(
+        "target.source",
+        "The copies that are there already are of the same source.",
+        _WHEN,
+        "choose another target, or the connection that the copies are of",
+        _errors_of(_source, "parameter target"),
+        (Raised(Moment.BEFORE_COMMIT, "jobs.consolidate.step:_consolidate"),),
+    ),
+)
+
+PARTS_OF_THE_PLAN: tuple[Check[None], ...] = (
+    Check(
+        "run.conf",
+        "Each key of a DAG run's conf is a param of the DAG.",
+        (),
+        "correct the key; the message lists the params",
+        raised_by=(Raised(Moment.PREFLIGHT, "operators.parameters:check_conf"),),
+    ),
+    Check(
+        "run.options",
+        "Each option has a value that means something.",
+        (),
+        "correct the value as the message says",
+        raised_by=(Raised(Moment.PREFLIGHT, "core.options.run:checked"),),
+    ),
+    Check(
+        "run.kind",
+        "Nothing is asked for that only another kind of source has.",
+        (),
+        "leave the option as it is by default",
+        raised_by=(Raised(Moment.PREFLIGHT, "operators.parameters:check_kind"),),
+    ),
+    Check(
+        "run.parts",
+        "Conditions and columns (where, columns) are of the tables that are copied, and mean the same in a SELECT and "
+        "in the log.",
+        (),
+        "correct where and columns as the message says",
+        raised_by=(
+            Raised(Moment.PREFLIGHT, "sources.planning.selections:select"),
+            Raised(Moment.EACH_STEP, "sources.planning.selections:check_still"),
+        ),
+    ),
+    Check(
+        "run.base",
+        "A copy that is rolled forward is whole, of the same history and part of the table, and published as the same "
+        "types.",
+        (),
+        "read the table in full (refresh=full)",
+        raised_by=(
+            Raised(Moment.PREFLIGHT, "core.copies.base_selection:choose"),
+            Raised(Moment.POSITION_FIXED, "core.copies.base_selection:bases_of"),
+        ),
+    ),
+    Check(
+        "run.as-of",
+        "The source can be copied as it was at the position that as_of names.",
+        (),
+        "ask for a later position, or leave as_of empty",
+        raised_by=(Raised(Moment.PREFLIGHT, "sources.api.calls:check_point"),),
+    ),
+    Check(
+        "run.made-once",
+        "A run that has published copies is not made again under the same name.",
+        (),
+        "trigger a new run",
+        raised_by=(
+            Raised(Moment.POSITION_FIXED, "operators.lake_checks:check_not_made_before"),
+            Raised(Moment.POSITION_FIXED, "operators.lake_checks:check_not_of_a_deleted_dag_run"),
+        ),
+    ),
+)
+"""What is found while a run is planned and begun."""
+
+CHECKS: tuple[Check[Any], ...] = (*ALLOWED, *PLACES, *LAKE, *PARTS_OF_THE_PLAN)

@@ -1,0 +1,1 @@
+"""What is checked of a MySQL server, its tables and its log, as declarations grouped by subject."""

@@ -1,0 +1,143 @@
+"""What sessions and readers look at while they do their own work: declarations, and where each error is raised."""
+
+from __future__ import annotations
+
+from airflow_provider_cdc.core.checks import Check, Moment, Raised
+
+_REFUSALS = "sources.mysql.log.refusals"
+
+READERS: tuple[Check[None], ...] = (
+    Check(
+        "mysql.version",
+        "The server is MySQL, and of a version that is known.",
+        (),
+        "upgrade the server, or copy from a replica of a supported version",
+        raised_by=(Raised(Moment.EACH_SESSION, "sources.mysql.server.session:_check_version"),),
+    ),
+    Check(
+        "mysql.session-values",
+        "A session has the values that it set, and was reset after its login.",
+        (),
+        "connect to the server itself: something in between answers or changes SET",
+        raised_by=(
+            Raised(Moment.EACH_SESSION, "sources.mysql.server.session:_pin"),
+            Raised(Moment.EACH_SESSION, "sources.mysql.server.driver:GuardedConnection"),
+        ),
+    ),
+    Check(
+        "mysql.position",
+        "Something was committed, so a position tells this history from another.",
+        (),
+        "commit any transaction",
+        raised_by=(Raised(Moment.POSITION_FIXED, "sources.mysql.steps.snapshot:record_initial"),),
+    ),
+    Check(
+        "mysql.sampled-values",
+        "The first and the last rows of each table can be published.",
+        (),
+        "set unrepresentable, or correct the values",
+        raised_by=(Raised(Moment.PREFLIGHT, "sources.mysql.chunking.sample:sample"),),
+    ),
+    Check(
+        "mysql.values-sent",
+        "The server sends every value that it has, however long.",
+        (),
+        "raise max_allowed_packet on the server, or leave the column out",
+        raised_by=(Raised(Moment.READING, "sources.mysql.decode.too_long:check_whole"),),
+    ),
+    Check(
+        "mysql.bytes-of-rows",
+        "What the server sends as rows is whole rows of the table.",
+        (),
+        "report it with the server's version",
+        raised_by=(Raised(Moment.READING, "sources.mysql.decode.rows:StatementReader"),),
+    ),
+    Check(
+        "mysql.columns-unchanged",
+        "The tables have the columns and keys that were recorded.",
+        (),
+        "leave the definitions of copied tables alone while a run lasts; trigger a new run",
+        raised_by=(
+            Raised(Moment.READING, "sources.mysql.tables.schema:check_unchanged"),
+            Raised(Moment.READS_ENDED, "sources.mysql.tables.schema:check_unchanged"),
+            Raised(Moment.ROLL_FORWARD, "sources.mysql.tables.schema:difference"),
+        ),
+    ),
+    Check(
+        "mysql.definitions",
+        "No DDL or TRUNCATE on a copied table, but for what is known to change no row and no meaning; table maps are "
+        "those of the schema.",
+        (),
+        "leave the definitions of copied tables alone while a run lasts; trigger a new run",
+        raised_by=(
+            Raised(Moment.LOG_READ, f"{_REFUSALS}:touched"),
+            Raised(Moment.LOG_READ, f"{_REFUSALS}:bad_rows"),
+            Raised(Moment.ROLL_FORWARD, "sources.mysql.steps.roll_forward:refusals_since"),
+        ),
+    ),
+    Check(
+        "mysql.identity",
+        "No table was replaced without a trace in the log (see below).",
+        (),
+        "let loads and restores write the log; trigger a new run",
+        raised_by=(
+            Raised(Moment.POSITION_FIXED, "sources.mysql.tables.replaced:check_not_replaced"),
+            Raised(Moment.READING, "sources.mysql.tables.replaced:check_not_replaced"),
+            Raised(Moment.READS_ENDED, "sources.mysql.tables.replaced:check_not_replaced"),
+            Raised(Moment.ROLL_FORWARD, "sources.mysql.tables.replaced:replaced_since"),
+        ),
+    ),
+    Check(
+        "mysql.row-images",
+        "Each row event has all columns of its rows, and whole JSON documents where they are needed.",
+        (),
+        "let all sessions use binlog_row_image=FULL, and leave binlog_row_value_options empty",
+        raised_by=(Raised(Moment.LOG_READ, f"{_REFUSALS}:bad_rows"),),
+    ),
+    Check(
+        "mysql.statement-writes",
+        "No change that was logged as a statement can have reached a copied table.",
+        (),
+        "let all sessions use binlog_format=ROW",
+        raised_by=(
+            Raised(Moment.LOG_READ, f"{_REFUSALS}:logged_as_statement"),
+            Raised(Moment.LOG_READ, "sources.mysql.steps.statement_writes:check_writes"),
+        ),
+    ),
+    Check(
+        "mysql.cascades-logged",
+        "No foreign key changed rows of a copied table without a trace in the log.",
+        (),
+        "trigger a new run, when rows of the parents stay as they are for a minute",
+        raised_by=(
+            Raised(Moment.LOG_READ, f"{_REFUSALS}:bad_rows"),
+            Raised(Moment.READING, "sources.mysql.log.segments:check_parents"),
+        ),
+    ),
+    Check(
+        "mysql.gtid-of-each",
+        "Every transaction in the log since the run began has a GTID, in every file: files after an anonymous one "
+        "begin with the same GTIDs as those before it.",
+        (),
+        "set gtid_mode=ON, and trigger a new run",
+        raised_by=(Raised(Moment.LOG_READ, f"{_REFUSALS}:unknown"),),
+    ),
+    Check(
+        "mysql.known-events",
+        "The reader knows every event and every statement in the log.",
+        (),
+        "report the event with the server's version",
+        raised_by=(
+            Raised(Moment.LOG_READ, f"{_REFUSALS}:unknown"),
+            Raised(Moment.LOG_READ, f"{_REFUSALS}:not_understood"),
+            Raised(Moment.LOG_READ, f"{_REFUSALS}:out_of_place"),
+        ),
+    ),
+    Check(
+        "mysql.log-bytes",
+        "The log is whole: lengths, places and checksums of its events are right.",
+        (),
+        "let mysqlbinlog --verify-binlog-checksum tell whether the file is damaged",
+        raised_by=(Raised(Moment.LOG_READ, f"{_REFUSALS}:damaged"),),
+    ),
+)

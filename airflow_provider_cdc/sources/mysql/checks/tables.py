@@ -1,0 +1,106 @@
+"""The tables themselves: engines, keys, foreign keys, partitions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from airflow_provider_cdc.core.checks import Check, Moment, Raised
+from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.errors import Problem
+from airflow_provider_cdc.sources.mysql.checks.context import TablesContext
+from airflow_provider_cdc.sources.mysql.chunking.misplaced_partition_rows import misplaced_problems
+from airflow_provider_cdc.sources.mysql.tables.cascades import watermark_problems
+from airflow_provider_cdc.sources.mysql.tables.schema import select_of_tables, table_sql
+
+_WHEN = (Moment.PREFLIGHT, Moment.POSITION_FIXED)
+
+_ENGINE = "InnoDB"
+
+
+def _parents(context: TablesContext) -> Iterable[Problem]:
+    return context.hidden
+
+
+def _engines(context: TablesContext) -> Iterable[Problem]:
+    names = [table.name for table in context.tables]
+    engines = {
+        TableName(schema, name): engine
+        for schema, name, engine in select_of_tables(context.connection, names, "ENGINE", "TABLES")
+    }
+    for table in context.tables:
+        where, engine = str(table.name), engines.get(table.name)
+        if engine != _ENGINE:
+            yield Problem(
+                where,
+                f"its engine {engine} has no transactions and no read views, so it is at no position",
+                f"ALTER TABLE {table_sql(table.name)} ENGINE={_ENGINE}, or leave the table out",
+                where,
+            )
+
+
+def _keys(context: TablesContext) -> Iterable[Problem]:
+    for table in context.planned("watermark"):
+        if table.keyless:
+            yield Problem(
+                str(table.name),
+                "watermark needs a primary key or a unique index of whole NOT NULL columns, and there is none",
+                f"ALTER TABLE {table_sql(table.name)} ADD PRIMARY KEY (…), or choose auto or lock",
+                str(table.name),
+            )
+
+
+def _misplaced_rows(context: TablesContext) -> Iterable[Problem]:
+    return misplaced_problems(context.connection, context.tables)
+
+
+def _unlogged_cascades(context: TablesContext) -> Iterable[Problem]:
+    return watermark_problems(context.connection, context.planned("watermark"))
+
+
+PARENTS: tuple[Check[TablesContext], ...] = (
+    Check(
+        "mysql.parents",
+        "All tables are known whose changes reach a copied one through foreign keys, without being logged.",
+        _WHEN,
+        "grant SELECT on the parents, drop the foreign key, or leave the table out",
+        _parents,
+    ),
+)
+
+TABLES: tuple[Check[TablesContext], ...] = (
+    Check(
+        "mysql.engine",
+        "The tables have transactions and read views.",
+        _WHEN,
+        "change the table's engine to InnoDB, or leave the table out",
+        _engines,
+    ),
+    Check(
+        "mysql.key",
+        "A table that is read without a lock has a key that tells its rows apart.",
+        (Moment.PREFLIGHT,),
+        "add a primary key, or choose auto or lock",
+        _keys,
+        (Raised(Moment.POSITION_FIXED, "sources.mysql.steps.snapshot:tables_of"),),
+    ),
+)
+
+PARTITIONS: tuple[Check[TablesContext], ...] = (
+    Check(
+        "mysql.misplaced-rows",
+        "Every row is in the partition that its key belongs to, so the chunk of its key finds it.",
+        _WHEN,
+        "ALTER TABLE … REPAIR PARTITION, or leave the table out",
+        _misplaced_rows,
+    ),
+)
+
+CASCADES: tuple[Check[TablesContext], ...] = (
+    Check(
+        "mysql.unlogged-cascades",
+        "A table that foreign keys change without a trace in the log is read at one exact position.",
+        _WHEN,
+        "choose auto or lock, or leave the table out",
+        _unlogged_cascades,
+    ),
+)

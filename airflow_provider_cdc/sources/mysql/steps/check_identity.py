@@ -1,0 +1,36 @@
+"""Whether the server is still the one that a run, or a copy, began on, with its history and settings intact."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from airflow_provider_cdc.core.checks import Moment, problems_of
+from airflow_provider_cdc.core.positions.gtid import GtidSet
+from airflow_provider_cdc.errors import ExactnessError
+from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.mysql.checks.asked import OF_A_RUN
+from airflow_provider_cdc.sources.mysql.checks.context import RunContext
+from airflow_provider_cdc.sources.mysql.server.session import SERVER_UUID, Connection
+
+
+def check_identity(
+    settings: ConnectionSettings,
+    connection: Connection,
+    expected: Mapping[str, str],
+    position: GtidSet,
+    moment: Moment = Moment.EACH_STEP,
+) -> None:
+    """Make sure that this is the server of ``expected``, and that its history and settings are intact.
+
+    :raises SourceReplaced: another server, or one whose history does not contain ``position``.
+    :raises LogGone: the log was purged past ``position``, or the server crashed since then, or was started again more
+        often than once.
+    :raises ExactnessError: a setting that the proof rests on is wrong, or was set since ``expected`` was taken.
+    """
+    context = RunContext(connection, settings=settings, expected=expected, position=position)
+    if problems := problems_of(OF_A_RUN, moment, context):
+        raise ExactnessError(
+            "; ".join(f"{problem.where} {problem.what}" for problem in problems),
+            where=f"server {context.state[SERVER_UUID]}",
+            hint="put the setting right, leave it alone during a run, and trigger a new run",
+        )

@@ -1,0 +1,1 @@
+"""What is checked of a PostgreSQL server, its tables, slots and log, as declarations grouped by subject."""

@@ -1,0 +1,128 @@
+"""The server that a run began on, and what it keeps for the run.
+
+These raise errors of their own: whether a run can go on, or its history is another one, is told by the class.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from airflow_provider_cdc.core.checks import Check, Moment, Raised
+from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.errors import ExactnessError, LogGone, Problem, SourceReplaced
+from airflow_provider_cdc.sources.postgres.checks.context import RunContext
+from airflow_provider_cdc.sources.postgres.server import session_setup
+from airflow_provider_cdc.sources.postgres.server.session import Connection, value
+from airflow_provider_cdc.sources.postgres.slots import run_publication, slots
+
+_WHEN = (Moment.EACH_STEP,)
+_EACH_SESSION = Raised(Moment.EACH_SESSION, "sources.postgres.server.session_setup:_check_server")
+_SINCE_A_COPY = Raised(Moment.ROLL_FORWARD, "sources.postgres.steps.roll_forward:_check_since")
+
+
+def _primary(context: RunContext) -> Iterable[Problem]:
+    if value(context.connection, "pg_is_in_recovery()"):
+        raise SourceReplaced(
+            "a standby answers now",
+            where="pg_is_in_recovery",
+            hint="point the connection to the primary that the run began on, or trigger a new run",
+        )
+    return ()
+
+
+def _same_server(context: RunContext) -> Iterable[Problem]:
+    found, expected = context.identity, context.expected
+    for name in session_setup.OF_THE_SERVER:
+        if found[name] != expected[name]:
+            raise SourceReplaced(
+                f"the run began where {name} is {expected[name]}, but a server answers where it is {found[name]}",
+                where=name,
+                hint="point the connection back to the first server, or trigger a new run on this one",
+            )
+    return ()
+
+
+def _slots(context: RunContext) -> Iterable[Problem]:
+    _check_slot(context.connection, context.expected["slot"], context.position)
+    for start, name in slots.forward_slots(context.expected).items():
+        _check_slot(context.connection, name, start)
+    return ()
+
+
+def _publications(context: RunContext) -> Iterable[Problem]:
+    for kind in ("publication", "standing"):
+        _check_publication(context.connection, context.expected, kind)
+    return ()
+
+
+def _check_publication(connection: Connection, expected: Mapping[str, str], kind: str) -> None:
+    """
+    :param kind: what the names of what ``expected`` says of it begin with.
+    """
+    if f"{kind}_state" not in expected:
+        return
+    name = expected[slots.STANDING_PUBLICATION] if kind == "standing" else expected[kind]
+    state = run_publication.publication_state(connection, name, expected.get(f"{kind}_relations", ""))
+    if state != expected[f"{kind}_state"]:
+        raise ExactnessError(
+            "the publication was altered since the run began" if state else "the publication was dropped",
+            where=f"publication {name}",
+            hint="leave it alone during a run, and trigger a new run",
+        )
+
+
+def _check_slot(connection: Connection, name: str, initial: Lsn) -> None:
+    where = f"replication slot {name}"
+    hint = "trigger a new run, or clear lock_and_record and the tasks after it"
+    slot = slots.state(connection, name)
+    if slot is None:
+        raise LogGone("the slot that kept the log for this run is gone", where=where, hint=hint)
+    if slot.lost:
+        raise LogGone(
+            f"the server threw away the log that the slot kept ({slot.wal_status})",
+            where=where,
+            hint=f"{hint}; raise {slot.limit} so that the log outlives it",
+        )
+    if slot.confirmed != initial:
+        raise LogGone(
+            f"the slot was moved from {initial} to {slot.confirmed}: someone else reads from it",
+            where=where,
+            hint=f"leave the slots that are called {slots.PREFIX}… alone, and trigger a new run",
+        )
+    slots.warn_if_short(slot)
+
+
+HISTORY: tuple[Check[RunContext], ...] = (
+    Check(
+        "postgres.still-primary",
+        "The server that answers is still a primary.",
+        _WHEN,
+        "point the connection to the primary that the run began on, or trigger a new run",
+        _primary,
+        (_EACH_SESSION,),
+    ),
+    Check(
+        "postgres.same-server",
+        "The server that the run began on answers, on the same timeline, and has not lost what it had.",
+        _WHEN,
+        "point the connection back to the first server, or trigger a new run on this one",
+        _same_server,
+        (_EACH_SESSION, _SINCE_A_COPY),
+    ),
+    Check(
+        "postgres.slot",
+        "The run's slots are there, stand where they were made, and have kept their log.",
+        _WHEN,
+        "leave the slots that are called cdc_… alone, let the server keep more log, and trigger a new run",
+        _slots,
+        (_EACH_SESSION, Raised(Moment.LOG_READ, "sources.postgres.log.segments:check_slot")),
+    ),
+    Check(
+        "postgres.publication-untouched",
+        "The publication was not altered, not even to what it is again.",
+        _WHEN,
+        "leave the publication alone during a run, and trigger a new run",
+        _publications,
+        (Raised(Moment.POSITION_FIXED, "sources.postgres.steps.snapshot:_check_publication"),),
+    ),
+)

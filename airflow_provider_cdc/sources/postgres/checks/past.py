@@ -1,0 +1,177 @@
+"""What has to have held since a past position for a copy to be exact there (`GoesBack`): that the log tells all changes
+of the tables, and that they are what they were. The record of the standing slot says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from functools import cached_property
+
+from airflow_provider_cdc.core.checks import Check, Moment
+from airflow_provider_cdc.core.positions.as_of import AsOf
+from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.errors import Problem
+from airflow_provider_cdc.sources.postgres.catalog.partition_bounds import NO_ROOM, without_room
+from airflow_provider_cdc.sources.postgres.catalog.replica_identities import identity_problem
+from airflow_provider_cdc.sources.postgres.checks.context import TablesContext
+from airflow_provider_cdc.sources.postgres.server.session import quote
+from airflow_provider_cdc.sources.postgres.slots.given_publication import publication_problems
+from airflow_provider_cdc.sources.postgres.slots.standing_record import Mark, Standing, parents_among, said, states_of
+
+_WHEN = (Moment.PREFLIGHT, Moment.POSITION_FIXED)
+
+
+@dataclass(frozen=True)
+class Past:
+    """A standing slot of the server: its name, what is on record of it, and where it stands."""
+
+    name: str
+    record: Standing
+    marks: tuple[Mark, ...]
+    confirmed: Lsn
+
+    @property
+    def earliest(self) -> str:
+        """What to do to ask for something that the slot has the log of."""
+        return f"ask for {said(self.marks[0].latest)} or later, or for the LSN {self.confirmed} or a greater one"
+
+
+@dataclass(kw_only=True)
+class PastContext(TablesContext):
+    """The tables of a run that is to be exact at a past position."""
+
+    past: Past
+    position: Lsn
+    as_of: AsOf
+
+    @cached_property
+    def parents(self) -> set[str]:
+        """The names of tables that others inherited from."""
+        return parents_among(self.connection, self.tables)
+
+    @cached_property
+    def closed(self) -> set[str]:
+        """The names of partitioned tables that have no room for more partitions."""
+        return without_room(self.connection, self.tables)
+
+    def had_others(self, table: Table) -> bool:
+        """Whether a table may have had partitions or children that left no trace."""
+        kind, name = table.details["kind"], str(table.name)
+        return (kind == "p" and name not in self.closed) or (kind == "r" and name in self.parents)
+
+
+def micros(when: datetime) -> int:
+    """A time as the record has it."""
+    return (when - datetime.fromtimestamp(0, UTC)) // timedelta(microseconds=1)
+
+
+def _publication(context: PastContext) -> Iterable[Problem]:
+    recorded = context.past.record.tables
+    told = [
+        table
+        for table in context.tables
+        if str(table.name) in recorded and (table.details["kind"] == "r" or str(table.name) in context.closed)
+    ]
+    return publication_problems(context.connection, context.past.name, told)
+
+
+def _identities(context: PastContext) -> Iterable[Problem]:
+    for table in context.tables:
+        if (problem := identity_problem(table)) is not None:
+            yield problem
+
+
+def _trees(context: PastContext) -> Iterable[Problem]:
+    for table in context.tables:
+        where = str(table.name)
+        if identity_problem(table) is not None or not context.had_others(table):
+            continue
+        if table.details["kind"] == "p":
+            yield Problem(
+                where,
+                "its partitions leave room for others, and others that came and went leave no trace, so what it was in "
+                "the past cannot be known",
+                f"leave as_of empty in runs that copy it; possible are {NO_ROOM}",
+                where,
+            )
+        else:
+            yield Problem(
+                where,
+                "other tables inherited from it once, and those that came and went since leave no trace",
+                f"ANALYZE {quote(table.name.schema, table.name.name)}: its past then begins with the next run",
+                where,
+            )
+
+
+def _record(context: PastContext) -> Iterable[Problem]:
+    past, position, as_of = context.past, context.position, context.as_of
+    states = states_of(context.connection, past.name, context.tables)
+    for table in context.tables:
+        where = str(table.name)
+        if identity_problem(table) is not None or context.had_others(table):
+            continue
+        if (joined := past.record.tables.get(where)) is None:
+            hint = "it joins with preflight of the next run that has no other problem; ask for a time after that"
+            yield Problem(where, f"the standing slot {past.name} does not know it yet", hint, where)
+        elif joined.state != states[where]:
+            yield Problem(
+                where,
+                f"it, its schema or the publication was altered since {said(joined.at)}, or a privilege on it was "
+                "given or taken",
+                "preflight of the next run has it join anew; ask for a time after that",
+                where,
+            )
+        elif position < Lsn.parse(joined.position) or (isinstance(as_of, datetime) and micros(as_of) < joined.at):
+            yield Problem(
+                where,
+                f"its past begins at {joined.position}, {said(joined.at)}: {joined.why}",
+                f"ask for {said(joined.at)} or later, or for the LSN {joined.position} or a greater one",
+                where,
+            )
+
+
+def _keys(context: PastContext) -> Iterable[Problem]:
+    for table in context.planned("watermark"):
+        if table.keyless:
+            yield Problem(str(table.name), "lost its key since preflight", "clear preflight and the tasks after it")
+
+
+PAST: tuple[Check[PastContext], ...] = (
+    Check(
+        "postgres.past-publication",
+        "The standing publication tells every change of every row and column of the tables.",
+        _WHEN,
+        "leave the standing publication alone: the next run repairs it",
+        _publication,
+    ),
+    Check(
+        "postgres.past-identity",
+        "The log of the past tells what rows were before.",
+        _WHEN,
+        "ALTER TABLE … REPLICA IDENTITY FULL",
+        _identities,
+    ),
+    Check(
+        "postgres.past-trees",
+        "No partition or child of a table came and went since the position.",
+        _WHEN,
+        "leave as_of empty in runs that copy the table",
+        _trees,
+    ),
+    Check(
+        "postgres.past-record",
+        "The tables are what they were at the position, and the standing slot has told of them since.",
+        _WHEN,
+        "ask for a later position",
+        _record,
+    ),
+    Check(
+        "postgres.past-key",
+        "A table has the key that its plan relies on.",
+        _WHEN,
+        "clear preflight and the tasks after it",
+        _keys,
+    ),
+)

@@ -1,0 +1,39 @@
+"""What the user of the connection may do."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from airflow_provider_cdc.core.checks import Check, Moment
+from airflow_provider_cdc.errors import Problem
+from airflow_provider_cdc.sources.postgres.checks.context import UserContext
+
+
+def _slots(context: UserContext) -> Iterable[Problem]:
+    return context.missing_of_server
+
+
+def _tables(context: UserContext) -> Iterable[Problem]:
+    return context.missing_of_tables
+
+
+SERVER_PRIVILEGES: tuple[Check[UserContext], ...] = (
+    Check(
+        "postgres.may-read-log",
+        "The user may make slots, read from them, mark the log, and create a publication if none is named.",
+        (Moment.PREFLIGHT,),
+        "grant what the message says, or name a publication in the connection",
+        _slots,
+    ),
+)
+
+TABLE_PRIVILEGES: tuple[Check[UserContext], ...] = (
+    Check(
+        "postgres.may-read-tables",
+        "The user may read the tables, their partitions and columns whole, and publish them if no publication is "
+        "named.",
+        (Moment.PREFLIGHT,),
+        "GRANT SELECT on the tables; let their owner create a publication, or grant the owner's role",
+        _tables,
+    ),
+)

@@ -1,0 +1,95 @@
+"""What tells a run of changes: slots, senders, publications."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from airflow_provider_cdc.core.checks import Check, Moment
+from airflow_provider_cdc.errors import Problem
+from airflow_provider_cdc.sources.postgres.catalog.schema import leaves
+from airflow_provider_cdc.sources.postgres.checks.context import TablesContext
+from airflow_provider_cdc.sources.postgres.server.platform import change_setting, platform
+from airflow_provider_cdc.sources.postgres.server.session import query
+from airflow_provider_cdc.sources.postgres.slots import slots
+from airflow_provider_cdc.sources.postgres.slots.given_publication import publication_problems
+
+
+def _publication(context: TablesContext) -> Iterable[Problem]:
+    if not context.publication:
+        return ()
+    return publication_problems(context.connection, context.publication, context.logged, keys_only=context.reads_again)
+
+
+def _locks(context: TablesContext) -> Iterable[Problem]:
+    """Whether the server could drop the run's publication again: that takes a lock for each relation in it, at once."""
+    if context.publication:
+        return
+    connection = context.connection
+    ((room, each),) = query(
+        connection,
+        "SELECT current_setting('max_locks_per_transaction')::int8 * (current_setting('max_connections')::int "
+        "+ current_setting('max_prepared_transactions')::int), current_setting('max_locks_per_transaction')::int8",
+    )
+    count = sum(len(leaves(table)) for table in context.logged)
+    # The other half is for everybody else.
+    if 2 * count > room:
+        yield Problem(
+            "max_locks_per_transaction",
+            f"is {each}: the server has room for about {room} locks, and the tables have {count} partitions, each of "
+            "which needs one when their publication is dropped",
+            change_setting(platform(connection), "max_locks_per_transaction", str(-(-each * 2 * count // room)))
+            + "; or copy fewer of the tables at once, or name a publication in the connection",
+        )
+
+
+def _room(context: TablesContext) -> Iterable[Problem]:
+    """Slots and senders that a run needs and that others have taken.
+
+    Beside its slot a run has a temporary one: for the view that all tasks share, and later to read the log from. It has
+    both at once if rows are read ``again``.
+    """
+    again = context.reads_again
+    exported = again or any(plan.consistency == "exported" for plan in context.plans)
+    for setting, why, needed in (
+        ("max_replication_slots", "replication slots", 3 if again else 2),
+        ("max_wal_senders", "replication connections", 2 if exported else 1),
+    ):
+        limit, used = slots.room(context.connection, setting, needed)
+        if limit - used < needed:
+            yield Problem(
+                setting,
+                f"is {limit}, of which {used} are in use: a run of these tables needs {needed} {why}",
+                change_setting(platform(context.connection), setting, str(used + max(needed, 4)))
+                + "; or drop slots that nobody needs",
+            )
+
+
+PUBLICATION: tuple[Check[TablesContext], ...] = (
+    Check(
+        "postgres.publication",
+        "The publication tells every change of every row and column of the tables.",
+        (Moment.PREFLIGHT, Moment.POSITION_FIXED),
+        "alter the publication as the message says, or let the run make one",
+        _publication,
+    ),
+)
+
+LOCKS: tuple[Check[TablesContext], ...] = (
+    Check(
+        "postgres.locks",
+        "The server has room for the locks that dropping the run's publication takes.",
+        (Moment.PREFLIGHT,),
+        "raise max_locks_per_transaction, copy fewer of the tables at once, or name a publication in the connection",
+        _locks,
+    ),
+)
+
+ROOM: tuple[Check[TablesContext], ...] = (
+    Check(
+        "postgres.room",
+        "The server has the slots and senders that a run needs.",
+        (Moment.PREFLIGHT,),
+        "raise max_replication_slots and max_wal_senders, or drop slots that nobody needs",
+        _room,
+    ),
+)

@@ -1,0 +1,178 @@
+"""The tables themselves: keys, columns, how rows are stored, logged and shown, users' code that runs for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from airflow_provider_cdc.core.checks import Check, Moment, Raised
+from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.errors import Problem
+from airflow_provider_cdc.sources.postgres.catalog import users_code
+from airflow_provider_cdc.sources.postgres.catalog.inheritance import inheritance_problems
+from airflow_provider_cdc.sources.postgres.catalog.replica_identities import identity_problem
+from airflow_provider_cdc.sources.postgres.catalog.types import leaving_out, unmapped
+from airflow_provider_cdc.sources.postgres.catalog.uncopyable_relations import relation_problems
+from airflow_provider_cdc.sources.postgres.catalog.view_definitions import MATERIALIZED, VIEW
+from airflow_provider_cdc.sources.postgres.checks.context import TablesContext, UserContext
+from airflow_provider_cdc.sources.postgres.server.session import Connection, quote
+
+
+def _plannable(context: TablesContext) -> Iterable[Problem]:
+    return users_code.unplannable(context.connection, context.tables)
+
+
+def _inheritance(context: TablesContext) -> Iterable[Problem]:
+    return inheritance_problems(context.connection, context.tables)
+
+
+def _columns(context: TablesContext) -> Iterable[Problem]:
+    for table in context.tables:
+        where = str(table.name)
+        if not table.columns:
+            yield Problem(
+                where, "has no columns: there is nothing to copy but how many rows it has", "leave it out", where
+            )
+
+
+def _keys(context: TablesContext) -> Iterable[Problem]:
+    for table in context.planned("watermark"):
+        where = str(table.name)
+        if table.columns and table.keyless and table.details["kind"] not in (VIEW, MATERIALIZED):
+            yield Problem(
+                where,
+                "watermark needs a primary key, or a unique index of whole NOT NULL columns that is not deferrable, "
+                "and there is none",
+                f"ALTER TABLE {quote(table.name.schema, table.name.name)} ADD PRIMARY KEY (…), "
+                "or choose auto or exported",
+                where,
+            )
+
+
+def _rewound(context: TablesContext) -> Iterable[Problem]:
+    for table, plan in zip(context.tables, context.plans, strict=True):
+        if table.columns and not plan.at_upper:
+            yield from rewind_problems(context.connection, table)
+
+
+def rewind_problems(connection: Connection, table: Table) -> Iterable[Problem]:
+    """Why a table cannot be rewound: what its rows were before is not in the log."""
+    if (problem := identity_problem(table)) is not None:
+        yield problem
+    where = str(table.name)
+    since_18 = connection.info.server_version >= 180_000
+    read = {column.name for column in table.as_read.columns}
+    for column in table.columns:
+        generated = column.details.get("generated")
+        # A virtual column makes the server refuse the application's UPDATE, whether the column is read or not.
+        if generated == "virtual" or (generated and not since_18 and column.name in read):
+            why = "virtual ones are in no log" if since_18 else "the log has them only since PostgreSQL 18"
+            yield Problem(
+                f"{where}.{column.name}",
+                f"is a generated column, and {why}",
+                f"{leaving_out(table, column.name) if generated == 'stored' else ''}drop it, leave the table out, or "
+                "choose consistency auto or again",
+                where,
+            )
+
+
+def _types(context: TablesContext) -> Iterable[Problem]:
+    for table in context.tables:
+        where = str(table.name)
+        for column in table.as_read.columns:
+            if (reason := unmapped(column)) is not None:
+                yield Problem(
+                    f"{where}.{column.name}",
+                    reason,
+                    f"{leaving_out(table, column.name)}change the column's type, or leave the table out",
+                    where,
+                )
+
+
+def _relations(context: TablesContext) -> Iterable[Problem]:
+    for table in context.tables:
+        yield from relation_problems(context.connection, table)
+
+
+def _event_triggers(context: UserContext) -> Iterable[Problem]:
+    # Nothing is tried that this user may not do.
+    if context.publication or context.missing_of_server or context.missing_of_tables:
+        return ()
+    return users_code.publication_refused(context.connection, context.logged)
+
+
+_NOT_PLANNED = (Raised(Moment.POSITION_FIXED, "sources.postgres.steps.snapshot:_check_plans"),)
+
+PLANNABLE: tuple[Check[TablesContext], ...] = (
+    Check(
+        "postgres.users-functions",
+        "The server can plan a SELECT of each table in our sessions, whatever functions its indexes call.",
+        (Moment.PREFLIGHT,),
+        "let the function name its objects with their schemas, or leave the table out",
+        _plannable,
+    ),
+)
+
+ROWS_ELSEWHERE: tuple[Check[TablesContext], ...] = (
+    Check(
+        "postgres.rows-elsewhere",
+        "The rows of a table lie in it, or in its partitions.",
+        (Moment.PREFLIGHT, Moment.POSITION_FIXED),
+        "leave the table out, and copy its children by themselves",
+        _inheritance,
+        (Raised(Moment.POSITION_FIXED, "sources.postgres.catalog.inheritance:check_whole"),),
+    ),
+)
+
+COLUMNS: tuple[Check[TablesContext], ...] = (
+    Check(
+        "postgres.columns",
+        "A table has columns.",
+        (Moment.PREFLIGHT,),
+        "leave the table out",
+        _columns,
+    ),
+    Check(
+        "postgres.key",
+        "A table that is read in parts, each at its own time, has a key that tells its rows apart.",
+        (Moment.PREFLIGHT,),
+        "add a primary key, or choose auto or exported",
+        _keys,
+        _NOT_PLANNED,
+    ),
+    Check(
+        "postgres.replica-identity",
+        "The log tells what the rows of a table that is rewound were before.",
+        (Moment.PREFLIGHT,),
+        "ALTER TABLE … REPLICA IDENTITY FULL, or choose consistency auto or again",
+        _rewound,
+        (*_NOT_PLANNED, Raised(Moment.LOG_READ, "sources.postgres.log.walker:LogWalker._check_identity")),
+    ),
+    Check(
+        "postgres.column-types",
+        "Every column has a type that Arrow holds.",
+        (Moment.PREFLIGHT,),
+        "change the column's type, or leave the table out",
+        _types,
+    ),
+)
+
+RELATIONS: tuple[Check[TablesContext], ...] = (
+    Check(
+        "postgres.relations",
+        "The relations of a table are logged, keep rows at fixed places, and show all of them to this user.",
+        (Moment.PREFLIGHT, Moment.POSITION_FIXED),
+        "ALTER TABLE … SET LOGGED, let the owner copy the table or give the user BYPASSRLS, or leave the table out",
+        _relations,
+    ),
+)
+
+EVENT_TRIGGERS: tuple[Check[UserContext], ...] = (
+    Check(
+        "postgres.event-triggers",
+        "No event trigger of the database refuses the run's publication.",
+        (Moment.PREFLIGHT,),
+        "let the trigger leave out the user of this connection, or name a publication in it",
+        _event_triggers,
+        (Raised(Moment.POSITION_FIXED, "sources.postgres.catalog.users_code:execute"),),
+    ),
+)

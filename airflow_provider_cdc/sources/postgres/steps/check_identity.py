@@ -1,0 +1,26 @@
+"""Whether the server is still the one that a run began on, and what it keeps for the run is as it was made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from airflow_provider_cdc.core.checks import Moment, problems_of
+from airflow_provider_cdc.core.positions.lsn import Lsn
+from airflow_provider_cdc.errors import ExactnessError
+from airflow_provider_cdc.sources.postgres.checks.asked import OF_A_RUN
+from airflow_provider_cdc.sources.postgres.checks.context import RunContext
+from airflow_provider_cdc.sources.postgres.server.session import Connection
+
+
+def check_identity(connection: Connection, expected: Mapping[str, str], position: Lsn) -> None:
+    """Make sure that this is the server of ``expected``, and that what it keeps for the run is as it was made.
+
+    :raises SourceReplaced: another server, or one that was promoted or restored since.
+    :raises LogGone: the run's slot is gone, was invalidated, or was read by someone who moved it on.
+    :raises ExactnessError: the publication was altered: the log may lack changes.
+    """
+    context = RunContext(connection, expected=expected, position=position)
+    if problems := problems_of(OF_A_RUN, Moment.EACH_STEP, context):
+        raise ExactnessError(
+            "; ".join(f"{problem.where} {problem.what}" for problem in problems), hint="trigger a new run"
+        )

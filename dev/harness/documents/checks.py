@@ -1,0 +1,33 @@
+"""The tables of checks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from importlib import import_module
+from typing import Any
+
+from airflow_provider_cdc.core.checks import Check
+from airflow_provider_cdc.core.kinds import KINDS
+
+_MODULES: Mapping[str, Sequence[str]] = {
+    "run": ("operators.checks", "jobs.checks"),
+    **{kind: (f"sources.{kind}.checks.registry",) for kind in KINDS},
+}
+
+
+def declared_checks(subject: str) -> list[Check[Any]]:
+    """The checks of a kind of source, or of runs and their targets (``run``)."""
+    modules = [import_module(f"airflow_provider_cdc.{name}") for name in _MODULES[subject]]
+    return [check for module in modules for check in module.CHECKS]
+
+
+def _table(subject: str) -> Iterator[Sequence[str]]:
+    yield "check", "what it protects", "when"
+    for check in declared_checks(subject):
+        yield f"`{check.id}`", check.protects, ", ".join(moment.value for moment in check.moments)
+
+
+CHECK_TABLES: Mapping[str, Callable[[], Iterable[Sequence[str]]]] = {
+    f"{subject} checks": partial(_table, subject) for subject in _MODULES
+}
