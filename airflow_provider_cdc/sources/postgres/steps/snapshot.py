@@ -41,7 +41,8 @@ from airflow_provider_cdc.sources.postgres.catalog.catalog_at_slot import (
 from airflow_provider_cdc.sources.postgres.catalog.inheritance import check_whole
 from airflow_provider_cdc.sources.postgres.catalog.new_partitions import why_not_empty
 from airflow_provider_cdc.sources.postgres.catalog.replica_identities import followed, no_identity
-from airflow_provider_cdc.sources.postgres.catalog.schema import HINT, difference, leaves, read_tables
+from airflow_provider_cdc.sources.postgres.catalog.schema import HINT, leaves, read_tables
+from airflow_provider_cdc.sources.postgres.catalog.schema_difference import AT_UPPER, difference
 from airflow_provider_cdc.sources.postgres.catalog.uncopyable_relations import relation_problems
 from airflow_provider_cdc.sources.postgres.catalog.view_definitions import MATERIALIZED, VIEW
 from airflow_provider_cdc.sources.postgres.server import session_setup
@@ -141,7 +142,7 @@ def record_initial(
                 return InitialPoint(
                     str(position),
                     found,
-                    tuple(replace(table, options=plan.options) for plan, table in zip(plans, tables, strict=True)),
+                    tuple(_planned(table, plan) for plan, table in zip(plans, tables, strict=True)),
                     0.0,
                     tuple(slots.identity_of_try(other) for other in earlier),
                 )
@@ -158,6 +159,11 @@ def record_initial(
         except CdcError as also:
             _log.warning("The slot %s may be left: %s", name, also)
         raise
+
+
+def _planned(table: Table, plan: TablePlan) -> Table:
+    details = {**table.details, AT_UPPER: True} if plan.at_upper else table.details
+    return replace(table, options=plan.options, details=details)
 
 
 def _check_made(connection: Connection, name: str, position: Lsn) -> None:
