@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from functools import partial
 
 from airflow_provider_cdc.core.positions.as_of import AsOf
 from airflow_provider_cdc.core.positions.gtid import GtidSet
@@ -55,7 +56,8 @@ from airflow_provider_cdc.sources.mysql.steps.preflight import recheck
 from airflow_provider_cdc.sources.mysql.steps.snapshot import NO_POSITION, tables_of
 from airflow_provider_cdc.sources.mysql.steps.statement_writes import check_writes
 from airflow_provider_cdc.sources.mysql.tables.identity import with_identities
-from airflow_provider_cdc.sources.mysql.tables.replaced import made_since
+from airflow_provider_cdc.sources.mysql.tables.partitions import with_known_at_position
+from airflow_provider_cdc.sources.mysql.tables.replaced import made_since, unaltered_since
 
 _POLL_SECONDS = 0.5
 _BREAKS = 20
@@ -109,6 +111,8 @@ def record_past(
         problems = [*problems, *problems_since(settings, connection, past)]
         if problems or (problems := replacement_problems(settings, connection, past, tables)):
             raise PreflightError(problems)
+        unaltered = partial(unaltered_since, settings, connection, past.prefix.place, tables)
+        tables = with_known_at_position(connection, tables, plans, unaltered)
         found = with_mark(settings, connection, found, past.prefix.place)
     return InitialPoint(str(past.prefix.position), found, tables, 0.0)
 

@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 
 import pyarrow as pa
 import pymysql
@@ -52,6 +53,7 @@ from airflow_provider_cdc.sources.mysql.server.session import (
 from airflow_provider_cdc.sources.mysql.steps.preflight import recheck
 from airflow_provider_cdc.sources.mysql.tables.cascades import locked_with
 from airflow_provider_cdc.sources.mysql.tables.identity import read_identities, with_identities
+from airflow_provider_cdc.sources.mysql.tables.partitions import with_known_at_position, with_same_identity
 from airflow_provider_cdc.sources.mysql.tables.schema import read_tables, table_sql
 from airflow_provider_cdc.sources.session.kept_sessions import Kept, session_of
 
@@ -100,6 +102,8 @@ def record_initial(settings: ConnectionSettings, plans: Sequence[TablePlan], loc
         # What preflight found may have changed since. What changes from now on is in the window.
         tables, problems = recheck(connection, tables, plans)
         tables = with_identities(connection, tables, identities)
+        unaltered = partial(with_same_identity, connection, identities)
+        tables = with_known_at_position(connection, tables, plans, unaltered)
     if problems:
         raise PreflightError(problems)
     return InitialPoint(str(position), found, tables, lock_seconds)
