@@ -103,7 +103,10 @@ def _in_partitions(connection: Connection, tables: Sequence[Table]) -> set[Table
         # A hash is always that of some partition. Of several columns, the first one decides.
         if method.endswith(("HASH", "KEY")) or (method.startswith("RANGE") and bound.startswith("MAXVALUE")):
             found.add(name)
-        elif method == "RANGE" or (method == "RANGE COLUMNS" and _ONE_COLUMN.fullmatch(expression)):
+        elif method == "RANGE" or (
+            # The server does not say how it quotes other bounds.
+            method == "RANGE COLUMNS" and _ONE_COLUMN.fullmatch(expression) and bound.isascii() and "\\" not in bound
+        ):
             ranges[name] = method, expression, bound
     indexed = _indexed(connection, list(ranges))
     room = _MOST_BYTES

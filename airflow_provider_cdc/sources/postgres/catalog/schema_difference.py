@@ -28,8 +28,9 @@ def difference(recorded: Table, now: Table, *, versions: bool = True) -> str:
       What is left (statistics, storage, defaults, privileges) changes no row.
     - NOT NULL, once it is set: whatever was there before is read and published as a column that may have none.
     - labels that were added to an enum: no row of the position has one, so all that have are in the log, and go back to
-      what they were. The others keep their versions. Not if the copy is exact where the reads end (`AT_UPPER`): a label
-      that is there by then may be renamed before it is read.
+      what they were. The others keep their versions. Not in the key: a label that is renamed before the row is read
+      makes another key of it than the log has. Nor if the copy is exact where the reads end (`AT_UPPER`): a label that
+      is there by then may be renamed before it is read.
     - the replica identity: the log says it of each relation, and with each change whether the old row is whole. But a
       change that is told as the root's says it of the root (``as_root``): there the versions go on to count.
     - partitions that were made or attached since: they held none of the table's rows at the position. The log does not
@@ -48,10 +49,9 @@ def difference(recorded: Table, now: Table, *, versions: bool = True) -> str:
     before = [_shape(column, versions) for column in recorded.columns]
     after = [_shape(column, versions) for column in now.columns]
     if not versions and len(before) == len(after):
-        may_grow = not recorded.details.get(AT_UPPER, False)
-        after = [
-            _shape(_as_before(*both, may_grow), versions) for both in zip(recorded.columns, now.columns, strict=True)
-        ]
+        fixed = {column.name for column in recorded.columns} if recorded.details.get(AT_UPPER) else {*recorded.key}
+        pairs = zip(recorded.columns, now.columns, strict=True)
+        after = [_shape(_as_before(*pair, pair[0].name not in fixed), versions) for pair in pairs]
     if before != after:
         names = {shape[0] for shape in set(before) ^ set(after)} or {"their order"}
         return f"its columns have changed ({', '.join(sorted(map(str, names)))})"

@@ -271,6 +271,17 @@ def test_labels_that_come_before_the_reads_end_where_the_copy_is_exact_there(sho
         check_unchanged(shop, [exact_later])
 
 
+def test_labels_that_are_added_to_a_key_and_renamed_before_their_rows_are_read(shop: Connection) -> None:
+    """The log has such a row under one key, and the reads have it under another."""
+    query(shop, "CREATE TABLE shop.kept (mood shop.mood PRIMARY KEY, note text)")
+    tables = read_tables(shop, [TableName("shop", "kept")])
+    query(shop, "ALTER TYPE shop.mood ADD VALUE 'calm'")
+    query(shop, "INSERT INTO shop.kept VALUES ('calm')")
+    query(shop, "ALTER TYPE shop.mood RENAME VALUE 'calm' TO 'still'")
+    with pytest.raises(SchemaChanged, match="mood"):
+        check_unchanged(shop, tables)
+
+
 def test_a_column_of_a_type_that_is_altered_keeps_the_types_of_its_fields(shop: Connection) -> None:
     """Only the server sees to it: a type that was another one for a while leaves the catalog as it was."""
     for statement in (
