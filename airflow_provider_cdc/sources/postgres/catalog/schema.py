@@ -17,7 +17,8 @@ RENAMED = "another table has its name now"
 REWRITTEN = "was rewritten or truncated (VACUUM FULL, CLUSTER, TRUNCATE, some forms of ALTER TABLE)"
 HINT = "leave the definition of copied tables alone during a run, and trigger a new run"
 
-_LOGGED = ("r", "p")
+LOGGED = ("r", "p")
+"""The kinds of relations whose changes the log tells."""
 _ROW_BYTES = 100
 """A guess, for tables that were never analyzed."""
 
@@ -106,7 +107,7 @@ def read_tables(connection: Connection, names: Sequence[TableName], publication:
             )
         oid, kind, identity = found[name]
         # Of a view the log tells nothing, so no key helps.
-        usable = _usable(columns[oid], keys.get(oid, [])) if kind in _LOGGED else []
+        usable = _usable(columns[oid], keys.get(oid, [])) if kind in LOGGED else []
         key_index, key, key_oid, key_version = usable[0] if usable else ("", (), 0, "")
         own, rows, size = held.get(oid, ([], 0, 0))
         names_in_order = [column.name for column in columns[oid]]
@@ -128,8 +129,6 @@ def read_tables(connection: Connection, names: Sequence[TableName], publication:
             details["reads"] = view_definitions.read_definition(connection, oid).versions
         tables.append(Table(name, tuple(columns[oid]), key, key_index, rows, size, details))
     return tuple(tables)
-
-
 
 
 def _relations(connection: Connection, names: Sequence[TableName]) -> dict[TableName, tuple[int, str, str]]:

@@ -9,7 +9,14 @@ from typing import Any
 from airflow_provider_cdc.core.tables.table import Column, Table
 from airflow_provider_cdc.errors import SchemaChanged
 from airflow_provider_cdc.sources.postgres.catalog import publication_scope, view_definitions
-from airflow_provider_cdc.sources.postgres.catalog.schema import HINT, RENAMED, REWRITTEN, leaves, read_tables
+from airflow_provider_cdc.sources.postgres.catalog.schema import (
+    HINT,
+    LOGGED,
+    RENAMED,
+    REWRITTEN,
+    leaves,
+    read_tables,
+)
 from airflow_provider_cdc.sources.postgres.server.session import Connection, quote
 
 AT_UPPER = "at_upper"
@@ -49,7 +56,9 @@ def difference(recorded: Table, now: Table, *, versions: bool = True) -> str:
     before = [_shape(column, versions) for column in recorded.columns]
     after = [_shape(column, versions) for column in now.columns]
     if not versions and len(before) == len(after):
-        fixed = {column.name for column in recorded.columns} if recorded.details.get(AT_UPPER) else {*recorded.key}
+        # Of a view the log tells nothing that would take a row out again.
+        rewound = not recorded.details.get(AT_UPPER) and recorded.details["kind"] in LOGGED
+        fixed = {*recorded.key} if rewound else {column.name for column in recorded.columns}
         pairs = zip(recorded.columns, now.columns, strict=True)
         after = [_shape(_as_before(*pair, pair[0].name not in fixed), versions) for pair in pairs]
     if before != after:
