@@ -23,7 +23,7 @@ from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.run.staging import difference
 from airflow_provider_cdc.core.storage.errors import told
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.core.tables.table import Table, TableName
+from airflow_provider_cdc.core.tables.table import KNOWN_AT_POSITION, Table, TableName
 from airflow_provider_cdc.errors import (
     CdcError,
     ManifestError,
@@ -220,6 +220,21 @@ def bases_of(
             recorded = [] if past else [now[table.name] for table in tables]
             source.check_replaced(base.identity, tables, initial.identity, recorded)
     return bases
+
+
+def with_known_of_bases(plans: Sequence[TablePlan], initial: InitialPoint, scratch: Storage) -> InitialPoint:
+    """The initial point, its tables that are rolled forward with what is known of their bases: nothing else was known
+    at the beginning of their window, and whatever was still holds."""
+    runs = {run_id: published_run(scratch, run_id) for run_id in {plan.base for plan in plans if plan.base}}
+    bases = {plan.table: _entry(runs[plan.base], plan.table).table for plan in plans if plan.base}
+
+    def known(table: Table) -> Table:
+        base = bases.get(table.name)
+        if base is None:
+            return table
+        return replace(table, details={**table.details, KNOWN_AT_POSITION: base.details.get(KNOWN_AT_POSITION, [])})
+
+    return replace(initial, tables=tuple(map(known, initial.tables)))
 
 
 def _candidate(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Protocol, runtime_checkable
 
-from airflow_provider_cdc.core.copies.base_selection import bases_of
+from airflow_provider_cdc.core.copies.base_selection import bases_of, with_known_of_bases
 from airflow_provider_cdc.core.copies.damage_note import damage_of
 from airflow_provider_cdc.core.copies.head import source_of
 from airflow_provider_cdc.core.copies.history_of_run import Heads, histories_of
@@ -82,6 +82,7 @@ def begin(
     try:
         initial = record()
         bases = bases_of(source, plans, initial, Storage(scratch), past=bool(options.as_of))
+        initial = with_known_of_bases(plans, initial, Storage(scratch))
         histories = {}
         if heads is not None:
             present = source_of(source.kind, initial.identity, source_conn_id)

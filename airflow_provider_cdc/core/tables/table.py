@@ -89,6 +89,11 @@ class CopyName(TableName):
         return f"CopyName{(self.schema, self.name, self._part)!r}"
 
 
+KNOWN_AT_POSITION = "known_at_position"
+"""In a table's details: what its source found to hold at the table's position, in words of its own. It goes on to hold
+as long as the log has nothing that a copy cannot be rolled forward by."""
+
+
 @dataclass(frozen=True)
 class Column:
     """One column, in the order the table stores it.

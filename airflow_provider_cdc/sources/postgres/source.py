@@ -41,7 +41,7 @@ from airflow_provider_cdc.sources.api.rereading import LogTail, ReadsAgain
 from airflow_provider_cdc.sources.api.source import ChunkReader, SegmentReader, Source
 from airflow_provider_cdc.sources.api.unrepresentable import OddValue
 from airflow_provider_cdc.sources.api.window import LogSegment, TrackedTable, UpperBound
-from airflow_provider_cdc.sources.postgres.catalog import schema, type_catalog, types
+from airflow_provider_cdc.sources.postgres.catalog import schema, schema_difference, type_catalog, types
 from airflow_provider_cdc.sources.postgres.chunking import chunks, sample
 from airflow_provider_cdc.sources.postgres.server import server, session_setup
 from airflow_provider_cdc.sources.postgres.server.session import session, value
@@ -195,7 +195,7 @@ class PostgresSource:
             # new labels while nobody sees these yet.
             if altering := type_catalog.altering(connection, tables):
                 transaction_waits.settle(self.settings, connection, _ALTERED_SECONDS, altering)
-            schema.check_unchanged(connection, tables)
+            schema_difference.check_unchanged(connection, tables)
 
     def release(self, run_id: str) -> None:
         slots.release(self.settings, run_id)

@@ -94,6 +94,33 @@ def test_every_type_at_its_extremes(nights: Nights) -> None:
     nights.rolled()
 
 
+def test_a_table_that_gets_a_partition_and_an_index_every_night(nights: Nights) -> None:
+    nights.do(
+        "CREATE TABLE daily (id BIGINT, day DATE, v INT, PRIMARY KEY (id, day)) PARTITION BY RANGE COLUMNS (day) "
+        "(PARTITION p1 VALUES LESS THAN ('2026-01-02'))",
+        "CREATE TABLE plain (id INT PRIMARY KEY AUTO_INCREMENT, v INT)",
+        "INSERT INTO daily VALUES (1, '2026-01-01', 1), (2, '2026-01-01', 2)",
+        "INSERT INTO plain VALUES (1, 1), (2, 2)",
+    )
+    run = nights.night("full")
+    run.record()
+    run.finish()
+    for day, altered in (
+        (2, "ALTER TABLE daily REORGANIZE PARTITION p1 INTO (PARTITION p0 VALUES LESS THAN ('2026-01-02'))"),
+        (3, "ALTER TABLE daily REBUILD PARTITION ALL"),
+    ):
+        nights.do(
+            f"ALTER TABLE daily ADD PARTITION (PARTITION d{day} VALUES LESS THAN ('2026-01-{day + 1:02}'))",
+            f"INSERT INTO daily VALUES ({day}, '2026-01-{day:02}', 7), ({day + 10}, '2026-01-{day:02}', 8)",
+            altered,
+            "UPDATE daily SET v = v + 1 WHERE id = 1",
+            f"ALTER TABLE plain ADD INDEX a{day} (v), ADD INDEX b{day} (v, id), AUTO_INCREMENT = {day}00",
+            "ALTER TABLE plain ENGINE = InnoDB",
+            "INSERT INTO plain (v) VALUES (5)",
+        )
+        nights.rolled()
+
+
 def test_a_transaction_that_is_prepared_on_one_night_and_committed_on_the_next(nights: Nights) -> None:
     nights.do("CREATE TABLE stock (id INT PRIMARY KEY, left_over INT)", "CREATE TABLE notes (text VARCHAR(9))")
     nights.do("INSERT INTO stock VALUES (1, 10), (2, 20), (3, 30)", "INSERT INTO notes VALUES ('a'), ('a'), ('b')")

@@ -28,12 +28,15 @@ from tests.contract.begun import LOCK, Begun, read_chunks, row_keys
 from tests.contract.databases import PostgresDatabase
 from tests.soon import soon
 
-TABLES = {"orders": "id, a, b, note", "parts": "id, note", "journal": "at, note"}
+TABLES = {"orders": "id, a, b, note, mood, place", "parts": "id, note", "journal": "at, note"}
 """A plain table, a partitioned one, and a partitioned one without a key; of ``parts`` one partition has its columns in
 another order."""
 
 SETUP = (
+    "CREATE TYPE mood AS ENUM ('glad', 'sad')",
+    "CREATE TABLE places (id int, town text)",
     "CREATE TABLE orders (id int PRIMARY KEY, a text, b text, note varchar(2000), CHECK (id > -1))",
+    "ALTER TABLE orders ADD mood mood DEFAULT 'sad', ADD place places",
     "CREATE TABLE parts (id int PRIMARY KEY, note text) PARTITION BY RANGE (id)",
     "CREATE TABLE parts_low PARTITION OF parts FOR VALUES FROM (0) TO (200)",
     "CREATE TABLE parts_turned (note text, gone int, id int NOT NULL)",
@@ -46,7 +49,7 @@ SETUP = (
         f"ALTER TABLE {name} REPLICA IDENTITY FULL"
         for name in ("orders", "parts", "parts_low", "parts_turned", "journal", "journal_old", "journal_rest")
     ),
-    "INSERT INTO orders SELECT i, 'a' || i, 'b' || i, repeat('x', 300) FROM generate_series(0, 399) i",
+    "INSERT INTO orders SELECT i, 'a' || i, 'b' || i, repeat('x', 300), 'glad', '(1,x)' FROM generate_series(0, 399) i",
     "INSERT INTO parts SELECT i, repeat('x', 300) FROM generate_series(0, 399) i",
     "INSERT INTO journal SELECT i, repeat('x', 300) FROM generate_series(0, 299) i",
     "ANALYZE",
@@ -90,6 +93,12 @@ HARMLESS = {
     "a comment": "COMMENT ON TABLE orders IS 'all of them'; COMMENT ON COLUMN parts.note IS 'no'",
     "an owner": "ALTER TABLE orders OWNER TO CURRENT_USER",
     "statistics of several columns": "CREATE STATISTICS s ON a, b FROM orders",
+    "labels": "ALTER TYPE mood ADD VALUE 'furious' BEFORE 'glad'; UPDATE orders SET mood = 'furious' WHERE id % 7 = 1;"
+    "ALTER TYPE mood RENAME VALUE 'furious' TO 'angry'; UPDATE orders SET mood = 'angry' WHERE id % 7 = 2;"
+    "ALTER TYPE mood ADD VALUE 'calm'; UPDATE orders SET mood = 'calm', a = NULL WHERE mood = 'angry' AND id % 2 = 0",
+    "NOT NULL": "ALTER TABLE orders ALTER note SET NOT NULL; ALTER TABLE parts ALTER note SET NOT NULL",
+    "a table whose rows are values": "ALTER TABLE places ALTER town SET NOT NULL; ALTER TABLE places RENAME town TO t;"
+    "UPDATE orders SET place = '(2,there)' WHERE id % 7 = 3",
     # It waits for the transaction that all reads of one step share, so it comes last.
     "REINDEX": "REINDEX TABLE CONCURRENTLY orders; REINDEX TABLE CONCURRENTLY parts",
 }
@@ -116,6 +125,8 @@ REFUSED = {
     "truncated": "TRUNCATE journal_old",
     "a child": "CREATE TABLE more_orders () INHERITS (orders)",
     "a replica identity": "ALTER TABLE orders REPLICA IDENTITY DEFAULT",
+    "a label renamed and back": "ALTER TYPE mood RENAME VALUE 'sad' TO 'x'; ALTER TYPE mood RENAME VALUE 'x' TO 'sad'",
+    "a field of a row": "ALTER TABLE places ADD country text",
 }
 """The run stops."""
 

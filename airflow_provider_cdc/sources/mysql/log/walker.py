@@ -25,10 +25,9 @@ from airflow_provider_cdc.sources.mysql.log import codes, events, refusals, walk
 from airflow_provider_cdc.sources.mysql.log.layouts import layouts, parents_of
 from airflow_provider_cdc.sources.mysql.log.positions.membership import TSID_BYTES, in_set, tsid_parts
 from airflow_provider_cdc.sources.mysql.log.row_events import MOST_RECORDS, KeyRanges
+from airflow_provider_cdc.sources.mysql.log.statements.copied_tables import names_of
 from airflow_provider_cdc.sources.mysql.log.statements.grammar import Statement
-from airflow_provider_cdc.sources.mysql.log.statements.index_changes import is_recomputed
 from airflow_provider_cdc.sources.mysql.log.statements.meaning import EVERY_TABLE, Effect, Meaning, meaning
-from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import TrackedNames
 from airflow_provider_cdc.sources.mysql.log.stream.crc32 import TABLES
 from airflow_provider_cdc.sources.mysql.log.table_maps import TableMaps
 from airflow_provider_cdc.sources.mysql.log.walk import walk
@@ -71,11 +70,7 @@ class LogWalker:
         tables = [*(one.table for one in tracked), *watched]
         parents = parents_of(tracked, watched)
         self._parents = {parent.table.name for parent in parents}
-        self._names = TrackedNames(
-            [*(table.name for table in tables), *sorted(self._parents - {table.name for table in tables})],
-            {table.name: table.key_index for table in tables},
-            [table.name for table in tables if is_recomputed(table)],
-        )
+        self._names = names_of(tables, sorted(self._parents - {table.name for table in tables}))
         self._layouts = layouts(tracked, parents, initial)
         self._maps = TableMaps(tracked, parents)
         self.change = NetChange(self._layouts.keyless)
@@ -275,7 +270,7 @@ class LogWalker:
         found = meaning(statement, self._names)
         self._remember(found)
         if found.effect is Effect.TOUCHES:
-            self._breaks(refusals.touched(found.statement, found.table, found.table in self._parents, self.where))
+            self._breaks(refusals.touched(found.described, found.table, found.table in self._parents, self.where))
         elif found.effect is Effect.ROW_CHANGE:
             self._breaks(refusals.logged_as_statement(found.statement, self.where))
         elif found.effect is Effect.NOT_UNDERSTOOD:

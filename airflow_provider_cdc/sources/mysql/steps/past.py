@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from functools import partial
 
 from airflow_provider_cdc.core.checks import Moment, problems_of
 from airflow_provider_cdc.core.positions.as_of import AsOf
@@ -27,6 +28,8 @@ from airflow_provider_cdc.sources.mysql.server.server import identity, with_mark
 from airflow_provider_cdc.sources.mysql.server.session import Connection, session, value
 from airflow_provider_cdc.sources.mysql.steps.snapshot import NO_POSITION, tables_of
 from airflow_provider_cdc.sources.mysql.tables.identity import with_identities
+from airflow_provider_cdc.sources.mysql.tables.partitions import with_known_at_position
+from airflow_provider_cdc.sources.mysql.tables.replaced import unaltered_since
 
 _POLL_SECONDS = 0.5
 
@@ -66,6 +69,8 @@ def record_past(
         problems += problems_of((*REPLICATED, *SINCE), Moment.POSITION_FIXED, context)
         if problems := problems or problems_of(REPLACED, Moment.POSITION_FIXED, context):
             raise PreflightError(problems)
+        unaltered = partial(unaltered_since, settings, connection, past.prefix.place, tables)
+        tables = with_known_at_position(connection, tables, plans, unaltered)
         found = with_mark(settings, connection, found, past.prefix.place)
     return InitialPoint(past.prefix.position, found, tables, 0.0)
 

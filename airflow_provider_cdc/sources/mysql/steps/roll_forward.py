@@ -21,10 +21,9 @@ from airflow_provider_cdc.sources.mysql.log import refusals, walk_state
 from airflow_provider_cdc.sources.mysql.log.long_prepared import LongPrepared, PreparedWalker
 from airflow_provider_cdc.sources.mysql.log.positions.prefixes import prefix_of
 from airflow_provider_cdc.sources.mysql.log.segments import log_segments
+from airflow_provider_cdc.sources.mysql.log.statements.copied_tables import names_of
 from airflow_provider_cdc.sources.mysql.log.statements.grammar import Statement
-from airflow_provider_cdc.sources.mysql.log.statements.index_changes import is_recomputed
 from airflow_provider_cdc.sources.mysql.log.statements.meaning import Effect, meaning
-from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import TrackedNames
 from airflow_provider_cdc.sources.mysql.log.survey import looked_through, stretches
 from airflow_provider_cdc.sources.mysql.log.walk_state import LOOKED_AT, TABLE_WORDS
 from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace, check_place, end_of_log, log_files
@@ -159,7 +158,7 @@ class _Survey(PreparedWalker):
         # A statement may name several tables, and each look finds one.
         while self._left and found.effect not in (Effect.HARMLESS, Effect.ELSEWHERE):
             touched = [table for table in self._left if table.name == found.table] or self._left
-            self._note(touched, f"{found.statement} ({self.where})")
+            self._note(touched, f"{found.described} ({self.where})")
             found = meaning(statement, self._names)
 
     def _bad_rows(self, code: int, table: TableName) -> None:
@@ -173,11 +172,7 @@ class _Survey(PreparedWalker):
             self.broken[table.name] = f"since the copy: {why}"
             self._layouts.tables.words[TABLE_WORDS * self._tables.index(table) + LOOKED_AT] = 2
         self._left = [table for table in self._left if table.name not in self.broken]
-        self._names = TrackedNames(
-            [table.name for table in self._left],
-            {table.name: table.key_index for table in self._left},
-            [table.name for table in self._left if is_recomputed(table)],
-        )
+        self._names = names_of(self._left)
 
 
 def _said(error: CdcError) -> str:

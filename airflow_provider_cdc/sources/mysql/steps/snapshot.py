@@ -14,6 +14,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 
 import pyarrow as pa
 import pymysql
@@ -56,6 +57,7 @@ from airflow_provider_cdc.sources.mysql.server.session import (
 )
 from airflow_provider_cdc.sources.mysql.tables.cascades import locked_with
 from airflow_provider_cdc.sources.mysql.tables.identity import read_identities, with_identities
+from airflow_provider_cdc.sources.mysql.tables.partitions import with_known_at_position, with_same_identity
 from airflow_provider_cdc.sources.mysql.tables.schema import read_tables, table_sql
 from airflow_provider_cdc.sources.session.kept_sessions import Kept, session_of
 
@@ -103,6 +105,8 @@ def record_initial(settings: ConnectionSettings, plans: Sequence[TablePlan], loc
         context = of_recorded(connection, tables_of(connection, plans), plans)
         problems = problems_of(OF_TABLES, Moment.POSITION_FIXED, context)
         tables = with_identities(connection, context.tables, identities)
+        unaltered = partial(with_same_identity, connection, identities)
+        tables = with_known_at_position(connection, tables, plans, unaltered)
     if problems:
         raise PreflightError(problems)
     return InitialPoint(position, found, tables, lock_seconds)

@@ -53,6 +53,10 @@ class TableIdentity:
         """Whether both are known to have other numbers."""
         return _differ(self.ids, other.ids) or _differ(self.spaces, other.spaces)
 
+    def lost_ids(self, other: TableIdentity) -> bool:
+        """Whether the other one is known to lack numbers of this one; it may have more."""
+        return _lost(self.ids, other.ids) or _lost(self.spaces, other.spaces)
+
     def differs(self, other: TableIdentity) -> bool:
         return self.created != other.created or self.other_ids(other)
 
@@ -144,6 +148,10 @@ def held(connection: Connection, names: Sequence[TableName]) -> Iterator[None]:
 
 def _differ(one: Mapping[str, int] | None, other: Mapping[str, int] | None) -> bool:
     return one is not None and other is not None and one != other
+
+
+def _lost(one: Mapping[str, int] | None, other: Mapping[str, int] | None) -> bool:
+    return one is not None and other is not None and not one.items() <= other.items()
 
 
 def _ids(connection: Connection, names: Sequence[TableName]) -> dict[TableName, dict[str, int]]:

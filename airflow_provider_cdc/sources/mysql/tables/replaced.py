@@ -9,8 +9,9 @@ hold and which no window of the log puts back.
 
 Identities are compared with the table held, so that nobody is halfway through altering it.
 
-Statements are in the log before what they do can be seen, but for OPTIMIZE TABLE: it is logged once it has done all of
-its tables. Whoever may see other sessions (PROCESS) looks for one that runs, before the end of the log is asked for.
+Statements are in the log before what they do can be seen, but for OPTIMIZE TABLE (and ALTER TABLE … OPTIMIZE PARTITION,
+which does the same): it is logged once it has done all of its tables. Whoever may see other sessions (PROCESS) looks
+for one that runs, before the end of the log is asked for.
 """
 
 from __future__ import annotations
@@ -21,18 +22,18 @@ from datetime import UTC, datetime
 
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 from airflow_provider_cdc.core.tables.table import Table, TableName
-from airflow_provider_cdc.errors import SchemaChanged, TransientError
+from airflow_provider_cdc.errors import ExactnessError, SchemaChanged, TransientError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.window import LogSegment
 from airflow_provider_cdc.sources.mysql.log.long_prepared import PreparedWalker
+from airflow_provider_cdc.sources.mysql.log.statements.copied_tables import names_of
 from airflow_provider_cdc.sources.mysql.log.statements.grammar import Statement
 from airflow_provider_cdc.sources.mysql.log.statements.identity_effect import IdentityEffect
-from airflow_provider_cdc.sources.mysql.log.statements.index_changes import is_recomputed
 from airflow_provider_cdc.sources.mysql.log.statements.meaning import Effect, meaning
-from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import TrackedNames
 from airflow_provider_cdc.sources.mysql.log.survey import looked_through, stretches
 from airflow_provider_cdc.sources.mysql.server.log_history import (
     LogPlace,
+    backlog,
     check_place,
     end_of_log,
     is_before,
@@ -46,6 +47,8 @@ from airflow_provider_cdc.sources.mysql.tables.identity import (
     recorded_identities,
 )
 
+_MOST_BACKLOG = 2**30
+"""Bytes of log that are looked through only so that more may be done to tables later on."""
 _HINT = (
     "let whatever replaces tables log what it does: no sql_log_bin=0 (mysqldump --set-gtid-purged=OFF writes dumps "
     "without it), no OPTIMIZE LOCAL TABLE; if an OPTIMIZE TABLE was running, which is logged once it has done all of "
@@ -185,10 +188,34 @@ def made_since(
     }
 
 
+def unaltered_since(
+    settings: ConnectionSettings, connection: Connection, begin: LogPlace, tables: Sequence[Table]
+) -> dict[TableName, bool]:
+    """The tables that no statement in the log since ``begin`` has written anew, or may have changed the rows of.
+
+    The value is true: nor was a partition exchanged. None of them are told if the log is too long to look for that.
+
+    :raises LogGone: the log was purged meanwhile.
+    :raises SourceUnavailable: the server cannot be reached.
+    """
+    if backlog(connection, str(begin)) > _MOST_BACKLOG:
+        return {}
+    try:
+        ddl = _logged_ddl(settings, connection, begin, tables)
+    except ExactnessError:
+        # Whoever nets this log stops for it.
+        return {}
+    altering = {IdentityEffect.REBUILT, IdentityEffect.ANY}
+    return {name: True for name, own in ddl.items() if altering.isdisjoint(one.effect for one in own)}
+
+
 def _is_optimizing(connection: Connection) -> bool:
-    """Whether a session that this user may see is in the middle of an OPTIMIZE TABLE."""
-    statement = "SELECT COUNT(*) FROM performance_schema.processlist WHERE ID <> CONNECTION_ID() AND INFO LIKE %s"
-    return bool(query(connection, statement, ["%optimize%table%"])[0][0])
+    """Whether a session that this user may see is in the middle of an OPTIMIZE TABLE, or of an OPTIMIZE PARTITION."""
+    statement = (
+        "SELECT COUNT(*) FROM performance_schema.processlist WHERE ID <> CONNECTION_ID() "
+        "AND (INFO LIKE %s OR INFO LIKE %s)"
+    )
+    return bool(query(connection, statement, ["%optimize%table%", "%optimize%partition%"])[0][0])
 
 
 def _made(identity: TableIdentity) -> datetime:
@@ -208,10 +235,10 @@ def _unexplained(before: TableIdentity, now: TableIdentity, ddl: Sequence[Logged
     seen = max((number for number, one in enumerate(ddl, 1) if one.when == now.created), default=0)
     if before.created != now.created and not seen:
         return _unlogged(now)
-    may_replace = any(one.effect is IdentityEffect.REBUILT for one in ddl[:seen]) or any(
-        one.effect is IdentityEffect.ANY for one in ddl
-    )
-    if before.other_ids(now) and not may_replace:
+    effects = {one.effect for one in ddl[:seen]}
+    may_replace = IdentityEffect.REBUILT in effects or any(one.effect is IdentityEffect.ANY for one in ddl)
+    other = before.lost_ids(now) if IdentityEffect.EXTENDED in effects else before.other_ids(now)
+    if other and not may_replace:
         return (
             "InnoDB has another table for it (TABLE_ID) than was recorded, and no statement in the log wrote it anew: "
             "somebody emptied, exchanged, imported or rebuilt it with sql_log_bin=0 (or by an ALTER with "
@@ -241,9 +268,9 @@ def _logged_ddl(
             for name, own in walker.found.items():
                 found[name] += own
     if copies:
-        marked, rebuilt = IdentityEffect.MARKED, IdentityEffect.REBUILT
+        narrower, rebuilt = (IdentityEffect.MARKED, IdentityEffect.EXTENDED), IdentityEffect.REBUILT
         found = {
-            name: [replace(one, effect=rebuilt) if one.effect is marked else one for one in own]
+            name: [replace(one, effect=rebuilt) if one.effect in narrower else one for one in own]
             for name, own in found.items()
         }
     return found
@@ -261,17 +288,8 @@ class _DdlWalker(PreparedWalker):
         super().__init__(segment.name, segment.start, segment.stop, GtidSet())
         self.found: dict[TableName, list[LoggedDdl]] = {table.name: [] for table in tables}
         # One by one: of a statement that names several tables, only one is told.
-        self._each = {
-            table.name: TrackedNames(
-                [table.name], {table.name: table.key_index}, [table.name] if is_recomputed(table) else []
-            )
-            for table in tables
-        }
-        self._names = TrackedNames(
-            list(self._each),
-            {table.name: table.key_index for table in tables},
-            [table.name for table in tables if is_recomputed(table)],
-        )
+        self._each = {table.name: names_of([table]) for table in tables}
+        self._names = names_of(tables)
 
     def _check(self, statement: Statement) -> None:
         # Whoever optimizes thousands of tables has as many statements in the log.

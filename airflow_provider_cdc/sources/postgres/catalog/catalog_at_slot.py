@@ -62,7 +62,7 @@ def read_at(connection: Connection, snapshot: str, names: Sequence[TableName]) -
 def changed_since(seen: Seen | None, table: Table) -> str:
     """What is otherwise in a later view than it was when the table was recorded, in words; empty if nothing is.
 
-    What changes no row and no meaning is left out, as `schema.difference` does. A partition that was made or attached
+    What changes no row and no meaning is left out, as `schema_difference` does. A partition that was made or attached
     since may have rows of the table in that view: `came_since` names those.
     """
     if seen is None or seen.oid != table.details["oid"]:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from itertools import chain
-from typing import Any
 
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName
 from airflow_provider_cdc.errors import SchemaChanged
@@ -18,7 +17,8 @@ RENAMED = "another table has its name now"
 REWRITTEN = "was rewritten or truncated (VACUUM FULL, CLUSTER, TRUNCATE, some forms of ALTER TABLE)"
 HINT = "leave the definition of copied tables alone during a run, and trigger a new run"
 
-_LOGGED = ("r", "p")
+LOGGED = ("r", "p")
+"""The kinds of relations whose changes the log tells."""
 _ROW_BYTES = 100
 """A guess, for tables that were never analyzed."""
 
@@ -67,11 +67,11 @@ def read_tables(connection: Connection, names: Sequence[TableName], publication:
     Columns come in the order in which the log holds them, without dropped ones. ``Column.type`` is what the server
     prints as its type. ``Column.details`` has ``oid`` and ``typmod`` of the type; ``kind``: ``base``, ``enum``,
     ``domain``, ``composite``, ``range``, ``multirange`` or ``array``; ``base``, ``base_oid`` and ``base_typmod`` of the
-    type beneath all domains; ``definition``, a digest of everything that someone could alter of it; ``relation``, the
-    OID of the table; ``number``, which no other column ever had; ``version``, which is another after each change of the
-    column; and where they apply, ``names_objects``: true, if a part of the type is one of ``types.NAMES_OF_OBJECTS``,
-    ``generated``: ``stored`` or ``virtual``, and of a virtual one its ``expression``, and ``computed``, which is
-    another after that was altered.
+    type beneath all domains; ``definition``, a digest of everything that someone could alter of it, but for its labels;
+    ``labels``, the versions of these, if it has any; ``relation``, the OID of the table; ``number``, which no other
+    column ever had; ``version``, which is another after each change of the column; and where they apply,
+    ``names_objects``: true, if a part of the type is one of ``types.NAMES_OF_OBJECTS``, ``generated``: ``stored`` or
+    ``virtual``, and of a virtual one its ``expression``, and ``computed``, which is another after that was altered.
 
     ``Table.details`` has ``oid``; ``kind``: ``r`` or ``p``, or of a view ``v`` or ``m``; ``reads`` of a ``v``:
     `Definition.versions`; ``identity``, its replica identity; ``leaves``, what `leaves` reads; ``tree``, how partitions
@@ -107,7 +107,7 @@ def read_tables(connection: Connection, names: Sequence[TableName], publication:
             )
         oid, kind, identity = found[name]
         # Of a view the log tells nothing, so no key helps.
-        usable = _usable(columns[oid], keys.get(oid, [])) if kind in _LOGGED else []
+        usable = _usable(columns[oid], keys.get(oid, [])) if kind in LOGGED else []
         key_index, key, key_oid, key_version = usable[0] if usable else ("", (), 0, "")
         own, rows, size = held.get(oid, ([], 0, 0))
         names_in_order = [column.name for column in columns[oid]]
@@ -129,100 +129,6 @@ def read_tables(connection: Connection, names: Sequence[TableName], publication:
             details["reads"] = view_definitions.read_definition(connection, oid).versions
         tables.append(Table(name, tuple(columns[oid]), key, key_index, rows, size, details))
     return tuple(tables)
-
-
-def difference(recorded: Table, now: Table, *, versions: bool = True) -> str:
-    """What changed of a table since it was recorded, in words; empty if nothing did that a copy could show.
-
-    With ``versions``, no catalog row of the partition tree or of the columns may have changed at all: that is for the
-    moment in which the position is fixed, about which nothing else is known. During the reads it would stop runs for no
-    reason. What is not compared by version then cannot make a wrong row, even if it was changed and changed back:
-
-    - columns (renamed, of another type, NOT NULL): a column that was dropped and made anew has another number. What
-      each column was called and was of, `in_place` looks at with every read, and the log says with the changes.
-      What is left (statistics, storage, defaults, privileges) changes no row.
-    - the replica identity: the log says it of each relation, and with each change whether the old row is whole. But a
-      change that is told as the root's says it of the root (``as_root``): there the versions go on to count.
-    - partitions that were made or attached since: they held none of the table's rows at the position. The log does not
-      tell of them, nor are they read; of a row that moved into one it has the DELETE where it was. Where it does tell
-      (``as_root``) of rows that came with a partition, it would seem that they had been there before: so none may.
-    - other keys than the recorded one: they tell nothing apart.
-
-    A key is known by its constraint, whose index may be replaced (REINDEX CONCURRENTLY), for the server lets nobody
-    drop it meanwhile. A unique index without a constraint is known by its OID, and REINDEX CONCURRENTLY gives it
-    another one. Afterwards the catalog holds nothing of the old index: it looks just as if that had been dropped, rows
-    that share a key had come and gone, and an index had been made again. So that stops the run. So does a new version
-    of its row: DROP INDEX CONCURRENTLY that is cut short leaves it dead, and REINDEX INDEX brings it back to life.
-    """
-    if recorded.details["oid"] != now.details["oid"]:
-        return RENAMED
-    before, after = ([_shape(column, versions) for column in table.columns] for table in (recorded, now))
-    if before != after:
-        names = {shape[0] for shape in set(before) ^ set(after)} or {"their order"}
-        return f"its columns have changed ({', '.join(sorted(map(str, names)))})"
-    if recorded.key and now.details["keys"].get(recorded.details["key_version"]) != list(recorded.key):
-        return _another_key(recorded, now)
-    if versions and recorded.key != now.key:
-        return "its key has changed"
-    if recorded.details["identity"] != now.details["identity"]:
-        return "its replica identity has changed"
-    if now.details.get("reads") != recorded.details.get("reads"):
-        return "it, or something that it reads, was altered, rewritten, truncated, or got or lost partitions"
-    if now.details["children"] != recorded.details["children"]:
-        return "other tables inherit from it now"
-    if what := publication_scope.moved(recorded.details, now.details):
-        return what
-    whole = versions or recorded.details.get("as_root", True)
-    tree, tree_now = set(recorded.details["tree"]), set(now.details["tree"])
-    if not tree <= tree_now or (whole and tree != tree_now):
-        return "partitions were attached or detached"
-    there = {leaf.oid: leaf for leaf in leaves(now)}
-    for old in leaves(recorded):
-        new = there.get(old.oid)
-        if new is None:
-            return "partitions were attached or detached"
-        # A materialized view that was refreshed is read as of the shared view (`view_reads`).
-        if old.filenode != new.filenode and recorded.details["kind"] != view_definitions.MATERIALIZED:
-            return f"{old.sql} {REWRITTEN}"
-        if old.identity != new.identity:
-            return f"the replica identity of {old.sql} has changed"
-        if (old.sql, old.order) != (new.sql, new.order) or (whole and old.state != new.state):
-            return f"{old.sql} was altered"
-    return ""
-
-
-def _another_key(recorded: Table, now: Table) -> str:
-    if list(recorded.key) not in now.details["keys"].values():
-        return "its key has changed"
-    table, index = quote(recorded.name.schema, recorded.name.name), quote(recorded.key_index)
-    return (
-        f"its key has changed: {index} was altered or made anew (REINDEX CONCURRENTLY of an index without a constraint "
-        "does so), "
-        "and nothing shows that no two rows shared a key in between "
-        f"(ALTER TABLE {table} ADD UNIQUE USING INDEX {index} makes it a constraint, which survives a REINDEX)"
-    )
-
-
-def check_unchanged(connection: Connection, tables: Iterable[Table]) -> None:
-    """Make sure that tables are what they were when they were recorded, and were so all the time since, in all that a
-    copy could show (`difference` says why).
-
-    :raises SchemaChanged: one is not.
-    """
-    recorded = list(tables)
-    for table, now in zip(recorded, read_tables(connection, [table.name for table in recorded]), strict=True):
-        if what := difference(table, now, versions=False):
-            raise SchemaChanged(
-                what,
-                where=str(table.name),
-                hint=HINT,
-            )
-
-
-def _shape(column: Column, versions: bool) -> tuple[Any, ...]:
-    left_out = set() if versions else {"version"}
-    details = {name: value for name, value in column.details.items() if name not in left_out}
-    return column.name, column.type, column.nullable, tuple(sorted(details.items()))
 
 
 def _relations(connection: Connection, names: Sequence[TableName]) -> dict[TableName, tuple[int, str, str]]:
@@ -257,7 +163,7 @@ def _columns(connection: Connection, oids: Sequence[int]) -> dict[int, list[Colu
     types = read_types(connection, {row[5] for row in rows})
     found: dict[int, list[Column]] = defaultdict(list)
     for relation, name, number, version, type_name, oid, typmod, generated, computed, not_null in rows:
-        kind, base, base_oid, base_typmod, names_objects, definition = types[oid]
+        kind, base, base_oid, base_typmod, names_objects, definition, labels = types[oid]
         details: dict[str, str | int | bool] = {
             "oid": oid,
             "typmod": typmod,
@@ -270,6 +176,8 @@ def _columns(connection: Connection, oids: Sequence[int]) -> dict[int, list[Colu
             "number": number,
             "version": version,
         }
+        if labels:
+            details["labels"] = labels
         if names_objects:
             details["names_objects"] = True
         if generated:

@@ -35,17 +35,22 @@ WITH RECURSIVE part(root, oid) AS (
 """
 
 # Everything that a type is made of, and of that everything that someone could have altered and that its values show.
-# What is rare and shows in values (labels, fields) is compared by the version of its row (xmin), so that it is noticed
-# also when it was taken back. A type's own row is not: no statement changes how a type prints, and a GRANT on it, a new
-# owner or name, and a domain's default or NOT NULL change no value that is stored.
+#
+# - Labels are compared by the version of their rows (xmin), so that it is noticed also when one was renamed and named
+#   back. They are apart: those that were there stay what they are if others are added, wherever in their order.
+# - Fields are compared by what they are: values show neither their names, nor whether one is NOT NULL. While a column
+#   is of the type, the server lets nobody give a field another type, and one that was dropped, or added and dropped,
+#   stays in the catalog.
+# - A type's own row is not: no statement changes how a type prints, and a GRANT on it, a new owner or name, and a
+#   domain's default or NOT NULL change no value that is stored.
 _DEFINITIONS = f"""{_PARTS}
 SELECT p.root, bool_or(t.oid = ANY(%s::oid[])),
     md5(string_agg(concat_ws('|', t.oid, t.typtype, t.typtypmod, t.typoutput::oid,
-    (SELECT string_agg(concat_ws('=', e.oid, e.xmin, e.enumsortorder, e.enumlabel), ',' ORDER BY e.enumsortorder)
-        FROM pg_enum e WHERE e.enumtypid = t.oid),
-    (SELECT string_agg(concat_ws('=', a.attnum, a.xmin, a.attname, a.atttypid, a.atttypmod, a.attisdropped), ','
+    (SELECT string_agg(concat_ws('=', a.attnum, a.atttypid, a.atttypmod, a.attisdropped), ','
         ORDER BY a.attnum) FROM pg_attribute a WHERE a.attrelid = t.typrelid AND t.typrelid <> 0 AND a.attnum > 0)
-    ), ';' ORDER BY t.oid) FILTER (WHERE t.oid >= %s::oid))
+    ), ';' ORDER BY t.oid) FILTER (WHERE t.oid >= %s::oid)),
+    string_agg((SELECT string_agg(concat_ws('/', e.oid, e.xmin), ' ' ORDER BY e.oid)
+        FROM pg_enum e WHERE e.enumtypid = t.oid), ' ' ORDER BY t.oid)
 FROM part p JOIN pg_type t ON t.oid = p.oid GROUP BY p.root
 """
 
@@ -73,12 +78,15 @@ _TYPE_KINDS = {
 }
 
 
-def read_types(connection: Connection, oids: Iterable[int]) -> dict[int, tuple[str, str, int, int, bool, str]]:
-    """Kind, name, OID and modifier of the type beneath, whether a part of it is one of ``NAMES_OF_OBJECTS``, and the
-    digest of the definition, by the type's OID."""
+def read_types(connection: Connection, oids: Iterable[int]) -> dict[int, tuple[str, str, int, int, bool, str, str]]:
+    """Kind, name, OID and modifier of the type beneath, whether a part of it is one of ``NAMES_OF_OBJECTS``, the digest
+    of the definition, and the versions of its labels, by the type's OID."""
     wanted = list(oids)
     arguments = wanted, list(NAMES_OF_OBJECTS), _FIRST_OWN_OID
-    parts = {root: (names, digest or "") for root, names, digest in query(connection, _DEFINITIONS, arguments)}
+    parts = {
+        root: (names, digest or "", labels or "")
+        for root, names, digest, labels in query(connection, _DEFINITIONS, arguments)
+    }
     return {
         root: (_TYPE_KINDS[kind], base, base_oid, typmod, *parts[root])
         for root, base, base_oid, typmod, kind in query(connection, _BASES, (wanted,))

@@ -46,7 +46,8 @@ from airflow_provider_cdc.sources.postgres.catalog.replica_identities import (
     needs_log,
     no_identity,
 )
-from airflow_provider_cdc.sources.postgres.catalog.schema import HINT, difference, read_tables
+from airflow_provider_cdc.sources.postgres.catalog.schema import HINT, read_tables
+from airflow_provider_cdc.sources.postgres.catalog.schema_difference import AT_UPPER, difference
 from airflow_provider_cdc.sources.postgres.checks.context import ServerContext, TablesContext
 from airflow_provider_cdc.sources.postgres.checks.settings import SETTINGS
 from airflow_provider_cdc.sources.postgres.checks.slots import PUBLICATION
@@ -146,7 +147,7 @@ def record_initial(
                 return InitialPoint(
                     position,
                     found,
-                    tuple(replace(table, options=plan.options) for plan, table in zip(plans, tables, strict=True)),
+                    tuple(_planned(table, plan) for plan, table in zip(plans, tables, strict=True)),
                     0.0,
                     tuple(slots.identity_of_try(other) for other in earlier),
                 )
@@ -163,6 +164,11 @@ def record_initial(
         except CdcError as also:
             _log.warning("The slot %s may be left: %s", name, also)
         raise
+
+
+def _planned(table: Table, plan: TablePlan) -> Table:
+    details = {**table.details, AT_UPPER: True} if plan.at_upper else table.details
+    return replace(table, options=plan.options, details=details)
 
 
 def _check_made(connection: Connection, name: str, position: Lsn) -> None:

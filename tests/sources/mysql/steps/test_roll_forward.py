@@ -301,6 +301,12 @@ def test_an_optimize_is_not_taken_for_a_replacement_before_it_is_logged(since: S
         assert "OPTIMIZE TABLE is running" in since.refused()["a"]
     run.check_tables(since.point.tables)
     assert since.refused() == {}
+    since.do("CREATE TABLE c (id INT) PARTITION BY KEY (id)", *_unlogged("ALTER TABLE a FORCE"))
+    with (
+        _waiting(since, "ALTER TABLE c OPTIMIZE PARTITION p0", holding="c"),
+        pytest.raises(TransientError, match="OPTIMIZE TABLE is running"),
+    ):
+        run.check_tables(since.point.tables)
 
 
 def test_identities_do_not_wait_for_ddl_of_other_tables(since: Since) -> None:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from functools import partial
 
+import psycopg
 import pytest
 
 from airflow_provider_cdc.core.storage.records import decode, encode
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import SchemaChanged
 from airflow_provider_cdc.sources.postgres.catalog.named_tables import resolve
-from airflow_provider_cdc.sources.postgres.catalog.schema import (
-    check_unchanged,
-    difference,
-    leaves,
-    read_tables,
-)
+from airflow_provider_cdc.sources.postgres.catalog.schema import leaves, read_tables
+from airflow_provider_cdc.sources.postgres.catalog.schema_difference import AT_UPPER, check_unchanged, difference
 from airflow_provider_cdc.sources.postgres.catalog.types import unmapped
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query, session
 from airflow_provider_cdc.sources.postgres.steps.chunk_reader import check_in_place
@@ -40,7 +38,9 @@ CREATE TABLE shop.parts (id int, code text, PRIMARY KEY (code, id)) PARTITION BY
 CREATE TABLE shop.parts_low PARTITION OF shop.parts FOR VALUES FROM (0) TO (10);
 CREATE TABLE shop.parts_high PARTITION OF shop.parts FOR VALUES FROM (10) TO (20) PARTITION BY HASH (id);
 CREATE TABLE shop.parts_one PARTITION OF shop.parts_high FOR VALUES WITH (MODULUS 1, REMAINDER 0);
-CREATE TABLE shop.visits (at date);
+CREATE SCHEMA elsewhere;
+CREATE TABLE elsewhere.places (id int, town text);
+CREATE TABLE shop.visits (at date, place elsewhere.places);
 CREATE VIEW shop.seen AS SELECT * FROM shop.visits;
 CREATE TABLE shop."Odd ""one"" out" (id int);
 """
@@ -180,6 +180,13 @@ HARMLESS = (
     "CREATE UNIQUE INDEX also ON shop.orders (id)",
     "CREATE TABLE shop.parts_more PARTITION OF shop.parts FOR VALUES FROM (20) TO (30)",
     "ALTER TABLE shop.visits OWNER TO CURRENT_USER",
+    "ALTER TABLE shop.visits ALTER at SET NOT NULL",
+    "ALTER TYPE shop.mood ADD VALUE 'furious' BEFORE 'sad'",
+    "ALTER TYPE shop.mood ADD VALUE 'calm'; ALTER TYPE shop.mood RENAME VALUE 'calm' TO 'still'",
+    # What a value shows of a row of another table, or of another type, is its fields, without their names.
+    "ALTER TYPE shop.feeling RENAME ATTRIBUTE since TO began",
+    "ALTER TABLE elsewhere.places ALTER town SET NOT NULL; GRANT SELECT (town) ON elsewhere.places TO public",
+    "ALTER TABLE elsewhere.places RENAME town TO city",
     # What every read and every change shows during a run.
     "ALTER TABLE shop.orders RENAME at TO a; ALTER TABLE shop.orders RENAME a TO at",
     "ALTER TABLE shop.parts_one REPLICA IDENTITY FULL; ALTER TABLE shop.parts_one REPLICA IDENTITY DEFAULT",
@@ -205,7 +212,10 @@ HARMFUL = {
     "ALTER TYPE shop.mood RENAME VALUE 'sad' TO 'x'; ALTER TYPE shop.mood RENAME VALUE 'x' TO 'sad'": (
         "columns have changed (feeling, moods)"
     ),
-    "ALTER TYPE shop.feeling RENAME ATTRIBUTE since TO began": "columns have changed (feeling)",
+    "ALTER TYPE shop.mood ADD VALUE 'calm'; ALTER TYPE shop.mood RENAME VALUE 'sad' TO 'blue'": "(feeling, moods)",
+    "ALTER TYPE shop.feeling ADD ATTRIBUTE x int; ALTER TYPE shop.feeling DROP ATTRIBUTE x": "changed (feeling)",
+    "ALTER TABLE elsewhere.places ADD x int": "columns have changed (place)",
+    "ALTER TABLE elsewhere.places DROP town": "columns have changed (place)",
     "ALTER TABLE shop.orders DROP CONSTRAINT orders_pkey": "its columns have changed|its key has changed",
     "ALTER TABLE shop.orders DROP CONSTRAINT orders_pkey, ADD PRIMARY KEY (id)": "has changed|have changed",
     "VACUUM FULL shop.orders": "was rewritten or truncated",
@@ -252,7 +262,50 @@ def test_names_of_objects_inside_of_other_types(shop: Connection) -> None:
     assert [column.name for column in orders.columns if unmapped(column)] == []
 
 
+def test_labels_that_come_before_the_reads_end_where_the_copy_is_exact_there(shop: Connection) -> None:
+    """One that is there by then may have got another name when it is read."""
+    (table,) = read_tables(shop, [ORDERS])
+    exact_later = replace(table, details={**table.details, AT_UPPER: True})
+    query(shop, "ALTER TYPE shop.mood ADD VALUE 'calm'")
+    check_unchanged(shop, [table])
+    with pytest.raises(SchemaChanged, match="moods"):
+        check_unchanged(shop, [exact_later])
+
+
+def test_labels_that_are_added_to_a_key_and_renamed_before_their_rows_are_read(shop: Connection) -> None:
+    """The log has such a row under one key, and the reads have it under another."""
+    query(shop, "CREATE TABLE shop.kept (mood shop.mood PRIMARY KEY, note text)")
+    tables = read_tables(shop, [TableName("shop", "kept")])
+    query(shop, "ALTER TYPE shop.mood ADD VALUE 'calm'")
+    query(shop, "INSERT INTO shop.kept VALUES ('calm')")
+    query(shop, "ALTER TYPE shop.mood RENAME VALUE 'calm' TO 'still'")
+    with pytest.raises(SchemaChanged, match="mood"):
+        check_unchanged(shop, tables)
+
+
+def test_a_column_of_a_type_that_is_altered_keeps_the_types_of_its_fields(shop: Connection) -> None:
+    """Only the server sees to it: a type that was another one for a while leaves the catalog as it was."""
+    for statement in (
+        "CREATE TYPE shop.stay AS (since timestamptz, note varchar(5))",
+        "CREATE DOMAIN shop.stays AS shop.stay[]",
+        "CREATE TABLE elsewhere.parent (id int, since timestamptz) PARTITION BY LIST (id)",
+        "CREATE TABLE shop.guests (id int PRIMARY KEY, stays shop.stays, parent elsewhere.parent[])",
+        "SET TIME ZONE 'UTC'",
+    ):
+        query(shop, statement)
+    for statement in (
+        "ALTER TYPE shop.stay ALTER ATTRIBUTE since TYPE timestamp CASCADE",
+        "ALTER TYPE shop.stay ALTER ATTRIBUTE note TYPE text",
+        "ALTER TABLE elsewhere.parent ALTER since TYPE timestamp",
+        "ALTER TABLE elsewhere.places ALTER town TYPE varchar",
+        "ALTER TABLE elsewhere.places ADD x int DEFAULT 1",
+    ):
+        with pytest.raises(psycopg.errors.FeatureNotSupported, match=r"uses it|uses its row type"), shop.transaction():
+            query(shop, statement)
+
+
 AT_THE_POSITION = {
+    "ALTER TYPE shop.mood ADD VALUE 'calm'": "columns have changed (feeling, moods)",
     "ALTER TABLE shop.orders RENAME at TO a; ALTER TABLE shop.orders RENAME a TO at": "columns have changed (at)",
     "ALTER TABLE shop.parts_one REPLICA IDENTITY FULL; ALTER TABLE shop.parts_one REPLICA IDENTITY DEFAULT": (
         "shop.parts_one was altered"

@@ -16,9 +16,14 @@ from enum import Enum
 from itertools import pairwise
 
 from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.sources.mysql.log.statements.alter_table import (
+    alteration,
+    made_index_of,
+    made_or_dropped_index,
+)
 from airflow_provider_cdc.sources.mysql.log.statements.grammar import Reader, Statement, Token, UnreadableError, known
 from airflow_provider_cdc.sources.mysql.log.statements.identity_effect import IdentityEffect
-from airflow_provider_cdc.sources.mysql.log.statements.index_changes import alters_no_row, drops_index, makes_index
+from airflow_provider_cdc.sources.mysql.log.statements.index_changes import dropped_index
 from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import TrackedNames
 from airflow_provider_cdc.sources.mysql.log.statements.writes_elsewhere import Write, write_of
 
@@ -42,7 +47,8 @@ class Meaning:
 
     ``write``: what it writes to `Effect.ELSEWHERE`. ``redefines``: the tables, copied or not, of which it may change
     whether they are views, or have triggers; ``*`` stands for all. ``identity``: how it may change the identity of the
-    copied tables that it names, if it is known to change none of their rows.
+    copied tables that it names, if it is known to change none of their rows. ``detail``: what a statement does that
+    touches a table, if its kind does not say it.
     """
 
     effect: Effect
@@ -51,6 +57,12 @@ class Meaning:
     write: Write | None = None
     redefines: tuple[TableName, ...] = ()
     identity: IdentityEffect | None = None
+    detail: str = ""
+
+    @property
+    def described(self) -> str:
+        """The statement, for messages."""
+        return f"{self.statement} … {self.detail}" if self.detail else self.statement
 
 
 EVERY_TABLE = TableName("*", "*")
@@ -170,8 +182,12 @@ def _alter(parser: _Parser) -> Meaning:
     parser.if_exists()
     tables = [parser.table()]
     found = parser.found(tables[0])
-    if found is not None and (identity := alters_no_row(parser, found, parser.tracked)) is not None:
-        return Meaning(Effect.HARMLESS, "ALTER TABLE", identity=identity)
+    detail = ""
+    if found is not None:
+        altered = alteration(parser, found, parser.tracked)
+        if altered.identity is not None:
+            return Meaning(Effect.HARMLESS, "ALTER TABLE", identity=_changed(altered.identity))
+        detail = f"{altered.what} ({altered.why})" if altered.why else altered.what
     while parser.at < len(parser.tokens):
         if parser.take("RENAME"):
             if parser.take("COLUMN", "INDEX", "KEY"):
@@ -188,7 +204,11 @@ def _alter(parser: _Parser) -> Meaning:
             tables.append(parser.table())
         else:
             parser.at += 1
-    return parser.redefines("ALTER TABLE", *tables)
+    return replace(parser.redefines("ALTER TABLE", *tables), detail=detail)
+
+
+def _changed(identity: IdentityEffect) -> IdentityEffect | None:
+    return None if identity is IdentityEffect.KEPT else identity
 
 
 def _create(parser: _Parser) -> Meaning:
@@ -204,7 +224,7 @@ def _create(parser: _Parser) -> Meaning:
         table = parser.table()
         own = parser.found(table)
         if own is not None and kind in ("", "UNIQUE"):
-            identity = makes_index(parser, name, bool(kind), own, parser.tracked)
+            identity = made_index_of(parser, name, bool(kind), own, parser.tracked)
             if identity is not None:
                 return Meaning(Effect.HARMLESS, "CREATE INDEX", identity=identity)
         return parser.touches("CREATE INDEX", table)
@@ -244,8 +264,11 @@ def _drop(parser: _Parser) -> Meaning:
         parser.need("ON")
         table = parser.table()
         found = parser.found(table)
-        if found is not None and (identity := drops_index(parser, name, found, parser.tracked)) is not None:
-            return Meaning(Effect.HARMLESS, "DROP INDEX", identity=identity)
+        if found is not None:
+            dropped = dropped_index(name, parser.tracked.key_index(found))
+            identity = made_or_dropped_index(parser, dropped, found, parser.tracked)
+            if identity is not None:
+                return Meaning(Effect.HARMLESS, "DROP INDEX", identity=identity)
         return parser.touches("DROP INDEX", table)
     if parser.take("TEMPORARY"):
         parser.need("TABLE", "TABLES")

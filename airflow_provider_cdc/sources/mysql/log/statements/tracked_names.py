@@ -18,6 +18,8 @@ class TrackedNames:
 
     :param key_indexes: the name of the index behind each table's key.
     :param recomputed: the tables of which a value may become another when the server copies them row by row.
+    :param known_engines: the tables that were InnoDB's from the beginning of the window.
+    :param in_partitions: the tables that had no row there that belongs to none of their partitions.
     """
 
     def __init__(
@@ -25,10 +27,14 @@ class TrackedNames:
         names: Iterable[TableName],
         key_indexes: Mapping[TableName, str] | None = None,
         recomputed: Collection[TableName] = (),
+        known_engines: Collection[TableName] = (),
+        in_partitions: Collection[TableName] = (),
     ) -> None:
         self._names = list(names)
         self._key_indexes = key_indexes or {}
         self._recomputed = recomputed
+        self._known_engines = known_engines
+        self._in_partitions = in_partitions
         self._by_name = {(name.schema.lower(), name.name.lower()): name for name in self._names}
 
     def find(self, schema: str, table: str) -> TableName | None:
@@ -51,6 +57,14 @@ class TrackedNames:
     def is_recomputed(self, name: TableName) -> bool:
         """Whether a copy of it, row by row, may have other values."""
         return name in self._recomputed
+
+    def has_known_engine(self, name: TableName) -> bool:
+        """Whether it was InnoDB's from the beginning of the window."""
+        return name in self._known_engines
+
+    def has_rows_in_partitions_only(self, name: TableName) -> bool:
+        """Whether it had no row at the beginning of the window that belongs to none of its partitions."""
+        return name in self._in_partitions
 
     def first_in(self, schema: str) -> TableName | None:
         """Some copied table of the schema."""

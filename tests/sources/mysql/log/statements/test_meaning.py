@@ -201,7 +201,8 @@ def test_what_the_server_may_understand_differently_is_never_harmless(text: str)
     assert of("ALTER TABLE x COMMENT '\udc81'").effect is Effect.HARMLESS
 
 
-KEYS = TrackedNames(TRACKED, dict.fromkeys(TRACKED, "PRIMARY") | {TRACKED[2]: "its key"})
+KEY_INDEXES = dict.fromkeys(TRACKED, "PRIMARY") | {TRACKED[2]: "its key"}
+KEYS = TrackedNames(TRACKED, KEY_INDEXES, known_engines=TRACKED, in_partitions=TRACKED)
 NO_ROW_CHANGES = [
     "ADD INDEX i (a)",
     "ADD KEY (a)",
@@ -219,6 +220,38 @@ NO_ROW_CHANGES = [
     "ALTER a DROP DEFAULT",
     "COMMENT = 'x'",
     "COMMENT 'RENAME TO x'",
+    "ADD INDEX i (a), ADD UNIQUE (b), DROP KEY j, COMMENT 'x', ALTER a SET DEFAULT 1",
+    "ALGORITHM=INPLACE, LOCK=NONE, ADD INDEX (a), DROP INDEX i",
+    "FORCE",
+    "ENGINE = InnoDB, FORCE",
+    "engine innodb comment='x' AUTO_INCREMENT = 5, STATS_AUTO_RECALC DEFAULT STATS_PERSISTENT=1",
+    "AUTO_INCREMENT 1000",
+    "STATS_SAMPLE_PAGES = 20",
+    "ADD CHECK (a > 0)",
+    "ADD CONSTRAINT CHECK ((a > 0) AND b <> ') , DROP COLUMN a') NOT ENFORCED, ADD INDEX (a)",
+    "ADD CONSTRAINT `check` CHECK (a IN (1, (2))) ENFORCED",
+    "DROP CHECK c, DROP CHECK d",
+    "ALTER CHECK c NOT ENFORCED",
+    "ADD PARTITION (PARTITION p VALUES LESS THAN ('2026-01-01') COMMENT 'x)' ENGINE = InnoDB)",
+    "ADD PARTITION (PARTITION p VALUES IN (1, 2), PARTITION q VALUES IN ((3), (4)))",
+    "ADD PARTITION (PARTITION p VALUES LESS THAN MAXVALUE (SUBPARTITION a, SUBPARTITION b))",
+    "ADD PARTITION PARTITIONS 3",
+    "LOCK=SHARED, ALGORITHM=INPLACE, ADD PARTITION (PARTITION p)",
+    "COALESCE PARTITION 2",
+    "ANALYZE PARTITION p, q",
+    "OPTIMIZE PARTITION ALL",
+    "REBUILD PARTITION `a b`, p",
+    "REORGANIZE PARTITION p, q INTO (PARTITION r VALUES LESS THAN (TO_DAYS('2026-01-01')))",
+]
+NEEDS_TO_KNOW = {
+    "REBUILD PARTITION ALL": "belong to no partition",
+    "REORGANIZE PARTITION p INTO (PARTITION q VALUES LESS THAN (5))": "belong to no partition",
+    "REORGANIZE PARTITION p INTO (PARTITION q VALUES LESS THAN (5, MAXVALUE))": "belong to no partition",
+    "COMMENT = 'x', ENGINE = InnoDB": "another engine",
+}
+LEAVES_NO_ROW_OUT = [
+    "REORGANIZE PARTITION p INTO (PARTITION q VALUES LESS THAN (5), PARTITION r VALUES LESS THAN MAXVALUE)",
+    "REORGANIZE PARTITION p INTO (PARTITION q VALUES LESS THAN (5, 6), PARTITION r VALUES LESS THAN (MAXVALUE, 3))",
 ]
 ROW_CHANGES = [
     "ADD INDEX i ((a + 1))",
@@ -241,11 +274,38 @@ ROW_CHANGES = [
     "ALTER INDEX `Primary` INVISIBLE",
     "ALTER COLUMN a SET DEFAULT (uuid())",
     "ALTER COLUMN a SET INVISIBLE",
-    "ALTER CHECK c NOT ENFORCED",
-    "COMMENT = 'x', ENGINE = InnoDB",
+    "ALTER CHECK c",
+    "COMMENT = 'x', ENGINE = MyISAM",
+    "ENGINE = 'InnoDB'",
     "COMMENT = 'x' CONVERT TO CHARACTER SET latin1",
-    "FORCE",
-    "ENGINE = InnoDB",
+    "FORCE PARTITION BY HASH (a)",
+    "FORCE,",
+    "FORCE, ORDER BY a",
+    "ENGINE = InnoDB REMOVE PARTITIONING",
+    "AUTO_INCREMENT = 5 CHARACTER SET latin1",
+    "ADD CHECK (a > 0), ADD COLUMN b INT",
+    "ADD CHECK (a > 0 /* ) */ , DROP COLUMN b",
+    "ADD CHECK (a > 0) /*!80000 , DROP COLUMN b */",
+    "ADD CHECK a > 0",
+    "ADD CONSTRAINT c FOREIGN KEY (a) REFERENCES x (a)",
+    "ADD CONSTRAINT c PRIMARY KEY (a)",
+    "DROP CONSTRAINT c",
+    "DROP FOREIGN KEY c",
+    "ADD INDEX (a) WITH VALIDATION",
+    "ADD PARTITION (PARTITION p VALUES IN (1)), DROP COLUMN a",
+    "ADD INDEX (a), ADD PARTITION (PARTITION p VALUES IN (1))",
+    "ADD PARTITION (PARTITION p VALUES IN (1)",
+    "DROP PARTITION p",
+    "TRUNCATE PARTITION p",
+    "REPAIR PARTITION p",
+    "EXCHANGE PARTITION p WITH TABLE x WITHOUT VALIDATION",
+    "DISCARD PARTITION p TABLESPACE",
+    "REORGANIZE PARTITION p INTO (PARTITION q VALUES IN (1))",
+    "REORGANIZE PARTITION p INTO (PARTITION q)",
+    "REORGANIZE PARTITION",
+    "REBUILD PARTITION p FORCE",
+    "PARTITION BY HASH (a)",
+    "ALGORITHM=INPLACE",
     "",
 ]
 
@@ -259,6 +319,29 @@ def test_changes_of_a_copied_table_that_change_no_row(change: str) -> None:
 @pytest.mark.parametrize("change", ROW_CHANGES)
 def test_changes_of_a_copied_table_that_may_change_rows(change: str) -> None:
     assert meaning(Statement(f"ALTER TABLE orders {change}", "shop"), KEYS).effect is not Effect.HARMLESS
+
+
+@pytest.mark.parametrize("change", [*NEEDS_TO_KNOW, *LEAVES_NO_ROW_OUT])
+def test_what_changes_no_row_of_a_table_of_which_enough_is_known(change: str) -> None:
+    statement = Statement(f"ALTER TABLE orders {change}", "shop")
+    found = meaning(statement, TrackedNames(TRACKED, KEY_INDEXES))
+    assert meaning(statement, KEYS).effect is Effect.HARMLESS
+    assert (found.effect is Effect.HARMLESS) is (change in LEAVES_NO_ROW_OUT)
+    assert NEEDS_TO_KNOW.get(change, "") in found.described
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ("ADD INDEX i (a), DROP COLUMN b", "DROP COLUMN"),
+        ("MODIFY a INT", "MODIFY"),
+        ("DROP PARTITION p", "DROP PARTITION"),
+        ("ADD INDEX (a) PARTITION BY HASH (a)", "PARTITION BY"),
+        ("CONVERT TO CHARACTER SET latin1", "CONVERT TO CHARACTER SET"),
+    ],
+)
+def test_messages_say_what_an_alter_does(change: str, told: str) -> None:
+    assert meaning(Statement(f"ALTER TABLE orders {change}", "shop"), KEYS).described == f"ALTER TABLE … {told}"
 
 
 def test_indexes_of_a_copied_table() -> None:
@@ -289,6 +372,14 @@ def test_indexes_of_a_copied_table() -> None:
         ("CREATE UNIQUE INDEX u ON other.`order items` (a)", IdentityEffect.REBUILT),
         ("ALTER TABLE other.`order items` DROP KEY u", IdentityEffect.REBUILT),
         ("DROP INDEX u ON other.`order items`", IdentityEffect.REBUILT),
+        ("ALTER TABLE orders ADD INDEX (a), AUTO_INCREMENT = 5", IdentityEffect.MARKED),
+        ("ALTER TABLE orders ADD INDEX (a), FORCE", IdentityEffect.REBUILT),
+        ("ALTER TABLE orders ADD CHECK (a > 0) NOT ENFORCED", IdentityEffect.MARKED),
+        ("ALTER TABLE orders ADD CHECK (a > 0)", IdentityEffect.REBUILT),
+        ("ALTER TABLE orders ADD PARTITION (PARTITION p VALUES IN (1))", IdentityEffect.EXTENDED),
+        ("ALTER TABLE orders ALGORITHM=COPY, ADD PARTITION (PARTITION p VALUES IN (1))", IdentityEffect.REBUILT),
+        ("ALTER TABLE orders ADD PARTITION (PARTITION p)", IdentityEffect.REBUILT),
+        ("ALTER TABLE orders ANALYZE PARTITION p", None),
         ("ANALYZE TABLE orders", None),
         ("OPTIMIZE TABLE x", None),
     ],
@@ -298,7 +389,7 @@ def test_what_is_let_pass_may_change_so_much_of_a_table_s_identity(text: str, id
     assert (found.effect, found.identity) == (Effect.HARMLESS, identity)
 
 
-RECOMPUTED = TrackedNames(TRACKED, dict.fromkeys(TRACKED, "PRIMARY"), [TRACKED[0]])
+RECOMPUTED = TrackedNames(TRACKED, KEY_INDEXES, [TRACKED[0]], known_engines=TRACKED, in_partitions=TRACKED)
 
 
 @pytest.mark.parametrize(
@@ -306,7 +397,11 @@ RECOMPUTED = TrackedNames(TRACKED, dict.fromkeys(TRACKED, "PRIMARY"), [TRACKED[0
     [
         "CREATE INDEX i ON orders (a)",
         "DROP INDEX i ON orders",
-        *(f"ALTER TABLE orders {change}" for change in NO_ROW_CHANGES if "," not in change),
+        *(
+            f"ALTER TABLE orders {change}"
+            for change in NO_ROW_CHANGES
+            if "," not in change and "PARTITION" not in change
+        ),
     ],
 )
 def test_what_may_copy_a_table_that_a_copy_changes_must_say_that_it_does_not(text: str) -> None:
@@ -329,6 +424,11 @@ def test_optimize_of_a_table_that_a_copy_changes() -> None:
     assert effect("OPTIMIZE TABLE x, orders") is Effect.TOUCHES
     assert effect("OPTIMIZE LOCAL TABLES shop.orders") is Effect.TOUCHES
     assert effect("OPTIMIZE TABLE x, other.`order items`") is Effect.HARMLESS
+    # Whatever it says, it is as the server is set.
+    assert effect("ALTER TABLE orders ALGORITHM=INPLACE, OPTIMIZE PARTITION p") is Effect.TOUCHES
+    assert effect("ALTER TABLE orders ALGORITHM=INPLACE, REBUILD PARTITION p") is Effect.HARMLESS
+    assert effect("ALTER TABLE orders ADD PARTITION (PARTITION p VALUES IN (1))") is Effect.TOUCHES
+    assert effect("ALTER TABLE orders ANALYZE PARTITION p") is Effect.HARMLESS
 
 
 def test_a_unique_index_that_may_be_the_recorded_key_was_made_within_the_window() -> None:

@@ -1,0 +1,273 @@
+"""What ALTER TABLE may do to a copied table because it changes no row, nor what an image of one looks like.
+
+Indexes, but not the one that is the key; a column's default; checks; comments; what the statistics are made of; the
+next automatic number; to write the table anew. Several at once are as harmless as each by itself, and all of the
+statement is read. ENGINE=InnoDB is harmless for a table that was InnoDB's: one of another engine may hold rows that are
+in no log of its own (MERGE, FEDERATED). DROP CONSTRAINT may mean a foreign key, and then cascades end; DROP CHECK does
+not.
+
+How the server does it counts, too. It may copy the table, row by row, and then it computes STORED columns anew, with
+the settings of whoever asked for it, and takes dates that this session's sql_mode does not allow for others. It does so
+with ALGORITHM=COPY; with ``old_alter_table=ON``, of which the log says nothing; for a new CHECK; and for whatever it
+cannot do in place. So where a copy may have other values, the statement has to say that it makes none. Written anew in
+place, and in one partition or another, rows are what they were, to the byte.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from airflow_provider_cdc.core.tables.table import TableName
+from airflow_provider_cdc.sources.mysql.log.statements.grammar import Reader, UnreadableError
+from airflow_provider_cdc.sources.mysql.log.statements.identity_effect import IdentityEffect, widest
+from airflow_provider_cdc.sources.mysql.log.statements.index_changes import (
+    added_index,
+    dropped_index,
+    is_other_index,
+    is_text,
+    made_index,
+)
+from airflow_provider_cdc.sources.mysql.log.statements.partition_changes import changes_partitions, partition_change
+from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import TrackedNames
+
+_STATISTICS = ("STATS_AUTO_RECALC", "STATS_PERSISTENT", "STATS_SAMPLE_PAGES")
+_OPTIONS = ("AUTO_INCREMENT", "COMMENT", "ENGINE", *_STATISTICS)
+_IN_PLACE = ("INPLACE", "INSTANT")
+RECOMPUTED = (
+    "the server may copy the table row by row, which computes its STORED columns anew, or changes its odd dates; with "
+    "ALGORITHM=INPLACE it does not"
+)
+OTHER_ENGINE = "it may have converted the table from another engine: which one it had before is not known"
+_SHOWN = frozenset(
+    "ADD ALTER ANALYZE AUTO_INCREMENT BY CHANGE CHARACTER CHECK CHECKSUM COALESCE COLUMN COLUMNS COMMENT CONSTRAINT "
+    "CONVERT DEFAULT DISABLE DISCARD DROP ENABLE ENGINE EXCHANGE FIRST FORCE FOREIGN FULLTEXT IMPORT INDEX KEY KEYS "
+    "MODIFY OPTIMIZE ORDER PARTITION PARTITIONING PRIMARY REBUILD REMOVE RENAME REORGANIZE REPAIR ROW_FORMAT SET "
+    "SPATIAL TABLESPACE TO TRUNCATE UNIQUE".split()
+)
+"""Words that tell, at the beginning of a part, what it does."""
+_MOST_SHOWN = 4
+
+
+@dataclass(frozen=True)
+class Alteration:
+    """What an ALTER TABLE does to a copied table: to its identity, if it is known to change none of its rows; else
+    ``what`` it does that may, in words, and ``why`` it may, if that is not plain."""
+
+    identity: IdentityEffect | None
+    what: str = ""
+    why: str = ""
+
+
+def alteration(reader: Reader, table: TableName, tracked: TrackedNames) -> Alteration:
+    """What follows ALTER TABLE and the name of a copied ``table``. Nothing is taken unless it changes no row."""
+    at = reader.at
+    parts = _Parts(reader, table, tracked)
+    try:
+        identity = parts.identity()
+    except UnreadableError:
+        identity = None
+    if identity is not None:
+        return Alteration(identity)
+    reader.at = parts.begun
+    what = _shown(reader)
+    reader.at = at
+    return Alteration(None, what, parts.why)
+
+
+def made_or_dropped_index(
+    reader: Reader, effect: IdentityEffect | None, table: TableName, tracked: TrackedNames
+) -> IdentityEffect | None:
+    """``effect`` of a CREATE or DROP INDEX, if what follows is only how it is to be done, and changes no row."""
+    parts = _Parts(reader, table, tracked)
+    try:
+        return parts.done(effect) if effect is not None and parts.modifiers() else None
+    except UnreadableError:
+        return None
+
+
+def made_index_of(
+    reader: Reader, name: str, unique: bool, table: TableName, tracked: TrackedNames
+) -> IdentityEffect | None:
+    """What CREATE INDEX does to the table's identity, given what follows the table's name; None: it may change rows."""
+    try:
+        effect = made_index(reader, name, unique, tracked.key_index(table))
+    except UnreadableError:
+        return None
+    return made_or_dropped_index(reader, effect, table, tracked)
+
+
+class _Parts:
+    """Reads the parts of an ALTER TABLE. ``begun`` is where the one begins that may change rows, and ``why``."""
+
+    def __init__(self, reader: Reader, table: TableName, tracked: TrackedNames) -> None:
+        self.begun = reader.at
+        self.why = ""
+        self._reader = reader
+        self._table = table
+        self._tracked = tracked
+        self._key_index = tracked.key_index(table)
+        self._algorithm = ""
+
+    def identity(self) -> IdentityEffect | None:
+        reader = self._reader
+        effects: list[IdentityEffect] = []
+        while True:
+            self.begun = reader.at
+            if not self._modifier():
+                alone = not effects and changes_partitions(reader)
+                effect = self._of_partitions() if alone else self._part()
+                if effect is None:
+                    return None
+                effects.append(effect)
+                if alone:
+                    break
+            if not reader.sign(","):
+                break
+        self.begun = reader.at if reader.at < len(reader.tokens) else self.begun
+        if reader.at < len(reader.tokens) or not effects:
+            return None
+        return self.done(widest(effects))
+
+    def modifiers(self) -> bool:
+        """Take how the change is to be done; whether nothing else follows."""
+        while self._reader.at < len(self._reader.tokens):
+            if not self._modifier():
+                return False
+        return True
+
+    def done(self, effect: IdentityEffect) -> IdentityEffect | None:
+        """What it does as it is to be done; None: it may change rows that way."""
+        if effect is IdentityEffect.KEPT:
+            return effect
+        if self._tracked.is_recomputed(self._table) and self._algorithm not in _IN_PLACE:
+            self.why = RECOMPUTED
+            return None
+        return IdentityEffect.REBUILT if self._algorithm == "COPY" else effect
+
+    def _modifier(self) -> bool:
+        what = self._reader.take("ALGORITHM", "LOCK")
+        if what:
+            self._reader.sign("=")
+            how = self._reader.need("DEFAULT", "INSTANT", "INPLACE", "COPY", "NONE", "SHARED", "EXCLUSIVE")
+            self._algorithm = how if what == "ALGORITHM" else self._algorithm
+        return bool(what)
+
+    def _of_partitions(self) -> IdentityEffect | None:
+        found = partition_change(self._reader, self._table, self._tracked)
+        if isinstance(found, str):
+            self.why = found
+            return None
+        return found
+
+    def _part(self) -> IdentityEffect | None:
+        reader, key_index = self._reader, self._key_index
+        if reader.take("ADD"):
+            return self._check() if reader.word() in ("CHECK", "CONSTRAINT") else added_index(reader, key_index)
+        if reader.take("DROP"):
+            if reader.take("CHECK"):
+                reader.name()
+                return IdentityEffect.MARKED
+            reader.need("INDEX", "KEY")
+            return dropped_index(reader.name(), key_index)
+        if reader.take("RENAME"):
+            reader.need("INDEX", "KEY")
+            other = is_other_index(reader, key_index)
+            reader.need("TO")
+            return IdentityEffect.MARKED if other and is_other_index(reader, key_index) else None
+        if reader.take("ALTER"):
+            return self._altered()
+        if reader.take("FORCE"):
+            return IdentityEffect.REBUILT
+        effects = []
+        # Between these there need not be a comma.
+        while option := reader.take(*_OPTIONS):
+            if (effect := self._option(option)) is None:
+                return None
+            effects.append(effect)
+        return widest(effects) if effects else None
+
+    def _check(self) -> IdentityEffect:
+        """A new check: the server copies the table to look at each row."""
+        reader = self._reader
+        if reader.take("CONSTRAINT") and reader.word() != "CHECK":
+            reader.name()
+        reader.need("CHECK")
+        _skip_parentheses(reader)
+        return self._enforced()
+
+    def _enforced(self) -> IdentityEffect:
+        if self._reader.take("NOT"):
+            self._reader.need("ENFORCED")
+            return IdentityEffect.MARKED
+        self._reader.take("ENFORCED")
+        return IdentityEffect.REBUILT
+
+    def _altered(self) -> IdentityEffect | None:
+        """The visibility of an index, whether a check is enforced, or a column's default."""
+        reader = self._reader
+        if reader.take("INDEX"):
+            other = is_other_index(reader, self._key_index)
+            reader.need("VISIBLE", "INVISIBLE")
+            return IdentityEffect.MARKED if other else None
+        if reader.take("CHECK"):
+            reader.name()
+            if reader.word() not in ("NOT", "ENFORCED"):
+                return None
+            return self._enforced()
+        reader.take("COLUMN")
+        reader.name()
+        if reader.take("DROP"):
+            reader.need("DEFAULT")
+            return IdentityEffect.MARKED
+        reader.need("SET")
+        reader.need("DEFAULT")
+        return IdentityEffect.MARKED if _is_constant(reader) else None
+
+    def _option(self, option: str) -> IdentityEffect | None:
+        reader = self._reader
+        reader.sign("=")
+        if option == "COMMENT":
+            return IdentityEffect.MARKED if is_text(reader) else None
+        if option == "ENGINE":
+            if reader.name().upper() != "INNODB":
+                return None
+            if not self._tracked.has_known_engine(self._table):
+                self.why = OTHER_ENGINE
+                return None
+            return IdentityEffect.REBUILT
+        if option in _STATISTICS and reader.take("DEFAULT"):
+            return IdentityEffect.MARKED
+        return IdentityEffect.MARKED if reader.name().isdecimal() else None
+
+
+def _skip_parentheses(reader: Reader) -> None:
+    """Take a parenthesis, all that is in it, and the one that closes it."""
+    if not reader.sign("("):
+        raise UnreadableError
+    depth = 1
+    while depth:
+        if reader.at == len(reader.tokens):
+            raise UnreadableError
+        if reader.sign("("):
+            depth += 1
+        elif reader.sign(")"):
+            depth -= 1
+        else:
+            reader.at += 1
+
+
+def _is_constant(reader: Reader) -> bool:
+    if is_text(reader):
+        return True
+    reader.sign("-")
+    if reader.take("NULL", "TRUE", "FALSE"):
+        return True
+    number = reader.name().isdecimal()
+    return number and (not reader.sign(".") or reader.name().isdecimal())
+
+
+def _shown(reader: Reader) -> str:
+    words: list[str] = []
+    while len(words) < _MOST_SHOWN and (word := reader.take(*_SHOWN)):
+        words.append(word)
+    return " ".join(words)

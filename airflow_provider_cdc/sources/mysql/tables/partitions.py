@@ -1,0 +1,154 @@
+"""What is known of tables at the recorded position, so that more of what is done to them afterwards can be told to
+change no row: their engine, and that none of their rows belongs to no partition.
+
+EXCHANGE PARTITION … WITHOUT VALIDATION may leave a row in a table that no partition has room for: beyond the last
+range, or in no list. SELECT shows it, and the next REBUILD or REORGANIZE PARTITION drops it, without a word and without
+a trace in the log. Without such a row at the position, there is none later: the server takes none, and EXCHANGE, which
+the log shows, stops the run.
+
+What is asked for after the position was fixed holds at the position if the table's identity is still the one from
+before it: nobody has altered the table in between, nor exchanged a partition.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+import pymysql
+
+from airflow_provider_cdc.core.run.plan import TablePlan
+from airflow_provider_cdc.core.tables.table import KNOWN_AT_POSITION, Table, TableName
+from airflow_provider_cdc.sources.mysql.server.session import Connection, query
+from airflow_provider_cdc.sources.mysql.tables.identity import TableIdentity, read_identities
+from airflow_provider_cdc.sources.mysql.tables.schema import select_of_tables, table_sql
+
+_ENGINE, _IN_PARTITIONS = "its engine is InnoDB", "all of its rows belong to partitions"
+_INNODB = "InnoDB"
+_MOST_BYTES = 256 * 2**20
+"""Of all tables together that are read for their greatest value, where no index has it."""
+_MOST_MILLISECONDS = 10_000
+_ONE_COLUMN = re.compile(r"`((?:[^`]|``)+)`")
+
+
+def has_known_engine(table: Table) -> bool:
+    """Whether the table is known to have been InnoDB's at its position."""
+    return _ENGINE in table.details.get(KNOWN_AT_POSITION, ())
+
+
+def has_rows_in_partitions_only(table: Table) -> bool:
+    """Whether the table is known to have had no row at its position that belongs to no partition."""
+    return _IN_PARTITIONS in table.details.get(KNOWN_AT_POSITION, ())
+
+
+def with_known_at_position(
+    connection: Connection,
+    tables: Sequence[Table],
+    plans: Sequence[TablePlan],
+    unaltered: Callable[[], Mapping[TableName, bool]],
+) -> tuple[Table, ...]:
+    """The tables, with what is known at the position of those that are read, in their details.
+
+    Of a table that is rolled forward, all is known that was known of its base.
+
+    :param unaltered: the tables that nobody has altered since the position, and of each, whether no partition was
+        exchanged either. It is called last.
+    """
+    rolled = {plan.table for plan in plans if plan.base}
+    read = [table for table in tables if table.name not in rolled]
+    names = [table.name for table in read]
+    engines = {
+        TableName(schema, name): engine
+        for schema, name, engine in select_of_tables(connection, names, "ENGINE", "TABLES")
+    }
+    in_partitions = _in_partitions(connection, read)
+    same = unaltered() if read else {}
+    found = []
+    for table in tables:
+        known = []
+        if table.name in same and engines.get(table.name) == _INNODB:
+            known.append(_ENGINE)
+            if same[table.name] and table.name in in_partitions:
+                known.append(_IN_PARTITIONS)
+        found.append(replace(table, details={**table.details, KNOWN_AT_POSITION: known}))
+    return tuple(found)
+
+
+def with_same_identity(connection: Connection, before: Mapping[TableName, TableIdentity]) -> Mapping[TableName, bool]:
+    """The tables whose identity is still the one that they had ``before``, and of each whether the numbers of its
+    partitions are, which EXCHANGE PARTITION alone changes."""
+    now = read_identities(connection, list(before))
+    return {
+        name: bool(then.ids and now[name].ids)
+        for name, then in before.items()
+        if name in now and not then.differs(now[name])
+    }
+
+
+def _in_partitions(connection: Connection, tables: Sequence[Table]) -> set[TableName]:
+    """Which partitioned tables have no row that belongs to no partition, as far as that can be told in short."""
+    last: dict[TableName, tuple[str, str, str]] = {}
+    for schema, name, method, expression, bound in select_of_tables(
+        connection,
+        [table.name for table in tables],
+        "PARTITION_METHOD, PARTITION_EXPRESSION, PARTITION_DESCRIPTION",
+        "PARTITIONS",
+        "AND PARTITION_NAME IS NOT NULL ORDER BY PARTITION_ORDINAL_POSITION",
+    ):
+        last[TableName(schema, name)] = method, expression or "", bound or ""
+    found, ranges = set(), {}
+    for name, (method, expression, bound) in last.items():
+        # A hash is always that of some partition. Of several columns, the first one decides.
+        if method.endswith(("HASH", "KEY")) or (method.startswith("RANGE") and bound.startswith("MAXVALUE")):
+            found.add(name)
+        elif method == "RANGE" or (
+            # The server does not say how it quotes other bounds.
+            method == "RANGE COLUMNS" and _ONE_COLUMN.fullmatch(expression) and bound.isascii() and "\\" not in bound
+        ):
+            ranges[name] = method, expression, bound
+    indexed = _indexed(connection, list(ranges))
+    room = _MOST_BYTES
+    for table in sorted((table for table in tables if table.name in ranges), key=lambda table: table.bytes):
+        method, expression, bound = ranges[table.name]
+        column = _ONE_COLUMN.fullmatch(expression)
+        if column is None or column[1].replace("``", "`") not in indexed[table.name]:
+            room -= table.bytes
+            if room < 0:
+                continue
+        if _is_below(connection, table.name, method, expression, bound):
+            found.add(table.name)
+    return found
+
+
+def _is_below(connection: Connection, name: TableName, method: str, expression: str, bound: str) -> bool:
+    """Whether all values are below the end of the last range; NULL is in the first one."""
+    # Partitions are by whole numbers, and whether the server rounds does not matter so.
+    end = bound if method == "RANGE COLUMNS" else f"{bound} - 1"
+    sign = "<" if method == "RANGE COLUMNS" else "<="
+    # Without a condition: by one, the server would leave out the partitions that have no such rows by right.
+    statement = (
+        f"SELECT /*+ MAX_EXECUTION_TIME({_MOST_MILLISECONDS}) */ COALESCE(MAX({expression}) {sign} {end}, TRUE) "
+        f"FROM {table_sql(name)}"
+    )
+    try:
+        return query(connection, statement) == [(1,)]
+    except pymysql.MySQLError:
+        # It takes too long, or the table was altered just now: then it is not known.
+        return False
+
+
+def _indexed(connection: Connection, names: Sequence[TableName]) -> dict[TableName, set[str]]:
+    """The columns whose greatest value the server finds by an index."""
+    found: dict[TableName, set[str]] = defaultdict(set)
+    for schema, table, column in select_of_tables(
+        connection,
+        names,
+        "COLUMN_NAME",
+        "STATISTICS",
+        "AND SEQ_IN_INDEX = 1 AND SUB_PART IS NULL AND IS_VISIBLE = 'YES' AND INDEX_TYPE = 'BTREE' "
+        "AND COLUMN_NAME IS NOT NULL",
+    ):
+        found[TableName(schema, table)].add(column)
+    return found
