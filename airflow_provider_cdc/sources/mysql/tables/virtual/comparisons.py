@@ -98,10 +98,10 @@ def _check_collation(name: str, texts: Sequence[Value]) -> None:
         if name not in _OF_PADDED or not alike or len(padded) > 1:
             raise Dependent("it compares a CHAR, whose length depends on sql_mode (PAD_CHAR_TO_FULL_LENGTH)")
         return
-    if all(value.kind == "text" for value in texts):
-        alike = joined(texts).collation in (COLUMN, BINARY)
-    else:
+    if any(value.kind == "bytes" for value in texts):
         # They compare byte by byte, so the character set of the texts must be known.
-        alike = all(value.kind == "bytes" or value.ascii or value.collation in _KNOWN_CHARSETS for value in texts)
+        alike = all(value.kind != "text" or value.ascii or value.collation in _KNOWN_CHARSETS for value in texts)
+    else:
+        alike = joined(texts).collation in (COLUMN, BINARY)
     if not alike:
         raise Dependent(COMPARED)
