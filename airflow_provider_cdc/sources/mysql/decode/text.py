@@ -210,7 +210,11 @@ def _tables(charset: str, apart: bool) -> tuple[Int32s, Int32s, Int32s]:
 
 def _keep_one_code_each(known: Charset, *tables: Int32s) -> None:
     """Have each character stand at one place in all ``tables``: at its ASCII code, else at the one that the codec
-    writes, else at the first."""
+    writes, else at the first.
+
+    ASCII is taken as it is (`_decoded`), so no other code may stand for one of its characters. The server itself
+    converts a backslash to the two bytes 815F of sjis.
+    """
     places: dict[int, list[tuple[int, int]]] = {}
     for width, table in enumerate(tables, 1):
         for code in np.flatnonzero(table >= 0):
