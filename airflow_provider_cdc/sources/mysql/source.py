@@ -74,7 +74,7 @@ class MysqlSource:
     def preflight(
         self, patterns: Sequence[str], options: TableOptions = AS_DECLARED, parts: Parts = whole_tables
     ) -> list[TablePlan]:
-        return preflight.preflight(self.settings, patterns, options)
+        return preflight.preflight(self.settings, patterns, options, parts)
 
     def check_server(self) -> list[Problem]:
         return preflight.check_server(self.settings)

@@ -17,7 +17,7 @@ from datetime import date
 from airflow_provider_cdc.core.tables.chunk import KeyValue
 from airflow_provider_cdc.core.tables.table import Column, Table
 from airflow_provider_cdc.sources.mysql.server.session import quote
-from airflow_provider_cdc.sources.mysql.tables.types import is_wide_decimal
+from airflow_provider_cdc.sources.mysql.tables.supported_types import is_wide_decimal
 
 _DAY = 86_400_000_000
 _LARGEST = 2**63 - 1

@@ -91,7 +91,7 @@ def _text(where: str, column: ColumnType, cells: Cells, odd: list[OddValue] | No
     offsets, stored = cells.offsets, cells.values
     assert offsets is not None
     undecodable: Bytes = np.zeros(cells.rows, np.uint8)
-    decoded = to_utf8(where, column.charset, cells.rows, offsets, stored, undecodable)
+    decoded = to_utf8(where, column.charset, cells.rows, offsets, stored, undecodable, apart=column.apart)
     if not undecodable.any():
         return Cells(cells.rows, cells.nulls, cells.validity, decoded[1], decoded[0])
     if column.policy == "null":
@@ -102,7 +102,12 @@ def _text(where: str, column: ColumnType, cells: Cells, odd: list[OddValue] | No
         decoded = with_bytes_shown(where, offsets, stored, undecodable, decoded)
         note(odd, column.name, undecodable, None)
     else:
-        note(odd, column.name, undecodable, lambda row: no_text(where, column.charset, value_at(offsets, stored, row)))
+        note(
+            odd,
+            column.name,
+            undecodable,
+            lambda row: no_text(where, column.charset, value_at(offsets, stored, row), apart=column.apart),
+        )
     return Cells(cells.rows, cells.nulls, cells.validity, decoded[1], decoded[0])
 
 

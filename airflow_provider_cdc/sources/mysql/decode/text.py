@@ -38,21 +38,30 @@ _BEYOND_UTF8 = {1: 0x80, 3: 0xF0, 4: 0x100}
 
 
 def to_utf8(
-    where: str, charset: str, rows: int, offsets: pa.Buffer, values: pa.Buffer, undecodable: Bytes | None = None
+    where: str,
+    charset: str,
+    rows: int,
+    offsets: pa.Buffer,
+    values: pa.Buffer,
+    undecodable: Bytes | None = None,
+    *,
+    apart: bool = False,
 ) -> tuple[pa.Buffer, pa.Buffer]:
     """``rows`` values of a column in ``charset``, as Arrow offsets (int32) and bytes, in UTF-8.
 
     :param where: table and column, for messages.
     :param undecodable: one byte for each row, all 0: set to 1 where a value holds a code that stands for no character.
         The empty text stands there. None: such a value is an error.
+    :param apart: of several codes that stand for one character, take only one for it, so that no two values become the
+        same text. The others count as codes that stand for no character.
     :raises ValueNotRepresentable: a value holds a code that stands for no character.
     """
     marks: Bytes = np.zeros(rows, np.uint8) if undecodable is None else undecodable
     ends = np.frombuffer(offsets, np.int32, rows + 1)
     data = bytes_of(values)[: ends[-1]]
-    decoded = _decoded(where, charset, ends, data, marks)
+    decoded = _decoded(where, charset, ends, data, marks, apart=apart)
     if undecodable is None and marks.any():
-        raise no_text(where, charset, value_at(offsets, values, int(np.argmax(marks))))
+        raise no_text(where, charset, value_at(offsets, values, int(np.argmax(marks))), apart=apart)
     return decoded or (offsets, values)
 
 
@@ -62,11 +71,15 @@ def value_at(offsets: pa.Buffer, values: pa.Buffer, row: int) -> bytes:
     return bytes_of(values)[start:end].tobytes()
 
 
-def no_text(where: str, charset: str, value: bytes) -> ValueNotRepresentable:
-    """What is raised for a value that holds a code that stands for no character."""
+def no_text(where: str, charset: str, value: bytes, *, apart: bool = False) -> ValueNotRepresentable:
+    """What is raised for a value that holds a code that stands for no character.
+
+    :param apart: as for `to_utf8`.
+    """
+    or_not_alone = ", or for one that another code stands for, too" if apart else ""
     shown = value[:40].hex() + ("…" if len(value) > 40 else "")
     return ValueNotRepresentable(
-        f"the stored bytes x'{shown}' hold a code that stands for no character of {charset}",
+        f"the stored bytes x'{shown}' hold a code that stands for no character of {charset}{or_not_alone}",
         where=where,
         hint="set unrepresentable to string (the stored bytes as 0x…) or null, unless the column is part of a key or "
         "its table has none; correct the rows; make the column a binary one; or leave the column out (columns)",
@@ -91,7 +104,9 @@ def with_bytes_shown(
     return out_offsets, out
 
 
-def _decoded(where: str, charset: str, ends: Int32s, data: Bytes, marks: Bytes) -> tuple[pa.Buffer, pa.Buffer] | None:
+def _decoded(
+    where: str, charset: str, ends: Int32s, data: Bytes, marks: Bytes, *, apart: bool
+) -> tuple[pa.Buffer, pa.Buffer] | None:
     """What `to_utf8` returns; None: the values as they are."""
     known, rows = CHARSETS[charset], len(ends) - 1
     if known.unit == 1 and known.ascii and (len(data) == 0 or int(data.max()) < 0x80):
@@ -108,7 +123,7 @@ def _decoded(where: str, charset: str, ends: Int32s, data: Bytes, marks: Bytes) 
     out = pa.allocate_buffer(size)
     out_data = bytes_of(out)
     if known.unit == 1:
-        _decode_by_table(ends, data, *_tables(charset), out_ends, out_data, marks)
+        _decode_by_table(ends, data, *_tables(charset, apart), out_ends, out_data, marks)
     else:
         little = charset == "utf16le"
         _decode_units(ends, data, known.unit, little, charset != "ucs2", out_ends, out_data, marks)
@@ -167,10 +182,13 @@ def _by_codec(ends: Int32s, data: Bytes, marks: Bytes) -> tuple[pa.Buffer, pa.Bu
 
 
 @lru_cache
-def _tables(charset: str) -> tuple[Int32s, Int32s, Int32s]:
+def _tables(charset: str, apart: bool) -> tuple[Int32s, Int32s, Int32s]:
     """Three tables of code points: by a single byte; by two bytes (high byte first), where the first one's entry is
     ``_LEAD``; and by the last two bytes of three, where the first one's entry is ``_LEAD_OF_TWO``. A table that no
-    entry leads to is empty."""
+    entry leads to is empty.
+
+    :param apart: as for `to_utf8`.
+    """
     known = CHARSETS[charset]
     single, double, triple = _points(known, 0, 1), np.empty(0, np.int32), np.empty(0, np.int32)
     if known.size >= 2:
@@ -185,7 +203,31 @@ def _tables(charset: str) -> tuple[Int32s, Int32s, Int32s]:
         for first in range(0, 65536, 256):
             triple[first : first + 256] = _points(known, _SINGLE_SHIFT_3 << 16 | first, 3)
         single[_SINGLE_SHIFT_3] = _LEAD_OF_TWO
+    if apart:
+        _keep_one_code_each(known, single, double, triple)
     return single, double, triple
+
+
+def _keep_one_code_each(known: Charset, *tables: Int32s) -> None:
+    """Have each character stand at one place in all ``tables``: at its ASCII code, else at the one that the codec
+    writes, else at the first.
+
+    ASCII is taken as it is (`_decoded`), so no other code may stand for one of its characters. The server itself
+    converts a backslash to the two bytes 815F of sjis.
+    """
+    places: dict[int, list[tuple[int, int]]] = {}
+    for width, table in enumerate(tables, 1):
+        for code in np.flatnonzero(table >= 0):
+            places.setdefault(int(table[code]), []).append((width, int(code)))
+    for point, codes in places.items():
+        if len(codes) == 1:
+            continue
+        written = chr(point).encode(known.codec, "ignore")
+        preferred = len(written), int.from_bytes(written[-2:], "big")
+        kept = codes[0] if codes[0][0] == 1 or preferred not in codes else preferred
+        for place in codes:
+            if place != kept:
+                tables[place[0] - 1][place[1]] = _UNDEFINED
 
 
 def _points(known: Charset, first: int, width: int) -> Int32s:

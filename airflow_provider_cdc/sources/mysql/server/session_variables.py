@@ -102,6 +102,7 @@ PINNED: Mapping[str, Pinned] = {
         "0", "rows of one value would be estimated by statistics, and not by a look into the index"
     ),
     "range_optimizer_max_mem_size": Pinned("0", "each chunk would be read by a scan of the whole table"),
+    "cte_max_recursion_depth": Pinned("1000", "a recursive query asks for labels of enums, and would be ended"),
     # Limits that would end our statements, and time-outs
     "sql_big_selects": Pinned("1", "max_join_size would refuse the reads of large tables"),
     "sql_buffer_result": Pinned("0", "each chunk would be written to a temporary table before its first row is sent"),
@@ -134,7 +135,7 @@ _HARMLESS: Mapping[str, str] = {
     """,
     "No statement of ours uses the functions it changes, and virtual columns made with them are refused "
     "(``generated``).": """
-        block_encryption_mode cte_max_recursion_depth default_week_format div_precision_increment group_concat_max_len
+        block_encryption_mode default_week_format div_precision_increment group_concat_max_len
         lc_time_names max_points_in_geometry windowing_use_high_precision
     """,
     "Whatever we compare or sort as text names its collation.": "default_collation_for_utf8mb4",

@@ -9,7 +9,7 @@ from dataclasses import replace
 from airflow_provider_cdc.core.checks import Moment, problems_of
 from airflow_provider_cdc.core.options.run import TableOptions
 from airflow_provider_cdc.core.run.plan import TablePlan
-from airflow_provider_cdc.core.tables.table import Table
+from airflow_provider_cdc.core.tables.table import Parts, Table, whole_tables
 from airflow_provider_cdc.errors import PreflightError, Problem
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql.checks.asked import OF_A_REQUEST, OF_SERVER
@@ -20,17 +20,21 @@ from airflow_provider_cdc.sources.mysql.server.session import session
 from airflow_provider_cdc.sources.mysql.tables.cascades import parents_of, with_parents
 from airflow_provider_cdc.sources.mysql.tables.identity import identity_warnings
 from airflow_provider_cdc.sources.mysql.tables.schema import read_tables, resolve
-from airflow_provider_cdc.sources.mysql.tables.types import ColumnType, Family, unsupported
+from airflow_provider_cdc.sources.mysql.tables.supported_types import unsupported
+from airflow_provider_cdc.sources.mysql.tables.types import ColumnType, Family
 
 _log = logging.getLogger(__name__)
 
 
-def preflight(settings: ConnectionSettings, patterns: Sequence[str], options: TableOptions) -> list[TablePlan]:
+def preflight(
+    settings: ConnectionSettings, patterns: Sequence[str], options: TableOptions, parts: Parts = whole_tables
+) -> list[TablePlan]:
     """Check everything that a run needs, and decide how each table is read.
 
     :param patterns: ``schema.table``; ``*`` matches any run of characters in either part, and a pattern
         that begins with ``!`` leaves out what those before it named (``!shop._*_gho``).
     :param options: consistency ``auto`` reads tables with a key by ``watermark``, and the others with ``lock``.
+    :param parts: the part of each table that is copied: columns that are not read need no type that can be copied.
     :raises PreflightError: with every problem found.
     :raises LockNotGranted: a session keeps a table locked against readers.
     :raises SourceUnavailable: the server cannot be reached.
@@ -43,7 +47,7 @@ def preflight(settings: ConnectionSettings, patterns: Sequence[str], options: Ta
         unreadable = {name: problem for name in names if (problem := context.privileges.select_problem(name))}
         context.unreadable = list(unreadable.values())
         tables = read_tables(connection, [name for name in names if name not in unreadable])
-        tables = tuple(replace(table, options=options) for table in tables)
+        tables = tuple(replace(table, options=options, selection=parts(table.name)) for table in tables)
         context.tables, context.hidden = with_parents(connection, context.privileges, tables)
         context.plans = [_plan(table, options) for table in context.tables]
         problems = problems_of(OF_A_REQUEST, Moment.PREFLIGHT, context)
@@ -85,7 +89,7 @@ def _policy_reason(table: Table) -> str:
     policy = table.options.unrepresentable
     changed = [
         column.name
-        for column in table.columns
+        for column in table.as_read.columns
         if unsupported(column, apart := table.identifies(column.name), policy) is None
         and (kind := ColumnType.of(column, apart, policy)).policy != "error"
         # Text is text anyway.

@@ -125,7 +125,10 @@ def tables_of(connection: Connection, plans: Sequence[TablePlan]) -> tuple[Table
                 where=str(table.name),
                 hint="clear preflight and the tasks after it",
             )
-    return tuple(replace(table, options=plan.options) for plan, table in zip(plans, tables, strict=True))
+    return tuple(
+        replace(table, options=plan.options, selection=plan.selection)
+        for plan, table in zip(plans, tables, strict=True)
+    )
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from airflow_provider_cdc.core.tables.table import Column, Table, TableName
 from airflow_provider_cdc.errors import Problem, SchemaChanged
 from airflow_provider_cdc.sources.mysql.server.session import Connection, account, query, quote, value
 from airflow_provider_cdc.sources.mysql.server.statement_size import batches, size_of
+from airflow_provider_cdc.sources.mysql.tables.hidden_labels import with_labels
 from airflow_provider_cdc.sources.planning import patterns as patterns_of_tables
 
 SYSTEM_SCHEMAS = frozenset({"information_schema", "mysql", "ndbinfo", "performance_schema", "sys"})
@@ -42,7 +43,8 @@ def read_tables(
 
     All columns are there, generated and invisible ones too, in the order in which the log holds them.
     ``Column.type`` is the COLUMN_TYPE of the information schema. ``Column.details`` has, where they apply:
-    ``charset`` and ``collation``; ``generated``: ``virtual`` or ``stored``; ``invisible``: true.
+    ``charset`` and ``collation``; ``generated``: ``virtual`` or ``stored``; ``invisible``: true; ``labels``: those of
+    enums and sets whose type does not show them (`hidden_labels`).
 
     The key is the primary key, else the first unique index of whole NOT NULL columns that the server stores and
     the optimizer sees.
@@ -173,7 +175,7 @@ def _columns(connection: Connection, names: Sequence[TableName]) -> dict[TableNa
             details["invisible"] = True
         # With other settings of lower_case_table_names the case may differ from the one asked for.
         found[TableName(schema, table)].append(Column(name, kind, nullable == "YES", details))
-    return found
+    return {name: with_labels(connection, name, columns) for name, columns in found.items()}
 
 
 _IndexParts = dict[str, list[tuple[Any, ...]]]

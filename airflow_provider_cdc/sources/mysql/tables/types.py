@@ -42,7 +42,8 @@ itself, which the tests compare each entry with.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+from dataclasses import dataclass, replace
 from enum import Enum
 from functools import lru_cache
 
@@ -52,7 +53,15 @@ from airflow_provider_cdc.core.tables.table import Column, Table
 from airflow_provider_cdc.errors import ConfigurationError
 from airflow_provider_cdc.sources.mysql.server.session import quote
 from airflow_provider_cdc.sources.mysql.tables.charsets import bytes_per_character, has_gaps, is_ambiguous
-from airflow_provider_cdc.sources.mysql.tables.declarations import Declared, are_labels, labels, parse
+from airflow_provider_cdc.sources.mysql.tables.declarations import Declared, labels, parse
+from airflow_provider_cdc.sources.mysql.tables.hidden_labels import LABELS
+from airflow_provider_cdc.sources.mysql.tables.supported_types import (
+    GEOMETRIES,
+    TEXTS,
+    policy_of,
+    unmeasured,
+    unsupported,
+)
 
 
 class Family(Enum):
@@ -106,6 +115,9 @@ class ColumnType:
         members of enum and set, in order.
     ``policy``
         what becomes of values that no Arrow type holds, for the families that have such.
+    ``apart``
+        of text that tells rows apart, in a set where two codes stand for one character: the second one is as one that
+        stands for none.
     """
 
     name: str
@@ -126,6 +138,7 @@ class ColumnType:
     charset: str = ""
     labels: tuple[str, ...] = ()
     policy: str = "error"
+    apart: bool = False
 
     @property
     def published_nullable(self) -> bool:
@@ -149,7 +162,8 @@ class ColumnType:
         if reason is not None:
             raise ConfigurationError(reason, where=column.name, hint="leave the table out")
         charset = str(column.details.get("charset", ""))
-        return _column_type(column.name, column.type, column.nullable, charset, _policy(identifies, policy), identifies)
+        decided, hidden_labels = policy_of(identifies, policy), str(column.details.get(LABELS, ""))
+        return _column_type(column.name, column.type, column.nullable, charset, decided, identifies, hidden_labels)
 
 
 _INTEGERS = {
@@ -172,47 +186,12 @@ _DIGIT_BYTES = (0, 1, 1, 2, 2, 3, 3, 4, 4, 4)
 _STRING = 254
 
 
-def unsupported(column: Column, identifies: bool = False, policy: str = "error") -> str | None:
-    """Why ``column`` cannot be copied; None if it can.
-
-    :param identifies: whether the column is part of what tells the table's rows apart.
-    """
-    declared = parse(column.type)
-    charset = str(column.details.get("charset", ""))
-    if declared is None or declared.name not in _SUPPORTED:
-        return f"its type {column.type} is not supported"
-    if is_wide_decimal(column) and _policy(identifies, policy) == "error":
-        also = ", and with nulls it would no longer tell rows apart" if policy == "null" else ""
-        return f"its type {column.type} has more than the 38 digits that fit an Arrow decimal{also}"
-    if declared.name in ("enum", "set") and charset == "binary":
-        return f"the members of {declared.name} columns of character set binary are not text"
-    if declared.name in ("enum", "set") and not are_labels(declared.arguments):
-        return f"a member of {column.type} is not text"
-    shown = "?" in declared.arguments or "\ufffd" in declared.arguments
-    if declared.name in ("enum", "set") and shown and (bytes_per_character(charset) == 4 or has_gaps(charset)):
-        # Wherever the server shows a type, it is in utf8mb3: without characters beyond, and codes that are none.
-        return (
-            f"a member of {column.type} may hold a character that the server shows as '?': which one it does not tell"
-        )
-    if declared.name in _TEXTS and bytes_per_character(charset) is None:
-        return f"its character set {charset or '(unknown)'} is not supported"
-    return None
-
-
-def is_wide_decimal(column: Column) -> bool:
-    """Whether ``column`` is a decimal of more than the 38 digits that fit an Arrow decimal."""
-    declared = parse(column.type)
-    return declared is not None and declared.name == "decimal" and declared.number(0, 10) > 38
-
-
 def unsupported_key(column: Column, policy: str = "error") -> str | None:
     """Why ``column`` cannot be a key column; None if it can. Its type is a supported one.
 
     Keys are compared by their decoded values, so no two values that the server stores may be decoded alike.
     """
     kind = ColumnType.of(column, True, policy)
-    if kind.family is Family.TEXT and is_ambiguous(kind.charset):
-        return f"two codes of its character set {kind.charset} stand for one character, which does not tell keys apart"
     if len(set(kind.labels)) < len(kind.labels):
         return f"two members of its type {column.type} are the same text, which does not tell keys apart"
     if "" in kind.labels:
@@ -221,12 +200,18 @@ def unsupported_key(column: Column, policy: str = "error") -> str | None:
 
 
 def column_types(table: Table) -> tuple[ColumnType, ...]:
-    """The entries for all columns of ``table``, in order.
+    """The entries for all columns of ``table``, in order. Those of columns that are not read say how long their values
+    are in an image, and nothing of what they mean.
 
     :raises ConfigurationError: a column's type is not in the table of types.
     """
     policy = table.options.unrepresentable
-    return tuple(ColumnType.of(column, table.identifies(column.name), policy) for column in table.columns)
+    read = {column.name for column in table.as_read.columns}
+    entries = (
+        ColumnType.of(column, table.identifies(column.name), policy) if column.name in read else _left_out(column)
+        for column in table.columns
+    )
+    return tuple(replace(entry, apart=_is_told_apart(table, entry)) for entry in entries)
 
 
 def arrow_schema(table: Table) -> pa.Schema:
@@ -251,12 +236,22 @@ def decimal_groups(precision: int, scale: int) -> list[tuple[int, int]]:
     return [(_DIGIT_BYTES[count], count) for count in digits if count]
 
 
-def _policy(identifies: bool, policy: str) -> str:
-    return "error" if identifies and policy == "null" else policy
+def _is_told_apart(table: Table, column: ColumnType) -> bool:
+    # Rows without a key are counted, and those of one text are alike.
+    return column.name in table.key and column.family is Family.TEXT and is_ambiguous(column.charset)
+
+
+def _left_out(column: Column) -> ColumnType:
+    if (reason := unmeasured(column)) is not None:
+        raise ConfigurationError(reason, where=column.name, hint="leave the table out")
+    charset = str(column.details.get("charset", ""))
+    return _column_type(column.name, column.type, column.nullable, charset, "error", False)
 
 
 @lru_cache(maxsize=4096)
-def _column_type(name: str, text: str, nullable: bool, charset: str, policy: str, identifies: bool) -> ColumnType:
+def _column_type(
+    name: str, text: str, nullable: bool, charset: str, policy: str, identifies: bool, hidden_labels: str = ""
+) -> ColumnType:
     declared = parse(text)
     assert declared is not None  # `unsupported` has seen to it
     kind = declared.name
@@ -312,13 +307,14 @@ def _column_type(name: str, text: str, nullable: bool, charset: str, policy: str
             width=width + (digits + 1) // 2, scale=digits, policy=policy,
         )  # fmt: skip
     if kind in ("enum", "set"):
-        return _members(name, kind, nullable, quoted, labels(declared.arguments))
+        members = tuple(json.loads(hidden_labels)) if hidden_labels else labels(declared.arguments)
+        return _members(name, kind, nullable, quoted, members)
     if kind == "json":
         return ColumnType(
             name, Family.JSON, pa.utf8(), nullable, quoted, 245, LENGTH_ENCODED, 245, b"\x04", prefix=4,
             charset="utf8mb4",
         )  # fmt: skip
-    if kind in _GEOMETRIES:
+    if kind in GEOMETRIES:
         return ColumnType(
             name, Family.BYTES, pa.binary(), nullable, quoted, 255, LENGTH_ENCODED, 255, b"\x04", prefix=4
         )
@@ -347,7 +343,7 @@ def _members(name: str, kind: str, nullable: bool, quoted: str, members: tuple[s
 
 def _string(name: str, declared: Declared, nullable: bool, quoted: str, charset: str, policy: str) -> ColumnType:
     kind = declared.name
-    is_text = kind in _TEXTS
+    is_text = kind in TEXTS
     family = Family.TEXT if is_text else Family.BYTES
     arrow = pa.utf8() if is_text else pa.binary()
     if kind.endswith(("text", "blob")):
@@ -369,27 +365,3 @@ def _string(name: str, declared: Declared, nullable: bool, quoted: str, charset:
         name, family, arrow, nullable, quoted, _STRING, LENGTH_ENCODED, _STRING, metadata,
         prefix=prefix, length=0 if is_text else length, charset=charset, policy=policy,
     )  # fmt: skip
-
-
-_TEXTS = {"char", "varchar", "tinytext", "text", "mediumtext", "longtext"}
-_GEOMETRIES = {
-    "geometry",
-    "point",
-    "linestring",
-    "polygon",
-    "multipoint",
-    "multilinestring",
-    "multipolygon",
-    "geomcollection",
-    "geometrycollection",
-}
-_BINARIES = {"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"}
-_SUPPORTED = (
-    {"decimal", "bit", "year", "date", "enum", "set", "json", "vector"}
-    | _GEOMETRIES
-    | _INTEGERS.keys()
-    | _FLOATS.keys()
-    | _TEMPORALS.keys()
-    | _TEXTS
-    | _BINARIES
-)

@@ -66,14 +66,14 @@ SAME = """
 
 DIFFERENT = """
     DATE: date(ts); cast(s as date); cast(t as date); dt
-    BIGINT: hour(ts); length(c); u - 5; year(t); s > dt; hex(n) = '7'; dt
+    BIGINT: hour(ts); length(c); (u - 5) * n; year(t); s > dt; hex(n) = '7'; dt
     VARCHAR(200): dayname(d); monthname(d); date_format(dt, '%M'); cast(ts as char); from_unixtime(n); concat(c, '|')
-    VARCHAR(200): json_object('a', ts); aes_encrypt(s, 'k'); s like 'a!_b' escape '!'; concat(ts, '')
-    DECIMAL(30,12): n / 3; u - 5
+    VARCHAR(200): json_object('a', ts); aes_encrypt(s, 'k'); s like c; concat(ts, '')
+    DECIMAL(30,12): n / 3; abs(u - 5)
     TIME: t; time(dt); time(ts)
     TIMESTAMP: dt
     DATETIME: ts; timestamp(t); dt; str_to_date(s, '%Y-%m-%d')
-    BIGINT: soundex(s); cast(coalesce(dt) as signed); 0x05 - n
+    BIGINT: soundex(n); cast(coalesce(dt) as signed); (0x05 - n) % 7
     VARCHAR(200): cast(b as char); cast(concat(b, s) as char(3)); cast(unhex(s) as char); cast(char(n) as char)
     VARCHAR(200): cast(cast(s as binary(1)) as char); cast(_binary'x' as char); upper(cast(b as char))
 """

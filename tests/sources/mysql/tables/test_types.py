@@ -9,14 +9,9 @@ import pyarrow as pa
 import pytest
 
 from airflow_provider_cdc.core.tables.table import Column
-from airflow_provider_cdc.errors import ConfigurationError
-from airflow_provider_cdc.sources.mysql.tables.types import (
-    VECTOR,
-    ColumnType,
-    arrow_schema,
-    unsupported,
-    unsupported_key,
-)
+from airflow_provider_cdc.errors import ConfigurationError, ValueNotRepresentable
+from airflow_provider_cdc.sources.mysql.tables.supported_types import unsupported
+from airflow_provider_cdc.sources.mysql.tables.types import VECTOR, ColumnType, arrow_schema, unsupported_key
 from harness.mysql_server import MysqlServer
 from tests.sources.mysql.decode.reading import select
 from tests.sources.mysql.decode.row_images import describe
@@ -79,12 +74,33 @@ def test_key_columns_whose_text_does_not_tell_values_apart_are_refused() -> None
 
     assert reason("varchar(9)") is None
     assert reason("enum('a')") is None
-    for charset in ("dec8", "swe7", "geostd8", "keybcs2"):
+    for charset in ("dec8", "swe7", "geostd8", "keybcs2", "cp932", "armscii8", "ujis", "eucjpms", "sjis"):
         assert reason("varchar(9)", charset) is None
-    for charset in ("cp932", "armscii8", "ujis", "eucjpms"):
-        assert charset in str(reason("varchar(9)", charset))
     assert "''" in str(reason("enum('a','')"))
     assert "same text" in str(reason("set('a','b','a')"))
+
+
+@pytest.mark.parametrize(
+    ("charset", "other"),
+    [("sjis", "815f"), ("cp932", "eef9"), ("ujis", "a1c0"), ("eucjpms", "8ff4ab"), ("armscii8", "a4")],
+)
+def test_two_codes_of_one_character_do_not_become_one_key(
+    mysql: MysqlServer, schema: str, charset: str, other: str
+) -> None:
+    """The server tells them apart. Elsewhere than in a key both are the same text."""
+    text = "Ա)" if charset == "armscii8" else "表ア"
+    own = f"varchar(9) CHARACTER SET {charset}"
+    mysql.query(f"CREATE TABLE {schema}.t (k {own} PRIMARY KEY, v {own})")
+    with mysql.connect(charset="utf8mb4", database=schema) as connection, connection.cursor() as cursor:
+        cursor.execute(f"INSERT INTO t VALUES (%s, x'{other}')", (text,))
+        table = describe(mysql, schema, "t")
+        (shown,) = select(mysql, table).to_pylist()
+        cursor.execute("SELECT k, v FROM t")
+        assert (shown["k"], shown["v"]) == cursor.fetchone()
+        assert shown["k"] == text
+        cursor.execute(f"INSERT INTO t VALUES (x'{other}', NULL)")
+    with pytest.raises(ValueNotRepresentable, match="another code stands for, too"):
+        select(mysql, table)
 
 
 LABELS = [
@@ -116,10 +132,35 @@ def test_labels_as_the_server_holds_them(mysql: MysqlServer, schema: str) -> Non
     assert select(mysql, table).to_pydict() == {"e": LABELS, "s": LABELS}
 
 
+@pytest.mark.parametrize("charset", ["utf8mb4", "utf16", "utf32", "gb18030"])
+@pytest.mark.parametrize("mode", ["", "TRADITIONAL,NO_BACKSLASH_ESCAPES"])
+def test_members_that_the_servers_catalog_does_not_show(
+    mysql: MysqlServer, schema: str, charset: str, mode: str
+) -> None:
+    """Members with the same text in the catalog, a real '?', and numbers that no row has."""
+    members = ["a?", "😀", "?", "b😁", "", "𠮷'\\\"", "né"]
+    with mysql.connect(charset="utf8mb4", database=schema) as connection, connection.cursor() as cursor:
+        quoted = ", ".join(connection.literal(label) for label in members)
+        cursor.execute(f"CREATE TABLE t (id int, e enum({quoted}), s set({quoted})) CHARACTER SET {charset}")
+        cursor.execute("SET GLOBAL sql_mode = %s", (mode,))
+        try:
+            table = describe(mysql, schema, "t")
+        finally:
+            cursor.execute("SET GLOBAL sql_mode = DEFAULT")
+        cursor.execute("INSERT INTO t VALUES (1, 2, 2), (2, 4, 40), (3, 6, 127), (4, 3, 5), (5, NULL, NULL)")
+        cursor.execute("SELECT e, s FROM t ORDER BY id")
+        shown = list(cursor.fetchall())
+    assert "?" in table.column("e").type
+    assert [unsupported(column) for column in table.columns] == [None] * 3
+    assert ColumnType.of(table.column("e")).labels == ColumnType.of(table.column("s")).labels == tuple(members)
+    rows = select(mysql, table).sort_by("id").to_pydict()
+    assert list(zip(rows["e"], rows["s"], strict=True)) == shown
+
+
 def test_a_member_that_the_server_does_not_show_is_refused(mysql: MysqlServer, schema: str) -> None:
-    mysql.query(f"CREATE TABLE {schema}.t (e enum('a', 'b😀') CHARACTER SET utf8mb4)")
+    mysql.query(f"CREATE TABLE {schema}.t (e enum('a', x'a6d9') CHARACTER SET gbk)")
     (column,) = describe(mysql, schema, "t").columns
-    assert column.type == "enum('a','b?')"
+    assert column.type == "enum('a','?')"
     assert "'?'" in str(unsupported(column))
 
 

@@ -1,0 +1,72 @@
+"""Members of enum and set columns that the server's catalog cannot show.
+
+The catalog holds types in utf8mb3: a character beyond U+FFFF is a ``?`` there, and so is a code that stands for none.
+The labels themselves are in the table. A query makes them visible without any row of it: the columns of a recursive
+query have the types of its first part, here that of the column, and a number that is stored in an enum or set is the
+member, or the set of members, of that number.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import replace
+
+import pymysql
+
+from airflow_provider_cdc.core.tables.table import Column, TableName
+from airflow_provider_cdc.sources.mysql.server.session import Connection, query, quote
+from airflow_provider_cdc.sources.mysql.tables.charsets import bytes_per_character, has_gaps
+from airflow_provider_cdc.sources.mysql.tables.declarations import are_labels, labels, parse
+
+LABELS = "labels"
+"""The key in ``Column.details``: a JSON array of the labels, in order."""
+
+_DENIED = frozenset({1044, 1142, 1143})
+_FALLBACKS = frozenset({"?", "\ufffd"})
+
+
+def may_hide_labels(column: Column) -> bool:
+    """Whether the server may show a character in place of others in the type of ``column``."""
+    declared = parse(column.type)
+    if declared is None or declared.name not in ("enum", "set") or not are_labels(declared.arguments):
+        return False
+    charset = str(column.details.get("charset", ""))
+    return bool(_FALLBACKS & {*declared.arguments}) and (bytes_per_character(charset) == 4 or has_gaps(charset))
+
+
+def with_labels(connection: Connection, name: TableName, columns: Iterable[Column]) -> list[Column]:
+    """``columns`` of the table ``name``, with the labels in the details of those whose type may hide some.
+
+    A column keeps its details if this user may not read it, or if a label holds a code that stands for no character.
+    """
+    return [_with_labels(connection, name, column) if may_hide_labels(column) else column for column in columns]
+
+
+def _with_labels(connection: Connection, name: TableName, column: Column) -> Column:
+    declared = parse(column.type)
+    assert declared is not None  # `may_hide_labels` has seen to it
+    count = len(labels(declared.arguments))
+    numbers = [1 << place if declared.name == "set" else place + 1 for place in range(count)]
+    charset = column.details.get("charset")
+    try:
+        rows = query(
+            connection,
+            f"WITH RECURSIVE members AS (SELECT t.{quote(column.name)} AS label, 0 AS number "
+            f"FROM (SELECT 1) AS one LEFT JOIN {quote(name.schema, name.name)} AS t ON FALSE "
+            "UNION ALL SELECT numbers.number, numbers.number FROM members "
+            "JOIN JSON_TABLE(%s, '$[*]' COLUMNS (number BIGINT UNSIGNED PATH '$')) AS numbers "
+            "WHERE members.number = 0) "
+            "SELECT number, CAST(CONVERT(label USING utf8mb4) AS BINARY), "
+            f"CAST(CONVERT(CONVERT(label USING utf8mb4) USING {charset}) AS BINARY) = CAST(label AS BINARY) "
+            "FROM members WHERE number > 0",
+            (json.dumps(numbers),),
+        )
+    except (pymysql.OperationalError, pymysql.ProgrammingError) as error:
+        if error.args[0] in _DENIED:
+            return column
+        raise
+    found = {int(number): bytes(label).decode() for number, label, alike in rows if alike}
+    if found.keys() != {*numbers}:
+        return column
+    return replace(column, details={**column.details, LABELS: json.dumps([found[number] for number in numbers])})

@@ -1,0 +1,77 @@
+"""Which column types can be copied, and which are only understood as far as the log's images are walked past them."""
+
+from __future__ import annotations
+
+from airflow_provider_cdc.core.tables.table import Column, Table
+from airflow_provider_cdc.sources.mysql.tables.charsets import bytes_per_character
+from airflow_provider_cdc.sources.mysql.tables.declarations import are_labels, parse
+from airflow_provider_cdc.sources.mysql.tables.hidden_labels import LABELS, may_hide_labels
+
+TEXTS = {"char", "varchar", "tinytext", "text", "mediumtext", "longtext"}
+GEOMETRIES = {
+    "geometry",
+    "point",
+    "linestring",
+    "polygon",
+    "multipoint",
+    "multilinestring",
+    "multipolygon",
+    "geomcollection",
+    "geometrycollection",
+}
+_BINARIES = {"binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"}
+_NUMBERS = {"tinyint", "smallint", "mediumint", "int", "bigint", "float", "double", "decimal", "bit", "year"}
+_TEMPORALS = {"date", "datetime", "timestamp", "time"}
+_SUPPORTED = {"enum", "set", "json", "vector"} | _NUMBERS | _TEMPORALS | GEOMETRIES | TEXTS | _BINARIES
+
+
+def unsupported(column: Column, identifies: bool = False, policy: str = "error") -> str | None:
+    """Why ``column`` cannot be copied; None if it can.
+
+    :param identifies: whether the column is part of what tells the table's rows apart.
+    """
+    declared = parse(column.type)
+    charset = str(column.details.get("charset", ""))
+    if declared is None or declared.name not in _SUPPORTED:
+        return f"its type {column.type} is not supported"
+    if is_wide_decimal(column) and policy_of(identifies, policy) == "error":
+        also = ", and with nulls it would no longer tell rows apart" if policy == "null" else ""
+        return f"its type {column.type} has more than the 38 digits that fit an Arrow decimal{also}"
+    if declared.name in ("enum", "set") and charset == "binary":
+        return f"the members of {declared.name} columns of character set binary are not text"
+    if declared.name in ("enum", "set") and not are_labels(declared.arguments):
+        return f"a member of {column.type} is not text"
+    if may_hide_labels(column) and LABELS not in column.details:
+        # Wherever the server shows a type, it is in utf8mb3: without characters beyond, and codes that are none.
+        return (
+            f"a member of {column.type} may hold a character that the server shows as '?': which one it does not tell"
+        )
+    if declared.name in TEXTS and bytes_per_character(charset) is None:
+        return f"its character set {charset or '(unknown)'} is not supported"
+    return None
+
+
+def is_wide_decimal(column: Column) -> bool:
+    """Whether ``column`` is a decimal of more than the 38 digits that fit an Arrow decimal."""
+    declared = parse(column.type)
+    return declared is not None and declared.name == "decimal" and declared.number(0, 10) > 38
+
+
+def leaving_out(table: Table, column: str) -> str:
+    """The beginning of a hint about a column of ``table`` that cannot be copied; empty if it cannot be left out."""
+    return "" if column in table.key else "leave the column out (columns), "
+
+
+def unmeasured(column: Column) -> str | None:
+    """Why images cannot even be walked past ``column``; None if they can."""
+    declared = parse(column.type)
+    if declared is None or declared.name not in _SUPPORTED:
+        return f"its type {column.type} is not supported"
+    if declared.name in TEXTS and bytes_per_character(str(column.details.get("charset", ""))) is None:
+        return f"its character set {column.details.get('charset') or '(unknown)'} is not supported"
+    return None
+
+
+def policy_of(identifies: bool, policy: str) -> str:
+    """What becomes of values that no Arrow type holds: two rows must not become one by nulls."""
+    return "error" if identifies and policy == "null" else policy

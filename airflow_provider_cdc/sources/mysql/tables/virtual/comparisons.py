@@ -1,0 +1,107 @@
+"""Comparisons: whether every session finds the same values equal, or one of them greater."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from airflow_provider_cdc.sources.mysql.tables.virtual.values import (
+    BINARY,
+    BYTES,
+    CAST,
+    COLUMN,
+    COMPARED,
+    CONVERTED,
+    DATES,
+    INT,
+    LITERAL,
+    ZONE,
+    Dependent,
+    Value,
+    check_text,
+    is_literal_of,
+    joined,
+)
+
+_OF_PADDED = frozenset("= <=> <> != < > <= >= in between strcmp field".split()) | {"case of"}
+_KNOWN_CHARSETS = (COLUMN, BINARY, LITERAL, CAST)
+_OF_DOCUMENTS = frozenset("= <=> <> != < > <= >=".split())
+
+
+def check_comparable(name: str, values: Sequence[Value]) -> Value:
+    """The outcome of a comparison by ``name``, a number.
+
+    Numbers compare as numbers, and so does a text with a number. Texts compare by a collation, which must be a
+    column's, or come out of JSON. Dates compare with dates, and with literals that every session takes for the same
+    date.
+
+    :raises Dependent: sessions may compare differently.
+    """
+    known = [value for value in values if value.kind != "null"]
+    for value in known:
+        if value.wraps or value.kind == "geometry":
+            check_text(value)
+        if value.kind == "timestamp":
+            raise Dependent(ZONE)
+    moments = [value for value in known if value.is_moment]
+    if moments:
+        _check_moments(known, moments)
+        return INT
+    texts = [value for value in known if value.kind in ("text", "bytes")]
+    if texts and name in ("greatest", "least", "strcmp"):
+        # Numbers beside a text are texts there.
+        texts = known
+    documents = [value for value in known if value.kind == "json"]
+    if documents and (name not in _OF_DOCUMENTS or any(value.padded or value.kind == "bytes" for value in texts)):
+        raise Dependent(COMPARED)
+    if documents and any(value.collation != LITERAL and value.collation != COLUMN for value in texts):
+        raise Dependent(COMPARED)
+    if len(texts) > 1 and not documents:
+        _check_collation(name, texts)
+    return INT
+
+
+def check_found(name: str, values: Sequence[Value]) -> Value:
+    """What LIKE, LOCATE, REGEXP_REPLACE and the like find, or make of what they find.
+
+    :raises Dependent: sessions may find different texts.
+    """
+    text = joined(values)
+    if name == "like" and len(values) == 2 and values[1].literal is None:
+        raise Dependent("without ESCAPE, what a backslash means depends on sql_mode (NO_BACKSLASH_ESCAPES)")
+    if not any(value.collation == COLUMN for value in values if value.kind == "text"):
+        # Otherwise what a number is made, or bytes, compares by the collation of the connection.
+        only_bytes = all(value.kind == "bytes" for value in values)
+        if not only_bytes and text.collation != BINARY:
+            raise Dependent(COMPARED)
+    if text.kind == "bytes" and any(value.kind != "bytes" for value in values):
+        raise Dependent(COMPARED)
+    return (BYTES if text.kind == "bytes" else text) if name in ("regexp_substr", "regexp_replace") else INT
+
+
+def _check_moments(known: Sequence[Value], moments: Sequence[Value]) -> None:
+    kinds = {value.kind for value in moments}
+    if not (kinds <= DATES or kinds == {"time"}):
+        raise Dependent(CONVERTED)
+    for value in known:
+        if value.is_moment:
+            if value.as_text or (value.odd and not value.direct):
+                raise Dependent(CONVERTED)
+        elif not is_literal_of("time" if kinds == {"time"} else "datetime", value):
+            raise Dependent(CONVERTED)
+
+
+def _check_collation(name: str, texts: Sequence[Value]) -> None:
+    padded = [value for value in texts if value.padded]
+    if padded:
+        others = [value for value in texts if not value.padded]
+        alike = all(value.pad_space for value in padded) and all(value.collation == LITERAL for value in others)
+        if name not in _OF_PADDED or not alike or len(padded) > 1:
+            raise Dependent("it compares a CHAR, whose length depends on sql_mode (PAD_CHAR_TO_FULL_LENGTH)")
+        return
+    if any(value.kind == "bytes" for value in texts):
+        # They compare byte by byte, so the character set of the texts must be known.
+        alike = all(value.kind != "text" or value.ascii or value.collation in _KNOWN_CHARSETS for value in texts)
+    else:
+        alike = joined(texts).collation in (COLUMN, BINARY)
+    if not alike:
+        raise Dependent(COMPARED)

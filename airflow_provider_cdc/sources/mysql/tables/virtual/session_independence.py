@@ -1,0 +1,182 @@
+"""Whether an expression gives the same value of a stored row in every session.
+
+The expression is taken apart from its leaves. Each part gets the type that it has in MySQL, with what sessions could
+disagree about (``values.Value``); each function takes parts only if no setting of a session changes what it makes of
+them. What is not known does not pass.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from airflow_provider_cdc.core.tables.table import Column
+from airflow_provider_cdc.sources.mysql.tables.virtual import functions
+from airflow_provider_cdc.sources.mysql.tables.virtual.arguments import (
+    as_number,
+    letters,
+    of_bytes,
+    of_json,
+    of_moments,
+    of_numbers,
+)
+from airflow_provider_cdc.sources.mysql.tables.virtual.comparisons import check_comparable, check_found
+from airflow_provider_cdc.sources.mysql.tables.virtual.grammar import Node
+from airflow_provider_cdc.sources.mysql.tables.virtual.special_forms import SPECIAL_FORMS
+from airflow_provider_cdc.sources.mysql.tables.virtual.values import (
+    BYTES,
+    CONVERTED,
+    DIFFERENCE,
+    DOUBLE,
+    INT,
+    LITERAL,
+    NULL,
+    Dependent,
+    Value,
+    is_literal_of,
+    joined,
+    merged,
+    of_column,
+    promoted,
+)
+
+_MOST_DIGITS = 18
+
+
+class Judge:
+    """Gives the `Value` of each part of the expressions of one table."""
+
+    def __init__(self, columns: Mapping[str, Column], odd: Callable[[Column], bool]) -> None:
+        """
+        :param columns: the table's, by name.
+        :param odd: whether the copy may have rows in which this column is a date of no calendar.
+        """
+        self._columns = columns
+        self._odd = odd
+
+    def value(self, node: Node) -> Value:
+        """The value of ``node``.
+
+        :raises Dependent: it may differ between sessions.
+        """
+        match node.kind:
+            case "column":
+                column = self.column(node.name)
+                return of_column(column, odd=self._odd(column))
+            case "text" if node.note in ("date", "datetime", "timestamp", "time"):
+                kind = "datetime" if node.note == "timestamp" else node.note
+                if not is_literal_of(kind, Value("text", literal=node.name)):
+                    raise Dependent(CONVERTED)
+                return Value(kind)
+            case "text" if node.note == "_binary":
+                return BYTES
+            case "text":
+                ascii_only = node.name.isascii()
+                return Value("text", collation=LITERAL, ascii=ascii_only, literal=node.name)
+            case "number":
+                if "e" in node.name:
+                    return DOUBLE
+                return Value("decimal") if "." in node.name else Value("int", unsigned=len(node.name) > _MOST_DIGITS)
+            case "hex":
+                return Value("bytes", unsigned=True)
+            case "null":
+                return NULL
+        return self._call(node)
+
+    def column(self, name: str) -> Column:
+        """The column that the server means by ``name``: it does not tell letter cases apart.
+
+        :raises Dependent: there is none, or it is not clear which.
+        """
+        if name in self._columns:
+            return self._columns[name]
+        alike = [column for other, column in self._columns.items() if other.lower() == name.lower()]
+        if len(alike) != 1:
+            raise Dependent("its expression is not understood")
+        return alike[0]
+
+    def _call(self, node: Node) -> Value:
+        name = node.name
+        if name.startswith(("is ", "is not ")) and name.endswith(" null"):
+            # Whether a column is NULL is stored.
+            return INT if node.arguments[0].kind == "column" else self._tested(node)
+        values = [self.value(argument) for argument in node.arguments]
+        if name in functions.COMPARISONS:
+            return check_comparable(name, values)
+        if name in functions.CHOICES or name in ("case of", "nullif", "greatest", "least", "field", "elt"):
+            return self._chosen(name, values)
+        if name in functions.SEARCHES:
+            return check_found(name, values)
+        if name in SPECIAL_FORMS:
+            return SPECIAL_FORMS[name](node, values)
+        for value in values:
+            if value.wraps:
+                raise Dependent(DIFFERENCE)
+        if name in functions.LOGICAL or name.startswith("is "):
+            return of_numbers(INT, values)
+        if name in functions.ARITHMETIC:
+            return _arithmetic(name, values)
+        if name in functions.SAME_NUMBER:
+            of_numbers(INT, values)
+            return promoted([as_number(value) for value in values[:1]])
+        if name in functions.OF_NUMBERS:
+            return of_numbers(functions.OF_NUMBERS[name], values)
+        if name in functions.OF_BYTES:
+            return of_bytes(functions.OF_BYTES[name], values)
+        if name in functions.OF_CHARACTERS:
+            joined(values)
+            return functions.OF_CHARACTERS[name]
+        if name in functions.EDITING or name in functions.PARTS:
+            return joined(values if name in functions.EDITING else values[:1]) if values else NULL
+        if name in functions.LETTERS:
+            return letters(values)
+        if name in functions.OF_JSON:
+            return of_json(functions.OF_JSON[name], values)
+        if name in functions.OF_DATES or name in functions.OF_TIMES:
+            return of_moments(name, values)
+        raise Dependent(f"it uses {name.upper()}, which may depend on the session")
+
+    def _tested(self, node: Node) -> Value:
+        self.value(node.arguments[0])
+        return INT
+
+    @staticmethod
+    def _chosen(name: str, values: Sequence[Value]) -> Value:
+        """What CASE and its like choose, once what they compare is found to compare alike."""
+        if name == "case of":
+            check_comparable(name, [values[0], *values[1:-1:2]])
+            return merged([*values[2:-1:2], values[-1]])
+        if name == "case":
+            of_numbers(INT, values[:-1:2])
+            return merged([*values[1:-1:2], values[-1]])
+        if name == "if":
+            of_numbers(INT, values[:1])
+            return merged(values[1:])
+        if name == "elt":
+            of_numbers(INT, values[:1])
+            return joined(values[1:])
+        if name in ("nullif", "greatest", "least", "field"):
+            check_comparable(name, values)
+            if name == "field":
+                return INT
+            if name != "nullif":
+                return _greatest(values)
+            return replace(values[0], direct=False)
+        return merged(values)
+
+
+def _arithmetic(name: str, values: Sequence[Value]) -> Value:
+    numbers = [as_number(value) for value in values]
+    found = promoted([value for value in numbers if value.kind != "null"] or [INT])
+    if name == "-" and any(value.unsigned for value in numbers):
+        return replace(found, wraps=True)
+    return replace(found, kind="int", unsigned=False) if name == "div" and not found.unsigned else found
+
+
+def _greatest(values: Sequence[Value]) -> Value:
+    if any(value.odd for value in values):
+        raise Dependent(CONVERTED)
+    # How a date and something else become one type is not simple.
+    if any(value.is_moment for value in values) and len({value.kind for value in values} - {"null"}) > 1:
+        raise Dependent(CONVERTED)
+    return merged(values)

@@ -1,0 +1,57 @@
+"""Whether every session stores the value of an expression alike in its column."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from airflow_provider_cdc.core.tables.table import Column
+from airflow_provider_cdc.sources.mysql.tables.declarations import parse as parse_type
+from airflow_provider_cdc.sources.mysql.tables.virtual.arguments import of_bytes
+from airflow_provider_cdc.sources.mysql.tables.virtual.values import (
+    BYTES,
+    CONVERTED,
+    DATES,
+    NUMBERS,
+    ZONE,
+    Dependent,
+    Value,
+    check_text,
+    of_column,
+)
+
+
+def check_stored(value: Value, column: Column) -> None:
+    """Make sure that every session stores ``value``, the whole expression's, alike in the virtual ``column``.
+
+    :raises Dependent: they may not.
+    """
+    declared = parse_type(column.type)
+    kind = declared.name if declared is not None else ""
+    if kind == "timestamp":
+        raise Dependent("it is a TIMESTAMP, made of what time_zone says")
+    if value.kind == "timestamp":
+        raise Dependent(ZONE)
+    target = of_column(column, odd=False)
+    if value.kind == "null":
+        return
+    if target.kind == "geometry" or value.kind == "geometry":
+        if target.kind != value.kind:
+            raise Dependent("it takes a geometry for something else")
+    elif target.is_moment:
+        fits = value.kind == target.kind or (value.kind in DATES and target.kind in DATES)
+        if not fits or value.odd or value.digits > target.digits or (value.digits and target.kind == "date"):
+            raise Dependent(CONVERTED)
+    elif target.is_number:
+        if value.is_moment and (value.digits or value.as_text):
+            raise Dependent(CONVERTED)
+    elif target.padded:
+        if not value.padded:
+            check_text(replace(value, wraps=False))
+    elif target.kind == "json":
+        if value.kind not in {"json", "text", *NUMBERS} or value.wraps:
+            raise Dependent("what becomes a document may depend on the session")
+        check_text(value)
+    else:
+        check_text(replace(value, wraps=False))
+        if target.kind == "bytes":
+            of_bytes(BYTES, [replace(value, wraps=False)])

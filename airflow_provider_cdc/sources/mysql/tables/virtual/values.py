@@ -1,0 +1,255 @@
+"""What a part of an expression gives, as far as its independence of the session rests on it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date
+
+from airflow_provider_cdc.core.tables.table import Column
+from airflow_provider_cdc.sources.mysql.tables.declarations import parse
+
+NUMBERS = frozenset(["int", "decimal", "double"])
+DATES = frozenset(["date", "datetime"])
+MOMENTS = DATES | {"time"}
+
+COLUMN, BINARY, LITERAL, SESSION, CAST = "column", "binary", "literal", "session", "cast"
+
+_MONTH_OR_DAY = r"(\d{4})-(\d\d)-(\d\d)"
+_LITERALS = {
+    "date": re.compile(_MONTH_OR_DAY),
+    "datetime": re.compile(_MONTH_OR_DAY + r"(?: ([01]\d|2[0-3]):[0-5]\d:[0-5]\d)?"),
+    "time": re.compile(r"-?\d\d:[0-5]\d:[0-5]\d"),
+}
+
+_INTEGERS = frozenset(["tinyint", "smallint", "mediumint", "int", "bigint"])
+_TEXTS = frozenset(["varchar", "tinytext", "text", "mediumtext", "longtext", "enum", "set"])
+_BYTES = frozenset(["binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob"])
+_GEOMETRIES = frozenset(
+    """
+    geometry point linestring polygon multipoint multilinestring multipolygon geomcollection geometrycollection
+""".split()
+)
+
+
+class Dependent(Exception):
+    """The expression may give another value in another session; the argument says why."""
+
+
+@dataclass(frozen=True)
+class Value:
+    """The type of a value, and what sessions might disagree about.
+
+    ``kind``
+        ``int``, ``decimal``, ``double``, ``text``, ``bytes``, ``json``, ``date``, ``datetime``, ``time``,
+        ``timestamp``, ``geometry``, or ``null``.
+    ``unsigned``
+        a number that the server holds without a sign, so that a difference depends on NO_UNSIGNED_SUBTRACTION.
+    ``scaled``
+        a float that is printed with a fixed number of digits.
+    ``collation``
+        of a text: ``COLUMN``, that of a column, or of COLLATE; ``BINARY``, the utf8mb4_bin of texts out of JSON, which
+        yields to a column's; ``LITERAL``, that of a literal, which yields to both, and of utf8mb4 depends on
+        ``default_collation_for_utf8mb4``; ``SESSION``, that of the connection, of texts that
+        are made of numbers and bytes; ``CAST``, the default one of the character set that a cast names, which is as
+        strong as a column's.
+    ``ascii``, ``caseless``
+        of a text: it has ASCII characters alone; and of letters only those that are alike in every alphabet.
+    ``padded``
+        a CHAR column: PAD_CHAR_TO_FULL_LENGTH decides about the spaces at its end. ``pad_space``: its collation ignores
+        them.
+    ``odd``
+        a date or datetime that may be none of the calendar's (2024-02-31, 2024-00-15, 0000-00-00): what becomes of
+        such a one depends on ALLOW_INVALID_DATES, NO_ZERO_DATE and NO_ZERO_IN_DATE wherever it is converted.
+    ``digits``
+        of a datetime or time, those of the second's fraction: whether they are rounded depends on
+        TIME_TRUNCATE_FRACTIONAL.
+    ``direct``
+        it is a column as it is stored.
+    ``literal``
+        the text of a literal.
+    ``as_text``
+        a date or time that has been made a text of the same form.
+    ``wraps``
+        a difference of unsigned numbers: an error in some sessions and a negative number in others.
+    """
+
+    kind: str
+    unsigned: bool = False
+    scaled: bool = False
+    collation: str = COLUMN
+    ascii: bool = False
+    caseless: bool = False
+    padded: bool = False
+    pad_space: bool = False
+    odd: bool = False
+    digits: int = 0
+    direct: bool = False
+    literal: str | None = None
+    as_text: bool = False
+    wraps: bool = False
+
+    @property
+    def is_number(self) -> bool:
+        return self.kind in NUMBERS
+
+    @property
+    def is_moment(self) -> bool:
+        return self.kind in MOMENTS
+
+
+NULL = Value("null")
+INT = Value("int")
+UNSIGNED = Value("int", unsigned=True)
+DOUBLE = Value("double")
+BYTES = Value("bytes")
+JSON = Value("json")
+JSON_TEXT = Value("text", collation=BINARY)
+
+
+def session_text(*, caseless: bool = False) -> Value:
+    """A text of ASCII characters in the connection's character set."""
+    return Value("text", collation=SESSION, ascii=True, caseless=caseless)
+
+
+def of_column(column: Column, *, odd: bool) -> Value:
+    """The value of a stored column.
+
+    :param odd: whether the copy may have rows in which it is a date of no calendar.
+    :raises Dependent: its type is not known.
+    """
+    declared = parse(column.type)
+    name = declared.name if declared is not None else ""
+    assert declared is not None
+    digits = declared.number(0, 0) if name in ("datetime", "time") else 0
+    if name in _INTEGERS:
+        return Value("int", unsigned=declared.unsigned, direct=True)
+    if name == "year":
+        return Value("int", unsigned=True, direct=True)
+    if name == "bit":
+        # A number to numbers, and its bytes to texts.
+        return Value("bytes", unsigned=True, direct=True)
+    if name == "decimal":
+        return Value("decimal", unsigned=declared.unsigned, direct=True)
+    if name in ("float", "double"):
+        return Value("double", unsigned=declared.unsigned, scaled=bool(declared.arguments), direct=True)
+    if name in ("date", "datetime"):
+        return Value(name, odd=odd, digits=digits, direct=True)
+    if name in ("time", "timestamp"):
+        return Value(name, digits=digits, direct=True)
+    if name == "char":
+        pad_space = "_0900_" not in str(column.details.get("collation", "_0900_"))
+        return Value("text", padded=True, pad_space=pad_space, direct=True)
+    if name in _TEXTS:
+        return Value("text", direct=True)
+    if name in _BYTES:
+        return Value("bytes", direct=True)
+    if name == "json":
+        return Value("json", direct=True)
+    if name in _GEOMETRIES:
+        return Value("geometry", direct=True)
+    raise Dependent(f"{column.name} has the type {column.type}, which is not looked into")
+
+
+def is_literal_of(kind: str, value: Value) -> bool:
+    """Whether ``value`` is a literal that every session takes for the same date or time."""
+    if value.kind != "text" or value.literal is None or kind not in _LITERALS:
+        return False
+    match = _LITERALS[kind].fullmatch(value.literal)
+    if match is None or kind == "time":
+        return match is not None
+    try:
+        date(*map(int, match.groups()[:3]))
+    except ValueError:
+        return False
+    return True
+
+
+def merged(values: Sequence[Value]) -> Value:
+    """One value out of several that CASE, IF, COALESCE and the like choose from.
+
+    :raises Dependent: how they are made one type depends on the session.
+    """
+    known = [value for value in values if value.kind != "null"]
+    if not known:
+        return NULL
+    if any(value.padded for value in known):
+        return joined(known)
+    kinds = {value.kind for value in known}
+    first = known[0]
+    if any(value.wraps for value in known):
+        raise Dependent(DIFFERENCE)
+    if "timestamp" in kinds or "geometry" in kinds:
+        if kinds == {"geometry"}:
+            return Value("geometry")
+        raise Dependent(ZONE)
+    if kinds <= NUMBERS:
+        return promoted(known)
+    if kinds <= DATES or kinds == {"time"}:
+        if len(kinds) > 1 and any(v.odd for v in known):
+            raise Dependent(CONVERTED)
+        kind = "datetime" if "datetime" in kinds else first.kind
+        odd, as_text = any(value.odd for value in known), any(value.as_text for value in known)
+        return Value(kind, odd=odd, digits=max(value.digits for value in known), as_text=as_text)
+    moments = [value for value in known if value.is_moment]
+    if len({value.kind for value in moments}) == 1:
+        kind = moments[0].kind
+        if all(value.is_moment or is_literal_of(kind, value) for value in known):
+            odd, digits = any(value.odd for value in moments), max(value.digits for value in moments)
+            return Value(kind, odd=odd, digits=digits, as_text=True)
+    if kinds == {"json"}:
+        return JSON
+    return joined(known)
+
+
+def promoted(values: Sequence[Value]) -> Value:
+    """The number that arithmetic with ``values`` gives."""
+    kinds = {value.kind for value in values}
+    if kinds <= {"int"}:
+        return Value("int", unsigned=any(value.unsigned for value in values))
+    if kinds <= {"int", "decimal"} | MOMENTS:
+        return Value("decimal", unsigned=any(value.unsigned for value in values))
+    return Value("double", scaled=any(value.scaled for value in values))
+
+
+def joined(values: Sequence[Value]) -> Value:
+    """The text, or the bytes, that CONCAT of ``values`` gives.
+
+    :raises Dependent: a CHAR column is among them, or a value that has no text.
+    """
+    for value in values:
+        check_text(value)
+    if any(value.kind == "bytes" for value in values):
+        return BYTES
+    texts = [value for value in values if value.kind in ("text", "json")]
+    if not texts:
+        return session_text()
+    collations = {value.collation if value.kind == "text" else BINARY for value in texts}
+    ascii_only = all(value.ascii or value.is_number or value.is_moment for value in values)
+    caseless = all(value.caseless or value.is_number for value in values)
+    # A column's collation is stronger than any other one. That of the connection yields to no other.
+    collation = next(one for one in (CAST, COLUMN, SESSION, BINARY, LITERAL) if one in collations)
+    return Value("text", collation=collation, ascii=ascii_only, caseless=caseless)
+
+
+def check_text(value: Value) -> None:
+    """Make sure that every session sees the same text of ``value``.
+
+    :raises Dependent: they may not.
+    """
+    if value.padded:
+        raise Dependent("it uses a CHAR, whose length depends on sql_mode (PAD_CHAR_TO_FULL_LENGTH)")
+    if value.kind == "timestamp":
+        raise Dependent(ZONE)
+    if value.kind == "geometry":
+        raise Dependent("it takes a geometry for a text")
+    if value.wraps:
+        raise Dependent(DIFFERENCE)
+
+
+CONNECTION_CHARSET = "the bytes of a text that is computed depend on the connection's character set"
+ZONE = "it uses a TIMESTAMP, whose value depends on time_zone"
+DIFFERENCE = "the difference of unsigned numbers depends on sql_mode (NO_UNSIGNED_SUBTRACTION)"
+COMPARED = "how texts that are computed compare depends on the session's collation"
+CONVERTED = "how dates and times are converted depends on sql_mode and time_zone"
