@@ -219,6 +219,35 @@ def test_what_a_view_reads_must_stay_what_it_was(change: str, source: PostgresSo
             read_and_check()
 
 
+CAME_AND_WENT = {
+    "a partition": (
+        (
+            "CREATE TABLE p3 (id int NOT NULL, v text); INSERT INTO p3 VALUES (200, 'x'); "
+            "ALTER TABLE p ATTACH PARTITION p3 FOR VALUES FROM (200) TO (300)"
+        ),
+        "DROP TABLE p3",
+    ),
+    "the rows": ("TRUNCATE p1", ""),
+}
+
+
+@pytest.mark.parametrize("what", CAME_AND_WENT)
+def test_what_the_catalog_shows_at_the_read_alone_stops_it(what: str, source: PostgresSource, run: Run) -> None:
+    """The look at the end of the reads may come when it is gone again. An index that is new changes nothing."""
+    run("CREATE VIEW seen AS SELECT id, v FROM p")
+    table = table_of(source, "seen")
+    came, went = CAME_AND_WENT[what]
+    with reading(source, table) as rows:
+        run("CREATE INDEX ON p (v)")
+        assert len(rows()) == 20
+        run(*came.split(";"))
+        with pytest.raises(SchemaChanged, match="which the view reads"):
+            rows()
+    if went:
+        run(went)
+        source.check_tables([table])
+
+
 @pytest.mark.parametrize("how", ["", "CONCURRENTLY "])
 def test_a_materialized_view_has_what_the_last_refresh_before_the_snapshot_left(
     how: str, source: PostgresSource, run: Run
