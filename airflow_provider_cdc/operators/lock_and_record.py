@@ -19,6 +19,7 @@ from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.operators.base import TargetOperator, hand_on, run_folder, run_id_of, scratch_for
 from airflow_provider_cdc.operators.parameters import Allowed
 from airflow_provider_cdc.operators.release import ReleasingOperator
+from airflow_provider_cdc.operators.server_start import wait_until_started
 from airflow_provider_cdc.operators.task_errors import failing
 from airflow_provider_cdc.sinks.registry import open_sink
 from airflow_provider_cdc.sources.api.calls import record_point
@@ -94,6 +95,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
         self.allowed.check(self.source_conn_id, self.target, self.scratch)
         lake = lake_of(self.target, self.source_conn_id)
         source = open_hook(self.source_conn_id).get_conn()
+        wait_until_started(source)
         plans = records.decode(list[TablePlan], self.plan, "XCom plan of preflight")
         options = records.decode(StepOptions, self.options, "XCom options of preflight")
         run_id = run_id_of(context, lake)

@@ -23,6 +23,7 @@ from airflow_provider_cdc.operators.ended_runs import release_what_is_over
 from airflow_provider_cdc.operators.lake_checks import check_names, tell_leftovers
 from airflow_provider_cdc.operators.parameters import Allowed, check_conf, check_kind, take_options, taking_options
 from airflow_provider_cdc.operators.plan_text import View, leaving_no_folder, pace_of, readable, summary, view_of
+from airflow_provider_cdc.operators.server_start import wait_until_started
 from airflow_provider_cdc.operators.spark.step import check_spark
 from airflow_provider_cdc.operators.task_errors import failing
 from airflow_provider_cdc.sinks.registry import open_sink
@@ -98,6 +99,7 @@ class PreflightOperator(TargetOperator):
     def _survey(self, context: Context, options: RunOptions, places: _Places | None) -> tuple[Source, Survey]:
         """The source, and what can be copied of it."""
         source = open_hook(options.source_conn_id).get_conn()
+        wait_until_started(source)
         if places is not None and not options.plan_only:
             # Before it is looked whether the server has room for this run's own.
             release_what_is_over(context, self, source, places.scratch, places.lake.uri)

@@ -86,6 +86,7 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
     """Where the report is, once there is one: when the run is published, or when the step has failed."""
     _hook: Any
     _scratch: Path
+    _ended_by_airflow = False
     _said: LastLines
 
     def __init__(
@@ -248,7 +249,9 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
     def _raise_how_it_ended(self) -> None:
         process = submitted_process(self._hook)
         if process is not None and process.returncode:
-            raise spark_failed(self.step, process.returncode, self._said) from None
+            raise spark_failed(
+                self.step, process.returncode, self._said, ended_by_airflow=self._ended_by_airflow
+            ) from None
 
     def command_before_spark_submit(self) -> Sequence[str]:
         return guardian.command(self._scratch, _supervisor())
@@ -274,6 +277,7 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
 def spark_app(name: str) -> Path:
     """The file of a Spark app: in the package if it came as a wheel, beside the package in a checkout.
 
+        self._ended_by_airflow = True
     :raises ConfigurationError: it is in neither.
     """
     package = Path(airflow_provider_cdc.__file__).parent

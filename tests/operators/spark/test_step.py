@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -35,6 +36,7 @@ from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
 from airflow_provider_cdc.operators.release import release_of_task
 from airflow_provider_cdc.operators.snapshot import SnapshotOperator
 from airflow_provider_cdc.operators.spark import step as spark_step
+from airflow_provider_cdc.operators.spark.failure import LastLines, spark_failed
 from tests.runs import consolidate_result, manifest_of, snapshot_result
 from tests.seeds import some
 
@@ -416,7 +418,9 @@ def test_killing_a_task_that_never_submitted_does_nothing(run: Storage) -> None:
     operator(run).on_kill()
 
 
-def test_killing_a_task_ends_spark_submit(run: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killing_a_task_ends_spark_submit_and_blames_no_lack_of_memory(
+    run: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TEST_FAILURE", "hang")
     task = operator(run)
     with ThreadPoolExecutor(1) as pool:
@@ -425,9 +429,10 @@ def test_killing_a_task_ends_spark_submit(run: Storage, monkeypatch: pytest.Monk
             assert not running.done(), running.result()
             time.sleep(0.05)
         task.on_kill()
-        with pytest.raises(AirflowException, match="killed by signal 9") as failed:
+        with pytest.raises(AirflowException, match="Airflow ended this task") as failed:
             running.result(120)
-    assert "run out of memory" in str(failed.value).partition("Hint: ")[2]
+    assert "marked or cleared the task" in str(failed.value).partition("Hint: ")[2]
+    assert "run out of memory" in spark_failed("snapshot", -signal.SIGKILL, LastLines()).hint
 
 
 def test_missing_spark_connection_is_an_error_and_not_yarn() -> None:
