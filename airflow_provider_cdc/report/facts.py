@@ -90,7 +90,8 @@ def _run(run: Run, done: ConsolidateResult | None) -> Section:
     manifest = run.manifest
     rows = [
         ("exact at", run.position) if done else (manifest.position_key, manifest.initial_position),
-        ("asked for", manifest.options.as_of or "the present of the run"),
+        ("asked for", manifest.missed_as_of or manifest.options.as_of or "the present of the run"),
+        *((("NOT MET", f"the present was copied: {missed.why}"),) if (missed := manifest.missed_past) else ()),
         *((f"source: {name}", value) for name, value in manifest.source.items()),
         ("recorded at", manifest.created_at),
         *((("published at", done.published_at),) if done else ()),

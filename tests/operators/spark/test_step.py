@@ -24,6 +24,7 @@ from airflow.sdk.execution_time.context import OutletEventAccessors
 import airflow_provider_cdc
 from airflow_provider_cdc.assets import copies_alias, table_asset
 from airflow_provider_cdc.core.run.manifest import RunTable
+from airflow_provider_cdc.core.run.plan import MissedPast
 from airflow_provider_cdc.core.run.results import TableRead
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
@@ -49,6 +50,7 @@ FOUND = snapshot_result(
     tables={"shop.orders": TableRead(3, 1, 1, 400)},
 )
 PUBLISHED = consolidate_result(published={"shop.orders": "file:///x"}, rows={"shop.orders": 3})
+MISSED = MissedPast("2026-01-01T00:00:00+00:00", "server: was started after the time that is asked for")
 LATEST = {"shop.orders": False, "shop.lines": True}
 
 SUBMIT = f"""#!{sys.executable}
@@ -91,7 +93,8 @@ if "TEST_BREAKS_LATER" in os.environ:
 @pytest.fixture
 def run(tmp_path: Path) -> Storage:
     orders = RunTable(Table(TableName("shop", "orders"), (Column("id", "int", False),), ("id",)), "watermark", "")
-    return Run.create(manifest_of(Storage(tmp_path.as_uri()), initial_position=POSITION, tables=(orders,))).folder
+    more: dict[str, Any] = {"tables": (orders,), "missed_past": MISSED}
+    return Run.create(manifest_of(Storage(tmp_path.as_uri()), initial_position=POSITION, **more)).folder
 
 
 @pytest.fixture(autouse=True)
@@ -183,10 +186,13 @@ def test_step_pushes_its_outputs_and_counts_and_nothing_for_other_steps(
         "rows": 3,
         "path": "file:///x",
         "latest": False,
+        "missed_as_of": MISSED.as_of,
     }
     # The run is green, yet readers see another copy: the log must say so plainly.
     said = capfd.readouterr().out
     assert f"{tmp_path.as_uri()} is no production target of shop" in said
+    assert f"not at {MISSED.as_of}" in said
+    assert MISSED.why in said
     (told,) = (line for line in said.splitlines() if "newer copy stays" in line)
     assert "[warning" in told
     assert "shop.orders is published at file:///x" in told
