@@ -175,7 +175,12 @@ class CopyMismatch(ExactnessError):
 
 
 class SourceUnavailable(TransientError):
-    """The server cannot be reached, or it ended the session."""
+    """The server cannot be reached, or it ended the session.
+
+    ``is_starting``: it answers, and says that it is starting up or recovering from a crash, so waiting helps.
+    """
+
+    is_starting = False
 
 
 class StorageUnavailable(TransientError, OSError):

@@ -30,14 +30,13 @@ from zoneinfo import ZoneInfo
 from airflow_provider_cdc.core import kinds
 from airflow_provider_cdc.core.options.declare import Option
 from airflow_provider_cdc.core.options.run import declared
+from airflow_provider_cdc.core.positions.as_of import INTERVAL_END
 from airflow_provider_cdc.core.storage.uri import LakeUri
 from airflow_provider_cdc.errors import ConfigurationError, PreflightError, Problem
 from airflow_provider_cdc.sources.api.registry import KINDS
 from airflow_provider_cdc.sources.planning.patterns import Pattern
 from airflow_provider_cdc.yaml_file import Value, read_yaml
 
-INTERVAL_END = "{{ data_interval_end if data_interval_end is defined else dag_run.run_after }}"
-"""The end of the run's interval; a run that was triggered by hand may have none."""
 _KEYS = ("schedule", "timezone", "start_date", "deadline_minutes", "defaults", "sources")
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,100}")
 _START = datetime(2025, 1, 1)

@@ -7,8 +7,9 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_cdc.core.positions.as_of import INTERVAL_END
 from airflow_provider_cdc.errors import ConfigurationError, PreflightError
-from airflow_provider_cdc.nightly import INTERVAL_END, Nightly, read_nightly
+from airflow_provider_cdc.nightly import Nightly, read_nightly
 
 GOOD = """
 schedule: "30 0 * * *"

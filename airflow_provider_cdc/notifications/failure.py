@@ -37,11 +37,13 @@ def failure_text(context: Context) -> str:
     """What is known of a failed task, in a few lines."""
     instance: Any = context["ti"]
     error = context.get("exception")
-    said = str(error) if error is not None else "it ended without a word"
+    text = str(error) if error is not None else "its process ended without an error: it was killed"
+    # The name by which the runbook is sorted.
+    name = f"{type(error).__name__}: " if isinstance(error, BaseException) else ""
     lines = [
         f"{instance.dag_id}, run {context['dag_run'].run_id}: the task {instance.task_id} failed",
-        f"  {said}",
-        *([] if "Hint:" in said else [_NO_HINT]),
+        f"  {name}{text}",
+        *([] if "Hint:" in text else [_NO_HINT]),
         *_of_the_run(instance.task),
         f"  Log: {instance.log_url}",
     ]

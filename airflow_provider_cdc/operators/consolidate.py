@@ -19,6 +19,7 @@ from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.metrics import tell_published
 from airflow_provider_cdc.operators.announce import announcement_of, say_other_target
 from airflow_provider_cdc.operators.base import hand_on, say_skipped
+from airflow_provider_cdc.operators.missing_past import say_missed_past
 from airflow_provider_cdc.operators.spark.step import SparkStepOperator, dag_run_name
 from airflow_provider_cdc.operators.task_errors import failing
 from airflow_provider_cdc.report.page import write_report
@@ -44,7 +45,8 @@ class ConsolidateOperator(SparkStepOperator):
     Each copy is an event of its table's asset (`airflow_provider_cdc.assets`), once, however often the task is run
     (`announcing`). The event's ``extra`` has ``run_id``, the ``position`` (also under the source's own name for it),
     ``rows``, ``path``, ``latest``, and ``schema_digest``, which changes when columns, their types or the key do; of a
-    part of the table also ``where`` and ``columns``.
+    part of the table also ``where`` and ``columns``; ``missed_as_of``, where the run could not be exact at the end of
+    its interval.
     """
 
     step = "consolidate"
@@ -75,6 +77,7 @@ class ConsolidateOperator(SparkStepOperator):
         for table, why in found["superseded"].items():
             self.log.warning("%s: this copy begins a new history, and supersedes all earlier ones: %s", table, why)
         say_skipped(self.log, found["skipped"])
+        say_missed_past(self.log, run.manifest.missed_past)
         self._say_published(run, found)
         self._report(context, run)
         tell_published(run, context["ti"].dag_id, self.source_conn_id)
@@ -131,6 +134,7 @@ def _copies(run: Run, published: Mapping[str, str], latest: Mapping[str, bool]) 
             "path": published[name],
             "latest": latest[name],
             "schema_digest": digest_of(_shape(entry.table)),
+            **({"missed_as_of": run.manifest.missed_as_of} if run.manifest.missed_past is not None else {}),
             **_part(entry.table),
         }
         for entry in run.manifest.tables

@@ -8,7 +8,8 @@ from __future__ import annotations
 import logging
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_cdc.core.run.run import Run, release
+from airflow_provider_cdc.core.run.release import release
+from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.operators.base import run_folder, same_run
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator

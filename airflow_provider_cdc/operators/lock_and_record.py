@@ -10,7 +10,7 @@ from airflow.providers.common.compat.sdk import AirflowException, AirflowSkipExc
 
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.run.manifest import LAKE_FORMAT
-from airflow_provider_cdc.core.run.plan import TablePlan
+from airflow_provider_cdc.core.run.plan import MissedPast, TablePlan
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
@@ -20,6 +20,7 @@ from airflow_provider_cdc.operators.arguments import TaskArguments, Xcom
 from airflow_provider_cdc.operators.base import TargetOperator, hand_on, run_folder, run_id_of, scratch_for
 from airflow_provider_cdc.operators.parameters import Allowed
 from airflow_provider_cdc.operators.release import ReleasingOperator
+from airflow_provider_cdc.operators.server_start import wait_until_started
 from airflow_provider_cdc.operators.task_errors import failing
 from airflow_provider_cdc.sinks.registry import open_sink
 from airflow_provider_cdc.sources.api.calls import record_point
@@ -43,6 +44,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
     :param plan: XCom ``plan`` of preflight.
     :param options: XCom ``options`` of preflight.
     :param skipped: XCom ``skipped`` of preflight.
+    :param missed_past: XCom ``missed_past`` of preflight.
     :param plan_only: as for preflight: this task is skipped, and so are those after it.
     :param source_conn_ids: the connections that may be named, as for preflight.
     :param targets: the folders that may be published in, as for preflight.
@@ -55,6 +57,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
         "plan",
         "options",
         "skipped",
+        "missed_past",
         "plan_only",
     )
 
@@ -66,6 +69,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
         plan: Xcom,
         options: Xcom,
         skipped: Xcom = None,
+        missed_past: Xcom = None,
         plan_only: bool | str = False,
         scratch: str = "",
         source_conn_ids: Sequence[str] | None = None,
@@ -80,6 +84,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
         self.plan: Any = plan
         self.options: Any = options
         self.skipped: Any = skipped
+        self.missed_past: Any = missed_past
         self.plan_only = plan_only
         self.allowed = Allowed(source_conn_ids, targets)
         self._recording = False
@@ -96,8 +101,12 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
         self.allowed.check(self.source_conn_id, self.target, self.scratch)
         lake = lake_of(self.target, self.source_conn_id)
         source = open_hook(self.source_conn_id).get_conn()
+        wait_until_started(source)
         plans = records.decode(list[TablePlan], self.plan, "XCom plan of preflight")
         options = records.decode(StepOptions, self.options, "XCom options of preflight")
+        missed = (
+            records.decode(MissedPast, self.missed_past, "XCom missed_past of preflight") if self.missed_past else None
+        )
         run_id = run_id_of(context, lake)
         scratch = scratch_for(self.scratch, self.source_conn_id, lake)
         folder = run_folder(scratch, run_id)
@@ -117,6 +126,7 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
             source_conn_id=self.source_conn_id,
             skipped=self.skipped,
             heads=open_sink(LAKE_FORMAT, Storage(lake)),
+            missed_past=missed,
         )
         self._recording = False
         outputs = {"run_uri": run.folder.uri, run.manifest.position_key: run.manifest.initial_position}

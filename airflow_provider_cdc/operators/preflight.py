@@ -8,7 +8,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Unpack
 
 from airflow_provider_cdc.core.options.run import RunOptions, checked, declared
+from airflow_provider_cdc.core.positions.as_of import INTERVAL_END
 from airflow_provider_cdc.core.run.manifest import LAKE_FORMAT
+from airflow_provider_cdc.core.run.plan import MissedPast
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.records import encode
 from airflow_provider_cdc.counted import counted
@@ -28,8 +30,15 @@ from airflow_provider_cdc.operators.checks import (
 )
 from airflow_provider_cdc.operators.ended_runs import release_what_is_over
 from airflow_provider_cdc.operators.lake_checks import tell_leftovers
+from airflow_provider_cdc.operators.missing_past import (
+    in_the_present,
+    may_miss_past,
+    missed_past,
+    say_missed_past,
+)
 from airflow_provider_cdc.operators.parameters import Allowed, check_conf, check_kind, take_options, taking_options
 from airflow_provider_cdc.operators.plan_text import View, pace_of, readable, summary, view_of
+from airflow_provider_cdc.operators.server_start import wait_until_started
 from airflow_provider_cdc.operators.task_errors import failing
 from airflow_provider_cdc.sinks.registry import open_sink
 from airflow_provider_cdc.sources.api.source import Source
@@ -45,7 +54,8 @@ class PreflightOperator(TargetOperator):
 
     XComs: ``plan``, a list with one object per table (``table``, ``consistency``, ``reason``, estimated ``rows`` and
     ``bytes``); ``skipped``, why each table that was named is not copied, by its name; and ``options``, the checked
-    settings that ``lock_and_record`` writes into the manifest. With ``plan_only`` also ``summary``, what a run would
+    settings that ``lock_and_record`` writes into the manifest; ``missed_past``, the end of the interval that the run
+    cannot be exact at, and why (``missing_past``); empty: it can. With ``plan_only`` also ``summary``, what a run would
     come to, in words.
 
     It takes every option of a run (`core.options`), each of which may be a template, and what a DAG's author allows.
@@ -73,6 +83,8 @@ class PreflightOperator(TargetOperator):
         self.render_template_as_native_obj = True
         for name, value in options.items():
             setattr(self, name, value)
+        # Before templates are rendered: afterwards it looks like any other time.
+        self.as_of_is_supplied = options["as_of"] == INTERVAL_END
         # No templates: whoever triggers a run could fill them.
         self.allowed = Allowed(source_conn_ids, targets)
         self.strict_conf = strict_conf
@@ -94,15 +106,24 @@ class PreflightOperator(TargetOperator):
             surveyed: tuple[Source, Survey] | None = None
             with collected(problems, "parameter source_conn_id"):
                 surveyed = self._survey(context, options, places)
+            missed: MissedPast | None = None
             if surveyed is not None:
-                surveyed = _planned(*surveyed, places, options, problems)
+                may_miss = not problems and may_miss_past(self.as_of_is_supplied, options, context)
+                source, found = surveyed
+                surveyed = _planned(source, found, places, options, problems)
+                if problems and may_miss:
+                    missed = missed_past(options, problems)
+                    options = in_the_present(options)
+                    problems.clear()
+                    surveyed = _planned(source, found, places, options, problems)
         if problems or places is None or surveyed is None:
             raise PreflightError(problems)
-        return self._tell(context, options, *surveyed, places)
+        return self._tell(context, options, *surveyed, places, missed)
 
     def _survey(self, context: Context, options: RunOptions, places: Places | None) -> tuple[Source, Survey]:
         """The source, and what can be copied of it."""
         source = open_hook(options.source_conn_id).get_conn()
+        wait_until_started(source)
         if places is not None and not options.plan_only:
             # Before it is looked whether the server has room for this run's own.
             release_what_is_over(context, self, source, places.scratch, places.lake.uri)
@@ -112,12 +133,20 @@ class PreflightOperator(TargetOperator):
         return source, survey(source, options.tables, options.table, options.steps.on_table_error, parts)
 
     def _tell(
-        self, context: Context, options: RunOptions, source: Source, found: Survey, places: Places
+        self,
+        context: Context,
+        options: RunOptions,
+        source: Source,
+        found: Survey,
+        places: Places,
+        missed: MissedPast | None,
     ) -> dict[str, Any]:
         tell_leftovers(Storage(places.scratch))
         say_skipped(self.log, found.skipped)
+        say_missed_past(self.log, missed)
         plans = found.plans
         outputs = {"plan": encode(plans), "options": encode(options.steps), "skipped": found.skipped}
+        outputs["missed_past"] = encode(missed) if missed is not None else {}
         sink = open_sink(LAKE_FORMAT, places.lake)
         if any(plan.at_upper for plan in plans):
             self._tell_view(view_of(plans, pace_of(sink, Storage(places.scratch), plans)))

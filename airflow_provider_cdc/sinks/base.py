@@ -49,8 +49,8 @@ class Publication:
     """What a run publishes: its commit, and what readers are told of it.
 
     All copies are exact at ``position``, which the source calls ``position_key``; it was recorded at ``recorded_at``.
-    ``source`` is what `core.head.source_of` gave. ``as_of`` is what the run was asked to be exact at; empty: now. Times
-    are ISO 8601.
+    ``source`` is what `core.head.source_of` gave. ``as_of`` is what the run was asked to be exact at; empty: now.
+    ``missed_as_of`` is what `Manifest.missed_as_of` gave. Times are ISO 8601.
     """
 
     run_id: str
@@ -62,6 +62,7 @@ class Publication:
     published_at: str
     source: Mapping[str, str]
     as_of: str = ""
+    missed_as_of: str = ""
 
 
 @dataclass(frozen=True)
@@ -88,6 +89,8 @@ class LatestCopy:
     :param source: which source it is a copy of: ``kind``, ``connection``, ``server``, ``database``, as far as known.
     :param where: the condition that its rows fulfil; empty: it has all rows.
     :param columns: the columns that were asked for, beside those of the key; empty: it has all columns.
+    :param missed_as_of: the end of the interval that a nightly run was to be exact at and could not be; empty: there is
+        none.
     :param history: which history of the source it is of (``id``, ``number``), and which ones ended before
         (``superseded``); empty: the record does not say.
     """
@@ -105,6 +108,7 @@ class LatestCopy:
     where: str = ""
     columns: tuple[str, ...] = ()
     history: Mapping[str, Any] = field(default_factory=dict)
+    missed_as_of: str = ""
 
     @property
     def locations(self) -> list[str]:

@@ -190,6 +190,7 @@ class ParquetSink:
             where=head.where,
             columns=head.columns,
             history=head.history,
+            missed_as_of=head.missed_as_of,
         )
 
     def _place(self, publication: Publication, change: TableChange) -> None:
@@ -314,6 +315,7 @@ def _latest(publication: Publication, change: TableChange, uri: str) -> Copy:
         path=uri,
         position=publication.position,
         as_of=publication.as_of,
+        missed_as_of=publication.missed_as_of,
         recorded_at=publication.recorded_at,
         source=dict(publication.source),
         rows=change.rows,

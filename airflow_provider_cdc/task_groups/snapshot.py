@@ -71,6 +71,10 @@ class SnapshotTaskGroup(TaskGroup):
     :param unrepresentable: What becomes of values that no Arrow type holds, such as ``0000-00-00``, ``infinity``, or
         bytes that are no character: ``error`` stops if one survives, ``null`` publishes null and counts them,
         ``string`` publishes such columns as text, and such bytes as ``0x…``.
+    :param missing_past: What becomes of a run that cannot be exact at the end of its interval, which the DAG
+        ``nightly`` supplies by itself: ``present`` copies the present, and says so in the logs, in ``_latest.json``, in
+        the event and in the report (``missed_as_of``); ``fail`` stops the run. Runs of Airflow's Backfill are always
+        refused, and so is an ``as_of`` that somebody wrote.
     :param spark_conn_id: Connection to Spark: local, standalone, or any cluster in client mode.
     :param spark_conf: Spark properties. They show in the process list: no secrets.
     :param shared_app_seconds: The Spark application of a step goes on with the next ones as long as it is younger
@@ -139,6 +143,7 @@ class SnapshotTaskGroup(TaskGroup):
         scratch: str = "",
         consistency: str = "auto",
         unrepresentable: str = "error",
+        missing_past: str = "present",
         spark_conn_id: str = "spark_default",
         spark_conf: Mapping[str, Any] | str | None = None,
         shared_app_seconds: float | str = 60.0,
@@ -190,6 +195,7 @@ class SnapshotTaskGroup(TaskGroup):
                 plan=self.preflight.output["plan"],
                 options=self.preflight.output["options"],
                 skipped=self.preflight.output["skipped"],
+                missed_past=self.preflight.output["missed_past"],
                 plan_only=plan_only,
                 **allowed,
             )

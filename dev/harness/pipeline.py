@@ -14,7 +14,8 @@ from airflow_provider_cdc.core.copies.base_selection import choose
 from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions, TableOptions
 from airflow_provider_cdc.core.run.initial_position import begin
 from airflow_provider_cdc.core.run.plan import TablePlan
-from airflow_provider_cdc.core.run.run import Run, release, scratch_of
+from airflow_provider_cdc.core.run.release import release
+from airflow_provider_cdc.core.run.run import Run, scratch_of
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.records import encode
 from airflow_provider_cdc.jobs.consolidate.step import consolidate

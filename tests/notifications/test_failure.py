@@ -24,14 +24,14 @@ def context(run_uri: Any, exception: BaseException | None) -> Any:
     return {"ti": instance, "dag_run": SimpleNamespace(run_id="scheduled__1"), "exception": exception}
 
 
-def test_the_error_its_hint_and_the_position_are_told(tmp_path: Path) -> None:
+def test_the_error_its_class_its_hint_and_the_position_are_told(tmp_path: Path) -> None:
     run = Run.create(manifest_of(Storage(tmp_path.as_uri()), initial_position=POSITION))
     told: list[str] = []
     FailureNotifier(told.append)(context(run.folder.uri, LogGone("it was purged", where="binlog.1", hint="keep it")))
     (text,) = told
     assert text == (
         "nightly, run scheduled__1: the task extract_delta failed\n"
-        "  binlog.1: it was purged\n  Hint: keep it\n"
+        "  LogGone: binlog.1: it was purged\n  Hint: keep it\n"
         f"  Position: initial_gtid_set {POSITION}\n"
         f"  Run: {run.folder.uri}\n"
         "  Log: http://here/log"
@@ -41,7 +41,7 @@ def test_the_error_its_hint_and_the_position_are_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("uri", ["{}/nowhere", None])
 def test_what_is_not_known_keeps_nothing_else_from_being_told(tmp_path: Path, uri: str | None) -> None:
     text = failure_text(context(uri and uri.format(tmp_path.as_uri()), None))
-    assert "it ended without a word" in text
+    assert "its process ended without an error" in text
     assert "Hint: look at the task's log" in text
     assert ("Position: it cannot be read" if uri else "Position: none") in text
     assert "Log: http://here/log" in text

@@ -9,6 +9,7 @@ import signal
 import subprocess
 from collections.abc import Iterator
 from datetime import UTC, datetime
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, get_args
 
@@ -20,11 +21,14 @@ from airflow.sdk.exceptions import AirflowException, AirflowTaskTimeout
 from airflow.sdk.execution_time import task_runner
 
 from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions
+from airflow_provider_cdc.core.run.initial_position import begin
 from airflow_provider_cdc.core.run.manifest import RunTable
 from airflow_provider_cdc.core.run.run import Commit, Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.records import encode
+from airflow_provider_cdc.errors import LogGone
 from airflow_provider_cdc.operators.base import run_id_for, run_id_of
+from airflow_provider_cdc.operators.consolidate import ConsolidateOperator
 from airflow_provider_cdc.operators.extract_delta import ExtractDeltaOperator
 from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
 from airflow_provider_cdc.operators.snapshot import SnapshotOperator
@@ -85,6 +89,14 @@ def begin_run(source: PostgresSource, run_id: str, target: Any, **options: Any) 
     return Run.create(manifest).folder
 
 
+def begin_again(source: PostgresSource, run: Storage, target: Any) -> Storage:
+    """What lock_and_record does when it is cleared and the slot is gone."""
+    plans, run_id = source.preflight(["public.stock"]), run.uri.rpartition("/")[2]
+    options = Run.load(run).manifest.options
+    record = partial(source.record_initial, plans, LockPolicy(), run_id)
+    return begin(source, plans, options, record, run_id=run_id, lake=target.as_uri()).folder
+
+
 def kept(server: PostgresServer) -> int:
     return len(server.query("SELECT 1 FROM pg_replication_slots WHERE NOT temporary"))
 
@@ -104,6 +116,23 @@ def test_the_last_failure_of_any_step_releases_the_slot(
     # Another task of the run may fail after it.
     recording: Any = {"plan": [], "options": OPTIONS, "target": tmp_path.as_uri()}
     fail(LockAndRecordOperator(task_id="lock_and_record", source_conn_id="shop", **recording), context)
+
+
+def test_a_task_that_is_cleared_after_the_slot_was_released_says_so_before_spark_starts(
+    postgres: PostgresServer, source: PostgresSource, run: Storage, context: Any, tmp_path: Any
+) -> None:
+    """Starting Spark takes long, and the error that came then told to leave the slots alone."""
+    step = ExtractDeltaOperator(task_id="extract_delta", source_conn_id="shop", run_uri=run.uri)
+    step._check_not_released(run)
+    fail(step, context)
+    with pytest.raises(LogGone, match=r"(?s)slot was released at .* clear lock_and_record"):
+        step._execute(context)
+    # It proves by the slot that the server is the one that the run began on.
+    consolidating = ConsolidateOperator(task_id="consolidate", source_conn_id="shop", run_uri=run.uri)
+    with pytest.raises(LogGone, match="slot was released"):
+        consolidating._execute(context)
+    begun_anew = begin_again(source, run, tmp_path)
+    step._check_not_released(begun_anew)
 
 
 def test_a_manifest_that_is_there_is_found_by_lock_and_record_too(

@@ -6,10 +6,12 @@ import ast
 import re
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from airflow_provider_cdc.core.run.manifest import RunTable
+from airflow_provider_cdc.core.run.plan import MissedPast
 from airflow_provider_cdc.core.run.results import TableRead
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.run.timeline import Bar, write_timeline
@@ -29,7 +31,9 @@ DAG_RUN = DagRunName("shop_<to>_lake", "manual__2026-01-01")
 
 
 def published(tmp_path: Path) -> Run:
-    run = Run.create(manifest_of(Storage(tmp_path.as_uri()), initial_position=POSITION, tables=(ONE,)))
+    missed = MissedPast("2026-01-01T00:00:00+00:00", "altered since")
+    more: dict[str, Any] = {"tables": (ONE,), "missed_past": missed}
+    run = Run.create(manifest_of(Storage(tmp_path.as_uri()), initial_position=POSITION, **more))
     name = str(ODD)
     write_timeline(run.folder, [Bar(name, n, f"host-{n % 2}:1", 1e9 + n, 1.5 + n, 100, 2**20) for n in range(12)])
     run.finish_step("snapshot", snapshot_result(1234, tables={name: TableRead(1234, 3, 2, 2**20)}, seconds=2.0))
@@ -80,6 +84,8 @@ def test_the_page_tells_what_was_found_and_takes_no_name_for_markup(tmp_path: Pa
         "its engine <MyISAM>",
         "<b>",
         "file:///x",
+        "2026-01-01T00:00:00+00:00",
+        "the present was copied: altered since",
         "12 parts, read by 2 workers",
         "part 11: 12.5 s, 100 rows, 1.0 MiB, by host-1:1",
         "shop_<to>_lake",

@@ -398,13 +398,15 @@ def test_every_file_is_as_its_writer_left_it(tmp_path: Path) -> None:
 
 def test_readers_are_told_of_the_latest_copy_and_of_all_its_files(lake: Lake) -> None:
     assert lake.sink.latest(ORDERS) is None
-    publication = replace(lake.stage(5, count=4), as_of="2026-01-01T00:00:00+00:00")
+    as_of, missed = "2026-01-01T00:00:00+00:00", "2026-01-02T00:00:00+00:00"
+    publication = replace(lake.stage(5, count=4), as_of=as_of, missed_as_of=missed)
     lake.sink.publish(publication)
     lake.sink.publish(lake.stage(3))
     told = lake.sink.latest(ORDERS)
     assert told is not None
     assert (told.table, told.run_id, told.rows, len(told.files)) == ("shop.orders", publication.run_id, 4, 4)
-    assert (told.position, told.as_of, told.source) == (publication.position, publication.as_of, MYSQL)
+    assert (told.position, told.source) == (publication.position, MYSQL)
+    assert (told.as_of, told.missed_as_of) == (as_of, missed)
     for uri in told.files:
         folder, _, name = uri.rpartition("/")
         assert Storage(folder).size(name) > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
@@ -35,8 +36,9 @@ from airflow_provider_cdc.errors import (
 
 _ANEW = "clear preflight and the tasks after it"
 _GAP = (
-    "run once without the option changes, of such tables alone, for each table of that run has a gap: it is then read "
-    "in full, and the changes that are published later begin at that copy"
+    "run once without the option changes, with tables = [{}] and all other options as they are: these tables are then "
+    "read in full, and their changes begin at that copy. Do not leave out some of them, or the next run stops again; "
+    "do not add others, or their changes have a gap"
 )
 
 
@@ -143,24 +145,33 @@ def choose(
                 raise
             refused |= dict.fromkeys(own, _said(error))
     if refused and options.refresh == CHANGES:
-        hint = "choose auto: such tables are then read in full"
-        raise PreflightError(
-            [Problem(str(table), f"its copy cannot be rolled forward: {why}", hint) for table, why in refused.items()]
-        )
-    if options.changes and refused.keys() - new:
-        raise PreflightError(
-            [
-                Problem(str(table), f"its changes since the last copy cannot be published: {why}", _GAP)
-                for table, why in refused.items()
-                if table not in new
-            ]
-        )
+        what = "copy cannot be rolled forward", "copies cannot be rolled forward"
+        raise PreflightError(_by_cause(refused, what, "choose auto: such tables are then read in full"))
+    if options.changes and (gaps := {table: why for table, why in refused.items() if table not in new}):
+        what = ("changes since the last copy cannot be published",) * 2
+        raise PreflightError(_by_cause(gaps, what, _GAP.format(json.dumps(sorted(map(str, gaps)))[1:-1])))
     base = {table: found.run for own in fit.values() for table, found in own.items() if table not in refused}
     return [
         _rolled(plan, base[plan.table])
         if plan.table in base
         else replace(plan, reason=f"read in full: {refused[plan.table]}; {plan.reason}")
         for plan in plans
+    ]
+
+
+def _by_cause(refused: Mapping[TableName, str], what: tuple[str, str], hint: str) -> list[Problem]:
+    """A problem for each cause, which may be that of many tables.
+
+    :param what: cannot be done with one table, and with several.
+    """
+    tables: dict[str, list[str]] = {}
+    for table, cause in refused.items():
+        tables.setdefault(cause, []).append(str(table))
+    return [
+        Problem(
+            ", ".join(sorted(names)), f"{'its ' + what[0] if len(names) == 1 else 'their ' + what[1]}: {cause}", hint
+        )
+        for cause, names in tables.items()
     ]
 
 

@@ -22,13 +22,13 @@ class Copy:
     """What is told of one table's copy.
 
     It is exact at ``position``, which stands under the source's own name for it, too: one of ``initial_gtid_set`` and
-    ``initial_lsn`` is not None. ``as_of`` is what the run was asked to be exact at; empty: now. ``source`` is what
-    `source_of` gave. ``path`` is a URI. Times are ISO 8601. ``files`` are all files of the copy, one object each: its
-    ``name`` in the folder ``path``, its ``rows`` and ``bytes``, and its ``checksum`` (CRC-32). Copies of a part of a
-    table say of which: ``where`` and ``columns``, as `Selection` has them. Records of earlier versions have only the
-    run's id and the initial position. ``changes`` is what is told of the changes that lead from the copy before to this
-    one, as `sinks.feeds` writes it. ``history`` is what `core.history.told` gave. ``more`` has what a later version
-    added: whoever writes the record again keeps it.
+    ``initial_lsn`` is not None. ``as_of`` is what the run was asked to be exact at; empty: now. ``missed_as_of`` is
+    what `Manifest.missed_as_of` gave. ``source`` is what `source_of` gave. ``path`` is a URI. Times are ISO 8601.
+    ``files`` are all files of the copy, one object each: its ``name`` in the folder ``path``, its ``rows`` and
+    ``bytes``, and its ``checksum`` (CRC-32). Copies of a part of a table say of which: ``where`` and ``columns``, as
+    `Selection` has them. Records of earlier versions have only the run's id and the initial position. ``changes`` is
+    what is told of the changes that lead from the copy before to this one, as `sinks.feeds` writes it. ``history`` is
+    what `core.history.told` gave. ``more`` has what a later version added: whoever writes the record again keeps it.
     """
 
     run_id: str
@@ -37,6 +37,7 @@ class Copy:
     initial_lsn: str | None = None
     position: str = ""
     as_of: str = ""
+    missed_as_of: str = ""
     recorded_at: str = ""
     source: dict[str, str] = field(default_factory=dict)
     rows: int = 0

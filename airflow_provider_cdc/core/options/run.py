@@ -49,6 +49,7 @@ UNREPRESENTABLE = ("error", "null", "string")
 ON_TABLE_ERROR = ("fail", "skip")
 FULL, CHANGES = "full", "changes"
 REFRESHES = (FULL, "auto", CHANGES)
+PRESENT, FAIL = "present", "fail"
 
 
 @dataclass(frozen=True)
@@ -330,6 +331,18 @@ class RunOptions:
         example="a URI such as s3://bucket/scratch",
     )
     table: TableOptions = field(default_factory=TableOptions)
+    missing_past: str = option(
+        PRESENT,
+        accepts=one_of(
+            (PRESENT, FAIL),
+            ("present: copy the present, and say so", "fail: stop the run"),
+        ),
+        help="What becomes of a run that cannot be exact at the end of its interval, which the DAG `nightly` supplies "
+        "by itself: `present` copies the present, and says so in the logs, in `_latest.json`, in the event and in the "
+        "report (`missed_as_of`); `fail` stops the run. Runs of Airflow's Backfill are always refused, and so is an "
+        "`as_of` that somebody wrote.",
+        example="present or fail",
+    )
     spark_conn_id: str = option(
         "spark_default",
         accepts=CONNECTION,

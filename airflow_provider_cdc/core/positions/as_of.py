@@ -14,6 +14,12 @@ from airflow_provider_cdc.errors import PositionError
 AsOf = datetime | Position
 
 _DATE = re.compile(r"\d{4}-\d\d-\d\d")
+INTERVAL_END = "{{ data_interval_end if data_interval_end is defined else dag_run.run_after }}{# supplied #}"
+"""The end of the run's interval, as a template; a run that was triggered by hand may have none.
+
+The DAG `nightly` supplies it where the file has no ``as_of``. The comment tells it from the same template that a user
+wrote: only of what nobody wrote, ``missing_past`` decides what happens where it cannot be met.
+"""
 
 
 def parse(text: str) -> AsOf | None:

@@ -16,7 +16,7 @@ from airflow_provider_cdc.core.options.declare import values_of
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.positions.position import Position
 from airflow_provider_cdc.core.run.manifest import Manifest, RunTable
-from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
+from airflow_provider_cdc.core.run.plan import InitialPoint, MissedPast, TablePlan
 from airflow_provider_cdc.core.run.run import Run, scratch_of
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
@@ -58,6 +58,7 @@ def begin(
     source_conn_id: str = "",
     skipped: Mapping[str, str] | None = None,
     heads: Heads | None = None,
+    missed_past: MissedPast | None = None,
 ) -> Run:
     """Begin a run, or go on with the one that began: what was read so far belongs to its initial position.
 
@@ -69,6 +70,7 @@ def begin(
     :param scratch: URI of the folder in which the run's own folder lies; empty: a folder in the lake.
     :param source_conn_id: the connection to the source.
     :param skipped: why each table that was named is no part of the run, by its name.
+    :param missed_past: the past that the run was to be exact at and cannot be.
     :param heads: the lake's copies; None: the run's copies do not tell which history they are of.
     :raises LockNotGranted: a table needs the lock and it was not granted.
     :raises ConfigurationError: the run began on a source of another kind.
@@ -109,6 +111,7 @@ def begin(
         skipped=dict(skipped or {}),
         bases=bases,
         histories=histories,
+        missed_past=missed_past,
     )
     # A concurrent attempt may already have begun the run, and chunks may have been read since: rows read before a
     # position must never be rewound to it.

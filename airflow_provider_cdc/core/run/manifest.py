@@ -13,6 +13,7 @@ from airflow_provider_cdc.core.copies.history import MARK, History, told
 from airflow_provider_cdc.core.kinds import parse_position
 from airflow_provider_cdc.core.options.run import StepOptions
 from airflow_provider_cdc.core.positions.position import Position
+from airflow_provider_cdc.core.run.plan import MissedPast
 from airflow_provider_cdc.core.tables.table import Table, TableName
 
 FORMAT = 5
@@ -57,6 +58,7 @@ class Manifest:
     ``initial_position``, or the one at which their reads end (``at_upper``). The source calls it ``position_key``.
     ``options`` are the settings that later steps need. ``skipped`` says why each table that was
     named is no part of the run, by its name. ``bases`` has what tables are rolled forward from, by the run's id.
+    ``missed_past`` is set where the run copies the present because it cannot be exact at the past that it was to have.
     ``histories`` has the history that each copy will be of, by the table's name; runs of earlier versions have none.
     ``created_at`` is ISO 8601.
     """
@@ -76,6 +78,7 @@ class Manifest:
     skipped: dict[str, str] = field(default_factory=dict)
     bases: dict[str, Base] = field(default_factory=dict)
     histories: dict[str, History] = field(default_factory=dict)
+    missed_past: MissedPast | None = None
     format: int = FORMAT
 
     @property
@@ -97,6 +100,11 @@ class Manifest:
     def at_upper(self) -> bool:
         """Whether the snapshot step fixes the position that the run is published at."""
         return any(entry.at_upper for entry in self.tables)
+
+    @property
+    def missed_as_of(self) -> str:
+        """The point of the past that the run was to be exact at and could not be; empty: there is none."""
+        return self.missed_past.as_of if self.missed_past is not None else ""
 
     @property
     def source(self) -> dict[str, str]:

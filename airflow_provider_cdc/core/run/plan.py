@@ -52,6 +52,15 @@ class TablePlan:
 
 
 @dataclass(frozen=True)
+class MissedPast:
+    """A point of the past that a run cannot be exact at: ``as_of``, as the option had it, and ``why``. The run copies
+    the present instead."""
+
+    as_of: str
+    why: str
+
+
+@dataclass(frozen=True)
 class InitialPoint:
     """The initial position, the tables' schemas there, and the identity of the server that has it.
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -273,21 +273,6 @@ class Run:
 
     def _decode(self, kind: type[records.Record], name: str, data: Any) -> records.Record:
         return records.decode(kind, data, self.folder.uri_of(self._name(name)))
-
-
-def release(folder: Storage, drop: Callable[[str], None]) -> None:
-    """Release what the source keeps for the run in ``folder``, which need not have begun: the position may have been
-    fixed by a task that was killed before it could say so.
-
-    It stays where the run's options say so, once it is decided that the run is published.
-
-    :param drop: has the source drop what it keeps for the run of an id.
-    """
-    if Run.exists(folder):
-        run = Run.load(folder)
-        if run.committed and run.manifest.options.keep_slot:
-            return
-    drop(run_id_in(folder))
 
 
 def scratch_of(lake: str) -> str:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from airflow_provider_cdc.core.positions.position import Position
+from airflow_provider_cdc.core.run.release import release
 from airflow_provider_cdc.core.run.results import SnapshotResult
-from airflow_provider_cdc.core.run.run import Run, read_is_latest, release
+from airflow_provider_cdc.core.run.run import Run, read_is_latest
 from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import CdcError
 from airflow_provider_cdc.jobs.runtime.progress import say

@@ -202,6 +202,7 @@ def _publish(run: Run, decision: Decision) -> dict[TableName, PublishedCopy]:
         published_at=decision.published_at,
         source=manifest.source,
         as_of=manifest.options.as_of,
+        missed_as_of=manifest.missed_as_of,
     )
     copies = sink_of(manifest).publish(publication)
     for table_name, copy in copies.items():

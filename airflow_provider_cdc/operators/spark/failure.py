@@ -27,6 +27,10 @@ _CAUSES = (
     (_SERVER, "is the cluster up, and does the connection spark_conn_id name its host and port?"),
 )
 _KILLED = "the machine may have run out of memory: look into its kernel's log, and give it fewer tasks at once"
+_ENDED = (
+    "somebody marked or cleared the task or its DAG run, a timeout passed, or the worker was stopped: Airflow's audit "
+    "log says which. Clear the task to run it again"
+)
 _ABOVE = "all that it said is above, in the log of this task; clear the task once that is put right"
 
 
@@ -47,11 +51,14 @@ class LastLines:
         return [line for line in self._kept if line.strip() and not _FRAME.match(line)]
 
 
-def spark_failed(step: str, status: int, lines: LastLines) -> SparkFailed:
+def spark_failed(step: str, status: int, lines: LastLines, *, ended_by_airflow: bool = False) -> SparkFailed:
     """The error of a step whose ``spark-submit`` failed.
 
     :param status: its exit status; negative: the signal that killed it.
+    :param ended_by_airflow: Airflow had the task end, and so its application.
     """
+    if ended_by_airflow:
+        return SparkFailed("Airflow ended this task while its Spark application was at work", where=step, hint=_ENDED)
     told = lines.told()
     hint = next((hint for pattern, hint in _CAUSES if any(re.search(pattern, line) for line in told)), "")
     if not hint:

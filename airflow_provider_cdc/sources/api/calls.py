@@ -149,10 +149,12 @@ def rolling_forward(source: Source) -> RollsForward:
     return source
 
 
-def release_run(source: Source, run_id: str) -> None:
-    """`KeepsForRun.release`, where the server keeps anything."""
-    if isinstance(source, KeepsForRun):
-        source.release(run_id)
+def release_run(source: Source, run_id: str) -> bool:
+    """`KeepsForRun.release`, where the server keeps anything; return whether such a source does."""
+    if not isinstance(source, KeepsForRun):
+        return False
+    source.release(run_id)
+    return True
 
 
 def late_problems(plans: Sequence[TablePlan], options: StepOptions) -> list[Problem]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -11,8 +12,9 @@ from typing import Any
 import pytest
 
 from airflow_provider_cdc.core.run.manifest import Manifest, RunTable
+from airflow_provider_cdc.core.run.release import release
 from airflow_provider_cdc.core.run.results import DeltaResult, SnapshotResult, StepResult
-from airflow_provider_cdc.core.run.run import FILE, Commit, Run, release
+from airflow_provider_cdc.core.run.run import FILE, Commit, Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.table import Column, Table, TableName
 from airflow_provider_cdc.errors import CommitUnknown, ManifestError, StorageUnavailable
@@ -186,6 +188,16 @@ def test_a_commit_that_the_store_does_not_confirm_is_unknown_until_it_is_looked_
     assert again.decide(Commit("b", again.rests_on, "commit/files-1.json")).token == ("a" if arrived else "b")
 
 
+def dropping(calls: list[str]) -> Callable[[str], bool]:
+    """A source that keeps something for runs, and drops it."""
+
+    def drop(run_id: str) -> bool:
+        calls.append(run_id)
+        return True
+
+    return drop
+
+
 @pytest.mark.parametrize(("keep", "committed", "dropped"), [(1, 1, 0), (1, 0, 1), (0, 1, 1), (0, 0, 1)])
 def test_what_the_source_keeps_is_released_unless_it_is_to_stay_with_what_is_published(
     manifest: Manifest, folder: Storage, keep: bool, committed: bool, dropped: int
@@ -195,11 +207,11 @@ def test_what_the_source_keeps_is_released_unless_it_is_to_stay_with_what_is_pub
     if committed:
         run.decide(Commit("a", run.rests_on, "commit/files-0.json"))
     calls: list[str] = []
-    release(folder, calls.append)
+    release(folder, dropping(calls))
     assert calls == [manifest.run_id] * dropped
 
 
 def test_what_a_try_left_that_was_killed_before_the_manifest_is_released(folder: Storage) -> None:
     calls: list[str] = []
-    release(folder, calls.append)
+    release(folder, dropping(calls))
     assert calls == [folder.uri.rpartition("/")[2]]

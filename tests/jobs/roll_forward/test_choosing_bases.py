@@ -89,6 +89,11 @@ def test_what_the_source_refuses_is_read_in_full_or_stops_the_run(lake: Runner, 
         chosen(lake, source, "changes")
     source.refused = LogGone("the log was purged")
     assert set(reasons(chosen(lake, source))) == set(NAMES)
+    with pytest.raises(PreflightError) as refused:
+        chosen(lake, source, "changes")
+    # One cause is one paragraph, however many tables it concerns.
+    (problem,) = refused.value.problems
+    assert problem.where == ", ".join(sorted(NAMES))
 
 
 def test_a_table_without_a_copy(lake: Runner, source: Refusing) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -23,6 +24,7 @@ from airflow.sdk.execution_time.context import OutletEventAccessors
 import airflow_provider_cdc
 from airflow_provider_cdc.assets import copies_alias, table_asset
 from airflow_provider_cdc.core.run.manifest import RunTable
+from airflow_provider_cdc.core.run.plan import MissedPast
 from airflow_provider_cdc.core.run.results import TableRead
 from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.storage.folder import Storage
@@ -35,6 +37,7 @@ from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
 from airflow_provider_cdc.operators.release import release_of_task
 from airflow_provider_cdc.operators.snapshot import SnapshotOperator
 from airflow_provider_cdc.operators.spark import step as spark_step
+from airflow_provider_cdc.operators.spark.failure import LastLines, spark_failed
 from tests.runs import consolidate_result, manifest_of, snapshot_result
 from tests.seeds import some
 
@@ -47,6 +50,7 @@ FOUND = snapshot_result(
     tables={"shop.orders": TableRead(3, 1, 1, 400)},
 )
 PUBLISHED = consolidate_result(published={"shop.orders": "file:///x"}, rows={"shop.orders": 3})
+MISSED = MissedPast("2026-01-01T00:00:00+00:00", "server: was started after the time that is asked for")
 LATEST = {"shop.orders": False, "shop.lines": True}
 
 SUBMIT = f"""#!{sys.executable}
@@ -88,7 +92,8 @@ if "TEST_BREAKS_LATER" in os.environ:
 @pytest.fixture
 def run(tmp_path: Path) -> Storage:
     orders = RunTable(Table(TableName("shop", "orders"), (Column("id", "int", False),), ("id",)), "watermark", "")
-    return Run.create(manifest_of(Storage(tmp_path.as_uri()), initial_position=POSITION, tables=(orders,))).folder
+    more: dict[str, Any] = {"tables": (orders,), "missed_past": MISSED}
+    return Run.create(manifest_of(Storage(tmp_path.as_uri()), initial_position=POSITION, **more)).folder
 
 
 @pytest.fixture(autouse=True)
@@ -180,10 +185,13 @@ def test_step_pushes_its_outputs_and_counts_and_nothing_for_other_steps(
         "rows": 3,
         "path": "file:///x",
         "latest": False,
+        "missed_as_of": MISSED.as_of,
     }
     # The run is green, yet readers see another copy: the log must say so plainly.
     said = capfd.readouterr().out
     assert f"{tmp_path.as_uri()} is no production target of shop" in said
+    assert f"not at {MISSED.as_of}" in said
+    assert MISSED.why in said
     (told,) = (line for line in said.splitlines() if "newer copy stays" in line)
     assert "[warning" in told
     assert "shop.orders is published at file:///x" in told
@@ -415,7 +423,9 @@ def test_killing_a_task_that_never_submitted_does_nothing(run: Storage) -> None:
     operator(run).on_kill()
 
 
-def test_killing_a_task_ends_spark_submit(run: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_killing_a_task_ends_spark_submit_and_blames_no_lack_of_memory(
+    run: Storage, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("TEST_FAILURE", "hang")
     task = operator(run)
     with ThreadPoolExecutor(1) as pool:
@@ -424,9 +434,10 @@ def test_killing_a_task_ends_spark_submit(run: Storage, monkeypatch: pytest.Monk
             assert not running.done(), running.result()
             time.sleep(0.05)
         task.on_kill()
-        with pytest.raises(AirflowException, match="killed by signal 9") as failed:
+        with pytest.raises(AirflowException, match="Airflow ended this task") as failed:
             running.result(120)
-    assert "run out of memory" in str(failed.value).partition("Hint: ")[2]
+    assert "marked or cleared the task" in str(failed.value).partition("Hint: ")[2]
+    assert "run out of memory" in spark_failed("snapshot", -signal.SIGKILL, LastLines()).hint
 
 
 def test_missing_spark_connection_is_an_error_and_not_yarn() -> None:

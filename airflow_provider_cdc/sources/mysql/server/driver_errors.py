@@ -80,6 +80,10 @@ def statement_error(where: str, error: pymysql.MySQLError) -> CdcError:
     """What the driver raised while ``where`` was at work, as an error of this package."""
     code, text = _code_and_text(error)
     said = f"{text} (MySQL error {code})"
+    if code in _PASSWORD_EXPIRED:
+        return ConfigurationError(said, where=where, hint="give the connection's user a new password (ALTER USER)")
+    if code == _ACCOUNT_LOCKED:
+        return ConfigurationError(said, where=where, hint="ALTER USER … ACCOUNT UNLOCK, for the connection's user")
     if code in _DENIED:
         return ConfigurationError(
             said,
@@ -158,10 +162,6 @@ def connect_error(settings: ConnectionSettings, error: pymysql.MySQLError) -> Cd
             hint="the server's error log says why; correct init_connect on the server, or what it lacks, or let it not "
             "run for this user (GRANT CONNECTION_ADMIN ON *.*)",
         )
-    if code in _PASSWORD_EXPIRED:
-        return ConfigurationError(text, where=where, hint="give the connection's user a new password (ALTER USER)")
-    if code == _ACCOUNT_LOCKED:
-        return ConfigurationError(text, where=where, hint="ALTER USER … ACCOUNT UNLOCK, for the connection's user")
     if code in _LOST and code != 0:
         return SourceUnavailable(
             f"the server does not answer: {cause or text}",

@@ -30,6 +30,7 @@ from airflow_provider_cdc.sources.mysql.steps.snapshot import NO_POSITION, table
 from airflow_provider_cdc.sources.mysql.tables.identity import with_identities
 from airflow_provider_cdc.sources.mysql.tables.partitions import with_known_at_position
 from airflow_provider_cdc.sources.mysql.tables.replaced import unaltered_since
+from airflow_provider_cdc.sources.planning.server_clock import wait_for_clock
 
 _POLL_SECONDS = 0.5
 
@@ -90,18 +91,9 @@ def _check_time(connection: Connection, as_of: AsOf) -> None:
             [Problem("parameter as_of", f"{as_of} is an LSN, and the source is MySQL", "give a time or a GTID set")]
         )
     if isinstance(as_of, datetime):
-        now = datetime.fromtimestamp(float(value(connection, "UNIX_TIMESTAMP(SYSDATE(6))")), UTC)
-        if as_of > now:
-            raise PreflightError(
-                [
-                    Problem(
-                        "parameter as_of",
-                        f"{as_of:%Y-%m-%d %H:%M:%S} UTC is in the future: by the server's clock it is "
-                        f"{now:%Y-%m-%d %H:%M:%S} UTC",
-                        "let the run begin after that time",
-                    )
-                ]
-            )
+        wait_for_clock(
+            as_of, lambda: datetime.fromtimestamp(float(value(connection, "UNIX_TIMESTAMP(SYSDATE(6))")), UTC)
+        )
 
 
 def resolve(settings: ConnectionSettings, as_of: AsOf, wait_seconds: float = 0, *, final: bool = False) -> Past:

@@ -105,6 +105,15 @@ def connect_error(settings: ConnectionSettings, arguments: Mapping[str, str], te
             )
         case "53300" | "53000" | "53400":
             return SourceUnavailable(said, where=where, hint="let fewer Spark tasks run at once, or raise the limit")
+        case "57P03":
+            error = SourceUnavailable(
+                f"the server is not ready for connections yet: {said}",
+                where=where,
+                hint="it is starting up, shutting down, or recovering from a crash: its log shows how far it is; the "
+                "task can be retried once it answers",
+            )
+            error.is_starting = True
+            return error
         case _:
             return SourceUnavailable(
                 f"the server does not answer: {said}", where=where, hint="start the server, or correct host and port"

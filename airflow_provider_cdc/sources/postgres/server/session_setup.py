@@ -178,7 +178,8 @@ def _check_server(settings: RunSettings, row: Sequence[str | None]) -> None:
             if confirmed is None
             else f"the slot was moved from {position} to {confirmed}: someone else reads from it",
             where=f"replication slot {slot}",
-            hint=f"leave the slots that are called cdc_… alone, connect to one server alone, and {_NEW_RUN}",
+            hint="this package drops it when a task of the run fails for good; otherwise leave the slots that are "
+            f"called cdc_… alone, and connect to one server alone. Then {_NEW_RUN}",
         )
     if meaning != expected.get(MEANING, meaning):
         raise ExactnessError(

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
-from datetime import datetime
+from datetime import UTC, datetime, timedelta
 from functools import partial
 from uuid import uuid4
 
@@ -25,6 +25,7 @@ from airflow_provider_cdc.core.run.plan import InitialPoint, TablePlan
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.errors import CdcError, LogGone, PreflightError, Problem, SourceUnavailable
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
+from airflow_provider_cdc.sources.planning.server_clock import wait_for_clock
 from airflow_provider_cdc.sources.postgres.catalog.schema import leaves, read_tables
 from airflow_provider_cdc.sources.postgres.checks.context import ServerContext
 from airflow_provider_cdc.sources.postgres.checks.past import PAST, Past, PastContext, micros
@@ -169,11 +170,7 @@ def resolve(
         return as_of
     assert isinstance(as_of, datetime)
     when = micros(as_of)
-    if when > (here := now(connection)):
-        raise _refused(
-            f"{said(when)} is in the future: by the server's clock it is {said(here)}",
-            "let the run begin after that time",
-        )
+    wait_for_clock(as_of, lambda: datetime.fromtimestamp(0, UTC) + timedelta(microseconds=now(connection)))
     deadline = time.monotonic() + options.as_of_wait_seconds
     marks = past.marks
     while (

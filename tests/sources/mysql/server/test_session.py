@@ -196,6 +196,21 @@ class TestFailures:
         finally:
             mysql.query("DROP USER powerless")
 
+    @pytest.mark.parametrize(
+        ("state", "hint"), [("ACCOUNT LOCK", "ACCOUNT UNLOCK"), ("PASSWORD EXPIRE", "new password")]
+    )
+    def test_an_account_that_is_locked_or_has_an_expired_password(
+        self, state: str, hint: str, mysql: MysqlServer
+    ) -> None:
+        mysql.query(f"CREATE USER dormant {state}")
+        try:
+            with pytest.raises(ConfigurationError) as caught, session(settings(mysql, user="dormant")) as connection:
+                query(connection, "SELECT 1")
+        finally:
+            mysql.query("DROP USER dormant")
+        assert hint in caught.value.hint
+        assert "grant" not in caught.value.hint
+
     def test_a_statement_that_the_server_has_no_room_for(self, mysql: MysqlServer) -> None:
         """It ends the session while the rest is being sent, which looks as if it was gone for a moment."""
         packet = mysql.query("SELECT @@global.max_allowed_packet")[0][0]

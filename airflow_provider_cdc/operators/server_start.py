@@ -1,0 +1,43 @@
+"""Waits for a server that is starting up, shutting down to restart, or recovering from a crash.
+
+Such a server refuses a session at once. A task that fails then uses up its retries in seconds, although all it takes is
+some minutes. A server that has not answered at all is not waited for: its address may be wrong.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+from airflow_provider_cdc.errors import CdcError, SourceUnavailable
+from airflow_provider_cdc.sources.api.source import Source
+
+WAIT_SECONDS = 600.0
+_POLL_SECONDS = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+def wait_until_started(source: Source, wait_seconds: float = WAIT_SECONDS) -> None:
+    """Return once the server accepts sessions, or fails in another way than by restarting: the caller meets that.
+
+    :raises SourceUnavailable: it was still restarting after ``wait_seconds``.
+    """
+    deadline = time.monotonic() + wait_seconds
+    is_restarting = False
+    while True:
+        try:
+            source.here()
+        except SourceUnavailable as error:
+            # While it restarts there is a moment in which nothing listens there.
+            is_restarting = is_restarting or error.is_starting
+            if not is_restarting:
+                return
+            if time.monotonic() > deadline:
+                raise
+            _log.info("%s: %s; waiting for up to %.0f s", error.where, error.message, deadline - time.monotonic())
+            time.sleep(_POLL_SECONDS)
+        except CdcError:
+            return
+        else:
+            return

@@ -1,0 +1,106 @@
+"""A night whose past is missing copies the present and says so; what a person asked for is refused."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk import DAG
+from airflow.sdk.exceptions import AirflowFailException
+
+from airflow_provider_cdc.core.positions.as_of import INTERVAL_END
+from airflow_provider_cdc.core.run.run import Run
+from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.operators.lock_and_record import LockAndRecordOperator
+from airflow_provider_cdc.operators.preflight import PreflightOperator
+from harness.postgres_server import PostgresServer
+
+STANDING = "missing_past"
+
+
+@pytest.fixture
+def database_with_slot(postgres: PostgresServer, database: str, monkeypatch: pytest.MonkeyPatch) -> Any:
+    postgres.query(
+        "CREATE TABLE stock (id int PRIMARY KEY); ALTER TABLE stock REPLICA IDENTITY FULL", database=database
+    )
+    fields = {"host": postgres.host, "port": postgres.port, "login": "postgres", "schema": database}
+    monkeypatch.setenv("AIRFLOW_CONN_SHOP", json.dumps({"conn_type": "cdc_postgres", **fields}))
+    monkeypatch.setenv("AIRFLOW_CONN_SPARK", json.dumps({"conn_type": "spark", "host": "local[1]"}))
+    yield database
+    for (slot,) in postgres.query("SELECT slot_name FROM pg_replication_slots WHERE NOT temporary"):
+        postgres.query("SELECT pg_drop_replication_slot(%s)", (slot,))
+
+
+def context_of(dag: DAG, night: datetime, run_type: str) -> Any:
+    instance = SimpleNamespace(xcom_push=lambda **_: None, task_id="lock_and_record", map_index=-1, try_number=1)
+    instance.dag_id, instance.run_id = "d", f"{run_type}__{night.isoformat()}"
+    dag_run = SimpleNamespace(conf={}, run_type=run_type, run_after=night, dag_id="d", run_id=instance.run_id)
+    return {"dag": dag, "dag_run": dag_run, "params": {}, "data_interval_end": night, "ti": instance}
+
+
+def preflight(target: Path, night: datetime, run_type: str = "scheduled", **given: Any) -> tuple[dict[str, Any], Any]:
+    """What preflight of the run at the end of an interval leaves for later tasks."""
+    arguments = {"as_of": INTERVAL_END, "standing_slot": STANDING, "refresh": "auto", **given}
+    with DAG("d", schedule=None) as dag:
+        task = PreflightOperator(
+            task_id="preflight",
+            source_conn_id="shop",
+            tables=["public.stock"],
+            target=target.as_uri(),
+            spark_conn_id="spark",
+            **arguments,
+        )
+    context = context_of(dag, night, run_type)
+    task.render_template_fields(context)
+    return task.execute(context), context
+
+
+def test_a_night_without_a_past_copies_the_present_and_says_so(
+    postgres: PostgresServer, database_with_slot: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    first = datetime.now(UTC) - timedelta(hours=1)
+    written = first.isoformat()
+    refused: list[dict[str, Any]] = [
+        {"missing_past": "fail"},
+        {"run_type": "backfill"},
+        {"as_of": written},
+        {"as_of": INTERVAL_END.partition("{#")[0]},
+    ]
+    for given in refused:
+        with pytest.raises(AirflowFailException, match=r"its past begins at|lies before the standing slot"):
+            preflight(tmp_path, first, **given)
+    found, context = preflight(tmp_path, first)
+    assert found["options"]["as_of"] == ""
+    assert found["missed_past"]["as_of"] == written
+    assert "standing slot" in found["missed_past"]["why"]
+    assert "AS_OF IS NOT MET" in capfd.readouterr().out
+
+    handed_on = {name: found[name] for name in ("plan", "options", "skipped", "missed_past")}
+    recording = LockAndRecordOperator(
+        task_id="lock_and_record", source_conn_id="shop", target=tmp_path.as_uri(), **handed_on
+    )
+    run = Run.load(Storage(recording.execute(context)["run_uri"]))
+    assert (run.manifest.options.as_of, run.manifest.missed_as_of) == ("", written)
+
+    postgres.query("INSERT INTO stock VALUES (1)", database=database_with_slot)
+    second = datetime.now(UTC)
+    found, _ = preflight(tmp_path, second)
+    assert (found["options"]["as_of"], found["missed_past"]) == (second.isoformat(), {})
+
+    postgres.query("ALTER TABLE stock ADD n int", database=database_with_slot)
+    found, _ = preflight(tmp_path, second)
+    assert found["missed_past"]["as_of"] == second.isoformat()
+    assert "altered" in found["missed_past"]["why"]
+
+
+def test_what_is_wrong_with_the_present_is_told_of_a_night_without_a_past(
+    postgres: PostgresServer, database_with_slot: str, tmp_path: Path
+) -> None:
+    """The missing past is no reason to fail, and would hide what is."""
+    with pytest.raises(AirflowFailException, match="parameter changes") as refusal:
+        preflight(tmp_path, datetime.now(UTC) - timedelta(hours=1), changes=True, refresh="full")
+    assert "past" not in str(refusal.value)
