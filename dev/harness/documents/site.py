@@ -83,7 +83,16 @@ def build(folder: Path) -> Path:
     (folder / "mkdocs.yml").write_text(
         f"{settings}\ndocs_dir: {folder / 'pages'}\nsite_dir: {folder / 'site'}\nrepo_url: {repository_url()}\n"
     )
-    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--config-file", str(folder / "mkdocs.yml")]
+    command = [
+        sys.executable,
+        "-m",
+        "mkdocs",
+        "build",
+        "--strict",
+        "--quiet",
+        "--config-file",
+        str(folder / "mkdocs.yml"),
+    ]
     # The theme prints a notice about its successor otherwise.
     environment = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     if subprocess.run(command, check=False, env=environment).returncode:
