@@ -38,7 +38,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from airflow_provider_cdc.counted import counted
 
@@ -49,7 +49,11 @@ class CdcError(Exception):
     :param message: what is wrong.
     :param where: the object and position it was seen at, such as ``shop.orders.total at binlog.000007:4312``.
     :param hint: what the reader can do about it.
+
+    ``code`` is stable: messages and the name of a class may change, and a search for the code finds its page.
     """
+
+    code: ClassVar[str] = "CDC-1000"
 
     def __init__(self, message: str, *, where: str = "", hint: str = "") -> None:
         super().__init__(message)
@@ -59,6 +63,7 @@ class CdcError(Exception):
 
     def __str__(self) -> str:
         text = f"{self.where}: {self.message}" if self.where else self.message
+        text = f"[{self.code}] {text}"
         return f"{text}\n  Hint: {self.hint}" if self.hint else text
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -76,13 +81,19 @@ def _rebuild(cls: type[CdcError], state: dict[str, Any]) -> CdcError:
 class TerminalError(CdcError):
     """A retry cannot help."""
 
+    code = "CDC-1001"
+
 
 class TransientError(CdcError):
     """The same call may succeed later."""
 
+    code = "CDC-1500"
+
 
 class ConfigurationError(TerminalError):
     """A parameter, connection or URI that cannot work."""
+
+    code = "CDC-1010"
 
 
 class StorageRefused(ConfigurationError, OSError):
@@ -90,6 +101,8 @@ class StorageRefused(ConfigurationError, OSError):
 
     It is an `OSError`, too: who only cleans up need not know more.
     """
+
+    code = "CDC-1011"
 
 
 @dataclass(frozen=True)
@@ -112,6 +125,8 @@ class Problem:
 class PreflightError(TerminalError):
     """The source cannot give an exact copy as asked. Holds every problem found, not the first."""
 
+    code = "CDC-1020"
+
     def __init__(self, problems: Sequence[Problem]) -> None:
         lines = "\n".join(f"  {number}. {problem}" for number, problem in enumerate(problems, 1))
         super().__init__(f"{counted(len(problems), 'problem')} found before any work began:\n{lines}")
@@ -121,57 +136,85 @@ class PreflightError(TerminalError):
 class PositionError(TerminalError):
     """Text or bytes that are not a position."""
 
+    code = "CDC-1030"
+
 
 class DecodeError(TerminalError):
     """Bytes that do not follow the format they claim."""
+
+    code = "CDC-1040"
 
 
 class ValueNotRepresentable(TerminalError):
     """A value that the chosen Arrow type cannot hold."""
 
+    code = "CDC-1050"
+
 
 class ManifestError(TerminalError):
     """A run's record is missing, unreadable, or belongs to another run."""
+
+    code = "CDC-1060"
 
 
 class FileDamaged(TerminalError):
     """A file of the run is gone, or is not what its record says."""
 
+    code = "CDC-1070"
+
 
 class ChangesMissing(TerminalError):
     """The changes that are published do not lead, without a gap, from one copy to another."""
+
+    code = "CDC-1080"
 
 
 class ExactnessError(TerminalError):
     """Something in the window broke what the proof rests on."""
 
+    code = "CDC-1100"
+
 
 class SchemaChanged(ExactnessError):
     """DDL or TRUNCATE on a copied table inside the window, or images of another shape."""
+
+    code = "CDC-1101"
 
 
 class LogGone(ExactnessError):
     """The log no longer reaches back to the initial position, or is not whole since then: the server crashed."""
 
+    code = "CDC-1102"
+
 
 class SourceReplaced(ExactnessError):
     """Another server answers than the one the run began on."""
+
+    code = "CDC-1103"
 
 
 class ImageNotWhole(ExactnessError):
     """A row image lacks columns, or a change was logged as a statement."""
 
+    code = "CDC-1104"
+
 
 class CascadeNotLogged(ExactnessError):
     """A foreign key may have changed rows of a copied table, and the log does not hold such changes."""
+
+    code = "CDC-1105"
 
 
 class UnknownEvent(ExactnessError):
     """A log event that this reader does not know."""
 
+    code = "CDC-1106"
+
 
 class CopyMismatch(ExactnessError):
     """The rows that were read contradict the log."""
+
+    code = "CDC-1107"
 
 
 class SourceUnavailable(TransientError):
@@ -182,25 +225,37 @@ class SourceUnavailable(TransientError):
 
     is_starting = False
 
+    code = "CDC-1501"
+
 
 class StorageUnavailable(TransientError, OSError):
     """The lake's store cannot be reached, is full, or failed. It is an `OSError`, too, as `StorageRefused` is."""
+
+    code = "CDC-1502"
 
 
 class LockNotGranted(TransientError):
     """The lock was not granted within its bounded wait."""
 
+    code = "CDC-1503"
+
 
 class SparkFailed(TransientError):
     """A Spark application ended without saying why: it was killed, or never began."""
+
+    code = "CDC-1504"
 
 
 class PublishIncomplete(TransientError):
     """Publishing stopped half-way. Running the task again completes it."""
 
+    code = "CDC-1505"
+
 
 class CommitUnknown(TransientError):
     """Whether something was published is not known. Running the task again finds out."""
+
+    code = "CDC-1506"
 
 
 @contextmanager

@@ -33,6 +33,16 @@ def test_the_runbook_has_every_error_where_somebody_looks_for_its_name() -> None
     assert re.findall(r"^### (\w+)$", by_name, re.MULTILINE) == sorted(RAISED)
 
 
+def test_every_error_has_a_code_of_its_own_and_both_pages_have_it() -> None:
+    """Whoever searches for the code in a message finds the page; so a code never changes its meaning."""
+    codes = {name: getattr(errors, name).code for name in RAISED | {"CdcError", "TerminalError", "TransientError"}}
+    assert len(set(codes.values())) == len(codes)
+    assert all(re.fullmatch(r"CDC-[0-9]{4}", code) for code in codes.values())
+    for page in ("docs/errors.md", "docs/runbook.md"):
+        found = dict(re.findall(r"^### (\w+)\n\n`(CDC-[0-9]+)`$", (ROOT / page).read_text(), re.MULTILINE))
+        assert found == {name: codes[name] for name in RAISED}, page
+
+
 @pytest.mark.parametrize("page", DOCS, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_between_the_documents_lead_somewhere(page: Path) -> None:
     for target, _, anchor in re.findall(r"\]\((?!https?:)([^)#]*)(#([^)]*))?\)", page.read_text()):

@@ -19,7 +19,7 @@ from harness.documents.options import option_table
 from harness.documents.types import mysql_types, postgres_types
 
 _ROOT = Path(__file__).resolve().parents[3]
-PAGES = sorted([*_ROOT.glob("*.md"), *_ROOT.glob("docs/*.md")])
+PAGES = sorted([*_ROOT.glob("*.md"), *_ROOT.glob("docs/**/*.md")])
 
 PARTS: Mapping[str, Callable[[], Iterable[Sequence[str]]]] = {
     "options": option_table,

@@ -9,14 +9,14 @@ from airflow_provider_cdc import errors
 
 
 def error_table() -> Iterator[Sequence[str]]:
-    yield "error", "Airflow", "in short"
+    yield "code", "error", "Airflow", "in short"
     for kind in vars(errors).values():
         if not (isinstance(kind, type) and issubclass(kind, errors.CdcError)) or kind in _ROOTS:
             continue
         retried = "retries" if issubclass(kind, errors.TransientError) else "fails the task at once"
         # The first sentence, so that a row stays short.
         summary = (inspect.getdoc(kind) or "").partition("\n\n")[0].replace("\n", " ").replace("``", "`")
-        yield f"[{kind.__name__}](#{kind.__name__.lower()})", retried, summary.partition(". ")[0].rstrip(".")
+        yield kind.code, f"[{kind.__name__}](#{kind.__name__.lower()})", retried, summary.partition(". ")[0].rstrip(".")
 
 
 _ROOTS = (errors.CdcError, errors.TerminalError, errors.TransientError)

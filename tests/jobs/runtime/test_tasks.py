@@ -68,7 +68,7 @@ def test_a_terminal_error_stops_the_job_and_keeps_its_words(spark: Any, tmp_path
     orders = [0, 1, *range(2, 60)]
     with pytest.raises(SchemaChanged) as caught:
         run_tasks(spark, "stop", orders, work)
-    assert str(caught.value) == "s.t at log:4: a column was added\n  Hint: run again"
+    assert str(caught.value) == "[CDC-1101] s.t at log:4: a column was added\n  Hint: run again"
     stopped.touch()
     # The next job comes after whatever is left of this one.
     assert run_tasks(spark, "next", [1], lambda number: number) == [1]

@@ -54,7 +54,7 @@ def socket_of(connection: Connection) -> socket.socket:
 
 
 class CopyStream:
-    """Statements and COPYs of one session, spoken over its socket.
+    """Statements and COPY commands of one session, spoken over its socket.
 
     ``buffer`` and ``state`` are for the kernel of ``packets``.
 
