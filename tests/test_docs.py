@@ -12,7 +12,7 @@ from airflow_provider_cdc.nightly import read_nightly
 from harness.documents import PARTS, written
 
 ROOT = Path(__file__).resolve().parents[1]
-DOCS = [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")]
+DOCS = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")]
 
 
 RAISED = {

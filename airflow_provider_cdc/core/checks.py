@@ -2,7 +2,7 @@
 
 Each source declares its checks in its folder ``checks``; the target and the run have theirs in ``operators/checks`` and
 ``jobs/checks``. What runs at a moment is selected from these declarations, so no step keeps a list of its own. The
-table in ARCHITECTURE.md is generated from them (``dev/docs``).
+tables in docs/design/checks.md are generated from them (``dev/docs``).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Takes the part of rows that is copied: of those that were read, and of those that the log puts back.
 
-That both go through here is what makes the filter exact: see ARCHITECTURE.md.
+That both go through here is what makes the filter exact: see docs/design/parts-of-tables.md.
 """
 
 from __future__ import annotations

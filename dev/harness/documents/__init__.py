@@ -16,12 +16,14 @@ from harness.documents.checks import CHECK_TABLES
 from harness.documents.errors import error_table
 from harness.documents.metrics import metric_table
 from harness.documents.options import option_table
+from harness.documents.packages import package_map
 from harness.documents.types import mysql_types, postgres_types
 
 _ROOT = Path(__file__).resolve().parents[3]
 PAGES = sorted([*_ROOT.glob("*.md"), *_ROOT.glob("docs/**/*.md")])
 
 PARTS: Mapping[str, Callable[[], Iterable[Sequence[str]]]] = {
+    "packages": package_map,
     "options": option_table,
     "errors": error_table,
     "metrics": metric_table,
