@@ -120,17 +120,17 @@ def outlets_of(
         return [alias]
     if any(pattern.startswith("!") for pattern in patterns):
         return [alias]
-    found: dict[TableName, None] = {}
+    table_names: dict[TableName, None] = {}
     # Preflight refuses what is no pattern or no folder, with all that is wrong.
     for pattern in patterns:
         with suppress(ConfigurationError):
             if (name := _literal(pattern)) is not None:
-                found[name] = None
+                table_names[name] = None
     try:
         lake = lake_of(target, source_conn_id)
     except ConfigurationError:
         return [alias]
-    return [alias, *(copy_asset(source_conn_id, name, lake, latest=True) for name in found)]
+    return [alias, *(copy_asset(source_conn_id, name, lake, latest=True) for name in table_names)]
 
 
 def announce(events: Any, outlets: Iterable[Any], copies: Iterable[tuple[str, Mapping[str, Any]]]) -> list[Any]:
@@ -146,15 +146,15 @@ def announce(events: Any, outlets: Iterable[Any], copies: Iterable[tuple[str, Ma
     outlets = list(outlets)
     named = {outlet.uri: outlet for outlet in outlets if isinstance(outlet, Asset) and _is_ours(outlet.uri)}
     aliases = [outlet for outlet in outlets if isinstance(outlet, AssetAlias) and _is_ours(outlet.name)]
-    kept = [outlet for outlet in outlets if not (isinstance(outlet, Asset) and outlet.uri in named)]
+    outlets_kept = [outlet for outlet in outlets if not (isinstance(outlet, Asset) and outlet.uri in named)]
     for uri, extra in copies:
         for alias in aliases:
             events[alias].add(Asset(uri=uri), extra=dict(extra))
         if not aliases and uri in named:
             # A task that somebody made without a group.
             events[named[uri]].extra = dict(extra)
-            kept.append(named[uri])
-    return kept
+            outlets_kept.append(named[uri])
+    return outlets_kept
 
 
 def _is_ours(name: str) -> bool:

@@ -147,7 +147,7 @@ def _check_unambiguous(latest: LatestCopy, since: str) -> None:
     # An id of a run is no position.
     with suppress(PositionError):
         superseded = history.superseded if history and since else ()
-        ended = [one for one in superseded if reaches(parse_position(one.position), parse_position(since))]
+        ended = [entry for entry in superseded if reaches(parse_position(entry.position), parse_position(since))]
     if ended:
         raise ChangesMissing(
             f"the source was set back, and {since} may be of the history that ended with the copy of run "

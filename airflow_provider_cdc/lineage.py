@@ -46,21 +46,21 @@ def lineage_of(run: Run, settings: ConnectionSettings) -> OperatorLineage | None
         fields = [schema_dataset.SchemaDatasetFacetFields(name=name, type=table.column(name).type) for name in names]
         return schema_dataset.SchemaDatasetFacet(fields=fields)
 
-    found, manifest, latest = run.found(ConsolidateResult), run.manifest, read_is_latest(run.folder)
+    result, manifest, latest = run.found(ConsolidateResult), run.manifest, read_is_latest(run.folder)
     version = dataset_version_dataset.DatasetVersionDatasetFacet(datasetVersion=run.position_text)
     inputs, outputs = [], []
     for entry in manifest.tables:
         table = entry.table
-        if (name := str(table.name)) not in found.published:
+        if (name := str(table.name)) not in result.published:
             continue
-        facets = {"schema": columns_of(table, [one.name for one in table.columns]), "version": version}
+        facets = {"schema": columns_of(table, [column.name for column in table.columns]), "version": version}
         namespace, source = _at_source(settings, table, manifest.source.get("database", ""))
         inputs.append(InputDataset(namespace=namespace, name=source, facets=dict(facets)))
         facets["schema"] = columns_of(table, table.published_columns)
-        place = _dataset(found.published[name].rpartition("/")[0])
+        place = _dataset(result.published[name].rpartition("/")[0])
         folder = symlinks_dataset.Identifier(namespace=place[0], name=place[1], type="LOCATION")
         facets["symlinks"] = symlinks_dataset.SymlinksDatasetFacet(identifiers=[folder])
-        counted = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(rowCount=found.rows[name])
+        counted = output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet(rowCount=result.rows[name])
         copied = copy_asset(manifest.source_conn_id, table.copy_name, manifest.lake, latest=latest[name])
         namespace, asset = _dataset(copied.uri)
         outputs.append(

@@ -79,10 +79,10 @@ def _numbers(run: Run) -> Iterator[tuple[str, float]]:
     yield "skipped_tables", len(done.skipped)
     yield "rows", sum(done.rows.values())
     yield "rows_read", read.rows
-    yield "bytes_read", sum(own.bytes for own in read.tables.values())
+    yield "bytes_read", sum(table_files.bytes for table_files in read.tables.values())
     yield "keys_in_window", sum(delta.keys.values())
     yield "row_images", delta.row_images
-    nulled = (columns for found in (read.nulled, done.nulled) for columns in found.values())
+    nulled = (columns for by_table in (read.nulled, done.nulled) for columns in by_table.values())
     yield "values_as_null", sum(count for columns in nulled for count in columns.values())
     yield "lock_seconds", read.lock_seconds
     yield "snapshot_seconds", read.seconds
@@ -98,8 +98,8 @@ def _send(name: str, value: float, dag_id: str, source_conn_id: str, error: str 
     # A dot would be one more level of the name.
     parts = [_STRANGE.sub("_", part) for part in tags.values()]
     counts = next(metric.kind for metric in METRICS if metric.name == name) == "counter"
-    for stat, own in ((f"cdc.{name}", tags), (".".join(["cdc", name, *parts]), {})):
+    for stat, stat_tags in ((f"cdc.{name}", tags), (".".join(["cdc", name, *parts]), {})):
         if counts:
-            Stats.incr(stat, int(value), tags=own)
+            Stats.incr(stat, int(value), tags=stat_tags)
         else:
-            Stats.gauge(stat, value, tags=own)
+            Stats.gauge(stat, value, tags=stat_tags)

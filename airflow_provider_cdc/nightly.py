@@ -94,46 +94,48 @@ def _sources(document: Value, given: Mapping[str, Value], problems: list[Problem
         problems.append(document.place.problem("it names no sources", "add the key sources, with a list"))
         return []
     defaults = given["defaults"].mapping(problems) if "defaults" in given else {}
-    found: dict[str, NightlySource] = {}
+    sources: dict[str, NightlySource] = {}
     for element in given["sources"].items(problems):
         source = _source(element, defaults, problems)
         if source is None:
             continue
-        if source.name in found:
+        if source.name in sources:
             problems.append(
                 element.place.problem(
                     f"its tasks would be called {source.name}, as another's", "give it a name of its own"
                 )
             )
-        found[source.name] = source
-    _check_unused(defaults, found, problems)
-    if not found and not problems:
+        sources[source.name] = source
+    _check_unused(defaults, sources, problems)
+    if not sources and not problems:
         problems.append(given["sources"].place.problem("it names no sources", "add at least one"))
-    return list(found.values())
+    return list(sources.values())
 
 
 def _source(element: Value, defaults: Mapping[str, Value], problems: list[Problem]) -> NightlySource | None:
     before = len(problems)
-    own = element.mapping(problems)
+    option_values = element.mapping(problems)
     kinds = [kind.name for kind in KINDS]
-    kind = own.pop("kind", None)
+    kind = option_values.pop("kind", None)
     if kind is None or kind.plain not in kinds:
         place = element.place if kind is None else kind.place
         problems.append(place.problem("it has no kind that can be copied", f"give kind: one of {', '.join(kinds)}"))
         return None
-    name = own.pop("name", None)
-    every = {one.name: one for one in declared()}
-    ours = {key: one for key, one in every.items() if one.fits(kind.plain)}
-    for key in sorted(own.keys() - ours.keys()):
+    name = option_values.pop("name", None)
+    every = {option.name: option for option in declared()}
+    fitting_options = {key: option for key, option in every.items() if option.fits(kind.plain)}
+    for key in sorted(option_values.keys() - fitting_options.keys()):
         what = f"{kind.plain} has no such option" if key in every else "there is no such option"
-        problems.append(own[key].place.problem(what, f"the options are {', '.join(['kind', 'name', *ours])}"))
+        problems.append(
+            option_values[key].place.problem(what, f"the options are {', '.join(['kind', 'name', *fitting_options])}")
+        )
     # A default for a kind of source that lacks the option is for the others.
-    values = {key: value for key, value in {**defaults, **own}.items() if key in ours}
+    values = {key: value for key, value in {**defaults, **option_values}.items() if key in fitting_options}
     for key, value in values.items():
-        _check_option(ours[key], value, problems)
-    for key, one in ours.items():
-        if one.required and key not in values:
-            problems.append(element.place.problem(f"it has no {key}", f"give {one.example}"))
+        _check_option(fitting_options[key], value, problems)
+    for key, option in fitting_options.items():
+        if option.required and key not in values:
+            problems.append(element.place.problem(f"it has no {key}", f"give {option.example}"))
     if len(problems) > before:
         return None
     called = str(name.plain) if name else re.sub(r"[^A-Za-z0-9_-]", "_", str(values["source_conn_id"].plain))
@@ -142,7 +144,7 @@ def _source(element: Value, defaults: Mapping[str, Value], problems: list[Proble
         problems.append(place.problem(f"{called!r} cannot call tasks", "give a name of ASCII letters, digits, _ and -"))
         return None
     options = {key: value.plain for key, value in values.items()}
-    return NightlySource(called, kind.plain, _preferred(kind.plain, ours, options) | options)
+    return NightlySource(called, kind.plain, _preferred(kind.plain, fitting_options, options) | options)
 
 
 def _preferred(kind: str, ours: Mapping[str, Option], given: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,8 +159,8 @@ def _check_option(option: Option, value: Value, problems: list[Problem]) -> None
     # What a template becomes is checked when the run begins.
     if isinstance(value.plain, str) and "{{" in value.plain:
         return
-    if found := option.check(value.plain):
-        problems.append(value.place.problem(found.what, found.hint))
+    if problem := option.check(value.plain):
+        problems.append(value.place.problem(problem.what, problem.hint))
         return
     try:
         if option.name == "target" or (option.name == "scratch" and value.plain):
@@ -174,10 +176,10 @@ def _check_option(option: Option, value: Value, problems: list[Problem]) -> None
 
 
 def _check_unused(defaults: Mapping[str, Value], found: Mapping[str, NightlySource], problems: list[Problem]) -> None:
-    known = {one.name for one in declared()}
+    option_names = {option.name for option in declared()}
     used = {key for source in found.values() for key in source.options}
     for key, value in defaults.items():
-        if key not in known or (key not in used and not problems):
+        if key not in option_names or (key not in used and not problems):
             problems.append(
                 value.place.problem("no source has such an option", "the options are those of SnapshotTaskGroup")
             )

@@ -62,12 +62,12 @@ def check_named(source_conn_id: str) -> None:
 
     :raises ConfigurationError: it is not.
     """
-    found = production_targets(source_conn_id)
-    if found.patterns:
+    targets = production_targets(source_conn_id)
+    if targets.patterns:
         return
     why = (
         f"{VARIABLE} names none for it"
-        if found.named
+        if targets.named
         else f"AIRFLOW__CDC__TARGETS allows several, and {VARIABLE} names none"
     )
     raise ConfigurationError(

@@ -41,20 +41,20 @@ class Value:
         if not isinstance(self.node, yaml.MappingNode):
             problems.append(self.place.problem("it is not a mapping", "write it as lines of `key: value`"))
             return {}
-        found: dict[str, Value] = {}
+        values: dict[str, Value] = {}
         for key, node in self.node.value:
             name = str(key.value) if isinstance(key, yaml.ScalarNode) else ""
             keys = f"{self.place.keys}.{name}".lstrip(".")
             place = Place(self.place.file, key.start_mark.line + 1, keys)
             if not name:
                 problems.append(place.problem("a key is not a word", "write lines of `key: value`"))
-            elif name in found:
+            elif name in values:
                 problems.append(
-                    place.problem(f"the key is there twice, first in line {found[name].place.line}", "remove one")
+                    place.problem(f"the key is there twice, first in line {values[name].place.line}", "remove one")
                 )
             else:
-                found[name] = Value(place, _plain(node), node)
-        return found
+                values[name] = Value(place, _plain(node), node)
+        return values
 
     def items(self, problems: list[Problem]) -> Iterator[Value]:
         """Its elements. What is wrong with it is added to ``problems``."""

@@ -19,6 +19,6 @@ class LazyModule:
     def __getattr__(self, attribute: str) -> Any:
         if attribute.startswith("__"):
             raise AttributeError(attribute)
-        found = getattr(import_module(self._name), attribute)
-        setattr(self, attribute, found)
-        return found
+        value = getattr(import_module(self._name), attribute)
+        setattr(self, attribute, value)
+        return value

@@ -54,8 +54,8 @@ class CdcHook(BaseHook):
             if not value:
                 raise ConfigurationError(f"it has no {field}", where=where, hint=f"set the connection's {field}")
         extra = connection.extra_dejson
-        own = connection.conn_type == self.conn_type
-        if not own and (refused := [field for field in self.stock_refused if extra.get(field)]):
+        same_type = connection.conn_type == self.conn_type
+        if not same_type and (refused := [field for field in self.stock_refused if extra.get(field)]):
             raise ConfigurationError(
                 f"its extra says where to go or whom to trust in a way that is not followed here: {', '.join(refused)}",
                 where=where,
@@ -69,11 +69,11 @@ class CdcHook(BaseHook):
             user=connection.login,
             password=connection.password or "",
             database=connection.schema or "",
-            tls=self._own_tls(extra, where) if own else self._stock_tls(extra, where),
+            tls=self._own_tls(extra, where) if same_type else self._stock_tls(extra, where),
             options={field: str(extra[field]) for field in self.kind.option_fields if extra.get(field)},
         )
-        if said := warning(settings):
-            _log.warning("%s", said)
+        if warning_text := warning(settings):
+            _log.warning("%s", warning_text)
         return settings
 
     def get_conn(self) -> Source:
@@ -92,11 +92,11 @@ class CdcHook(BaseHook):
         if not problems:
             return True, answers
         # The UI shows all of it as one paragraph.
-        told = "\n".join(
+        message = "\n".join(
             f"({number}) {problem.where}: {problem.what}. Hint: {problem.hint}."
             for number, problem in enumerate(problems, 1)
         )
-        return False, f"{answers}, but copies cannot be made:\n{told}"
+        return False, f"{answers}, but copies cannot be made:\n{message}"
 
     @abstractmethod
     def _describe_server(self) -> str:

@@ -29,9 +29,11 @@ class CdcPostgresHook(CdcHook):
 
     def _stock_tls(self, extra: Mapping[str, Any], where: str) -> dict[str, str]:
         # What Airflow's own PostgresHook hands on to libpq.
-        modes = {theirs: ours for ours, theirs in TLS_MODES.items()} | {"allow": "preferred"}
+        modes = {extra_name: option_name for option_name, extra_name in TLS_MODES.items()} | {"allow": "preferred"}
         names = {"sslrootcert": "ca", "sslcert": "cert", "sslkey": "key", "channel_binding": CHANNEL_BINDING}
-        tls = {ours: str(extra[theirs]) for theirs, ours in names.items() if extra.get(theirs)}
+        tls = {
+            option_name: str(extra[extra_name]) for extra_name, option_name in names.items() if extra.get(extra_name)
+        }
         if mode := extra.get("sslmode"):
             if mode not in modes:
                 raise ConfigurationError(

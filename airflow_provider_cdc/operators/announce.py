@@ -52,25 +52,25 @@ def announcement_of(context: Context, run: Run, source_conn_id: str, latest: Map
         published.
     """
     names = {str(entry.table.name): entry.table.copy_name for entry in run.manifest.tables}
-    wanted = {
+    wanted_events = {
         table: Announced(copy_asset(source_conn_id, names[table], run.manifest.lake, latest=is_latest).uri, is_latest)
         for table, is_latest in latest.items()
     }
-    told = read_told(run.folder)
+    announced = read_told(run.folder)
     reported: tuple[dict[str, Announced], ...] = ()
-    if told is not None and told.announced:
-        reported = told.announced
-    elif told is not None or context["ti"].try_number != 1:
+    if announced is not None and announced.announced:
+        reported = announced.announced
+    elif announced is not None or context["ti"].try_number != 1:
         # The version that ran then kept no record, and knew plain assets only; or the store did not take the record.
         plain = {table: copy_asset(source_conn_id, names[table], None, latest=True).uri for table in latest}
-        reported = (wanted, {table: Announced(uri, latest=True) for table, uri in plain.items()})
+        reported = (wanted_events, {table: Announced(uri, latest=True) for table, uri in plain.items()})
     since = context["dag_run"].run_after - SKEW
     recorded = tuple(events for events in reported if events and _airflow_has(events, run.run_id, since))
-    known = {(table, event.latest) for events in recorded for table, event in events.items()}
+    recorded_events = {(table, event.latest) for events in recorded for table, event in events.items()}
     events = {
         table: event
-        for table, event in wanted.items()
-        if (table, True) not in known and (table, event.latest) not in known
+        for table, event in wanted_events.items()
+        if (table, True) not in recorded_events and (table, event.latest) not in recorded_events
     }
     return Announcement(events, Told((*recorded, events) if events else recorded))
 

@@ -58,15 +58,15 @@ def scratch_for(scratch: str, source_conn_id: str, lake: str) -> str:
     """
     if not scratch:
         return scratch_of(lake)
-    found = LakeUri.parse(lake_of(scratch, source_conn_id, "scratch"))
-    own = len(LakeUri.parse(lake).segments)
-    if found.matches(lake) and not any(part.startswith(("_", ".")) for part in found.decoded[own:]):
+    lake_uri = LakeUri.parse(lake_of(scratch, source_conn_id, "scratch"))
+    lake_depth = len(LakeUri.parse(lake).segments)
+    if lake_uri.matches(lake) and not any(part.startswith(("_", ".")) for part in lake_uri.decoded[lake_depth:]):
         raise ConfigurationError(
             "it lies in the target, where readers would take runs for tables",
             where="parameter scratch",
             hint="name a folder of its own, or one in the target whose name begins with _",
         )
-    return str(found)
+    return str(lake_uri)
 
 
 def run_folder(scratch: str, run_id: str) -> Storage:

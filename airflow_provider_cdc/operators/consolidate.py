@@ -55,10 +55,10 @@ class ConsolidateOperator(SparkStepOperator):
 
     @failing
     def execute(self, context: Context) -> dict[str, Any]:
-        found = super().execute(context)
+        result = super().execute(context)
         run = Run.load(Storage(self.run_uri))
         latest = read_is_latest(run.folder)
-        copies = _copies(run, found["published"], latest)
+        copies = _copies(run, result["published"], latest)
         removed = read_removed(run.folder) if run.manifest.options.keep else Removed()
         announcement = announcement_of(context, run, self.source_conn_id, {table: latest[table] for table in copies})
         events = [(event.uri, copies[table]) for table, event in announcement.events.items()]
@@ -72,19 +72,19 @@ class ConsolidateOperator(SparkStepOperator):
                 "_latest.json see that one. If the source was set back while this run was at work, the next run finds "
                 "that out.",
                 table,
-                found["published"][table],
+                result["published"][table],
             )
-        for table, why in found["superseded"].items():
+        for table, why in result["superseded"].items():
             self.log.warning("%s: this copy begins a new history, and supersedes all earlier ones: %s", table, why)
-        say_skipped(self.log, found["skipped"])
+        say_skipped(self.log, result["skipped"])
         say_missed_past(self.log, run.manifest.missed_past)
-        self._say_published(run, found)
+        self._say_published(run, result)
         self._report(context, run)
         tell_published(run, context["ti"].dag_id, self.source_conn_id)
         more = {"latest": latest, "removed": {table: list(uris) for table, uris in removed.copies.items()}}
         hand_on(context, more)
         self._note_told(run, announcement.told)
-        return {**found, **more}
+        return {**result, **more}
 
     def _note_told(self, run: Run, told: Told) -> None:
         try:
@@ -145,8 +145,8 @@ def _copies(run: Run, published: Mapping[str, str], latest: Mapping[str, bool]) 
 def _part(table: Table) -> dict[str, Any]:
     """Which part of a table was copied; empty: all of it."""
     selection = table.selection
-    found = {"where": selection.condition, "columns": list(selection.columns)}
-    return {name: value for name, value in found.items() if value}
+    part = {"where": selection.condition, "columns": list(selection.columns)}
+    return {name: value for name, value in part.items() if value}
 
 
 def _shape(table: Table) -> list[Any]:

@@ -38,11 +38,15 @@ def release_what_is_over(context: Context, task: Any, source: Source, scratch: s
         return
     instance: Any = context["ti"]
     try:
-        (recording,) = (one.task_id for one in task.downstream_list if isinstance(one, LockAndRecordOperator))
-        for left in source.left_by_runs():
-            names = left.dag_id, left.dag_run_id, recording, lake, instance.map_index
-            if left.dag_id == instance.dag_id and same_run(left.run_id, *names):
-                _release_if_over(instance, source, left, scratch)
+        (recording,) = (
+            downstream_task.task_id
+            for downstream_task in task.downstream_list
+            if isinstance(downstream_task, LockAndRecordOperator)
+        )
+        for leftover in source.left_by_runs():
+            names = leftover.dag_id, leftover.dag_run_id, recording, lake, instance.map_index
+            if leftover.dag_id == instance.dag_id and same_run(leftover.run_id, *names):
+                _release_if_over(instance, source, leftover, scratch)
     except Exception as error:
         _log.info("What the source may still keep for earlier runs could not be looked for: %s", error)
 

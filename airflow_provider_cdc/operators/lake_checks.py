@@ -79,12 +79,12 @@ def check_not_made_before(run: Storage, lake: Storage, tables: Sequence[TableNam
         return [folder.uri] if folder.files() else []
 
     with ThreadPoolExecutor(_READERS) as readers:
-        found = [uri for uris in readers.map(files, tables) for uri in uris]
+        existing_files = [uri for uris in readers.map(files, tables) for uri in uris]
     # In this order, for a concurrent try may begin the run, and come to its end.
-    if found and not Run.exists(run):
+    if existing_files and not Run.exists(run):
         raise ManifestError(
-            f"this run has published copies, such as {found[0]}, and has no manifest any more: it was removed, or lies "
-            "in another scratch",
+            f"this run has published copies, such as {existing_files[0]}, and has no manifest any more: it was removed, or "
+            "lies in another scratch",
             where=run.uri,
             hint="trigger a new run; or name the scratch that this one began with, and clear the task",
         )
@@ -121,34 +121,34 @@ def find_leftovers(scratch: Storage, now: datetime | None = None) -> list[Leftov
     horizon = (now or datetime.now(UTC)) - OLD
     names = [name for name in scratch.folders() if name < f"{horizon:%Y%m%dT%H%M%SZ}"]
     with ThreadPoolExecutor(_READERS) as readers:
-        found = list(readers.map(lambda name: _leftover(scratch, name, horizon), names[-LOOKED_AT:]))
-    return [leftover for leftover in found if leftover is not None]
+        leftovers = list(readers.map(lambda name: _leftover(scratch, name, horizon), names[-LOOKED_AT:]))
+    return [leftover for leftover in leftovers if leftover is not None]
 
 
 def tell_leftovers(scratch: Storage) -> None:
     """Log what failed runs left, and how it is removed. Not being able to is no failure."""
     try:
-        found = find_leftovers(scratch)
+        leftovers = find_leftovers(scratch)
     except (CdcError, OSError) as error:
         _log.info("What failed runs may have left in %s could not be looked for: %s", scratch, error)
         return
-    if not found:
+    if not leftovers:
         return
-    folders = [folder for leftover in found[:SHOWN] for folder in leftover.folders]
+    folders = [folder for leftover in leftovers[:SHOWN] for folder in leftover.folders]
     _log.warning(
         "Never published, though begun more than %s ago: %s, whose files are read by nobody. "
         "If you will not clear those tasks any more, remove these folders%s:\n%s",
         counted(OLD.days, "day"),
-        counted(len(found), "run"),
-        f" (the first {SHOWN} runs)" if len(found) > SHOWN else "",
+        counted(len(leftovers), "run"),
+        f" (the first {SHOWN} runs)" if len(leftovers) > SHOWN else "",
         "\n".join(f"  {folder}" for folder in folders),
     )
 
 
 def _leftover(scratch: Storage, name: str, horizon: datetime) -> Leftover | None:
-    left = {folder.rpartition("/")[2] for folder in scratch.folders(name)}
+    remaining_folders = {folder.rpartition("/")[2] for folder in scratch.folders(name)}
     folder = scratch.folder(name)
-    if not left.intersection(WORK_FOLDERS):
+    if not remaining_folders.intersection(WORK_FOLDERS):
         return None
     try:
         run = Run.load(folder)

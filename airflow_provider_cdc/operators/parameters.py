@@ -23,24 +23,24 @@ def taking_options(constructor: Constructor) -> Constructor:
     Airflow goes by what a signature shows: it fills in ``default_args`` there, and says what is missing.
     """
     shown = signature(constructor)
-    *own, rest = shown.parameters.values()
+    *own_parameters, rest = shown.parameters.values()
     options = [
         Parameter(
-            one.argument,
+            option.argument,
             Parameter.KEYWORD_ONLY,
-            default=Parameter.empty if one.required else one.default,
+            default=Parameter.empty if option.required else option.default,
             annotation=Any,
         )
-        for one in declared()
+        for option in declared()
     ]
-    constructor.__signature__ = shown.replace(parameters=[*own, *options, rest])  # type: ignore[attr-defined]
+    constructor.__signature__ = shown.replace(parameters=[*own_parameters, *options, rest])  # type: ignore[attr-defined]
     return constructor
 
 
 def take_options(arguments: Mapping[str, object]) -> tuple[dict[str, Any], dict[str, Any]]:
     """The options of a run among a constructor's ``arguments``, with the defaults of those that are not there, and all
     other arguments."""
-    options = {one.argument: arguments.get(one.argument, one.default) for one in declared()}
+    options = {option.argument: arguments.get(option.argument, option.default) for option in declared()}
     return options, {name: value for name, value in arguments.items() if name not in options}
 
 
@@ -62,9 +62,9 @@ class Allowed:
         """:param scratch: empty: it lies in the target.
         :raises PreflightError: naming what is not allowed."""
         problems = []
-        known = self.source_conn_ids
-        if known is not None and not any(glob(pattern, source_conn_id) for pattern in known):
-            problems.append(_not_allowed("source_conn_id", source_conn_id, known, "source_conn_ids"))
+        connection_ids = self.source_conn_ids
+        if connection_ids is not None and not any(glob(pattern, source_conn_id) for pattern in connection_ids):
+            problems.append(_not_allowed("source_conn_id", source_conn_id, connection_ids, "source_conn_ids"))
         for parameter, uri in (("target", target), ("scratch", scratch)):
             if self.targets is None or not uri or (lake := _lake(uri, source_conn_id)) is None:
                 continue
@@ -118,12 +118,12 @@ def check_kind(options: RunOptions, kind: str) -> None:
     values = values_of(options)
     problems = [
         Problem(
-            f"parameter {one.name}",
-            f"it is for {only(one.feature)} sources, and this one is {KINDS[kind].title}",
+            f"parameter {option.name}",
+            f"it is for {only(option.feature)} sources, and this one is {KINDS[kind].title}",
             "leave it as it is",
         )
-        for one in declared()
-        if not one.fits(kind) and values[one.name] != one.default
+        for option in declared()
+        if not option.fits(kind) and values[option.name] != option.default
     ]
     if problems:
         raise PreflightError(problems)

@@ -110,8 +110,8 @@ def view_of(plans: Sequence[TablePlan], pace: Pace | None) -> View | None:
     whole = sorted(
         (plan for plan in plans if plan.at_upper and plan.consistency == "exported"), key=_size, reverse=True
     )
-    told = pace is not None and pace.rows >= _MEASURED_ROWS and pace.rows_per_second
-    rate = pace.rows_per_second if pace is not None and told else _ROWS_PER_SECOND
+    rows_per_second = pace is not None and pace.rows >= _MEASURED_ROWS and pace.rows_per_second
+    rate = pace.rows_per_second if pace is not None and rows_per_second else _ROWS_PER_SECOND
     return View(_SHORT_VIEW_SECONDS + sum(plan.rows for plan in whole) / rate, tuple(whole))
 
 
@@ -125,14 +125,14 @@ def leaving_no_folder(target: Storage) -> Iterator[None]:
     are empty."""
     from pyarrow import fs
 
-    made: list[Path] = []
+    created_folders: list[Path] = []
     if isinstance(target.filesystem, fs.LocalFileSystem):
         path = Path(target.path())
-        made = [folder for folder in (path, *path.parents) if not folder.exists()]
+        created_folders = [folder for folder in (path, *path.parents) if not folder.exists()]
     try:
         yield
     finally:
-        for folder in made:
+        for folder in created_folders:
             with suppress(OSError):
                 folder.rmdir()
 
@@ -155,12 +155,12 @@ class Pace:
 
 def pace_of(sink: Sink, scratch: Storage, plans: Sequence[TablePlan]) -> Pace | None:
     """That of the run with the most rows, among those that made the latest copies of these tables."""
-    found: dict[str, tuple[int, Pace]] = {}
+    pace_by_table: dict[str, tuple[int, Pace]] = {}
     for plan in plans[:_LOOKED_AT]:
         # A copy that nobody can read tells nothing of how fast it was made, and stops no plan.
         with suppress(CdcError, OSError):
             head = sink.latest(plan.copy_name)
-            if head is None or head.run_id in found:
+            if head is None or head.run_id in pace_by_table:
                 continue
             run = Run.load(scratch.folder(head.run_id))
             read, rest = (
@@ -168,18 +168,18 @@ def pace_of(sink: Sink, scratch: Storage, plans: Sequence[TablePlan]) -> Pace | 
                 run.found(DeltaResult).seconds + run.found(ConsolidateResult).seconds,
             )
             rate = read.rows / read.seconds if read.seconds else 0.0
-            found[head.run_id] = read.rows, Pace(head.run_id, rate, rest, read.rows)
-    return max(found.values(), key=lambda one: one[0])[1] if found else None
+            pace_by_table[head.run_id] = read.rows, Pace(head.run_id, rate, rest, read.rows)
+    return max(pace_by_table.values(), key=lambda one: one[0])[1] if pace_by_table else None
 
 
 def _runway(source: Source, seconds: float | None) -> str:
     if not isinstance(source, TellsRunway):
         return "runway: not known"
-    left = source.runway()
-    if left.seconds is None:
-        return f"runway: {left.why}"
-    lasts = f"runway: the source has its log for {_duration(left.seconds)} from now on ({left.why})"
-    if seconds is not None and seconds > left.seconds:
+    runway = source.runway()
+    if runway.seconds is None:
+        return f"runway: {runway.why}"
+    lasts = f"runway: the source has its log for {_duration(runway.seconds)} from now on ({runway.why})"
+    if seconds is not None and seconds > runway.seconds:
         return f"{lasts}, which is LESS THAN THE RUN WOULD TAKE: have it keep more"
     return lasts
 

@@ -99,15 +99,15 @@ class ReleaseOfRun:
             instance: Any = context["ti"]
             dag_run = context["dag_run"]
             # Not get_ti_count: Airflow's DAG processor cannot read the answer to that (3.3).
-            asked = {"dag_id": dag_run.dag_id, "task_ids": [task.task_id], "run_ids": [dag_run.run_id]}
-            states = instance.get_task_states(**asked).get(dag_run.run_id, {})
+            task_filter = {"dag_id": dag_run.dag_id, "task_ids": [task.task_id], "run_ids": [dag_run.run_id]}
+            states = instance.get_task_states(**task_filter).get(dag_run.run_id, {})
         except Exception as error:
             _log.warning("The source may still keep what it kept for this run: %s", error)
             return
         named = (re.fullmatch(re.escape(task.task_id) + "_([0-9]+)", name) for name in states)
         for index in sorted(int(match[1]) for match in named if match):
-            own: Any = {**context, "ti": _Instance(instance, index)}
-            self._release(own, index)
+            context_of_task: Any = {**context, "ti": _Instance(instance, index)}
+            self._release(context_of_task, index)
 
     def _release(self, context: Context, map_index: int | None) -> None:
         task: Any = self._recording

@@ -135,13 +135,13 @@ def _tables(run: Run, read: SnapshotResult, delta: DeltaResult, done: Consolidat
         name = str(entry.table.name)
         if name not in done.published:
             continue
-        own = read.tables.get(name)
+        table_result = read.tables.get(name)
         rows.append(
             (
                 name,
                 f"{done.rows[name]:,}",
-                f"{own.bytes / 2**20:,.1f}" if own else "",
-                f"{own.chunks:,}" if own else "",
+                f"{table_result.bytes / 2**20:,.1f}" if table_result else "",
+                f"{table_result.chunks:,}" if table_result else "",
                 f"{delta.keys.get(name, 0):,}",
                 f"{done.rewound.get(name, 0):,}",
                 f"{entry.consistency}: {entry.reason}",
@@ -169,7 +169,7 @@ def _reading(run: Run, done: ConsolidateResult) -> Iterator[Section]:
 
 
 def _steps(found: Iterable[StepResult]) -> Section:
-    rows = tuple((_name(one), f"{one.seconds:,.1f}", _did(one)) for one in found)
+    rows = tuple((_name(step_result), f"{step_result.seconds:,.1f}", _did(step_result)) for step_result in found)
     return Section("Steps", ("step", "seconds", "what it did"), rows, "Without the time that Spark took to start.")
 
 
@@ -189,7 +189,7 @@ def _name(found: StepResult) -> str:
 
 def _did(found: StepResult) -> str:
     if isinstance(found, SnapshotResult):
-        size = sum(own.bytes for own in found.tables.values())
+        size = sum(table_result.bytes for table_result in found.tables.values())
         rate = f", {found.rows / found.seconds:,.0f} rows/s" if found.seconds > 0 else ""
         lock = f"longest lock {found.lock_seconds * 1000:,.0f} ms"
         return f"{counted(found.rows, 'row')}, {size / 2**20:,.1f} MiB{rate}; {lock}"

@@ -90,11 +90,11 @@ def _known(data: Any) -> Any:
     """What a record tells, without what a later version added."""
     if not isinstance(data, dict):
         return data
-    found = _chosen(_Told, {**data, "start": data.get("from"), "end": data.get("to")})
-    if isinstance(files := found.get("files"), list):
-        found["files"] = [_chosen(_File, file) if isinstance(file, dict) else file for file in files]
-    return found
+    feed = _chosen(_Told, {**data, "start": data.get("from"), "end": data.get("to")})
+    if isinstance(files := feed.get("files"), list):
+        feed["files"] = [_chosen(_File, file) if isinstance(file, dict) else file for file in files]
+    return feed
 
 
 def _chosen(kind: type[Any], data: dict[str, Any]) -> dict[str, Any]:
-    return {one.name: data[one.name] for one in fields(kind) if one.name in data}
+    return {feed_field.name: data[feed_field.name] for feed_field in fields(kind) if feed_field.name in data}

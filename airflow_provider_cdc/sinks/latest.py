@@ -164,10 +164,10 @@ def _recorded_source(target: Storage, run_id: str) -> dict[str, str]:
 def _read(target: Storage, name: str) -> Copy:
     data = target.read_json(name)
     try:
-        found = decode_copy(data, target.uri_of(name))
-        if not all(isinstance(file.get("name"), str) for file in found.files):
+        copy = decode_copy(data, target.uri_of(name))
+        if not all(isinstance(file.get("name"), str) for file in copy.files):
             raise ManifestError("one of its files has no name", where=target.uri_of(name))
-        return found
+        return copy
     except ManifestError as error:
         raise ManifestError(
             f"it does not say which run's copy is the latest: {error.message}",

@@ -97,8 +97,8 @@ class ParquetSink:
 
     def copies(self, table: TableName) -> list[str]:
         names = [name.rpartition("/")[2] for name in self._lake.folders(folder_name(table))]
-        found = {name.partition("=")[2] for name in names if name.startswith((_COPY, _REMOVED))}
-        return sorted(found)
+        run_ids = {name.partition("=")[2] for name in names if name.startswith((_COPY, _REMOVED))}
+        return sorted(run_ids)
 
     def feed(self, run_id: str, table: TableName) -> LakeFeed | None:
         return feeds.read_feed(self._lake, table, run_id)
@@ -107,17 +107,17 @@ class ParquetSink:
         self, run_id: str, table: TableName, files: Sequence[StagedFile], feed: Sequence[StagedFile] = ()
     ) -> list[str]:
         # First, so that what is left of a copy tells that there is something left of its changes.
-        left = self._remove_feed(feeds.place_of(table, run_id), {file.base_name for file in feed})
+        errors = self._remove_feed(feeds.place_of(table, run_id), {file.base_name for file in feed})
         place = place_of(table, run_id)
         hidden = f"{folder_name(table)}/{_REMOVED}{run_id}"
-        own = {file.base_name for file in files}
-        if self._own(place, own) and not self._strange(place, own):
+        file_names = {file.base_name for file in files}
+        if self._own(place, file_names) and not self._strange(place, file_names):
             # Readers of the folder see all of the copy or nothing of it, where the store can do that. A run that was
             # made again under this id puts nothing there as long as files of the first one are in its way.
             self._lake.rename_folder(place, hidden)
         for folder in (place, hidden):
-            left += self._remove_files(folder, own)
-        return left
+            errors += self._remove_files(folder, file_names)
+        return errors
 
     def _remove_feed(self, place: str, own: set[str]) -> list[str]:
         # A run that was made again under this id has a record of its own there.
@@ -139,8 +139,8 @@ class ParquetSink:
         return [name for name in self._lake.files(folder) if name.rpartition("/")[2] in own]
 
     def _strange(self, folder: str, own: set[str]) -> list[str]:
-        found = [*self._lake.files(folder), *self._lake.folders(folder)]
-        return [name for name in found if name.rpartition("/")[2] not in own]
+        entries = [*self._lake.files(folder), *self._lake.folders(folder)]
+        return [name for name in entries if name.rpartition("/")[2] not in own]
 
     def _delete(self, name: str) -> None:
         # Another run may remove the same copy.
@@ -152,12 +152,12 @@ class ParquetSink:
         return difference(self._lake, next(filter(self._lake.exists, places), places[0]), file)
 
     def unread(self, run_id: str, tables: Sequence[TableName]) -> list[str]:
-        left = []
+        unread_files = []
         for table in tables:
             place, head = place_of(table, run_id), read_latest(self._lake, folder_name(table))
             if self._lake.exists(place) and (head is None or head.run_id != run_id):
-                left.append(self._lake.uri_of(place))
-        return left
+                unread_files.append(self._lake.uri_of(place))
+        return unread_files
 
     def _copy_of(self, table: TableName, head: Copy) -> LatestCopy:
         # The record names the place that the run wrote to. From here the lake may lie elsewhere: it is mounted at
@@ -169,10 +169,10 @@ class ParquetSink:
             present = _visible(folder)
         path = folder.uri
         # Records of earlier versions name no files: theirs are all in the folder.
-        wanted = sorted(str(file["name"]) for file in head.files) or present
-        if not wanted or not {*wanted} <= {*present}:
+        listed_files = sorted(str(file["name"]) for file in head.files) or present
+        if not listed_files or not {*listed_files} <= {*present}:
             raise ManifestError(
-                f"the latest copy lacks {len({*wanted} - {*present}) or 'all'} of its files",
+                f"the latest copy lacks {len({*listed_files} - {*present}) or 'all'} of its files",
                 where=path,
                 hint=f"somebody removed them: remove {LATEST} there, too, and trigger a new run",
             )
@@ -180,7 +180,7 @@ class ParquetSink:
             table=str(table),
             run_id=head.run_id,
             path=path,
-            files=tuple(map(folder.uri_of, wanted)),
+            files=tuple(map(folder.uri_of, listed_files)),
             rows=head.rows,
             position=position_of(head),
             as_of=head.as_of,
@@ -197,8 +197,8 @@ class ParquetSink:
         """Put the files of one table where readers will find them. The place holds these files and no others then."""
         folder = place_of(change.table, publication.run_id)
         try:
-            kept = {f"{folder}/{file.base_name}": file for file in change.kept}
-            self._move(publication.staging, folder, change.added, kept, place_of(change.table, change.base))
+            kept_paths = {f"{folder}/{file.base_name}": file for file in change.kept}
+            self._move(publication.staging, folder, change.added, kept_paths, place_of(change.table, change.base))
             if change.feed is not None:
                 folder = feeds.place_of(change.table, publication.run_id)
                 self._move(publication.staging, folder, change.feed.files, {}, "")
@@ -213,43 +213,43 @@ class ParquetSink:
     ) -> None:
         """Put files in a folder: those ``added``, and those ``kept`` (by their new names), which are in ``base``."""
         self._lake.make_folder(folder)
-        wanted = {f"{folder}/{file.base_name}": file for file in added} | dict(kept)
+        expected_paths = {f"{folder}/{file.base_name}": file for file in added} | dict(kept)
         present = self._lake.sizes(folder)
         # Before anything lies beside them: they may be a copy that is read.
-        self._check_own(folder, present, wanted)
+        self._check_own(folder, present, expected_paths)
 
         def move(name: str) -> None:
             if name in kept:
                 self._adopt(f"{base}/{kept[name].base_name}", name)
                 return
             try:
-                copied = staging.folder.move_to(wanted[name].name, self._lake, name)
+                copied = staging.folder.move_to(expected_paths[name].name, self._lake, name)
             except (OSError, pa.ArrowException):
                 # A concurrent attempt that publishes the same commit may already have moved it.
-                if not self._lake.exists(name) and staging.folder.exists(wanted[name].name):
+                if not self._lake.exists(name) and staging.folder.exists(expected_paths[name].name):
                     raise
                 return
-            if copied not in ("", wanted[name].checksum):
+            if copied not in ("", expected_paths[name].checksum):
                 # Nobody reads it yet, and the next try would take it for the right one.
                 self._lake.delete_file(name)
                 raise FileDamaged(
-                    f"its checksum is {copied}, not {wanted[name].checksum}",
-                    where=staging.folder.uri_of(wanted[name].name),
+                    f"its checksum is {copied}, not {expected_paths[name].checksum}",
+                    where=staging.folder.uri_of(expected_paths[name].name),
                     hint=_DAMAGED,
                 )
 
         # In an object store a move copies the file, and waits for the store.
         with ThreadPoolExecutor(_MOVERS) as movers:
-            list(movers.map(move, wanted.keys() - present.keys()))
+            list(movers.map(move, expected_paths.keys() - present.keys()))
         self._lake.sync(folder)
         present = self._lake.sizes(folder)
-        for name, file in wanted.items():
+        for name, file in expected_paths.items():
             if present.get(name) != file.bytes:
                 what = f"has {counted(present[name], 'byte')}, not {file.bytes:,}" if name in present else "is gone"
                 raise FileDamaged(
                     f"the file {file.base_name} of this copy {what}", where=self._lake.uri_of(folder), hint=_DAMAGED
                 )
-        self._check_own(folder, present, wanted)
+        self._check_own(folder, present, expected_paths)
 
     def _check_own(self, folder: str, present: Iterable[str], wanted: Collection[str]) -> None:
         """:raises FileDamaged: the folder of a copy has files that are not of it."""

@@ -51,7 +51,7 @@ def params(kind: str, **defaults: Any) -> dict[str, Param]:
         `ANY`: they all have.
     :param defaults: defaults other than those that are declared, by the option's name.
     """
-    return {one.name: _param(one, kind, _default(one, defaults)) for one in _shown(kind)}
+    return {option.name: _param(option, kind, _default(option, defaults)) for option in _shown(kind)}
 
 
 def from_params(kind: str, **defaults: Any) -> dict[str, Any]:
@@ -59,7 +59,7 @@ def from_params(kind: str, **defaults: Any) -> dict[str, Any]:
 
     :param defaults: the same as those of `params`.
     """
-    return {one.name: _template(one, _default(one, defaults)) for one in _shown(kind)}
+    return {option.name: _template(option, _default(option, defaults)) for option in _shown(kind)}
 
 
 def _shown(kind: str) -> Iterator[Option]:
@@ -93,11 +93,11 @@ def _param(one: Option, kind: str, default: Any) -> Param:
     if one.section:
         facts["section"] = one.section
     if one.name in _ALLOWED:
-        known = allowed()[_ALLOWED[one.name]]
-        if named := _named(known):
+        choices = allowed()[_ALLOWED[one.name]]
+        if named := _named(choices):
             facts["examples"] = named
-        if one.name == "source_conn_id" and known and "*" not in known:
-            facts |= expecting(f"one of {', '.join(known)}", pattern=_matching(known))
+        if one.name == "source_conn_id" and choices and "*" not in choices:
+            facts |= expecting(f"one of {', '.join(choices)}", pattern=_matching(choices))
     if default is None:
         return Param(**facts)
     if not isinstance(facts["type"], list):

@@ -45,28 +45,33 @@ class PartialGroup(Generic[Group]):
 
         :raises ConfigurationError: an argument cannot differ from group to group, or one that is required is missing.
         """
-        if not isinstance(arguments, (list, tuple)) or not all(isinstance(own, Mapping) for own in arguments):
+        if not isinstance(arguments, (list, tuple)) or not all(
+            isinstance(element_options, Mapping) for element_options in arguments
+        ):
             raise ConfigurationError(
                 "expand_kwargs takes a list of objects that is known when the DAG is parsed",
                 hint="for what another task returns: expand(source_conn_id=…)",
             )
-        names = list(dict.fromkeys(name for own in arguments for name in own))
+        names = list(dict.fromkeys(name for element_options in arguments for name in element_options))
         self._check(names)
-        defaults = {one.name: one.default for one in declared() if not one.required and one.name in names}
-        whole = [{**defaults, **own} for own in arguments]
-        for own in whole:
-            if missing := [name for name in names if name not in own]:
+        defaults = {
+            option.name: option.default for option in declared() if not option.required and option.name in names
+        }
+        whole = [{**defaults, **element_options} for element_options in arguments]
+        for element_options in whole:
+            if missing := [name for name in names if name not in element_options]:
                 raise ConfigurationError(
                     f"an element of expand_kwargs has no {missing[0]}", hint="give it in each of them, or in none"
                 )
         return self._mapped(names, lambda factory: factory.expand_kwargs(whole))
 
     def _check(self, names: Sequence[str]) -> None:
-        known = [one.name for one in declared()]
+        option_names = [option.name for option in declared()]
         for name in names:
-            if name not in known:
+            if name not in option_names:
                 raise ConfigurationError(
-                    f"the argument {name!r} cannot differ from group to group", hint=f"those are {', '.join(known)}"
+                    f"the argument {name!r} cannot differ from group to group",
+                    hint=f"those are {', '.join(option_names)}",
                 )
 
     def _mapped(self, names: Sequence[str], expand: Callable[[Any], Any]) -> Group:
@@ -81,5 +86,5 @@ class PartialGroup(Generic[Group]):
             [Parameter(name, Parameter.KEYWORD_ONLY) for name in names]
         )
         group_id = f"each_{self._shared.get('group_id', 'cdc_snapshot')}"
-        made: Group = expand(task_group(group_id=group_id, prefix_group_id=False)(each))
-        return made
+        group: Group = expand(task_group(group_id=group_id, prefix_group_id=False)(each))
+        return group

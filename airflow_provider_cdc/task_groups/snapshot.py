@@ -173,8 +173,8 @@ class SnapshotTaskGroup(TaskGroup):
         **kwargs: Unpack[TaskGroupArguments],
     ) -> None:
         # By their names, so that an option that is new has no other place here but the signature.
-        given = dict(locals())
-        options = {option.argument: given[option.name] for option in declared()}
+        arguments = dict(locals())
+        options = {option.argument: arguments[option.name] for option in declared()}
         _check_arguments(kwargs)
         super().__init__(group_id=group_id, prefix_group_id=prefix_group_id, **kwargs)
         # Ours are the weakest: a group's own arguments would otherwise win over the DAG's.
@@ -230,8 +230,8 @@ class SnapshotTaskGroup(TaskGroup):
 
         :raises ConfigurationError: an argument is neither ours nor one of ``TaskGroup``.
         """
-        ours = [*signature(cls.__init__).parameters][1:-1]
-        _check_arguments({name: value for name, value in shared.items() if name not in ours})
+        own_parameters = [*signature(cls.__init__).parameters][1:-1]
+        _check_arguments({name: value for name, value in shared.items() if name not in own_parameters})
         return PartialGroup(cls, shared)
 
     def _release_when_the_run_ends(self) -> None:
@@ -243,8 +243,12 @@ class SnapshotTaskGroup(TaskGroup):
             return
         dag: Any = self.dag
         for name in ("on_failure_callback", "on_success_callback"):
-            own = getattr(dag, name) or []
-            setattr(dag, name, [*(own if isinstance(own, list) else [own]), ReleaseOfRun(self.lock_and_record)])
+            callbacks = getattr(dag, name) or []
+            setattr(
+                dag,
+                name,
+                [*(callbacks if isinstance(callbacks, list) else [callbacks]), ReleaseOfRun(self.lock_and_record)],
+            )
             # The scheduler asks this one; Airflow sets it for what the DAG was made with.
             setattr(dag, f"has_{name}", True)
 
@@ -267,12 +271,12 @@ class SnapshotTaskGroup(TaskGroup):
 
 def _check_arguments(given: Mapping[str, Any]) -> None:
     """Airflow would name its own class and its own arguments."""
-    theirs = {name for name in signature(TaskGroup.__init__).parameters if name not in ("self", "kwargs")}
-    ours = [*signature(SnapshotTaskGroup.__init__).parameters][1:-1]
+    group_parameters = {name for name in signature(TaskGroup.__init__).parameters if name not in ("self", "kwargs")}
+    own_parameters = [*signature(SnapshotTaskGroup.__init__).parameters][1:-1]
     for name in given:
-        if name not in theirs:
-            alike = get_close_matches(name, [*ours, *theirs], 1)
+        if name not in group_parameters:
+            alike = get_close_matches(name, [*own_parameters, *group_parameters], 1)
             raise ConfigurationError(
                 f"SnapshotTaskGroup has no argument {name!r}",
-                hint=f"did you mean {alike[0]}?" if alike else f"its own are {', '.join(ours)}",
+                hint=f"did you mean {alike[0]}?" if alike else f"its own are {', '.join(own_parameters)}",
             )

@@ -59,10 +59,10 @@ class Wanted:
         if not self.published_after:
             return None
         where = "parameter published_after"
-        found = target_of(self.published_after, where)
-        if not isinstance(found, datetime):
+        point = target_of(self.published_after, where)
+        if not isinstance(point, datetime):
             raise PositionError("it is no time", where=where, hint="write it as 2026-01-31T00:00:00Z")
-        return found
+        return point
 
 
 def ask(target: str, table: str, wanted: Wanted, where: str = "", columns: Sequence[str] = ()) -> Answer:
@@ -114,8 +114,8 @@ def _asked_for(copy: LatestCopy) -> datetime | None:
     """A time up to which the copy surely has everything: what it was asked for, else when its run was due. The position
     was recorded after that."""
     if copy.as_of:
-        asked = as_of.parse(copy.as_of)
-        return asked if isinstance(asked, datetime) else None
+        point = as_of.parse(copy.as_of)
+        return point if isinstance(point, datetime) else None
     with suppress(ValueError):
         return datetime.strptime(copy.run_id.partition("-")[0], _RUN_TIME).replace(tzinfo=UTC)
     return None

@@ -41,12 +41,12 @@ def ask_runway(source: Source, hours: float) -> Answer:
             where="parameter source_conn_id",
             hint="name a connection to another kind of source",
         )
-    left = source.runway()
-    if left.seconds is None:
-        return Answer(left.unbounded, left.why, {"hours": None, "why": left.why})
-    found = left.seconds / 3600
-    said = f"the server has its log for {found:,.1f} hours from now on, and not for {hours:g} ({left.why})"
-    return Answer(found >= hours, said, {"hours": found, "why": left.why})
+    runway = source.runway()
+    if runway.seconds is None:
+        return Answer(runway.unbounded, runway.why, {"hours": None, "why": runway.why})
+    hours_left = runway.seconds / 3600
+    message = f"the server has its log for {hours_left:,.1f} hours from now on, and not for {hours:g} ({runway.why})"
+    return Answer(hours_left >= hours, message, {"hours": hours_left, "why": runway.why})
 
 
 class RunwayTrigger(WaitingTrigger):

@@ -123,18 +123,18 @@ def choose(
     refused: dict[TableName, str] = {}
     new: set[TableName] = set()
     fit: dict[str, dict[TableName, _Candidate]] = {}
-    known: dict[str, tuple[Run, Decision]] = {}
+    runs_read: dict[str, tuple[Run, Decision]] = {}
     for plan in plans:
         try:
-            found = _candidate(source, copies, runs, plan, known)
-            fit.setdefault(found.run.run_id, {})[plan.table] = found
+            candidates = _candidate(source, copies, runs, plan, runs_read)
+            fit.setdefault(candidates.run.run_id, {})[plan.table] = candidates
         except (_NotFit, ManifestError) as error:
             refused[plan.table] = str(getattr(error, "message", error))
             if isinstance(error, _NoCopy):
                 new.add(plan.table)
-    for own in fit.values():
-        run = next(iter(own.values())).run
-        tables = [one.table for one in own.values()]
+    for candidates_of_run in fit.values():
+        run = next(iter(candidates_of_run.values())).run
+        tables = [candidate.table for candidate in candidates_of_run.values()]
         try:
             since = run.manifest.identity, run.position
             refused |= source.refusals_since(*since, tables, to, options, keys_only=keys_only, bases=len(fit))
@@ -143,14 +143,19 @@ def choose(
                 # It is the run's position that cannot be had: no table's copy is the reason, and to read them in full
                 # would not help.
                 raise
-            refused |= dict.fromkeys(own, _said(error))
+            refused |= dict.fromkeys(candidates_of_run, _said(error))
     if refused and options.refresh == CHANGES:
         what = "copy cannot be rolled forward", "copies cannot be rolled forward"
         raise PreflightError(_by_cause(refused, what, "choose auto: such tables are then read in full"))
     if options.changes and (gaps := {table: why for table, why in refused.items() if table not in new}):
         what = ("changes since the last copy cannot be published",) * 2
         raise PreflightError(_by_cause(gaps, what, _GAP.format(json.dumps(sorted(map(str, gaps)))[1:-1])))
-    base = {table: found.run for own in fit.values() for table, found in own.items() if table not in refused}
+    base = {
+        table: candidates.run
+        for candidates_of_run in fit.values()
+        for table, candidates in candidates_of_run.items()
+        if table not in refused
+    }
     return [
         _rolled(plan, base[plan.table])
         if plan.table in base
@@ -289,13 +294,13 @@ def _check_files(folder: Storage, decision: Decision, name: str, schema: pa.Sche
         raise _NotFit(f"files of the last copy are gone, or have other sizes: {', '.join(wrong[:3])}")
     try:
         with told(folder.uri_of(files[0].name)), folder.filesystem.open_input_file(folder.path(files[0].name)) as file:
-            found = pq.read_schema(file)
+            file_schema = pq.read_schema(file)
     except (CdcError, pa.ArrowException) as error:
         # To Arrow a damaged footer is the same error as a store that does not answer.
         if what := difference(folder, files[0].name, files[0]):
             raise _NotFit(f"the file {files[0].name} of the last copy is damaged: {what}") from error
         raise
-    if not found.equals(schema):
+    if not file_schema.equals(schema):
         raise _NotFit("its columns are published as other types than in the last copy")
 
 

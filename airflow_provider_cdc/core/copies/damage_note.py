@@ -37,8 +37,8 @@ def damage_of(folder: Storage, table: TableName) -> str:
     """
     if not folder.exists(_name(table)):
         return ""
-    found = records.read(Damage, folder, _name(table))
-    return f"{found.what} ({found.file})"
+    note = records.read(Damage, folder, _name(table))
+    return f"{note.what} ({note.file})"
 
 
 def _name(table: TableName) -> str:

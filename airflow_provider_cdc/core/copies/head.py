@@ -58,29 +58,29 @@ def decode_copy(data: Any, where: str) -> Copy:
     """
     if not isinstance(data, dict):
         return records.decode(Copy, data, where)
-    names = {one.name for one in fields(Copy)} - {"more"}
-    known = {name: value for name, value in data.items() if name in names}
-    return records.decode(Copy, {**known, "more": {name: data[name] for name in data.keys() - names}}, where)
+    names = {copy_field.name for copy_field in fields(Copy)} - {"more"}
+    known_fields = {name: value for name, value in data.items() if name in names}
+    return records.decode(Copy, {**known_fields, "more": {name: data[name] for name in data.keys() - names}}, where)
 
 
 def encode_copy(copy: Copy) -> dict[str, Any]:
     """JSON data of ``copy``, without what it does not have."""
     data: dict[str, Any] = records.encode(copy)
     more = data.pop("more")
-    found = {name: value for name, value in data.items() if value not in (None, "", {}, (), [])}
-    return {**found, **more}
+    entry = {name: value for name, value in data.items() if value not in (None, "", {}, (), [])}
+    return {**entry, **more}
 
 
 def source_of(kind: str, identity: Mapping[str, str], conn_id: str) -> dict[str, str]:
     """What a copy says of its source, from the identity of its server."""
-    found = {
+    identity_fields = {
         "kind": kind,
         "connection": conn_id,
         "server": identity.get("server_uuid") or identity.get("system_identifier", ""),
         "database": identity.get("database", ""),
         "timeline": identity.get("timeline", ""),
     }
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in identity_fields.items() if value}
 
 
 def is_of_another_source(copy: Copy, source: Mapping[str, str], position: Position | None) -> bool:
@@ -90,13 +90,13 @@ def is_of_another_source(copy: Copy, source: Mapping[str, str], position: Positi
     Of some kinds (`Kind.takes_over`) a server that has all of the copy's position took over from the copy's own, if
     the connection is the same.
     """
-    theirs = known_source(copy)
-    if _differ(theirs, source, "kind") or _differ(theirs, source, "database"):
+    source_of_copy = known_source(copy)
+    if _differ(source_of_copy, source, "kind") or _differ(source_of_copy, source, "database"):
         return True
-    if not _differ(theirs, source, "server"):
+    if not _differ(source_of_copy, source, "server"):
         return False
     kind = KINDS.get(source.get("kind", ""))
-    if kind is None or not kind.takes_over or _differ(theirs, source, "connection"):
+    if kind is None or not kind.takes_over or _differ(source_of_copy, source, "connection"):
         return True
     try:
         copied = parse_position(kind.name, position_of(copy))
@@ -110,12 +110,12 @@ def is_newer(copy: Copy, than: Copy) -> bool:
 
     Where the positions do not tell, the time at which they were recorded does, then the order of the runs.
     """
-    numbers = [number_in(one.history) for one in (copy, than)]
+    numbers = [number_in(compared.history) for compared in (copy, than)]
     if numbers[0] != numbers[1]:
         return numbers[0] > numbers[1]
     if order := _order(copy, than):
         return order > 0
-    times = [_time(one) for one in (copy, than)]
+    times = [_time(compared) for compared in (copy, than)]
     if times[0] and times[1] and times[0] != times[1]:
         return times[0] > times[1]
     return copy.run_id > than.run_id
@@ -148,16 +148,16 @@ def describe(source: Mapping[str, str]) -> str:
 
 def _order(copy: Copy, than: Copy) -> int:
     """1: later, -1: earlier, 0: the positions are the same, or do not tell."""
-    name, *others = {known_source(one).get("kind", "") for one in (copy, than)}
+    name, *other_kinds = {known_source(compared).get("kind", "") for compared in (copy, than)}
     kind = KINDS.get(name)
     # What one timeline has at an LSN says nothing of what another one has there.
-    if others or kind is None or (kind.branch and _differ(copy.source, than.source, kind.branch)):
+    if other_kinds or kind is None or (kind.branch and _differ(copy.source, than.source, kind.branch)):
         return 0
     try:
-        ours, theirs = (parse_position(kind.name, position_of(one)) for one in (copy, than))
+        own_position, other_position = (parse_position(kind.name, position_of(compared)) for compared in (copy, than))
     except PositionError:
         return 0
-    return int(theirs <= ours) - int(ours <= theirs)
+    return int(other_position <= own_position) - int(own_position <= other_position)
 
 
 def known_source(copy: Copy) -> dict[str, str]:
@@ -174,11 +174,11 @@ def _named_position(copy: Copy, kind: Kind) -> str | None:
 
 def _time(copy: Copy) -> datetime | None:
     try:
-        found = datetime.fromisoformat(copy.recorded_at)
+        recorded_at = datetime.fromisoformat(copy.recorded_at)
     except ValueError:
         return None
     # One without a zone cannot be compared with others.
-    return found if found.tzinfo else found.replace(tzinfo=UTC)
+    return recorded_at if recorded_at.tzinfo else recorded_at.replace(tzinfo=UTC)
 
 
 def _differ(one: Mapping[str, str], other: Mapping[str, str], name: str) -> bool:

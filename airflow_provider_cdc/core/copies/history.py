@@ -92,8 +92,8 @@ def told(history: History | None, mark: str) -> dict[str, Any]:
     """What a copy tells readers of its history and its mark."""
     if history is None:
         return {}
-    found: dict[str, Any] = records.encode(history)
-    return {name: value for name, value in (found | {"mark": mark}).items() if value not in ("", [], ())}
+    fields: dict[str, Any] = records.encode(history)
+    return {name: value for name, value in (fields | {"mark": mark}).items() if value not in ("", [], ())}
 
 
 def number_in(told: Mapping[str, Any]) -> int:
@@ -112,7 +112,7 @@ def history_in(told: Mapping[str, Any]) -> History | None:
         number=number_in(told),
         begun_by=str(told.get("begun_by", "")),
         unproven=str(told.get("unproven", "")),
-        superseded=tuple(_superseded(one) for one in superseded if isinstance(one, Mapping))
+        superseded=tuple(_superseded(entry) for entry in superseded if isinstance(entry, Mapping))
         if isinstance(superseded, Sequence)
         else (),
     )

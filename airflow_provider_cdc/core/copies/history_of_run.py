@@ -90,19 +90,19 @@ def histories_of(
     # Most tables were copied by one run.
     traces = list(dict.fromkeys(shown.values()))
     findings = source.relations(initial.identity, initial.position, traces) if traces else []
-    found = dict(zip(traces, findings, strict=True))
+    by_trace = dict(zip(traces, findings, strict=True))
     histories = {}
     for plan in plans:
         copy = before[plan.table]
-        finding = found[shown[plan.table]] if plan.table in shown else _TAKEN_OVER
+        finding = by_trace[shown[plan.table]] if plan.table in shown else _TAKEN_OVER
         if copy is not None and finding.relation is Relation.SAME and _is_of_another_timeline(copy, present):
             finding = _PROMOTED
         if copy is not None and plan.base == copy.run_id and _is_lost(copy, finding):
             what = f"its copy cannot be rolled forward any more: {finding.why}"
             raise PreflightError([Problem(str(plan.table), what, _ANEW, str(plan.table))])
-        own = _history(copy, finding, initial.identity.get(MARK, ""), run_id, begun_at)
-        _tell(plan.table, copy, own, run_id)
-        histories[str(plan.table)] = own
+        history = _history(copy, finding, initial.identity.get(MARK, ""), run_id, begun_at)
+        _tell(plan.table, copy, history, run_id)
+        histories[str(plan.table)] = history
     return histories
 
 
@@ -154,8 +154,8 @@ def _is_own(copy: Copy, present: Mapping[str, str]) -> bool:
 
 
 def _is_of_another_timeline(copy: Copy, present: Mapping[str, str]) -> bool:
-    theirs = known_source(copy).get("timeline")
-    return theirs is not None and theirs != present.get("timeline")
+    timeline_of_copy = known_source(copy).get("timeline")
+    return timeline_of_copy is not None and timeline_of_copy != present.get("timeline")
 
 
 def _copies_before(
@@ -174,7 +174,7 @@ def _newest(
 ) -> Copy | None:
     """The newest copy of a table whose head somebody removed, as far as runs say that they made one; None: there is
     none."""
-    found: Copy | None = None
+    newest: Copy | None = None
     for run_id in heads.copies(plan.copy_name):
         try:
             run = published_run(scratch, run_id)
@@ -183,6 +183,6 @@ def _newest(
                 continue
         except ManifestError:
             continue
-        if found is None or is_newer(copy, found):
-            found = copy
-    return found
+        if newest is None or is_newer(copy, newest):
+            newest = copy
+    return newest

@@ -95,11 +95,11 @@ class Runs:
         self.remains, self._unreadable = [], {}
         unread = sorted(names - self.known.keys())
         with ThreadPoolExecutor(_READERS) as readers:
-            for name, found in zip(unread, readers.map(self._read, unread), strict=True):
-                if isinstance(found, Run):
-                    self.known[name] = found
-                elif found:
-                    self._unreadable[name] = found
+            for name, state in zip(unread, readers.map(self._read, unread), strict=True):
+                if isinstance(state, Run):
+                    self.known[name] = state
+                elif state:
+                    self._unreadable[name] = state
                 elif _has_marks(self._scratch.folder(name)):
                     self.remains.append(name)
 
@@ -118,7 +118,9 @@ class Runs:
         try:
             return Run.load(folder)
         except ManifestError:
-            return "\n".join(_text(folder, one) for one in folder.files() if one.startswith("manifest"))
+            return "\n".join(
+                _text(folder, file_name) for file_name in folder.files() if file_name.startswith("manifest")
+            )
 
 
 def is_over(run: Run) -> bool:
@@ -133,15 +135,15 @@ def is_stuck(run: Run, lake: Lake) -> bool:
     if not run.committed or is_published(run):
         return False
     try:
-        kept = decision_of(run).kept
+        kept_files = decision_of(run).kept
     except ManifestError:
         return False
     for entry in run.manifest.tables:
-        wanted = {file.base_name for file in kept.get(str(entry.table.name), ())}
+        expected_names = {file.base_name for file in kept_files.get(str(entry.table.name), ())}
         # In this order: what is no longer in the one cannot come into the other any more.
-        for run_id in (entry.base, run.run_id) if wanted else ():
-            wanted -= {*lake.copy_folder(run_id, entry.table.copy_name).files()}
-        if wanted:
+        for run_id in (entry.base, run.run_id) if expected_names else ():
+            expected_names -= {*lake.copy_folder(run_id, entry.table.copy_name).files()}
+        if expected_names:
             return True
     return False
 
@@ -177,37 +179,41 @@ def expired(
 
     Tables of which another copy is the latest one have none: that is its run's business.
     """
-    found: list[Expired] = []
-    left: dict[str, str] = {}
+    copies_to_remove: list[Expired] = []
+    remaining: dict[str, str] = {}
     for table in tables:
         if not is_latest(run, table, lake):
             continue
-        own, older = copy_of(run, table), []
+        copy, older = copy_of(run, table), []
         for run_id in lake.copies(table):
             uri = lake.copy_folder(run_id, table).uri
             other = runs.known.get(run_id)
             if run_id == run.run_id or (other is not None and not is_over(other)):
                 continue
             if other is None or table not in (_made(other) or ()):
-                left[uri] = "no finished run that this version can read says that it made it"
+                remaining[uri] = "no finished run that this version can read says that it made it"
             elif _is_foreign(other, run):
-                left[uri] = "it was made of another source, or for another lake"
+                remaining[uri] = "it was made of another source, or for another lake"
             else:
                 older.append(made_by(other, table))
-        leaving = [one for one in older if folder_name(table) in _marked(one.run)]
-        staying = sorted((one for one in older if one not in leaving), key=_BY_POSITION, reverse=True)
-        old = [one for one in staying[keep - 1 :] if is_newer(own, _copy(one)) and _age(one.run, run) >= days]
-        for one in [*leaving, *old]:
-            if user := runs.user_of(one.run.run_id, table):
-                left[lake.copy_folder(one.run.run_id, table).uri] = in_use(user)
+        leaving = [old_copy for old_copy in older if folder_name(table) in _marked(old_copy.run)]
+        staying = sorted((old_copy for old_copy in older if old_copy not in leaving), key=_BY_POSITION, reverse=True)
+        old = [
+            old_copy
+            for old_copy in staying[keep - 1 :]
+            if is_newer(copy, _copy(old_copy)) and _age(old_copy.run, run) >= days
+        ]
+        for old_copy in [*leaving, *old]:
+            if user := runs.user_of(old_copy.run.run_id, table):
+                remaining[lake.copy_folder(old_copy.run.run_id, table).uri] = in_use(user)
             else:
-                found.append(one)
-    return found, left
+                copies_to_remove.append(old_copy)
+    return copies_to_remove, remaining
 
 
 def _age(other: Run, run: Run) -> int:
     """How many days before ``run`` another one was published."""
-    then, now = (datetime.fromisoformat(decision_of(one).published_at) for one in (other, run))
+    then, now = (datetime.fromisoformat(decision_of(compared).published_at) for compared in (other, run))
     return (now - then).days
 
 
@@ -236,22 +242,24 @@ def without_copies(run: Run, tables: Sequence[TableName], lake: Lake, runs: Runs
     :param now: by the clock of the store.
     """
     there: dict[TableName, set[str]] = {}
-    found = []
+    empty_runs = []
     for run_id, other in runs.known.items():
-        made = _made(other)
-        if made is None or not {*made} & {*tables} or _is_foreign(other, run):
+        created_at = _made(other)
+        if created_at is None or not {*created_at} & {*tables} or _is_foreign(other, run):
             continue
-        if not all(is_newer(copy_of(run, table), copy_of(other, table)) for table in made) or runs.user_of(run_id):
+        if not all(is_newer(copy_of(run, table), copy_of(other, table)) for table in created_at) or runs.user_of(
+            run_id
+        ):
             continue
-        for table in made:
+        for table in created_at:
             if table not in there:
                 there[table] = {*lake.copies(table)}
-        if any(run_id in there[table] for table in made):
+        if any(run_id in there[table] for table in created_at):
             continue
         # Two runs may be published at almost the same time, and the task of the first one not be at its end.
         if was_told(other) or _silent_since(other, now - UNTOLD):
-            found.append(other)
-    return found
+            empty_runs.append(other)
+    return empty_runs
 
 
 def lifeless(run: Run, tables: Sequence[TableName], lake: Lake, runs: Runs, now: datetime) -> list[Run]:
@@ -259,18 +267,18 @@ def lifeless(run: Run, tables: Sequence[TableName], lake: Lake, runs: Runs, now:
 
     :param now: by the clock of the store.
     """
-    found = []
+    idle_runs = []
     for other in runs.known.values():
         manifest = other.manifest
-        own = {entry.table.copy_name for entry in manifest.tables}
-        if is_published(other) or not own <= {*tables} or _is_foreign(other, run):
+        run_tables = {entry.table.copy_name for entry in manifest.tables}
+        if is_published(other) or not run_tables <= {*tables} or _is_foreign(other, run):
             continue
         # What is decided is published by any try that wakes up.
         if other.committed and not is_stuck(other, lake):
             continue
         if _silent_since(other, now - LIFELESS):
-            found.append(other)
-    return found
+            idle_runs.append(other)
+    return idle_runs
 
 
 def _silent_since(run: Run, when: datetime) -> bool:
@@ -356,7 +364,7 @@ def _marked(run: Run) -> set[str]:
 def _has_marks(folder: Storage) -> bool:
     """Whether anything of what was a run's folder is marked."""
     return any(
-        _is_mark(folder, name) or any(_is_mark(folder, one) for one in folder.folders(name))
+        _is_mark(folder, name) or any(_is_mark(folder, subfolder) for subfolder in folder.folders(name))
         for name in folder.folders(_MARKS)
     )
 

@@ -48,7 +48,7 @@ def _column(rows: pa.RecordBatch, name: str, unknown: Sequence[int]) -> pa.Array
 def _evaluate(term: Term, columns: Mapping[str, pa.Array], rows: int) -> pa.BooleanArray:
     if term.op in (AND, OR):
         both = pc.and_kleene if term.op == AND else pc.or_kleene
-        return reduce(both, [_evaluate(one, columns, rows) for one in term.terms])
+        return reduce(both, [_evaluate(operand, columns, rows) for operand in term.terms])
     if term.op == NOT:
         return pc.invert(_evaluate(term.terms[0], columns, rows))
     if term.op == CONSTANT:
@@ -66,9 +66,9 @@ def _evaluate(term: Term, columns: Mapping[str, pa.Array], rows: int) -> pa.Bool
     if pa.types.is_floating(column.type) or len(values) == 1:
         # A search would find a NaN, and take the two zeros for different.
         return reduce(pc.or_kleene, [pc.equal(column, value) for value in values])
-    found = pc.is_in(column, value_set=pa.array([value.as_py() for value in values], column.type))
+    matches = pc.is_in(column, value_set=pa.array([value.as_py() for value in values], column.type))
     # Whether NULL is one of them is unknown; the search says no.
-    return pc.if_else(column.is_valid(), found, pa.scalar(None, pa.bool_()))
+    return pc.if_else(column.is_valid(), matches, pa.scalar(None, pa.bool_()))
 
 
 def expression(pattern: str, escape: str) -> str:

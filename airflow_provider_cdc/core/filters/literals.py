@@ -60,23 +60,23 @@ def problems(term: Term, schema: pa.Schema, texts: Mapping[str, str], place: Cal
     :param texts: of the columns of text, those that can be compared: `PLAIN`, `LABEL` or `UUID`.
     :param place: what to say of where a term stands.
     """
-    found = []
+    all_problems = []
     for leaf in term.leaves():
         if leaf.op == CONSTANT:
             continue
         if leaf.column not in schema.names:
-            found.append(Problem(place(leaf.at), *unknown_column(leaf.column, schema.names)))
+            all_problems.append(Problem(place(leaf.at), *unknown_column(leaf.column, schema.names)))
             continue
         try:
             _check(leaf, schema.field(leaf.column).type, texts.get(leaf.column, ""))
         except NotComparable as error:
-            found.append(Problem(place(leaf.at), f"{leaf}: {error}", error.hint))
-    return found
+            all_problems.append(Problem(place(leaf.at), f"{leaf}: {error}", error.hint))
+    return all_problems
 
 
 def unknown_column(name: str, known: Sequence[str]) -> tuple[str, str]:
     """What to say of a column that is not there: what, and a hint."""
-    by_fold = {one.casefold(): one for one in known}
+    by_fold = {column_name.casefold(): column_name for column_name in known}
     alike = get_close_matches(name.casefold(), by_fold, 1)
     hint = f"did you mean {by_fold[alike[0]]}? Names count letter by letter" if alike else f"it has {', '.join(known)}"
     return f"the table has no column {name}", hint
@@ -171,19 +171,19 @@ def _text(literal: Literal, kind: pa.DataType) -> pa.Scalar:
 
 
 def _day(literal: Literal, kind: pa.DataType) -> pa.Scalar:
-    found = _DATE.fullmatch(literal.text) if literal.kind in (TEXT, DATE) else None
-    if found is None:
+    match = _DATE.fullmatch(literal.text) if literal.kind in (TEXT, DATE) else None
+    if match is None:
         raise NotComparable(f"{literal} is no date", "write it as '2026-01-31'")
     return pa.scalar(_date(literal), kind)
 
 
 def _moment(literal: Literal, kind: pa.DataType) -> pa.Scalar:
-    found = _MOMENT.fullmatch(literal.text) if literal.kind in (TEXT, DATE, TIMESTAMP) else None
+    match = _MOMENT.fullmatch(literal.text) if literal.kind in (TEXT, DATE, TIMESTAMP) else None
     zoned = kind.tz is not None
     example = "'2026-01-31 12:00:00Z'" if zoned else "'2026-01-31 12:00:00'"
-    if found is None or (literal.kind == DATE and not _DATE.fullmatch(literal.text)):
+    if match is None or (literal.kind == DATE and not _DATE.fullmatch(literal.text)):
         raise NotComparable(f"{literal} is no time", f"write it as {example}, with up to 6 digits of a second")
-    day, hour, minute, second, fraction, zone = found.groups()
+    day, hour, minute, second, fraction, zone = match.groups()
     if bool(zone) != zoned:
         what = "names no zone, and the column's values are points in time" if zoned else "names a zone"
         raise NotComparable(f"{literal} {what}", f"write it as {example}")
@@ -203,17 +203,17 @@ def _moment(literal: Literal, kind: pa.DataType) -> pa.Scalar:
 
 
 def _time(literal: Literal, kind: pa.DataType) -> pa.Scalar:
-    found = _TIME.fullmatch(literal.text) if literal.kind == TEXT else None
-    if found is None:
+    match = _TIME.fullmatch(literal.text) if literal.kind == TEXT else None
+    if match is None:
         raise NotComparable(f"{literal} is no time of the day", "write it as '12:00:00'")
-    return pa.scalar((datetime.min + _clock(literal, *found.groups())).time(), kind)
+    return pa.scalar((datetime.min + _clock(literal, *match.groups())).time(), kind)
 
 
 def _span(literal: Literal, kind: pa.DataType) -> pa.Scalar:
-    found = _SPAN.fullmatch(literal.text) if literal.kind == TEXT else None
-    if found is None:
+    match = _SPAN.fullmatch(literal.text) if literal.kind == TEXT else None
+    if match is None:
         raise NotComparable(f"{literal} is no span of time", "write it as '-12:00:00'")
-    sign, hours, minute, second, fraction = found.groups()
+    sign, hours, minute, second, fraction = match.groups()
     span = timedelta(hours=int(hours)) + _clock(literal, "0", minute, second, fraction)
     return pa.scalar(-span if sign else span, kind)
 

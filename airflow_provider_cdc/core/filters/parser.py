@@ -91,8 +91,8 @@ def parse(text: str) -> Term:
     except RecursionError:
         raise ConfigurationError("the condition is nested too deeply", hint="write it with fewer parentheses") from None
     except SqlglotError as error:
-        told = (error.errors or [{}])[0] if hasattr(error, "errors") else {}
-        place = f"line {told['line']}, column {told['col']}" if told.get("line") else ""
+        first_error = (error.errors or [{}])[0] if hasattr(error, "errors") else {}
+        place = f"line {first_error['line']}, column {first_error['col']}" if first_error.get("line") else ""
         raise ConfigurationError("the condition cannot be read from here on", where=place, hint=HINT) from None
     reader = _Reader(text)
     if len(statements) != 1 or statements[0] is None:
@@ -214,7 +214,7 @@ class _Reader:
         terms = [self.term(part, depth + 1) for part in [left, *reversed(parts)]]
         # What stood in parentheses of its own is the same without them.
         op = AND if kind.__name__ == "And" else OR
-        flat = [one for term in terms for one in (term.terms if term.op == op else (term,))]
+        flat = [operand for term in terms for operand in (term.terms if term.op == op else (term,))]
         return Term(op, terms=tuple(flat), at=flat[0].at)
 
     def negation(self, node: exp.Expr, depth: int) -> Term:
@@ -262,9 +262,9 @@ class _Reader:
         column, at = self.column(node.this)
         pattern = self.literal(node.expression)
         if given is not None:
-            found = self.literal(given)
-            escape = found.text
-            if found.kind != TEXT or len(escape) != 1:
+            pattern_literal = self.literal(given)
+            escape = pattern_literal.text
+            if pattern_literal.kind != TEXT or len(escape) != 1:
                 raise self.refused(given, "ESCAPE takes one character")
         if pattern.kind != TEXT:
             raise self.refused(node.expression, "LIKE takes a pattern in single quotes")

@@ -72,7 +72,7 @@ def _text(term: Term, around: int) -> str:
     if term.op == NOT:
         text = f"NOT {_text(term.terms[0], binds)}"
     elif term.terms:
-        text = f" {term.op} ".join(_text(one, binds) for one in term.terms)
+        text = f" {term.op} ".join(_text(operand, binds) for operand in term.terms)
     else:
         text = _leaf(term)
     # One that is made of others of its own kind says so, too; only NOT NOT is plain enough.

@@ -226,36 +226,40 @@ AS_OF = _AcceptedPoint(
 
 def values_of(options: Any) -> dict[str, Any]:
     """The values of ``options``, an instance of a class of options, by the option's name."""
-    found: dict[str, Any] = {}
-    for one in fields(options):
-        value = getattr(options, one.name)
+    values: dict[str, Any] = {}
+    for option_field in fields(options):
+        value = getattr(options, option_field.name)
         if is_dataclass(value):
-            found |= values_of(value)
+            values |= values_of(value)
         else:
-            found[one.metadata["option"]["name"] or one.name] = value
-    return found
+            values[option_field.metadata["option"]["name"] or option_field.name] = value
+    return values
 
 
 def declared_in(kind: type[Any]) -> Iterator[Option]:
     """The options that a class of options consists of, in their order."""
     types = get_type_hints(kind)
-    for one in fields(kind):
-        if is_dataclass(types[one.name]):
-            yield from declared_in(types[one.name])
+    for option_field in fields(kind):
+        if is_dataclass(types[option_field.name]):
+            yield from declared_in(types[option_field.name])
         else:
-            facts = one.metadata["option"]
-            name = facts["name"] or one.name
+            facts = option_field.metadata["option"]
+            name = facts["name"] or option_field.name
             argument = facts["argument"] or name
-            yield Option(**{**facts, "name": name, "argument": argument}, type=types[one.name], default=one.default)
+            yield Option(
+                **{**facts, "name": name, "argument": argument},
+                type=types[option_field.name],
+                default=option_field.default,
+            )
 
 
 def made_of(kind: type[Options], values: Mapping[str, Any]) -> Options:
     """A class of options with these values, by the option's name."""
     types = get_type_hints(kind)
     arguments = {
-        one.name: made_of(types[one.name], values)
-        if is_dataclass(types[one.name])
-        else values[one.metadata["option"]["name"] or one.name]
-        for one in fields(kind)  # type: ignore[arg-type]
+        option_field.name: made_of(types[option_field.name], values)
+        if is_dataclass(types[option_field.name])
+        else values[option_field.metadata["option"]["name"] or option_field.name]
+        for option_field in fields(kind)  # type: ignore[arg-type]
     }
     return kind(**arguments)

@@ -392,8 +392,8 @@ def checked(values: Mapping[str, Any]) -> RunOptions:
     problems = [problem for one in declared() if (problem := one.check(values[one.argument])) is not None]
     if problems:
         raise PreflightError(problems)
-    made: RunOptions = made_of(RunOptions, {one.name: one.accepts.plain(values[one.argument]) for one in declared()})
-    if made.steps.keep_days and not made.steps.keep:
+    options: RunOptions = made_of(RunOptions, {one.name: one.accepts.plain(values[one.argument]) for one in declared()})
+    if options.steps.keep_days and not options.steps.keep:
         what, hint = "no copy is ever removed, for keep is 0", "give keep, too: 1, if only the days are to count"
         raise PreflightError([Problem("parameter keep_days", what, hint)])
-    return made
+    return options

@@ -99,7 +99,7 @@ class RowGroup:
 
     @property
     def chunks(self) -> list[Chunk]:
-        return [Chunk(one) for one in self.fields[_COLUMNS][1][1]]
+        return [Chunk(column_chunk) for column_chunk in self.fields[_COLUMNS][1][1]]
 
     @property
     def rows(self) -> int:
@@ -112,13 +112,13 @@ class RowGroup:
             _COLUMNS: (_LIST, (_STRUCT, [one.fields for one in chunks])),
             _TOTAL_BYTES: (_I64, sum(one.uncompressed for one in chunks)),
         }
-        for number, found in (
+        for number, chunk in (
             (_GROUP_OFFSET, chunks[0].start),
             (_GROUP_COMPRESSED, sum(one.size for one in chunks)),
             (_ORDINAL, ordinal),
         ):
             if number in fields:
-                fields[number] = (fields[number][0], found)
+                fields[number] = (fields[number][0], chunk)
         return RowGroup(fields)
 
 
@@ -143,7 +143,7 @@ class Footer:
 
     @property
     def groups(self) -> list[RowGroup]:
-        return [RowGroup(one) for one in self.fields[_GROUPS][1][1]]
+        return [RowGroup(row_group) for row_group in self.fields[_GROUPS][1][1]]
 
     @property
     def columns(self) -> dict[str, Struct]:
@@ -264,8 +264,8 @@ def _write_value(out: bytearray, kind: int, value: Any) -> None:
         out.append(min(len(values), 15) << 4 | inner)
         if len(values) >= 15:
             _write_varint(out, len(values))
-        for one in values:
-            _write_value(out, _BYTE if inner in (_TRUE, _FALSE) else inner, one)
+        for item in values:
+            _write_value(out, _BYTE if inner in (_TRUE, _FALSE) else inner, item)
     elif kind == _BYTE:
         out.append(value)
     elif kind == _DOUBLE:

@@ -93,7 +93,7 @@ class SplicedFile:
             writer.write_table(columns, row_group_size=columns.num_rows)
         data = sink.getvalue()
         footer = _footer_of(pa.BufferReader(data))
-        if any(self._footer.columns[name] != said for name, said in footer.columns.items()):
+        if any(self._footer.columns[name] != column_footer for name, column_footer in footer.columns.items()):
             raise ValueError("a column has another type than in the file")
         (group,) = footer.groups
         return {chunk.name: (chunk, data[chunk.start : chunk.start + chunk.size]) for chunk in group.chunks}

@@ -95,7 +95,7 @@ class GtidSet(Position):
 
         Raises `PositionError`, which names the place, when `text` is no GTID set.
         """
-        found: dict[_Tsid, list[tuple[int, int]]] = {}
+        intervals_by_tsid: dict[_Tsid, list[tuple[int, int]]] = {}
         at = _skip(_BETWEEN_SETS, text, 0)
         while at < len(text):
             uuid = _UUID.match(text, at)
@@ -114,20 +114,20 @@ class GtidSet(Position):
                 else:
                     first = _gno(text, item, "first")
                     last = first if item["last"] is None else _gno(text, item, "last")
-                    found.setdefault(tsid, []).append((first, last + 1))
+                    intervals_by_tsid.setdefault(tsid, []).append((first, last + 1))
                 at = item.end()
             if at < len(text) and text[at] != ",":
                 raise _bad_text(text, at, "expected ':', ',' or the end")
             at = _skip(_BETWEEN_SETS, text, at)
-        return cls._from_bounds((tsid, _bounds_of(intervals)) for tsid, intervals in found.items())
+        return cls._from_bounds((tsid, _bounds_of(intervals)) for tsid, intervals in intervals_by_tsid.items())
 
     @classmethod
     def of(cls, gtids: Iterable[Gtid]) -> GtidSet:
         """Return the set of these transactions."""
-        found: dict[_Tsid, list[tuple[int, int]]] = {}
+        intervals_by_tsid: dict[_Tsid, list[tuple[int, int]]] = {}
         for gtid in gtids:
-            found.setdefault((gtid.uuid, gtid.tag), []).append((gtid.gno, gtid.gno + 1))
-        return cls._from_bounds((tsid, _bounds_of(intervals)) for tsid, intervals in found.items())
+            intervals_by_tsid.setdefault((gtid.uuid, gtid.tag), []).append((gtid.gno, gtid.gno + 1))
+        return cls._from_bounds((tsid, _bounds_of(intervals)) for tsid, intervals in intervals_by_tsid.items())
 
     @classmethod
     def decode(cls, data: bytes) -> GtidSet:
@@ -227,10 +227,11 @@ class GtidSet(Position):
         return self._entries[at][2] if at < len(self._entries) and self._entries[at][:2] == tsid else ()
 
     def _combine(self, other: GtidSet, keep: Callable[[int, int], int]) -> GtidSet:
-        ours = {(uuid, tag): bounds for uuid, tag, bounds in self._entries}
-        theirs = {(uuid, tag): bounds for uuid, tag, bounds in other._entries}
+        left_bounds = {(uuid, tag): bounds for uuid, tag, bounds in self._entries}
+        right_bounds = {(uuid, tag): bounds for uuid, tag, bounds in other._entries}
         return self._from_bounds(
-            (tsid, _sweep(ours.get(tsid, ()), theirs.get(tsid, ()), keep)) for tsid in ours.keys() | theirs.keys()
+            (tsid, _sweep(left_bounds.get(tsid, ()), right_bounds.get(tsid, ()), keep))
+            for tsid in left_bounds.keys() | right_bounds.keys()
         )
 
 
@@ -296,8 +297,8 @@ def _uuid_text(uuid: bytes) -> str:
 
 
 def _skip(pattern: re.Pattern[str], text: str, at: int) -> int:
-    found = pattern.match(text, at)
-    return found.end() if found else at
+    match = pattern.match(text, at)
+    return match.end() if match else at
 
 
 def _gno(text: str, item: re.Match[str], group: str) -> int:
@@ -327,13 +328,13 @@ def _decode_entries(data: bytes) -> Iterator[tuple[_Tsid, _Bounds]]:
         count >>= 8
     elif form != _UNTAGGED:
         raise _bad_bytes(data, 0, f"the first 8 bytes, 0x{header:016x}, name no known format")
-    found: dict[_Tsid, _Bounds] = {}
+    bounds_by_tsid: dict[_Tsid, _Bounds] = {}
     at = 8
     for _ in range(count):
         uuid = data[at : at + 16]
         at += 16
         tag, at = _decode_tag(data, at) if form == _TAGGED else ("", at)
-        if (uuid, tag) in found:
+        if (uuid, tag) in bounds_by_tsid:
             raise _bad_bytes(data, at, "the same UUID and tag came before")
         (n_intervals,) = _U64.unpack_from(data, at)
         at += 8
@@ -343,11 +344,11 @@ def _decode_entries(data: bytes) -> Iterator[tuple[_Tsid, _Bounds]]:
         bounds = struct.unpack_from(f"<{2 * n_intervals}Q", data, at)
         if bounds and not (bounds[0] >= 1 and bounds[-1] <= GNO_END and all(map(operator.lt, bounds, bounds[1:]))):
             raise _bad_bytes(data, at, f"the intervals are not sorted, disjoint and within 1 to {GNO_END - 1}")
-        found[uuid, tag] = bounds
+        bounds_by_tsid[uuid, tag] = bounds
         at += 16 * n_intervals
     if at != len(data):
         raise _bad_bytes(data, at, f"{len(data) - at} bytes are left over (a checksum is 4: strip it first)")
-    yield from found.items()
+    yield from bounds_by_tsid.items()
 
 
 def _decode_tag(data: bytes, at: int) -> tuple[str, int]:

@@ -43,8 +43,8 @@ class Decision:
 
     def files_of(self, table: str) -> tuple[StagedFile, ...]:
         """All files of one copy, named without a folder."""
-        own = [replace(file, name=file.base_name) for file in self.files.get(table, ())]
-        return tuple(sorted([*own, *self.kept.get(table, ())], key=lambda file: file.name))
+        renamed_files = [replace(file, name=file.base_name) for file in self.files.get(table, ())]
+        return tuple(sorted([*renamed_files, *self.kept.get(table, ())], key=lambda file: file.name))
 
 
 def decision_of(run: Run) -> Decision:
@@ -89,7 +89,7 @@ def read_bases(scratch: Storage, bases: Mapping[str, Base]) -> dict[str, Decisio
 
     :raises ManifestError: a base is gone, or is not the one that the manifest names.
     """
-    found = {}
+    decisions = {}
     for run_id, base in bases.items():
         run = published_run(scratch, run_id)
         if base_of(run) != base:
@@ -98,5 +98,5 @@ def read_bases(scratch: Storage, bases: Mapping[str, Base]) -> dict[str, Decisio
                 where=run.folder.uri,
                 hint="trigger a new run",
             )
-        found[run_id] = decision_of(run)
-    return found
+        decisions[run_id] = decision_of(run)
+    return decisions

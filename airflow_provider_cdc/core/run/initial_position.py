@@ -162,33 +162,37 @@ def _goes_on(run: Run, source: RunSource, plans: Sequence[TablePlan], options: S
         "The run began at %s: keeping %s %s", manifest.created_at, manifest.position_key, manifest.initial_position
     )
     tables = {_said(entry.table.name, entry.table.selection) for entry in manifest.tables}
-    if tables != (wanted := {_said(plan.table, plan.selection) for plan in plans}):
+    if tables != (wanted_tables := {_said(plan.table, plan.selection) for plan in plans}):
         _log.warning(
             "The run keeps the tables that it began with, although the plan is another now (only in the run: %s; "
             "only in the plan: %s). Trigger a new run to copy what the plan says.",
-            ", ".join(sorted(tables - wanted)) or "none",
-            ", ".join(sorted(wanted - tables)) or "none",
+            ", ".join(sorted(tables - wanted_tables)) or "none",
+            ", ".join(sorted(wanted_tables - tables)) or "none",
         )
-    if others := _other_options(run, plans, options):
+    if differences := _other_options(run, plans, options):
         _log.warning(
             "The run keeps the options that it began with, although others are given now (%s). Trigger a new run to "
             "have it go by these.",
-            "; ".join(others),
+            "; ".join(differences),
         )
     return True
 
 
 def _other_options(run: Run, plans: Sequence[TablePlan], options: StepOptions) -> list[str]:
     """Which options are others now than those that the run began with, in words."""
-    kept, given = values_of(run.manifest.options), values_of(options)
-    found = [f"{name}: {kept[name]!r}, now {given[name]!r}" for name in kept if kept[name] != given[name]]
+    recorded_options, given_options = values_of(run.manifest.options), values_of(options)
+    differences = [
+        f"{name}: {recorded_options[name]!r}, now {given_options[name]!r}"
+        for name in recorded_options
+        if recorded_options[name] != given_options[name]
+    ]
     planned = {plan.table: plan.unrepresentable for plan in plans}
     pairs = {
-        (own, now)
+        (recorded, now)
         for entry in run.manifest.tables
-        if (now := planned.get(entry.table.name, "")) and (own := entry.table.options.unrepresentable) != now
+        if (now := planned.get(entry.table.name, "")) and (recorded := entry.table.options.unrepresentable) != now
     }
-    return found + [f"unrepresentable: {own!r}, now {now!r}" for own, now in sorted(pairs)]
+    return differences + [f"unrepresentable: {recorded!r}, now {now!r}" for recorded, now in sorted(pairs)]
 
 
 def _said(table: TableName, selection: Selection) -> str:

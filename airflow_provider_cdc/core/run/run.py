@@ -116,9 +116,9 @@ class Run:
 
         :raises ManifestError: it is not done.
         """
-        for found in self.steps.values():
-            if isinstance(found, kind):
-                return found
+        for result in self.steps.values():
+            if isinstance(result, kind):
+                return result
         (task_id,) = (name for name, own in RESULTS.items() if own is kind)
         raise ManifestError(
             f"the step {task_id} of this run is not finished",
@@ -248,8 +248,8 @@ class Run:
                 where=self.folder.uri_of(self._steps),
                 hint=records.HINT,
             )
-        digests = {"manifest": self.digest, **{task_id: records.digest_of(own) for task_id, own in data.items()}}
-        steps = {task_id: self._decode(StepRecord, task_id, own) for task_id, own in data.items()}
+        digests = {"manifest": self.digest, **{task_id: records.digest_of(record) for task_id, record in data.items()}}
+        steps = {task_id: self._decode(StepRecord, task_id, record) for task_id, record in data.items()}
         grounds = {task_id: step.rests_on for task_id, step in steps.items()}
         self.commit = None
         if commit is not None:

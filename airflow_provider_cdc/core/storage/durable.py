@@ -186,9 +186,9 @@ def make_folder(filesystem: fs.FileSystem, path: str, batch: Batch | None = None
     while not Path(path).is_dir():
         new.append(path)
         path = posixpath.dirname(path)
-    for one in reversed(new):
-        Path(one).mkdir(exist_ok=True)
-        (batch.add if batch else _sync)(posixpath.dirname(one))
+    for folder in reversed(new):
+        Path(folder).mkdir(exist_ok=True)
+        (batch.add if batch else _sync)(posixpath.dirname(folder))
 
 
 def sync(filesystem: fs.FileSystem, path: str) -> None:
@@ -225,15 +225,15 @@ def _link(path: str, data: bytes) -> bool:
     temporary = _temporary(path, data)
     try:
         os.link(temporary, path)
-        made = True
+        created = True
     except FileExistsError:
         # A network file system may say so when a call that it had carried out was sent once more.
-        made = Path(temporary).samefile(path)
+        created = Path(temporary).samefile(path)
     finally:
         Path(temporary).unlink(missing_ok=True)
     # Also for the try that comes second: what it will rest on must not vanish in a crash.
     _sync(posixpath.dirname(path))
-    return made
+    return created
 
 
 def _elect(filesystem: fs.FileSystem, path: str, data: bytes, settle: float) -> bool:

@@ -66,8 +66,8 @@ def storage_error(error: OSError, where: str) -> CdcError:
         return StorageUnavailable(
             f"the store is full: {text}", where=where, hint="free space there, or raise the quota"
         )
-    for known, what, hint in _REFUSALS:
-        if number is None and known.search(text):
+    for known_error, what, hint in _REFUSALS:
+        if number is None and known_error.search(text):
             return StorageRefused(f"the store refuses this, {what}: {text}", where=where, hint=hint)
     return StorageUnavailable(
         f"the store failed: {text}",

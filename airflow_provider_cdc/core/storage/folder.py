@@ -89,14 +89,14 @@ class Storage:
         if not isinstance(self._filesystem, fs.LocalFileSystem):
             yield self
             return
-        own = copy.copy(self)
-        own._batch = durable.Batch()
+        storage = copy.copy(self)
+        storage._batch = durable.Batch()
         try:
-            yield own
+            yield storage
             with told(self.uri):
-                own._batch.settle()
+                storage._batch.settle()
         finally:
-            own._batch.drop()
+            storage._batch.drop()
 
     def exists(self, name: str) -> bool:
         with told(self.uri_of(name)):
@@ -197,11 +197,11 @@ class Storage:
         with told(self.uri_of(name)), self._filesystem.open_input_stream(self.path(name)) as stream:
             data = stream.read()
         try:
-            found = json.loads(data.decode("utf-8-sig"), parse_constant=_no_number)
+            value = json.loads(data.decode("utf-8-sig"), parse_constant=_no_number)
             if b"\\u" in data:
                 # Half a character (a lone surrogate), which only an escape can bring in, is no text.
-                json.dumps(found, ensure_ascii=False).encode()
-            return found
+                json.dumps(value, ensure_ascii=False).encode()
+            return value
         except (ValueError, RecursionError) as error:
             raise ManifestError(
                 f"not JSON: {error}", where=self.uri_of(name), hint="restore or remove the file"

@@ -113,25 +113,25 @@ def read_named(kind: type[Record], run: Storage, name: str) -> Record:
 
 @cache
 def _names(kind: Any) -> tuple[str, ...]:
-    return tuple(one.name for one in fields(kind))
+    return tuple(record_field.name for record_field in fields(kind))
 
 
 def _complete(value: Any) -> None:
     """Give records that were decoded the defaults of what was left out: msgspec leaves these to the class, and then
     does not encode them. Equal records must have equal digests."""
     if is_dataclass(value):
-        own = vars(value)
+        attributes = vars(value)
         for name in _names(value.__class__):
-            if name in own:
-                _complete(own[name])
+            if name in attributes:
+                _complete(attributes[name])
             else:
                 object.__setattr__(value, name, getattr(value, name))
     elif isinstance(value, (list, tuple)):
-        for one in value:
-            _complete(one)
+        for item in value:
+            _complete(item)
     elif isinstance(value, dict):
-        for one in value.values():
-            _complete(one)
+        for item in value.values():
+            _complete(item)
 
 
 def _text(value: Any) -> str:
@@ -155,12 +155,12 @@ def _unknown(data: Any, known: Any, at: str) -> str:
         for name, value in data.items():
             if name not in known:
                 return f"{at}.{name}".lstrip(".")
-            if found := _unknown(value, known[name], f"{at}.{name}"):
-                return found
+            if path := _unknown(value, known[name], f"{at}.{name}"):
+                return path
     elif isinstance(data, list):
-        for number, (value, own) in enumerate(zip(data, known, strict=True)):
-            if found := _unknown(value, own, f"{at}[{number}]"):
-                return found
+        for number, (value, known_item) in enumerate(zip(data, known, strict=True)):
+            if path := _unknown(value, known_item, f"{at}[{number}]"):
+                return path
     return ""
 
 

@@ -20,9 +20,9 @@ def lake_of(target: str, source_conn_id: str, parameter: str = "target") -> str:
     :raises ConfigurationError: ``target`` is no place to write to.
     """
     uri = target.replace(SOURCE_PLACEHOLDER, safe_name(source_conn_id))
-    if found := re.search(r"\{[^/]*\}", redacted(uri)):
+    if match := re.search(r"\{[^/]*\}", redacted(uri)):
         raise ConfigurationError(
-            f"the {parameter} has the placeholder {found[0]}",
+            f"the {parameter} has the placeholder {match[0]}",
             where=f"parameter {parameter}",
             hint=f"the only one is {SOURCE_PLACEHOLDER}: the id of the connection to the source",
         )

@@ -56,9 +56,9 @@ class LakeUri:
         :raises ConfigurationError: some of them would take it for other files, of another lake perhaps.
         """
         path = "/".join(("", *self.decoded))
-        if found := _PATTERN.search(path):
+        if match := _PATTERN.search(path):
             raise ConfigurationError(
-                f"DuckDB, Polars or Spark would take the {found[0]} in this path for a pattern, and read other files",
+                f"DuckDB, Polars or Spark would take the {match[0]} in this path for a pattern, and read other files",
                 where=str(self),
                 hint="read it with open_dataset; or have the lake in a folder without *, ?, [, ], {, }, a backslash, "
                 "or a % before two hexadecimal digits",
@@ -105,11 +105,11 @@ class LakeUri:
         segments = tuple(path[1:].rstrip("/").split("/")) if path.rstrip("/") else ()
         if scheme in _LOCAL:
             segments = tuple(filter(None, segments))
-        found = cls(scheme, authority, segments)
-        for segment in found.decoded:
+        lake_uri = cls(scheme, authority, segments)
+        for segment in lake_uri.decoded:
             if segment in ("", ".", "..") or "/" in segment or "\0" in segment:
                 raise _refused(text, "its path has a part that is empty, '.', '..', or holds an encoded slash or NUL")
-        return found
+        return lake_uri
 
     def matches(self, pattern: str) -> bool:
         """Whether this is the folder that ``pattern`` names, or one below it.
@@ -140,10 +140,10 @@ def glob(pattern: str, text: str) -> bool:
         return False
     at, end = len(first), len(text) - len(last)
     for piece in middle:
-        found = text.find(piece, at, end)
-        if found < 0:
+        index = text.find(piece, at, end)
+        if index < 0:
             return False
-        at = found + len(piece)
+        at = index + len(piece)
     return True
 
 
@@ -156,8 +156,8 @@ def redacted(text: str) -> str:
     # An absolute path may hold all of these characters.
     if text.startswith("/"):
         return text
-    if found := re.search(r"[?#]", text):
-        head, mark = text[: found.start()], f"{found[0]}***"
+    if match := re.search(r"[?#]", text):
+        head, mark = text[: match.start()], f"{match[0]}***"
     scheme, colon, rest = re.fullmatch(r"([A-Za-z][A-Za-z0-9+.-]*)?(:/*)?(.*)", head, re.DOTALL).groups("")  # type: ignore[union-attr]
     if not colon:
         scheme, rest = "", head

@@ -23,8 +23,8 @@ def folder_name(table: TableName) -> str:
         return name + more
     digest = hashlib.sha256(name.encode()).hexdigest()[:32]
     # No half of a ~XX is left.
-    kept = re.sub(r"~.?$", "", name[: NAME_BYTES - len(digest) - 2 - len(more)])
-    return f"{kept}~~{digest}{more}"
+    shortened = re.sub(r"~.?$", "", name[: NAME_BYTES - len(digest) - 2 - len(more)])
+    return f"{shortened}~~{digest}{more}"
 
 
 def safe_name(name: str) -> str:

@@ -117,12 +117,12 @@ def rewind_counts(rows: Mapping[Row, int], counts: Mapping[Row, int]) -> dict[Ro
     """
     result = dict(rows)
     for row, count in counts.items():
-        left = result.pop(row, 0) - count
-        if left < 0:
+        remaining = result.pop(row, 0) - count
+        if remaining < 0:
             raise CopyMismatch(
-                f"the log adds a row {counted(count, 'time')} that was read {counted(left + count, 'time')}",
+                f"the log adds a row {counted(count, 'time')} that was read {counted(remaining + count, 'time')}",
                 hint="run again from lock_and_record; if it recurs, report it with the server's version",
             )
-        if left:
-            result[row] = left
+        if remaining:
+            result[row] = remaining
     return result

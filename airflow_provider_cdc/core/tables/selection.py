@@ -46,9 +46,9 @@ class Selection:
         return [name for name in columns if not self.columns or name in self.columns or name in key]
 
     def __str__(self) -> str:
-        found = [f"where {self.condition}"] if self.where is not None else []
-        found += [f"columns {', '.join(self.columns)}"] if self.columns else []
-        return "; ".join(found) or "all of it"
+        parts = [f"where {self.condition}"] if self.where is not None else []
+        parts += [f"columns {', '.join(self.columns)}"] if self.columns else []
+        return "; ".join(parts) or "all of it"
 
 
 WHOLE = Selection()

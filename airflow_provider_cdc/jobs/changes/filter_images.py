@@ -43,13 +43,17 @@ def copied(
     """
     if table.selection.whole:
         return None, odd
-    found = matching(table, rows, _unknown(odd))
+    matches = matching(table, rows, _unknown(odd))
     published = {*table.published_columns}
-    copies = None if found is None else found.to_numpy(zero_copy_only=False)
-    left = [one for one in odd if one.stops and one.column in published and (copies is None or copies[one.row])]
-    if left and table.keyless:
-        raise left[0].error
-    return found, left
+    copies = None if matches is None else matches.to_numpy(zero_copy_only=False)
+    stopping_values = [
+        odd_value
+        for odd_value in odd
+        if odd_value.stops and odd_value.column in published and (copies is None or copies[odd_value.row])
+    ]
+    if stopping_values and table.keyless:
+        raise stopping_values[0].error
+    return matches, stopping_values
 
 
 def _unknown(odd: Sequence[OddValue]) -> dict[str, list[int]]:
@@ -65,16 +69,23 @@ def selected_changes(source: Source, tables: Sequence[TrackedTable], rows: pa.Ta
     Of a keyed table, rows before and after that are no part of the copy become none: the key stays, for what was read
     of it may be. Of a keyless one, such rows are left out, and the others are told apart by the published columns.
     """
-    selecting = {one.index: one.table for one in tables if not one.keys_only and not one.table.selection.whole}
+    selecting = {
+        tracked.index: tracked.table
+        for tracked in tables
+        if not tracked.keys_only and not tracked.table.selection.whole
+    }
     if not selecting or not rows.num_rows:
         return rows
-    found = [_selected(source, selecting[index], own) if index in selecting else own for index, own in _by_table(rows)]
-    return pa.concat_tables(found)
+    parts = [
+        _selected(source, selecting[index], table_changes) if index in selecting else table_changes
+        for index, table_changes in _by_table(rows)
+    ]
+    return pa.concat_tables(parts)
 
 
 def needs_composing(tables: Sequence[TrackedTable]) -> bool:
     """Whether even one net change of a segment may have a row twice, once columns are left out."""
-    return any(one.table.keyless and one.table.selection.columns for one in tables)
+    return any(tracked.table.keyless and tracked.table.selection.columns for tracked in tables)
 
 
 def _by_table(rows: pa.Table) -> list[tuple[int, pa.Table]]:
@@ -98,11 +109,11 @@ def _of_keyless(source: Source, table: Table, part: pa.Table) -> pa.Table:
     read = [column.name for column in table.as_read.columns]
     odd: list[OddValue] = []
     decoded = source.decode_images(table, _array(part["before"]), None, read, odd)
-    found, _ = copied(table, decoded, odd)
+    matches, _ = copied(table, decoded, odd)
     # Its rows were told apart by all that the log tells of them.
     keys = published_keys(table, decoded)
     part = part.set_column(part.schema.get_field_index("key"), part.schema.field("key"), keys)
-    return part if found is None else part.filter(found)
+    return part if matches is None else part.filter(matches)
 
 
 def copied_images(source: Source, table: Table, images: pa.Array) -> pa.Array:
@@ -114,10 +125,10 @@ def copied_images(source: Source, table: Table, images: pa.Array) -> pa.Array:
     # Rows without any column would be no rows.
     looked_at = table.selection.where.columns or (table.as_read.columns[0].name,)
     decoded = source.decode_images(table, images.filter(there), None, looked_at, odd)
-    found = matching(table, decoded, _unknown(odd))
-    assert found is not None
+    matches = matching(table, decoded, _unknown(odd))
+    assert matches is not None
     copied = np.zeros(len(images), np.bool_)
-    copied[there.to_numpy(zero_copy_only=False)] = found.to_numpy(zero_copy_only=False)
+    copied[there.to_numpy(zero_copy_only=False)] = matches.to_numpy(zero_copy_only=False)
     return pc.if_else(pa.array(copied), images, pa.scalar(None, pa.binary()))
 
 
@@ -126,5 +137,5 @@ def _parts(rows: pa.Table) -> list[pa.Table]:
 
 
 def _array(column: pa.ChunkedArray) -> pa.Array:
-    found = column.combine_chunks()
-    return pa.concat_arrays(found.chunks) if isinstance(found, pa.ChunkedArray) else found
+    combined = column.combine_chunks()
+    return pa.concat_arrays(combined.chunks) if isinstance(combined, pa.ChunkedArray) else combined

@@ -112,15 +112,20 @@ def portions(tables: Sequence[pa.Table], size: int) -> Iterator[pa.Table]:
 
     Whoever works on a few rows at a time needs little memory beside them, and that stays in the processor's cache.
     """
-    tables = [_sorted(one) for one in tables]
-    places = [_places(one) for one in tables]
-    found, counts = np.unique(np.concatenate([np.empty(0, np.int64), *places]), return_counts=True)
+    tables = [_sorted(table_part) for table_part in tables]
+    places = [_places(table_part) for table_part in tables]
+    places_changed, counts = np.unique(np.concatenate([np.empty(0, np.int64), *places]), return_counts=True)
     ends = np.cumsum(counts)
     done = at = 0
-    while at < len(found):
+    while at < len(places_changed):
         following = max(at + 1, int(np.searchsorted(ends, done + size, side="right")))
-        cut = [np.searchsorted(own, [found[at], found[following - 1] + 1]) for own in places]
-        yield pa.concat_tables([one.slice(start, stop - start) for one, (start, stop) in zip(tables, cut, strict=True)])
+        cut = [
+            np.searchsorted(file_places, [places_changed[at], places_changed[following - 1] + 1])
+            for file_places in places
+        ]
+        yield pa.concat_tables(
+            [table_part.slice(start, stop - start) for table_part, (start, stop) in zip(tables, cut, strict=True)]
+        )
         done, at = int(ends[following - 1]), following
 
 
@@ -243,7 +248,11 @@ def add_counts(several: Iterable[Counts]) -> Counts:
     """The sum of what `count_by_table` gave."""
     total: Counts = {}
     for counts in several:
-        for table, own in counts.items():
+        for table, counts_of_table in counts.items():
             so_far = total.get(table, NONE)
-            total[table] = Count(so_far.keys + own.keys, so_far.befores + own.befores, so_far.afters + own.afters)
+            total[table] = Count(
+                so_far.keys + counts_of_table.keys,
+                so_far.befores + counts_of_table.befores,
+                so_far.afters + counts_of_table.afters,
+            )
     return total

@@ -38,7 +38,7 @@ def same_keys(rows: pa.Table) -> KeyChanges:
     keys = rows["key"].cast(pa.large_binary()).combine_chunks()
     offsets: Int64s = np.frombuffer(keys.buffers()[1], np.int64)[keys.offset : keys.offset + size + 1].copy()
     slots: Int64s = np.zeros(max(_FEWEST_SLOTS, 1 << (2 * size - 1).bit_length()), np.int64)
-    found = _group(
+    group_count = _group(
         bytes_of(keys.buffers()[2]),
         offsets,
         _numbers(rows["table"], np.int32),
@@ -50,7 +50,7 @@ def same_keys(rows: pa.Table) -> KeyChanges:
         last,
         counts,
     )
-    return KeyChanges(first[:found], last[:found], counts[:found])
+    return KeyChanges(first[:group_count], last[:group_count], counts[:group_count])
 
 
 def _numbers(column: pa.ChunkedArray, kind: npt.DTypeLike) -> npt.NDArray[np.signedinteger]:
@@ -83,7 +83,7 @@ def _group(
     :param slots: zeros, a power of two and at least twice as many as there are rows. Each becomes the upper half of a
         key's hash above the number of its entry plus one.
     """
-    found = 0
+    group_count = 0
     mask = len(slots) - 1
     for row in range(len(tables)):
         at = offsets[row]
@@ -104,14 +104,14 @@ def _group(
                     break
             slot = (slot + 1) & mask
         if slots[slot] == 0:
-            slots[slot] = tag | (found + 1)
-            first[found] = last[found] = row
-            sums[found] = counts[row]
-            found += 1
+            slots[slot] = tag | (group_count + 1)
+            first[group_count] = last[group_count] = row
+            sums[group_count] = counts[row]
+            group_count += 1
             continue
         sums[one] += counts[row]
         if _earlier(orders, suborders, row, first[one]):
             first[one] = row
         if not _earlier(orders, suborders, row, last[one]):
             last[one] = row
-    return found
+    return group_count

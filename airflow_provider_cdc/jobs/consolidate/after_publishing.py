@@ -41,7 +41,9 @@ def record_copies(run: Run, settings: ConnectionSettings) -> bool:
         for table_name, is_latest in read_is_latest(run.folder).items():
             if is_latest:
                 copies[parts[table_name]][table_name] = run.position
-        of_lakes = {f"{manifest.lake}#{part}" if part else manifest.lake: own for part, own in copies.items()}
+        of_lakes = {
+            f"{manifest.lake}#{part}" if part else manifest.lake: table_copies for part, table_copies in copies.items()
+        }
         persist("consolidate: note_copies", lambda: note_copies(source, options, of_lakes, incarnation))
     except CdcError as error:
         say(f"consolidate: WARNING: could not record this run's copies on the standing slot: {error}")

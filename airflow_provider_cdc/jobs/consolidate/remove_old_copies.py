@@ -77,13 +77,15 @@ class _Retention:
 
     def done(self) -> None:
         options = self._run.manifest.options
-        found, self._left = expired(self._run, self._tables, options.keep, self._sink, self._runs, options.keep_days)
-        for one in found:
-            mark(one.run, one.table, self._run.run_id)
+        copies_to_remove, self._left = expired(
+            self._run, self._tables, options.keep, self._sink, self._runs, options.keep_days
+        )
+        for old_copy in copies_to_remove:
+            mark(old_copy.run, old_copy.table, self._run.run_id)
         # Only now: a run that began meanwhile either sees the marks, or is seen here.
         self._runs.refresh()
-        for one in found:
-            self._attempt(self._uri(one), partial(self._remove, one))
+        for old_copy in copies_to_remove:
+            self._attempt(self._uri(old_copy), partial(self._remove, old_copy))
         # What was removed is told, whatever comes in the way of the rest.
         self._attempt(self._scratch.uri, self._remove_folders)
         removed = Removed(self._copies, tuple(self._folders), self._left)
@@ -139,10 +141,10 @@ class _Retention:
     def _tell(self, removed: Removed) -> None:
         count = sum(map(len, removed.copies.values()))
         options, folders = self._run.manifest.options, len(removed.runs)
-        asked = f"keep = {options.keep}" + (f", keep_days = {options.keep_days}" if options.keep_days else "")
+        limits = f"keep = {options.keep}" + (f", keep_days = {options.keep_days}" if options.keep_days else "")
         if count or folders:
             copies = counted(count, "older copy", "older copies")
-            say(f"consolidate: {asked}: {copies} and {counted(folders, 'folder')} of runs removed")
+            say(f"consolidate: {limits}: {copies} and {counted(folders, 'folder')} of runs removed")
         for uri, why in sorted(removed.left.items())[:SHOWN]:
             say(f"consolidate: WARNING: {uri} stays: {why}")
         if len(removed.left) > SHOWN:

@@ -70,7 +70,7 @@ def consolidate(spark: SparkSession, folder: Storage, settings: ConnectionSettin
     :raises CommitUnknown: whether something was published is not known; call it again.
     """
     done_before = CONSOLIDATE in Run.load(folder).steps
-    found = run_step(CONSOLIDATE, spark, folder, settings, _consolidate)
+    result = run_step(CONSOLIDATE, spark, folder, settings, _consolidate)
     run = Run.load(folder)
     if done_before:
         check_own_copies(run)
@@ -84,7 +84,7 @@ def consolidate(spark: SparkSession, folder: Storage, settings: ConnectionSettin
         # Otherwise the standing slot might give up the log since this run's copies, of which it does not know.
         release_past(run, settings)
     retain(run, open_source(settings))
-    return found
+    return result
 
 
 def _consolidate(step: Step) -> ConsolidateResult:
@@ -102,7 +102,7 @@ def _consolidate(step: Step) -> ConsolidateResult:
     if commit.token != step.token and CONSOLIDATE not in run.steps:
         _check_commit(step, decision)
     copies = _publish(run, decision)
-    found = ConsolidateResult(
+    result = ConsolidateResult(
         published={str(name): copy.uri for name, copy in copies.items()},
         rows=decision.rows,
         rewound=decision.rewound,
@@ -115,20 +115,20 @@ def _consolidate(step: Step) -> ConsolidateResult:
         changes=_feed_rows(run, decision),
         superseded=_superseded(run, decision),
     )
-    rows = [(name, found.rows[name], found.rewound[name], len(decision.files_of(name))) for name in decision.files]
-    say_skipped(found.skipped)
+    rows = [(name, result.rows[name], result.rewound[name], len(decision.files_of(name))) for name in decision.files]
+    say_skipped(result.skipped)
     say(table(("table", "rows", "keys touched", "files"), rows))
-    say_nulled("consolidate: put back as null", found.nulled)
-    say(f"consolidate: {counted(found.files_rewritten, 'file')} rewritten, {found.files_adopted:,} kept as written")
-    for name, why in found.superseded.items():
+    say_nulled("consolidate: put back as null", result.nulled)
+    say(f"consolidate: {counted(result.files_rewritten, 'file')} rewritten, {result.files_adopted:,} kept as written")
+    for name, why in result.superseded.items():
         say(f"consolidate: WARNING: {name}: this copy begins a new history, and supersedes all earlier ones: {why}")
-    for name, count in found.changes.items():
+    for name, count in result.changes.items():
         if count is None:
             say(f"consolidate: {name}: no changes: there was no copy before; the next run's begin at this copy")
         else:
             start = decision.feeds[name].start
-            say(f"consolidate: {name}: {counted(count, 'row change')}, from {start} to {found.position}")
-    return found
+            say(f"consolidate: {name}: {counted(count, 'row change')}, from {start} to {result.position}")
+    return result
 
 
 def _feed_rows(run: Run, decision: Decision) -> dict[str, int | None]:
@@ -170,7 +170,7 @@ def _check_commit(step: Step, decision: Decision) -> None:
     :raises FileDamaged: a file is not what the commit says.
     """
     names = {str(entry.table.name): entry.table.copy_name for entry in step.tables}
-    checked = [Checked(file, name, names[name]) for name, own in decision.files.items() for file in own]
+    checked = [Checked(file, name, names[name]) for name, table_files in decision.files.items() for file in table_files]
     for name, feed in decision.feeds.items():
         checked += [Checked(file, f"the changes of {name}", names[name]) for file in feed.files]
     require_whole(step, checked)
@@ -226,9 +226,9 @@ def _stage(step: Step) -> Decision:
     windows = read_changes(step.run)
     checked += [Checked(file, "the changes of the window") for window in windows for file in window.files]
     layers = _layers(step)
-    for index, (name, own) in enumerate(zip(names, files, strict=True)):
+    for index, (name, table_files) in enumerate(zip(names, files, strict=True)):
         above = [file for layer in layers.get(index, ()) for file in layer.files]
-        checked += [Checked(file, name) for file in [*own, *above]]
+        checked += [Checked(file, name) for file in [*table_files, *above]]
     require_whole(step, checked)
     odd = {index: read[name].odd for index, name in enumerate(names) if read[name].odd and name not in skipped}
     if step.manifest.options.skips:
@@ -260,7 +260,7 @@ def _stage(step: Step) -> Decision:
     copied = [index for index in copied if names[index] not in skipped]
     check_some_left([names[index] for index in copied], skipped)
     outcomes = [outcome for outcome in outcomes if outcome.table in copied]
-    final, kept = _final_files(step, files, layers, bases, outcomes, copied)
+    final, kept_files = _final_files(step, files, layers, bases, outcomes, copied)
     replaced = sum(outcome.replaced for outcome in outcomes)
     before = sum(
         len(bases[index]) if index in bases else _count(files[index], layers.get(index, ())) for index in copied
@@ -273,7 +273,7 @@ def _stage(step: Step) -> Decision:
         files_adopted=before - replaced,
         published_at=datetime.now(UTC).isoformat(timespec="seconds"),
         skipped=skipped,
-        kept={names[index]: tuple(own) for index, own in kept.items()},
+        kept={names[index]: tuple(table_files) for index, table_files in kept_files.items()},
         feeds={names[index]: feed for index, feed in feeds.items() if index in copied},
     )
 
@@ -338,27 +338,31 @@ def _final_files(
 ) -> tuple[dict[int, list[StagedFile]], dict[int, list[StagedFile]]]:
     """The files of each table that this run wrote, and those that it keeps of the copy before."""
     final: dict[int, list[StagedFile]] = {index: [] for index in copied}
-    kept: dict[int, list[StagedFile]] = {}
+    kept_by_table: dict[int, list[StagedFile]] = {}
     worked_on = {outcome.table for outcome in outcomes}
     for outcome in outcomes:
         final[outcome.table] += [*outcome.adopted, *outcome.written]
     for index in copied:
         entry = step.tables[index]
         if index in bases:
-            own = [file for outcome in outcomes if outcome.table == index for file in outcome.kept]
-            own = own if index in worked_on else [one.file for one in bases[index]]
+            kept_files = [file for outcome in outcomes if outcome.table == index for file in outcome.kept]
+            kept_files = kept_files if index in worked_on else [staged_file.file for staged_file in bases[index]]
             # What shows the schema of a table without rows is of no use once there are some.
-            kept[index] = [file for file in own if file.rows or not any(one.rows for one in [*own, *final[index]])]
+            kept_by_table[index] = [
+                file
+                for file in kept_files
+                if file.rows or not any(staged_file.rows for staged_file in [*kept_files, *final[index]])
+            ]
         elif index not in worked_on:
             final[index] += files[index]
         if index not in bases:
             for layer in layers.get(index, ())[-1:]:
                 final[index] += layer.files
-        if not final[index] and not kept.get(index):
+        if not final[index] and not kept_by_table.get(index):
             # Readers see the schema of a table without rows, too.
             with naming(str(entry.table.name)):
                 schema = published_schema(entry.table, step.source.arrow_schema(entry.table))
                 name = f"staged/{folder_name(entry.table.name)}/part-empty"
                 final[index].append(step.staging.write_empty(name, schema))
         final[index].sort(key=lambda file: file.base_name)
-    return final, kept
+    return final, kept_by_table

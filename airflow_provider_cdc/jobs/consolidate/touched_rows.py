@@ -55,8 +55,8 @@ class TouchedKeys:
         rows = pa.Table.from_batches(batches).combine_chunks()
         keys = rows["key"].chunk(0)
         # What a window that is undone added is taken out, and what one that is rolled forward removed.
-        left = np.abs(rows["count"].to_numpy()) if keyless else None
-        return cls(keys, left, row_bytes.first_values(keys, first) if has_one_pattern(first) else None)
+        remaining_counts = np.abs(rows["count"].to_numpy()) if keyless else None
+        return cls(keys, remaining_counts, row_bytes.first_values(keys, first) if has_one_pattern(first) else None)
 
     def may_lie_in(self, statistics: pq.Statistics | None) -> bool:
         """Whether a touched key may lie between the least and the greatest first value of a row group."""
@@ -250,10 +250,10 @@ def _confirmed(
             rows = group.file.read(group.number, key).filter(pa.array(mask)).combine_chunks()
             batch = pa.RecordBatch.from_arrays([column.chunk(0) for column in rows.columns], rows.column_names)
             encoded.append(row_bytes.encode(batch, key))
-    found = touched.found_in(pa.chunked_array(encoded, pa.binary()))
+    confirmed_masks = touched.found_in(pa.chunked_array(encoded, pa.binary()))
     masks = [mask.copy() for mask in candidates]
-    for mask, own in zip(masks, _split(found, [int(mask.sum()) for mask in masks]), strict=True):
-        mask[mask] = own
+    for mask, confirmed in zip(masks, _split(confirmed_masks, [int(mask.sum()) for mask in masks]), strict=True):
+        mask[mask] = confirmed
     return masks
 
 

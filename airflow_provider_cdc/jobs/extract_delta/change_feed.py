@@ -140,14 +140,14 @@ class FeedTask:
         table = self.tables[order.table].table
         schema = feed_schema(published_schema(table, self.source.arrow_schema(table)))
         name = f"staged/{folder_name(table.copy_name)}/changes"
-        (window,) = (one for one in self.windows if order.table in one.tables)
+        (window,) = (feed_window for feed_window in self.windows if order.table in feed_window.tables)
         following = order.first
         with self.staging.writer(f"{name}/part-{order.first:012}", schema) as writer:
             for rows in _in_order(self.staging, window, order.table):
                 for start in range(0, rows.num_rows, DECODED_ROWS):
-                    told = self._told(table, rows.slice(start, DECODED_ROWS), schema, following)
-                    writer.write(told)
-                    following += told.num_rows
+                    feed_rows = self._told(table, rows.slice(start, DECODED_ROWS), schema, following)
+                    writer.write(feed_rows)
+                    following += feed_rows.num_rows
         # Readers see the schema of a feed without changes, too.
         return tuple(writer.files) or (self.staging.write_empty(f"{name}/part-empty", schema),)
 
@@ -182,32 +182,32 @@ def _array(column: pa.ChunkedArray) -> pa.Array:
 
 def _in_order(staging: Staging, window: WindowChanges, table: int) -> Iterator[pa.Table]:
     """The changes of a table, of `CHANGE_SCHEMA`, in the order of their commits."""
-    own = {piece.segment: piece for piece in window.pieces}
-    late = _late(staging, window, own, table)
+    pieces_by_segment = {piece.segment: piece for piece in window.pieces}
+    late = _late(staging, window, pieces_by_segment, table)
     last: int | None = None
     for piece in window.pieces:
         for rows in _read(staging, piece, table, None):
             while late and late[0].at.order < rows["order"][-1].as_py():
                 cut = int(np.searchsorted(rows["order"].to_numpy(), late[0].at.order))
                 yield rows.slice(0, cut)
-                yield from _committed(staging, own[late[0].segment], table, late.pop(0))
+                yield from _committed(staging, pieces_by_segment[late[0].segment], table, late.pop(0))
                 rows = rows.slice(cut)
             orders = rows["order"].to_numpy()
             if (last is not None and orders[0] < last) or (np.diff(orders) < 0).any():
                 raise DecodeError("changes of the log are not in their order", where=staging.folder.uri)
             last = int(orders[-1])
             yield rows
-    for one in late:
-        yield from _committed(staging, own[one.segment], table, one)
+    for late_change in late:
+        yield from _committed(staging, pieces_by_segment[late_change.segment], table, late_change)
 
 
 def _late(staging: Staging, window: WindowChanges, own: Mapping[int, Piece], table: int) -> list[Late]:
     """What is late and has changes of the table."""
     waiting = set[tuple[int, str]]()
-    for segment in {one.segment for one in window.late}:
+    for segment in {late_change.segment for late_change in window.late}:
         for rows in _groups(staging, own[segment], table, ["table", "pending"]):
             waiting |= {(segment, pending) for pending in rows["pending"].unique().to_pylist()}
-    return [one for one in window.late if (one.segment, one.pending) in waiting]
+    return [late_change for late_change in window.late if (late_change.segment, late_change.pending) in waiting]
 
 
 def _committed(staging: Staging, piece: Piece, table: int, late: Late) -> Iterator[pa.Table]:
@@ -215,8 +215,8 @@ def _committed(staging: Staging, piece: Piece, table: int, late: Late) -> Iterat
         point = {"position": late.at.position, "commit_time": late.at.time}
         for name, value in point.items():
             field = CHANGE_SCHEMA.field(name)
-            told = pa.repeat(pa.scalar(value, field.type), rows.num_rows)
-            rows = rows.set_column(CHANGE_SCHEMA.get_field_index(name), field, told)
+            constant = pa.repeat(pa.scalar(value, field.type), rows.num_rows)
+            rows = rows.set_column(CHANGE_SCHEMA.get_field_index(name), field, constant)
         yield rows
 
 
@@ -233,12 +233,12 @@ def _groups(staging: Staging, piece: Piece, table: int, columns: Sequence[str]) 
     """All changes of a table in a segment's files."""
     column = CHANGE_SCHEMA.get_field_index("table")
     for file in piece.files:
-        with pq.ParquetFile(staging.folder.path(file.name), filesystem=staging.folder.filesystem) as found:
-            for group in range(found.num_row_groups):
-                told = found.metadata.row_group(group).column(column).statistics
-                if told is not None and told.has_min_max and not told.min <= table <= told.max:
+        with pq.ParquetFile(staging.folder.path(file.name), filesystem=staging.folder.filesystem) as parquet:
+            for group in range(parquet.num_row_groups):
+                statistics = parquet.metadata.row_group(group).column(column).statistics
+                if statistics is not None and statistics.has_min_max and not statistics.min <= table <= statistics.max:
                     continue
-                rows = found.read_row_group(group, columns=list(columns))
+                rows = parquet.read_row_group(group, columns=list(columns))
                 yield rows.filter(pc.equal(rows["table"], table))
 
 

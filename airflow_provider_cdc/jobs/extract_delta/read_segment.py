@@ -69,11 +69,11 @@ class ReadSegment:
             try:
                 record = replace(self._read(segment, tables), refused=refused)
             except ValueNotRepresentable as error:
-                own = table_of(error, (str(tracked.table.name) for tracked in tables)) if self.skips else None
-                if own is None or (self.alone and len(tables) == 1):
+                failed_table = table_of(error, (str(tracked.table.name) for tracked in tables)) if self.skips else None
+                if failed_table is None or (self.alone and len(tables) == 1):
                     raise
-                refused[own] = reason(error)
-                tables = tuple(tracked for tracked in tables if str(tracked.table.name) != own)
+                refused[failed_table] = reason(error)
+                tables = tuple(tracked for tracked in tables if str(tracked.table.name) != failed_table)
             else:
                 records.write(self.staging.folder, f"{DONE}/{self.name}-{segment.number:06}.json", record)
                 return record

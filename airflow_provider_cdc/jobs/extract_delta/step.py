@@ -106,11 +106,11 @@ def _extract_delta(step: Step) -> DeltaResult:
     single: list[WindowChanges] = []
     for window in _windows(step):
         with _noting_damage(step, window):
-            own, decisions = _read_window(step, window)
-        changes.append(_compose(step, window, own, decisions))
+            window_records, decisions = _read_window(step, window)
+        changes.append(_compose(step, window, window_records, decisions))
         if wanted := [one.index for one in window.tables if one.changes]:
-            single.append(window_changes(wanted, own, decisions))
-        read += own
+            single.append(window_changes(wanted, window_records, decisions))
+        read += window_records
     for one in read:
         skipped |= one.refused
 
@@ -120,8 +120,8 @@ def _extract_delta(step: Step) -> DeltaResult:
     transactions, row_images = (
         sum(getattr(one.summary, what) for one in read) for what in ("transactions", "row_images")
     )
-    found = _result(step, change, transactions, row_images, len(read), skipped)
-    return replace(found, changes=write_changes(step.run, single)) if single else found
+    result = _result(step, change, transactions, row_images, len(read), skipped)
+    return replace(result, changes=write_changes(step.run, single)) if single else result
 
 
 def _extract_again(step: Step) -> DeltaResult:
@@ -133,8 +133,10 @@ def _extract_again(step: Step) -> DeltaResult:
     if again.keys:
         work = LastOfBuckets(step.staging, again.keys)
         composed = run_tasks(step.spark, "compose the touched keys", _bucket_ranges(step, again.keys), work)
-    files = tuple(file for one in composed for file in one.files)
-    change = net_change_files.NetChange(files, net_change_files.add_counts(one.counts for one in composed))
+    files = tuple(file for composed_piece in composed for file in composed_piece.files)
+    change = net_change_files.NetChange(
+        files, net_change_files.add_counts(composed_piece.counts for composed_piece in composed)
+    )
     skipped = dict(step.run.found(SnapshotResult).skipped)
     return _result(step, change, again.transactions, again.row_images, len(again.layers), skipped)
 
@@ -144,7 +146,7 @@ def _result(
 ) -> DeltaResult:
     names = [str(entry.table.name) for entry in step.tables]
     keys = {name: change.keys(index) for index, name in enumerate(names) if name not in skipped}
-    found = DeltaResult(
+    result = DeltaResult(
         transactions=transactions,
         row_images=row_images,
         keys=keys,
@@ -154,16 +156,16 @@ def _result(
     )
     say_skipped(skipped)
     say(
-        f"extract_delta: {counted(found.transactions, 'transaction')}, {counted(found.row_images, 'row image')}, "
+        f"extract_delta: {counted(result.transactions, 'transaction')}, {counted(result.row_images, 'row image')}, "
         f"{counted(sum(keys.values()), 'key')} touched"
     )
-    return found
+    return result
 
 
 def _windows(step: Step) -> list[Window]:
     """The windows of the run, each with its tables."""
     manifest, source = step.manifest, step.source
-    found = step.run.found(SnapshotResult)
+    snapshot = step.run.found(SnapshotResult)
     _check_bases(step)
     windows = []
     for number, (run_id, base) in enumerate(sorted(manifest.bases.items())):
@@ -176,10 +178,10 @@ def _windows(step: Step) -> list[Window]:
     tracked = tuple(
         TrackedTable(index, entry.table, _upper(manifest, read[str(entry.table.name)]))
         for index, entry in enumerate(step.tables)
-        if not entry.base and str(entry.table.name) not in found.skipped
+        if not entry.base and str(entry.table.name) not in snapshot.skipped
     )
     if tracked:
-        segments = partial(source.log_segments, manifest.initial, found.log_end, manifest.identity, step.slots)
+        segments = partial(source.log_segments, manifest.initial, snapshot.log_end, manifest.identity, step.slots)
         windows.append(Window(BACK, manifest.initial, tracked, segments))
     return windows
 
@@ -261,13 +263,13 @@ def _read(step: Step, window: Window, name: str, segments: Callable[[], list[Log
     plan = step.plan(name, LogSegment, lambda: persist(f"plan {name}", segments))
     planned = plan.orders
     done = step.finished(plan, SegmentRecord, {segment.number: window.record_name(segment) for segment in planned})
-    kept = {number: record.files + record.changes for number, record in done.items()}
-    whole = without_damaged(step, kept, "extract_delta: segment")
+    files_by_segment = {number: record.files + record.changes for number, record in done.items()}
+    whole = without_damaged(step, files_by_segment, "extract_delta: segment")
     done = {number: record for number, record in done.items() if number in whole}
     missing = [segment for segment in planned if segment.number not in done]
-    own = name == window.plan_name
-    what = counted(len(planned), "log segment" if own else "earlier log segment")
-    why = "" if own else ", for what was prepared there"
+    is_window_plan = name == window.plan_name
+    what = counted(len(planned), "log segment" if is_window_plan else "earlier log segment")
+    why = "" if is_window_plan else ", for what was prepared there"
     say(f"extract_delta: {what}{why}" + (f", {len(done):,} kept" if done else ""))
     # One whose size is not known counts, too.
     weights = {segment.number: segment.bytes or 1 for segment in missing}
@@ -327,8 +329,10 @@ def _compose(
             ranges,
             ComposeBuckets(step.staging, window.name, tuple(segments), decisions, keyless),
         )
-    files = tuple(file for one in composed for file in one.files)
-    return net_change_files.NetChange(files, net_change_files.add_counts(one.counts for one in composed))
+    files = tuple(file for composed_piece in composed for file in composed_piece.files)
+    return net_change_files.NetChange(
+        files, net_change_files.add_counts(composed_piece.counts for composed_piece in composed)
+    )
 
 
 def _bucket_ranges(step: Step, files: Sequence[StagedFile], held: int = 0) -> list[tuple[int, int]]:

@@ -40,13 +40,13 @@ class Images:
         self._first = self._end = 0
         self._held = pa.table({})
         self._lengths = self._look() if len(self._keys) else (np.empty(0, np.int64), np.empty(0, np.int64))
-        self._ends = np.cumsum(sum(np.maximum(own, 0) for own in self._lengths))
+        self._ends = np.cumsum(sum(np.maximum(lengths_of_batch, 0) for lengths_of_batch in self._lengths))
 
     def lengths(self, place: Place) -> tuple[Int64s, Int64s]:
         """How many bytes each image has, before and after; -1 where there is none."""
-        own = slice(*self._places[place])
+        place_slice = slice(*self._places[place])
         before, after = self._lengths
-        return before[own], after[own]
+        return before[place_slice], after[place_slice]
 
     def of(self, place: Place, start: int, stop: int) -> tuple[pa.BinaryArray, pa.BinaryArray]:
         """The images before and after of a row group's touched rows, from one up to another. They have to fit into one
@@ -65,13 +65,13 @@ class Images:
         keys, befores, afters, held = [], [], [], []
         size = 0
         for batch in self._changes():
-            own = batch.filter(pc.is_in(batch["key"], value_set=self._keys))
-            keys.append(own["key"])
-            befores.append(_lengths_of(own["before"]))
-            afters.append(_lengths_of(own["after"]))
-            size += own.nbytes
+            batch_of_keys = batch.filter(pc.is_in(batch["key"], value_set=self._keys))
+            keys.append(batch_of_keys["key"])
+            befores.append(_lengths_of(batch_of_keys["before"]))
+            afters.append(_lengths_of(batch_of_keys["after"]))
+            size += batch_of_keys.nbytes
             if size <= HELD_BYTES:
-                held.append(own)
+                held.append(batch_of_keys)
             else:
                 held.clear()
         if size <= HELD_BYTES:
@@ -82,8 +82,11 @@ class Images:
 
     def _load(self, start: int, stop: int) -> None:
         self._held = pa.table({})
-        told = int(self._ends[start - 1]) if start else 0
-        self._first, self._end = start, max(stop, int(np.searchsorted(self._ends, told + HELD_BYTES, side="right")))
+        base_offset = int(self._ends[start - 1]) if start else 0
+        self._first, self._end = (
+            start,
+            max(stop, int(np.searchsorted(self._ends, base_offset + HELD_BYTES, side="right"))),
+        )
         keys = self._keys.slice(start, self._end - start)
         self._hold([batch.filter(pc.is_in(batch["key"], value_set=keys)) for batch in self._changes()], keys)
 
@@ -96,5 +99,5 @@ class Images:
 
 
 def _lengths_of(images: pa.BinaryArray) -> Int64s:
-    found: Int64s = pc.binary_length(images).fill_null(-1).to_numpy().astype(np.int64)
-    return found
+    lengths: Int64s = pc.binary_length(images).fill_null(-1).to_numpy().astype(np.int64)
+    return lengths

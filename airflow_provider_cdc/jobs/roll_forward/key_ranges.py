@@ -32,25 +32,25 @@ class Range:
 
     def holds(self, values: pa.Array) -> BoolArray:
         """Which of ``values``, none of them null, are within."""
-        found: BoolArray = np.ones(len(values), np.bool_)
+        mask: BoolArray = np.ones(len(values), np.bool_)
         if self.whole:
-            return found
+            return mask
         if pa.types.is_string(values.type) or pa.types.is_binary(values.type):
-            own = values.cast(pa.binary())
+            binary_values = values.cast(pa.binary())
             if self.low is not None:
-                found &= pc.greater_equal(own, pa.scalar(self.low, pa.binary())).to_numpy(zero_copy_only=False)
+                mask &= pc.greater_equal(binary_values, pa.scalar(self.low, pa.binary())).to_numpy(zero_copy_only=False)
             if self.high is not None:
-                found &= pc.less(own, pa.scalar(self.high, pa.binary())).to_numpy(zero_copy_only=False)
-            return found
+                mask &= pc.less(binary_values, pa.scalar(self.high, pa.binary())).to_numpy(zero_copy_only=False)
+            return mask
         if not pa.types.is_integer(values.type):
             values = values.view(pa.int32() if values.type.bit_width == 32 else pa.int64())
         numbers = values.to_numpy()
         least, greatest = int(np.iinfo(numbers.dtype).min), int(np.iinfo(numbers.dtype).max)
         if isinstance(self.low, int) and self.low > least:
-            found &= numbers >= self.low if self.low <= greatest else False
+            mask &= numbers >= self.low if self.low <= greatest else False
         if isinstance(self.high, int) and self.high <= greatest:
-            found &= numbers < self.high
-        return found
+            mask &= numbers < self.high
+        return mask
 
 
 def after(bound: Bound) -> Bound:
@@ -62,11 +62,11 @@ def extent(metadata: pq.FileMetaData, column: int, kind: pa.DataType) -> tuple[B
     """The least and the greatest value of a column in a file; None: the file does not tell."""
     lows, highs = [], []
     for number in range(metadata.num_row_groups):
-        found = group_extent(metadata, number, column, kind)
-        if found is None:
+        extremes = group_extent(metadata, number, column, kind)
+        if extremes is None:
             return None
-        lows.append(found[0])
-        highs.append(found[1])
+        lows.append(extremes[0])
+        highs.append(extremes[1])
     return (min(lows), max(highs)) if lows else None
 
 

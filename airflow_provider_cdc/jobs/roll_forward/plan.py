@@ -71,7 +71,7 @@ class LookAtFiles:
 
         :raises FileDamaged: one is not what its record says.
         """
-        return [self._seen(one) for one in files]
+        return [self._seen(base) for base in files]
 
     def _seen(self, one: BaseFile) -> BaseFile:
         entry = self.tables[one.table]
@@ -84,10 +84,10 @@ class LookAtFiles:
                 if size != one.file.bytes:
                     what = "is gone" if size is None else f"has {counted(size, 'byte')}, not {one.file.bytes:,}"
                 else:
-                    found = pq.ParquetFile(folder.path(one.file.name), filesystem=folder.filesystem)
-                    if found.metadata.num_rows != one.file.rows:
-                        what = f"has {counted(found.metadata.num_rows, 'row')}, not {one.file.rows:,}"
-                    elif not found.schema_arrow.equals(schema):
+                    parquet = pq.ParquetFile(folder.path(one.file.name), filesystem=folder.filesystem)
+                    if parquet.metadata.num_rows != one.file.rows:
+                        what = f"has {counted(parquet.metadata.num_rows, 'row')}, not {one.file.rows:,}"
+                    elif not parquet.schema_arrow.equals(schema):
                         what = "has other columns than the table is published with now"
         except FileNotFoundError:
             what = "is gone"
@@ -103,7 +103,7 @@ class LookAtFiles:
         if entry.table.keyless:
             return one
         column = schema.get_field_index(entry.table.key[0])
-        return BaseFile(one.table, one.file, extent(found.metadata, column, schema.field(column).type))
+        return BaseFile(one.table, one.file, extent(parquet.metadata, column, schema.field(column).type))
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ def look_at_bases(step: Step) -> dict[int, list[BaseFile]]:
     bases = read_bases(scratch, manifest.bases)
     for run_id in bases:
         # The manifest names them, so from here on nobody begins to remove them.
-        tables = [one.table.copy_name for one in step.tables if one.base == run_id]
+        tables = [base.table.copy_name for base in step.tables if base.base == run_id]
         check_not_removed(published_run(scratch, run_id), tables)
     files = [
         BaseFile(index, file)
@@ -142,11 +142,11 @@ def look_at_bases(step: Step) -> dict[int, list[BaseFile]]:
         return {}
     orders = [tuple(files[start : start + LOOKED_AT]) for start in range(0, len(files), LOOKED_AT)]
     work = LookAtFiles(step.source, step.sink, step.tables)
-    found: dict[int, list[BaseFile]] = {}
-    for seen in run_tasks(step.spark, "look at the copies before", orders, work):
-        for one in seen:
-            found.setdefault(one.table, []).append(one)
-    return found
+    files_by_table: dict[int, list[BaseFile]] = {}
+    for base_file in run_tasks(step.spark, "look at the copies before", orders, work):
+        for base in base_file:
+            files_by_table.setdefault(base.table, []).append(base)
+    return files_by_table
 
 
 @contextmanager
@@ -168,7 +168,7 @@ def noting_damage(step: Step, bases: Mapping[int, Sequence[BaseFile]] = MappingP
         for index, files in bases.items():
             entry = step.tables[index]
             if f"{mismatch.where} at ".startswith(f"{entry.table.name} at ") and (
-                damaged := _damaged(step, entry, [one.file for one in files])
+                damaged := _damaged(step, entry, [checked.file for checked in files])
             ):
                 _note(step, entry, damaged)
                 raise damaged from mismatch
@@ -178,8 +178,8 @@ def noting_damage(step: Step, bases: Mapping[int, Sequence[BaseFile]] = MappingP
 def _damaged(step: Step, entry: RunTable, files: Sequence[StagedFile]) -> FileDamaged | None:
     say(f"consolidate: the copy of {entry.table.name} contradicts the log: looking whether its files are whole")
     folder = _base_folder(step, entry)
-    found = run_tasks(step.spark, "check the copy before", files, CheckBaseFile(folder))
-    for file, what in zip(files, found, strict=True):
+    damages = run_tasks(step.spark, "check the copy before", files, CheckBaseFile(folder))
+    for file, what in zip(files, damages, strict=True):
         if what:
             return FileDamaged(
                 f"a file of the copy that is rolled forward: {what}", where=folder.uri_of(file.name), hint=DAMAGED
@@ -230,11 +230,14 @@ def roll_forward(
     refused = {outcome.table for outcome in outcomes if outcome.refused}
     for index in sorted({outcome.table for outcome in outcomes} - refused):
         table = step.tables[index].table
-        found, wanted = sum(outcome.found for outcome in outcomes if outcome.table == index), change.befores(index)
+        rows_found, befores = (
+            sum(outcome.found for outcome in outcomes if outcome.table == index),
+            change.befores(index),
+        )
         # Keys alone do not tell whether there was a row before.
-        if not table.keyless and index not in layers and found != wanted:
+        if not table.keyless and index not in layers and rows_found != befores:
             raise CopyMismatch(
-                f"the log changes {counted(wanted, 'row')} of the last copy, which holds {found:,} of them",
+                f"the log changes {counted(befores, 'row')} of the last copy, which holds {rows_found:,} of them",
                 where=str(table.name),
                 hint=FOREIGN,
             )
@@ -250,7 +253,7 @@ def _orders(
     if step.tables[index].table.keyless:
         return [Roll(index, tuple(targets))]
     # Touched keys often lie close together: files that neighbour each other go to different tasks.
-    size = sum(one.file.bytes for one in files)
+    size = sum(base.file.bytes for base in files)
     tasks = max(min(step.slots * TASKS_PER_SLOT, 1 + size // ROLL_BYTES), 1 + coming // ROLL_BYTES)
     tasks = min(len(targets), tasks)
     return [Roll(index, tuple(targets[task::tasks]), again) for task in range(tasks)]

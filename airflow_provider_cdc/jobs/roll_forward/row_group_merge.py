@@ -44,7 +44,7 @@ class Left:
 def parts(lengths: tuple[Int64s, Int64s], most_rows: int, most_bytes: int) -> Iterator[tuple[int, int]]:
     """Rows whose images, before and after, have so many bytes (-1: there is none), in parts that can be decoded at
     once."""
-    ends = np.cumsum(sum(np.maximum(own, 0) for own in lengths))
+    ends = np.cumsum(sum(np.maximum(image_lengths, 0) for image_lengths in lengths))
     start = done = 0
     while start < len(ends):
         stop = int(np.searchsorted(ends, done + most_bytes, side="right"))

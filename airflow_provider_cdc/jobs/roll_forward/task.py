@@ -101,7 +101,7 @@ class _Rolling:
         self._key = self._schema.names if entry.table.keyless else list(entry.table.key)
         self._first: pa.DataType = self._schema.field(self._key[0]).type
         self._folder = task.sink.copy_folder(entry.base, entry.table.copy_name)
-        self._files = [MarkedFile(self._folder, one.file) for one in order.targets if one.file is not None]
+        self._files = [MarkedFile(self._folder, target.file) for target in order.targets if target.file is not None]
         # What became of the single rows that are taken out is not known.
         self._replaces = entry.table.keyless or order.layers is not None
         self._added: dict[int, list[pa.RecordBatch]] = {}
@@ -121,8 +121,8 @@ class _Rolling:
         for touched in self._touched():
             mark(self._files, self._key, touched)
             touched.check_all_found(self._table, "removes")
-        found = 0 if self._replaces else self._find_images()
-        kept: list[StagedFile] = []
+        rows_found = 0 if self._replaces else self._find_images()
+        kept_files: list[StagedFile] = []
         written = self._gather()
         replaced = 0
         files = iter(self._files)
@@ -130,18 +130,18 @@ class _Rolling:
             added = self._added.get(number, [])
             file = None if target.file is None else next(files)
             if file is not None and not file.marks and not added:
-                kept.append(file.staged)
+                kept_files.append(file.staged)
             elif file is not None:
                 written += self._rewritten(file, added)
                 replaced += 1
         written += self._new()
         return Outcome(
             self._order.table,
-            kept=tuple(kept),
+            kept=tuple(kept_files),
             written=tuple(written),
             replaced=replaced,
             nulled=self._nulled,
-            found=found,
+            found=rows_found,
         )
 
     def _gather(self) -> list[StagedFile]:
@@ -172,24 +172,24 @@ class _Rolling:
 
     def _find_images(self) -> int:
         """Find, of each row group with touched rows, which images are theirs; return how many these are."""
-        found: dict[Place, pa.BinaryArray] = {}
+        images_by_place: dict[Place, pa.BinaryArray] = {}
         for file in self._files:
             for group, mask in file.marks.items():
                 rows = file.read(group, self._key).filter(pa.array(mask)).combine_chunks()
-                found[file.staged.name, group] = row_bytes.encode(rows.to_batches()[0], self._key)
-        keys = pa.chunked_array([*found.values()], pa.binary())
+                images_by_place[file.staged.name, group] = row_bytes.encode(rows.to_batches()[0], self._key)
+        keys = pa.chunked_array([*images_by_place.values()], pa.binary())
         if pc.count_distinct(keys).as_py() != len(keys):
             raise CopyMismatch("the copy holds two rows of one key", where=str(self._table.name), hint=FOREIGN)
-        self._images = Images(found, partial(self._changes, ["key", "before", "after"]))
+        self._images = Images(images_by_place, partial(self._changes, ["key", "before", "after"]))
         return len(keys)
 
     def _incoming(self, *, into_files: bool) -> Iterator[tuple[int, pa.RecordBatch]]:
         """The rows that the window added, each with the number of the target that it goes into: of those that are
         files, or of those that are not."""
         targets = [
-            (number, one.range)
-            for number, one in enumerate(self._order.targets)
-            if one.range is not None and (one.file is not None) == into_files
+            (number, target.range)
+            for number, target in enumerate(self._order.targets)
+            if target.range is not None and (target.file is not None) == into_files
         ]
         if not targets:
             return
@@ -209,8 +209,8 @@ class _Rolling:
             ranged = has_one_pattern(self._first) and not keyless
             firsts = row_bytes.first_values(batch["key"], self._first) if ranged else None
             for number, range in targets:
-                own = batch if firsts is None else batch.filter(pa.array(range.holds(firsts)))
-                for rows in self._decoded(own[row], own["count"]):
+                batch_in_range = batch if firsts is None else batch.filter(pa.array(range.holds(firsts)))
+                for rows in self._decoded(batch_in_range[row], batch_in_range["count"]):
                     yield number, rows
 
     def _read_again(
@@ -220,9 +220,9 @@ class _Rolling:
         task = self._task
         for rows in rows_again(task.staging.folder, task.change, layers, self._key, DECODED_ROWS):
             for number, range in targets:
-                own = rows if range.whole else rows.filter(pa.array(range.holds(rows[self._key[0]])))
-                if own.num_rows:
-                    yield number, own
+                rows_in_range = rows if range.whole else rows.filter(pa.array(range.holds(rows[self._key[0]])))
+                if rows_in_range.num_rows:
+                    yield number, rows_in_range
 
     def _decoded(self, images: pa.BinaryArray, counts: pa.Int64Array) -> Iterator[pa.RecordBatch]:
         for start in range(0, len(images), DECODED_ROWS):
@@ -270,7 +270,9 @@ class _Rolling:
         """About how many bytes the window left of a row group."""
         size = int(file.parquet.metadata.row_group(group).total_byte_size)
         if self._images is not None and group in file.marks:
-            before, after = (np.maximum(own, 0).sum() for own in self._images.lengths((file.staged.name, group)))
+            before, after = (
+                np.maximum(image_lengths, 0).sum() for image_lengths in self._images.lengths((file.staged.name, group))
+            )
             size += int(after - before)
         return size
 
@@ -312,10 +314,14 @@ class _Rolling:
             if ranges is not None and added.num_rows:
                 inside = ranges[group].holds(pa.concat_arrays(added[self._key[0]].chunks))
                 if inside.any():
-                    own = added.filter(pa.array(inside))
+                    rows_inside = added.filter(pa.array(inside))
                     # What is too large to be sorted is too large to be held.
                     large = self._size_left(file, group) > MOST_SORTED_BYTES
-                    pieces = chain(pieces, [own]) if large else [self._sorted(pa.concat_tables([*pieces, own]))]
+                    pieces = (
+                        chain(pieces, [rows_inside])
+                        if large
+                        else [self._sorted(pa.concat_tables([*pieces, rows_inside]))]
+                    )
                     added = added.filter(pa.array(~inside))
             for rows in pieces:
                 writer.write(rows)
@@ -329,8 +335,8 @@ class _Rolling:
         elif self._replaces:
             yield file.read(group).filter(pa.array(~mask))
         else:
-            for left in self._left(file, group):
-                yield left.now(self._schema.names).filter(pa.array(~left.gone))
+            for staying_rows in self._left(file, group):
+                yield staying_rows.now(self._schema.names).filter(pa.array(~staying_rows.gone))
 
     def _group_ranges(self, file: MarkedFile) -> list[Range] | None:
         """The range of keys of each row group; None: it is not known, or they do not lie in the order of the keys."""
@@ -338,10 +344,10 @@ class _Rolling:
         column = file.parquet.schema_arrow.get_field_index(self._key[0])
         lows: list[Bound] = []
         for group in range(metadata.num_row_groups):
-            found = group_extent(metadata, group, column, self._first)
-            if found is None or (lows and found[0] < lows[-1]):  # type: ignore[operator]
+            bounds = group_extent(metadata, group, column, self._first)
+            if bounds is None or (lows and bounds[0] < lows[-1]):  # type: ignore[operator]
                 return None
-            lows.append(found[0])
+            lows.append(bounds[0])
         return divided(lows) if lows and not self._table.keyless else None
 
     def _sorted(self, rows: pa.Table) -> pa.Table:
@@ -362,9 +368,9 @@ class _Rolling:
         begin = 0
         for start, stop in parts(self._images.lengths(place), DECODED_ROWS, ROW_GROUP_BYTES):
             end = int(marked[stop]) if stop < len(marked) else rows.num_rows
-            part, own = rows.slice(begin, end - begin), marked[start:stop] - begin
+            part, marked_rows = rows.slice(begin, end - begin), marked[start:stop] - begin
             begin = end
-            batch = part.take(pa.array(own)).combine_chunks().to_batches()[0]
+            batch = part.take(pa.array(marked_rows)).combine_chunks().to_batches()[0]
             before, after = self._images.of(place, start, stop)
             if before.null_count:
                 raise self._mismatch(batch, before.is_null(), "the log adds a row of a key that the copy holds already")
@@ -374,11 +380,17 @@ class _Rolling:
                 raise self._mismatch(batch, differs, "a row of the copy is not what the log says it was before")
             stays = after.is_valid()
             gone = np.zeros(part.num_rows, np.bool_)
-            gone[own] = after.is_null().to_numpy(zero_copy_only=False)
+            gone[marked_rows] = after.is_null().to_numpy(zero_copy_only=False)
             now = batch.slice(0, 0)
             if stays.true_count:
                 now = decode_published(self._task.source, self._table, after.filter(stays), self._nulled)
-            yield Left(part, own[~gone[own]], pa.Table.from_batches([now]), gone, differing(batch.filter(stays), now))
+            yield Left(
+                part,
+                marked_rows[~gone[marked_rows]],
+                pa.Table.from_batches([now]),
+                gone,
+                differing(batch.filter(stays), now),
+            )
 
     def _mismatch(self, batch: pa.RecordBatch, wrong: pa.Array, what: str) -> CopyMismatch:
         # The key alone: the rest of a row is nobody's business in a log.

@@ -49,16 +49,16 @@ def main(task_id: str, job: Job, arguments: Sequence[str] | None = None) -> None
     parser.add_argument("--run-uri", required=True, help="the folder of the run: <target>/_runs/<run_id>")
     parser.add_argument("--then", action="append", default=[], help="a step to go on with; may be given repeatedly")
     parser.add_argument("--within", type=float, default=0.0, help="seconds after which no other step is begun")
-    given = parser.parse_args(arguments)
-    run_uri, began = given.run_uri, time.monotonic()
+    arguments_given = parser.parse_args(arguments)
+    run_uri, began = arguments_given.run_uri, time.monotonic()
     try:
         run = Storage(run_uri)
         settings = settings_from_environment()
         spark = open_session(f"cdc {task_id}")
         try:
-            found = job(spark, run, settings)
-            say(f"{task_id}: done in {duration(found.seconds)}")
-            _go_on(given.then, began + given.within, spark, run, settings)
+            result = job(spark, run, settings)
+            say(f"{task_id}: done in {duration(result.seconds)}")
+            _go_on(arguments_given.then, began + arguments_given.within, spark, run, settings)
         finally:
             spark.stop()
     except CdcError as error:
@@ -93,12 +93,12 @@ def _go_on(steps: Sequence[str], until: float, spark: SparkSession, run: Storage
             return
         job: Job = getattr(import_module(f"airflow_provider_cdc.jobs.{task_id}.step"), task_id)
         try:
-            found = job(spark, run, settings)
-            run.write_json(done_file(task_id), {"seconds": found.seconds})
+            result = job(spark, run, settings)
+            run.write_json(done_file(task_id), {"seconds": result.seconds})
         except Exception as error:
             say(f"{task_id}: left to its own task, after {type(error).__name__}: {error}")
             return
-        say(f"{task_id}: done in {duration(found.seconds)}, in the same application")
+        say(f"{task_id}: done in {duration(result.seconds)}, in the same application")
 
 
 def _unforeseen(task_id: str, error: Exception) -> CdcError:

@@ -13,8 +13,8 @@ def add_nulled(counts: Iterable[tuple[str, Mapping[str, int]]]) -> Nulled:
     total: Nulled = {}
     for table, columns in counts:
         for column, count in columns.items():
-            own = total.setdefault(table, {})
-            own[column] = own.get(column, 0) + count
+            table_total = total.setdefault(table, {})
+            table_total[column] = table_total.get(column, 0) + count
     return total
 
 

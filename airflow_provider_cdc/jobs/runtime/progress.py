@@ -97,9 +97,9 @@ class Progress:
         if now - self._printed < self._every or self._count >= self._total:
             return
         self._printed = now
-        told = self._told(now)
-        self._out(self._line(told))
-        self._note(told)
+        line = self._told(now)
+        self._out(self._line(line))
+        self._note(line)
 
     def _told(self, now: float) -> dict[str, Any]:
         more, weight = self._under_way()

@@ -51,8 +51,11 @@ class Patience:
         elapsed = time.monotonic() - self._since
         if self._tries >= FEWEST_TRIES and elapsed + pause > self._budget:
             raise error
-        left = max(0.0, self._budget - elapsed)
-        say(f"{self._what}: {error.where + ': ' if error.where else ''}{error.message}; tried again for {left:.0f} s")
+        seconds_left = max(0.0, self._budget - elapsed)
+        say(
+            f"{self._what}: {error.where + ': ' if error.where else ''}{error.message}; "
+            f"tried again for {seconds_left:.0f} s"
+        )
         time.sleep(pause)
 
 
@@ -74,11 +77,11 @@ def may_pass(error: BaseException) -> bool:
 
     Where no file can be opened any more, a late import raises ImportError, and PySpark UnboundLocalError.
     """
-    found = isinstance(error, OSError | MemoryError)
+    transient = isinstance(error, OSError | MemoryError)
     earlier = error.__cause__ or error.__context__
-    while earlier is not None and not found:
+    while earlier is not None and not transient:
         # These two are also answers, which say nothing about what went wrong after them.
         answer = isinstance(earlier, FileNotFoundError | FileExistsError)
-        found = isinstance(earlier, OSError | MemoryError) and not answer
+        transient = isinstance(earlier, OSError | MemoryError) and not answer
         earlier = earlier.__cause__ or earlier.__context__
-    return found
+    return transient

@@ -107,12 +107,12 @@ class Step:
         :param make: has a patience of its own; another one around it would multiply the time until a step gives up.
         """
         # The run may have begun anew, and tries that were presumed dead may still follow the plan that it had.
-        for own in (name, f"{name.removesuffix('.json')}-{self.stamp}.json"):
-            if not self.folder.exists(own):
+        for file_name in (name, f"{name.removesuffix('.json')}-{self.stamp}.json"):
+            if not self.folder.exists(file_name):
                 # If two tries make it at the same time, one of them does some work in vain, and nothing worse.
-                made = Plan(self.stamp, uuid.uuid4().hex, tuple(make()))
-                self.folder.create_json(own, records.encode(made), settle=0)
-            plan: Plan[Order] = records.read(Plan[kind], self.folder, own)  # type: ignore[valid-type]
+                new_plan = Plan(self.stamp, uuid.uuid4().hex, tuple(make()))
+                self.folder.create_json(file_name, records.encode(new_plan), settle=0)
+            plan: Plan[Order] = records.read(Plan[kind], self.folder, file_name)  # type: ignore[valid-type]
             if plan.stamp == self.stamp:
                 return plan
         raise ManifestError("the plan is that of other work", where=self.folder.uri_of(name), hint=records.HINT)
@@ -173,16 +173,16 @@ def run_step(
         )
     step = Step(spark, run, source)
     try:
-        found = replace(work(step), seconds=round(time.monotonic() - started, 3))
-        counts = run.finish_step(task_id, found, step.token)
+        result = replace(work(step), seconds=round(time.monotonic() - started, 3))
+        counts = run.finish_step(task_id, result, step.token)
     except Exception as error:
         # Whatever came in the way of this try: a concurrent one that is done has left nothing to do.
-        if (theirs := _found_by_another(run, task_id)) is None:
+        if (recorded_result := _found_by_another(run, task_id)) is None:
             raise
         say(f"{task_id}: a concurrent attempt is done, and this one gives up ({type(error).__name__}: {error})")
-        counts = cast(Result, theirs)
+        counts = cast(Result, recorded_result)
     else:
-        if counts != found:
+        if counts != result:
             say(f"{task_id}: a concurrent attempt was done before; what that one found counts")
     if is_published(run) and task_id != CONSOLIDATE:
         clean(run)

@@ -150,12 +150,12 @@ class _Job:
         early = self._context.accumulator([], _Outcomes())
         thread = InheritableThread(target=partial(self._run, early), daemon=True)
         thread.start()
-        taken = 0
+        outcomes_taken = 0
         while thread.is_alive():
             thread.join(_POLL_SECONDS)
             meanwhile()
             arrived = early.value
-            taken, new = len(arrived), arrived[taken:]
+            outcomes_taken, new = len(arrived), arrived[outcomes_taken:]
             yield from self._unseen(new)
         if self._failure is not None:
             raise self._told(self._failure) from self._failure
@@ -261,14 +261,14 @@ def _work_in_task(
 
 def _outcomes(title: str, work: Any, bundle: Sequence[tuple[int, Any]]) -> list[tuple[int, Any]]:
     """What becomes of orders in one session: nothing that was done in it counts if it does not end well."""
-    found: list[tuple[int, Any]] = []
+    outcomes: list[tuple[int, Any]] = []
 
     def all_of_them(first: Any) -> None:
         with work.session() as do:
-            found.extend((index, _outcome(title, work, do, order)) for index, order in bundle)
+            outcomes.extend((index, _outcome(title, work, do, order)) for index, order in bundle)
 
     failed = _outcome(title, work, all_of_them, bundle[0][1])
-    return found if failed is None else [(index, failed) for index, _ in bundle]
+    return outcomes if failed is None else [(index, failed) for index, _ in bundle]
 
 
 def _outcome(title: str, work: Any, call: Callable[[Any], Any], order: Any) -> Any:
@@ -302,6 +302,6 @@ def _described(work: Any, order: Any) -> str:
     tables, index = getattr(work, "tables", ()), getattr(order, "table", None)
     if isinstance(index, int) and index < len(tables):
         # The text of an order that has a table may list hundreds of files.
-        own = str(order) if "__str__" in vars(type(order)) else type(order).__name__
-        return f"{tables[index].table.name}, {own}"
+        description = str(order) if "__str__" in vars(type(order)) else type(order).__name__
+        return f"{tables[index].table.name}, {description}"
     return str(order)

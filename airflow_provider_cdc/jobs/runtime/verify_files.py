@@ -45,12 +45,12 @@ class CheckFiles:
     def __call__(self, files: tuple[Checked, ...]) -> list[tuple[Checked, str]]:
         """The files that are not what their records say, and how each of them differs."""
         differing = []
-        for one in files:
-            what = self.staging.difference(one.file)
-            if what and one.table is not None:
-                what = self.sink.difference(self.run_id, one.table, one.file)
+        for checked in files:
+            what = self.staging.difference(checked.file)
+            if what and checked.table is not None:
+                what = self.sink.difference(self.run_id, checked.table, checked.file)
             if what:
-                differing.append((one, what))
+                differing.append((checked, what))
         return differing
 
 
@@ -81,8 +81,8 @@ def without_damaged(step: Step, files: Mapping[int, Sequence[StagedFile]], what:
 
     :param files: by the number of the order.
     """
-    order_of = {file.name: number for number, own in files.items() for file in own}
-    differing = damaged(step, [Checked(file, what) for own in files.values() for file in own])
-    for one, difference in differing:
-        say(f"{what} {order_of[one.file.name]} is done again: {one.file.name}: {difference}")
-    return files.keys() - {order_of[one.file.name] for one, _ in differing}
+    order_of = {file.name: number for number, table_files in files.items() for file in table_files}
+    differing = damaged(step, [Checked(file, what) for table_files in files.values() for file in table_files])
+    for damaged_file, difference in differing:
+        say(f"{what} {order_of[damaged_file.file.name]} is done again: {damaged_file.file.name}: {difference}")
+    return files.keys() - {order_of[damaged_file.file.name] for damaged_file, _ in differing}

@@ -52,12 +52,12 @@ def open_tails(step: Step, tracked: Sequence[TrackedTable]) -> Iterator[Tails]:
     source, manifest = step.source, step.manifest
     assert isinstance(source, ReadsAgain)
     by_start: dict[Position, list[TrackedTable]] = {}
-    for one in tracked:
-        by_start.setdefault(_start(manifest, one), []).append(one)
+    for tracked_table in tracked:
+        by_start.setdefault(_start(manifest, tracked_table), []).append(tracked_table)
     with ExitStack() as stack:
         tails = [
-            stack.enter_context(source.follow(start, manifest.identity, own))
-            for start, own in (by_start or {manifest.initial: []}).items()
+            stack.enter_context(source.follow(start, manifest.identity, tables_of_start))
+            for start, tables_of_start in (by_start or {manifest.initial: []}).items()
         ]
         yield Tails(tails)
 

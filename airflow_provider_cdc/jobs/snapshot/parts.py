@@ -83,7 +83,9 @@ def bundle(parts: Sequence[Part], tables: Sequence[RunTable], slots: int) -> lis
     before: Part | None = None
     for part in parts:
         weight += part.weight
-        alone = any(one is None or tables[one.table].consistency == "lock" for one in (before, part))
+        alone = any(
+            joined_part is None or tables[joined_part.table].consistency == "lock" for joined_part in (before, part)
+        )
         if alone or weight > SMALLEST_PART_BYTES or sizes[-1] >= most:
             sizes.append(0)
             weight = part.weight
@@ -101,8 +103,8 @@ def plan_parts(tables: Sequence[RunTable], chunks: Sequence[Sequence[Chunk]], sl
     :param chunks: the chunks of each table, in key order.
     :param slots: how many tasks run at the same time.
     """
-    weights = [_weights(entry, own) for entry, own in zip(tables, chunks, strict=True)]
-    total = sum(sum(own) for own in weights)
+    weights = [_weights(entry, chunk_weight) for entry, chunk_weight in zip(tables, chunks, strict=True)]
+    total = sum(sum(chunk_weight) for chunk_weight in weights)
     limit = min(FILE_BYTES, max(SMALLEST_PART_BYTES, total // (slots * PARTS_PER_SLOT)))
     groups: list[tuple[int, int, tuple[Chunk, ...]]] = []
     for index, entry in enumerate(tables):
@@ -113,16 +115,16 @@ def plan_parts(tables: Sequence[RunTable], chunks: Sequence[Sequence[Chunk]], sl
             continue
         together: list[Chunk] = []
         weight = 0
-        for chunk, own in zip(chunks[index], weights[index], strict=True):
-            if together and weight + own > limit:
+        for chunk, chunk_weight in zip(chunks[index], weights[index], strict=True):
+            if together and weight + chunk_weight > limit:
                 groups.append((weight, index, tuple(together)))
                 together, weight = [], 0
             together.append(chunk)
-            weight += own
+            weight += chunk_weight
         groups.append((weight, index, tuple(together)))
     # The sooner a table with unlogged cascades is read, the fewer changes of its parents can be in the way.
     groups.sort(key=lambda group: (not tables[group[1]].table.cascades_from, -group[0]))
-    return [Part(number, index, own, weight) for number, (weight, index, own) in enumerate(groups)]
+    return [Part(number, index, chunk_weight, weight) for number, (weight, index, chunk_weight) in enumerate(groups)]
 
 
 def _weights(entry: RunTable, chunks: Sequence[Chunk]) -> list[int]:

@@ -88,7 +88,7 @@ def under_way(folder: Storage, pieces: Iterable[Piece]) -> Told:
         if piece.weight <= LARGE_BYTES:
             continue
         with suppress(CdcError, OSError, pa.ArrowException, KeyError, TypeError):
-            told = folder.read_json(piece.name)
-            weight += piece.weight * min(told["read"] / max(1, piece.expected), _MOST)
-            rows += told["rows"]
+            progress = folder.read_json(piece.name)
+            weight += piece.weight * min(progress["read"] / max(1, piece.expected), _MOST)
+            rows += progress["rows"]
     return Told(rows, weight)

@@ -123,13 +123,13 @@ class ReadPart:
                 if at and self.pause:
                     time.sleep(self.pause)
                 for batch in reader.read(chunk):
-                    found, left = copied(entry.table, batch, reader.odd)
-                    if left:
-                        odd += noted(entry.table, batch, left)
+                    matches, stopping_values = copied(entry.table, batch, reader.odd)
+                    if stopping_values:
+                        odd += noted(entry.table, batch, stopping_values)
                         check_count(odd)
                     extents.add(chunk.number, batch)
                     rows = published_columns(entry.table, batch)
-                    rows = rows if found is None else rows.filter(found)
+                    rows = rows if matches is None else rows.filter(matches)
                     writer.write(rows)
                     under_way.add(batch.num_rows, rows.num_rows)
             incarnation = reader.settle()

@@ -79,25 +79,27 @@ class ReadAgain:
                 net_change_files.NET_SCHEMA,
             )
         rows = net_change_files.last(rows)
-        found = FoundAgain()
+        rows_again = FoundAgain()
         doubtful = []
         for index in pc.unique(rows["table"]).to_pylist():
-            own = rows.filter(pc.equal(rows["table"], index)).combine_chunks()
+            table_rows = rows.filter(pc.equal(rows["table"], index)).combine_chunks()
             try:
-                doubtful.append(self._table(index, own, found))
+                doubtful.append(self._table(index, table_rows, rows_again))
             except ValueNotRepresentable as error:
                 # After a pass nobody would look for these keys any more.
                 if not (self.skips and self.view):
                     raise
-                found.refused[index] = reason(error)
-        if not self.view and (left := pa.concat_tables([_NO_KEYS, *doubtful])).num_rows:
-            left = left.set_column(
-                2, net_change_files.NET_SCHEMA.field("order"), pa.array([self.order] * left.num_rows, pa.int64())
+                rows_again.refused[index] = reason(error)
+        if not self.view and (remaining_rows := pa.concat_tables([_NO_KEYS, *doubtful])).num_rows:
+            remaining_rows = remaining_rows.set_column(
+                2,
+                net_change_files.NET_SCHEMA.field("order"),
+                pa.array([self.order] * remaining_rows.num_rows, pa.int64()),
             )
             with self.staging.writer("delta/doubtful", net_change_files.NET_SCHEMA, QUICKEST) as writer:
-                writer.write(left.sort_by([("table", "ascending"), ("bucket", "ascending")]))
-            found.doubtful = tuple(writer.files)
-        return found
+                writer.write(remaining_rows.sort_by([("table", "ascending"), ("bucket", "ascending")]))
+            rows_again.doubtful = tuple(writer.files)
+        return rows_again
 
     def _table(self, index: int, keys: pa.Table, found: FoundAgain) -> pa.Table:
         """Read the rows of one table; return the keys that are in doubt."""
@@ -112,20 +114,20 @@ class ReadAgain:
             for some in _portions(keys):
                 wrong = np.zeros(some.num_rows, np.bool_)
                 seen = np.zeros(some.num_rows, np.int64)
-                wanted = some["key"].chunk(0)
+                wanted_keys = some["key"].chunk(0)
                 for batch in reader.find(some["before"].chunk(0)):
                     # What the source takes for equal may have other bytes: such a row is another key's.
-                    places = pc.index_in(row_bytes.encode(batch, table.key), value_set=wanted)
-                    found_there, left = copied(table, batch, reader.odd)
-                    for value in left:
+                    places = pc.index_in(row_bytes.encode(batch, table.key), value_set=wanted_keys)
+                    found_there, stopping_values = copied(table, batch, reader.odd)
+                    for value in stopping_values:
                         place = places[value.row].as_py()
                         if place is not None and self.view:
                             raise naming_key(table, batch, [value], value)
                         if place is not None:
                             wrong[place] = True
                     seen += np.bincount(places.drop_null().to_numpy(), minlength=some.num_rows)
-                    asked = places.is_valid()
-                    wanted_rows = asked if found_there is None else pc.and_(asked, found_there)
+                    asked_mask = places.is_valid()
+                    wanted_rows = asked_mask if found_there is None else pc.and_(asked_mask, found_there)
                     writer.write(published_columns(table, batch).filter(wanted_rows))
                 # What the log says was left there has to be there, once, and nothing else.
                 wrong |= seen != some["count"].to_numpy()
@@ -155,8 +157,8 @@ def _portions(keys: pa.Table) -> Iterator[pa.Table]:
     ends = np.cumsum(pc.binary_length(keys["before"]).to_numpy())
     start = 0
     while start < keys.num_rows:
-        told = ends[start - 1] if start else 0
-        stop = int(np.searchsorted(ends, told + LOOKUP_BYTES, side="right"))
+        base_offset = ends[start - 1] if start else 0
+        stop = int(np.searchsorted(ends, base_offset + LOOKUP_BYTES, side="right"))
         stop = max(start + 1, min(stop, start + LOOKUP_KEYS, keys.num_rows))
         yield keys.slice(start, stop - start).combine_chunks()
         start = stop

@@ -126,11 +126,15 @@ def read_again(
             patience.wait(error)
         except ValueNotRepresentable as error:
             # One that was in a key for a while; rows are told apart by it.
-            own = table_of(error, (str(one.table.name) for one in tracked)) if step.manifest.options.skips else None
-            if own is None:
+            failed_table = (
+                table_of(error, (str(tracked_table.table.name) for tracked_table in tracked))
+                if step.manifest.options.skips
+                else None
+            )
+            if failed_table is None:
                 raise
-            skipped[own] = reason(error)
-            tracked = [one for one in tracked if str(one.table.name) != own]
+            skipped[failed_table] = reason(error)
+            tracked = [tracked_table for tracked_table in tracked if str(tracked_table.table.name) != failed_table]
         else:
             if seen is not None:
                 seen.skipped |= skipped
@@ -167,20 +171,24 @@ def _read_again(
                 return None
             keys.add(_touched(step, tail, bound.log_end))
             looked_up = keys.count
-            found = _look_up(step, shared, keys.waiting, bound, 0, meanwhile)
+            seen_keys = _look_up(step, shared, keys.waiting, bound, 0, meanwhile)
             in_view(shared)
             seconds = time.monotonic() - opened
         # A task all of whose tables turned out to be impossible to copy has none.
-        if (incarnations() | {one.incarnation for one in found if one.incarnation}) - {bound.incarnation}:
+        if (incarnations() | {seen_key.incarnation for seen_key in seen_keys if seen_key.incarnation}) - {
+            bound.incarnation
+        }:
             return None
-        keys.layers.append(_layer(step, tail.order, found))
-        keys.nulled += _nulled(step, found)
+        keys.layers.append(_layer(step, tail.order, seen_keys))
+        keys.nulled += _nulled(step, seen_keys)
         say(
             f"snapshot: {counted(looked_up, 'key')} read again in a view at {bound.upper}, "
             f"which was open for {seconds:.1f} s"
         )
         again = Again(tuple(keys.files), tuple(keys.layers), tail.transactions, tail.row_images)
-    refused = {str(step.tables[table].table.name): why for one in found for table, why in one.refused.items()}
+    refused = {
+        str(step.tables[table].table.name): why for seen_key in seen_keys for table, why in seen_key.refused.items()
+    }
     return Seen(bound, again, add_nulled(keys.nulled), refused, looked_up, round(seconds, 3))
 
 
@@ -203,12 +211,12 @@ def _touched(step: Step, tail: Tails, log_end: LogEnd | None = None) -> list[Sta
 
 def _pass(step: Step, tail: Tails, keys: _Keys, meanwhile: Callable[[], None]) -> set[str]:
     """Read the keys that wait, as they are now; return the incarnations of the server that did so."""
-    found = _look_up(step, step.source, keys.waiting, None, tail.order, meanwhile)
-    keys.layers.append(_layer(step, tail.order - 1, found))
-    keys.nulled += _nulled(step, found)
+    seen_keys = _look_up(step, step.source, keys.waiting, None, tail.order, meanwhile)
+    keys.layers.append(_layer(step, tail.order - 1, seen_keys))
+    keys.nulled += _nulled(step, seen_keys)
     keys.waiting = []
-    keys.add(file for one in found for file in one.doubtful)
-    return {one.incarnation for one in found if one.incarnation}
+    keys.add(file for seen_key in seen_keys for file in seen_key.doubtful)
+    return {seen_key.incarnation for seen_key in seen_keys if seen_key.incarnation}
 
 
 def _look_up(
@@ -246,14 +254,18 @@ def _look_up(
 
 def _layer(step: Step, since: int, found: Sequence[FoundAgain]) -> Layer:
     files: dict[str, list[StagedFile]] = {}
-    for one in found:
-        for table, own in one.files.items():
-            files.setdefault(str(step.tables[table].table.name), []).extend(own)
-    return Layer(since, {name: tuple(own) for name, own in files.items()})
+    for portion in found:
+        for table, table_files in portion.files.items():
+            files.setdefault(str(step.tables[table].table.name), []).extend(table_files)
+    return Layer(since, {name: tuple(table_files) for name, table_files in files.items()})
 
 
 def _nulled(step: Step, found: Sequence[FoundAgain]) -> list[tuple[str, dict[str, int]]]:
-    return [(str(step.tables[table].table.name), own) for one in found for table, own in one.nulled.items()]
+    return [
+        (str(step.tables[table].table.name), nulled_columns)
+        for portion in found
+        for table, nulled_columns in portion.nulled.items()
+    ]
 
 
 def read_record(run: Run) -> Again:

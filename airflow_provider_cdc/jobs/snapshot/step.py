@@ -125,16 +125,19 @@ def _snapshot(step: Step) -> SnapshotResult:
         skipped |= seen.skipped
     check_some_left([name for name in files if name not in skipped], skipped)
     live = {str(entry.table.name) for entry in step.tables if not entry.base}
-    copied = {name: own for name, own in files.items() if name in live and name not in skipped}
+    copied = {name: table_files for name, table_files in files.items() if name in live and name not in skipped}
     record = records.write_named(step.folder, "chunks/files", files)
     chunks: Counter[str] = Counter()
     for part in parts:
         chunks[_name(step, part)] += len(part.chunks)
-    found = SnapshotResult(
+    result = SnapshotResult(
         snapshot_upper=str(bound.upper),
         log_end=bound.log_end,
-        rows=sum(own.rows for own in copied.values()),
-        tables={name: TableRead(own.rows, chunks[name], len(own.files), own.bytes) for name, own in copied.items()},
+        rows=sum(table_files.rows for table_files in copied.values()),
+        tables={
+            name: TableRead(table_files.rows, chunks[name], len(table_files.files), table_files.bytes)
+            for name, table_files in copied.items()
+        },
         nulled=add_nulled(
             [*((_name(step, part), done[part.number].nulled) for part in parts), *(seen.nulled if seen else {}).items()]
         ),
@@ -147,9 +150,9 @@ def _snapshot(step: Step) -> SnapshotResult:
         incarnation=bound.incarnation,
     )
     say_skipped(skipped)
-    _summarize(found)
+    _summarize(result)
     _note_timeline(step, parts, done)
-    return found
+    return result
 
 
 def _note_timeline(step: Step, parts: Sequence[Part], done: Mapping[int, PartRecord]) -> None:
@@ -248,9 +251,9 @@ def _read_missing(
     brief: bool,
 ) -> None:
     chunks = sum(len(part.chunks) for part in missing)
-    kept = f", {len(done):,} kept" if done else ""
+    kept_text = f", {len(done):,} kept" if done else ""
     live = counted(sum(not entry.base for entry in step.tables), "table")
-    say(f"snapshot: {live}, {counted(chunks, 'chunk')} in {counted(len(missing), 'part')}{kept}")
+    say(f"snapshot: {live}, {counted(chunks, 'chunk')} in {counted(len(missing), 'part')}{kept_text}")
 
     weights = {part.number: part.weight for part in missing}
 
@@ -317,7 +320,7 @@ def _by_table(step: Step, parts: Sequence[Part], done: Mapping[int, PartRecord])
         if step.tables[part.table].table.needs_one_position:
             uppers[_name(step, part)] = record.upper
         odd[_name(step, part)] += record.odd
-    return {name: TableFiles(tuple(own), uppers[name], tuple(odd[name])) for name, own in files.items()}
+    return {name: TableFiles(tuple(table_files), uppers[name], tuple(odd[name])) for name, table_files in files.items()}
 
 
 def read_table_files(run: Run) -> dict[str, TableFiles]:
@@ -329,7 +332,9 @@ def read_table_files(run: Run) -> dict[str, TableFiles]:
 
 
 def _summarize(found: SnapshotResult) -> None:
-    rows = [(name, own.rows, own.chunks, own.files, own.bytes / 2**20) for name, own in found.tables.items()]
+    rows = [
+        (name, totals.rows, totals.chunks, totals.files, totals.bytes / 2**20) for name, totals in found.tables.items()
+    ]
     say(table(("table", "rows", "chunks", "files", "MiB"), rows))
     say_nulled("snapshot: read as null", found.nulled)
     say(f"snapshot: lock held for {found.lock_seconds * 1000:.0f} ms; snapshot_upper {found.snapshot_upper}")

@@ -67,15 +67,15 @@ def check_survivors(run: Storage, change: Sequence[StagedFile], odd: Mapping[int
     :param odd: what `noted` returned, by the table's index.
     :raises ValueNotRepresentable: rows survive; the message tells of all columns.
     """
-    left = [value for index, values in odd.items() for value in _untouched(run, change, index, values)]
-    if left:
-        raise _error(left)
+    untouched = [value for index, values in odd.items() for value in _untouched(run, change, index, values)]
+    if untouched:
+        raise _error(untouched)
 
 
 def surviving(run: Storage, change: Sequence[StagedFile], odd: Mapping[int, Sequence[OddRow]]) -> dict[int, str]:
     """Why each table with such a row cannot be copied, by its index; the arguments are those of `check_survivors`."""
-    left = {index: list(_untouched(run, change, index, values)) for index, values in odd.items()}
-    return {index: reason(_error(values)) for index, values in left.items() if values}
+    untouched = {index: list(_untouched(run, change, index, values)) for index, values in odd.items()}
+    return {index: reason(_error(values)) for index, values in untouched.items() if values}
 
 
 def _untouched(run: Storage, change: Sequence[StagedFile], index: int, values: Sequence[OddRow]) -> Iterable[OddRow]:
@@ -91,10 +91,12 @@ def _error(values: Sequence[OddRow]) -> ValueNotRepresentable:
     for value in values:
         by_column.setdefault(value.where, []).append(value)
     first = values[0]
-    told = [f"{own[0].message} ({counted(len(own), 'such row')} read)" for own in by_column.values()]
+    messages = [
+        f"{odd_values[0].message} ({counted(len(odd_values), 'such row')} read)" for odd_values in by_column.values()
+    ]
     if len(by_column) == 1:
-        return ValueNotRepresentable(told[0], where=first.where, hint=first.hint)
-    shown = "; ".join(f"{where}: {what}" for where, what in list(zip(by_column, told, strict=True))[:_SHOWN])
+        return ValueNotRepresentable(messages[0], where=first.where, hint=first.hint)
+    shown = "; ".join(f"{where}: {what}" for where, what in list(zip(by_column, messages, strict=True))[:_SHOWN])
     more = f"; and {counted(len(by_column) - _SHOWN, 'more column')}" if len(by_column) > _SHOWN else ""
     return ValueNotRepresentable(
         f"{shown}{more}", where=f"{len(by_column)} columns", hint=f"for each of them: {first.hint}"

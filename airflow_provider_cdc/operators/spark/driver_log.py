@@ -30,8 +30,8 @@ _LEVELS = (
 def log4j_option(properties: Mapping[str, Any], environment: Mapping[str, str] = os.environ) -> str:
     """The option of the driver's JVM by which Spark logs as we want; empty: somebody has said how it is to log."""
     folder = environment.get("SPARK_CONF_DIR")
-    own = folder and any((Path(folder) / name).is_file() for name in ("log4j2.properties", "log4j2.xml"))
-    if own or "log4j" in str(properties.get("spark.driver.extraJavaOptions", "")):
+    has_user_config = folder and any((Path(folder) / name).is_file() for name in ("log4j2.properties", "log4j2.xml"))
+    if has_user_config or "log4j" in str(properties.get("spark.driver.extraJavaOptions", "")):
         return ""
     return f'"-Dlog4j2.configurationFile={LOG4J.as_uri()}"'
 

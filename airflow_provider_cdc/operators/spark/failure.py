@@ -59,11 +59,11 @@ def spark_failed(step: str, status: int, lines: LastLines, *, ended_by_airflow: 
     """
     if ended_by_airflow:
         return SparkFailed("Airflow ended this task while its Spark application was at work", where=step, hint=_ENDED)
-    told = lines.told()
-    hint = next((hint for pattern, hint in _CAUSES if any(re.search(pattern, line) for line in told)), "")
+    output = lines.told()
+    hint = next((hint for pattern, hint in _CAUSES if any(re.search(pattern, line) for line in output)), "")
     if not hint:
         hint = _KILLED if status in (-signal.SIGKILL, 128 + signal.SIGKILL) else _ABOVE
     how = f"ended with status {status}" if status >= 0 else f"was killed by signal {-status}"
-    shown = "".join(f"\n    {line}" for line in told[-_SHOWN:])
-    said = f". Its last lines:{shown}" if shown else " and said nothing"
-    return SparkFailed(f"spark-submit {how}{said}", where=step, hint=hint)
+    shown = "".join(f"\n    {line}" for line in output[-_SHOWN:])
+    ending = f". Its last lines:{shown}" if shown else " and said nothing"
+    return SparkFailed(f"spark-submit {how}{ending}", where=step, hint=hint)

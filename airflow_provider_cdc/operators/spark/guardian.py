@@ -67,9 +67,9 @@ def main(folder: str, task: int, supervisor: int, guarded: Sequence[str]) -> int
         # Kept: were it collected, it would take the status of a child that has ended already.
         child = subprocess.Popen(guarded, preexec_fn=tie)
         while status is None and os.getppid() == task and supervisor in (0, _parent(task)):
-            told = signal.sigtimedwait(_SIGNALS, _LOOK_SECONDS)
+            signal_info = signal.sigtimedwait(_SIGNALS, _LOOK_SECONDS)
             # Who was stopped, and goes on when the time is over, gets an answer that means nothing (a bug of CPython).
-            if told is not None and told.si_signo in _ENDING:
+            if signal_info is not None and signal_info.si_signo in _ENDING:
                 break
             status = _reap().get(child.pid)
     finally:
@@ -105,19 +105,19 @@ def _descendants() -> Iterator[int]:
         children[_parent(child)].append(child)
     below = [os.getpid()]
     while below:
-        own = children[below.pop()]
-        yield from own
-        below += own
+        child_pids = children[below.pop()]
+        yield from child_pids
+        below += child_pids
 
 
 def _end_descendants() -> None:
     deadline = time.monotonic() + _END_SECONDS
     while time.monotonic() < deadline:
         _reap()
-        left = list(_descendants())
-        if not left:
+        descendants = list(_descendants())
+        if not descendants:
             return
-        for pid in left:
+        for pid in descendants:
             with suppress(ProcessLookupError, PermissionError):
                 os.kill(pid, signal.SIGKILL)
         time.sleep(0.02)

@@ -65,8 +65,8 @@ def _sweep(parent: Path) -> None:
 def _is_own(folder: Path) -> bool:
     """In a folder that all users share, anybody may use a name that looks like ours."""
     with suppress(OSError):
-        found = folder.lstat()
-        return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
+        status = folder.lstat()
+        return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
     return False
 
 

@@ -52,7 +52,7 @@ def steps_after(task: Any, kind: type[Any]) -> Iterator[str]:
     """
     first = task
     while task.execution_timeout is None:
-        following = [one for one in task.downstream_list if isinstance(one, kind)]
+        following = [downstream_task for downstream_task in task.downstream_list if isinstance(downstream_task, kind)]
         if len(following) != 1 or not _is_anticipated(following[0], task, first):
             return
         task = following[0]

@@ -127,14 +127,14 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
             self.log.info("%s: done in the Spark application of an earlier task, whose log tells of it", self.step)
         else:
             self._do(context, run)
-        found = Run.load(run).steps.get(self.step)
-        if found is None:
+        result = Run.load(run).steps.get(self.step)
+        if result is None:
             raise ManifestError(
                 f"the Spark app ended well but {self.step} is not recorded as done",
                 where=run.uri,
                 hint="look at its output above; the driver must write where this task reads",
             )
-        shown = records.encode(found)
+        shown = records.encode(result)
         outputs = {name: shown.pop(name) for name in self.outputs}
         # What remains as text is for the next step: names of records, a place in the log.
         outputs["counts"] = {name: value for name, value in shown.items() if not isinstance(value, str)}
@@ -239,8 +239,8 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
         if not self.shared_app_seconds:
             return []
         # The one that stands in the DAG: this one has its templates rendered.
-        own = context["dag"].get_task(self.task_id)
-        following = [f"--then={step}" for step in steps_after(own, SparkStepOperator)]
+        task = context["dag"].get_task(self.task_id)
+        following = [f"--then={step}" for step in steps_after(task, SparkStepOperator)]
         return [*following, f"--within={self.shared_app_seconds}"] if following else []
 
     def _report_failure(self, context: Context, error: Exception) -> None:

@@ -59,11 +59,11 @@ def record_point(source: Source, options: StepOptions, plans: Sequence[TablePlan
     """
     if problems := late_problems(plans, options):
         raise PreflightError(problems)
-    wanted = as_of.parse(options.as_of)
-    if wanted is None:
+    asked_point = as_of.parse(options.as_of)
+    if asked_point is None:
         point = source.record_initial(plans, options.lock, run_id)
     else:
-        point = going_back(source).record_past(wanted, plans, options, run_id)
+        point = going_back(source).record_past(asked_point, plans, options, run_id)
     if isinstance(source, KeepsWindow) and any(plan.base for plan in plans):
         point = source.keep_window(point, plans, options, run_id)
     # Copies that are exact where the reads end are not at this position.
@@ -115,10 +115,10 @@ def check_point(source: Source, plans: Sequence[TablePlan], options: StepOptions
         raise PreflightError(problems)
     if may_begin and options.standing_slot and isinstance(source, KeepsPast):
         source.keep_past(plans, options)
-    wanted = as_of.parse(options.as_of)
+    point = as_of.parse(options.as_of)
     # Of copies that are rolled forward that is known already.
-    if wanted is not None and (live := [plan for plan in plans if not plan.base]):
-        going_back(source).check_past(wanted, live, options)
+    if point is not None and (live := [plan for plan in plans if not plan.base]):
+        going_back(source).check_past(point, live, options)
 
 
 def note_copies(

@@ -59,11 +59,11 @@ def note(odd: list[OddValue] | None, column: str, rows: np.ndarray[Any, Any], re
     :param refusal: see `OddValue`.
     :raises ValueNotRepresentable: they cannot be noted.
     """
-    found = np.flatnonzero(rows)
+    row_numbers = np.flatnonzero(rows)
     if odd is not None:
-        odd += [OddValue(row, column, refusal) for row in map(int, found)]
+        odd += [OddValue(row, column, refusal) for row in map(int, row_numbers)]
     elif refusal is not None:
-        raise refusal(int(found[0]))
+        raise refusal(int(row_numbers[0]))
 
 
 def check_noted(table: Table, rows: pa.RecordBatch, odd: Collection[OddValue]) -> None:
@@ -91,7 +91,7 @@ def naming_key(table: Table, rows: pa.RecordBatch, odd: Collection[OddValue], va
     :param odd: all odd values of the batch.
     """
     error = value.error
-    placeholders = {one.column for one in odd if one.row == value.row}
+    placeholders = {odd_value.column for odd_value in odd if odd_value.row == value.row}
     names = [name for name in table.key if name not in placeholders]
     if names:
         shown = " and ".join(f"{name} = {_shown(rows.column(name)[value.row])}" for name in names)

@@ -187,7 +187,7 @@ class ChangeLog:
 
     def __init__(self, tracked: Sequence[TrackedTable], segment_number: int, name: Name) -> None:
         self.outcomes: dict[int, Outcome] = {}
-        self.wanted = any(one.changes for one in tracked)
+        self.wanted = any(tracked_table.changes for tracked_table in tracked)
         self._tracked = tracked
         self._base = order_base(segment_number)
         self._name = name
@@ -246,14 +246,14 @@ class ChangeLog:
         counts: Bytes = np.ones(len(records), np.uint8)
         waits: Int64s = np.full(len(records), -1, np.int64)
         for number in np.unique(prepared[prepared >= 0]).tolist():
-            own = prepared == number
+            in_transaction = prepared == number
             outcome = self.outcomes.get(number)
             if outcome is None:
-                waits[own] = number
+                waits[in_transaction] = number
             else:
-                counts[own] = outcome.counts[tables[own]]
-                orders[own] = outcome.at.order
-                places[own] = len(points)
+                counts[in_transaction] = outcome.counts[tables[in_transaction]]
+                orders[in_transaction] = outcome.at.order
+                places[in_transaction] = len(points)
                 points.append((outcome.at.position, outcome.at.time))
         # Changes of one transaction have one order if it was prepared, and come as they did in the log.
         sequence = np.lexsort((np.arange(len(records)), orders, tables, waits))

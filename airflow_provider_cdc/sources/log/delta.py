@@ -95,12 +95,12 @@ def delta_batches(
         transaction, index = divmod(int(groups[first]), len(tracked))
         one = tracked[index]
         waits_for = pending(transaction - 1, one) if transaction and pending else None
-        own = records[first:last]
+        batch_records = records[first:last]
         if not one.table.keyless:
-            own = _by_bucket(change, one, own, decode)
-        lasts = change.last_rows(own if one.forward and not one.table.keyless else own[:0])
-        for start, stop in _batches(change, own, lasts):
-            yield _batch(change, one, own[start:stop], lasts[start:stop], base, decode, waits_for)
+            batch_records = _by_bucket(change, one, batch_records, decode)
+        lasts = change.last_rows(batch_records if one.forward and not one.table.keyless else batch_records[:0])
+        for start, stop in _batches(change, batch_records, lasts):
+            yield _batch(change, one, batch_records[start:stop], lasts[start:stop], base, decode, waits_for)
 
 
 def _by_bucket(change: NetChange, one: TrackedTable, records: Int64s, decode: Decoder) -> Int64s:

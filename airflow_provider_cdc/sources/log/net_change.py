@@ -90,15 +90,15 @@ class NetChange:
     def records(self) -> tuple[Int64s, Int64s]:
         """The records that have an effect, ordered by group, and their groups."""
         none: Int64s = np.empty(0, np.int64)
-        found = list_records(self.arena, self.state, self.keyless, none, none)
-        records: Int64s = np.empty(found, np.int64)
-        groups: Int64s = np.empty(found, np.int64)
+        record_count = list_records(self.arena, self.state, self.keyless, none, none)
+        records: Int64s = np.empty(record_count, np.int64)
+        groups: Int64s = np.empty(record_count, np.int64)
         list_records(self.arena, self.state, self.keyless, records, groups)
         by_group = np.argsort(groups, kind="stable")
         return records[by_group], groups[by_group]
 
     def last_rows(self, records: Int64s) -> Int64s:
         """The records with the last rows of the keys of ``records``, which are of tables that are rolled forward."""
-        found: Int64s = np.empty(len(records), np.int64)
-        last_rows_of(self.arrays, records, found)
-        return found
+        rows: Int64s = np.empty(len(records), np.int64)
+        last_rows_of(self.arrays, records, rows)
+        return rows

@@ -326,13 +326,13 @@ def last_rows_of(net: Net, records: Int64s, out: Int64s) -> None:
 
 @kernel
 def list_records(arena: Int64s, state: Int64s, keyless: Bytes, records: Int64s, groups: Int64s) -> int:
-    found = 0
+    written = 0
     record = 0
     while record < state[USED]:
         if arena[record] >= 0 and _matters(arena, record, keyless):
-            if found < len(records):
-                records[found] = record
-                groups[found] = arena[record]
-            found += 1
+            if written < len(records):
+                records[written] = record
+                groups[written] = arena[record]
+            written += 1
         record = _next(arena, record)
-    return found
+    return written

@@ -201,9 +201,9 @@ class MysqlSource:
 
     @contextmanager
     def one_session(self) -> Iterator[MysqlSource]:
-        own = copy(self)
-        with keeping() as own._kept:
-            yield own
+        source = copy(self)
+        with keeping() as source._kept:
+            yield source
 
     def plan_chunks(self, table: Table, chunk_rows: int) -> list[Chunk]:
         with session_of(self._kept, "planning", lambda: session(self.settings)) as connection:

@@ -87,7 +87,7 @@ def resolve(
     """
     copied = frozenset(tables)
     fold = _lower if ignore_case else str
-    found: set[TableName] = set()
+    names: set[TableName] = set()
     problems: dict[Problem, None] = {}
     named = False
     for text in patterns:
@@ -99,26 +99,26 @@ def resolve(
             problems[_suggesting(problem, _alike(text, kinds, copied))] = None
             continue
         if excludes:
-            left_out = {name for name in found if pattern.matches(name, fold)}
+            left_out = {name for name in names if pattern.matches(name, fold)}
             if not left_out:
                 _log.info("The pattern %s leaves out none of the tables that those before it name.", text)
-            found -= left_out
+            names -= left_out
             continue
         matches = [name for name in kinds if pattern.matches(name, fold)] or _read_otherwise(text, kinds, fold)
         matching = {name for name in matches if kinds[name] in copied}
         named = named or bool(matching)
-        found |= matching
+        names |= matching
         if not matching:
             problem = unmatched(text, pattern.text, matches)
             # A view or a partition is not misspelt.
             problems[problem if matches else _suggesting(problem, _alike(text, kinds, copied))] = None
-    if not found and any(text.startswith(_NOT) for text in patterns):
+    if not names and any(text.startswith(_NOT) for text in patterns):
         if named:
             problems[NOTHING_LEFT] = None
         elif not problems:
             what = "every pattern leaves tables out, and none names any"
             problems[Problem("tables", what, "begin with those to copy, for example shop.*")] = None
-    for name in sorted(found):
+    for name in sorted(names):
         if not _fits_a_path(name):
             problem = Problem(
                 str(name),
@@ -129,7 +129,7 @@ def resolve(
                 "" if "." in name.schema else str(name),
             )
             problems[problem] = None
-    return sorted(filter(_fits_a_path, found)), list(problems)
+    return sorted(filter(_fits_a_path, names)), list(problems)
 
 
 def _suggesting(problem: Problem, alike: str) -> Problem:
@@ -166,8 +166,8 @@ def _part(text: str, start: int, end: int) -> tuple[tuple[str, ...], int]:
 def _read_otherwise(text: str, kinds: Iterable[TableName], fold: Callable[[str], str]) -> list[TableName]:
     """What a pattern would stand for if another of its dots were the one between schema and table."""
     dots = [place for place, letter in enumerate(text) if letter == "."][1:]
-    others = [Pattern(tuple(text[:dot].split("*")), tuple(text[dot + 1 :].split("*"))) for dot in dots]
-    return [name for name in kinds if any(other.matches(name, fold) for other in others)]
+    other_readings = [Pattern(tuple(text[:dot].split("*")), tuple(text[dot + 1 :].split("*"))) for dot in dots]
+    return [name for name in kinds if any(other.matches(name, fold) for other in other_readings)]
 
 
 def _fits(pieces: Sequence[str], text: str) -> bool:

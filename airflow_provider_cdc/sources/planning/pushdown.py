@@ -55,7 +55,7 @@ def span(term: Term | None, column: str, value: Callable[[Literal], Any]) -> tup
     if term is None:
         return None, None
     if term.op in (AND, OR):
-        lows, highs = zip(*(span(one, column, value) for one in term.terms), strict=True)
+        lows, highs = zip(*(span(operand, column, value) for operand in term.terms), strict=True)
         least, greatest = (max, min) if term.op == AND else (min, max)
         return _ends(lows, least, all_of=term.op == OR), _ends(highs, greatest, all_of=term.op == OR)
     if term.column != column or term.op not in ("=", "<", "<=", ">", ">=", IN):
@@ -67,18 +67,20 @@ def span(term: Term | None, column: str, value: Callable[[Literal], Any]) -> tup
 
 
 def _ends(found: Sequence[Any], outermost: Callable[[list[Any]], Any], *, all_of: bool) -> Any:
-    known = [one for one in found if one is not None]
-    return outermost(known) if known and not (all_of and len(known) < len(found)) else None
+    known_values = [end for end in found if end is not None]
+    return outermost(known_values) if known_values and not (all_of and len(known_values) < len(found)) else None
 
 
 def _where_true(term: Term, columns: Columns) -> str | None:
     """What is true wherever ``term`` is true; None: nothing is known to be."""
     if term.op == AND:
-        found = [one for one in (_where_true(own, columns) for own in term.terms) if one is not None]
-        return _joined("AND", found) if found else None
+        conditions = [
+            condition for condition in (_where_true(part, columns) for part in term.terms) if condition is not None
+        ]
+        return _joined("AND", conditions) if conditions else None
     if term.op == OR:
-        every = [_where_true(own, columns) for own in term.terms]
-        return None if None in every else _joined("OR", [one for one in every if one is not None])
+        every = [_where_true(part, columns) for part in term.terms]
+        return None if None in every else _joined("OR", [condition for condition in every if condition is not None])
     if term.op == NOT:
         return _not(_where_false(term.terms[0], columns))
     if term.op == CONSTANT:
@@ -93,11 +95,13 @@ def _where_true(term: Term, columns: Columns) -> str | None:
 def _where_false(term: Term, columns: Columns) -> str | None:
     """What is false (and not unknown) wherever ``term`` is false; None: nothing is known to be."""
     if term.op == AND:
-        every = [_where_false(own, columns) for own in term.terms]
-        return None if None in every else _joined("AND", [one for one in every if one is not None])
+        every = [_where_false(part, columns) for part in term.terms]
+        return None if None in every else _joined("AND", [condition for condition in every if condition is not None])
     if term.op == OR:
-        found = [one for one in (_where_false(own, columns) for own in term.terms) if one is not None]
-        return _joined("OR", found) if found else None
+        conditions = [
+            condition for condition in (_where_false(part, columns) for part in term.terms) if condition is not None
+        ]
+        return _joined("OR", conditions) if conditions else None
     if term.op == NOT:
         return _not(_where_true(term.terms[0], columns))
     if term.op == CONSTANT:
@@ -115,7 +119,7 @@ def _leaf(term: Term, column: Pushable | None) -> str | None:
     spelt = [column.spelt(literal) for literal in term.literals]
     if None in spelt:
         return None
-    return column.compared(term.op, [one for one in spelt if one is not None])
+    return column.compared(term.op, [value for value in spelt if value is not None])
 
 
 def _not(condition: str | None) -> str | None:
@@ -123,4 +127,4 @@ def _not(condition: str | None) -> str | None:
 
 
 def _joined(op: str, conditions: list[str]) -> str:
-    return conditions[0] if len(conditions) == 1 else f" {op} ".join(f"({one})" for one in conditions)
+    return conditions[0] if len(conditions) == 1 else f" {op} ".join(f"({condition})" for condition in conditions)

@@ -42,22 +42,22 @@ def problems_of(
     :param looks: looks at some rows of a table: each time, how many rows, and how many odd values in each column.
     :param always: whether such values of the column stop the run whatever the policy is.
     """
-    found: list[Problem] = []
+    problems: list[Problem] = []
     for plan, now in zip(plans, tables, strict=True):
         table = replace(now, options=plan.options)
         columns = at_risk(table)
         if not columns:
             continue
-        seen, totals = 0, [0] * len(columns)
+        rows_seen, totals = 0, [0] * len(columns)
         for rows, *counts in looks(table, columns):
-            seen += rows
+            rows_seen += rows
             totals = [total + count for total, count in zip(totals, counts, strict=True)]
-        found += [
-            _problem(table, column.name, count, seen, always(table, column))
+        problems += [
+            _problem(table, column.name, count, rows_seen, always(table, column))
             for column, count in zip(columns, totals, strict=True)
             if count
         ]
-    return found
+    return problems
 
 
 def gave_up(table: Table, why: str = "it took too long") -> None:

@@ -40,14 +40,17 @@ def select(
         )
     problems: list[Problem] = []
     names = [plan.table for plan in plans]
-    others = [TableName.parse(name) for name in skipped]
-    conditions = _by_table("where", where or {}, names, others, problems)
-    chosen = _by_table("columns", columns or {}, names, others, problems)
-    asked = []
+    skipped_tables = [TableName.parse(name) for name in skipped]
+    conditions = _by_table("where", where or {}, names, skipped_tables, problems)
+    chosen = _by_table("columns", columns or {}, names, skipped_tables, problems)
+    selected_plans = []
     for plan in plans:
-        (pattern, condition), (_, own) = conditions.get(plan.table, ("", None)), chosen.get(plan.table, ("", None))
+        (pattern, condition), (_, column_choice) = (
+            conditions.get(plan.table, ("", None)),
+            chosen.get(plan.table, ("", None)),
+        )
         try:
-            asked.append(replace(plan, selection=selection_of(condition, own)))
+            selected_plans.append(replace(plan, selection=selection_of(condition, column_choice)))
         except ConfigurationError as error:
             place = f", {error.where}" if error.where else ""
             # One pattern may stand for many tables.
@@ -55,10 +58,10 @@ def select(
             problems += [problem] if problem not in problems else []
     if problems:
         raise PreflightError(problems)
-    selected = [plan for plan in asked if not plan.selection.whole]
+    selected = [plan for plan in selected_plans if not plan.selection.whole]
     pushed: dict[TableName, str] = {}
-    for plan, found in zip(selected, source.tables_of(selected), strict=True):
-        table = replace(found, selection=plan.selection)
+    for plan, table_as_read in zip(selected, source.tables_of(selected), strict=True):
+        table = replace(table_as_read, selection=plan.selection)
         wrong = _problems(source, table, conditions, chosen)
         pushed[plan.table] = "" if wrong else source.pushed_condition(table)
         problems += wrong
@@ -69,7 +72,7 @@ def select(
         plan
         if plan.selection == before.selection
         else replace(plan, reason=f"{plan.reason}; {told(plan.selection, pushed[plan.table])}")
-        for plan, before in zip(asked, plans, strict=True)
+        for plan, before in zip(selected_plans, plans, strict=True)
     ]
 
 
@@ -120,8 +123,8 @@ def check_still(source: Any, table: Table) -> None:
     """
     if table.selection.whole:
         return
-    if found := _problems(source, table, {}, {}):
-        raise PreflightError(found)
+    if problems := _problems(source, table, {}, {}):
+        raise PreflightError(problems)
 
 
 def _by_table(
@@ -132,7 +135,7 @@ def _by_table(
     problems: list[Problem],
 ) -> dict[TableName, tuple[str, Any]]:
     """What is said of each table, with the pattern that says so."""
-    found: dict[TableName, tuple[str, Any]] = {}
+    choices: dict[TableName, tuple[str, Any]] = {}
     for text, value in given.items():
         where = f"parameter {option}, {text}"
         try:
@@ -145,11 +148,11 @@ def _by_table(
             what, hint = "it names no table of the run", f"the run has {', '.join(map(str, names[:10]))}"
             problems.append(Problem(where, what, hint))
         for name in matching:
-            before, same = found.setdefault(name, (text, value))
+            before, same = choices.setdefault(name, (text, value))
             if _plain(same) != _plain(value):
                 what = f"{name} is also named by {before}, which says something else of it"
                 problems.append(Problem(where, what, "have one pattern name each table"))
-    return found
+    return choices
 
 
 def _plain(value: Any) -> Any:
@@ -167,12 +170,12 @@ def _problems(
     from airflow_provider_cdc.core.filters.literals import problems, unknown_column
     from airflow_provider_cdc.core.filters.parser import place_in
 
-    found = []
+    all_problems = []
     names = [column.name for column in table.columns]
     for name in table.selection.columns:
         if name not in names:
             pattern = chosen.get(table.name, (str(table.name), None))[0]
-            found.append(Problem(f"{table.name}, parameter columns, {pattern}", *unknown_column(name, names)))
+            all_problems.append(Problem(f"{table.name}, parameter columns, {pattern}", *unknown_column(name, names)))
     if table.selection.where is not None:
         pattern, text = conditions.get(table.name, (str(table.name), table.selection.condition))
 
@@ -180,5 +183,5 @@ def _problems(
             return f"{table.name}, parameter where, {pattern}, {place_in(text, at)}"
 
         schema = source.arrow_schema(table)
-        found += problems(table.selection.where, schema, source.comparable_texts(table), place)
-    return found
+        all_problems += problems(table.selection.where, schema, source.comparable_texts(table), place)
+    return all_problems

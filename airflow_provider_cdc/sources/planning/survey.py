@@ -43,29 +43,33 @@ def survey(
     :raises PreflightError: with every problem found that counts; also if every table would be skipped.
     :raises SourceUnavailable: the server cannot be reached.
     """
-    own: dict[str, list[Problem]] = {}
+    problems_by_table: dict[str, list[Problem]] = {}
     sampled: set[TableName] = set()
     while True:
-        left_out = ["!" + exactly(TableName.parse(table)) for table in own]
+        left_out = ["!" + exactly(TableName.parse(table)) for table in problems_by_table]
         try:
             plans = source.preflight([*patterns, *left_out], options, parts)
         except PreflightError as error:
-            plans, found = [], list(error.problems)
+            plans, problems_by_sample = [], list(error.problems)
         else:
-            found = source.sample([one for one in plans if one.table not in sampled and parts(one.table).whole])
+            problems_by_sample = source.sample(
+                [one for one in plans if one.table not in sampled and parts(one.table).whole]
+            )
             sampled |= {plan.table for plan in plans}
-        if own and NOTHING_LEFT in found:
-            return _refused(own, on_table_error)
-        if others := [problem for problem in found if not problem.table]:
-            told = found + [problem for problems in own.values() for problem in problems]
-            raise PreflightError(others if on_table_error == "skip" else told)
-        if not found:
+        if problems_by_table and NOTHING_LEFT in problems_by_sample:
+            return _refused(problems_by_table, on_table_error)
+        if general_problems := [problem for problem in problems_by_sample if not problem.table]:
+            all_problems = problems_by_sample + [
+                problem for problems in problems_by_table.values() for problem in problems
+            ]
+            raise PreflightError(general_problems if on_table_error == "skip" else all_problems)
+        if not problems_by_sample:
             break
-        for problem in found:
-            own.setdefault(problem.table, []).append(problem)
-    if own and on_table_error != "skip":
-        return _refused(own, on_table_error)
-    return Survey(plans, {table: _reason(problems) for table, problems in own.items()})
+        for problem in problems_by_sample:
+            problems_by_table.setdefault(problem.table, []).append(problem)
+    if problems_by_table and on_table_error != "skip":
+        return _refused(problems_by_table, on_table_error)
+    return Survey(plans, {table: _reason(problems) for table, problems in problems_by_table.items()})
 
 
 def survey_past(
@@ -90,19 +94,19 @@ def survey_past(
             check_point(source, found.plans, steps, may_begin=may_begin)
             return found
         except PreflightError as error:
-            own: dict[str, list[Problem]] = {}
+            problems_by_table: dict[str, list[Problem]] = {}
             for problem in error.problems:
-                own.setdefault(problem.table, []).append(problem)
-            if not steps.skips or "" in own:
+                problems_by_table.setdefault(problem.table, []).append(problem)
+            if not steps.skips or "" in problems_by_table:
                 raise
-            if {plan.table for plan in found.plans} <= {TableName.parse(table) for table in own}:
-                _refused(own, steps.on_table_error)
-        skipped = found.skipped | {table: _reason(problems) for table, problems in own.items()}
+            if {plan.table for plan in found.plans} <= {TableName.parse(table) for table in problems_by_table}:
+                _refused(problems_by_table, steps.on_table_error)
+        skipped = found.skipped | {table: _reason(problems) for table, problems in problems_by_table.items()}
         left_out = ["!" + exactly(TableName.parse(table)) for table in skipped]
         # What was decided for the others, such as what they are rolled forward from, stays.
-        known = {plan.table: plan for plan in found.plans}
+        plans_by_table = {plan.table: plan for plan in found.plans}
         found = survey(source, [*patterns, *left_out], options, steps.on_table_error, parts)
-        found = Survey([known.get(plan.table, plan) for plan in found.plans], skipped | found.skipped)
+        found = Survey([plans_by_table.get(plan.table, plan) for plan in found.plans], skipped | found.skipped)
 
 
 def _refused(own: dict[str, list[Problem]], on_table_error: str) -> Survey:

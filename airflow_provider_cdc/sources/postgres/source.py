@@ -93,8 +93,8 @@ class PostgresSource:
 
     def tables_of(self, plans: Sequence[TablePlan]) -> list[Table]:
         with session(self.settings) as connection:
-            found = schema.read_tables(connection, [plan.table for plan in plans])
-        return [replace(table, options=plan.options) for plan, table in zip(plans, found, strict=True)]
+            tables = schema.read_tables(connection, [plan.table for plan in plans])
+        return [replace(table, options=plan.options) for plan, table in zip(plans, tables, strict=True)]
 
     def comparable_texts(self, table: Table) -> dict[str, str]:
         return types.comparable_texts(table)
@@ -229,9 +229,9 @@ class PostgresSource:
 
     @contextmanager
     def one_session(self) -> Iterator[PostgresSource]:
-        own = copy(self)
-        with keeping() as own._kept:
-            yield own
+        source = copy(self)
+        with keeping() as source._kept:
+            yield source
 
     def plan_chunks(self, table: Table, chunk_rows: int) -> list[Chunk]:
         with session_of(self._kept, "planning", lambda: session(self.settings)) as connection:

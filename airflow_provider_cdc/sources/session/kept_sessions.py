@@ -43,11 +43,11 @@ class Kept:
 @contextmanager
 def keeping() -> Iterator[Kept]:
     """A `Kept` that ends with the block."""
-    kept = Kept()
+    sessions = Kept()
     try:
-        yield kept
+        yield sessions
     finally:
-        kept.close()
+        sessions.close()
 
 
 def session_of(

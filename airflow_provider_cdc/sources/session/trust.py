@@ -108,12 +108,12 @@ def without_frames(error: BaseException) -> BaseException:
     """A driver's error, and what caused it, with nothing but its message: neither the frames that it passed, of which
     some hold the password as a local variable, nor its attributes, of which psycopg's hold the connection's parameters.
     """
-    seen: set[int] = set()
+    visited: set[int] = set()
     todo: list[BaseException | None] = [error]
     while todo:
         link = todo.pop()
-        if link is not None and id(link) not in seen:
-            seen.add(id(link))
+        if link is not None and id(link) not in visited:
+            visited.add(id(link))
             link.__traceback__ = None
             if not isinstance(link, CdcError):
                 vars(link).update(dict.fromkeys(vars(link)))
@@ -122,9 +122,9 @@ def without_frames(error: BaseException) -> BaseException:
 
 
 def _is_yes(settings: ConnectionSettings, name: str) -> bool:
-    said = settings.tls.get(name, "").lower()
-    if said and said not in _YES + _NO:
+    setting = settings.tls.get(name, "").lower()
+    if setting and setting not in _YES + _NO:
         raise ConfigurationError(
-            f"the TLS setting {name} is {said!r}", where=settings.address, hint="set it to true, or clear it"
+            f"the TLS setting {name} is {setting!r}", where=settings.address, hint="set it to true, or clear it"
         )
-    return said in _YES
+    return setting in _YES

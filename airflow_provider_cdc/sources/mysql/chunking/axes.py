@@ -50,7 +50,7 @@ class Axis:
 
     def between(self, wanted: Sequence[Between]) -> list[list[KeyValue]]:
         """For each range: values above its first and up to its last one, ascending; none if the two are equal."""
-        return [self.cuts(*one) for one in wanted]
+        return [self.cuts(*point) for point in wanted]
 
     def cuts(self, first: KeyValue, last: KeyValue, pieces: int) -> list[KeyValue]:
         low, high = self.to_int(first), self.to_int(last)
@@ -63,8 +63,8 @@ class Axis:
     def after(self, value: KeyValue) -> KeyValue | None:
         """The next value; None if there is none, or no parameter could hold it."""
         with suppress(ValueError, OverflowError):
-            found = self.from_int(self.to_int(value) + 1)
-            return found if not isinstance(found, int) or found <= _LARGEST else None
+            successor = self.from_int(self.to_int(value) + 1)
+            return successor if not isinstance(successor, int) or successor <= _LARGEST else None
         return None
 
     def to_int(self, value: KeyValue) -> int:
@@ -161,8 +161,8 @@ class BytesAxis(Axis):
         size = min(self.width, shared + 8)
         start, stop = (int.from_bytes(value[:size].ljust(size, b"\0"), "big") for value in (low, high))
         points = {start + (stop - start) * piece // pieces for piece in range(1, pieces)}
-        found = {point.to_bytes(size, "big").ljust(self.width if self.padded else 0, b"\0") for point in points}
-        return sorted(value for value in found | {high} if low < value <= high)
+        values = {point.to_bytes(size, "big").ljust(self.width if self.padded else 0, b"\0") for point in points}
+        return sorted(value for value in values | {high} if low < value <= high)
 
 
 @dataclass(frozen=True)
@@ -189,9 +189,9 @@ def axis_of(column: Column) -> Axis | None:
     if name == "bit":
         return Axis(column.name, "{} + 0", "CAST({} AS UNSIGNED)")
     if name == "decimal":
-        own = f"DECIMAL({size}, {scale})"
+        declared_type = f"DECIMAL({size}, {scale})"
         # A ZEROFILL column would be read with leading zeros.
-        return DecimalAxis(column.name, f"CAST(CAST({{}} AS {own}) AS CHAR)", _typed(own), scale)
+        return DecimalAxis(column.name, f"CAST(CAST({{}} AS {declared_type}) AS CHAR)", _typed(declared_type), scale)
     if name == "date":
         return DateAxis(column.name, _TEXT, _typed("DATE"), clock=False)
     if name == "datetime":

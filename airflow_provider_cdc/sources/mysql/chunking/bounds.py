@@ -24,19 +24,19 @@ _BATCH = 64
 def increasing(connection: Connection, axes: Sequence[Axis], bounds: Sequence[Bound]) -> list[int]:
     """The indexes of the bounds that are left when each one that the server does not find greater, or takes for
     something else, is dropped."""
-    kept = list(range(len(bounds)))
+    increasing_indexes = list(range(len(bounds)))
     while True:
         greater: list[bool] = []
-        pairs = list(pairwise([(), *(bounds[index] for index in kept)]))
+        pairs = list(pairwise([(), *(bounds[index] for index in increasing_indexes)]))
         checks = [_greater(axes, *pair) for pair in pairs]
         for some in batches(connection, checks, _size, _BATCH):
             greater += _answers(connection, some)
         if all(greater):
-            return kept
+            return increasing_indexes
         # One that follows a dropped one has yet to be compared with the one before that.
-        kept = [
+        increasing_indexes = [
             index
-            for index, is_greater, last_was in zip(kept, greater, [True, *greater[:-1]], strict=True)
+            for index, is_greater, last_was in zip(increasing_indexes, greater, [True, *greater[:-1]], strict=True)
             if is_greater or not last_was
         ]
 

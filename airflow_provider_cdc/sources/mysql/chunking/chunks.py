@@ -56,11 +56,11 @@ def plan_chunks(connection: Connection, table: Table, chunk_rows: int) -> list[C
     if not axes:
         return partition([], [table.rows])
     (_, rows_of_first), *chunks = _Planner(connection, table, axes, chunk_rows).plan(*_span(table, axes[0]))
-    kept = set(increasing(connection, axes, [bound for bound, _ in chunks]))
+    usable_bounds = set(increasing(connection, axes, [bound for bound, _ in chunks]))
     bounds: list[Bound] = []
     rows = [rows_of_first]
     for index, (bound, estimate) in enumerate(chunks):
-        if index in kept:
+        if index in usable_bounds:
             bounds.append(bound)
             rows.append(estimate)
         else:
@@ -158,8 +158,8 @@ class _Planner:
             if depth < len(first):
                 wanted.setdefault(depth, {})[number] = first[depth], last[depth], pieces[number]
         for depth, asked in wanted.items():
-            found = self._cutters[depth].between(list(asked.values()))
-            for (number, (value, *_)), cuts[number] in zip(asked.items(), found, strict=True):
+            cut_lists = self._cutters[depth].between(list(asked.values()))
+            for (number, (value, *_)), cuts[number] in zip(asked.items(), cut_lists, strict=True):
                 if not cuts[number]:
                     # Different to us, equal to the server.
                     cells[number].fixed += (value,)
@@ -171,30 +171,30 @@ class _Planner:
         """The first and the last key of each cell; None for an empty one."""
         columns = ", ".join(axis.stored for axis in self._axes)
         orders = [", ".join(f"{quote(axis.column)} {way}" for axis in self._axes) for way in ("ASC", "DESC")]
-        asked: list[_Asked] = []
+        questions: list[_Asked] = []
         for number, cell in enumerate(cells):
             condition, params = self._where(cell)
             selects = [
                 f"(SELECT {number}, {side}, {columns} {self._from}{condition} ORDER BY {order} LIMIT 1)"
                 for side, order in enumerate(orders)
             ]
-            asked.append((" UNION ALL ".join(selects), [*params, *params]))
-        found: dict[tuple[int, int], Bound] = {}
-        for some in batches(self._connection, asked, _size, _BATCH):
+            questions.append((" UNION ALL ".join(selects), [*params, *params]))
+        bounds: dict[tuple[int, int], Bound] = {}
+        for some in batches(self._connection, questions, _size, _BATCH):
             rows = _run(self._connection, " UNION ALL ".join(sql for sql, _ in some), _params(some))
-            found |= {(number, side): tuple(key) for number, side, *key in rows}
+            bounds |= {(number, side): tuple(key) for number, side, *key in rows}
         # Between the two looks a cell may lose its only row.
         return [
-            (found[number, 0], found[number, 1]) if {(number, 0), (number, 1)} <= found.keys() else None
+            (bounds[number, 0], bounds[number, 1]) if {(number, 0), (number, 1)} <= bounds.keys() else None
             for number in range(len(cells))
         ]
 
     def _estimate(self, cells: Sequence[_Cell]) -> None:
         """Set the cells' rows."""
         conditions = (self._where(cell) for cell in cells)
-        asked = [(f"SELECT 1 {self._from}{condition}", params) for condition, params in conditions]
+        statements = [(f"SELECT 1 {self._from}{condition}", params) for condition, params in conditions]
         done = 0
-        for some in batches(self._connection, asked, _size, _BATCH):
+        for some in batches(self._connection, statements, _size, _BATCH):
             # Where an index is forced on a SELECT that is alone, the server does not estimate.
             twice = [*some, *(some if len(some) == 1 else ())]
             selects = " UNION ALL ".join(sql for sql, _ in twice)

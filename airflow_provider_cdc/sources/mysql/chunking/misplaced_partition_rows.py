@@ -29,17 +29,17 @@ def misplaced_problems(connection: Connection, tables: Sequence[Table]) -> Itera
     of the column has rows beyond its range exactly if one of them is. By lists and hashes rows may be misplaced between
     the ends, too; those are not found.
     """
-    known = {table.name: table for table in tables if not table.keyless}
+    keyed_tables = {table.name: table for table in tables if not table.keyless}
     parts = select_of_tables(
         connection,
-        list(known),
+        list(keyed_tables),
         "PARTITION_NAME, PARTITION_EXPRESSION",
         "PARTITIONS",
         "AND PARTITION_NAME IS NOT NULL ORDER BY PARTITION_ORDINAL_POSITION",
     )
     # Each of its subpartitions has the partition's name.
     for schema, name, part, expression in dict.fromkeys(parts):
-        table = known[TableName(schema, name)]
+        table = keyed_tables[TableName(schema, name)]
         # In whatever quotes; also where it is the argument of a function. KEY () is by the whole key.
         by_first = not expression or table.key[0].lower() in expression.lower()
         if by_first and _has_others(connection, table, part):

@@ -24,8 +24,8 @@ _FIRST, _LAST = datetime(1970, 1, 2), datetime(2038, 1, 18)
 
 def pushed_condition(table: Table) -> str:
     """What the server is asked for; empty: all rows. Sessions have the time zone UTC."""
-    known = {column.name: column for column in column_types(table)}
-    return pushed(table.selection.where, lambda name: _pushable(known[name]))
+    types_by_name = {column.name: column for column in column_types(table)}
+    return pushed(table.selection.where, lambda name: _pushable(types_by_name[name]))
 
 
 def pushed_span(table: Table) -> tuple[KeyValue | None, KeyValue | None]:

@@ -34,13 +34,13 @@ class TextCuts:
         """As ``Axis.between``."""
         texts = [(str(first), str(last)) for first, last, _ in wanted]
         self._learn("".join(first + last + _between_characters(first, last) for first, last in texts))
-        asked = []
+        questions = []
         for cell, ((first, last), (*_, pieces)) in enumerate(zip(texts, wanted, strict=True)):
-            asked += self._fitting(cell, first, last, self._propose(first, last, pieces))
+            questions += self._fitting(cell, first, last, self._propose(first, last, pieces))
         cut, low, high = (self._axis.bound.format(column) for column in ("v", "f", "l"))
         text = f"VARCHAR({self._axis.length})"
         cuts: list[list[KeyValue]] = [[] for _ in wanted]
-        for some in batches(self._connection, asked, _size, len(asked)):
+        for some in batches(self._connection, questions, _size, len(questions)):
             for cell, value in query(
                 self._connection,
                 f"SELECT cell, MIN(v) FROM (SELECT cell, v, {cut} AS cut, {low} AS low, {high} AS high "
@@ -56,23 +56,23 @@ class TextCuts:
         """What is asked about a cell, as JSON, with as many of its proposals as one statement has room for; none: not
         even one."""
         while texts:
-            asked = _json([cell, first, last, texts])
-            if fits(self._connection, _size(asked)):
-                return [asked]
-            others = [text for text in texts if text != last]
-            texts = [*others[1::2], last] if others else []
+            question = _json([cell, first, last, texts])
+            if fits(self._connection, _size(question)):
+                return [question]
+            candidates = [text for text in texts if text != last]
+            texts = [*candidates[1::2], last] if candidates else []
         return []
 
     def _learn(self, characters: str) -> None:
-        known = len(self._seen)
+        count_before = len(self._seen)
         self._seen |= set(characters)
         # At first only two keys have been seen, so guess the usual characters. Later, guesses would only waste cuts.
         guessed = set(_USUAL) if not self._alphabet else set()
-        if len(self._seen) == known and not guessed:
+        if len(self._seen) == count_before and not guessed:
             return
-        wanted = sorted(self._seen | guessed)
-        while not fits(self._connection, _size(_json(wanted))):
-            wanted = wanted[1::2]
+        wanted_characters = sorted(self._seen | guessed)
+        while not fits(self._connection, _size(_json(wanted_characters))):
+            wanted_characters = wanted_characters[1::2]
         typed = self._axis.bound.format("c")
         ranked = query(
             self._connection,
@@ -80,7 +80,7 @@ class TextCuts:
             "FROM JSON_TABLE(%s, '$[*]' COLUMNS (c VARCHAR(1) PATH '$')) AS j "
             # Characters that the column's character set lacks would be refused as parameters when the chunk is read.
             f"WHERE CONVERT({typed} USING utf8mb4) COLLATE utf8mb4_bin = c COLLATE utf8mb4_bin",
-            (_json(wanted),),
+            (_json(wanted_characters),),
         )
         equal: dict[int, str] = {}
         for character, rank in sorted(ranked, key=lambda row: (row[1], row[0])):

@@ -63,11 +63,11 @@ class PreparedStatement:
             self._connection.packet()
         row = self._connection.packet()
         row.advance(2)  # the packet's header and the bits of one NULL
-        found = row.read_length_coded_string()
+        data = row.read_length_coded_string()
         self._connection.packet()
-        if found is None:
+        if data is None:
             raise ValueError("the value is NULL")
-        return bytes(found)
+        return bytes(data)
 
     def close(self) -> None:
         """Let the server forget the statement. It does not answer."""

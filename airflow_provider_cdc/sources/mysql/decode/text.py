@@ -92,7 +92,7 @@ def with_bytes_shown(
     """What `to_utf8` made of ``offsets`` and ``values``, with ``0x`` and the hexadecimal digits of the stored bytes in
     place of the values that are ``undecodable``."""
     rows = len(undecodable)
-    ends, decoded_ends = (np.frombuffer(own, np.int32, rows + 1) for own in (offsets, decoded[0]))
+    ends, decoded_ends = (np.frombuffer(offset_buffer, np.int32, rows + 1) for offset_buffer in (offsets, decoded[0]))
     lengths = np.where(undecodable != 0, 2 + 2 * np.diff(ends.astype(np.int64)), np.diff(decoded_ends))
     size = int(lengths.sum())
     _check_size(where, size)

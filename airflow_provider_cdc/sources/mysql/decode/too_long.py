@@ -22,9 +22,9 @@ def check_whole(connection: Connection, table: Table, warnings: int) -> None:
     :raises ConfigurationError: a value was left out, or there were too many warnings to know.
     """
     listed = query(connection, "SHOW WARNINGS")
-    if said := [str(text) for _, code, text in listed if code == RESULT_TOO_LONG]:
+    if messages := [str(text) for _, code, text in listed if code == RESULT_TOO_LONG]:
         raise ConfigurationError(
-            f"a value is too long for the server to send: {said[0]} (MySQL warning {RESULT_TOO_LONG})",
+            f"a value is too long for the server to send: {messages[0]} (MySQL warning {RESULT_TOO_LONG})",
             where=str(table.name),
             hint="raise max_allowed_packet on the server, to at most 1G; if the value is longer, leave its column out",
         )

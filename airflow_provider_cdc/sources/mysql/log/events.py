@@ -164,7 +164,7 @@ def execute_load_query(body: bytes) -> Statement:
 
 def _status_variables(data: bytes) -> dict[int, bytes]:
     """The variables by code. After one of unknown length nothing can be read: -1 says so."""
-    found: dict[int, bytes] = {}
+    variables: dict[int, bytes] = {}
     at = 0
     while at < len(data):
         code = data[at]
@@ -177,17 +177,17 @@ def _status_variables(data: bytes) -> dict[int, bytes]:
             at += 1
             for _ in range(0 if count == _TOO_MANY_SCHEMAS else count):
                 at = data.index(b"\0", at) + 1 if b"\0" in data[at:] else len(data)
-            found[code] = data[start:at]
+            variables[code] = data[start:at]
         elif code in _STATUS_BYTES:
             size = _STATUS_BYTES[code]
             if size is None:
                 size = data[at]
                 at += 1
-            found[code], at = _slice(data, at, size)
+            variables[code], at = _slice(data, at, size)
         else:
-            found[-1] = b""
+            variables[-1] = b""
             break
-    return found
+    return variables
 
 
 def _schemas(data: bytes | None) -> frozenset[str] | None:
@@ -222,8 +222,8 @@ def _decode(text: bytes, charset: bytes | None) -> str:
         return text.decode("ascii", "surrogateescape")
     known = CHARSETS.get(name)
     if known is not None and known.ascii and known.unit == 1 and known.size == 1:
-        own = {code: chr(point) if point else _surrogate(code) for code, point in known.corrections.items()}
-        return "".join(own.get(byte) or bytes([byte]).decode(known.codec, "surrogateescape") for byte in text)
+        corrections = {code: chr(point) if point else _surrogate(code) for code, point in known.corrections.items()}
+        return "".join(corrections.get(byte) or bytes([byte]).decode(known.codec, "surrogateescape") for byte in text)
     if known is not None and known.ascii and known.unit == 1:
         try:
             # A quote or a backslash may be the second byte of a character. Which character, the server's tables tell,

@@ -62,11 +62,11 @@ def parents_of(tracked: Sequence[TrackedTable], watched: Sequence[Table]) -> lis
     """
     reached: dict[TableName, list[TrackedTable]] = defaultdict(list)
     parents: dict[TableName, Table] = {}
-    for one in [*tracked, *(TrackedTable(-1, table) for table in watched)]:
-        for parent in one.table.cascades_from:
-            reached[parent.name].append(one)
-            known = parents.get(parent.name, parent)
-            key = tuple(column.name for column in parent.columns if column.name in {*known.key, *parent.key})
+    for tracked_table in [*tracked, *(TrackedTable(-1, table) for table in watched)]:
+        for parent in tracked_table.table.cascades_from:
+            reached[parent.name].append(tracked_table)
+            tracked_parent = parents.get(parent.name, parent)
+            key = tuple(column.name for column in parent.columns if column.name in {*tracked_parent.key, *parent.key})
             parents[parent.name] = replace(parent, key=key)
     return [TrackedTable(-1, parent, _last(reached[name])) for name, parent in parents.items()]
 
@@ -77,8 +77,8 @@ def layouts(tracked: Sequence[TrackedTable], parents: Sequence[TrackedTable], in
     return Layouts(
         _arrays(tracked, sets),
         _arrays(parents, sets),
-        np.array([one.table.keyless for one in tracked], np.uint8),
-        max((len(one.table.key) for one in [*tracked, *parents]), default=0),
+        np.array([tracked_table.table.keyless for tracked_table in tracked], np.uint8),
+        max((len(tracked_table.table.key) for tracked_table in [*tracked, *parents]), default=0),
         set_arrays(sets),
     )
 
@@ -98,17 +98,17 @@ def _number(sets: list[GtidSet], wanted: GtidSet) -> int:
 
 def _arrays(tables: Sequence[TrackedTable], sets: list[GtidSet]) -> TableArrays:
     """Lay out tables; their bounds are added to ``sets``."""
-    each = [image_layout(one.table) for one in tables]
+    each = [image_layout(tracked_table.table) for tracked_table in tables]
     words = np.zeros(TABLE_WORDS * len(tables), np.int64)
     columns_at = keys_at = 0
-    for index, (one, layout) in enumerate(zip(tables, each, strict=True)):
+    for index, (tracked_table, layout) in enumerate(zip(tables, each, strict=True)):
         row = words[TABLE_WORDS * index : TABLE_WORDS * (index + 1)]
         row[COLUMNS_AT], row[COLUMNS] = columns_at, len(layout.widths)
         row[KEYS_AT], row[KEYS] = keys_at, layout.keys
-        row[JSON_COLUMNS] = sum(column.family is Family.JSON for column in column_types(one.table))
-        row[UPPER] = _number(sets, GtidSet.expect(one.known_upper())) if one.bounded else 0
-        row[FORWARD] = one.forward + (one.forward and one.changes)
-        row[LOOKED_AT] = one.looked_at
+        row[JSON_COLUMNS] = sum(column.family is Family.JSON for column in column_types(tracked_table.table))
+        row[UPPER] = _number(sets, GtidSet.expect(tracked_table.known_upper())) if tracked_table.bounded else 0
+        row[FORWARD] = tracked_table.forward + (tracked_table.forward and tracked_table.changes)
+        row[LOOKED_AT] = tracked_table.looked_at
         columns_at += len(layout.widths)
         keys_at += layout.keys
     return TableArrays(

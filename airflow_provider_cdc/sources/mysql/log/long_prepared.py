@@ -59,9 +59,9 @@ class PreparedWalker(LogWalker):
             dump.close()
 
     def _decide(self, xid: str, commit: bool) -> None:
-        known = xid in self.xa.undecided
+        is_undecided = xid in self.xa.undecided
         super()._decide(xid, commit)
-        if not known and xid in self.summary.decided:
+        if not is_undecided and xid in self.summary.decided:
             self.commits[xid] = LogPlace(self.summary.segment.name, self.position)
 
 
@@ -89,19 +89,19 @@ class LongPrepared:
         :param begin: where the stretch begins.
         :param initial: the position there.
         """
-        left = dict(self._commits)
+        open_commits = dict(self._commits)
         for file, stop in _before(names, begin):
-            if not left:
+            if not open_commits:
                 break
             walker = PreparedWalker(file, codes.FIRST_POSITION, stop, initial)
             try:
                 walker.walk_through(settings)
             except ExactnessError as error:
                 why = f" ({error.where}: {error.message})"
-                return [(_lost(xid, place, why), place) for xid, place in left.items()]
+                return [(_lost(xid, place, why), place) for xid, place in open_commits.items()]
             for xid in walker.prepared:
-                left.pop(xid, None)
-        return [(_lost(xid, place), place) for xid, place in left.items()]
+                open_commits.pop(xid, None)
+        return [(_lost(xid, place), place) for xid, place in open_commits.items()]
 
 
 def _lost(xid: str, place: LogPlace, why: str = "") -> ExactnessError:

@@ -82,13 +82,13 @@ def log_segments(
     return [
         LogSegment(
             number,
-            own[0],
+            segment_files[0],
             codes.FIRST_POSITION,
-            end.position if own[-1] == end.file else None,
-            also=tuple(own[1:]),
-            bytes=sum(sizes[name] for name in own),
+            end.position if segment_files[-1] == end.file else None,
+            also=tuple(segment_files[1:]),
+            bytes=sum(sizes[name] for name in segment_files),
         )
-        for number, own in enumerate(together(sizes, slots))
+        for number, segment_files in enumerate(together(sizes, slots))
     ]
 
 
@@ -192,7 +192,9 @@ class MysqlSegmentReader:
                 change.clear()
                 self.summary.parts += 1
             if self._walker.changes.used_bytes > LOG_BYTES:
-                self._tell_changes([one.number for one in (*xa.undecided.values(), *([xa.open] if xa.open else []))])
+                self._tell_changes(
+                    [transaction.number for transaction in (*xa.undecided.values(), *([xa.open] if xa.open else []))]
+                )
         self._tell_changes()
         yield from self._net_change()
 

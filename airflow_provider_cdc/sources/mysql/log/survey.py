@@ -42,7 +42,7 @@ def stretches(files: Mapping[str, int], begin: LogPlace, end: LogPlace) -> list[
     :param files: as `log_files` gives them; both places are in one of them.
     """
     names = list(files)
-    found = [
+    segments = [
         LogSegment(
             number,
             name,
@@ -51,7 +51,7 @@ def stretches(files: Mapping[str, int], begin: LogPlace, end: LogPlace) -> list[
         )
         for number, name in enumerate(names[names.index(begin.file) : names.index(end.file) + 1])
     ]
-    return [one for one in found if one.stop is None or one.start < one.stop]
+    return [segment for segment in segments if segment.stop is None or segment.start < segment.stop]
 
 
 @contextmanager
@@ -87,7 +87,7 @@ class _Look(Generic[Walker]):
         self._settings = settings
         self._segments = segments
         self._walker_of = walker_of
-        self._total = sum((one.stop or files[one.name]) - one.start for one in segments)
+        self._total = sum((segment.stop or files[segment.name]) - segment.start for segment in segments)
         # Each thread counts for itself: a sum of several would need a lock.
         self._bytes = [0] * len(segments)
         self._dumps: dict[int, Dump] = {}

@@ -34,8 +34,8 @@ class _Shapes:
     """The shapes that the log must show of some tables."""
 
     def __init__(self, tables: Sequence[TrackedTable]) -> None:
-        self._indexes = {one.table.name: index for index, one in enumerate(tables)}
-        self._expected = [expected_table_map(one.table) for one in tables]
+        self._indexes = {tracked_table.table.name: index for index, tracked_table in enumerate(tables)}
+        self._expected = [expected_table_map(tracked_table.table) for tracked_table in tables]
 
     def find(self, table_map: TableMap) -> int:
         """The index of the table that ``table_map`` is of, ``UNTRACKED``, or ``OTHER_SHAPE``."""
@@ -63,13 +63,13 @@ class TableMaps:
 
     def register(self, table_map: TableMap, body: bytes, serial: int) -> None:
         """Keep a table map, seen in transaction ``serial``; it replaces one of the same number."""
-        known = table_map.number in self._names
+        is_registered = table_map.number in self._names
         self._names[table_map.number] = table_map.name
-        if not known and 2 * len(self._names) > len(self.entries) // MAP_WORDS:
+        if not is_registered and 2 * len(self._names) > len(self.entries) // MAP_WORDS:
             self._grow_entries()
         entry = _entry(self.entries, table_map.number)
         at = int(self.entries[entry + MAP_AT])
-        if not known or len(body) > self.entries[entry + MAP_BYTES]:
+        if not is_registered or len(body) > self.entries[entry + MAP_BYTES]:
             at = self._room_for(len(body))
         self.bodies[at : at + len(body)] = np.frombuffer(body, np.uint8)
         self.entries[entry + MAP_NUMBER] = table_map.number + 1

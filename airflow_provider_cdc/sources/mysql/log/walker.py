@@ -67,7 +67,7 @@ class LogWalker:
         watched: Sequence[Table] = (),
     ) -> None:
         self._summary = summary
-        tables = [*(one.table for one in tracked), *watched]
+        tables = [*(tracked_table.table for tracked_table in tracked), *watched]
         parents = parents_of(tracked, watched)
         self._parents = {parent.table.name for parent in parents}
         self._names = names_of(tables, sorted(self._parents - {table.name for table in tables}))
@@ -87,7 +87,7 @@ class LogWalker:
         self.state[walk_state.XA] = self.state[walk_state.SOURCE] = -1
         self.state[walk_state.CHANGES] = self.changes.wanted
         self.state[walk_state.RELIES] = any(map(relies_on_log, tables))
-        self.state[walk_state.ONLY_LOOKS] = all(one.looked_at for one in tracked)
+        self.state[walk_state.ONLY_LOOKS] = all(tracked_table.looked_at for tracked_table in tracked)
 
     def go_on(self, file: str, stop: int | None) -> None:
         """Go on with the file behind one that is read to its end, from its beginning: `run` is to be given its events.
@@ -267,14 +267,14 @@ class LogWalker:
 
     def _check(self, statement: Statement) -> None:
         """Stop the run if a statement changes a copied table, or might."""
-        found = meaning(statement, self._names)
-        self._remember(found)
-        if found.effect is Effect.TOUCHES:
-            self._breaks(refusals.touched(found.described, found.table, found.table in self._parents, self.where))
-        elif found.effect is Effect.ROW_CHANGE:
-            self._breaks(refusals.logged_as_statement(found.statement, self.where))
-        elif found.effect is Effect.NOT_UNDERSTOOD:
-            self._breaks(refusals.not_understood(found.statement, self.where))
+        effect = meaning(statement, self._names)
+        self._remember(effect)
+        if effect.effect is Effect.TOUCHES:
+            self._breaks(refusals.touched(effect.described, effect.table, effect.table in self._parents, self.where))
+        elif effect.effect is Effect.ROW_CHANGE:
+            self._breaks(refusals.logged_as_statement(effect.statement, self.where))
+        elif effect.effect is Effect.NOT_UNDERSTOOD:
+            self._breaks(refusals.not_understood(effect.statement, self.where))
 
     def _remember(self, found: Meaning) -> None:
         """Note what tells, once the whole window is read, whether statements wrote to copied tables."""

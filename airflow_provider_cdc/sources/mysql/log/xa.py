@@ -80,11 +80,14 @@ class XaLedger:
         """Make room in the net change; it moves the records."""
         waiting = [*self.undecided.values(), *([self.open] if self.open else [])]
         waiting.sort(key=lambda prepared: prepared.number)
-        marks: Int64s = np.array([mark for one in waiting for mark in (one.start, one.stop or one.start)], np.int64)
+        marks: Int64s = np.array(
+            [mark for transaction in waiting for mark in (transaction.start, transaction.stop or transaction.start)],
+            np.int64,
+        )
         self._change.reserve(records, words, marks)
-        for one, (start, stop) in zip(waiting, marks.reshape(-1, 2).tolist(), strict=True):
-            one.start = start
-            one.stop = stop if one.stop else 0
+        for transaction, (start, stop) in zip(waiting, marks.reshape(-1, 2).tolist(), strict=True):
+            transaction.start = start
+            transaction.stop = stop if transaction.stop else 0
 
     def decided_elsewhere(
         self, xid: str, counts: Bytes, ignored: bool, order: int, summary: SegmentSummary
@@ -95,7 +98,11 @@ class XaLedger:
             tables that have no bound.
         """
         outcomes = [(xid, not ignored)]
-        outcomes += [(one.pending(xid), bool(counts[index])) for index, one in enumerate(self._tracked) if one.bounded]
+        outcomes += [
+            (tracked_table.pending(xid), bool(counts[index]))
+            for index, tracked_table in enumerate(self._tracked)
+            if tracked_table.bounded
+        ]
         for name, counted in outcomes:
             if counted:
                 summary.decided[name] = order_base(summary.segment.number) + order
@@ -119,4 +126,4 @@ class XaLedger:
         return one.pending(xid) if one.bounded else xid
 
     def _ids(self, xid: str) -> list[str]:
-        return [xid, *(one.pending(xid) for one in self._tracked if one.bounded)]
+        return [xid, *(tracked_table.pending(xid) for tracked_table in self._tracked if tracked_table.bounded)]

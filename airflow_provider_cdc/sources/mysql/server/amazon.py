@@ -14,8 +14,8 @@ _RETENTION = "binlog retention hours"
 
 def is_amazon(connection: Connection) -> bool:
     """Whether the server is one of Amazon's, where nobody has its options or SUPER."""
-    found = variables(connection, ["basedir", "aurora_version"])
-    return "aurora_version" in found or found.get("basedir", "").startswith(_BASE)
+    values = variables(connection, ["basedir", "aurora_version"])
+    return "aurora_version" in values or values.get("basedir", "").startswith(_BASE)
 
 
 def setting_hint(setting: str) -> str:
@@ -27,12 +27,12 @@ def retention_hours(connection: Connection) -> int | None:
     """For how many hours the log is kept there, whatever binlog_expire_logs_seconds says; 0: it is not set. None: this
     user may not see it."""
     try:
-        found = query(connection, f"SELECT value FROM mysql.rds_configuration WHERE name = '{_RETENTION}'")
+        rows = query(connection, f"SELECT value FROM mysql.rds_configuration WHERE name = '{_RETENTION}'")
     except pymysql.MySQLError as error:
         if error.args[0] in (_NO_TABLE, *_DENIED):
             return None
         raise
-    return int(found[0][0] or 0) if found else 0
+    return int(rows[0][0] or 0) if rows else 0
 
 
 def retention_problem(connection: Connection, needed: int) -> Problem | None:

@@ -228,16 +228,16 @@ class GuardedConnection(_Driver):
         data = bytearray()
         while len(data) < num_bytes:
             # The driver's own timeout begins anew with every byte.
-            left = self._deadline - time.monotonic()
-            driver._sock.settimeout(max(left, 0.001))
+            seconds_left = self._deadline - time.monotonic()
+            driver._sock.settimeout(max(seconds_left, 0.001))
             driver._current_timeout = None
             try:
-                piece = b"" if left <= 0 else driver._rfile.read1(num_bytes - len(data))
+                piece = b"" if seconds_left <= 0 else driver._rfile.read1(num_bytes - len(data))
             except OSError as error:
                 raise err.OperationalError(CR.CR_SERVER_LOST, f"the session broke ({error})") from error
             if not piece:
-                said = "the login takes too long" if left <= 0 else "the server closed the connection"
-                raise err.OperationalError(CR.CR_SERVER_LOST, said)
+                reason = "the login takes too long" if seconds_left <= 0 else "the server closed the connection"
+                raise err.OperationalError(CR.CR_SERVER_LOST, reason)
             data += piece
         return bytes(data)
 
@@ -342,10 +342,10 @@ class _Method:
         if not self._connection.pinned_key() or self._connection._secure:
             self._connection.may_show_password(self._name)
         packet = self._say(_auth.scramble_caching_sha2(self._secret, self._nonce))
-        said = packet.get_all_data()
-        if said == _FAST_DONE:
+        answer = packet.get_all_data()
+        if answer == _FAST_DONE:
             return self._connection._read_packet()
-        return self._show() if said == _FULL_WANTED else packet
+        return self._show() if answer == _FULL_WANTED else packet
 
     def _show(self) -> Any:
         """Send the password: as it is where nobody can read it, else for the server's key alone."""

@@ -79,33 +79,33 @@ def mapped_errors(where: str) -> Iterator[None]:
 def statement_error(where: str, error: pymysql.MySQLError) -> CdcError:
     """What the driver raised while ``where`` was at work, as an error of this package."""
     code, text = _code_and_text(error)
-    said = f"{text} (MySQL error {code})"
+    message = f"{text} (MySQL error {code})"
     if code in _PASSWORD_EXPIRED:
-        return ConfigurationError(said, where=where, hint="give the connection's user a new password (ALTER USER)")
+        return ConfigurationError(message, where=where, hint="give the connection's user a new password (ALTER USER)")
     if code == _ACCOUNT_LOCKED:
-        return ConfigurationError(said, where=where, hint="ALTER USER … ACCOUNT UNLOCK, for the connection's user")
+        return ConfigurationError(message, where=where, hint="ALTER USER … ACCOUNT UNLOCK, for the connection's user")
     if code in _DENIED:
         return ConfigurationError(
-            said,
+            message,
             where=where,
             hint="grant what is missing to the user of this connection; preflight names the GRANT",
         )
     if code in _TOO_LARGE:
         return ConfigurationError(
-            said,
+            message,
             where=where,
             hint="raise max_allowed_packet on the server",
         )
     if code in _CHANGED:
-        return SchemaChanged(said, where=where, hint="the table changed since the run began: trigger a new run")
+        return SchemaChanged(message, where=where, hint="the table changed since the run began: trigger a new run")
     if code in _TRY_AGAIN:
-        return TransientError(said, where=where, hint="the task can be retried as it is")
+        return TransientError(message, where=where, hint="the task can be retried as it is")
     if code in _BUSY:
-        return SourceUnavailable(said, where=where, hint="let fewer Spark tasks run at once, or raise the limit")
+        return SourceUnavailable(message, where=where, hint="let fewer Spark tasks run at once, or raise the limit")
     if code in _LOST:
-        said = said if text else "the session is closed"
-        return SourceUnavailable(said, where=where, hint="the task can be retried once the server answers again")
-    return TerminalError(said, where=where, hint="look the error up in the server's manual and its error log")
+        message = message if text else "the session is closed"
+        return SourceUnavailable(message, where=where, hint="the task can be retried once the server answers again")
+    return TerminalError(message, where=where, hint="look the error up in the server's manual and its error log")
 
 
 def has_no_room(error: BaseException | None) -> bool:

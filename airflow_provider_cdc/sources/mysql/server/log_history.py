@@ -87,10 +87,10 @@ def log_status_statement(connection: Connection) -> str:
 
 def log_status(connection: Connection) -> tuple[str, ...]:
     """Where the log ends: file, position, and which schemas are logged alone and not at all, each joined by commas."""
-    found = query(connection, log_status_statement(connection))
-    if not found:
+    rows = query(connection, log_status_statement(connection))
+    if not rows:
         raise LogGone("the server has no binary log", where="log_bin", hint="start the server with log_bin")
-    return tuple(str(field) for field in found[0])
+    return tuple(str(field) for field in rows[0])
 
 
 def log_files(connection: Connection) -> dict[str, int]:
@@ -207,11 +207,11 @@ def _created_after(settings: ConnectionSettings, file: str, size: int, following
         if end - last < codes.FIRST_POSITION:
             continue
         with closing(log_events(settings, file, end - last)) as events:
-            found = [event for _, event in zip(range(6), events, strict=False) if not event.made_up]
+            first_events = [event for _, event in zip(range(6), events, strict=False) if not event.made_up]
         # The server repeats the file's FORMAT_DESCRIPTION first, wherever the dump starts.
-        if len(found) < 2:
+        if len(first_events) < 2:
             continue
-        _, last_event, *others = found
+        _, last_event, *others = first_events
         ends_file = (last_event.length, last_event.end) == (last, end & codes.LOW_HALF)
         if ends_file and last_event.kind in (codes.STOP, codes.ROTATE):
             return next((event.created for event in others if event.kind == codes.FORMAT_DESCRIPTION), None)
@@ -233,9 +233,9 @@ def _received(connection: Connection, file: str, start: int) -> Iterator[Event]:
         request_log(connection, file, start)
         while len(data := connection.packet().get_all_data()) > _HEADER.size:
             when, kind, _, size, end, flags = _HEADER.unpack_from(data, 1)
-            made = data[_CREATED] if kind == codes.FORMAT_DESCRIPTION else b""
+            creation_time = data[_CREATED] if kind == codes.FORMAT_DESCRIPTION else b""
             made_up = bool(flags & codes.ARTIFICIAL)
-            yield Event(kind, size, end, made_up, when, int.from_bytes(made, "little"), data[1:])
+            yield Event(kind, size, end, made_up, when, int.from_bytes(creation_time, "little"), data[1:])
     except pymysql.OperationalError as error:
         if error.args[0] != CANNOT_READ_LOG or GTIDS_OFF in error.args[1]:
             raise

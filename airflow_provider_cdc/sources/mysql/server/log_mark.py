@@ -92,15 +92,15 @@ def check_mark(settings: ConnectionSettings, files: Mapping[str, int], mark: Log
 
 def relations(settings: ConnectionSettings, connection: Connection, traces: Sequence[Trace]) -> list[Finding]:
     """`TellsHistory.relations`, of the server of ``connection``."""
-    files, found = log_files(connection), []
+    files, findings = log_files(connection), []
     executed = GtidSet.parse(value(connection, "@@global.gtid_executed"))
     for trace in traces:
         finding = _by_mark(settings, files, trace.mark)
         if isinstance(trace.position, GtidSet) and (lost := trace.position - executed):
             why = f"the server no longer has the transactions {str(lost)[:200]}, which the copy has"
             finding = Finding(Relation.OTHER, why)
-        found.append(finding)
-    return found
+        findings.append(finding)
+    return findings
 
 
 def _by_mark(settings: ConnectionSettings, files: Mapping[str, int], text: str) -> Finding:

@@ -48,12 +48,12 @@ _PRIVILEGE_MISSING = 1227
 
 def durability_warnings(connection: Connection) -> list[str]:
     """Settings with which the server may lose what it has committed, when its machine fails."""
-    found = variables(connection, _DURABLE)
+    values = variables(connection, _DURABLE)
     return [
-        f"{name} is {found.get(name, 'unknown')}: if the server's machine fails, transactions are lost that were "
+        f"{name} is {values.get(name, 'unknown')}: if the server's machine fails, transactions are lost that were "
         "visible already, so a run that is in progress begins anew, and a copy that was just published may hold them"
         for name in _DURABLE
-        if found.get(name) != "1"
+        if values.get(name) != "1"
     ]
 
 

@@ -98,11 +98,11 @@ def _pin(settings: ConnectionSettings, connection: Connection, *, reading: bool)
         pins["character_set_results"] = replace(pins["character_set_results"], value="NULL")
     set_session(connection, {name: pin.value for name, pin in pins.items()})
     rows = query(connection, f"SELECT {', '.join(pin.read or f'@@SESSION.{name}' for name, pin in pins.items())}")
-    found = dict(zip(pins, map(_text, rows[0]), strict=False)) if rows else {}
+    values = dict(zip(pins, map(_text, rows[0]), strict=False)) if rows else {}
     wrong = [
-        f"{name} is {found.get(name, 'unknown')}, not {pin.expected}"
+        f"{name} is {values.get(name, 'unknown')}, not {pin.expected}"
         for name, pin in pins.items()
-        if found.get(name, "unknown") != pin.expected
+        if values.get(name, "unknown") != pin.expected
     ]
     if wrong:
         raise ConfigurationError(
@@ -244,8 +244,8 @@ def _check_server(settings: RunSettings, connection: Connection) -> None:
 
 def server_version(connection: Connection) -> tuple[int, int, int]:
     """The server's version, as its greeting told it."""
-    found = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", connection.greeted_version)
-    return (int(found[1]), int(found[2]), int(found[3] or 0)) if found else (0, 0, 0)
+    match = re.match(r"(\d+)\.(\d+)(?:\.(\d+))?", connection.greeted_version)
+    return (int(match[1]), int(match[2]), int(match[3] or 0)) if match else (0, 0, 0)
 
 
 def _check_version(settings: ConnectionSettings, connection: Connection) -> None:

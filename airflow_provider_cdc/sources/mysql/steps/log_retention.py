@@ -18,9 +18,9 @@ def runway(settings: ConnectionSettings) -> Runway:
             if hours is None:
                 return Runway(None, "this user may not see for how long the server keeps its log")
             return Runway(hours * 3600.0, "binlog retention hours")
-        found = variables(connection, [_AUTO_PURGE, _SECONDS])
-    seconds = int(found.get(_SECONDS, "0"))
+        values = variables(connection, [_AUTO_PURGE, _SECONDS])
+    seconds = int(values.get(_SECONDS, "0"))
     # Before 8.0.29 it cannot be switched off.
-    if not seconds or found.get(_AUTO_PURGE, "ON") != "ON":
+    if not seconds or values.get(_AUTO_PURGE, "ON") != "ON":
         return Runway(None, "the server throws no log away by itself", unbounded=True)
     return Runway(float(seconds), _SECONDS)

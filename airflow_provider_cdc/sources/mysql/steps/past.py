@@ -55,7 +55,7 @@ def record_past(
     """`GoesBack.record_past`."""
     with session(settings) as connection:
         # First: what is set from now on shows up as a difference.
-        found = identity(settings, connection)
+        server_identity = identity(settings, connection)
         if problems := problems_of(SETTINGS, Moment.EACH_STEP, ServerContext(connection)):
             raise PreflightError(problems)
         _check_time(connection, as_of)
@@ -72,8 +72,8 @@ def record_past(
             raise PreflightError(problems)
         unaltered = partial(unaltered_since, settings, connection, past.prefix.place, tables)
         tables = with_known_at_position(connection, tables, plans, unaltered)
-        found = with_mark(settings, connection, found, past.prefix.place)
-    return InitialPoint(past.prefix.position, found, tables, 0.0)
+        server_identity = with_mark(settings, connection, server_identity, past.prefix.place)
+    return InitialPoint(past.prefix.position, server_identity, tables, 0.0)
 
 
 def _contexts(

@@ -113,33 +113,33 @@ def _broken(
     # The end first: its file is then among the files.
     end, files = end or end_of_log(settings, connection), log_files(connection)
     check_place(settings, files, begin)
-    found: dict[TableName, str] = {}
+    reasons: dict[TableName, str] = {}
     prepared = LongPrepared()
     summaries = []
 
     def walker_of(segment: LogSegment) -> _Survey:
         # Those that an earlier file already told of need not be looked at; which these are may not be known yet.
-        left = [table for table in tables if table.name not in found]
-        return _Survey(segment.name, segment.start, segment.stop, start, left)
+        unread_tables = [table for table in tables if table.name not in reasons]
+        return _Survey(segment.name, segment.start, segment.stop, start, unread_tables)
 
     with looked_through(settings, files, stretches(files, begin, end), walker_of) as walkers:
         for walker, error in walkers:
             if error is not None:
-                return {table.name: found.get(table.name, _said(error)) for table in tables}
-            found |= {name: why for name, why in walker.broken.items() if name not in found}
-            if len(found) == len(tables):
-                return found
+                return {table.name: reasons.get(table.name, _said(error)) for table in tables}
+            reasons |= {name: why for name, why in walker.broken.items() if name not in reasons}
+            if len(reasons) == len(tables):
+                return reasons
             prepared.add(walker)
             summaries.append(walker.summary)
     # It may have changed any table. Every run from this copy on would stop for it.
     if lost := prepared.without_rows(settings, list(files), begin, start):
         why = f"since the copy: {_said(lost[0][0])}"
-        return {table.name: found.get(table.name, why) for table in tables}
+        return {table.name: reasons.get(table.name, why) for table in tables}
     try:
         check_writes(settings, summaries)
     except ExactnessError as error:
-        return {table.name: found.get(table.name, f"since the copy: {_said(error)}") for table in tables}
-    return found
+        return {table.name: reasons.get(table.name, f"since the copy: {_said(error)}") for table in tables}
+    return reasons
 
 
 class _Survey(PreparedWalker):
@@ -153,19 +153,23 @@ class _Survey(PreparedWalker):
         self._left = list(tables)
 
     def _check(self, statement: Statement) -> None:
-        found = meaning(statement, self._names)
-        self._remember(found)
+        effect = meaning(statement, self._names)
+        self._remember(effect)
         # A statement may name several tables, and each look finds one.
-        while self._left and found.effect not in (Effect.HARMLESS, Effect.ELSEWHERE):
-            touched = [table for table in self._left if table.name == found.table] or self._left
-            self._note(touched, f"{found.described} ({self.where})")
-            found = meaning(statement, self._names)
+        while self._left and effect.effect not in (Effect.HARMLESS, Effect.ELSEWHERE):
+            touched = [table for table in self._left if table.name == effect.table] or self._left
+            self._note(touched, f"{effect.described} ({self.where})")
+            effect = meaning(statement, self._names)
 
     def _bad_rows(self, code: int, table: TableName) -> None:
         # Whether a prepared transaction counts does not matter here: to read a table in full is right in any case.
         unlogged = code == walk_state.OTHERS_CASCADES
-        if own := [one for one in self._left if (relies_on_log(one) if unlogged else one.name == table)]:
-            self._note(own, f"{refusals.bad_rows(code, table, '').message} ({self.where})")
+        if affected_tables := [
+            unread_table
+            for unread_table in self._left
+            if (relies_on_log(unread_table) if unlogged else unread_table.name == table)
+        ]:
+            self._note(affected_tables, f"{refusals.bad_rows(code, table, '').message} ({self.where})")
 
     def _note(self, tables: Sequence[Table], why: str) -> None:
         for table in tables:

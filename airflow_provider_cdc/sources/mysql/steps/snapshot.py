@@ -86,7 +86,7 @@ def record_initial(settings: ConnectionSettings, plans: Sequence[TablePlan], loc
     locked = [plan.table for plan in plans if plan.locked]
     with session(settings) as connection:
         # Before the position: what is set later shows up as a difference.
-        found = identity(settings, connection)
+        server_identity = identity(settings, connection)
         if problems := problems_of(SETTINGS, Moment.EACH_STEP, ServerContext(connection)):
             raise PreflightError(problems)
         # Behind the place in the log and before the position: whatever changes them from now on shows up as a
@@ -100,7 +100,7 @@ def record_initial(settings: ConnectionSettings, plans: Sequence[TablePlan], loc
             position, lock_seconds = executed(connection), 0.0
         if not position:
             raise PreflightError([NO_POSITION])
-        found = with_mark(settings, connection, found)
+        server_identity = with_mark(settings, connection, server_identity)
         # What preflight found may have changed since. What changes from now on is in the window.
         context = of_recorded(connection, tables_of(connection, plans), plans)
         problems = problems_of(OF_TABLES, Moment.POSITION_FIXED, context)
@@ -109,7 +109,7 @@ def record_initial(settings: ConnectionSettings, plans: Sequence[TablePlan], loc
         tables = with_known_at_position(connection, tables, plans, unaltered)
     if problems:
         raise PreflightError(problems)
-    return InitialPoint(position, found, tables, lock_seconds)
+    return InitialPoint(position, server_identity, tables, lock_seconds)
 
 
 def tables_of(connection: Connection, plans: Sequence[TablePlan]) -> tuple[Table, ...]:

@@ -51,7 +51,7 @@ def check_writes(settings: ConnectionSettings, summaries: Sequence[SegmentSummar
     redefined = list(chain(later, *(summary.redefined for summary in summaries)))
     for table, write in writes:
         for name in (table, *write.read):
-            if any(_covers(one, name) for one in redefined):
+            if any(_covers(definition, name) for definition in redefined):
                 raise _refused(
                     f"{name} was renamed or dropped since then, or some view or trigger was made or dropped",
                     table,
@@ -126,9 +126,9 @@ class _Definitions(LogWalker):
         super().__init__(segment.name, segment.start, segment.stop, GtidSet(), (), self.summary)
 
     def _check(self, statement: Statement) -> None:
-        found = meaning(statement, self._names)
-        self._remember(found)
-        if found.effect is Effect.NOT_UNDERSTOOD:
+        effect = meaning(statement, self._names)
+        self._remember(effect)
+        if effect.effect is Effect.NOT_UNDERSTOOD:
             self.summary.redefined = [EVERY_TABLE]
 
 

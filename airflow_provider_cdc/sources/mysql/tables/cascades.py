@@ -68,30 +68,31 @@ def with_parents(
     if unlogged_because(connection) is None:
         cascading = {(schema, table) for schema, table, _ in _cascading(connection, [table.name for table in tables])}
         return tuple(
-            replace(one, details={**one.details, _LOGGED: True})
-            if (one.name.schema, one.name.name) in cascading
-            else one
-            for one in tables
+            replace(copied_table, details={**copied_table.details, _LOGGED: True})
+            if (copied_table.name.schema, copied_table.name.name) in cascading
+            else copied_table
+            for copied_table in tables
         ), []
     keys = _all_foreign_keys(connection, [table.name for table in tables])
     chains = {table.name: _chain(table.name, keys) for table in tables}
-    wanted = sorted({parent for chain in chains.values() for parent in chain})
+    parent_names = sorted({parent for chain in chains.values() for parent in chain})
     visible = {
-        TableName(schema, name) for schema, name, _ in select_of_tables(connection, wanted, "TABLE_TYPE", "TABLES")
+        TableName(schema, name)
+        for schema, name, _ in select_of_tables(connection, parent_names, "TABLE_TYPE", "TABLES")
     }
     # After the foreign keys were read: this user sees only those of tables and columns that it may read.
-    known = [name for name in wanted if name in visible and privileges.select_problem(name) is None]
-    parents = {parent.name: parent for parent in read_tables(connection, known)}
-    found, problems = [], []
+    readable_parents = [name for name in parent_names if name in visible and privileges.select_problem(name) is None]
+    parents = {parent.name: parent for parent in read_tables(connection, readable_parents)}
+    complete_tables, problems = [], []
     for table in tables:
         chain = chains[table.name]
         wrong = [problem for name in chain for problem in _problems(connection, table, name, parents.get(name))]
         problems += wrong
         if not wrong:
-            own = tuple(_referenced(parents[name], columns) for name, columns in chain.items())
-            table = replace(table, cascades_from=own)
-        found.append(table)
-    return tuple(found), problems
+            cascades = tuple(_referenced(parents[name], columns) for name, columns in chain.items())
+            table = replace(table, cascades_from=cascades)
+        complete_tables.append(table)
+    return tuple(complete_tables), problems
 
 
 def relies_on_log(table: Table) -> bool:
@@ -137,14 +138,14 @@ def parents_of(table: Table) -> str:
 
 def _all_foreign_keys(connection: Connection, names: Sequence[TableName]) -> Mapping[TableName, list[_ForeignKey]]:
     """The foreign keys that make changes by themselves, of ``names``, of their parents, and so on."""
-    found: dict[TableName, list[_ForeignKey]] = {}
+    foreign_keys: dict[TableName, list[_ForeignKey]] = {}
     ahead = list(names)
     while ahead:
-        own = _foreign_keys(connection, ahead)
-        found |= {name: own.get(name, []) for name in ahead}
-        parents = {key.parent for keys in found.values() for key in keys}
-        ahead = sorted(parents - found.keys())
-    return found
+        keys_of_generation = _foreign_keys(connection, ahead)
+        foreign_keys |= {name: keys_of_generation.get(name, []) for name in ahead}
+        parents = {key.parent for keys in foreign_keys.values() for key in keys}
+        ahead = sorted(parents - foreign_keys.keys())
+    return foreign_keys
 
 
 def _cascading(connection: Connection, names: Sequence[TableName]) -> set[tuple[str, str, str]]:
@@ -174,33 +175,33 @@ def _foreign_keys(connection: Connection, names: Sequence[TableName]) -> dict[Ta
     ):
         if (schema, table, constraint) in cascading:
             columns[schema, table, constraint, TableName(parent_schema, parent)].append(column)
-    found: dict[TableName, list[_ForeignKey]] = defaultdict(list)
+    by_table: dict[TableName, list[_ForeignKey]] = defaultdict(list)
     for (schema, table, _, parent_name), referenced in columns.items():
-        found[TableName(schema, table)].append(_ForeignKey(parent_name, tuple(referenced)))
-    return found
+        by_table[TableName(schema, table)].append(_ForeignKey(parent_name, tuple(referenced)))
+    return by_table
 
 
 def _chain(name: TableName, keys: Mapping[TableName, Sequence[_ForeignKey]]) -> dict[TableName, set[str]]:
     """The parents up the chain from ``name`` (which may be its own), and the columns of each that are referenced."""
-    found: dict[TableName, set[str]] = {}
+    columns_by_table: dict[TableName, set[str]] = {}
     ahead = [name]
-    seen = set()
+    visited = set()
     while ahead:
         child = ahead.pop()
-        if child in seen:
+        if child in visited:
             continue
-        seen.add(child)
+        visited.add(child)
         for key in keys[child]:
-            found.setdefault(key.parent, set()).update(key.referenced)
+            columns_by_table.setdefault(key.parent, set()).update(key.referenced)
             ahead.append(key.parent)
-    return dict(sorted(found.items()))
+    return dict(sorted(columns_by_table.items()))
 
 
 def _referenced(parent: Table, columns: set[str]) -> Table:
     # The catalog gives the names in the case in which the foreign key was declared.
-    wanted = {name.lower() for name in columns}
-    key = tuple(column.name for column in parent.columns if column.name.lower() in wanted)
-    if len(key) != len(wanted):
+    lowered_names = {name.lower() for name in columns}
+    key = tuple(column.name for column in parent.columns if column.name.lower() in lowered_names)
+    if len(key) != len(lowered_names):
         raise AssertionError(f"{parent.name} has no columns {sorted(columns)}")
     return replace(parent, key=key, key_index="", rows=0, bytes=0, options=_ANY_VALUE)
 

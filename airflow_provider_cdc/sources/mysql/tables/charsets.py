@@ -151,8 +151,8 @@ GB18030_EDITION = {0x1E3F: 0xE7C7, 0xE7C7: 0x1E3F}
 
 def bytes_per_character(charset: str) -> int | None:
     """The most bytes of a character, by which MySQL declares lengths; None: not a supported character set."""
-    known = CHARSETS.get(charset)
-    return known.size if known else None
+    charset_info = CHARSETS.get(charset)
+    return charset_info.size if charset_info else None
 
 
 def is_ambiguous(charset: str) -> bool:

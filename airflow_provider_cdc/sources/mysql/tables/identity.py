@@ -72,16 +72,16 @@ def with_identities(
 ) -> tuple[Table, ...]:
     """The tables and the parents whose changes reach them (`Table.cascades_from`), each with its identity in its
     details; those that are not ``known`` are asked for."""
-    names = {one.name for table in tables for one in (table, *table.cascades_from)}
-    found = {**read_identities(connection, sorted(names - known.keys())), **known}
+    names = {related_table.name for table in tables for related_table in (table, *table.cascades_from)}
+    identities = {**read_identities(connection, sorted(names - known.keys())), **known}
 
     def identified(table: Table) -> Table:
-        own = found.get(table.name)
-        if own is None:
+        table_numbers = identities.get(table.name)
+        if table_numbers is None:
             return table
-        numbers = {_IDS: own.ids, _SPACES: own.spaces}
-        seen = {key: dict(found) for key, found in numbers.items() if found is not None}
-        return replace(table, details={**table.details, _CREATED: own.created, **seen})
+        numbers = {_IDS: table_numbers.ids, _SPACES: table_numbers.spaces}
+        numbers_by_kind = {key: dict(identities) for key, identities in numbers.items() if identities is not None}
+        return replace(table, details={**table.details, _CREATED: table_numbers.created, **numbers_by_kind})
 
     return tuple(
         replace(identified(table), cascades_from=tuple(map(identified, table.cascades_from))) for table in tables
@@ -104,8 +104,14 @@ def read_identities(connection: Connection, names: Sequence[TableName]) -> dict[
 
 def recorded_identities(tables: Sequence[Table]) -> dict[TableName, TableIdentity]:
     """What was recorded of tables, and of the parents whose changes reach them."""
-    known = {one.name: one for table in tables for one in (*table.cascades_from, table)}
-    return {name: own for name, one in known.items() if (own := recorded_identity(one)) is not None}
+    tables_by_name = {
+        related_table.name: related_table for table in tables for related_table in (*table.cascades_from, table)
+    }
+    return {
+        name: recorded
+        for name, related_table in tables_by_name.items()
+        if (recorded := recorded_identity(related_table)) is not None
+    }
 
 
 def look_replaced(
@@ -116,8 +122,8 @@ def look_replaced(
     recorded = recorded_identities(tables)
     now = read_identities(connection, list(recorded))
     return any(
-        name not in now or (own.differs(now[name]) and explained.get(name, own).differs(now[name]))
-        for name, own in recorded.items()
+        name not in now or (recorded_one.differs(now[name]) and explained.get(name, recorded_one).differs(now[name]))
+        for name, recorded_one in recorded.items()
     )
 
 
@@ -157,41 +163,41 @@ def _lost(one: Mapping[str, int] | None, other: Mapping[str, int] | None) -> boo
 def _ids(connection: Connection, names: Sequence[TableName]) -> dict[TableName, dict[str, int]]:
     encoded = {_in_file_names(name): name for name in names}
     rows = _engine_tables(connection, [name.partition("/")[0] for name in encoded])
-    found: dict[TableName, dict[str, int]] = {}
+    numbers: dict[TableName, dict[str, int]] = {}
     for name, number, _ in rows or ():
         table, _, partition = _split(name)
         if table in encoded:
-            found.setdefault(encoded[table], {})[partition] = number
-    if rows is not None and (others := [name for name in names if name not in found]):
-        found |= _ids_by_tablespace(connection, others)
-    return found
+            numbers.setdefault(encoded[table], {})[partition] = number
+    if rows is not None and (names_without_numbers := [name for name in names if name not in numbers]):
+        numbers |= _ids_by_tablespace(connection, names_without_numbers)
+    return numbers
 
 
 def _ids_by_tablespace(connection: Connection, names: Sequence[TableName]) -> dict[TableName, dict[str, int]]:
     """The numbers of tables whose names have letters that only the server can write as in the names of its files: it
     tells the names of tablespaces as they are. Tables that share one are left out."""
     spaces = {space: name for name, space in _tablespaces(connection, [name.schema for name in names]) or ()}
-    wanted = {f"{name.schema}/{name.name}": name for name in names}
-    found: dict[TableName, dict[str, int]] = {}
+    names_by_path = {f"{name.schema}/{name.name}": name for name in names}
+    numbers: dict[TableName, dict[str, int]] = {}
     for name, number, space in _engine_tables(connection, None) or ():
         _, divided, partition = _split(name)
         whole = spaces.get(space, "")
         # A plain table may have the sign of partitions in its name.
         table = _PARTITION.split(whole, maxsplit=1)[0] if divided else whole
-        if table in wanted:
-            found.setdefault(wanted[table], {})[partition] = number
-    return found
+        if table in names_by_path:
+            numbers.setdefault(names_by_path[table], {})[partition] = number
+    return numbers
 
 
 def _spaces(connection: Connection, names: Sequence[TableName]) -> dict[TableName, dict[str, int]]:
     """The numbers of the tablespaces of tables; those that share one are left out."""
-    wanted = {f"{name.schema}/{name.name}": name for name in names}
-    found: dict[TableName, dict[str, int]] = {}
+    names_by_path = {f"{name.schema}/{name.name}": name for name in names}
+    spaces: dict[TableName, dict[str, int]] = {}
     for name, space in _tablespaces(connection, [name.schema for name in names]) or ():
-        table, _, partition = (name, False, "") if name in wanted else _split(name)
-        if table in wanted:
-            found.setdefault(wanted[table], {})[partition] = space
-    return found
+        table, _, partition = (name, False, "") if name in names_by_path else _split(name)
+        if table in names_by_path:
+            spaces.setdefault(names_by_path[table], {})[partition] = space
+    return spaces
 
 
 def _tablespaces(connection: Connection, schemas: Sequence[str]) -> list[tuple[str, int]] | None:

@@ -88,8 +88,8 @@ def replaced_since(
     :raises LogGone: the log was purged meanwhile.
     :raises SourceUnavailable: the server cannot be reached.
     """
-    found, optimizing = _replaced(settings, connection, begin, tables, explained, until, {})
-    return {name: f"{why}; or {_OPTIMIZING}" if optimizing else why for name, why in found.items()}
+    replaced, optimizing = _replaced(settings, connection, begin, tables, explained, until, {})
+    return {name: f"{why}; or {_OPTIMIZING}" if optimizing else why for name, why in replaced.items()}
 
 
 def _replaced(
@@ -102,39 +102,41 @@ def _replaced(
     at_position: Mapping[TableName, TableIdentity],
 ) -> tuple[dict[TableName, str], bool]:
     """As `replaced_since`, and whether an OPTIMIZE TABLE was running."""
-    known = {one.name: one for table in tables for one in (*table.cascades_from, table)}
+    tables_by_name = {one.name: one for table in tables for one in (*table.cascades_from, table)}
     before = recorded_identities(tables)
-    seen = explained if explained is not None else {}
+    explanations = explained if explained is not None else {}
 
     def others(now: Mapping[TableName, TableIdentity]) -> list[TableName]:
         return [
             name
-            for name, own in before.items()
-            if name in now and own.differs(now[name]) and seen.get(name, own).differs(now[name])
+            for name, identity_before in before.items()
+            if name in now
+            and identity_before.differs(now[name])
+            and explanations.get(name, identity_before).differs(now[name])
         ]
 
     now = read_identities(connection, list(before))
-    found = {name: "it does not exist any more, or this user may not see it" for name in before if name not in now}
+    replaced = {name: "it does not exist any more, or this user may not see it" for name in before if name not in now}
     if names := others(now):
         with held(connection, names):
             now = read_identities(connection, names)
         names = others(now)
     optimizing = bool(names) and _is_optimizing(connection)
     if names:
-        ddl = _logged_ddl(settings, connection, begin, [known[name] for name in names])
+        ddl = _logged_ddl(settings, connection, begin, [tables_by_name[name] for name in names])
         for name in names:
             later = [one for one in ddl[name] if until is not None and not is_before(one.place, until)]
             if any(one.effect is IdentityEffect.ANY for one in later):
                 then = at_position.get(name, before[name])
                 others_then = [one for one in ddl[name] if one not in later or one.effect is not IdentityEffect.ANY]
                 if before[name].differs(then) and (why := _unexplained(before[name], then, others_then)):
-                    found[name] = why
+                    replaced[name] = why
                 continue
             if why := _unexplained(before[name], now[name], ddl[name]):
-                found[name] = why
+                replaced[name] = why
             elif now[name].ids is not None or before[name].ids is None:
-                seen[name] = now[name]
-    return found, optimizing
+                explanations[name] = now[name]
+    return replaced, optimizing
 
 
 def check_not_replaced(
@@ -155,8 +157,8 @@ def check_not_replaced(
     :raises SchemaChanged: a table was replaced, and the log does not say so.
     :raises TransientError: that may be so, or an OPTIMIZE TABLE that runs did it.
     """
-    found, optimizing = _replaced(settings, connection, begin, tables, explained, until, recorded_identities(now))
-    for name, why in found.items():
+    replaced, optimizing = _replaced(settings, connection, begin, tables, explained, until, recorded_identities(now))
+    for name, why in replaced.items():
         if optimizing:
             raise TransientError(_OPTIMIZING, where=str(name), hint="the task can be retried once it has ended")
         raise SchemaChanged(why, where=str(name), hint=f"{hint}; {_HINT}")
@@ -174,17 +176,21 @@ def made_since(
 
     For positions at which no identities were recorded.
     """
-    known = {table.name: table for table in tables}
-    late = {name: own for name, own in read_identities(connection, list(known)).items() if _made(own) >= moment}
+    tables_by_name = {table.name: table for table in tables}
+    late = {
+        name: table_identity
+        for name, table_identity in read_identities(connection, list(tables_by_name)).items()
+        if _made(table_identity) >= moment
+    }
     if not late:
         return {}
     with held(connection, list(late)):
         late = read_identities(connection, list(late))
-    ddl = _logged_ddl(settings, connection, begin, [known[name] for name in late])
+    ddl = _logged_ddl(settings, connection, begin, [tables_by_name[name] for name in late])
     return {
-        name: (_unlogged(own), _made(own))
-        for name, own in late.items()
-        if own.created not in {one.when for one in ddl[name]}
+        name: (_unlogged(table_identity), _made(table_identity))
+        for name, table_identity in late.items()
+        if table_identity.created not in {statement.when for statement in ddl[name]}
     }
 
 
@@ -256,7 +262,7 @@ def _logged_ddl(
     check_place(settings, files, begin)
     # Then no ALTER is done in place unless it says so.
     copies = variables(connection, ["old_alter_table"]).get("old_alter_table") == "ON"
-    found: dict[TableName, list[LoggedDdl]] = {table.name: [] for table in tables}
+    ddl_by_table: dict[TableName, list[LoggedDdl]] = {table.name: [] for table in tables}
 
     def walker_of(segment: LogSegment) -> _DdlWalker:
         return _DdlWalker(segment, tables)
@@ -265,15 +271,18 @@ def _logged_ddl(
         for walker, error in walkers:
             if error is not None:
                 raise error
-            for name, own in walker.found.items():
-                found[name] += own
+            for name, statements in walker.found.items():
+                ddl_by_table[name] += statements
     if copies:
         narrower, rebuilt = (IdentityEffect.MARKED, IdentityEffect.EXTENDED), IdentityEffect.REBUILT
-        found = {
-            name: [replace(one, effect=rebuilt) if one.effect in narrower else one for one in own]
-            for name, own in found.items()
+        ddl_by_table = {
+            name: [
+                replace(statement, effect=rebuilt) if statement.effect in narrower else statement
+                for statement in statements
+            ]
+            for name, statements in ddl_by_table.items()
         }
-    return found
+    return ddl_by_table
 
 
 _NAMES_TABLES = frozenset(["ALTER TABLE", "CREATE INDEX", "DROP INDEX", "DROP TABLE", "OPTIMIZE TABLE"])
@@ -293,19 +302,22 @@ class _DdlWalker(PreparedWalker):
 
     def _check(self, statement: Statement) -> None:
         # Whoever optimizes thousands of tables has as many statements in the log.
-        found = meaning(statement, self._names)
-        if found.effect in (Effect.HARMLESS, Effect.ELSEWHERE) and found.identity is None:
+        statement_meaning = meaning(statement, self._names)
+        if statement_meaning.effect in (Effect.HARMLESS, Effect.ELSEWHERE) and statement_meaning.identity is None:
             return
         text = statement.text.lower()
-        names_all = found.statement in _NAMES_TABLES and found.effect in (Effect.HARMLESS, Effect.TOUCHES)
+        names_all = statement_meaning.statement in _NAMES_TABLES and statement_meaning.effect in (
+            Effect.HARMLESS,
+            Effect.TOUCHES,
+        )
         for name, names in self._each.items():
             # Of another name the server may still think that it is this one, or write it in another way.
             plain = text.isascii() and name.name.isascii() and name.name.replace("_", "a").isalnum()
             if plain and names_all and name.name.lower() not in text:
                 continue
-            own = meaning(statement, names)
-            known = own.effect in (Effect.HARMLESS, Effect.ELSEWHERE)
-            effect = own.identity if known else IdentityEffect.ANY
+            table_meaning = meaning(statement, names)
+            is_harmless = table_meaning.effect in (Effect.HARMLESS, Effect.ELSEWHERE)
+            effect = table_meaning.identity if is_harmless else IdentityEffect.ANY
             if effect is not None:
                 place = LogPlace(self.summary.segment.name, self.position)
                 self.found[name].append(LoggedDdl(self.when, effect, place))

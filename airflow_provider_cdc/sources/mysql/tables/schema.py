@@ -183,7 +183,7 @@ _IndexParts = dict[str, list[tuple[Any, ...]]]
 
 def _indexes(connection: Connection, names: Sequence[TableName]) -> dict[TableName, _IndexParts]:
     """The parts of every unique index, primary key first: (column, prefix length, visible)."""
-    found: dict[TableName, _IndexParts] = defaultdict(lambda: defaultdict(list))
+    parts_by_table: dict[TableName, _IndexParts] = defaultdict(lambda: defaultdict(list))
     for schema, table, index, *part in select_of_tables(
         connection,
         names,
@@ -191,8 +191,8 @@ def _indexes(connection: Connection, names: Sequence[TableName]) -> dict[TableNa
         "STATISTICS",
         "AND NON_UNIQUE = 0 ORDER BY TABLE_SCHEMA, TABLE_NAME, INDEX_NAME <> 'PRIMARY', INDEX_NAME, SEQ_IN_INDEX",
     ):
-        found[TableName(schema, table)][index].append(tuple(part))
-    return found
+        parts_by_table[TableName(schema, table)][index].append(tuple(part))
+    return parts_by_table
 
 
 def _key(columns: Sequence[Column], indexes: _IndexParts, first: str) -> tuple[str, tuple[str, ...]]:

@@ -222,8 +222,8 @@ def arrow_schema(table: Table) -> pa.Schema:
 
 def comparable_texts(table: Table) -> dict[str, str]:
     """`ToldInPart.comparable_texts`."""
-    found = {Family.TEXT: "plain", Family.ENUM: "label", Family.SET: "label"}
-    return {column.name: found[column.family] for column in column_types(table) if column.family in found}
+    texts = {Family.TEXT: "plain", Family.ENUM: "label", Family.SET: "label"}
+    return {column.name: texts[column.family] for column in column_types(table) if column.family in texts}
 
 
 def decimal_groups(precision: int, scale: int) -> list[tuple[int, int]]:

@@ -50,8 +50,8 @@ def read_at(connection: Connection, snapshot: str, names: Sequence[TableName]) -
     with connection.transaction():
         query(connection, "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY")
         query(connection, f"SET TRANSACTION SNAPSHOT {literal(snapshot)}")
-        wanted = [name.schema for name in names], [name.name for name in names]
-        oids = {TableName(schema, name): oid for schema, name, oid in query(connection, _RELATIONS, wanted)}
+        schemas_and_names = [name.schema for name in names], [name.name for name in names]
+        oids = {TableName(schema, name): oid for schema, name, oid in query(connection, _RELATIONS, schemas_and_names)}
         columns = dict(query(connection, _COLUMNS, (list(oids.values()),)))
         trees = dict(query(connection, _TREES, (list(oids.values()),)))
     return {

@@ -22,7 +22,10 @@ WHERE c.oid = ANY(%s::oid[])
 
 def read_versions(connection: Connection, oids: Sequence[int]) -> dict[int, tuple[str, str]]:
     """The versions of relations' rows in the catalog, and of what says which schema they lie in, by their OIDs."""
-    return {oid: (own, schema or "") for oid, own, schema in query(connection, _VERSIONS, (list(oids),))}
+    return {
+        oid: (relation_version, schema or "")
+        for oid, relation_version, schema in query(connection, _VERSIONS, (list(oids),))
+    }
 
 
 def described(versions: Mapping[int, tuple[str, str]], table: int, leaves: Sequence[int]) -> dict[str, Any]:

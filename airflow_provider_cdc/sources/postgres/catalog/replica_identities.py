@@ -68,10 +68,10 @@ def logged_columns(connection: Connection, publication: str = "") -> Callable[[T
     """
     stored = connection.info.server_version >= _GENERATED_COLUMNS_SINCE
     if stored and publication:
-        told = query(connection, "SELECT pubgencols = 's' FROM pg_publication WHERE pubname = %s", (publication,))
-        stored = all(has for (has,) in told)
-    wanted = (None, "stored") if stored else (None,)
-    return lambda table: [column.name for column in table.columns if column.details.get("generated") in wanted]
+        rows = query(connection, "SELECT pubgencols = 's' FROM pg_publication WHERE pubname = %s", (publication,))
+        stored = all(has for (has,) in rows)
+    logged_kinds = (None, "stored") if stored else (None,)
+    return lambda table: [column.name for column in table.columns if column.details.get("generated") in logged_kinds]
 
 
 def no_identity(table: Table) -> str:

@@ -89,33 +89,33 @@ def read_tables(connection: Connection, names: Sequence[TableName], publication:
     """
     if not names:
         return ()
-    found = _relations(connection, names)
-    oids = [oid for oid, _, _ in found.values()]
+    relations = _relations(connection, names)
+    oids = [oid for oid, _, _ in relations.values()]
     columns, keys, held = _columns(connection, oids), _keys(connection, oids), _leaves(connection, oids)
     children = dict(query(connection, _CHILDREN, (oids,)))
     trees = dict(query(connection, _TREES, (oids,)))
     via_root = bool(query(connection, "SELECT 1 FROM pg_publication WHERE pubname = %s AND pubviaroot", (publication,)))
-    own_leaves = {oid: [leaf.oid for leaf, _ in own] for oid, (own, _, _) in held.items()}
+    own_leaves = {oid: [leaf.oid for leaf, _ in table_leaves] for oid, (table_leaves, _, _) in held.items()}
     versions = publication_scope.read_versions(connection, [*oids, *chain.from_iterable(own_leaves.values())])
     tables = []
     for name in names:
-        if name not in found:
+        if name not in relations:
             raise SchemaChanged(
                 "the table does not exist, or this user may not see it",
                 where=str(name),
                 hint="restore it or its privileges, or trigger a new run without it",
             )
-        oid, kind, identity = found[name]
+        oid, kind, identity = relations[name]
         # Of a view the log tells nothing, so no key helps.
         usable = _usable(columns[oid], keys.get(oid, [])) if kind in LOGGED else []
         key_index, key, key_oid, key_version = usable[0] if usable else ("", (), 0, "")
-        own, rows, size = held.get(oid, ([], 0, 0))
+        table_leaves, rows, size = held.get(oid, ([], 0, 0))
         names_in_order = [column.name for column in columns[oid]]
         details = {
             "oid": oid,
             "kind": kind,
             "identity": identity,
-            "leaves": [[*astuple(leaf)[:6], _order(names_in_order, own_names)] for leaf, own_names in own],
+            "leaves": [[*astuple(leaf)[:6], _order(names_in_order, own_names)] for leaf, own_names in table_leaves],
             "tree": trees.get(oid, []),
             "children": children.get(oid, []),
             "via_root": via_root,
@@ -161,7 +161,7 @@ ORDER BY a.attrelid, a.attnum
 def _columns(connection: Connection, oids: Sequence[int]) -> dict[int, list[Column]]:
     rows = query(connection, _COLUMNS, (list(oids),))
     types = read_types(connection, {row[5] for row in rows})
-    found: dict[int, list[Column]] = defaultdict(list)
+    columns: dict[int, list[Column]] = defaultdict(list)
     for relation, name, number, version, type_name, oid, typmod, generated, computed, not_null in rows:
         kind, base, base_oid, base_typmod, names_objects, definition, labels = types[oid]
         details: dict[str, str | int | bool] = {
@@ -184,8 +184,8 @@ def _columns(connection: Connection, oids: Sequence[int]) -> dict[int, list[Colu
             details["generated"] = {"s": "stored", "v": "virtual"}[generated]
         if computed:
             details["computed"], details["expression"] = computed
-        found[relation].append(Column(name, type_name, not not_null, details))
-    return found
+        columns[relation].append(Column(name, type_name, not not_null, details))
+    return columns
 
 
 _KEYS = """
@@ -205,10 +205,10 @@ _Key = tuple[str, tuple[str, ...], int, str]
 
 
 def _keys(connection: Connection, oids: Sequence[int]) -> dict[int, list[_Key]]:
-    found: dict[int, list[_Key]] = defaultdict(list)
+    keys: dict[int, list[_Key]] = defaultdict(list)
     for relation, index, oid, version, key in query(connection, _KEYS, (list(oids),)):
-        found[relation].append((index, tuple(key), oid, version))
-    return found
+        keys[relation].append((index, tuple(key), oid, version))
+    return keys
 
 
 def _usable(columns: Sequence[Column], candidates: Sequence[_Key]) -> list[_Key]:
@@ -246,15 +246,15 @@ WHERE i.inhparent = ANY(%s::oid[]) GROUP BY i.inhparent
 
 def _leaves(connection: Connection, oids: Sequence[int]) -> dict[int, tuple[list[tuple[Leaf, list[str]]], int, int]]:
     """The leaves, each with the names of its columns, estimated rows and bytes, by the table's OID."""
-    found: dict[int, tuple[list[tuple[Leaf, list[str]]], int, int]] = {}
+    leaves_by_root: dict[int, tuple[list[tuple[Leaf, list[str]]], int, int]] = {}
     for root, oid, schema, name, filenode, identity, state, columns, tuples, pages, size, block in query(
         connection, _LEAVES, (list(oids), list(oids))
     ):
-        own, rows, total = found.get(root, ([], 0, 0))
+        root_leaves, rows, total = leaves_by_root.get(root, ([], 0, 0))
         estimate = round(tuples / pages * (size / block)) if tuples > 0 and pages > 0 else size // _ROW_BYTES
-        own.append((Leaf(oid, schema, name, filenode or 0, identity, state), columns))
-        found[root] = own, rows + estimate, total + size
-    return found
+        root_leaves.append((Leaf(oid, schema, name, filenode or 0, identity, state), columns))
+        leaves_by_root[root] = root_leaves, rows + estimate, total + size
+    return leaves_by_root
 
 
 def _order(columns: Sequence[str], own: Sequence[str]) -> list[int]:

@@ -81,15 +81,15 @@ _TYPE_KINDS = {
 def read_types(connection: Connection, oids: Iterable[int]) -> dict[int, tuple[str, str, int, int, bool, str, str]]:
     """Kind, name, OID and modifier of the type beneath, whether a part of it is one of ``NAMES_OF_OBJECTS``, the digest
     of the definition, and the versions of its labels, by the type's OID."""
-    wanted = list(oids)
-    arguments = wanted, list(NAMES_OF_OBJECTS), _FIRST_OWN_OID
+    type_oids = list(oids)
+    arguments = type_oids, list(NAMES_OF_OBJECTS), _FIRST_OWN_OID
     parts = {
         root: (names, digest or "", labels or "")
         for root, names, digest, labels in query(connection, _DEFINITIONS, arguments)
     }
     return {
         root: (_TYPE_KINDS[kind], base, base_oid, typmod, *parts[root])
-        for root, base, base_oid, typmod, kind in query(connection, _BASES, (wanted,))
+        for root, base, base_oid, typmod, kind in query(connection, _BASES, (type_oids,))
     }
 
 

@@ -151,16 +151,16 @@ def arrow_schema(table: Table) -> pa.Schema:
 
 def comparable_texts(table: Table) -> dict[str, str]:
     """`ToldInPart.comparable_texts`."""
-    found = {}
+    texts = {}
     for column in table.columns:
         oid, _ = base_type(column)
         if oid in _PLAIN_TEXTS:
-            found[column.name] = "plain"
+            texts[column.name] = "plain"
         elif _native(oid, -1)[0] is Family.UUID:
-            found[column.name] = "uuid"
+            texts[column.name] = "uuid"
         elif column.details.get("kind") == "enum":
-            found[column.name] = "label"
-    return found
+            texts[column.name] = "label"
+    return texts
 
 
 def select_list(table: Table, *, decimals: bool = False) -> str:

@@ -142,8 +142,8 @@ def execute(connection: Connection, sql: str) -> None:
 def _settings(connection: Connection) -> dict[str, str]:
     """What our sessions rely on. The query holds no operator, which a user's path could lead elsewhere."""
     names = [*session_setup.SETTINGS, *session_setup.SET_AT_ONCE, "role"]
-    asked = ", ".join(f"pg_catalog.current_setting({literal(name)}, true)" for name in names)
-    (row,) = query(connection, f"SELECT {asked}")
+    expressions = ", ".join(f"pg_catalog.current_setting({literal(name)}, true)" for name in names)
+    (row,) = query(connection, f"SELECT {expressions}")
     return {name: setting for name, setting in zip(names, row, strict=True) if setting is not None}
 
 
@@ -165,9 +165,9 @@ def _problem(connection: Connection, error: psycopg.Error, triggers: Sequence[Ev
     context = error.diag.context or ""
     tags = re.findall("(?:^|; )((?:CREATE|ALTER|DROP) PUBLICATION|COMMENT)", sql)
     # What fails without a context may be the work of an earlier command's trigger.
-    concerned = [one for one in triggers if not context or not one.tags or {*one.tags} & {*tags}]
-    raising = [one for one in concerned if f"{one.function_name}(" in context] or concerned or list(triggers)
-    one = raising[0]
+    concerned = [entry for entry in triggers if not context or not entry.tags or {*entry.tags} & {*tags}]
+    raising = [entry for entry in concerned if f"{entry.function_name}(" in context] or concerned or list(triggers)
+    entry = raising[0]
     ((user,),) = query(connection, "SELECT session_user::text")
     command = f"{' or '.join(tags)}, which runs need"
     return Problem(
@@ -176,8 +176,8 @@ def _problem(connection: Connection, error: psycopg.Error, triggers: Sequence[Ev
         if context
         else f"{command}, fails; it may have dropped the publication, or changed its owner or the session's role: "
         f"{said(error)}",
-        f"qualify the names in its function with their schemas, or ALTER FUNCTION {one.function} SET search_path = …; "
-        f"grant {quote(user)} what the function uses, or make it SECURITY DEFINER; let it RETURN for this user; or let "
+        f"qualify the names in its function with their schemas, or ALTER FUNCTION {entry.function} SET "
+        f"search_path = …; grant {quote(user)} what the function uses, or make it SECURITY DEFINER; let it RETURN for this user; or let "
         "the tables' owner make the publication, and name it in the connection (publication), so that runs need no "
         "such command",
     )
@@ -319,13 +319,13 @@ ORDER BY 1, 2
 
 
 def _unplannable(connection: Connection, table: Table, leaf: Leaf, error: psycopg.Error) -> Problem:
-    found = query(connection, _EXPRESSIONS, {"oid": leaf.oid})
+    expressions = query(connection, _EXPRESSIONS, {"oid": leaf.oid})
     context = error.diag.context or ""
     # The context names the functions without their schemas.
-    found = [one for one in found if f'"{one[2]}"' in context] or found
-    causes = ", ".join(f"{what} (function {function})" for what, function, _ in found)
+    expressions = [expression for expression in expressions if f'"{expression[2]}"' in context] or expressions
+    causes = ", ".join(f"{what} (function {function})" for what, function, _ in expressions)
     ((user,),) = query(connection, "SELECT session_user::text")
-    function = found[0][1] if found else "…"
+    function = expressions[0][1] if expressions else "…"
     grant = f"grant {quote(user)} what the function uses; or " if is_denied(error.sqlstate or "") else ""
     return Problem(
         str(table.name),

@@ -52,8 +52,8 @@ READERS: tuple[Check[None], ...] = (
         (),
         _NEW_RUN,
         raised_by=(
-            Raised(Moment.READING, "sources.postgres.catalog.schema:check_unchanged"),
-            Raised(Moment.READS_ENDED, "sources.postgres.catalog.schema:check_unchanged"),
+            Raised(Moment.READING, "sources.postgres.catalog.schema_difference:check_unchanged"),
+            Raised(Moment.READS_ENDED, "sources.postgres.catalog.schema_difference:check_unchanged"),
         ),
     ),
     Check(
@@ -83,7 +83,7 @@ READERS: tuple[Check[None], ...] = (
         _NEW_RUN,
         raised_by=(
             Raised(Moment.READING, "sources.postgres.catalog.view_reads:check_view_read"),
-            Raised(Moment.READS_ENDED, "sources.postgres.catalog.schema:check_unchanged"),
+            Raised(Moment.READS_ENDED, "sources.postgres.catalog.schema_difference:check_unchanged"),
         ),
     ),
     Check(

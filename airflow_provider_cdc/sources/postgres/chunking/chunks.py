@@ -28,24 +28,24 @@ from airflow_provider_cdc.sources.postgres.server.session import Connection, que
 
 def plan_chunks(connection: Connection, table: Table, chunk_rows: int) -> list[Chunk]:
     """Chunks of about ``chunk_rows`` rows each, of all leaves; at least one for each leaf, and for the table."""
-    own = leaves(table)
-    if not own:
+    table_leaves = leaves(table)
+    if not table_leaves:
         return [Chunk(0)]
     if table.details["kind"] == VIEW:
         # What a query leaves open (the order of an array, which of several rows) may differ between two of them.
-        return [Chunk(0, (own[0].oid, 0), None, table.rows)]
+        return [Chunk(0, (table_leaves[0].oid, 0), None, table.rows)]
     blocks = dict(
         query(
             connection,
             "SELECT oid, pg_relation_size(oid) / current_setting('block_size')::int FROM unnest(%s::oid[]) oid",
-            ([leaf.oid for leaf in own],),
+            ([leaf.oid for leaf in table_leaves],),
         )
     )
     total = sum(size or 0 for size in blocks.values())
     density = max(table.rows, 1) / max(total, 1)
     step = max(1, math.ceil(chunk_rows / density))
     chunks: list[Chunk] = []
-    for leaf in own:
+    for leaf in table_leaves:
         # A remainder of less than half a chunk joins the last one.
         size = blocks.get(leaf.oid) or 0
         starts = list(range(0, max(1, size - step // 2), step))

@@ -113,12 +113,12 @@ class KeyLookup:
         if self._ask(_THROUGH_ROOT.format(root=literal(root), oid=oid)) != [("true",)]:
             return None
         rows = ", ".join(f"({number}, {self._row(key)[1:]}" for number, key in enumerate(keys.to_pylist()))
-        found: dict[int, list[int]] = {}
+        rows_by_leaf: dict[int, list[int]] = {}
         for leaf, number in self._ask(
             _LEAVES.format(rows=rows, names=self._names, root=root, condition=self._condition)
         ):
-            found.setdefault(int(leaf), []).append(int(number))
-        return {leaf: keys.take(pa.array(sorted({*numbers}))) for leaf, numbers in found.items()}
+            rows_by_leaf.setdefault(int(leaf), []).append(int(number))
+        return {leaf: keys.take(pa.array(sorted({*numbers}))) for leaf, numbers in rows_by_leaf.items()}
 
     def _row(self, image: bytes) -> str:
         values = _texts(image)
@@ -131,11 +131,11 @@ class KeyLookup:
 
 def _texts(image: bytes) -> list[str]:
     """The texts of an image without NULLs (`decode.images`)."""
-    found, at = [], 2
+    texts, at = [], 2
     while at < len(image):
         if image[at] != TEXT_VALUE:
             raise DecodeError("a value of a key is missing", hint="report this")
         end = at + 5 + int.from_bytes(image[at + 1 : at + 5], "big")
-        found.append(image[at + 5 : end].decode())
+        texts.append(image[at + 5 : end].decode())
         at = end
-    return found
+    return texts

@@ -37,8 +37,8 @@ def ranges(connection: Connection, table: Table, leaf: Leaf, chunk_rows: int) ->
     """Ranges of about ``chunk_rows`` rows each, of those that the server is asked for; empty: it would look at the
     blocks in any case, or they cannot be cut."""
     pushed = "" if table.selection.where is None else pushed_condition(table)
-    known = pushed and _analyzed(connection, table, leaf, pushed) and not _is_doubtful(connection, leaf)
-    rows = _through_index(connection, leaf, pushed) if known else None
+    is_analyzed = pushed and _analyzed(connection, table, leaf, pushed) and not _is_doubtful(connection, leaf)
+    rows = _through_index(connection, leaf, pushed) if is_analyzed else None
     if rows is None:
         return []
     pieces = -(-rows // chunk_rows)
@@ -51,12 +51,12 @@ def ranges(connection: Connection, table: Table, leaf: Leaf, chunk_rows: int) ->
 
 def condition(table: Table, least: Sequence[KeyValue], beyond: Sequence[KeyValue]) -> str:
     """What a chunk's condition goes on with, for keys from ``least`` up to before ``beyond``; each empty or a value."""
-    found = [
+    conditions = [
         f" AND {_key(table)} OPERATOR(pg_catalog.{sign}) {_spelt(*bound)}"
         for sign, bound in ((">=", least), ("<", beyond))
         if bound
     ]
-    return "".join(found)
+    return "".join(conditions)
 
 
 def _key(table: Table) -> str:
@@ -74,13 +74,13 @@ def _analyzed(connection: Connection, table: Table, leaf: Leaf, pushed: str) -> 
     """Whether the server has statistics of all columns that it is asked to look at."""
     looked_at = table.selection.where.columns if table.selection.where is not None else ()
     names = [name for name in looked_at if quote(name) in pushed]
-    ((known,),) = query(
+    ((is_analyzed,),) = query(
         connection,
         "SELECT count(*) FROM pg_stats "
         "WHERE (schemaname, tablename) = (%s, %s) AND attname = ANY(%s) AND NOT inherited",
         (leaf.schema, leaf.name, names),
     )
-    return int(known) == len(names)
+    return int(is_analyzed) == len(names)
 
 
 def _is_doubtful(connection: Connection, leaf: Leaf) -> bool:
@@ -103,23 +103,23 @@ def _through_index(connection: Connection, leaf: Leaf, pushed: str) -> int | Non
 
 def _nodes(plan: Mapping[str, Any]) -> Iterator[str]:
     yield plan["Node Type"]
-    for own in plan.get("Plans", ()):
-        yield from _nodes(own)
+    for child in plan.get("Plans", ()):
+        yield from _nodes(child)
 
 
 def _ends(connection: Connection, table: Table, leaf: Leaf) -> tuple[Any, Any]:
     """The least and the greatest key that is there, as far as the condition bounds it; None: it does not, there is
     none, or it is of a type that is not cut."""
     least, greatest = pushed_span(table)
-    known = greatest if least is None else least
-    if not isinstance(known, int | date):
+    known_end = greatest if least is None else least
+    if not isinstance(known_end, int | date):
         return None, None
     # Qualified: ORDER BY would take a plain name for the text that is selected.
     key = f"t.{_key(table)}"
     ends = [f"{key} {sign} {spelt_value(end)}" for sign, end in ((">=", least), ("<=", greatest)) if end is not None]
     look = f"SELECT {key}::text FROM ONLY {leaf.sql} AS t WHERE {' AND '.join(ends)} ORDER BY {key}"
     ((low, high),) = query(connection, f"SELECT ({look} ASC LIMIT 1), ({look} DESC LIMIT 1)")
-    read = int if isinstance(known, int) else type(known).fromisoformat
+    read = int if isinstance(known_end, int) else type(known_end).fromisoformat
     try:
         return read(low), read(high)
     except (TypeError, ValueError):
@@ -133,7 +133,9 @@ def _cuts(low: Any, high: Any, pieces: int) -> list[int | str]:
         return []
     # Of numbers, dates and times alike.
     points = dict.fromkeys(low + (high - low) * piece // pieces for piece in range(1, pieces))
-    return [one if isinstance(one, int) else one.isoformat(*_form(one)) for one in points if low < one <= high]
+    return [
+        point if isinstance(point, int) else point.isoformat(*_form(point)) for point in points if low < point <= high
+    ]
 
 
 def _form(value: date) -> tuple[str, ...]:

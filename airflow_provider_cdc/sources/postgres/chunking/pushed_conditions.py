@@ -21,8 +21,8 @@ def pushed_condition(table: Table, *, qualified: bool = False) -> str:
 
     :param qualified: for sessions that look in other schemas, too.
     """
-    known = {column.name: column for column in column_types(table)}
-    return pushed(table.selection.where, lambda name: _pushable(known[name], qualified))
+    types_by_name = {column.name: column for column in column_types(table)}
+    return pushed(table.selection.where, lambda name: _pushable(types_by_name[name], qualified))
 
 
 def pushed_span(table: Table) -> tuple[Any, Any]:

@@ -69,7 +69,9 @@ def decode_images(
         if names is None or column.name in names
     }
     schema = arrow_schema(table)
-    batch = pa.RecordBatch.from_arrays([*decoded.values()], schema=pa.schema([schema.field(own) for own in decoded]))
+    batch = pa.RecordBatch.from_arrays(
+        [*decoded.values()], schema=pa.schema([schema.field(column_name) for column_name in decoded])
+    )
     if odd is not None:
         odd += noted
     elif noted:

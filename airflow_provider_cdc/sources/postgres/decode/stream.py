@@ -97,11 +97,11 @@ class CopyStream:
         :raises psycopg.Error: the server refused it, or the session broke.
         """
         self._send(sql)
-        rows, left = [], ANSWER_BYTES
+        rows, bytes_left = [], ANSWER_BYTES
         for kind, payload in self._messages():
             if kind == _ROW:
-                left -= len(payload) + _PER_ROW
-                if left < 0:
+                bytes_left -= len(payload) + _PER_ROW
+                if bytes_left < 0:
                     raise self._too_large()
                 try:
                     rows.append(_row_values(payload))
@@ -262,11 +262,11 @@ class CopyStream:
     @staticmethod
     def _error(payload: bytes) -> psycopg.Error:
         fields = {part[:1]: part[1:].decode("utf-8", "replace") for part in payload.split(b"\0") if part}
-        said = "\n".join(fields[kind] for kind in (b"M", b"D", b"H") if kind in fields)
+        message = "\n".join(fields[kind] for kind in (b"M", b"D", b"H") if kind in fields)
         try:
-            return psycopg.errors.lookup(fields.get(b"C", ""))(said)
+            return psycopg.errors.lookup(fields.get(b"C", ""))(message)
         except KeyError:
-            return psycopg.DatabaseError(f"{said} (SQLSTATE {fields.get(b'C')})")
+            return psycopg.DatabaseError(f"{message} (SQLSTATE {fields.get(b'C')})")
 
 
 def _row_values(payload: bytes) -> tuple[str | None, ...]:

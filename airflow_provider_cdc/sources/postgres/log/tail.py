@@ -98,9 +98,9 @@ class PostgresLogTail:
 
     def _walk(self, end: Lsn) -> Iterator[None]:
         ahead, self._ahead = self._ahead, []
-        taken = take(self._reading, self._copy, self._publication, self._reached, end)
-        with closing(taken):
-            for batch in chain(ahead, taken):
+        messages = take(self._reading, self._copy, self._publication, self._reached, end)
+        with closing(messages):
+            for batch in chain(ahead, messages):
                 if batch.type != pa.binary():
                     raise DecodeError(f"the messages are of type {batch.type}", where=self._walker.where)
                 if self._ahead:
@@ -126,23 +126,29 @@ def open_tail(
     :raises SourceUnavailable: the server cannot be reached.
     """
     slot, publication = identity["slot"], identity["publication"]
-    if any(one.forward for one in tables):
+    if any(tracked_table.forward for tracked_table in tables):
         slot, publication = slots.forward_slots(identity)[start], identity[slots.STANDING_PUBLICATION]
     with session(settings) as connection:
         columns = logged_columns(connection, publication)
-    told = [
-        replace(one, table=as_logged(one.table, columns(one.table)), keys_only=True, forward=False) for one in tables
+    relations = [
+        replace(
+            tracked_table,
+            table=as_logged(tracked_table.table, columns(tracked_table.table)),
+            keys_only=True,
+            forward=False,
+        )
+        for tracked_table in tables
     ]
     with reading_session(settings) as reading:
-        yield PostgresLogTail(settings, reading, slot, publication, start, told)
+        yield PostgresLogTail(settings, reading, slot, publication, start, relations)
 
 
 def as_logged(table: Table, names: Sequence[str]) -> Table:
     """The table with those of its columns alone that the log has."""
     if len(names) == len(table.columns):
         return table
-    kept = [index for index, column in enumerate(table.columns) if column.name in names]
-    places = {index: place for place, index in enumerate(kept)}
+    logged_indexes = [index for index, column in enumerate(table.columns) if column.name in names]
+    places = {index: place for place, index in enumerate(logged_indexes)}
     leaves = [[*leaf[:6], [places[index] for index in leaf[6] if index in places]] for leaf in table.details["leaves"]]
-    columns = tuple(table.columns[index] for index in kept)
+    columns = tuple(table.columns[index] for index in logged_indexes)
     return replace(table, columns=columns, details={**table.details, "leaves": leaves})

@@ -64,10 +64,10 @@ def take_tuple(data: Bytes, at: int, end: int, columns: int, places: Int64s) -> 
 @inner
 def has_unchanged(data: Bytes, columns: int, places: Int64s) -> bool:
     """Whether a tuple leaves out a value."""
-    found = False
+    unchanged = False
     for column in range(columns):
-        found |= load8(data, places[2 * column]) == UNCHANGED_VALUE
-    return found
+        unchanged |= load8(data, places[2 * column]) == UNCHANGED_VALUE
+    return unchanged
 
 
 @inner

@@ -65,7 +65,7 @@ class LogWalker:
         self, slot: str, initial: Lsn, stop: Lsn, tracked: Sequence[TrackedTable], mark: EndMark | None = None
     ) -> None:
         self._slot = slot
-        self._tables = [one.table for one in tracked]
+        self._tables = [tracked_table.table for tracked_table in tracked]
         self._indexes = {_oid(table): index for index, table in enumerate(self._tables)}
         self._leaves = {
             leaf.oid: (index, leaf)
@@ -75,7 +75,7 @@ class LogWalker:
         }
         self._orders: Int32s = np.empty(0, np.int32)
         self._row: Bytes = np.empty(0, np.uint8)
-        self._keys_only = {index for index, one in enumerate(tracked) if one.keys_only}
+        self._keys_only = {index for index, tracked_table in enumerate(tracked) if tracked_table.keys_only}
         self._columns_read = [{column.name for column in table.as_read.columns} for table in self._tables]
         self._puts_together = any(leaf.order for _, leaf in self._leaves.values()) or any(
             table.selection.columns for table in self._tables
@@ -166,15 +166,17 @@ class LogWalker:
     def _lay_out(self, tracked: Sequence[TrackedTable]) -> Int32s:
         """Fill ``tables`` of the kernel; returns ``key_columns``."""
         key_columns: list[int] = []
-        for index, one in enumerate(tracked):
-            names = [column.name for column in one.table.columns]
+        for index, tracked_table in enumerate(tracked):
+            names = [column.name for column in tracked_table.table.columns]
             words = self._words[walk_state.TABLE_WORDS * index :]
             words[walk_state.COLUMNS] = len(names)
-            words[walk_state.KEYS_AT], words[walk_state.KEYS] = len(key_columns), len(one.table.key)
-            words[walk_state.KEYS_ONLY] = one.keys_only
-            words[walk_state.FORWARD] = one.forward + (one.forward and one.changes)
-            words[walk_state.UPPER] = int(Lsn.expect(one.known_upper())) if one.table.keyless else _ALWAYS
-            key_columns += [names.index(name) for name in one.table.key]
+            words[walk_state.KEYS_AT], words[walk_state.KEYS] = len(key_columns), len(tracked_table.table.key)
+            words[walk_state.KEYS_ONLY] = tracked_table.keys_only
+            words[walk_state.FORWARD] = tracked_table.forward + (tracked_table.forward and tracked_table.changes)
+            words[walk_state.UPPER] = (
+                int(Lsn.expect(tracked_table.known_upper())) if tracked_table.table.keyless else _ALWAYS
+            )
+            key_columns += [names.index(name) for name in tracked_table.table.key]
         return np.array(key_columns, np.int32)
 
     def _odd(self, message: bytes) -> None:
@@ -282,9 +284,9 @@ class LogWalker:
     def _register(self, oid: int, index: int) -> None:
         if 4 * (self._registered + 1) > len(self._relations):
             grown: Int64s = np.zeros(2 * len(self._relations), np.int64)
-            for known, table in self._relations.reshape(-1, 2).tolist():
-                if known:
-                    _enter(grown, known - 1, table)
+            for relation_id, table in self._relations.reshape(-1, 2).tolist():
+                if relation_id:
+                    _enter(grown, relation_id - 1, table)
             self._relations = grown
         self._registered += _enter(self._relations, oid, index)
 

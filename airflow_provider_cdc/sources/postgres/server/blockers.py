@@ -57,9 +57,9 @@ def naming_blockers(settings: ConnectionSettings, connection: Connection) -> Ite
 
 
 def _holders(connection: Connection, tables: Sequence[TableName]) -> list[str]:
-    wanted = [table.schema for table in tables], [table.name for table in tables]
+    schemas_and_names = [table.schema for table in tables], [table.name for table in tables]
     holders = []
-    for table, granted, pid, user, state, gid, owner, age in query(connection, _HOLDERS, wanted):
+    for table, granted, pid, user, state, gid, owner, age in query(connection, _HOLDERS, schemas_and_names):
         who = f"session {pid} of {user} ({state})" if gid is None else f"prepared transaction {gid!r} of {owner}"
         holders.append(f"{who} {'holds' if granted else 'waits for'} the lock ACCESS EXCLUSIVE on {table}, for {age}")
     return holders

@@ -41,7 +41,7 @@ def connect_error(settings: ConnectionSettings, arguments: Mapping[str, str], te
     :param arguments: what it was asked for, as parameters of libpq.
     :param text: what it said.
     """
-    where, said = settings.address, " ".join(text.split())
+    where, message = settings.address, " ".join(text.split())
     # What libpq itself says is in English: it speaks other languages only where a program asks for them.
     if re.search("could not translate host name|failed to resolve host", text) and "Temporary failure" not in text:
         return ConfigurationError(f"no host is called {settings.host!r}", where=where, hint="correct the host")
@@ -54,13 +54,13 @@ def connect_error(settings: ConnectionSettings, arguments: Mapping[str, str], te
         )
     if re.search("private key file", text):
         return ConfigurationError(
-            f"the key of the client's certificate cannot be used: {said}",
+            f"the key of the client's certificate cannot be used: {message}",
             where=where,
             hint="correct tls_cert and tls_key: the certificate's own key, in a file that only this user can read, "
             "without a passphrase",
         )
     if re.search("certificate|SSL error|SSL response|sslmode|does not support SSL|root.crt", text):
-        return _tls_refused(where, said)
+        return _tls_refused(where, message)
     # A server that did not answer gives no SQLSTATE either, and asking again would only wait once more.
     match "" if "timeout expired" in text else state_of_refusal(arguments):
         case "28P01":
@@ -72,7 +72,7 @@ def connect_error(settings: ConnectionSettings, arguments: Mapping[str, str], te
         case "28000":
             return ConfigurationError(
                 f"the server refuses this user or password, or does not let this user in from here, or not under these "
-                f"TLS settings: {said}",
+                f"TLS settings: {message}",
                 where=where,
                 hint="correct the connection's login and its TLS mode, or let the server accept them (pg_hba.conf, "
                 f"ALTER ROLE {types.quote(settings.user)} LOGIN)",
@@ -83,7 +83,7 @@ def connect_error(settings: ConnectionSettings, arguments: Mapping[str, str], te
             )
         case "42501":
             return ConfigurationError(
-                said,
+                message,
                 where=where,
                 hint=f"GRANT CONNECT ON DATABASE {types.quote(settings.database)} TO {types.quote(settings.user)}; for "
                 f"the log also ALTER ROLE {types.quote(settings.user)} REPLICATION; or, if an event trigger ON login "
@@ -91,23 +91,23 @@ def connect_error(settings: ConnectionSettings, arguments: Mapping[str, str], te
             )
         case "08P01" | "0A000" | "22023" | "42704":
             return ConfigurationError(
-                f"what answers refuses the session's start-up options: {said}",
+                f"what answers refuses the session's start-up options: {message}",
                 where=where,
                 hint="a connection pooler does so: connect to the server itself",
             )
         case state if state.startswith(_RAISED):
             return ConfigurationError(
-                f"the server ends each session of this user when it begins: {said}",
+                f"the server ends each session of this user when it begins: {message}",
                 where=where,
                 hint="an event trigger ON login (17 and later) raises this: qualify the names in its function with "
                 f"their schemas, for our sessions have search_path = {types.SESSION_SETTINGS['search_path']}, or ALTER "
                 "FUNCTION … SET search_path = …; or let it leave out the user of this connection",
             )
         case "53300" | "53000" | "53400":
-            return SourceUnavailable(said, where=where, hint="let fewer Spark tasks run at once, or raise the limit")
+            return SourceUnavailable(message, where=where, hint="let fewer Spark tasks run at once, or raise the limit")
         case "57P03":
             error = SourceUnavailable(
-                f"the server is not ready for connections yet: {said}",
+                f"the server is not ready for connections yet: {message}",
                 where=where,
                 hint="it is starting up, shutting down, or recovering from a crash: its log shows how far it is; the "
                 "task can be retried once it answers",
@@ -116,7 +116,7 @@ def connect_error(settings: ConnectionSettings, arguments: Mapping[str, str], te
             return error
         case _:
             return SourceUnavailable(
-                f"the server does not answer: {said}", where=where, hint="start the server, or correct host and port"
+                f"the server does not answer: {message}", where=where, hint="start the server, or correct host and port"
             )
 
 
@@ -147,8 +147,8 @@ def state_of_refusal(arguments: Mapping[str, str]) -> str:
                     selector.select(max(0.0, deadline - time.monotonic()))
                 status = pq.PollingStatus(connection.connect_poll())
             if status == pq.PollingStatus.FAILED:
-                found = _STATE.findall(connection.error_message.decode("utf-8", "replace"))
-                return found[-1] if found else ""
+                states = _STATE.findall(connection.error_message.decode("utf-8", "replace"))
+                return states[-1] if states else ""
         finally:
             connection.finish()
     return ""

@@ -11,8 +11,8 @@ _ROLES = {"rds_superuser": RDS, "cloudsqlsuperuser": CLOUD_SQL, "azure_pg_admin"
 
 def platform(connection: Connection) -> str:
     """The service that made this server, told by the roles that it makes; empty for one's own."""
-    found = {name for (name,) in query(connection, "SELECT rolname::text FROM pg_roles")}
-    return next((service for role, service in _ROLES.items() if role in found), OWN)
+    roles = {name for (name,) in query(connection, "SELECT rolname::text FROM pg_roles")}
+    return next((service for role, service in _ROLES.items() if role in roles), OWN)
 
 
 def change_setting(service: str, name: str, value: str) -> str:

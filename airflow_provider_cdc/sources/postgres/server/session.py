@@ -238,10 +238,10 @@ def _escaped(setting: str) -> str:
 def _tls(settings: ConnectionSettings) -> dict[str, str]:
     trust, tls = trust_in(settings, more=(CHANNEL_BINDING,)), settings.tls
     names = {"sslrootcert": "ca", "sslcert": "cert", "sslkey": "key", "channel_binding": CHANNEL_BINDING}
-    given = {name: tls[ours] for name, ours in names.items() if tls.get(ours)}
+    tls_options = {name: tls[option_name] for name, option_name in names.items() if tls.get(option_name)}
     if tls.get("key"):
         # Without one, OpenSSL asks for it at the terminal, and waits, if the key has a passphrase.
-        given["sslpassword"] = "none"
+        tls_options["sslpassword"] = "none"
     if not trust.may_reveal:
         if psycopg.pq.version() < _REQUIRES_AUTH:
             raise ConfigurationError(
@@ -249,8 +249,8 @@ def _tls(settings: ConnectionSettings) -> dict[str, str]:
                 where=settings.address,
                 hint="install psycopg[binary], or a libpq of version 16 or later; or verify the server (tls_ca)",
             )
-        given["require_auth"] = NO_CLEARTEXT
-    return {"sslmode": TLS_MODES[trust.mode], **given}
+        tls_options["require_auth"] = NO_CLEARTEXT
+    return {"sslmode": TLS_MODES[trust.mode], **tls_options}
 
 
 @contextmanager

@@ -71,11 +71,13 @@ def statement(settings: ConnectionSettings) -> str:
     It takes no parameters, for COPY takes none, and relies on no setting.
     """
     # Before a run, preflight tells of these, together with all other problems.
-    required = {name: one.value for name, one in REQUIRED.items()} if isinstance(settings, RunSettings) else {}
-    wanted = ", ".join(f"('{name}', '{setting}')" for name, setting in {**SETTINGS, **required}.items())
+    required = (
+        {name: requirement.value for name, requirement in REQUIRED.items()} if isinstance(settings, RunSettings) else {}
+    )
+    pairs = ", ".join(f"('{name}', '{setting}')" for name, setting in {**SETTINGS, **required}.items())
     columns = [
         f"""(SELECT string_agg(concat(w.name, ' is ', pg_catalog.current_setting(w.name, true)), ', ')
-        FROM (VALUES {wanted}) w(name, setting)
+        FROM (VALUES {pairs}) w(name, setting)
         WHERE CASE WHEN w.name IN ({_OF_THE_ENVIRONMENT}) THEN pg_catalog.set_config(w.name, w.setting, false)
         ELSE pg_catalog.current_setting(w.name, true) END IS DISTINCT FROM w.setting)""",
         # Servers before 17 do not know it.

@@ -157,18 +157,18 @@ def _relay(libpq: pq.abc.PGconn, inner: socket.socket, encrypted: ssl.SSLSocket)
         if time.monotonic() > deadline:
             raise TimeoutError("the session did not come about")
         # libpq reads only when it is polled, in this very thread: what its socket has no room for has to wait.
-        sent, told = _available(inner, False), b"" if waiting else _available(encrypted, True)
+        sent, decrypted = _available(inner, False), b"" if waiting else _available(encrypted, True)
         if sent:
             encrypted.settimeout(CONNECT_SECONDS)
             encrypted.sendall(sent)
-        received += told
+        received += decrypted
         while message := _first_message(received):
             received = received[len(message) :]
             waiting += _without_binding(message)
         if waiting:
             with suppress(BlockingIOError):
                 waiting = waiting[inner.send(waiting) :]
-        if not (sent or told or waiting) and status == pq.PollingStatus.READING:
+        if not (sent or decrypted or waiting) and status == pq.PollingStatus.READING:
             _wait(inner, encrypted, deadline)
     return received
 

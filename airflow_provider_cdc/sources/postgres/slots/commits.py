@@ -103,10 +103,10 @@ def advance(connection: Connection, slot: str, to: Lsn) -> None:
 
 
 def _confirmed(connection: Connection, slot: str) -> Lsn:
-    found = slots.state(connection, slot)
-    if found is None or found.confirmed is None:
+    slot_state = slots.state(connection, slot)
+    if slot_state is None or slot_state.confirmed is None:
         raise LogGone("the slot is gone", where=f"replication slot {slot}", hint="the task can be retried")
-    return found.confirmed
+    return slot_state.confirmed
 
 
 def _decoded_again(connection: Connection, slot: str) -> int:

@@ -86,23 +86,25 @@ def publication_problems(
     }
     for table in tables:
         root = table.details["oid"]
-        told = [(root, quote(table.name.schema, table.name.name))]
+        relations = [(root, quote(table.name.schema, table.name.name))]
         if root not in covered:
-            told = [(leaf.oid, leaf.sql) for leaf in leaves(table)]
-        left_out = [sql for oid, sql in told if oid not in covered]
+            relations = [(leaf.oid, leaf.sql) for leaf in leaves(table)]
+        left_out = [sql for oid, sql in relations if oid not in covered]
         if left_out:
             yield Problem(
                 where,
-                f"does not hold {table.name}" if len(left_out) == len(told) else f"holds {table.name} only in part",
+                f"does not hold {table.name}"
+                if len(left_out) == len(relations)
+                else f"holds {table.name} only in part",
                 f"ALTER PUBLICATION {quote(name)} ADD TABLE {', '.join(left_out)}",
             )
             continue
-        for oid, sql in told:
+        for oid, sql in relations:
             filtered, columns = covered[oid]
-            wanted = {
+            published_columns = {
                 column.name for column in table.as_read.columns if not (keys_only and column.details.get("generated"))
             }
-            if filtered or not wanted <= {*columns}:
+            if filtered or not published_columns <= {*columns}:
                 yield Problem(
                     where,
                     f"leaves out some {'rows' if filtered else 'columns'} of {table.name}",

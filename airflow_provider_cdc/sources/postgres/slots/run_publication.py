@@ -176,9 +176,9 @@ def about(connection: Connection, name: str) -> dict[str, Any]:
         connection, "SELECT obj_description(oid, 'pg_publication') FROM pg_publication WHERE pubname = %s", (name,)
     )
     with suppress(ValueError):
-        found = json.loads(rows[0][0] or "{}") if rows else {}
-        if isinstance(found, dict):
-            return found
+        comment = json.loads(rows[0][0] or "{}") if rows else {}
+        if isinstance(comment, dict):
+            return comment
     return {}
 
 
@@ -189,14 +189,17 @@ def left_by_runs(connection: Connection) -> list[LeftByRun]:
         "SELECT pubname::text FROM pg_publication WHERE obj_description(oid, 'pg_publication') LIKE %s ORDER BY 1",
         (f"%{APPLICATION}%",),
     )
-    found = [about(connection, name) for (name,) in rows]
-    told = [tuple(str(said.get(key) or "") for key in ("run_id", "dag_id", "dag_run_id")) for said in found]
-    return [LeftByRun(*names) for names in dict.fromkeys(told) if all(names)]
+    publications = [about(connection, name) for (name,) in rows]
+    owners = [
+        tuple(str(comment_fields.get(key) or "") for key in ("run_id", "dag_id", "dag_run_id"))
+        for comment_fields in publications
+    ]
+    return [LeftByRun(*names) for names in dict.fromkeys(owners) if all(names)]
 
 
 def _comment(run_id: str) -> str:
     """Tells whoever finds the publication whose it is."""
-    said = {
+    comment_fields = {
         "made_by": APPLICATION,
         "run_id": run_id,
         # Airflow tells every task whose it is.
@@ -205,4 +208,4 @@ def _comment(run_id: str) -> str:
         "host": socket.gethostname(),
         "created": datetime.now(UTC).isoformat(timespec="seconds"),
     }
-    return json.dumps(said)
+    return json.dumps(comment_fields)

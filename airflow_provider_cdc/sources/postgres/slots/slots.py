@@ -159,8 +159,10 @@ def state(connection: Connection, name: str) -> SlotState | None:
     )
     if not rows:
         return None
-    ((found, status, confirmed, safe, kept, invalidated),) = rows
-    return SlotState(found, status or "", Lsn.parse(confirmed) if confirmed else None, safe, kept, invalidated or "")
+    ((found, status, confirmed, safe, wal_kept, invalidated),) = rows
+    return SlotState(
+        found, status or "", Lsn.parse(confirmed) if confirmed else None, safe, wal_kept, invalidated or ""
+    )
 
 
 def warn_if_short(slot: SlotState) -> None:
@@ -200,8 +202,8 @@ def left_slots(connection: Connection) -> list[tuple[str, int, str]]:
     """Our slots but the standing ones, of runs in progress and of others: how many bytes of log each one keeps, and its
     ``wal_status``."""
     return [
-        (name, kept or 0, status or "")
-        for name, kept, status in query(
+        (name, wal_kept or 0, status or "")
+        for name, wal_kept, status in query(
             connection,
             "SELECT slot_name, pg_wal_lsn_diff(pg_current_wal_insert_lsn(), restart_lsn)::int8, wal_status "
             "FROM pg_replication_slots WHERE starts_with(slot_name::text, %s) AND plugin = %s AND NOT temporary "

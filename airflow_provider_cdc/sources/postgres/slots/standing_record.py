@@ -101,16 +101,16 @@ class Standing:
     def with_run(self, slot: str, position: Lsn, at: int) -> Standing:
         """With the position of a run that has just been fixed, so in the history of this server, and without those that
         are older than `KNOWN_DAYS`. It has no tables: earlier versions take it for a copy of none."""
-        kept = {
-            own: known
-            for own, known in self.copies.items()
-            if not own.startswith(_RUN) or any(one.at > at - KNOWN_DAYS * _DAY for one in known)
+        copies_kept = {
+            lake: published
+            for lake, published in self.copies.items()
+            if not lake.startswith(_RUN) or any(copy_noted.at > at - KNOWN_DAYS * _DAY for copy_noted in published)
         }
-        return replace(self, copies={**kept, _RUN + slot: (Published(str(position), at, (), False),)})
+        return replace(self, copies={**copies_kept, _RUN + slot: (Published(str(position), at, (), False),)})
 
     def without_run(self, slot: str) -> Standing:
         """Without what `with_run` recorded: all copies of the run are recorded."""
-        return replace(self, copies={own: known for own, known in self.copies.items() if own != _RUN + slot})
+        return replace(self, copies={lake: published for lake, published in self.copies.items() if lake != _RUN + slot})
 
     def with_copies(self, lake: str, copies: Mapping[str, Lsn], at: int, wanted: bool) -> Standing:
         """With the last copies in a lake, their positions by the table's name, and without those that nobody has
@@ -119,23 +119,25 @@ class Standing:
         :param wanted: the run that made them rolls copies forward. Where earlier ones did, the next one is to be able
             to, whoever had the tables read in full in between.
         """
-        found: dict[str, list[Published]] = {}
+        copies_by_table: dict[str, list[Published]] = {}
         rolled: set[str] = {*copies} if wanted else set()
-        for own, known in self.copies.items():
-            for one in known:
-                if one.at <= at - KNOWN_DAYS * _DAY:
+        for lake_or_slot, published in self.copies.items():
+            for copy_noted in published:
+                if copy_noted.at <= at - KNOWN_DAYS * _DAY:
                     continue
-                if own == lake and one.wanted:
-                    rolled |= {*one.tables}
-                tables = tuple(name for name in one.tables if own != lake or name not in copies)
-                if tables or own.startswith(_RUN):
-                    found.setdefault(own, []).append(replace(one, tables=tables))
+                if lake_or_slot == lake and copy_noted.wanted:
+                    rolled |= {*copy_noted.tables}
+                tables = tuple(name for name in copy_noted.tables if lake_or_slot != lake or name not in copies)
+                if tables or lake_or_slot.startswith(_RUN):
+                    copies_by_table.setdefault(lake_or_slot, []).append(replace(copy_noted, tables=tables))
         for position in sorted({*copies.values()}):
             own_tables = sorted(name for name in copies if copies[name] == position)
             for is_wanted in (True, False):
                 if tables := tuple(name for name in own_tables if (name in rolled) == is_wanted):
-                    found.setdefault(lake, []).append(Published(str(position), at, tables, is_wanted))
-        return replace(self, copies={own: tuple(known) for own, known in found.items()})
+                    copies_by_table.setdefault(lake, []).append(Published(str(position), at, tables, is_wanted))
+        return replace(
+            self, copies={lake_or_slot: tuple(published) for lake_or_slot, published in copies_by_table.items()}
+        )
 
     def has_copy(self, table: str, position: Lsn, slot: str = "") -> bool:
         """Whether the copy of a table at that position is of the history of this server: it was recorded after it was
@@ -144,18 +146,29 @@ class Standing:
         :param slot: what the name of that run's slot begins with (`slots.name_of`).
         """
         at_position = [
-            (own, one) for own, known in self.copies.items() for one in known if Lsn.parse(one.position) == position
+            (lake, copy_noted)
+            for lake, published in self.copies.items()
+            for copy_noted in published
+            if Lsn.parse(copy_noted.position) == position
         ]
         return any(
-            table in one.tables or (slot and own.startswith(_RUN) and slots.without_token(own[len(_RUN) :]) == slot)
-            for own, one in at_position
+            table in copy_noted.tables
+            or (slot and lake.startswith(_RUN) and slots.without_token(lake[len(_RUN) :]) == slot)
+            for lake, copy_noted in at_position
         )
 
     def wanted(self, confirmed: Lsn | None) -> Lsn | None:
         """The oldest position since which the log is wanted, of those since which the slot still has it: a run that
         took long may have made copies at an earlier one, and keeping more log does not help them."""
-        positions = (Lsn.parse(one.position) for known in self.copies.values() for one in known if one.wanted)
-        return min((one for one in positions if confirmed is not None and one >= confirmed), default=None)
+        positions = (
+            Lsn.parse(copy_noted.position)
+            for published in self.copies.values()
+            for copy_noted in published
+            if copy_noted.wanted
+        )
+        return min(
+            (copy_noted for copy_noted in positions if confirmed is not None and copy_noted >= confirmed), default=None
+        )
 
     def with_mark(self, mark: Mark) -> Standing:
         """With another mark, in its place."""
@@ -179,8 +192,8 @@ def name_of(connection: Connection, name: str) -> str:
 
 def ground(connection: Connection) -> dict[str, str]:
     """What has to be the same for positions and digests on record to mean anything."""
-    found = identity(connection)
-    return {name: found[name] for name in session_setup.OF_THE_SERVER}
+    server_identity = identity(connection)
+    return {name: server_identity[name] for name in session_setup.OF_THE_SERVER}
 
 
 def load(connection: Connection, name: str) -> Standing | None:
@@ -191,9 +204,9 @@ def load(connection: Connection, name: str) -> Standing | None:
     if not rows or not rows[0][0]:
         return None
     with suppress(ValueError, ManifestError):
-        found = records.decode(Standing, json.loads(rows[0][0]), f"the comment on publication {name}")
-        if found.format == _FORMAT:
-            return found
+        record = records.decode(Standing, json.loads(rows[0][0]), f"the comment on publication {name}")
+        if record.format == _FORMAT:
+            return record
     return None
 
 
@@ -231,22 +244,26 @@ def states_of(connection: Connection, name: str, tables: Sequence[Table]) -> dic
         has_money = any(kind["definition"] or kind["base_oid"] in _MONEY for kind in kinds)
         # Other keys than the one that tells rows apart may come and go. And not all callers read the publication.
         left_out = ("keys", "via_root", "as_root")
-        details = {part: known for part, known in table.details.items() if part not in left_out}
-        own = [around.get(oid, "") for oid in sorted({table.details["oid"], *(leaf.oid for leaf in leaves(table))})]
-        found = records.encode([str(table.name), table.columns, table.key, details, own, has_money and meaning])
-        states[str(table.name)] = hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()[:32]
+        details = {part: detail for part, detail in table.details.items() if part not in left_out}
+        surroundings = [
+            around.get(oid, "") for oid in sorted({table.details["oid"], *(leaf.oid for leaf in leaves(table))})
+        ]
+        encoded_state = records.encode(
+            [str(table.name), table.columns, table.key, details, surroundings, has_money and meaning]
+        )
+        states[str(table.name)] = hashlib.sha256(json.dumps(encoded_state, sort_keys=True).encode()).hexdigest()[:32]
     return states
 
 
 def parents_among(connection: Connection, tables: Sequence[Table]) -> set[str]:
     """The tables that have or had others inherit from them, or still seem to, by their names: of such a table, the
     server does not tell when others came and went."""
-    found = query(
+    rows = query(
         connection,
         "SELECT oid FROM pg_class WHERE oid = ANY(%s::oid[]) AND relhassubclass",
         ([table.details["oid"] for table in tables],),
     )
-    return {str(table.name) for table in tables if (table.details["oid"],) in found}
+    return {str(table.name) for table in tables if (table.details["oid"],) in rows}
 
 
 def said(micros: int) -> str:

@@ -111,8 +111,8 @@ def usable(connection: Connection, name: str) -> Standing | None:
         lost = "it was dropped"
     elif slot.lost:
         lost = f"the server threw away its log (wal_status {slot.wal_status}): raise {slot.limit}"
-    elif record.server != (found := ground(connection)):
-        changed = [part for part in found if record.server.get(part) != found[part]]
+    elif record.server != (server_now := ground(connection)):
+        changed = [part for part in server_now if record.server.get(part) != server_now[part]]
         lost = f"it was made on another server ({', '.join(changed)})"
     elif not record.since(slot.confirmed):
         lost = f"somebody else moved it on, to {slot.confirmed}"
@@ -163,17 +163,19 @@ def _are_noted(
     settings: session_setup.RunSettings, options: StepOptions, copies: Mapping[str, Mapping[str, Lsn]]
 ) -> bool:
     """Whether all of ``copies`` are on record already, on the server of the run."""
-    server = {name: known for name, known in settings.server.items() if name != "slot"}
+    server = {name: identity_value for name, identity_value in settings.server.items() if name != "slot"}
     with session(replace(settings, server=server)) as connection:
         record = load(connection, name_of(connection, options.standing_slot))
     noted = {
-        (lake, table, Lsn.parse(one.position))
-        for lake, known in (record.copies if record is not None else {}).items()
-        for one in known
-        for table in one.tables
+        (lake, table, Lsn.parse(copy_noted.position))
+        for lake, identity_value in (record.copies if record is not None else {}).items()
+        for copy_noted in identity_value
+        for table in copy_noted.tables
     }
-    wanted = {(_digest(lake), table, position) for lake, own in copies.items() for table, position in own.items()}
-    return record is not None and wanted <= noted
+    expected = {
+        (_digest(lake), table, position) for lake, positions in copies.items() for table, position in positions.items()
+    }
+    return record is not None and expected <= noted
 
 
 def _digest(lake: str) -> str:
@@ -190,8 +192,8 @@ def _note_copies(
         alone(connection, name, options.lock.slot_wait_seconds)
         if (record := usable(connection, name)) is not None:
             at = now(connection)
-            for lake, own in copies.items():
-                record = record.with_copies(_digest(lake), own, at, options.refresh != FULL)
+            for lake, positions in copies.items():
+                record = record.with_copies(_digest(lake), positions, at, options.refresh != FULL)
             if isinstance(settings, session_setup.RunSettings):
                 record = record.without_run(settings.server.get("slot", ""))
             store(connection, name, record)
@@ -270,11 +272,11 @@ def _by_the_clock(
 def joining(connection: Connection, tables: Sequence[Table]) -> list[Table]:
     """The tables that can join: the log must have whole old rows, or the keys of all that is touched; and the server
     must not refuse to change them because of it."""
-    told = followed(connection, tables)
+    followed_tables = followed(connection, tables)
     whole = whole_rows(connection, tables)
     return [
         table
-        for table, keys, rows in zip(tables, told, whole, strict=True)
+        for table, keys, rows in zip(tables, followed_tables, whole, strict=True)
         if (keys or rows) and table.details["kind"] not in (VIEW, MATERIALIZED)
     ]
 
@@ -292,8 +294,8 @@ def _join(
     names = [plan.table for plan in plans]
     tables = joining(connection, read_tables(connection, names))
     states = states_of(connection, name, tables)
-    known = record.tables if record is not None else {}
-    held = {name for name, joined in known.items() if states.get(name) == joined.state}
+    recorded_states = record.tables if record is not None else {}
+    held = {name for name, joined in recorded_states.items() if states.get(name) == joined.state}
     new = [table for table in tables if str(table.name) not in held]
     if record is not None and not new:
         return record

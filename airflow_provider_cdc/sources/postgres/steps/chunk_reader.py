@@ -130,19 +130,19 @@ class _Reader:
         with self._mapped_errors(f"rows of {counted(len(keys), 'key')}"):
             if self._lookup is None:
                 self._lookup = KeyLookup(self._rows.ask, self._table)
-            own = leaves(self._table)
-            found = self._by_leaf(self._lookup, keys) if len(own) >= MANY_LEAVES else None
-            for leaf in own:
-                wanted = keys if found is None else found.get(leaf.oid)
-                if wanted is not None:
-                    yield from self._read(leaf, self._lookup.source(leaf.sql, wanted), prepare=ONE_BY_ONE)
+            table_leaves = leaves(self._table)
+            keys_by_leaf = self._by_leaf(self._lookup, keys) if len(table_leaves) >= MANY_LEAVES else None
+            for leaf in table_leaves:
+                leaf_keys = keys if keys_by_leaf is None else keys_by_leaf.get(leaf.oid)
+                if leaf_keys is not None:
+                    yield from self._read(leaf, self._lookup.source(leaf.sql, leaf_keys), prepare=ONE_BY_ONE)
 
     def _by_leaf(self, lookup: KeyLookup, keys: pa.BinaryArray) -> dict[int, pa.BinaryArray] | None:
         """`KeyLookup.by_leaf`, in the view if there is one. Without one, rows may come and go until they are read: what
         touches them is in the log, so they are read again."""
         self._begin(ONE_BY_ONE)
         try:
-            found = lookup.by_leaf(keys)
+            keys_by_leaf = lookup.by_leaf(keys)
         except (psycopg.Error, adbc_driver_manager.Error) as error:
             if not users_code.is_unplannable(error):
                 raise
@@ -150,7 +150,7 @@ class _Reader:
             self._undo()
             return None
         self._end()
-        return found
+        return keys_by_leaf
 
     def _begin(self, prepare: str) -> None:
         """Begin to read.
@@ -185,8 +185,8 @@ class _Reader:
         try:
             first = next(batches, None)
         except (psycopg.Error, adbc_driver_manager.Error) as error:
-            known = self._path or not users_code.may_be_read_under_own_path(self._table)
-            if known or not users_code.is_unplannable(error):
+            path_is_safe = self._path or not users_code.may_be_read_under_own_path(self._table)
+            if path_is_safe or not users_code.is_unplannable(error):
                 raise
             self._undo()
             with session(self._settings) as other:
@@ -229,7 +229,7 @@ class _Reader:
                 problems += relation_problems(other, self._table)
             if not problems:
                 raise
-            what, hint = ("; ".join(getattr(one, part) for one in problems) for part in ("what", "hint"))
+            what, hint = ("; ".join(getattr(problem, part) for problem in problems) for part in ("what", "hint"))
             raise ConfigurationError(
                 f"{what}, since the run began", where=where, hint=f"{hint}; then the task can be cleared"
             ) from error

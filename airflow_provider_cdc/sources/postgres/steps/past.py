@@ -66,7 +66,7 @@ def record_past(
     with session(settings) as connection:
         if problems := problems_of(SETTINGS, Moment.POSITION_FIXED, ServerContext(connection)):
             raise PreflightError(problems)
-        found = identity(connection)
+        server_identity = identity(connection)
         past = _past(connection, options)
         position = resolve(settings, connection, past, as_of, options, final=True)
         earlier = slots.names_of_run(connection, run_id)
@@ -80,11 +80,11 @@ def record_past(
             fixed = Moment.POSITION_FIXED
             if problems := _problems_since(fixed, connection, past, tables, plans, position, as_of):
                 raise PreflightError(problems)
-            found |= slots.identity_of_try(name, past.name)
+            server_identity |= slots.identity_of_try(name, past.name)
             # Other runs have other tables join the publication meanwhile.
             relations = ",".join(str(leaf.oid) for table in tables for leaf in leaves(table))
-            found["publication_relations"] = relations
-            found["publication_state"] = run_publication.publication_state(connection, past.name, relations)
+            server_identity["publication_relations"] = relations
+            server_identity["publication_state"] = run_publication.publication_state(connection, past.name, relations)
             # The tables are looked at last: the publication was what is on record of it when its state was taken.
             if _problems_since(fixed, connection, past, tables, plans, position, as_of):
                 raise SourceUnavailable(
@@ -102,7 +102,7 @@ def record_past(
             raise
     return InitialPoint(
         position,
-        found,
+        server_identity,
         tuple(replace(table, options=plan.options) for plan, table in zip(plans, tables, strict=True)),
         0.0,
         tuple(slots.identity_of_try(other) for other in earlier),
@@ -222,8 +222,8 @@ def copy_slot(connection: Connection, past: Past, name: str, position: Lsn) -> N
     advance(connection, between, position)
     query(connection, "SELECT pg_copy_logical_replication_slot(%s, %s, false)", (between, name))
     query(connection, "SELECT pg_drop_replication_slot(%s)", (between,))
-    made = slots.state(connection, name)
-    if made is None or made.lost or made.confirmed != position:
+    slot_state = slots.state(connection, name)
+    if slot_state is None or slot_state.lost or slot_state.confirmed != position:
         raise LogGone(
             f"the copy of the standing slot does not stand at {position}",
             where=f"replication slot {past.name}",

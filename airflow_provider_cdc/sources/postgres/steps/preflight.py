@@ -89,10 +89,10 @@ def _why_again(connection: Connection, tables: Sequence[Table], options: TableOp
     if not lacking:
         return ""
     name, problem = lacking[0]
-    others = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
+    more_tables = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
     column = problem.where.removeprefix(f"{name}.")
     why = f"{column} {problem.what}" if column != problem.where else "its replica identity is not FULL"
-    return f"the log does not tell what rows of {name}{others} were before ({why})"
+    return f"the log does not tell what rows of {name}{more_tables} were before ({why})"
 
 
 def _plans_again(tables: Sequence[Table], told: Sequence[bool], options: TableOptions, why: str) -> list[TablePlan]:

@@ -94,7 +94,7 @@ def keep_window(
 ) -> InitialPoint:
     """`KeepsWindow.keep_window`."""
     starts = {plan.table: Lsn.parse(plan.base_position) for plan in plans if plan.base}
-    made = {start: slots.name_of_try(run_id) for start in sorted({*starts.values()})}
+    slot_names = {start: slots.name_of_try(run_id) for start in sorted({*starts.values()})}
     try:
         with session(session_setup.of_run(settings, point.identity, Lsn.expect(point.position))) as connection:
             standing = past.find_past(connection, options)
@@ -103,14 +103,14 @@ def keep_window(
                 raise PreflightError([Problem(where, what, _ANEW)])
             if why := _beyond(standing, min(starts.values())):
                 raise PreflightError([Problem(f"standing slot {standing.name}", why, _ANEW)])
-            for start, name in made.items():
+            for start, name in slot_names.items():
                 past.copy_slot(connection, standing, name, start)
             # What is as it was when it joined has been so at the run's position, and so has the log of it.
             tables, keys_only = read_tables(connection, list(starts)), any(plan.at_upper for plan in plans)
             made_by = {plan.table: slots.name_of(plan.base) for plan in plans if plan.base}
             if altered := _altered(connection, standing, starts, made_by, tables, None, keys_only):
                 raise PreflightError([Problem(str(table), why, _ANEW, str(table)) for table, why in altered.items()])
-            identity = slots.with_forward_slots(point.identity, made, standing.name)
+            identity = slots.with_forward_slots(point.identity, slot_names, standing.name)
             if keys_only:
                 # Its log is read until the reads end.
                 relations = ",".join(str(leaf.oid) for table in tables for leaf in leaves(table))
@@ -119,7 +119,7 @@ def keep_window(
     except BaseException:
         # Nobody would ever find them, so they must not stay. The first error is the one to raise.
         try:
-            for name in made.values():
+            for name in slot_names.values():
                 slots.drop(settings, name)
             slots.discard(settings, point.identity)
         except CdcError as also:
@@ -133,12 +133,12 @@ def _check_since(connection: Connection, identity: Mapping[str, str], start: Lsn
 
     :raises SourceReplaced: it is not.
     """
-    found = identity_of(connection)
+    server_identity = identity_of(connection)
     # Another version may print values otherwise.
     for name in (*session_setup.OF_THE_SERVER, "version"):
-        if found[name] != identity.get(name):
+        if server_identity[name] != identity.get(name):
             raise SourceReplaced(
-                f"the copy was made where {name} is {identity.get(name)}, and here it is {found[name]}",
+                f"the copy was made where {name} is {identity.get(name)}, and here it is {server_identity[name]}",
                 where=name,
                 hint="read the tables in full (refresh=full)",
             )
@@ -186,33 +186,33 @@ def _altered(
         parents = {str(table.name) for table in tables if table.details["kind"] == "p"}
         parents |= parents_among(connection, tables)
         parents -= without_room(connection, tables)
-    found = {}
+    reasons = {}
     for table in tables:
         name = str(table.name)
         joined = standing.record.tables.get(name)
         if keys_only and not told[table.name]:
-            found[table.name] = "the log tells no key of its changed rows"
+            reasons[table.name] = "the log tells no key of its changed rows"
         elif not keys_only and (problem := identity_problem(table)) is not None:
-            found[table.name] = problem.what
+            reasons[table.name] = problem.what
         elif name in parents:
-            found[table.name] = "it has partitions or children, and what these were at a past position is not known"
+            reasons[table.name] = "it has partitions or children, and what these were at a past position is not known"
         elif joined is None:
-            found[table.name] = f"the standing slot {standing.name} does not tell of it yet: it does from this run on"
+            reasons[table.name] = f"the standing slot {standing.name} does not tell of it yet: it does from this run on"
         elif not standing.record.has_copy(name, starts[table.name], made_by[table.name]):
             # Only a session that found the run's own slot records one: so this history has the position of the copy.
-            found[table.name] = (
+            reasons[table.name] = (
                 f"the standing slot {standing.name} has no record of the copy at {starts[table.name]}: the server's "
                 f"disk was restored to an earlier state, or the copy is older than {KNOWN_DAYS} days, or its run had "
                 "not this standing slot, or could not record it (then the log of its consolidate has a warning)"
             )
         elif joined.state != states[name]:
-            found[table.name] = (
+            reasons[table.name] = (
                 f"it, its schema or the publication was altered since {said(joined.at)}, or a privilege on it was "
                 "given or taken"
             )
         elif starts[table.name] < Lsn.parse(joined.position):
-            found[table.name] = (
+            reasons[table.name] = (
                 f"the standing slot tells of it since {joined.position} only ({joined.why}), and the copy is of "
                 f"{starts[table.name]}"
             )
-    return found
+    return reasons

@@ -116,18 +116,18 @@ def record_initial(
                 before = read_tables(connection, [plan.table for plan in plans])
                 if not publication:
                     run_publication.create_publication(connection, name, _in_log(plans, before), lock, run_id)
-                found = identity(connection)
+                server_identity = identity(connection)
                 state = run_publication.publication_state(connection, mine)
                 started = {session_setup.STARTED: value(connection, session_setup.START)}
-                here = session_setup.of_run(settings, found | started)
+                here = session_setup.of_run(settings, server_identity | started)
                 with slots.new_slot(here, name, seconds) as (position, view):
                     _check_made(connection, name, position)
                     # Before anything is read in the slot's own snapshot: to that a commit which is in the log and not
                     # yet marked in pg_xact is one that failed, and whoever sees its rows so marks them so for good.
                     transaction_waits.settle(settings, connection, seconds)
-                    seen = read_at(connection, view, [plan.table for plan in plans])
-                found |= slots.identity_of_try(name, publication)
-                found["publication_state"] = state
+                    catalog_tables = read_at(connection, view, [plan.table for plan in plans])
+                server_identity |= slots.identity_of_try(name, publication)
+                server_identity["publication_state"] = state
                 found_tables = read_tables(connection, [plan.table for plan in plans], mine)
                 tables = tuple(
                     replace(table, selection=plan.selection) for plan, table in zip(plans, found_tables, strict=True)
@@ -139,14 +139,14 @@ def record_initial(
             changes = [
                 f"{old.name}: {what}"
                 for old, new in zip(before, tables, strict=True)
-                if (what := difference(old, new) or changed_around(seen.get(new.name), new))
+                if (what := difference(old, new) or changed_around(catalog_tables.get(new.name), new))
             ]
             if not changes:
                 with session(settings) as connection:
                     _check_plans(connection, plans, tables, publication)
                 return InitialPoint(
                     position,
-                    found,
+                    server_identity,
                     tuple(_planned(table, plan) for plan, table in zip(plans, tables, strict=True)),
                     0.0,
                     tuple(slots.identity_of_try(other) for other in earlier),
@@ -172,8 +172,8 @@ def _planned(table: Table, plan: TablePlan) -> Table:
 
 
 def _check_made(connection: Connection, name: str, position: Lsn) -> None:
-    made = slots.state(connection, name)
-    if made is None or made.confirmed != position:
+    slot_state = slots.state(connection, name)
+    if slot_state is None or slot_state.confirmed != position:
         raise SourceReplaced(
             "the slot was made on another server than the one that the tables are read from",
             where=f"replication slot {name}",
@@ -210,9 +210,9 @@ def _check_publication(
 
 def _check_plans(connection: Connection, plans: Sequence[TablePlan], tables: Sequence[Table], publication: str) -> None:
     hint = "clear preflight and the tasks after it"
-    for plan, table, told in zip(plans, tables, followed(connection, tables, publication), strict=True):
+    for plan, table, followed_table in zip(plans, tables, followed(connection, tables, publication), strict=True):
         if plan.at_upper:
-            if needs_log(plan) and not told:
+            if needs_log(plan) and not followed_table:
                 raise SchemaChanged(
                     "the log does not tell the keys of its changed rows any more",
                     where=str(table.name),
@@ -252,9 +252,9 @@ def bound_view(settings: ConnectionSettings, view: SharedView, tables: Sequence[
     """
     with session(settings) as connection:
         with shared_view_errors(settings.address):
-            seen = read_at(connection, view.snapshot, [table.name for table in tables])
+            catalog_tables = read_at(connection, view.snapshot, [table.name for table in tables])
         for table in tables:
-            there = seen.get(table.name)
+            there = catalog_tables.get(table.name)
             what = changed_since(there, table)
             if not what and there is not None and (came := came_since(there, table)):
                 with shared_view_errors(settings.address):

@@ -73,12 +73,12 @@ def _warn_of_version(version: int) -> None:
 def _warn_of_crashes(connection: Connection) -> None:
     """After a restart, parts that were read before it are read again, whatever these settings are."""
     # What others have: our own session has another synchronous_commit.
-    found = query(
+    rows = query(
         connection,
         "SELECT name, reset_val FROM pg_settings WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit') "
         "ORDER BY name",
     )
-    for name, setting in found:
+    for name, setting in rows:
         if risk := _RISKS.get((name, setting)):
             _log.warning("%s is %s: %s", name, setting, risk)
 
@@ -125,7 +125,7 @@ def _warn_of_writers(connection: Connection) -> None:
 def _warn_of_left(connection: Connection) -> None:
     """Warn of slots and publications of ours. Runs in progress have some, too, so the command to drop one is given only
     where no run can use it any more."""
-    for name, kept, status in slots.left_slots(connection):
+    for name, wal_kept, status in slots.left_slots(connection):
         drop = f"SELECT pg_drop_replication_slot('{name}'); DROP PUBLICATION IF EXISTS {quote(name)};"
         if status == "lost":
             _log.warning("The slot %s has lost its log, and no run can use it any more: %s", name, drop)
@@ -134,7 +134,7 @@ def _warn_of_left(connection: Connection) -> None:
                 "The slot %s keeps %.1f MB of log%s. Its run may be in progress: see in Airflow whether it is over. "
                 "Once it is, drop the slot (pg_drop_replication_slot) and the publication of that name",
                 name,
-                kept / 1e6,
+                wal_kept / 1e6,
                 _made_for(run_publication.about(connection, name)),
             )
     for name in slots.left_publications(connection):

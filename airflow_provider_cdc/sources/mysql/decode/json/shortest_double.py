@@ -60,22 +60,22 @@ def shortest(bits: int) -> tuple[int, int]:
     high = _POWERS[-scale - _FIRST, 0]
     low = _POWERS[-scale - _FIRST, 1]
     middle = significand << _U2
-    left = _scaled(high, low, (middle - (_U1 if narrow else _U2)) << shift)
+    scaled_lower = _scaled(high, low, (middle - (_U1 if narrow else _U2)) << shift)
     value = _scaled(high, low, middle << shift)
     right = _scaled(high, low, (middle + _U2) << shift)
     if significand & _U1:
         # Ties go to the even significand, so the interval of an odd one does not include its ends.
-        left += _U1
+        scaled_lower += _U1
         right -= _U1
 
     units = value >> _U2
     if units >= _U10:
         tens = units // _U10
-        below = left <= _U40 * tens
+        below = scaled_lower <= _U40 * tens
         above = _U40 * tens + _U40 <= right
         if below != above:
             return _trimmed(tens + _U1 if above else tens, scale + 1)
-    below = left <= _U4 * units
+    below = scaled_lower <= _U4 * units
     above = _U4 * units + _U4 <= right
     if below == above:
         half = _U4 * units + _U2

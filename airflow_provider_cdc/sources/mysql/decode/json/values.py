@@ -334,12 +334,12 @@ def _write_base64(data: Any, code: int, at: int, length: int, out: Any, pos: int
             out[pos] = _BACKSLASH
             out[pos + 1] = _LINE_FEED
             pos += 2
-        left = min(length - index, 3)
+        remaining = min(length - index, 3)
         group = np.int64(0)
         for byte in range(3):
-            group = group << 8 | (np.int64(data[at + index + byte]) if byte < left else 0)
+            group = group << 8 | (np.int64(data[at + index + byte]) if byte < remaining else 0)
         for letter in range(4):
-            out[pos + letter] = _BASE64[group >> (18 - 6 * letter) & 63] if letter <= left else _PADDING
+            out[pos + letter] = _BASE64[group >> (18 - 6 * letter) & 63] if letter <= remaining else _PADDING
         pos += 4
     out[pos] = _QUOTE
     return pos + 1

@@ -35,14 +35,14 @@ class SetArrays(NamedTuple):
 
 def set_arrays(sets: Sequence[GtidSet]) -> SetArrays:
     """Lay ``sets`` out for ``contains``."""
-    tsids = sorted({tsid_bytes(uuid, tag) for one in sets for uuid, tag, _ in one.items()})
+    tsids = sorted({tsid_bytes(uuid, tag) for gtid_set in sets for uuid, tag, _ in gtid_set.items()})
     ranges: list[int] = []
     bounds: list[int] = []
-    for one in sets:
-        found = {tsid_bytes(uuid, tag): intervals for uuid, tag, intervals in one.items()}
+    for gtid_set in sets:
+        intervals_by_tsid = {tsid_bytes(uuid, tag): intervals for uuid, tag, intervals in gtid_set.items()}
         for tsid in tsids:
             ranges.append(len(bounds))
-            bounds.extend(bound for interval in found.get(tsid, ()) for bound in interval)
+            bounds.extend(bound for interval in intervals_by_tsid.get(tsid, ()) for bound in interval)
             ranges.append(len(bounds))
     return SetArrays(
         np.frombuffer(b"".join(tsids), np.uint8).copy(), np.array(ranges, np.int64), np.array(bounds, np.int64)

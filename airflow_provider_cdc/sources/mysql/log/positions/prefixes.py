@@ -69,19 +69,19 @@ def prefix_at(settings: ConnectionSettings, when: datetime) -> Prefix:
     with session(settings) as connection:
         files, unlogged = _files(connection)
         limit = round(when.timestamp() * 1_000_000)
-        found: dict[int, int] = {}
+        counts: dict[int, int] = {}
 
         def begins(index: int) -> int:
             """When the first transaction from this file on was committed."""
             at = index
-            while at not in found:
+            while at not in counts:
                 first = NO_LIMIT if at == len(files) else _first_commit(settings, files[at])
                 if first is None:
                     at += 1
                 else:
-                    found[at] = first
-            found[index] = found[at]
-            return found[index]
+                    counts[at] = first
+            counts[index] = counts[at]
+            return counts[index]
 
         # What was committed before, and when, is no longer in the log.
         if begins(0) == NO_LIMIT:
@@ -133,17 +133,17 @@ def prefix_of(settings: ConnectionSettings, wanted: GtidSet) -> Prefix:
                 hint=f"ask for a later one, and {_KEEP_LOGS}",
             )
         before = previous_gtids(connection, files[low])
-    found = _read(settings, files[low:], before, within=wanted)
-    found = replace(found, position=found.position | (unlogged & wanted))
-    if missing := wanted - found.position:
+    prefix = _read(settings, files[low:], before, within=wanted)
+    prefix = replace(prefix, position=prefix.position | (unlogged & wanted))
+    if missing := wanted - prefix.position:
         raise SourceReplaced(
             f"the log has no place before which there are just these transactions: {missing} come after others that "
             "the set leaves out, or are in no log of this server",
-            where=f"{settings.address}, {found.place}",
+            where=f"{settings.address}, {prefix.place}",
             hint="only a state that the server went through can be copied: give all of gtid_executed as it was at some "
-            f"moment, or a time; up to this place it was {found.position}",
+            f"moment, or a time; up to this place it was {prefix.position}",
         )
-    return found
+    return prefix
 
 
 def latest_commit(settings: ConnectionSettings, place: LogPlace) -> datetime:
@@ -178,9 +178,9 @@ def _files(connection: Connection) -> tuple[list[str], GtidSet]:
             return files, purged - previous_gtids(connection, files[0])
         except LogGone:
             # As a rule, the server purges its oldest file whenever it begins another.
-            if (left := list(log_files(connection)))[0] == files[0]:
+            if (current_files := list(log_files(connection)))[0] == files[0]:
                 raise
-            files = left
+            files = current_files
 
 
 def _first_commit(settings: ConnectionSettings, file: str) -> int | None:

@@ -175,10 +175,10 @@ class Reader:
         return ""
 
     def need(self, *words: str) -> str:
-        taken = self.take(*words)
-        if not taken:
+        word = self.take(*words)
+        if not word:
             raise UnreadableError
-        return taken
+        return word
 
     def sign(self, sign: str) -> bool:
         """Whether the next token is this sign; it is taken then."""

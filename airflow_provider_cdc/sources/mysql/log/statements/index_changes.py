@@ -88,6 +88,6 @@ def _is_index(reader: Reader) -> bool:
 
 
 def _next_is(reader: Reader, sign: str) -> bool:
-    found = reader.sign(sign)
-    reader.at -= found
-    return found
+    matches = reader.sign(sign)
+    reader.at -= matches
+    return matches

@@ -89,9 +89,9 @@ class _Parser(Reader):
 
     def touches(self, what: str, *tables: TableName) -> Meaning:
         for table in tables:
-            found = self.tracked.find(table.schema, table.name)
-            if found is not None:
-                return Meaning(Effect.TOUCHES, what, found)
+            table_name = self.tracked.find(table.schema, table.name)
+            if table_name is not None:
+                return Meaning(Effect.TOUCHES, what, table_name)
         return Meaning(Effect.HARMLESS, what)
 
     def redefines(self, what: str, *tables: TableName) -> Meaning:
@@ -153,9 +153,11 @@ def _meaning(parser: _Parser) -> Meaning:
         # It writes a table anew, with the same rows, unless it copies them: one with a FULLTEXT index, for one.
         parser.take("NO_WRITE_TO_BINLOG", "LOCAL")
         parser.need("TABLE", "TABLES")
-        found = [own for table in _table_list(parser) if (own := parser.found(table)) is not None]
-        optimized = parser.touches("OPTIMIZE TABLE", *filter(parser.tracked.is_recomputed, found))
-        return replace(optimized, identity=IdentityEffect.REBUILT if found else None)
+        meanings = [
+            table_meaning for table in _table_list(parser) if (table_meaning := parser.found(table)) is not None
+        ]
+        optimized = parser.touches("OPTIMIZE TABLE", *filter(parser.tracked.is_recomputed, meanings))
+        return replace(optimized, identity=IdentityEffect.REBUILT if meanings else None)
     if verb == "REPAIR":
         parser.take("NO_WRITE_TO_BINLOG", "LOCAL")
         parser.need("TABLE", "TABLES")
@@ -181,10 +183,10 @@ def _alter(parser: _Parser) -> Meaning:
     parser.need("TABLE", "TABLES")
     parser.if_exists()
     tables = [parser.table()]
-    found = parser.found(tables[0])
+    meaning_ = parser.found(tables[0])
     detail = ""
-    if found is not None:
-        altered = alteration(parser, found, parser.tracked)
+    if meaning_ is not None:
+        altered = alteration(parser, meaning_, parser.tracked)
         if altered.identity is not None:
             return Meaning(Effect.HARMLESS, "ALTER TABLE", identity=_changed(altered.identity))
         detail = f"{altered.what} ({altered.why})" if altered.why else altered.what
@@ -222,9 +224,9 @@ def _create(parser: _Parser) -> Meaning:
             parser.name()
         parser.need("ON")
         table = parser.table()
-        own = parser.found(table)
-        if own is not None and kind in ("", "UNIQUE"):
-            identity = made_index_of(parser, name, bool(kind), own, parser.tracked)
+        table_meaning = parser.found(table)
+        if table_meaning is not None and kind in ("", "UNIQUE"):
+            identity = made_index_of(parser, name, bool(kind), table_meaning, parser.tracked)
             if identity is not None:
                 return Meaning(Effect.HARMLESS, "CREATE INDEX", identity=identity)
         return parser.touches("CREATE INDEX", table)
@@ -240,9 +242,9 @@ def _create(parser: _Parser) -> Meaning:
     rest = [token.word for token in parser.tokens[parser.at :]]
     if {"SELECT", "TABLE"} & set(rest) or ("VALUES", "ROW") in pairwise(rest):
         # With row logging the rows would follow as images. What they were read from may have changed others.
-        found = parser.rows_as_text("CREATE TABLE … SELECT")
-        if found.effect is Effect.ROW_CHANGE:
-            return found
+        meaning_ = parser.rows_as_text("CREATE TABLE … SELECT")
+        if meaning_.effect is Effect.ROW_CHANGE:
+            return meaning_
     if temporary:
         return Meaning(Effect.HARMLESS, "CREATE TEMPORARY TABLE")
     with_rows = parser.tokens[-2:] == [Token("START", "START"), Token("TRANSACTION", "TRANSACTION")]
@@ -256,17 +258,19 @@ def _drop(parser: _Parser) -> Meaning:
     if parser.take("DATABASE", "SCHEMA"):
         parser.if_exists()
         schema = parser.name()
-        found = parser.tracked.first_in(schema)
+        table_name = parser.tracked.first_in(schema)
         redefines = (TableName(schema, "*"),)
-        return Meaning(Effect.TOUCHES if found else Effect.HARMLESS, "DROP DATABASE", found, redefines=redefines)
+        return Meaning(
+            Effect.TOUCHES if table_name else Effect.HARMLESS, "DROP DATABASE", table_name, redefines=redefines
+        )
     if parser.take("INDEX"):
         name = parser.name()
         parser.need("ON")
         table = parser.table()
-        found = parser.found(table)
-        if found is not None:
-            dropped = dropped_index(name, parser.tracked.key_index(found))
-            identity = made_or_dropped_index(parser, dropped, found, parser.tracked)
+        table_name = parser.found(table)
+        if table_name is not None:
+            dropped = dropped_index(name, parser.tracked.key_index(table_name))
+            identity = made_or_dropped_index(parser, dropped, table_name, parser.tracked)
             if identity is not None:
                 return Meaning(Effect.HARMLESS, "DROP INDEX", identity=identity)
         return parser.touches("DROP INDEX", table)

@@ -38,9 +38,9 @@ class TrackedNames:
         self._by_name = {(name.schema.lower(), name.name.lower()): name for name in self._names}
 
     def find(self, schema: str, table: str) -> TableName | None:
-        found = self._by_name.get((schema.lower(), table.lower()))
-        if found is not None:
-            return found
+        tracked_name = self._by_name.get((schema.lower(), table.lower()))
+        if tracked_name is not None:
+            return tracked_name
         return next(
             (name for name in self._names if alike(name.schema, schema) and alike(name.name, table)),
             None,

@@ -92,18 +92,18 @@ class _Parser(Reader):
         return Write(table, tuple(name for name in self._rest() if not tracked.has(name)))
 
     def table(self) -> TableName:
-        found = super().table()
-        if "." in found.schema:
+        name = super().table()
+        if "." in name.schema:
             # In a record its text would be that of another table.
             raise UnreadableError
-        return found
+        return name
 
     def _qualified(self) -> TableName:
         at = self.at
-        found = self.table()
+        name = self.table()
         if self.at == at + 1:
             raise UnreadableError
-        return found
+        return name
 
     def _names(self) -> None:
         """Names, and the parenthesis behind them."""
