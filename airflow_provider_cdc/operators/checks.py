@@ -20,7 +20,7 @@ from airflow_provider_cdc.operators.base import scratch_for
 from airflow_provider_cdc.operators.lake_checks import check_names
 from airflow_provider_cdc.operators.parameters import Allowed
 from airflow_provider_cdc.operators.plan_text import leaving_no_folder
-from airflow_provider_cdc.operators.spark.step import check_spark
+from airflow_provider_cdc.operators.spark.launch import check_spark
 from airflow_provider_cdc.sinks.registry import open_sink
 from airflow_provider_cdc.sources.api.source import Source
 

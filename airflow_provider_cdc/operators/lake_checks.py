@@ -83,8 +83,8 @@ def check_not_made_before(run: Storage, lake: Storage, tables: Sequence[TableNam
     # In this order, for a concurrent try may begin the run, and come to its end.
     if existing_files and not Run.exists(run):
         raise ManifestError(
-            f"this run has published copies, such as {existing_files[0]}, and has no manifest any more: it was removed, or "
-            "lies in another scratch",
+            f"this run has published copies, such as {existing_files[0]}, and has no manifest any more: it was "
+            "removed, or lies in another scratch",
             where=run.uri,
             hint="trigger a new run; or name the scratch that this one began with, and clear the task",
         )

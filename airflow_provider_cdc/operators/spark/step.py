@@ -4,18 +4,15 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
-import sys
 import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from importlib.util import find_spec
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Unpack
 
 from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
-from airflow.providers.common.compat.sdk import AirflowException, AirflowNotFoundException, BaseHook
+from airflow.providers.common.compat.sdk import AirflowException
 
 import airflow_provider_cdc
 from airflow_provider_cdc.compat import GuardsSparkSubmit, submitted_process, supervisor_channel
@@ -26,13 +23,9 @@ from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.errors import CdcError, ConfigurationError, LogGone, ManifestError, SparkFailed
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.jobs.runtime.driver import (
-    JVM_VARIABLE,
     TRY_VARIABLE,
-    check_pyspark,
     done_file,
-    driver_jvm,
     error_file,
-    to_environment,
 )
 from airflow_provider_cdc.links.report import ReportLink
 from airflow_provider_cdc.operators.arguments import SparkArguments
@@ -41,12 +34,17 @@ from airflow_provider_cdc.operators.release import ReleasingOperator
 from airflow_provider_cdc.operators.spark import guardian
 from airflow_provider_cdc.operators.spark.driver_log import levelled, log4j_option
 from airflow_provider_cdc.operators.spark.failure import LastLines, spark_failed
+from airflow_provider_cdc.operators.spark.launch import (
+    check_spark,
+    driver_environment,
+    environment,
+    scratch_environment,
+)
 from airflow_provider_cdc.operators.spark.scratch import scratch, scratch_parent
 from airflow_provider_cdc.operators.spark.shared_app import steps_after
 from airflow_provider_cdc.operators.task_errors import airflow_error, failing
 from airflow_provider_cdc.report.facts import DagRunName, Failed
 from airflow_provider_cdc.report.page import write_failure
-from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 
 if TYPE_CHECKING:
     from airflow.sdk import Context, XComArg
@@ -315,88 +313,7 @@ def spark_app(name: str) -> Path:
     )
 
 
-def check_spark(conn_id: str, properties: Mapping[str, Any]) -> str:
-    """Make sure that Spark apps can be submitted, and return the master.
-
-    :raises ConfigurationError: there is no such connection (for spark-submit that would mean YARN), its deploy mode is
-        cluster, what its master needs is not installed, or PySpark is not whole.
-    """
-    where = f"spark_conn_id {conn_id!r}"
-    try:
-        connection = BaseHook.get_connection(conn_id)
-    except AirflowNotFoundException as error:
-        raise ConfigurationError(
-            "there is no such connection",
-            where=where,
-            hint="create it, with the type spark (host local[2] or spark://host, port 7077), or correct spark_conn_id",
-        ) from error
-    mode = properties.get("spark.submit.deployMode") or connection.extra_dejson.get("deploy-mode")
-    if mode == "cluster":
-        raise ConfigurationError(
-            "its deploy mode is cluster",
-            where=where,
-            hint="set it to client: the source's credentials reach the driver by its environment, and by nothing else",
-        )
-    master = connection.host or ""
-    if master.startswith("k8s") and find_spec("kubernetes") is None:
-        raise ConfigurationError(
-            "its master is Kubernetes, and Airflow's Spark hook needs a package for that which is not installed",
-            where=where,
-            hint="pip install apache-airflow-providers-cncf-kubernetes, where Airflow's tasks run",
-        )
-    binary = connection.extra_dejson.get("spark-binary", "spark-submit")
-    if shutil.which(binary, path=_path()) is None:
-        raise ConfigurationError(
-            f"there is no {binary} here", where=where, hint="install pyspark where Airflow's tasks run"
-        )
-    check_pyspark()
-    return master
-
-
-def driver_environment(settings: ConnectionSettings, master: str) -> dict[str, str]:
-    """The variables that a Spark driver needs: the credentials, options of its JVM, and the Python that has our
-    packages."""
-    variables = {**to_environment(settings), **driver_jvm(), "PATH": _path(), "PYSPARK_DRIVER_PYTHON": sys.executable}
-    if master.startswith("local"):
-        # On a cluster it is the cluster's own business.
-        variables["PYSPARK_PYTHON"] = sys.executable
-    return variables
-
-
-def scratch_environment(folder: Path, variables: Mapping[str, str], more: str = "") -> dict[str, str]:
-    """The variables by which all that the driver's processes write on this machine lies in ``folder``.
-
-    :param more: options of the driver's JVM.
-    """
-    # A later option wins, so user-set values do.
-    jvm = f'"-Djava.io.tmpdir={folder}" -XX:-UsePerfData {more} {variables.get(JVM_VARIABLE, "")}'.strip()
-    return {"TMPDIR": str(folder), "SPARK_LOCAL_DIRS": str(folder), JVM_VARIABLE: jvm}
-
-
 def _supervisor() -> int:
     """The process that Airflow has watch over this task, and whose death is the task's; 0: there is none, as in
     ``dags test``."""
     return 0 if supervisor_channel() is None else os.getppid()
-
-
-@contextmanager
-def environment(variables: Mapping[str, str]) -> Iterator[None]:
-    """Set environment variables for the processes started meanwhile.
-
-    The hook's own argument for that would put them into argv on YARN and Kubernetes.
-    """
-    before = {name: os.environ.get(name) for name in variables}
-    os.environ.update(variables)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-def _path() -> str:
-    # spark-submit lies beside the interpreter, whose environment need not be activated.
-    return os.pathsep.join(filter(None, [os.environ.get("PATH"), str(Path(sys.executable).parent)]))

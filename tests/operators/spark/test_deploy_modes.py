@@ -17,7 +17,7 @@ import pytest
 from airflow.providers.apache.spark.hooks import spark_submit
 from airflow.sdk.exceptions import AirflowException
 
-from airflow_provider_cdc.operators.spark import step as spark_step
+from airflow_provider_cdc.operators.spark import launch
 from harness.airflow_home import ROOT
 from tests.operators.spark import test_step
 from tests.operators.spark.test_step import CONTEXT, PASSWORD, operator, seen
@@ -58,7 +58,7 @@ def test_each_mode_is_submitted_as_the_page_says(
     monkeypatch.setenv("AIRFLOW_CONN_SPARK", json.dumps(connection))
     if title == "Kubernetes":
         # In client mode the hook only asks whether it is there.
-        monkeypatch.setattr(spark_step, "find_spec", lambda name: name)
+        monkeypatch.setattr(launch, "find_spec", lambda name: name)
         monkeypatch.setattr(spark_submit, "kube_client", object(), raising=False)
     operator(run, conf=properties).execute(CONTEXT)
     argv, environment = seen(run)

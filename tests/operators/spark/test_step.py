@@ -38,6 +38,7 @@ from airflow_provider_cdc.operators.release import release_of_task
 from airflow_provider_cdc.operators.snapshot import SnapshotOperator
 from airflow_provider_cdc.operators.spark import step as spark_step
 from airflow_provider_cdc.operators.spark.failure import LastLines, spark_failed
+from airflow_provider_cdc.operators.spark.launch import check_spark
 from tests.runs import consolidate_result, manifest_of, snapshot_result
 from tests.seeds import some
 
@@ -442,7 +443,7 @@ def test_killing_a_task_ends_spark_submit_and_blames_no_lack_of_memory(
 
 def test_missing_spark_connection_is_an_error_and_not_yarn() -> None:
     with pytest.raises(ConfigurationError, match="no such connection"):
-        spark_step.check_spark("nowhere", {})
+        check_spark("nowhere", {})
 
 
 @pytest.mark.parametrize("by", ["connection", "property"])
@@ -452,28 +453,28 @@ def test_cluster_mode_is_refused(by: str, monkeypatch: pytest.MonkeyPatch) -> No
         connection = {"conn_type": "spark", "host": "spark://m", "extra": {"deploy-mode": "cluster"}}
         monkeypatch.setenv("AIRFLOW_CONN_SPARK", json.dumps(connection))
     with pytest.raises(ConfigurationError, match="cluster"):
-        spark_step.check_spark("spark", properties)
+        check_spark("spark", properties)
 
 
 def test_mixture_of_two_pysparks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     versions = {"pyspark": "4.2.0", "pyspark-client": "4.3.0"}
     monkeypatch.setattr("airflow_provider_cdc.jobs.runtime.driver.version", versions.get)
     with pytest.raises(ConfigurationError, match=r"4\.3\.0"):
-        spark_step.check_spark("spark", {})
+        check_spark("spark", {})
 
 
 def test_missing_spark_submit_is_told_before_it_is_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/bin/python")
     monkeypatch.setenv("PATH", "/nowhere/else")
     with pytest.raises(ConfigurationError, match="spark-submit"):
-        spark_step.check_spark("spark", {})
+        check_spark("spark", {})
 
 
 def test_spark_submit_beside_the_interpreter_is_found_without_an_activated_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PATH", "/usr/bin")
-    assert spark_step.check_spark("spark", {}) == "local[2]"
+    assert check_spark("spark", {}) == "local[2]"
 
 
 def test_apps_are_found_in_a_wheel_and_in_a_checkout(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -177,8 +177,9 @@ def _problem(connection: Connection, error: psycopg.Error, triggers: Sequence[Ev
         else f"{command}, fails; it may have dropped the publication, or changed its owner or the session's role: "
         f"{said(error)}",
         f"qualify the names in its function with their schemas, or ALTER FUNCTION {entry.function} SET "
-        f"search_path = …; grant {quote(user)} what the function uses, or make it SECURITY DEFINER; let it RETURN for this user; or let "
-        "the tables' owner make the publication, and name it in the connection (publication), so that runs need no "
+        f"search_path = …; grant {quote(user)} what the function uses, or make it SECURITY DEFINER; "
+        "let it RETURN for this user; or let the tables' owner make the publication, and name it in the connection "
+        "(publication), so that runs need no "
         "such command",
     )
 
