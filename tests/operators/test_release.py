@@ -82,7 +82,7 @@ def begin_run(source: PostgresSource, run_id: str, target: Any, **options: Any) 
         run_id,
         kind="postgres",
         position_key="initial_lsn",
-        initial_position=initial.position,
+        initial_position=str(initial.position),
         identity=dict(initial.identity),
         tables=tuple(tables),
         options=StepOptions(**{**OPTIONS, **options}),
