@@ -19,7 +19,7 @@ from airflow_provider_cdc.core.parquet import writer
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.jobs.consolidate import rewind, touched_rows
 from airflow_provider_cdc.jobs.consolidate import step as consolidate
-from airflow_provider_cdc.jobs.extract_delta import change_feed, read_segment
+from airflow_provider_cdc.jobs.extract_delta import change_feed, feed_slices, read_segment
 from airflow_provider_cdc.jobs.extract_delta import step as extract_delta
 from airflow_provider_cdc.jobs.roll_forward import image_buffer
 from airflow_provider_cdc.jobs.roll_forward import plan as forward
@@ -100,6 +100,9 @@ def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> MakeRunner:
         monkeypatch.setattr(module, "TOUCHED_ROWS", 2)
         monkeypatch.setattr(module, "DECODED_ROWS", 2)
     monkeypatch.setattr(change_feed, "DECODED_ROWS", 2)
+    # Every feed is cut into slices.
+    monkeypatch.setattr(feed_slices, "SPLIT_BYTES", -1)
+    monkeypatch.setattr(feed_slices, "SLICE_ROWS", 4)
     monkeypatch.setattr(forward, "ROLL_BYTES", 500)
     monkeypatch.setattr(forward, "LOOKED_AT", 2)
     monkeypatch.setattr(touched_rows, "BLOCK_ROWS", 7)

@@ -23,6 +23,7 @@ from airflow.sdk.execution_time import task_runner
 from airflow_provider_cdc.core.options.run import LockPolicy, StepOptions
 from airflow_provider_cdc.core.run.initial_position import begin
 from airflow_provider_cdc.core.run.manifest import RunTable
+from airflow_provider_cdc.core.run.release import check_not_released
 from airflow_provider_cdc.core.run.run import Commit, Run
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.storage.records import encode
@@ -81,7 +82,7 @@ def begin_run(source: PostgresSource, run_id: str, target: Any, **options: Any) 
         run_id,
         kind="postgres",
         position_key="initial_lsn",
-        initial_position=initial.position,
+        initial_position=str(initial.position),
         identity=dict(initial.identity),
         tables=tuple(tables),
         options=StepOptions(**{**OPTIONS, **options}),
@@ -123,7 +124,7 @@ def test_a_task_that_is_cleared_after_the_slot_was_released_says_so_before_spark
 ) -> None:
     """Starting Spark takes long, and the error that came then told to leave the slots alone."""
     step = ExtractDeltaOperator(task_id="extract_delta", source_conn_id="shop", run_uri=run.uri)
-    step._check_not_released(run)
+    check_not_released(run, step.step)
     fail(step, context)
     with pytest.raises(LogGone, match=r"(?s)slot was released at .* clear lock_and_record"):
         step._execute(context)
@@ -132,7 +133,7 @@ def test_a_task_that_is_cleared_after_the_slot_was_released_says_so_before_spark
     with pytest.raises(LogGone, match="slot was released"):
         consolidating._execute(context)
     begun_anew = begin_again(source, run, tmp_path)
-    step._check_not_released(begun_anew)
+    check_not_released(begun_anew, step.step)
 
 
 def test_a_manifest_that_is_there_is_found_by_lock_and_record_too(

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from airflow_provider_cdc.core.run.run import Run, run_id_in
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
+from airflow_provider_cdc.errors import LogGone
 
 
 @dataclass(frozen=True)
@@ -39,11 +40,22 @@ def release(folder: Storage, drop: Callable[[str], bool]) -> None:
         records.write(folder, _name(run), Released(run.digest, datetime.now(UTC).isoformat(timespec="seconds")))
 
 
-def released_at(run: Run) -> str:
-    """When the slot of a run was dropped that is not published; empty: it was not, as far as this package knows."""
-    if run.committed or not run.folder.exists(_name(run)):
-        return ""
-    return records.read(Released, run.folder, _name(run)).at
+def check_not_released(folder: Storage, step: str) -> None:
+    """Make sure, before Spark starts for ``step``, that the source has what it kept for the run in ``folder``.
+
+    :raises LogGone: a task of the run failed for good, and the run's replication slot was dropped.
+    """
+    if not Run.exists(folder):
+        return
+    run = Run.load(folder)
+    if run.committed or step in run.steps or not run.folder.exists(_name(run)):
+        return
+    released = records.read(Released, run.folder, _name(run))
+    raise LogGone(
+        f"this run's replication slot was released at {released.at}, when a task of the run failed for good",
+        where=folder.uri,
+        hint="clear lock_and_record and the tasks after it: the run begins anew, at a new position",
+    )
 
 
 def _name(run: Run) -> str:

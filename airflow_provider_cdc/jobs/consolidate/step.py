@@ -34,8 +34,9 @@ from airflow_provider_cdc.jobs.changes.net_change_files import NetChange, bucket
 from airflow_provider_cdc.jobs.consolidate.after_publishing import record_copies, release_past, release_slot
 from airflow_provider_cdc.jobs.consolidate.remove_old_copies import check_own_copies, retain
 from airflow_provider_cdc.jobs.consolidate.rewind import Outcome, Restore, Rewind, RewindTask
-from airflow_provider_cdc.jobs.extract_delta.change_feed import read_changes, stage_feeds
+from airflow_provider_cdc.jobs.extract_delta.change_feed import stage_feeds
 from airflow_provider_cdc.jobs.extract_delta.step import read_net_change
+from airflow_provider_cdc.jobs.extract_delta.window_changes import read_changes
 from airflow_provider_cdc.jobs.roll_forward.plan import BaseFile, look_at_bases, noting_damage, roll_forward
 from airflow_provider_cdc.jobs.runtime.nulled import add_nulled, say_nulled
 from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, say, table

@@ -1,12 +1,11 @@
-"""The change feed: what extract_delta leaves of single changes, and the tasks of consolidate that make files of them.
+"""The change feed: the tasks of consolidate that make files of what extract_delta left of single changes.
 
-A segment's changes are in its files in commit order, table by table, but for those of transactions that it prepares and
-does not decide: these lie beside them, and are put in where another segment says that they were committed.
+A task writes the feed of one table, or of a large one a slice of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import numpy as np
@@ -18,95 +17,39 @@ from airflow_provider_cdc.core.filters.apply import published_schema
 from airflow_provider_cdc.core.run.commit_record import read_bases
 from airflow_provider_cdc.core.run.feed import DELETE, INSERT, UPDATE, Feed, feed_schema
 from airflow_provider_cdc.core.run.manifest import RunTable
-from airflow_provider_cdc.core.run.results import DeltaResult
-from airflow_provider_cdc.core.run.run import Run
 from airflow_provider_cdc.core.run.staging import StagedFile, Staging
-from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.names import folder_name
 from airflow_provider_cdc.core.tables.table import Table
 from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import DecodeError, ValueNotRepresentable
 from airflow_provider_cdc.jobs.changes.filter_images import copied_images, decode_published
-from airflow_provider_cdc.jobs.changes.net_change_files import Decisions
-from airflow_provider_cdc.jobs.extract_delta.read_segment import SegmentRecord
-from airflow_provider_cdc.jobs.runtime.progress import say
+from airflow_provider_cdc.jobs.extract_delta import feed_slices
+from airflow_provider_cdc.jobs.extract_delta.feed_slices import CountChanges, Slice, files_of, slices_of
+from airflow_provider_cdc.jobs.extract_delta.window_changes import Late, Piece, RowGroup, WindowChanges
+from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, say
 from airflow_provider_cdc.jobs.runtime.skipped import reason
 from airflow_provider_cdc.jobs.runtime.step import Step
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 from airflow_provider_cdc.sources.api.source import Source
-from airflow_provider_cdc.sources.api.window import CHANGE_SCHEMA, Committed
+from airflow_provider_cdc.sources.api.window import CHANGE_SCHEMA
 
 DECODED_ROWS = 65_536
-_RECORD = "delta/changes"
 _NOT_PUBLISHED = "choose unrepresentable = null or string for it, or leave the option changes out"
 
 
 @dataclass(frozen=True)
-class Piece:
-    """The files with the single changes of a segment."""
-
-    segment: int
-    files: tuple[StagedFile, ...]
-
-
-@dataclass(frozen=True)
-class Late:
-    """What a segment prepared under the id ``pending``, and a later one committed."""
-
-    segment: int
-    pending: str
-    at: Committed
-
-
-@dataclass(frozen=True)
-class WindowChanges:
-    """The single changes of a window: of ``tables`` (their indexes), its ``pieces`` in log order, and what is ``late``,
-    in the order of the commits."""
-
-    tables: tuple[int, ...]
-    pieces: tuple[Piece, ...]
-    late: tuple[Late, ...]
-
-    @property
-    def files(self) -> tuple[StagedFile, ...]:
-        return tuple(file for piece in self.pieces for file in piece.files)
-
-
-def window_changes(tables: Sequence[int], read: Sequence[SegmentRecord], decisions: Decisions) -> WindowChanges:
-    """The single changes of a window whose segments are ``read``.
-
-    :param decisions: what became of transactions that were prepared in one of them.
-    """
-    commits = {at.order: at for record in read for at in record.summary.commits.values()}
-    # A segment that was read for none of the tables (they are left out) does not say where it commits.
-    late = [Late(*prepared, commits[order]) for prepared, order in decisions.items() if order in commits]
-    pieces = [Piece(record.segment, record.changes) for record in sorted(read, key=lambda record: record.segment)]
-    return WindowChanges(tuple(tables), tuple(pieces), tuple(sorted(late, key=lambda one: one.at.order)))
-
-
-def write_changes(run: Run, windows: Sequence[WindowChanges]) -> str:
-    """Leave what extract_delta read for `stage_feeds`; returns the record's name."""
-    return records.write_named(run.folder, _RECORD, list(windows))
-
-
-def read_changes(run: Run) -> list[WindowChanges]:
-    """What extract_delta left; nothing, if the run makes no feeds."""
-    name = run.found(DeltaResult).changes
-    return records.read_named(list[WindowChanges], run.folder, name) if name else []
-
-
-@dataclass(frozen=True)
 class FeedOrder:
-    """An order: make the feed of a table, whose first change has the order ``first``."""
+    """An order: write the feed of a table, or the ``slice`` of it, whose first change has the order ``first``."""
 
     table: int
     first: int
+    slice: Slice | None = None
 
 
 @dataclass(frozen=True)
 class FeedOutcome:
-    """The files of a table's feed; or why it has none (``refused``)."""
+    """The files of a table's feed or of a slice of it; or why it has none (``refused``)."""
 
     table: int
     files: tuple[StagedFile, ...] = ()
@@ -143,11 +86,16 @@ class FeedTask:
         (window,) = (feed_window for feed_window in self.windows if order.table in feed_window.tables)
         following = order.first
         with self.staging.writer(f"{name}/part-{order.first:012}", schema) as writer:
-            for rows in _in_order(self.staging, window, order.table):
+            for rows in _in_order(self.staging, window, order.table, order.slice):
                 for start in range(0, rows.num_rows, DECODED_ROWS):
                     feed_rows = self._told(table, rows.slice(start, DECODED_ROWS), schema, following)
                     writer.write(feed_rows)
                     following += feed_rows.num_rows
+        if order.slice is not None and following - order.first != order.slice.rows:
+            raise DecodeError(
+                f"{following - order.first:,} changes were read and {order.slice.rows:,} were counted",
+                where=f"the changes of {table.name}",
+            )
         # Readers see the schema of a feed without changes, too.
         return tuple(writer.files) or (self.staging.write_empty(f"{name}/part-empty", schema),)
 
@@ -180,13 +128,17 @@ def _array(column: pa.ChunkedArray) -> pa.Array:
     return pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
 
 
-def _in_order(staging: Staging, window: WindowChanges, table: int) -> Iterator[pa.Table]:
-    """The changes of a table, of `CHANGE_SCHEMA`, in the order of their commits."""
+def _in_order(staging: Staging, window: WindowChanges, table: int, part: Slice | None) -> Iterator[pa.Table]:
+    """The changes of a table, of `CHANGE_SCHEMA`, in the order of their commits.
+
+    :param part: the slice of them; None: all.
+    """
     pieces_by_segment = {piece.segment: piece for piece in window.pieces}
-    late = _late(staging, window, pieces_by_segment, table)
+    late = list(part.late) if part is not None else _late(staging, window, pieces_by_segment, table)
+    groups = set(part.groups) if part is not None else None
     last: int | None = None
     for piece in window.pieces:
-        for rows in _read(staging, piece, table, None):
+        for rows in _read(staging, piece, table, None, groups):
             while late and late[0].at.order < rows["order"][-1].as_py():
                 cut = int(np.searchsorted(rows["order"].to_numpy(), late[0].at.order))
                 yield rows.slice(0, cut)
@@ -220,21 +172,33 @@ def _committed(staging: Staging, piece: Piece, table: int, late: Late) -> Iterat
         yield rows
 
 
-def _read(staging: Staging, piece: Piece, table: int, pending: str | None) -> Iterator[pa.Table]:
-    """The changes of a table in a segment, in their order; those that count there, or those that are ``pending``."""
-    for rows in _groups(staging, piece, table, CHANGE_SCHEMA.names):
+def _read(
+    staging: Staging, piece: Piece, table: int, pending: str | None, groups: Set[RowGroup] | None = None
+) -> Iterator[pa.Table]:
+    """The changes of a table in a segment, in their order; those that count there, or those that are ``pending``.
+
+    :param groups: those that are read; None: all.
+    """
+    for rows in _groups(staging, piece, table, CHANGE_SCHEMA.names, groups):
         counts = rows["pending"].is_null() if pending is None else pc.equal(rows["pending"], pending)
         rows = rows.filter(pc.fill_null(counts, False))
         if rows.num_rows:
             yield rows
 
 
-def _groups(staging: Staging, piece: Piece, table: int, columns: Sequence[str]) -> Iterator[pa.Table]:
-    """All changes of a table in a segment's files."""
+def _groups(
+    staging: Staging, piece: Piece, table: int, columns: Sequence[str], groups: Set[RowGroup] | None = None
+) -> Iterator[pa.Table]:
+    """All changes of a table in a segment's files, or in ``groups``."""
     column = CHANGE_SCHEMA.get_field_index("table")
-    for file in piece.files:
+    read_files = None if groups is None else {(one.segment, one.file) for one in groups}
+    for number, file in enumerate(piece.files):
+        if read_files is not None and (piece.segment, number) not in read_files:
+            continue
         with pq.ParquetFile(staging.folder.path(file.name), filesystem=staging.folder.filesystem) as parquet:
             for group in range(parquet.num_row_groups):
+                if groups is not None and RowGroup(piece.segment, number, group) not in groups:
+                    continue
                 statistics = parquet.metadata.row_group(group).column(column).statistics
                 if statistics is not None and statistics.has_min_max and not statistics.min <= table <= statistics.max:
                     continue
@@ -254,18 +218,58 @@ def stage_feeds(
         return {}, {}
     manifest = step.manifest
     bases = read_bases(Storage(manifest.scratch), manifest.bases)
-    orders = []
+    firsts = {}
     for index in copied:
         entry = step.tables[index]
         if entry.base and any(index in window.tables for window in windows):
             before = bases[entry.base].feeds.get(str(entry.table.name))
-            orders.append(FeedOrder(index, before.next if before is not None else 1))
-    say(f"consolidate: writing the changes of {counted(len(orders), 'table')}")
+            firsts[index] = before.next if before is not None else 1
+    orders = [order for window in windows for order in _orders(step, window, firsts)]
+    say(f"consolidate: writing the changes of {counted(len(firsts), 'table')}")
+    note = ProgressFile(step.folder).note
+    progress = Progress("consolidate, changes", "task", len(orders), len(orders), note=note)
+
+    def written(outcome: FeedOutcome) -> None:
+        size = sum(file.bytes for file in outcome.files)
+        progress.add(1, sum(file.rows for file in outcome.files), 1, size)
+
     work = FeedTask(step.staging, step.source, step.tables, tuple(windows), manifest.options.skips)
-    outcomes = run_tasks(step.spark, "write the change feeds", orders, work)
+    outcomes = run_tasks(step.spark, "write the change feeds", orders, work, written, meanwhile=progress.tick)
+    refused = {outcome.table: outcome.refused for outcome in outcomes if outcome.refused}
+    files: dict[int, list[StagedFile]] = {index: [] for index in firsts}
+    for outcome in outcomes:
+        files[outcome.table] += outcome.files
     feeds = {}
-    for order, outcome in zip(orders, outcomes, strict=True):
-        if not outcome.refused:
-            base = step.tables[order.table].base
-            feeds[order.table] = Feed(base, manifest.bases[base].position, order.first, outcome.files)
-    return feeds, {outcome.table: outcome.refused for outcome in outcomes if outcome.refused}
+    for index, first in firsts.items():
+        if index not in refused:
+            base = step.tables[index].base
+            feeds[index] = Feed(base, manifest.bases[base].position, first, tuple(files[index]))
+    return feeds, refused
+
+
+def _orders(step: Step, window: WindowChanges, firsts: Mapping[int, int]) -> list[FeedOrder]:
+    """The orders for the tables of a window, those of each table in the order of its changes.
+
+    A table of which a part is copied is one order: how many of its changes are published is known once all are read.
+
+    :param firsts: the order of the first change of each table's feed.
+    """
+    tables = [index for index in window.tables if index in firsts]
+    whole = [index for index in tables if step.tables[index].table.selection.where is None]
+    parts: dict[int, list[Slice]] = {}
+    if whole and sum(file.bytes for file in window.files) > feed_slices.SPLIT_BYTES:
+        work = CountChanges(step.staging, tuple(whole), window.pieces)
+        counted_files = run_tasks(step.spark, "count the changes", files_of(window), work)
+        counts = [one for counts_of_file in counted_files for one in counts_of_file]
+        parts = {index: slices_of(window, index, counts, feed_slices.SLICE_ROWS) for index in whole}
+    orders = []
+    for index in tables:
+        own = parts.get(index, [])
+        if len(own) < 2:
+            orders.append(FeedOrder(index, firsts[index]))
+            continue
+        following = firsts[index]
+        for one in own:
+            orders.append(FeedOrder(index, following, one))
+            following += one.rows
+    return orders

@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import islice
 
 from pyspark.sql import SparkSession
 
@@ -34,7 +33,6 @@ from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import CdcError, DecodeError, ExactnessError
 from airflow_provider_cdc.jobs.changes import net_change_files
 from airflow_provider_cdc.jobs.changes.filter_images import needs_composing
-from airflow_provider_cdc.jobs.extract_delta.change_feed import WindowChanges, window_changes, write_changes
 from airflow_provider_cdc.jobs.extract_delta.read_segment import (
     DONE,
     ComposeBuckets,
@@ -42,13 +40,14 @@ from airflow_provider_cdc.jobs.extract_delta.read_segment import (
     ReadSegment,
     SegmentRecord,
 )
+from airflow_provider_cdc.jobs.extract_delta.window_changes import WindowChanges, window_changes, write_changes
 from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, say
 from airflow_provider_cdc.jobs.runtime.retry import persist
 from airflow_provider_cdc.jobs.runtime.skipped import say_skipped
 from airflow_provider_cdc.jobs.runtime.step import Step, run_step
 from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 from airflow_provider_cdc.jobs.runtime.verify_files import Checked, require_whole, without_damaged
-from airflow_provider_cdc.jobs.snapshot.piece_progress import piece_of_segment, under_way
+from airflow_provider_cdc.jobs.snapshot.piece_progress import SEGMENTS, Piece, Watch, forget, piece_of_segment
 from airflow_provider_cdc.jobs.snapshot.reread_passes import read_record as read_again_record
 from airflow_provider_cdc.jobs.snapshot.step import TableFiles, read_table_files
 from airflow_provider_cdc.sources.api.calls import rolling_forward
@@ -100,6 +99,7 @@ def extract_delta(spark: SparkSession, folder: Storage, settings: ConnectionSett
 def _extract_delta(step: Step) -> DeltaResult:
     if step.manifest.at_upper:
         return _extract_again(step)
+    forget(step.folder, SEGMENTS)
     skipped = dict(step.run.found(SnapshotResult).skipped)
     read: list[SegmentRecord] = []
     changes = []
@@ -274,16 +274,22 @@ def _read(step: Step, window: Window, name: str, segments: Callable[[], list[Log
     # One whose size is not known counts, too.
     weights = {segment.number: segment.bytes or 1 for segment in missing}
 
-    def at_work() -> Iterator[LogSegment]:
-        # Spark takes the segments in their order.
-        return islice((segment for segment in missing if segment.number not in done), step.slots)
+    def left() -> list[Piece]:
+        return [piece_of_segment(window.name, segment) for segment in missing if segment.number not in done]
 
+    def waiting() -> str:
+        if not watched.all_read:
+            return ""
+        return f"the changes of {counted(watched.all_read, 'segment')} to be sorted and written: all of the log is read"
+
+    watched = Watch(step.folder, SEGMENTS, left)
     progress = Progress(
         "extract_delta",
         "segment",
         len(missing),
         sum(weights.values()),
-        under_way=lambda: under_way(step.folder, (piece_of_segment(window.name, segment) for segment in at_work())),
+        under_way=watched.look,
+        waiting=waiting,
         note=ProgressFile(step.folder).note,
     )
 

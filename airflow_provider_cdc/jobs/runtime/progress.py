@@ -19,6 +19,8 @@ from airflow_provider_cdc.errors import CdcError
 EVERY_SECONDS = 5.0
 LATELY_SECONDS = 60.0
 """Rates are those of the last minute."""
+REPEATED_SECONDS = 60.0
+"""A line that says what the one before said is printed only so often."""
 SHOWN_TABLES = 5
 PROGRESS = "progress.json"
 
@@ -37,10 +39,13 @@ class Progress:
     :param weight: the work they make in all, in any unit; how much is done and the time left are judged by it.
     :param at_work: the tables that are at work now.
     :param under_way: the rows that were read, and the weight that was done, of what is not finished.
+    :param waiting: what alone is waited for although all work that is counted seems to be done, in words; empty:
+        nothing. The time left is not known then.
+    :param then: what follows when this is done, in words: the time left does not count it.
     :param backlog: how many bytes of log wait to be read; None: that is not known.
     :param note: takes the same as data: ``step``, ``at`` (ISO 8601), ``percent``, ``done``, ``total``, ``unit``,
         ``rows``, ``bytes``, ``rows_per_second``, ``seconds_left`` (null: not known yet), ``tables``, and
-        ``log_backlog_bytes`` (null: not known).
+        ``log_backlog_bytes`` (null: not known), ``waiting_for``, ``then``.
     """
 
     def __init__(
@@ -52,6 +57,8 @@ class Progress:
         *,
         at_work: Callable[[], Sequence[str]] = lambda: (),
         under_way: Callable[[], tuple[int, float]] = lambda: (0, 0.0),
+        waiting: Callable[[], str] = lambda: "",
+        then: str = "",
         backlog: Callable[[], int | None] = lambda: None,
         note: Callable[[dict[str, Any]], None] = lambda told: None,
         every: float = EVERY_SECONDS,
@@ -64,18 +71,21 @@ class Progress:
         self._weight = weight
         self._at_work = at_work
         self._under_way = under_way
+        self._waiting = waiting
+        self._then = then
         self._backlog = backlog
         self._note = note
         self._every = every
         self._clock = clock
         self._out = out
-        self._printed = clock()
+        self._looked = self._printed = clock()
+        self._last_line = ""
         self._count = 0
         self._rows = 0
         self._bytes = 0
         self._done = 0.0
         self._warm: tuple[float, float] | None = None
-        self._lately: deque[tuple[float, int]] = deque([(self._printed, 0)])
+        self._lately: deque[tuple[float, int]] = deque([(self._looked, 0)])
 
     def add(self, count: int, rows: int, weight: float, size: int = 0) -> None:
         """Tell of finished work. ``size`` is in bytes."""
@@ -94,12 +104,15 @@ class Progress:
     def tick(self) -> None:
         """To be called often: says how far the step is if that is due."""
         now = self._clock()
-        if now - self._printed < self._every or self._count >= self._total:
+        if now - self._looked < self._every or self._count >= self._total:
             return
-        self._printed = now
-        line = self._told(now)
-        self._out(self._line(line))
-        self._note(line)
+        self._looked = now
+        told = self._told(now)
+        line = self._line(told)
+        if line != self._last_line or now - self._printed >= REPEATED_SECONDS:
+            self._printed, self._last_line = now, line
+            self._out(line)
+        self._note(told)
 
     def _told(self, now: float) -> dict[str, Any]:
         more, weight = self._under_way()
@@ -109,6 +122,7 @@ class Progress:
         while len(self._lately) > 2 and self._lately[1][0] <= now - LATELY_SECONDS:
             self._lately.popleft()
         since, rows = self._lately[0]
+        waiting = self._waiting()
         return {
             "step": self._title,
             "at": datetime.now(UTC).isoformat(timespec="seconds"),
@@ -119,9 +133,11 @@ class Progress:
             "rows": count,
             "bytes": self._bytes,
             "rows_per_second": max(0, round((count - rows) / (now - since))) if now > since else 0,
-            "seconds_left": self._seconds_left(now, work),
+            "seconds_left": None if waiting else self._seconds_left(now, work),
             "tables": list(self._at_work()),
             "log_backlog_bytes": self._backlog(),
+            "waiting_for": waiting,
+            "then": self._then,
         }
 
     def _seconds_left(self, now: float, work: float) -> float | None:
@@ -142,10 +158,13 @@ class Progress:
             parts.append(f"{told['bytes'] / 2**20:,.1f} MiB")
         parts.append(f"{told['rows_per_second']:,} rows/s")
         if told["seconds_left"] is not None:
-            parts.append(f"about {duration(told['seconds_left'])} left")
+            then = f" for this, then {told['then']}" if told["then"] else ""
+            parts.append(f"about {duration(told['seconds_left'])} left{then}")
         if told["log_backlog_bytes"] is not None:
             parts.append(f"{told['log_backlog_bytes'] / 2**20:,.1f} MiB of log to read")
         line = ", ".join(parts)
+        if told["waiting_for"]:
+            line += f"; waiting for {told['waiting_for']}"
         if tables := told["tables"]:
             more = f" and {len(tables) - SHOWN_TABLES} more" if len(tables) > SHOWN_TABLES else ""
             line += f"; at work: {', '.join(tables[:SHOWN_TABLES])}{more}"

@@ -32,7 +32,7 @@ from airflow_provider_cdc.counted import counted
 from airflow_provider_cdc.errors import TransientError, ValueNotRepresentable
 from airflow_provider_cdc.jobs.changes import net_change_files
 from airflow_provider_cdc.jobs.runtime.nulled import add_nulled
-from airflow_provider_cdc.jobs.runtime.progress import say
+from airflow_provider_cdc.jobs.runtime.progress import Progress, ProgressFile, say
 from airflow_provider_cdc.jobs.runtime.retry import Patience
 from airflow_provider_cdc.jobs.runtime.skipped import reason, table_of
 from airflow_provider_cdc.jobs.runtime.step import Step
@@ -51,6 +51,8 @@ KEYS_PER_TASK = 50_000
 """Below this a task costs more than what another core could save."""
 MOST_KEYS = 1_000_000
 """That one task holds in memory, as far as there are buckets."""
+_FIRST = "snapshot: all chunks are read; reading in the log what was touched meanwhile"
+_NEXT = "snapshot: reading in the log what was touched during the pass"
 SORT_BYTES = 64 * 2**20
 """Of keys that the driver holds in memory to sort them."""
 
@@ -154,15 +156,20 @@ def _read_again(
     lock, keys = step.manifest.options.lock, _Keys()
     passed: set[str] = set()
     with open_tails(step, tracked) as tail:
-        for _ in range(MOST_PASSES):
+        for number in range(1, MOST_PASSES + 1):
+            say(_FIRST if number == 1 else _NEXT)
             keys.add(_touched(step, tail))
             if keys.count <= FEW_KEYS:
                 break
-            say(f"snapshot: {counted(keys.count, 'key')} touched meanwhile; reading again")
+            say(
+                f"snapshot: pass {number} of at most {MOST_PASSES}: {counted(keys.count, 'key')} touched meanwhile; "
+                "waiting until their changes can be seen, then reading their rows again"
+            )
             source.settle(lock)
             passed |= _pass(step, tail, keys, meanwhile)
             if len(incarnations() | passed) > 1:
                 return None
+        say("snapshot: opening the snapshot for what was touched last: waiting for transactions that write")
         with source.share_reads(lock) as shared:
             opened = time.monotonic()
             assert isinstance(shared, ReadsAgain)
@@ -242,14 +249,17 @@ def _look_up(
         order,
         step.manifest.options.skips,
     )
-    return run_tasks(
-        step.spark,
-        "read again",
-        net_change_files.bucket_ranges(tasks),
-        work,
-        meanwhile=meanwhile,
-        brief=view is not None,
-    )
+    ranges = net_change_files.bucket_ranges(tasks)
+    progress = Progress("snapshot, read again", "task", len(ranges), len(ranges), note=ProgressFile(step.folder).note)
+
+    def found(one: FoundAgain) -> None:
+        progress.add(1, sum(file.rows for files in one.files.values() for file in files), 1)
+
+    def look() -> None:
+        meanwhile()
+        progress.tick()
+
+    return run_tasks(step.spark, "read again", ranges, work, found, meanwhile=look, brief=view is not None)
 
 
 def _layer(step: Step, since: int, found: Sequence[FoundAgain]) -> Layer:

@@ -34,7 +34,8 @@ from airflow_provider_cdc.jobs.runtime.tasks import run_tasks
 from airflow_provider_cdc.jobs.runtime.verify_files import without_damaged
 from airflow_provider_cdc.jobs.snapshot.key_order import Extent, check_key_order
 from airflow_provider_cdc.jobs.snapshot.parts import Part, bundle, cut
-from airflow_provider_cdc.jobs.snapshot.piece_progress import piece_of_part, under_way
+from airflow_provider_cdc.jobs.snapshot.piece_progress import PARTS, Piece, forget, piece_of_part
+from airflow_provider_cdc.jobs.snapshot.piece_progress import Watch as PieceWatch
 from airflow_provider_cdc.jobs.snapshot.read_part import DONE, PartRecord, ReadPart
 from airflow_provider_cdc.jobs.snapshot.reread_passes import Seen, read_again
 from airflow_provider_cdc.jobs.snapshot.survivors import OddRow
@@ -261,6 +262,11 @@ def _read_missing(
         # Spark takes the parts in their order.
         return list(islice((part for part in missing if part.number not in done), step.slots))
 
+    def left() -> list[Piece]:
+        return [piece_of_part(part, step.tables) for part in missing if part.number not in done]
+
+    watched = PieceWatch(step.folder, PARTS, left)
+    forget(step.folder, PARTS)
     note = ProgressFile(step.folder).note
     progress = Progress(
         "snapshot",
@@ -269,7 +275,9 @@ def _read_missing(
         sum(weights.values()),
         at_work=lambda: list(dict.fromkeys(_name(step, part) for part in at_work())),
         backlog=lambda: watch.backlog,
-        under_way=lambda: under_way(step.folder, (piece_of_part(part, step.tables) for part in at_work())),
+        under_way=watched.look,
+        waiting=lambda: f"{counted(watched.all_read, 'part')} to be written" if watched.all_read else "",
+        then="rows that were touched meanwhile are read again" if step.manifest.at_upper and not brief else "",
         note=note,
     )
     options = step.manifest.options

@@ -16,11 +16,11 @@ from airflow.providers.common.compat.sdk import AirflowException
 
 import airflow_provider_cdc
 from airflow_provider_cdc.compat import GuardsSparkSubmit, submitted_process, supervisor_channel
-from airflow_provider_cdc.core.run.release import released_at
+from airflow_provider_cdc.core.run.release import check_not_released
 from airflow_provider_cdc.core.run.run import Run, run_id_in
 from airflow_provider_cdc.core.storage import records
 from airflow_provider_cdc.core.storage.folder import Storage
-from airflow_provider_cdc.errors import CdcError, ConfigurationError, LogGone, ManifestError, SparkFailed
+from airflow_provider_cdc.errors import CdcError, ConfigurationError, ManifestError, SparkFailed
 from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.jobs.runtime.driver import (
     TRY_VARIABLE,
@@ -120,7 +120,7 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
 
     def _execute(self, context: Context) -> dict[str, Any]:
         run = self.own_run(context)
-        self._check_not_released(run)
+        check_not_released(run, self.step)
         if self._is_done(context, run):
             self.log.info("%s: done in the Spark application of an earlier task, whose log tells of it", self.step)
         else:
@@ -164,21 +164,6 @@ class SparkStepOperator(ReleasingOperator, GuardsSparkSubmit, SparkSubmitOperato
                 hint="the XCom run_uri was changed: clear lock_and_record and the tasks after it",
             )
         return folder
-
-    def _check_not_released(self, folder: Storage) -> None:
-        """Look before Spark starts, which takes long, whether the log of the run is there.
-
-        :raises LogGone: a task of the run failed for good, and the run's replication slot was dropped.
-        """
-        if not Run.exists(folder):
-            return
-        run = Run.load(folder)
-        if self.step not in run.steps and (when := released_at(run)):
-            raise LogGone(
-                f"this run's replication slot was released at {when}, when a task of the run failed for good",
-                where=run.folder.uri,
-                hint="clear lock_and_record and the tasks after it: the run begins anew, at a new position",
-            )
 
     def _is_done(self, context: Context, run: Storage) -> bool:
         """Whether the application of an earlier task has done this one's work."""

@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_cdc.core.copies import retention
 from airflow_provider_cdc.core.run.run import Run
-from airflow_provider_cdc.errors import ChangesMissing, FileDamaged
-from airflow_provider_cdc.jobs.extract_delta.change_feed import Late, window_changes
-from airflow_provider_cdc.jobs.extract_delta.change_feed import read_changes as read_windows
+from airflow_provider_cdc.errors import ChangesMissing, DecodeError, FileDamaged
+from airflow_provider_cdc.jobs.extract_delta import feed_slices
+from airflow_provider_cdc.jobs.extract_delta.feed_slices import GroupCount, Slice, slices_of
 from airflow_provider_cdc.jobs.extract_delta.read_segment import SegmentRecord
+from airflow_provider_cdc.jobs.extract_delta.window_changes import Late, Piece, RowGroup, WindowChanges, window_changes
+from airflow_provider_cdc.jobs.extract_delta.window_changes import read_changes as read_windows
 from airflow_provider_cdc.lake import open_dataset, read_changes
 from airflow_provider_cdc.sources.api.window import Committed, LogSegment, SegmentSummary
 from tests.interrupting import Interrupted, interrupt_at
@@ -90,7 +94,9 @@ def _row(values: dict[str, Any] | None) -> tuple[Any, ...] | None:
 
 
 @pytest.mark.parametrize("seed", seeds(0))
-def test_changes_of_random_histories(night: Night, seed: int) -> None:
+@pytest.mark.parametrize("slice_rows", [1, 4, 1000])
+def test_changes_of_random_histories(night: Night, seed: int, slice_rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(feed_slices, "SLICE_ROWS", slice_rows)
     for number in range(1, 5):
         runner = night(number)
         if number == 1:
@@ -102,6 +108,45 @@ def test_changes_of_random_histories(night: Night, seed: int) -> None:
             check(runner, 20, night_id(1))
             orders = changes_of(runner, NAMES[0], night_id(1))["order"].to_pylist()
             assert orders == list(range(1, len(orders) + 1))
+
+
+def test_the_feed_of_a_large_table_is_written_by_several_tasks_in_the_order_of_its_files(night: Night) -> None:
+    night(1)
+    runner = night(2)
+    check(runner, 20)
+    files = read_changes(runner.target.uri, NAMES[0]).files
+    firsts = []
+    for uri in files:
+        folder, _, name = uri.rpartition("/")
+        orders = pq.read_table(f"{folder.removeprefix('file://')}/{name}")["order"].to_pylist()
+        # Each task calls its files by the order of the first change that it writes.
+        firsts.append((int(name.split("-")[1]), orders[0]))
+    assert len({first for first, _ in firsts}) > 1
+    assert firsts == sorted(firsts)
+    assert all(first <= order for first, order in firsts)
+
+
+def test_changes_that_were_prepared_earlier_go_to_the_slice_of_their_commit() -> None:
+    def place(group: int) -> RowGroup:
+        return RowGroup(0, 0, group)
+
+    counts = [
+        GroupCount(place(0), 7, "", 2, 10, 20),
+        GroupCount(place(0), 7, "x", 5, 3, 4),
+        GroupCount(place(1), 7, "", 2, 30, 40),
+        GroupCount(place(1), 8, "", 9, 30, 40),
+        GroupCount(place(2), 7, "y", 1, 50, 50),
+    ]
+    # x is committed between two row groups, and y, in another segment, after all of them. z changed another table.
+    at = {pending: Committed(order, str(order), None) for pending, order in (("z", 24), ("x", 25), ("y", 99))}
+    late = {pending: Late(0, pending, at[pending]) for pending in at}
+    window = WindowChanges((7, 8), (Piece(0, ()),), tuple(late.values()))
+    found = slices_of(window, 7, counts, 2)
+    assert found == [Slice((place(0),), (), 2), Slice((place(1),), (late["x"], late["y"]), 8)]
+    assert slices_of(window, 8, counts, 2) == [Slice((place(1),), (), 9)]
+    assert slices_of(window, 7, counts, 3) == [Slice((place(0), place(1)), (late["x"], late["y"]), 10)]
+    with pytest.raises(DecodeError, match="not in their order"):
+        slices_of(window, 7, [replace(counts[0], last=31), *counts[1:]], 2)
 
 
 def test_changes_that_join_are_found_from_any_copy_on(night: Night) -> None:

@@ -16,12 +16,13 @@ from airflow_provider_cdc.jobs.runtime.progress import PROGRESS, Progress, Progr
 class Watched:
     """Progress by a clock of its own."""
 
-    def __init__(self, total: int, weight: float) -> None:
+    def __init__(self, total: int, weight: float, then: str = "") -> None:
         self.now = 0.0
         self.lines: list[str] = []
         self.notes: list[dict[str, Any]] = []
         self.tables = ["shop.a"]
         self.under_way = (0, 0.0)
+        self.waiting = ""
         self.progress = Progress(
             "snapshot",
             "chunk",
@@ -29,6 +30,8 @@ class Watched:
             weight,
             at_work=lambda: self.tables,
             under_way=lambda: self.under_way,
+            waiting=lambda: self.waiting,
+            then=then,
             note=self.notes.append,
             every=5,
             clock=lambda: self.now,
@@ -57,10 +60,12 @@ def test_lines_come_at_intervals_and_say_what_is_left_without_the_warm_up() -> N
 def test_a_step_that_hangs_goes_on_telling_and_its_rate_falls() -> None:
     watched = Watched(3, 3.0)
     watched.progress.add(1, 6000, 1.0)
-    for second in range(1, 121):
+    for second in range(1, 186):
         watched.now = float(second)
         watched.progress.tick()
-    assert len(watched.lines) == 24
+    # Each line is printed when it says something new, and once a minute otherwise.
+    assert (len(watched.lines), len(set(watched.lines))) == (15, 13)
+    assert len(watched.notes) == 37
     assert watched.notes[0]["rows_per_second"] == 1200
     assert watched.notes[-1]["rows_per_second"] == 0
     assert watched.notes[-1]["seconds_left"] is None
@@ -82,6 +87,23 @@ def test_what_is_under_way_counts_until_it_is_finished() -> None:
     watched.progress.tick()
     assert watched.notes[-1]["rows_per_second"] == 0
     assert watched.notes[-1]["seconds_left"] is None
+
+
+def test_no_time_is_told_of_what_nobody_counts() -> None:
+    """99 % and about 1 s left stood there for half a minute, and 2 s left before a minute of passes."""
+    watched = Watched(1, 100.0, "rows are read again")
+    for second, watched.under_way, watched.waiting in (
+        (5, (1000, 50.0), ""),
+        (10, (1900, 90.0), ""),
+        (15, (2000, 99.0), "1 part to be written"),
+        (20, (2000, 99.0), "1 part to be written"),
+    ):
+        watched.now = float(second)
+        watched.progress.tick()
+    assert watched.lines[1].endswith("about 1 s left for this, then rows are read again; at work: shop.a")
+    assert watched.lines[2].endswith("133 rows/s; waiting for 1 part to be written; at work: shop.a")
+    assert watched.notes[2]["waiting_for"] == "1 part to be written"
+    assert watched.notes[2]["seconds_left"] is None
 
 
 def test_one_chunk_and_one_row_are_told_as_such_and_the_unit_of_the_data_stays() -> None:

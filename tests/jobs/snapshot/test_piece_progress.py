@@ -16,8 +16,11 @@ from airflow_provider_cdc.jobs.snapshot import piece_progress as module
 from airflow_provider_cdc.jobs.snapshot.parts import Part
 from airflow_provider_cdc.jobs.snapshot.piece_progress import (
     LARGE_BYTES,
+    PARTS,
     Piece,
     UnderWay,
+    Watch,
+    forget,
     piece_of_part,
     piece_of_segment,
     under_way,
@@ -47,33 +50,53 @@ def test_a_large_part_says_how_far_it_is_while_files_are_to_become_durable_toget
         first.add(250, 200)
         first.add(250, 0)
         second.add(30, 30)
-        assert [*under_way(folder, pieces)] == [230, pytest.approx(0.8 * WEIGHT)]
+        assert [*under_way(folder, PARTS, pieces)[:2]] == [230, pytest.approx(0.8 * WEIGHT)]
 
 
 def test_an_estimate_that_is_too_low_does_not_make_a_part_done(folder: Storage) -> None:
     UnderWay(folder, piece(0)).add(5000, 5000)
-    assert [*under_way(folder, [piece(0)])] == [5000, pytest.approx(0.99 * WEIGHT)]
+    assert [*under_way(folder, PARTS, [piece(0)])[:2]] == [5000, pytest.approx(0.99 * WEIGHT)]
 
 
 def test_the_next_try_of_a_part_begins_at_nothing(folder: Storage) -> None:
     UnderWay(folder, piece(0)).add(500, 500)
     UnderWay(folder, piece(0))
-    assert under_way(folder, [piece(0)]) == (0, 0.0)
+    assert under_way(folder, PARTS, [piece(0)]) == (0, 0.0, 0)
 
 
-def test_small_parts_write_nothing(folder: Storage) -> None:
-    UnderWay(folder, piece(0, LARGE_BYTES)).add(500, 500)
-    assert not folder.files("chunks/under-way")
+def test_small_parts_say_something_only_if_they_take_long(folder: Storage, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slow source is at 0 % for minutes otherwise, where many small parts are read by one Spark task."""
+    small = piece(0, LARGE_BYTES)
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "EVERY_SECONDS", 600.0)
+        UnderWay(folder, small).add(500, 500)
+    assert not folder.files(PARTS)
+    UnderWay(folder, small).add(500, 500)
+    assert [*under_way(folder, PARTS, [small])] == [500, pytest.approx(0.5 * LARGE_BYTES), 0]
+    forget(folder, PARTS)
+    assert under_way(folder, PARTS, [small]) == (0, 0.0, 0)
+
+
+def test_pieces_that_are_read_and_not_yet_written_are_told_apart(folder: Storage) -> None:
+    pieces = [piece(0), piece(1)]
+    watch = Watch(folder, PARTS, lambda: pieces)
+    UnderWay(folder, pieces[0]).add(1000, 1000)
+    assert [*watch.look()] == [1000, pytest.approx(0.99 * WEIGHT)]
+    assert watch.all_read == 0
+    # The other one is done.
+    del pieces[1]
+    watch.look()
+    assert watch.all_read == 1
 
 
 def test_a_store_that_fails_holds_nothing_up(folder: Storage) -> None:
     (Path(folder.path()) / "chunks").write_text("a file where the folder would be")
     UnderWay(folder, piece(0)).add(500, 500)
-    assert under_way(folder, [piece(0)]) == (0, 0.0)
+    assert under_way(folder, PARTS, [piece(0)]) == (0, 0.0, 0)
     (Path(folder.path()) / "chunks").unlink()
     for data in ({"read": "x", "rows": 1}, [1], {}, 7, None):
         folder.note_json(piece(0).name, data)
-        assert under_way(folder, [piece(0)]) == (0, 0.0)
+        assert under_way(folder, PARTS, [piece(0)]) == (0, 0.0, 0)
 
 
 def test_each_part_tells_of_what_it_read_and_what_it_publishes(
