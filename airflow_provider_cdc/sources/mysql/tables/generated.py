@@ -1,10 +1,10 @@
 """VIRTUAL columns: whether every session sees the same value.
 
-A virtual column is computed whenever it is read, with the settings of whoever reads. The log holds what the writer's
-session computed, a SELECT of ours what ours does. Where the two may differ, a row that the rewind puts back would not
-have the value that the rows around it have. Time zones are the common cause (``DATE(ts)`` of a TIMESTAMP), but also
-``sql_mode`` (what text is a date, how long a CHAR is, what a backslash is), ``lc_time_names``,
-``div_precision_increment``, and the collation of the connection.
+The server computes a virtual column at each read, with the settings of the session that reads. The log holds what the
+writer's session computed, the result of a SELECT what this package's session computed. Where the two may differ, a row
+that the rewind puts back would not have the value that the rows around it have. Time zones are the common cause
+(``DATE(ts)`` of a TIMESTAMP), but also ``sql_mode`` (what text is a date, how long a CHAR is, what a backslash is),
+``lc_time_names``, ``div_precision_increment``, and the collation of the connection.
 
 So an expression is allowed only if all that it is made of is known to mean the same in every session
 (``virtual.session_independence``); what is not known does not pass. A STORED column is one value, computed once: the

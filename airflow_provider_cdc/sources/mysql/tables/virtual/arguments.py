@@ -66,7 +66,7 @@ def of_bytes(result: Value, values: Sequence[Value]) -> Value:
 
 
 def letters(values: Sequence[Value]) -> Value:
-    """The text that LOWER and the like make of ``values``.
+    """The text that LOWER, UPPER or SOUNDEX makes of ``values``.
 
     :raises Dependent: which letters belong together depends on the session.
     """

@@ -61,7 +61,7 @@ def check_comparable(name: str, values: Sequence[Value]) -> Value:
 
 
 def check_found(name: str, values: Sequence[Value]) -> Value:
-    """What LIKE, LOCATE, REGEXP_REPLACE and the like find, or make of what they find.
+    """What a search such as LIKE, LOCATE or REGEXP_REPLACE finds, or makes of what it finds.
 
     :raises Dependent: sessions may find different texts.
     """

@@ -167,7 +167,7 @@ def is_literal_of(kind: str, value: Value) -> bool:
 
 
 def merged(values: Sequence[Value]) -> Value:
-    """One value out of several that CASE, IF, COALESCE and the like choose from.
+    """One value out of several that CASE, IF, IFNULL or COALESCE chooses from.
 
     :raises Dependent: how they are made one type depends on the session.
     """
