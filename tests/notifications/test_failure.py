@@ -31,7 +31,7 @@ def test_the_error_its_class_its_hint_and_the_position_are_told(tmp_path: Path) 
     (text,) = told
     assert text == (
         "nightly, run scheduled__1: the task extract_delta failed\n"
-        "  LogGone: binlog.1: it was purged\n  Hint: keep it\n"
+        "  LogGone: [CDC-1102] binlog.1: it was purged\n  Hint: keep it\n"
         f"  Position: initial_gtid_set {POSITION}\n"
         f"  Run: {run.folder.uri}\n"
         "  Log: http://here/log"
