@@ -247,9 +247,9 @@ class TestTables:
         [
             "d DECIMAL(39, 0)",
             "t ENUM('y', x'ff') CHARACTER SET utf8mb3",
-            "e ENUM('y', '?')",
-            "k CHAR(3) CHARACTER SET cp932 NOT NULL UNIQUE",
-            "k CHAR(3) CHARACTER SET ujis NOT NULL UNIQUE",
+            "e ENUM('y', x'a6d9') CHARACTER SET gbk",
+            "k ENUM('y', '') NOT NULL UNIQUE",
+            "v DECIMAL(9, 2) AS (id / 3)",
         ],
     )
     def test_columns_that_cannot_be_copied(self, column: str, server: MysqlServer) -> None:
@@ -257,6 +257,7 @@ class TestTables:
         with having(server, f"CREATE TABLE shop.t (id INT, {column}{key})", "DROP TABLE shop.t"):
             (problem,) = problems(server, "shop.t")
         assert problem.where == f"shop.t.{column[0]}"
+        assert ("leave the column out (columns)" in problem.hint) == ("UNIQUE" not in column)
 
     def test_text_of_any_character_set(self, server: MysqlServer) -> None:
         charsets = [
