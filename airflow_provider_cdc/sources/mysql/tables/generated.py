@@ -20,30 +20,6 @@ from airflow_provider_cdc.errors import Problem
 from airflow_provider_cdc.sources.mysql.tables.virtual.functions import NUMBERS_AND_DATES
 from airflow_provider_cdc.sources.mysql.tables.virtual.grammar import Node, NotUnderstood, parse
 from airflow_provider_cdc.sources.mysql.tables.virtual.session_independence import Judge
-from airflow_provider_cdc.sources.mysql.tables.virtual.stored import check_stored
-from airflow_provider_cdc.sources.mysql.tables.virtual.values import Dependent
-
-
-def dependent(column: Column, expression: str, table: Table) -> str | None:
-    """Why the value of a virtual column may differ between sessions; None: it does not.
-
-    :param column: a column of ``table``.
-    :param expression: as the information schema has it.
-    """
-    published = set(table.published_columns)
-
-    def odd(used: Column) -> bool:
-        # With the policy `error` a row stops the run if a published date of it is none of the calendar's.
-        return table.options.unrepresentable != "error" or used.name not in published
-
-    judge = Judge({one.name: one for one in table.columns}, odd)
-    try:
-        check_stored(judge.value(parse(expression)), column)
-    except NotUnderstood:
-        return "its expression is not understood"
-    except Dependent as reason:
-        return str(reason)
-    return None
 
 
 def has_bounded_results(expression: str) -> bool:
@@ -71,10 +47,17 @@ def generated_problems(table: Table, expressions: Mapping[str, str]) -> Iterable
 
     :param expressions: of each generated column, as the information schema has it.
     """
+    published = set(table.published_columns)
+
+    def odd(used: Column) -> bool:
+        # With the policy `error` a row stops the run if a published date of it is none of the calendar's.
+        return table.options.unrepresentable != "error" or used.name not in published
+
+    judge = Judge({one.name: one for one in table.columns}, expressions, odd)
     for column in table.as_read.columns:
         if column.details.get("generated") != "virtual":
             continue
-        reason = dependent(column, expressions.get(column.name, ""), table)
+        reason = judge.dependent(column)
         if reason is not None:
             yield Problem(
                 f"{table.name}.{column.name}",

@@ -52,7 +52,7 @@ def _with_labels(connection: Connection, name: TableName, column: Column) -> Col
     try:
         rows = query(
             connection,
-            f"WITH RECURSIVE members AS (SELECT t.{quote(column.name)} AS label, 0 AS number "
+            f"WITH RECURSIVE members AS (SELECT t.{quote(column.name)} AS label, CAST(0 AS UNSIGNED) AS number "
             f"FROM (SELECT 1) AS one LEFT JOIN {quote(name.schema, name.name)} AS t ON FALSE "
             "UNION ALL SELECT numbers.number, numbers.number FROM members "
             "JOIN JSON_TABLE(%s, '$[*]' COLUMNS (number BIGINT UNSIGNED PATH '$')) AS numbers "

@@ -157,6 +157,17 @@ def test_members_that_the_servers_catalog_does_not_show(
     assert list(zip(rows["e"], rows["s"], strict=True)) == shown
 
 
+def test_all_64_members_of_a_set(mysql: MysqlServer, schema: str) -> None:
+    """The number of the last one fits in no signed integer."""
+    members = ["?😀"[place % 2] + str(place) for place in range(64)]
+    with mysql.connect(charset="utf8mb4", database=schema) as connection, connection.cursor() as cursor:
+        cursor.execute(f"CREATE TABLE t (s set({', '.join(map(connection.literal, members))})) CHARACTER SET utf8mb4")
+        cursor.execute("INSERT INTO t VALUES (1 << 63), (~0)")
+    table = describe(mysql, schema, "t")
+    assert [unsupported(column) for column in table.columns] == [None]
+    assert select(mysql, table).to_pydict() == {"s": [members[-1], ",".join(members)]}
+
+
 def test_a_member_that_the_server_does_not_show_is_refused(mysql: MysqlServer, schema: str) -> None:
     mysql.query(f"CREATE TABLE {schema}.t (e enum('a', x'a6d9') CHARACTER SET gbk)")
     (column,) = describe(mysql, schema, "t").columns

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from airflow_provider_cdc.core.tables.selection import Selection
 from airflow_provider_cdc.errors import PreflightError
 from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.mysql import MysqlSource
@@ -65,6 +66,7 @@ ACCEPTED = r"""
     CONCAT('https://x/', id, '?q=', first); f*1.5; CAST(id AS CHAR); id*1000000+qty; IFNULL(email,'')
     COALESCE(first, last, 'none'); LENGTH(first)-LENGTH(REPLACE(first,' ',''))
     CASE WHEN deleted_at IS NULL AND active = 1 THEN 1 END; IF(deleted_at IS NULL, email, NULL)
+    CONV(SUBSTR(SHA2(email,256),1,8),16,10)
     IF(deleted_at IS NULL, 0, id); LOWER(HEX(uid)); SHA2(HEX(bl),256); CONCAT(qty,id); DATE_FORMAT(d,'%Y-%m-01')
     GREATEST(first,last); first IN (last,'x'); REVERSE(first); UPPER(st); f/2; qty/f; doc->'$.n' > 1; NOT active
     first NOT LIKE 'a%'; qty NOT BETWEEN 1 AND 5; qty IS TRUE; d BETWEEN '2020-01-01' AND '2025-01-01'; d < ordered
@@ -95,6 +97,12 @@ REFUSED = {
     "LOWER(CONCAT(first, CAST(qty AS CHAR)))": "the session's collation",
     "CAST(bl AS CHAR)": "sql_mode",
     "d > first": "sql_mode and time_zone",
+    "IF(active, d, t)": "time_zone",
+    "COALESCE(t, ordered)": "time_zone",
+    "CONV(qty, 10, 16) + 0": "utf16",
+    "CHAR_LENGTH(BIN(qty))": "utf16",
+    "JSON_ARRAY(OCT(qty))": "utf16",
+    "+".join(["qty"] * 400): "not understood",
 }
 
 SESSIONS = (
@@ -175,3 +183,19 @@ def test_what_sessions_may_see_differently_is_refused_with_the_setting_that_deci
     for name, (expression, reason) in zip(names, REFUSED.items(), strict=True):
         assert reason in told[name].what, expression
         assert "leave the column out" in told[name].hint
+
+
+def test_what_is_made_of_a_virtual_column_that_is_left_out(
+    source: MysqlSource, mysql: MysqlServer, schema: str
+) -> None:
+    """Also whether it is NULL, and through columns that the session cannot change."""
+    local = "local DATE AS (DATE(created_at)), part INT AS (YEAR(local)), plain INT AS (qty + 1), free INT AS (plain)"
+    tested = "third INT AS (NULLIF(qty, qty / 3)), missing INT AS (third IS NULL), seen INT AS (created_at IS NULL)"
+    hour = "hour TIME AS (SEC_TO_TIME(qty)), that_year YEAR AS (hour), of_today YEAR AS (SEC_TO_TIME(qty))"
+    mysql.query(f"CREATE TABLE {schema}.t ({COLUMNS}, {local}, {tested}, {hour})")
+    read = Selection(columns=("id", "part", "free", "missing", "seen", "that_year", "of_today"))
+    with pytest.raises(PreflightError) as raised:
+        source.preflight([f"{schema}.t"], parts=lambda name: read)
+    told = {problem.where.rpartition(".")[2]: problem.what for problem in raised.value.problems}
+    assert told.keys() == {"part", "missing", "that_year", "of_today"}
+    assert "it uses the VIRTUAL column local: it uses a TIMESTAMP" in told["part"]

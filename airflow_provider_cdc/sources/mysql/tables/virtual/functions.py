@@ -8,6 +8,8 @@ session), JSON_STORAGE_SIZE (it tells how the value is stored).
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from airflow_provider_cdc.sources.mysql.tables.virtual.values import (
     BYTES,
     DOUBLE,
@@ -26,6 +28,7 @@ def _each(names: str, value: Value) -> dict[str, Value]:
 
 _DIGITS = session_text(caseless=True)
 _ASCII = session_text()
+_CONVERTED_WHEN_STORED = replace(_DIGITS, mislabelled=True)
 
 LOGICAL = frozenset("and or xor not".split())
 """They take anything that is a number or can be taken for one."""
@@ -34,7 +37,8 @@ OF_NUMBERS = {
     **_each("sign interval", INT),
     **_each("& | ^ ~ << >>", UNSIGNED),
     **_each("pow power sqrt exp ln log log2 log10 sin cos tan cot asin acos atan atan2 degrees radians pi", DOUBLE),
-    **_each("bin oct inet_ntoa format", _DIGITS),
+    **_each("inet_ntoa format", _DIGITS),
+    **_each("bin oct", _CONVERTED_WHEN_STORED),
     **_each("char", BYTES),
     **_each("bit_count", INT),
 }
@@ -56,7 +60,7 @@ OF_CHARACTERS = {
     **_each("char_length character_length is_ipv4 is_ipv6 is_uuid", INT),
     **_each("inet_aton", UNSIGNED),
     **_each("unhex from_base64 uuid_to_bin inet6_aton", BYTES),
-    **_each("conv", _DIGITS),
+    **_each("conv", _CONVERTED_WHEN_STORED),
 }
 """They look at the characters of a text, in whatever character set it is."""
 

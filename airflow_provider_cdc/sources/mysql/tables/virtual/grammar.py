@@ -26,6 +26,8 @@ _SIGNS = frozenset("= <=> <> != < > <= >= + - * / % & | ^ << >>".split())
 _WORDS = frozenset("and or xor div mod like regexp".split())
 _CAST_TYPE = re.compile(r"(\w+(?: \w+)?)(?:\((\d+)(?:, ?(\d+))?\))?(?: charset (\w+))?( array)?")
 _END = "end", ""
+_MOST_DEPTH = 100
+"""Parentheses in one another: each takes some calls of this module in one another, of which Python allows 1,000."""
 
 
 class NotUnderstood(ValueError):
@@ -59,7 +61,14 @@ def parse(expression: str) -> Node:
 
     :raises NotUnderstood: it has another form.
     """
-    reader = _Reader(_tokens(expression))
+    tokens = _tokens(expression)
+    depth = deepest = 0
+    for token in tokens:
+        depth += {("sign", "("): 1, ("word", "case"): 1, ("sign", ")"): -1, ("word", "end"): -1}.get(token, 0)
+        deepest = max(deepest, depth)
+    if deepest > _MOST_DEPTH:
+        raise NotUnderstood(f"{deepest} parentheses in one another")
+    reader = _Reader(tokens)
     node = reader.chain()
     reader.expect(_END)
     return node

@@ -21,8 +21,9 @@ from airflow_provider_cdc.sources.mysql.tables.virtual.arguments import (
     of_numbers,
 )
 from airflow_provider_cdc.sources.mysql.tables.virtual.comparisons import check_comparable, check_found
-from airflow_provider_cdc.sources.mysql.tables.virtual.grammar import Node
+from airflow_provider_cdc.sources.mysql.tables.virtual.grammar import Node, NotUnderstood, parse
 from airflow_provider_cdc.sources.mysql.tables.virtual.special_forms import SPECIAL_FORMS
+from airflow_provider_cdc.sources.mysql.tables.virtual.stored import check_stored
 from airflow_provider_cdc.sources.mysql.tables.virtual.values import (
     BYTES,
     CONVERTED,
@@ -30,6 +31,7 @@ from airflow_provider_cdc.sources.mysql.tables.virtual.values import (
     DOUBLE,
     INT,
     LITERAL,
+    MISLABELLED,
     NULL,
     Dependent,
     Value,
@@ -40,19 +42,42 @@ from airflow_provider_cdc.sources.mysql.tables.virtual.values import (
     promoted,
 )
 
+NOT_UNDERSTOOD = "its expression is not understood"
 _MOST_DIGITS = 18
 
 
 class Judge:
     """Gives the `Value` of each part of the expressions of one table."""
 
-    def __init__(self, columns: Mapping[str, Column], odd: Callable[[Column], bool]) -> None:
+    def __init__(
+        self, columns: Mapping[str, Column], expressions: Mapping[str, str], odd: Callable[[Column], bool]
+    ) -> None:
         """
         :param columns: the table's, by name.
+        :param expressions: of each generated column, as the information schema has it.
         :param odd: whether the copy may have rows in which this column is a date of no calendar.
         """
         self._columns = columns
+        self._expressions = expressions
         self._odd = odd
+        # The server lets a column use those alone that stand before it, so none of them is judged deep inside another.
+        self._reasons: dict[str, str | None] = {}
+        for column in columns.values():
+            if column.details.get("generated") == "virtual":
+                self._reasons[column.name] = self._reason(column)
+
+    def dependent(self, column: Column) -> str | None:
+        """Why the value of a virtual column may differ between sessions; None: it does not."""
+        return self._reasons[column.name]
+
+    def _reason(self, column: Column) -> str | None:
+        try:
+            check_stored(self.value(parse(self._expressions.get(column.name, ""))), column)
+        except NotUnderstood:
+            return NOT_UNDERSTOOD
+        except Dependent as reason:
+            return str(reason)
+        return None
 
     def value(self, node: Node) -> Value:
         """The value of ``node``.
@@ -61,8 +86,7 @@ class Judge:
         """
         match node.kind:
             case "column":
-                column = self.column(node.name)
-                return of_column(column, odd=self._odd(column))
+                return self._of_column(node.name)
             case "text" if node.note in ("date", "datetime", "timestamp", "time"):
                 kind = "datetime" if node.note == "timestamp" else node.note
                 if not is_literal_of(kind, Value("text", literal=node.name)):
@@ -92,15 +116,25 @@ class Judge:
             return self._columns[name]
         alike = [column for other, column in self._columns.items() if other.lower() == name.lower()]
         if len(alike) != 1:
-            raise Dependent("its expression is not understood")
+            raise Dependent(NOT_UNDERSTOOD)
         return alike[0]
+
+    def _of_column(self, name: str) -> Value:
+        column = self.column(name)
+        if column.details.get("generated") == "virtual":
+            # A run that leaves it out reports nothing of it, but what is made of it may be read.
+            reason = self._reasons.get(column.name, NOT_UNDERSTOOD)
+            if reason is not None:
+                raise Dependent(f"it uses the VIRTUAL column {column.name}: {reason}")
+        return of_column(column, odd=self._odd(column))
 
     def _call(self, node: Node) -> Value:
         name = node.name
         if name.startswith(("is ", "is not ")) and name.endswith(" null"):
-            # Whether a column is NULL is stored.
-            return INT if node.arguments[0].kind == "column" else self._tested(node)
+            return self._tested(node)
         values = [self.value(argument) for argument in node.arguments]
+        if any(value.mislabelled for value in values):
+            raise Dependent(MISLABELLED)
         if name in functions.COMPARISONS:
             return check_comparable(name, values)
         if name in functions.CHOICES or name in ("case of", "nullif", "greatest", "least", "field", "elt"):
@@ -137,7 +171,10 @@ class Judge:
         raise Dependent(f"it uses {name.upper()}, which may depend on the session")
 
     def _tested(self, node: Node) -> Value:
-        self.value(node.arguments[0])
+        tested = node.arguments[0]
+        # Whether a stored column is NULL is the same in every session, whatever its type.
+        if tested.kind != "column" or self.column(tested.name).details.get("generated") == "virtual":
+            self.value(tested)
         return INT
 
     @staticmethod

@@ -11,6 +11,7 @@ from airflow_provider_cdc.sources.mysql.tables.virtual.values import (
     BYTES,
     CONVERTED,
     DATES,
+    MISLABELLED,
     NUMBERS,
     ZONE,
     Dependent,
@@ -34,6 +35,8 @@ def check_stored(value: Value, column: Column) -> None:
     target = of_column(column, odd=False)
     if value.kind == "null":
         return
+    if value.mislabelled and target.kind not in ("text", *NUMBERS):
+        raise Dependent(MISLABELLED)
     if target.kind == "geometry" or value.kind == "geometry":
         if target.kind != value.kind:
             raise Dependent("it takes a geometry for something else")
@@ -42,7 +45,8 @@ def check_stored(value: Value, column: Column) -> None:
         if not fits or value.odd or value.digits > target.digits or (value.digits and target.kind == "date"):
             raise Dependent(CONVERTED)
     elif target.is_number:
-        if value.is_moment and (value.digits or value.as_text):
+        # The year of a TIME is that of today.
+        if value.is_moment and (value.digits or value.as_text or (kind == "year" and value.kind == "time")):
             raise Dependent(CONVERTED)
     elif target.padded:
         if not value.padded:

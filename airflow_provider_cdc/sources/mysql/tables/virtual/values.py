@@ -71,6 +71,9 @@ class Value:
         the text of a literal.
     ``as_text``
         a date or time that has been made a text of the same form.
+    ``mislabelled``
+        a text that CONV, BIN or OCT made. Its bytes are ASCII, though the server has it in the connection's character
+        set. Only a column that stores it as text or as a number gets it right in every session.
     ``wraps``
         a difference of unsigned numbers: an error in some sessions and a negative number in others.
     """
@@ -88,6 +91,7 @@ class Value:
     direct: bool = False
     literal: str | None = None
     as_text: bool = False
+    mislabelled: bool = False
     wraps: bool = False
 
     @property
@@ -192,6 +196,9 @@ def merged(values: Sequence[Value]) -> Value:
         kind = "datetime" if "datetime" in kinds else first.kind
         odd, as_text = any(value.odd for value in known), any(value.as_text for value in known)
         return Value(kind, odd=odd, digits=max(value.digits for value in known), as_text=as_text)
+    if "time" in kinds and kinds & DATES:
+        # The date of a TIME is that of today.
+        raise Dependent(CONVERTED)
     moments = [value for value in known if value.is_moment]
     if len({value.kind for value in moments}) == 1:
         kind = moments[0].kind
@@ -251,5 +258,6 @@ def check_text(value: Value) -> None:
 CONNECTION_CHARSET = "the bytes of a text that is computed depend on the connection's character set"
 ZONE = "it uses a TIMESTAMP, whose value depends on time_zone"
 DIFFERENCE = "the difference of unsigned numbers depends on sql_mode (NO_UNSIGNED_SUBTRACTION)"
+MISLABELLED = "the digits of CONV, BIN and OCT are misread where the connection's character set is utf16 or the like"
 COMPARED = "how texts that are computed compare depends on the session's collation"
 CONVERTED = "how dates and times are converted depends on sql_mode and time_zone"
