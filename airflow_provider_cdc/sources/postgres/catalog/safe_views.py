@@ -59,6 +59,8 @@ _STABLE = frozenset(
     for sign in ("eq", "ne", "lt", "le", "gt", "ge", "cmp")
 }
 """Stable functions that depend on nothing but how values are printed, and the time zone, both of which are pinned."""
+_OF_THE_CLOCK = frozenset({"timezone(text,time with time zone)"})
+"""Of functions with these names: whether it is summer in a zone is that of today."""
 
 # Of the others, text such as 'now' means another value at each time, or a setting says what it means.
 _CONVERTIBLE = frozenset(
@@ -74,15 +76,20 @@ SELECT p.oid::regprocedure::text, p.proname::text, p.provolatile::text, p.oid >=
 FROM pg_proc p WHERE p.oid = ANY(%(functions)s::oid[]) OR p.oid IN (
     SELECT o.oprcode::oid FROM pg_operator o WHERE o.oid = ANY(%(operators)s::oid[])) ORDER BY 1
 """
-# Base types and ranges, whose operators and output are functions that somebody made, and domains, which have checks.
+# Base types and ranges, whose operators and output are functions that somebody made. Of the others, those that rows and
+# arrays are compared by, and the casts that the functions of JSON use, which no tree names.
 _OF_USERS = """
 WITH RECURSIVE part(oid) AS (
-    SELECT unnest(%s::oid[])
+    SELECT unnest(%(types)s::oid[])
     UNION SELECT x.oid FROM part p JOIN pg_type t ON t.oid = p.oid, LATERAL (
-        SELECT t.typelem WHERE t.typelem <> 0 UNION ALL SELECT a.atttypid FROM pg_attribute a
+        SELECT t.typelem WHERE t.typelem <> 0 UNION ALL SELECT t.typbasetype WHERE t.typbasetype <> 0
+        UNION ALL SELECT a.atttypid FROM pg_attribute a
         WHERE a.attrelid = t.typrelid AND t.typrelid <> 0 AND a.attnum > 0 AND NOT a.attisdropped) x(oid))
 SELECT t.oid::regtype::text FROM part p JOIN pg_type t ON t.oid = p.oid
-WHERE t.oid >= %s AND t.typtype NOT IN ('c', 'e', 'd') AND t.typoutput <> 'array_out'::regproc ORDER BY 1
+WHERE (t.oid >= %(own)s AND t.typtype NOT IN ('c', 'e', 'd') AND t.typoutput <> 'array_out'::regproc)
+    OR EXISTS (SELECT FROM pg_opclass o WHERE o.opcintype = t.oid AND o.opcdefault AND o.oid >= %(own)s)
+    OR (%(json)s AND EXISTS (SELECT FROM pg_cast c WHERE c.castsource = t.oid AND c.castfunc >= %(own)s
+        AND c.casttarget = 'pg_catalog.json'::regtype)) ORDER BY 1
 """
 
 
@@ -119,10 +126,11 @@ def _reasons(connection: Connection, definition: Definition) -> Iterator[str]:
     if definition.has_system_columns:
         yield "reads system columns, which say where a row lies, and not what it is"
     called = {"functions": list(definition.functions), "operators": list(definition.operators), "own": FIRST_OWN_OID}
-    for signature, name, volatility, of_users, by_users_operator in query(connection, _CALLED, called):
+    functions = query(connection, _CALLED, called)
+    for signature, name, volatility, of_users, by_users_operator in functions:
         if of_users or by_users_operator:
             yield f"calls {signature}, or an operator of it, which somebody made: what it does is not known"
-        elif volatility == "v" or (volatility == "s" and name not in _STABLE):
+        elif volatility == "v" or (volatility == "s" and (name not in _STABLE or signature in _OF_THE_CLOCK)):
             yield f"calls {signature}, whose result depends on more than the rows of tables"
     if definition.types & (NAMES_OF_OBJECTS | _XML):
         yield "has values whose text depends on names of objects or on settings (regclass, xml and the like)"
@@ -133,7 +141,9 @@ def _reasons(connection: Connection, definition: Definition) -> Iterator[str]:
             (list(definition.converted_to - _CONVERTIBLE),),
         )[0]
         yield f"reads values of another type as {names}, which is not known to mean the same at any time"
-    for (name,) in query(connection, _OF_USERS, (list(definition.types), FIRST_OWN_OID)):
+    makes_json = any("json" in name for _, name, *_ in functions)
+    types = {"types": list(definition.types), "own": FIRST_OWN_OID, "json": makes_json}
+    for (name,) in query(connection, _OF_USERS, types):
         yield f"has values of the type {name}, whose functions somebody made"
 
 

@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from airflow_provider_cdc.sources.postgres.catalog.type_catalog import read_types
 from airflow_provider_cdc.sources.postgres.server.session import Connection, query
 
 VIEW, MATERIALIZED = "v", "m"
@@ -29,6 +28,32 @@ FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY(
 _PARTITIONS = """
 SELECT p.relid::oid, concat_ws('/', i.inhparent, i.xmin)
 FROM pg_partition_tree(%s) p JOIN pg_inherits i ON i.inhrelid = p.relid WHERE p.level > 0
+"""
+
+# Of each type that somebody made, and of all that it is made of: the versions of its labels and of its fields, and of
+# the casts to JSON that functions of JSON look for by themselves. JSON has the names of fields, and a row's text has
+# each field that was added, so these must not change, nor change back.
+_TYPES = """
+WITH RECURSIVE part(oid) AS (
+    SELECT unnest(%s::oid[])
+    UNION SELECT x.oid FROM part p JOIN pg_type t ON t.oid = p.oid, LATERAL (
+        SELECT t.typelem WHERE t.typelem <> 0 UNION ALL SELECT t.typbasetype WHERE t.typbasetype <> 0
+        UNION ALL SELECT a.atttypid FROM pg_attribute a
+        WHERE a.attrelid = t.typrelid AND t.typrelid <> 0 AND a.attnum > 0 AND NOT a.attisdropped
+        UNION ALL SELECT r.rngsubtype FROM pg_range r WHERE t.oid IN (r.rngtypid, r.rngmultitypid)) x(oid))
+SELECT t.oid,
+    (SELECT string_agg(concat_ws('/', e.oid, e.xmin), ' ' ORDER BY e.oid) FROM pg_enum e WHERE e.enumtypid = t.oid),
+    (SELECT string_agg(concat_ws('/', a.attnum, a.xmin), ' ' ORDER BY a.attnum) FROM pg_attribute a
+        WHERE a.attrelid = t.typrelid AND t.typrelid <> 0 AND a.attnum > 0),
+    (SELECT string_agg(concat_ws('/', c.oid, c.xmin), ' ' ORDER BY c.oid) FROM pg_cast c
+        WHERE c.castsource = t.oid AND c.casttarget = 'pg_catalog.json'::regtype)
+FROM part p JOIN pg_type t ON t.oid = p.oid WHERE t.oid >= %s
+"""
+# What the server puts in the place of virtual columns. The view's own tree only names these.
+_COMPUTED = """
+SELECT d.adbin::text, concat_ws('/', d.oid, d.xmin) FROM pg_attrdef d
+JOIN pg_attribute a ON (a.attrelid, a.attnum) = (d.adrelid, d.adnum)
+WHERE d.adrelid = %s AND a.attgenerated = 'v' ORDER BY d.oid
 """
 
 _NODE = re.compile(r"(?<!\\)\{([A-Z_]+)")
@@ -58,7 +83,8 @@ class Relation:
 @dataclass
 class Definition:
     """All that a view's definition consists of, with those of the views that it reads. ``versions`` is another list
-    after any change of these, of the files of the tables, of their partitions, or of types that somebody made."""
+    after any change of these, of the files of the tables, of their partitions and virtual columns, or of types that
+    somebody made."""
 
     relations: dict[int, Relation] = field(default_factory=dict)
     nodes: set[str] = field(default_factory=set)
@@ -120,15 +146,23 @@ def read_definition(connection: Connection, view: int) -> Definition:
                 for tree, version in query(connection, _TREES, (relation.oid,)):
                     waiting |= found.take(tree)
                     versions.add(f"{relation.oid} defined {version}")
-            elif relation.kind == "p":
+            for tree, version in query(connection, _COMPUTED, (relation.oid,)):
+                waiting |= found.take(tree)
+                versions.add(f"{relation.oid} computed by {version}")
+            if relation.kind == "p":
                 for partition, version in query(connection, _PARTITIONS, (relation.oid,)):
                     waiting.add(partition)
                     versions.add(f"{partition} in {version}")
         waiting -= seen
-    for oid, described in read_types(connection, {oid for oid in found.types if oid >= FIRST_OWN_OID}).items():
-        versions.add(f"type {oid}: {described[-1]}")
+    for oid, labels, fields, casts in query(connection, _TYPES, (list(found.types), FIRST_OWN_OID)):
+        versions.add(f"type {oid}: labels {labels}, fields {fields}, casts {casts}")
     found.versions = sorted(versions)
     return found
+
+
+def partitions(versions: Iterable[str]) -> set[str]:
+    """The partitions of which `Definition.versions` tells, with what each is a partition of, and since when."""
+    return {version for version in versions if version.partition(" ")[2].startswith("in ")}
 
 
 def files(versions: Iterable[str]) -> Mapping[int, int]:

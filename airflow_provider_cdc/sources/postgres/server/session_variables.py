@@ -56,6 +56,9 @@ PINNED: Mapping[str, Pinned] = {
     ),
     "transform_null_equals": Pinned("off", "SQL that a table computes a column with would be read differently"),
     "enable_tidscan": Pinned("on", "a chunk is a range of blocks, and would be read by a scan of the whole table"),
+    "timezone_abbreviations": Pinned(
+        "Default", "AT TIME ZONE 'IST' in a database view or a virtual column would be another zone"
+    ),
     "gin_fuzzy_search_limit": Pinned(
         "0",
         "a GIN index, also one of plain numbers (btree_gin), would give about so many of the rows that it is asked for",
@@ -138,9 +141,9 @@ _HARMLESS: Mapping[str, str] = {
     "It says when waiting or silent sessions are looked at. Sessions that stream from a slot are none of ours.": """
         client_connection_check_interval deadlock_timeout post_auth_delay wal_sender_timeout
     """,
-    "It says how text becomes a value or a number text, by functions that no statement of ours uses; virtual columns "
-    "must not use them either, for they are not immutable.": """
-        default_text_search_config lc_numeric lc_time timezone_abbreviations xmloption
+    "It says how text becomes a value or a number text, by functions that no statement of ours uses; neither do "
+    "virtual columns or database views that are copied, for they are not immutable.": """
+        default_text_search_config lc_numeric lc_time xmloption
     """,
     "It concerns escapes in strings, of which our SQL has none.": "backslash_quote escape_string_warning",
     "Errors are told apart by their SQLSTATE.": "lc_messages",

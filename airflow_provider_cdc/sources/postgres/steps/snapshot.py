@@ -36,6 +36,7 @@ from airflow_provider_cdc.sources.postgres.catalog.catalog_at_slot import (
     came_since,
     changed_around,
     changed_since,
+    partitions_changed,
     read_at,
 )
 from airflow_provider_cdc.sources.postgres.catalog.inheritance import check_whole
@@ -259,6 +260,10 @@ def bound_view(settings: ConnectionSettings, view: SharedView, tables: Sequence[
             if not what and there is not None and (came := came_since(there, table)):
                 with shared_view_errors(settings.address):
                     what = why_not_empty(connection, view.snapshot, came)
+            if not what and "reads" in table.details:
+                with shared_view_errors(settings.address):
+                    if partitions_changed(connection, view.snapshot, table):
+                        what = "something that it reads had other partitions, or heirs, for a while"
             if what:
                 raise SchemaChanged(what, where=f"{table.name} at {view.upper}", hint=HINT)
         # The view still stood in this session: so the server is the one that made it.

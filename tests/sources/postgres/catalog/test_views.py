@@ -17,7 +17,9 @@ from airflow_provider_cdc.sources.planning.selections import requested
 from airflow_provider_cdc.sources.postgres import PostgresSource
 from airflow_provider_cdc.sources.postgres.catalog.schema import read_tables
 from airflow_provider_cdc.sources.postgres.server.session import session
+from harness.postgres_binaries import installations
 from harness.postgres_server import PostgresServer
+from tests.conftest import PostgresFactory
 from tests.sources.postgres.log.reading import Run
 from tests.sources.postgres.log.reading import settings as settings_of
 
@@ -40,6 +42,18 @@ CREATE DOMAIN positive AS int CHECK (mine(VALUE) > 0);
 CREATE SEQUENCE seq;
 CREATE TABLE guarded (id int); ALTER TABLE guarded ENABLE ROW LEVEL SECURITY;
 ALTER TABLE guarded FORCE ROW LEVEL SECURITY;
+CREATE TYPE pair AS (a int);
+CREATE TYPE closed AS ENUM ('no', 'yes');
+CREATE FUNCTION closed_as_json(closed) RETURNS json IMMUTABLE LANGUAGE sql AS 'SELECT now()::text::json';
+CREATE CAST (closed AS json) WITH FUNCTION closed_as_json(closed);
+CREATE TYPE rank AS ENUM ('low', 'high');
+CREATE FUNCTION compare(rank, rank) RETURNS int IMMUTABLE LANGUAGE sql AS 'SELECT 0';
+CREATE OPERATOR CLASS of_rank DEFAULT FOR TYPE rank USING btree AS OPERATOR 3 = (anyenum, anyenum),
+    FUNCTION 1 compare(rank, rank);
+CREATE TYPE span AS RANGE (subtype = int4);
+CREATE DOMAIN reach AS span;
+CREATE TABLE odd (id int, c pair, shut closed, r rank, w timetz, s reach);
+INSERT INTO odd VALUES (1, ROW(1), 'no', 'low', '12:00+00', '[1,2)');
 CREATE VIEW inner_safe AS SELECT id, v FROM t;
 CREATE VIEW inner_unsafe AS SELECT id, random() AS r FROM t
 """
@@ -58,6 +72,7 @@ SAFE = {
     "aggregates": "SELECT string_agg(v, ',' ORDER BY id) AS s, array_agg(id ORDER BY id) AS a, json_agg(v) AS j FROM t",
     "grouping sets": "SELECT day, m, grouping(day), count(*) FROM t GROUP BY GROUPING SETS ((day), (m), ())",
     "a materialized view": "SELECT * FROM kept",
+    "enums that can become JSON": "SELECT shut, count(*) FROM odd GROUP BY shut",
     "in": "SELECT id FROM t WHERE id IN (1, 2, 3) AND (id, v) IN (SELECT id, v FROM p) AND m = 'sad' OR v IS NULL",
 }
 UNSAFE = {
@@ -92,6 +107,11 @@ UNSAFE = {
     "SELECT x FROM xmltable('/a' PASSING XMLPARSE(CONTENT '<a/>') COLUMNS x text)": "TABLEFUNC",
     "SELECT id, age(at) AS c FROM t": "age",
     "SELECT s.id FROM generate_series(1, 3) s(id) WHERE pg_sleep(0) IS NOT NULL": "pg_sleep",
+    "SELECT w AT TIME ZONE 'Europe/Berlin' AS c FROM odd": "timezone",
+    "SELECT to_json(shut)::text AS c FROM odd": "closed, whose functions",
+    "SELECT row_to_json(odd)::text AS c FROM odd": "closed, whose functions",
+    "SELECT DISTINCT ARRAY[r] AS c FROM odd": "rank, whose functions",
+    "SELECT s FROM odd": "span, whose functions",
     "SELECT id FROM guarded": "row-level security",
 }
 
@@ -217,6 +237,95 @@ def test_what_a_view_reads_must_stay_what_it_was(change: str, source: PostgresSo
 
         with pytest.raises(CHANGES[change]):
             read_and_check()
+
+
+OF_ROWS = {
+    "SELECT row_to_json(p)::text AS j FROM p": (
+        "ALTER TABLE p ADD COLUMN z int",
+        "ALTER TABLE p RENAME COLUMN v TO w; ALTER TABLE p RENAME COLUMN w TO v",
+    ),
+    "SELECT p::text AS j FROM p": ("ALTER TABLE p ADD COLUMN z int",),
+    "SELECT c::text AS j FROM odd": ("ALTER TYPE pair ADD ATTRIBUTE b int",),
+    "SELECT to_json(ARRAY[c])::text AS j FROM odd": ("ALTER TYPE pair RENAME ATTRIBUTE a TO b",),
+    "SELECT to_json(m)::text AS j FROM t": (
+        (
+            "CREATE FUNCTION as_json(mood) RETURNS json LANGUAGE sql AS 'SELECT NULL::json'; "
+            "CREATE CAST (mood AS json) WITH FUNCTION as_json(mood)"
+        ),
+    ),
+    "SELECT row_to_json(inner_safe)::text AS j FROM inner_safe": ("ALTER VIEW inner_safe RENAME COLUMN v TO w",),
+    "SELECT row_to_json(kept)::text AS j FROM kept": ("ALTER MATERIALIZED VIEW kept RENAME COLUMN v TO w",),
+}
+
+
+@pytest.mark.parametrize(
+    ("definition", "change"), [(one, change) for one, every in OF_ROWS.items() for change in every]
+)
+def test_values_of_types_whose_fields_were_altered_stop_it(
+    definition: str, change: str, source: PostgresSource, run: Run
+) -> None:
+    """The text and the JSON of a row have the fields, and their names, of the moment of the read."""
+    run(f"CREATE VIEW seen AS {definition}")
+    source.preflight(["public.seen"])
+    table = table_of(source, "seen")
+    source.check_tables([table])
+    run(*change.split(";"))
+    with pytest.raises(SchemaChanged, match="something that it reads"):
+        source.check_tables([table])
+
+
+def test_a_virtual_column_that_a_view_reads_is_part_of_its_definition(postgres_factory: PostgresFactory) -> None:
+    if max(one.major for one in installations()) < 18:
+        pytest.skip("no PostgreSQL here has virtual columns")
+    server = postgres_factory(None, 18)
+    with server.connect() as connection:
+        for statement in (
+            "CREATE TABLE g (id int, w int GENERATED ALWAYS AS (id * 2), o oid GENERATED ALWAYS AS (tableoid))",
+            "CREATE VIEW refused AS SELECT o FROM g",
+            "CREATE TABLE h (id int, w int GENERATED ALWAYS AS (id * 2))",
+            "CREATE VIEW seen AS SELECT w FROM h",
+        ):
+            connection.execute(statement)
+        source = PostgresSource(settings_of(server, "postgres"))
+        with pytest.raises(PreflightError, match="system columns"):
+            source.preflight(["public.refused"])
+        table = table_of(source, "seen")
+        source.check_tables([table])
+        connection.execute("ALTER TABLE h ALTER COLUMN w SET EXPRESSION AS (id * 3)")
+        with pytest.raises(SchemaChanged, match="something that it reads"):
+            source.check_tables([table])
+
+
+GONE_BY_THE_READ = {
+    "CREATE VIEW seen AS SELECT id, v FROM p": (
+        "CREATE TABLE p3 PARTITION OF p FOR VALUES FROM (200) TO (300)",
+        "INSERT INTO p VALUES (200, 'x')",
+        "DROP TABLE p3",
+    ),
+    "CREATE VIEW seen AS SELECT id, v FROM t": (
+        "CREATE TABLE heir () INHERITS (t)",
+        "INSERT INTO heir (id) VALUES (200)",
+        "DROP TABLE heir",
+    ),
+}
+
+
+@pytest.mark.parametrize("definition", GONE_BY_THE_READ)
+def test_rows_that_the_snapshot_has_and_the_read_finds_no_more_stop_it(
+    definition: str, source: PostgresSource, run: Run
+) -> None:
+    """A partition that came after the tables were recorded, and went after the snapshot was made, leaves no trace."""
+    *came, went = GONE_BY_THE_READ[definition]
+    run(definition)
+    table = table_of(source, "seen")
+    with source.share_reads(LockPolicy()) as shared:
+        shared.bound_view([table])
+    run(*came)
+    with source.share_reads(LockPolicy()) as shared:
+        run(went)
+        with pytest.raises(SchemaChanged, match="for a while"):
+            shared.bound_view([table])
+    source.check_tables([table])
 
 
 CAME_AND_WENT = {
