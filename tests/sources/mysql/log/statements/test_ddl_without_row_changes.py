@@ -207,7 +207,10 @@ FAILS_IN_ANOTHER_SESSION = [
     ("BY LINEAR HASH (v DIV 3 - 5) PARTITIONS 2", "ADD PARTITION PARTITIONS 2"),
     ("BY HASH (MOD(10, v)) PARTITIONS 2", "REBUILD PARTITION ALL"),
     (RANGES.format("v - 10"), SPLIT),
-    ("BY RANGE (id) SUBPARTITION BY HASH (10 - v * 4) (PARTITION p1 VALUES LESS THAN MAXVALUE)", "REBUILD PARTITION p1"),
+    (
+        "BY RANGE (id) SUBPARTITION BY HASH (10 - v * 4) (PARTITION p1 VALUES LESS THAN MAXVALUE)",
+        "REBUILD PARTITION p1",
+    ),
 ]
 
 
@@ -236,7 +239,9 @@ def test_partitions_that_every_session_computes(expression: str, mysql: MysqlSer
     definition = f"(id INT, v INT UNSIGNED, PRIMARY KEY (id, v)) PARTITION BY HASH ({expression}) PARTITIONS 2"
     window = Window(mysql, schema, definition, ["(1, 0)", "(2, 3)"])
     window.record()
-    window.do("SET sql_mode = 'TRADITIONAL'", "ALTER TABLE t REBUILD PARTITION ALL", "ALTER TABLE t COALESCE PARTITION 1")
+    window.do(
+        "SET sql_mode = 'TRADITIONAL'", "ALTER TABLE t REBUILD PARTITION ALL", "ALTER TABLE t COALESCE PARTITION 1"
+    )
     assert window.refused() == {}
     assert len(window.rows()) == 2
 
