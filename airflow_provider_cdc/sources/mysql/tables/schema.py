@@ -12,10 +12,13 @@ from airflow_provider_cdc.errors import Problem, SchemaChanged
 from airflow_provider_cdc.sources.mysql.server.session import Connection, account, query, quote, value
 from airflow_provider_cdc.sources.mysql.server.statement_size import batches, size_of
 from airflow_provider_cdc.sources.mysql.tables.hidden_labels import with_labels
+from airflow_provider_cdc.sources.mysql.tables.partition_expressions import may_fail
 from airflow_provider_cdc.sources.planning import patterns as patterns_of_tables
 
 SYSTEM_SCHEMAS = frozenset({"information_schema", "mysql", "ndbinfo", "performance_schema", "sys"})
 _TABLES_AT_ONCE = 1000
+_MAY_LACK_PARTITIONS = "may_lack_partitions"
+"""In a table's details: true, if its rows may have no partition in sessions with another sql_mode."""
 
 
 def resolve(connection: Connection, patterns: Sequence[str]) -> tuple[list[TableName], list[Problem]]:
@@ -45,6 +48,7 @@ def read_tables(
     ``Column.type`` is the COLUMN_TYPE of the information schema. ``Column.details`` has, where they apply:
     ``charset`` and ``collation``; ``generated``: ``virtual`` or ``stored``; ``invisible``: true; ``labels``: those of
     enums and sets whose type does not show them (`hidden_labels`).
+    ``Table.details`` says whether rows `may_lack_partitions`.
 
     The key is the primary key, else the first unique index of whole NOT NULL columns that the server stores and
     the optimizer sees.
@@ -62,6 +66,7 @@ def read_tables(
             connection, names, "TABLE_ROWS, DATA_LENGTH", "TABLES", "AND TABLE_TYPE = 'BASE TABLE'"
         )
     }
+    failing = _with_failing_partitions(connection, columns)
     tables = []
     for name in names:
         if name not in columns or name not in sizes:
@@ -72,8 +77,14 @@ def read_tables(
             )
         key_index, key = _key(columns[name], indexes.get(name, {}), (key_indexes or {}).get(name, ""))
         rows, size = sizes[name]
-        tables.append(Table(name, tuple(columns[name]), key, key_index, int(rows), int(size)))
+        details = {_MAY_LACK_PARTITIONS: True} if name in failing else {}
+        tables.append(Table(name, tuple(columns[name]), key, key_index, int(rows), int(size), details=details))
     return tuple(tables)
+
+
+def may_lack_partitions(table: Table) -> bool:
+    """Whether a session may find no partition for a row of the table that another session stored."""
+    return bool(table.details.get(_MAY_LACK_PARTITIONS))
 
 
 def difference(recorded: Table, now: Table) -> str:
@@ -176,6 +187,22 @@ def _columns(connection: Connection, names: Sequence[TableName]) -> dict[TableNa
         # With other settings of lower_case_table_names the case may differ from the one asked for.
         found[TableName(schema, table)].append(Column(name, kind, nullable == "YES", details))
     return {name: with_labels(connection, name, columns) for name, columns in found.items()}
+
+
+def _with_failing_partitions(connection: Connection, columns: Mapping[TableName, Sequence[Column]]) -> set[TableName]:
+    found = set()
+    for schema, table, method, expression, submethod, subexpression in select_of_tables(
+        connection,
+        list(columns),
+        "PARTITION_METHOD, PARTITION_EXPRESSION, SUBPARTITION_METHOD, SUBPARTITION_EXPRESSION",
+        "PARTITIONS",
+        "AND PARTITION_ORDINAL_POSITION = 1",
+    ):
+        name = TableName(schema, table)
+        expressions = (method, expression), (submethod, subexpression)
+        if any(kind and may_fail(kind, text or "", columns[name]) for kind, text in expressions):
+            found.add(name)
+    return found
 
 
 _IndexParts = dict[str, list[tuple[Any, ...]]]

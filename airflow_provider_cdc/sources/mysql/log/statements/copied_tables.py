@@ -8,6 +8,7 @@ from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import TrackedNames
 from airflow_provider_cdc.sources.mysql.tables.declarations import parse
 from airflow_provider_cdc.sources.mysql.tables.partitions import has_known_engine, has_rows_in_partitions_only
+from airflow_provider_cdc.sources.mysql.tables.schema import may_lack_partitions
 
 _DATES = frozenset(["date", "datetime", "timestamp"])
 
@@ -20,6 +21,7 @@ def names_of(tables: Sequence[Table], others: Iterable[TableName] = ()) -> Track
         recomputed=[table.name for table in tables if is_recomputed(table)],
         known_engines=[table.name for table in tables if has_known_engine(table)],
         in_partitions=[table.name for table in tables if has_rows_in_partitions_only(table)],
+        may_lack_partitions=[table.name for table in tables if may_lack_partitions(table)],
     )
 
 

@@ -7,6 +7,8 @@
   without a word. There is none if none was there at the beginning (`sources.mysql.tables.partitions`); if the last of
   the new ranges has no end (MAXVALUE), there is room for all. The server lets no range become shorter that way. A list
   may lose values, with the rows that have them.
+- All of these but OPTIMIZE and ANALYZE compute the partition of each row, unless they add ranges or lists. They drop a
+  row for which this session's sql_mode makes an error of it (`sources.mysql.tables.partition_expressions`).
 
 TRUNCATE, DROP, EXCHANGE, DISCARD, IMPORT and REPAIR PARTITION change rows.
 """
@@ -22,6 +24,10 @@ _VERBS = ("ADD", "ANALYZE", "COALESCE", "OPTIMIZE", "REBUILD", "REORGANIZE")
 MAY_LOSE_ROWS = (
     "it drops rows that belong to no partition, which EXCHANGE PARTITION … WITHOUT VALIDATION may leave, and it is not "
     "known that there were none: with a last partition VALUES LESS THAN MAXVALUE it would be"
+)
+MAY_LACK_PARTITIONS = (
+    "it drops rows whose partition the session's sql_mode makes an error of (a division by zero, or an unsigned "
+    "difference below zero), and which mode that session had is not known; OPTIMIZE TABLE keeps them"
 )
 LOSES_VALUES = "it drops rows whose values the new lists do not have"
 
@@ -41,11 +47,10 @@ def partition_change(reader: Reader, table: TableName, tracked: TrackedNames) ->
     """
     verb = reader.need(*_VERBS)
     reader.need("PARTITION")
-    if verb == "ADD":
-        return _added(reader)
-    if verb == "COALESCE":
-        _number(reader)
-        return IdentityEffect.REBUILT
+    if verb in ("ADD", "COALESCE"):
+        effect = _added(reader) if verb == "ADD" else _coalesced(reader)
+        moves_rows = effect is IdentityEffect.REBUILT
+        return MAY_LACK_PARTITIONS if moves_rows and tracked.may_lack_partitions(table) else effect
     _partitions(reader)
     if verb == "ANALYZE":
         return IdentityEffect.KEPT
@@ -53,6 +58,8 @@ def partition_change(reader: Reader, table: TableName, tracked: TrackedNames) ->
         if tracked.is_recomputed(table):
             return "it may copy the table row by row, which computes its STORED columns anew, or changes its odd dates"
         return IdentityEffect.REBUILT
+    if tracked.may_lack_partitions(table):
+        return MAY_LACK_PARTITIONS
     if verb == "REORGANIZE":
         reader.need("INTO")
         kinds, endless = _definitions(reader)
@@ -70,6 +77,11 @@ def _added(reader: Reader) -> IdentityEffect:
     kinds, _ = _definitions(reader)
     # Partitions without values are those of a hash.
     return IdentityEffect.EXTENDED if len(kinds) == 1 else IdentityEffect.REBUILT
+
+
+def _coalesced(reader: Reader) -> IdentityEffect:
+    _number(reader)
+    return IdentityEffect.REBUILT
 
 
 def _partitions(reader: Reader) -> None:

@@ -20,6 +20,7 @@ class TrackedNames:
     :param recomputed: the tables of which a value may become another when the server copies them row by row.
     :param known_engines: the tables that were InnoDB's from the beginning of the window.
     :param in_partitions: the tables that had no row there that belongs to none of their partitions.
+    :param may_lack_partitions: the tables of which a session may find no partition for a row.
     """
 
     def __init__(
@@ -29,12 +30,14 @@ class TrackedNames:
         recomputed: Collection[TableName] = (),
         known_engines: Collection[TableName] = (),
         in_partitions: Collection[TableName] = (),
+        may_lack_partitions: Collection[TableName] = (),
     ) -> None:
         self._names = list(names)
         self._key_indexes = key_indexes or {}
         self._recomputed = recomputed
         self._known_engines = known_engines
         self._in_partitions = in_partitions
+        self._may_lack_partitions = may_lack_partitions
         self._by_name = {(name.schema.lower(), name.name.lower()): name for name in self._names}
 
     def find(self, schema: str, table: str) -> TableName | None:
@@ -65,6 +68,10 @@ class TrackedNames:
     def has_rows_in_partitions_only(self, name: TableName) -> bool:
         """Whether it had no row at the beginning of the window that belongs to none of its partitions."""
         return name in self._in_partitions
+
+    def may_lack_partitions(self, name: TableName) -> bool:
+        """Whether a session that computes the partitions of its rows may find none for some."""
+        return name in self._may_lack_partitions
 
     def first_in(self, schema: str) -> TableName | None:
         """Some copied table of the schema."""

@@ -200,6 +200,52 @@ def test_partitions_that_are_rebuilt_lose_rows_that_belong_to_none(
         window.reading.read()
 
 
+RANGES = "BY RANGE ({}) (PARTITION p1 VALUES LESS THAN (5), PARTITION p2 VALUES LESS THAN MAXVALUE)"
+SPLIT = "REORGANIZE PARTITION p1 INTO (PARTITION p0 VALUES LESS THAN (2), PARTITION p1 VALUES LESS THAN (5))"
+FAILS_IN_ANOTHER_SESSION = [
+    ("BY HASH (10 DIV v) PARTITIONS 2", "COALESCE PARTITION 1"),
+    ("BY LINEAR HASH (v DIV 3 - 5) PARTITIONS 2", "ADD PARTITION PARTITIONS 2"),
+    ("BY HASH (MOD(10, v)) PARTITIONS 2", "REBUILD PARTITION ALL"),
+    (RANGES.format("v - 10"), SPLIT),
+    (
+        "BY RANGE (id) SUBPARTITION BY HASH (10 - v * 4) (PARTITION p1 VALUES LESS THAN MAXVALUE)",
+        "REBUILD PARTITION p1",
+    ),
+]
+
+
+@pytest.mark.parametrize(("partitions", "change"), FAILS_IN_ANOTHER_SESSION)
+def test_partitions_that_cannot_be_computed_in_another_session(
+    partitions: str, change: str, mysql: MysqlServer, schema: str
+) -> None:
+    """The server drops a row if the sql_mode of whoever alters the table makes an error of its partition."""
+    window = Window(mysql, schema, f"(id INT, v INT UNSIGNED, PRIMARY KEY (id, v)) PARTITION {partitions}", [])
+    window.do("SET sql_mode = 'NO_UNSIGNED_SUBTRACTION'", "INSERT INTO t VALUES (1, 0), (2, 3), (3, 30)")
+    window.record()
+    window.do("OPTIMIZE TABLE t", "ALTER TABLE t FORCE")
+    assert window.refused() == {}
+    assert len(window.rows()) == 3
+    window.do("SET sql_mode = 'TRADITIONAL'", f"ALTER TABLE t {change}")
+    assert len(window.rows()) < 3
+    assert f"ALTER TABLE … {change.split()[0]} PARTITION (it drops rows" in window.refused()["t"]
+    with pytest.raises(SchemaChanged, match="sql_mode"):
+        window.reading.read()
+    with pytest.raises(PreflightError, match="sql_mode"):
+        window.source.check_past(GtidSet.expect(window.point.position), window.plans, StepOptions())
+
+
+@pytest.mark.parametrize("expression", ["v DIV 1000", "MOD(v, 7) + 2", "id - 5", "ABS(id) * 2 - 3"])
+def test_partitions_that_every_session_computes(expression: str, mysql: MysqlServer, schema: str) -> None:
+    definition = f"(id INT, v INT UNSIGNED, PRIMARY KEY (id, v)) PARTITION BY HASH ({expression}) PARTITIONS 2"
+    window = Window(mysql, schema, definition, ["(1, 0)", "(2, 3)"])
+    window.record()
+    window.do(
+        "SET sql_mode = 'TRADITIONAL'", "ALTER TABLE t REBUILD PARTITION ALL", "ALTER TABLE t COALESCE PARTITION 1"
+    )
+    assert window.refused() == {}
+    assert len(window.rows()) == 2
+
+
 def test_rows_that_belong_to_no_partition_come_between_the_identities_and_the_position(
     mysql: MysqlServer, schema: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
