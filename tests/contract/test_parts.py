@@ -349,7 +349,9 @@ def test_a_row_that_is_left_out_may_hold_what_it_will_whether_or_not_it_is_touch
             published_rows = decode_published(run.source, table, images).to_pylist()
             for row, count in zip(published_rows, there["count"].to_pylist(), strict=True):
                 found[tuple(row.values())] = found.get(tuple(row.values()), 0) + (1 if key else count)
-        assert found == (back if key else did), where
+        # The source may tell of a row that nothing happened to, with a count of 0, or not.
+        counted_rows = {row: count for row, count in found.items() if count}
+        assert counted_rows == (back if key else did), where
 
 
 @pytest.mark.parametrize(
