@@ -65,7 +65,7 @@ def begin(source: PostgresSource, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             run_id,
             kind="postgres",
             position_key="initial_lsn",
-            initial_position=initial.position,
+            initial_position=str(initial.position),
             identity=dict(initial.identity),
             tables=tuple(RunTable(table, "watermark", "") for table in initial.tables),
             options=StepOptions(**OPTIONS | more),

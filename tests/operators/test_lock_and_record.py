@@ -190,10 +190,12 @@ def test_a_dag_run_that_is_deleted_and_made_again_does_not_end_well_with_the_cop
 
     midnight, noon = "2026-01-01T00:00:00Z", "2026-01-01T12:00:00Z"
     lake, options = Storage(tmp_path.as_uri()), StepOptions(as_of=midnight)
-    begun = Run.create(manifest_of(lake, run_id_of(context(), lake.uri), initial_position="s:1-9", options=options))
+    begun = Run.create(
+        manifest_of(lake, run_id_of(context(), lake.uri), initial_position=str(position(9)), options=options)
+    )
     # Of what is not published yet nobody has a copy.
     first = task("").execute(context())
-    assert first["initial_gtid_set"] == "s:1-9"
+    assert first["initial_gtid_set"] == str(position(9))
     # What is decided is still to be put in place.
     begun.decide(Commit("t", begun.rests_on, "commit/files-0.json"))
     assert task("").execute(context()) == first

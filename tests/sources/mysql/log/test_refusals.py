@@ -17,7 +17,7 @@ from airflow_provider_cdc.sources.api.window import LogSegment, SegmentSummary, 
 from airflow_provider_cdc.sources.mysql.log import codes
 from airflow_provider_cdc.sources.mysql.log.walker import LogWalker
 from harness.mysql_server import MysqlServer
-from tests.sources.mysql.log.reading import Connection, LogReading, log_end, run
+from tests.sources.mysql.log.reading import Connection, LogReading, executed, log_end, run
 
 
 @pytest.fixture
@@ -103,7 +103,7 @@ def test_a_copied_table_that_is_exchanged_for_a_partition(mysql: MysqlServer, sc
 def test_a_table_made_by_another_statement_under_a_copied_name(mysql: MysqlServer, schema: str, db: Connection) -> None:
     """Schemas are read after the initial position is fixed: a table that is created in between had no rows then."""
     reading = LogReading(mysql, schema, "a")
-    reading.initial = mysql.query("SELECT @@gtid_executed")[0][0]
+    reading.initial = executed(mysql)
     run(db, "SET SESSION sql_log_bin = 0", "DROP TABLE a", "SET SESSION sql_log_bin = 1")
     run(db, "CREATE TABLE IF NOT EXISTS a (id INT PRIMARY KEY, v INT)")
     refusal(reading, SchemaChanged)

@@ -99,7 +99,9 @@ def test_a_slot_that_is_moved_right_before_it_is_read(run: Run, follow: Follow, 
     run("INSERT INTO a VALUES (1)")
     end = reading.now()
     with open_segment(reading.settings, reading.segment(end), reading.initial, reading.tracked(end)) as reader:
-        postgres.query("SELECT pg_replication_slot_advance(%s, %s)", (reading.slot, end), database=reading.database)
+        postgres.query(
+            "SELECT pg_replication_slot_advance(%s, %s)", (reading.slot, str(end)), database=reading.database
+        )
         with pytest.raises(LogGone, match="was moved"):
             list(reader)
 
