@@ -93,7 +93,8 @@ def test_the_form_s_test_button_says_what_answers_and_what_is_wrong(
     connection(**{**fields, "schema": "nowhere"})
     assert open_hook("shop").test_connection() == (
         False,
-        f"[CDC-1010] postgres@127.0.0.1:{postgres.port}: there is no database 'nowhere'\n  Hint: correct the connection's schema",
+        f"[CDC-1010] postgres@127.0.0.1:{postgres.port}: there is no database 'nowhere'\n"
+        "  Hint: correct the connection's schema",
     )
     connection(**{**fields, "schema": ""})
     worked, said = open_hook("shop").test_connection()
