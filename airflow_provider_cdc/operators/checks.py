@@ -17,9 +17,9 @@ from airflow_provider_cdc.core.storage.target import lake_of
 from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import PreflightError, Problem, TerminalError, TransientError
 from airflow_provider_cdc.operators.base import scratch_for
-from airflow_provider_cdc.operators.lake_checks import check_names
 from airflow_provider_cdc.operators.parameters import Allowed
-from airflow_provider_cdc.operators.plan_text import leaving_no_folder
+from airflow_provider_cdc.operators.planning.lake_checks import check_names
+from airflow_provider_cdc.operators.planning.plan_text import leaving_no_folder
 from airflow_provider_cdc.operators.spark.launch import check_spark
 from airflow_provider_cdc.sinks.registry import open_sink
 from airflow_provider_cdc.sources.api.source import Source
@@ -247,8 +247,8 @@ PARTS_OF_THE_PLAN: tuple[Check[None], ...] = (
         (),
         "trigger a new run",
         raised_by=(
-            Raised(Moment.POSITION_FIXED, "operators.lake_checks:check_not_made_before"),
-            Raised(Moment.POSITION_FIXED, "operators.lake_checks:check_not_of_a_deleted_dag_run"),
+            Raised(Moment.POSITION_FIXED, "operators.planning.lake_checks:check_not_made_before"),
+            Raised(Moment.POSITION_FIXED, "operators.planning.lake_checks:check_not_of_a_deleted_dag_run"),
         ),
     ),
 )

@@ -19,7 +19,7 @@ from airflow_provider_cdc.hooks import open_hook
 from airflow_provider_cdc.metrics import tell_published
 from airflow_provider_cdc.operators.announce import announcement_of, say_other_target
 from airflow_provider_cdc.operators.base import hand_on, say_skipped
-from airflow_provider_cdc.operators.missing_past import say_missed_past
+from airflow_provider_cdc.operators.planning.missing_past import say_missed_past
 from airflow_provider_cdc.operators.spark.step import SparkStepOperator, dag_run_name
 from airflow_provider_cdc.operators.task_errors import failing
 from airflow_provider_cdc.report.page import write_report

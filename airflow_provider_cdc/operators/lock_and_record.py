@@ -93,7 +93,10 @@ class LockAndRecordOperator(TargetOperator, ReleasingOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         # What looks into files takes a while to import, and DAGs are parsed all the time.
         from airflow_provider_cdc.core.run.initial_position import begin
-        from airflow_provider_cdc.operators.lake_checks import check_not_made_before, check_not_of_a_deleted_dag_run
+        from airflow_provider_cdc.operators.planning.lake_checks import (
+            check_not_made_before,
+            check_not_of_a_deleted_dag_run,
+        )
 
         # Preflight has made sure that it is one or the other; a template may have made text of it.
         if str(self.plan_only).lower() == "true":

@@ -29,15 +29,15 @@ from airflow_provider_cdc.operators.checks import (
     collected,
 )
 from airflow_provider_cdc.operators.ended_runs import release_what_is_over
-from airflow_provider_cdc.operators.lake_checks import tell_leftovers
-from airflow_provider_cdc.operators.missing_past import (
+from airflow_provider_cdc.operators.parameters import Allowed, check_conf, check_kind, take_options, taking_options
+from airflow_provider_cdc.operators.planning.lake_checks import tell_leftovers
+from airflow_provider_cdc.operators.planning.missing_past import (
     in_the_present,
     may_miss_past,
     missed_past,
     say_missed_past,
 )
-from airflow_provider_cdc.operators.parameters import Allowed, check_conf, check_kind, take_options, taking_options
-from airflow_provider_cdc.operators.plan_text import View, pace_of, readable, summary, view_of
+from airflow_provider_cdc.operators.planning.plan_text import View, pace_of, readable, summary, view_of
 from airflow_provider_cdc.operators.server_start import wait_until_started
 from airflow_provider_cdc.operators.task_errors import failing
 from airflow_provider_cdc.sinks.registry import open_sink

@@ -26,8 +26,8 @@ from airflow_provider_cdc.core.storage.folder import Storage
 from airflow_provider_cdc.core.tables.names import NAME_BYTES, folder_name
 from airflow_provider_cdc.core.tables.table import Table, TableName
 from airflow_provider_cdc.errors import PreflightError
-from airflow_provider_cdc.operators import plan_text
-from airflow_provider_cdc.operators.lake_checks import check_names, find_leftovers, tell_leftovers
+from airflow_provider_cdc.operators.planning import plan_text
+from airflow_provider_cdc.operators.planning.lake_checks import check_names, find_leftovers, tell_leftovers
 from airflow_provider_cdc.operators.preflight import PreflightOperator
 from harness.mysql_server import MysqlServer
 from harness.postgres_server import PostgresServer

@@ -1,0 +1,1 @@
+"""What `preflight` finds out of the lake and of earlier runs, and how it tells the plan."""
