@@ -280,7 +280,7 @@ def test_what_cannot_be_told_whole_is_refused_before_any_work(nights: Nights) ->
         read_changes(lake(nights), name, first.found["consolidate"]["position"])
     # No feed goes back.
     past = first.found["consolidate"]["position"]
-    with pytest.raises(PreflightError, match="its changes since the last copy cannot be published"):
+    with pytest.raises(PreflightError, match="their changes since the last copy cannot be published"):
         nights.night("auto", changes=True, as_of=past).preflight()
 
 
@@ -288,7 +288,7 @@ def test_where_a_table_is_read_in_full_alone_the_others_have_no_gap(nights: Nigh
     nights.do("CREATE TABLE stock (id INT PRIMARY KEY)", "CREATE TABLE other (id INT PRIMARY KEY)")
     first = publish(nights)
     nights.do("TRUNCATE stock", "INSERT INTO other VALUES (1)")
-    with pytest.raises(PreflightError, match="of such tables alone"):
+    with pytest.raises(PreflightError, match=r"tables = \[.*stock.\] and all other options"):
         nights.night("auto", changes=True).preflight()
     nights.number += 1
     run_id, tables = f"202601{nights.number:02}T000000Z-00000000", [f"{nights.schema}.stock"]
