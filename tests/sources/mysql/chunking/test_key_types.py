@@ -111,6 +111,8 @@ LETTERS = "aAáÁbBßsSzZ \t~-_%\\?019æøœÄÖ"
 
 def text(kind: str, collation: str) -> Kind:
     charset = collation.split("_")[0]
+    # The server converts a backslash to the second of two codes of sjis, which stops a run in a key.
+    letters = LETTERS.replace("\\", "") if charset == "sjis" else LETTERS
 
     def literal(value: str) -> str:
         return f"CONVERT(CONVERT(x'{value.encode().hex()}' USING utf8mb4) USING {charset})"
@@ -119,7 +121,7 @@ def text(kind: str, collation: str) -> Kind:
     return Kind(
         f"{kind}(9) CHARACTER SET {charset} COLLATE {collation}",
         ends,
-        lambda dice: literal("".join(dice.choices(LETTERS, k=dice.randrange(1, 8)))),
+        lambda dice: literal("".join(dice.choices(letters, k=dice.randrange(1, 8)))),
     )
 
 
