@@ -158,7 +158,9 @@ def test_texts_that_are_equal_to_the_server(
         f"CREATE TABLE {schema}.t "
         f"(k {kind}(9) CHARACTER SET {collation.split('_')[0]} COLLATE {collation}, n INT, PRIMARY KEY (k))"
     )
-    texts = ["".join(dice.choices(LETTERS, k=dice.randrange(8))) for _ in range(800)]
+    # The server converts a backslash to the second of two codes of sjis, which stops a run in a key.
+    letters = LETTERS.replace("\\", "") if collation.startswith("sjis") else LETTERS
+    texts = ["".join(dice.choices(letters, k=dice.randrange(8))) for _ in range(800)]
     insert(mysql, schema, [(text, n) for n, text in enumerate(texts)], ignore=True)
     table = tables_of(source, schema)
     sizes = check(source, table, source.plan_chunks(table, 15))
