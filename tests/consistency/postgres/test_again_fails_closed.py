@@ -447,7 +447,7 @@ def test_a_table_that_a_pass_cannot_read_is_skipped_as_a_whole(
     # More of them in one batch of rows are refused at once: by tasks of this process.
     monkeypatch.setattr(unrepresentable, "MOST", 100)
     monkeypatch.setattr(
-        reread_passes, "run_tasks", lambda spark, title, orders, work, **more: [work(one) for one in orders]
+        reread_passes, "run_tasks", lambda spark, title, orders, work, done, **more: [work(one) for one in orders]
     )
     run.record()
     try:

@@ -85,7 +85,9 @@ def test_an_application_goes_on_with_the_steps_after_its_own_and_their_failure_i
     assert began == [*done, *([failing] if failing else [])]
     assert sorted(path.stem for path in tmp_path.glob("done/*")) == sorted(done)
     assert not (tmp_path / "errors").exists()
-    assert ("left to its own task, after SchemaChanged: s.t: altered" in capsys.readouterr().out) == bool(failing)
+    assert ("left to its own task, after SchemaChanged: [CDC-1101] s.t: altered" in capsys.readouterr().out) == bool(
+        failing
+    )
     assert stopped == ["cdc snapshot"]
 
 
@@ -150,7 +152,7 @@ def test_an_error_that_nobody_foresaw_names_the_step_and_the_table_and_is_retrie
     assert ended.value.code == code
     record = json.loads((tmp_path / "errors/snapshot.json").read_text())
     assert record["terminal"] == (code == 2)
-    assert record["message"].startswith(f"snapshot, shop.orders, part 3: {type(error).__name__}: {error}")
+    assert f"] snapshot, shop.orders, part 3: {type(error).__name__}: {error}" in record["message"]
     assert "in job" in capsys.readouterr().err, "whoever investigates needs the trace"
     assert stopped
 
@@ -166,7 +168,9 @@ def test_a_table_whose_chunks_cannot_be_planned_is_named(
     with pytest.raises(SystemExit) as ended:
         app.main("snapshot", lambda *arguments: runner.steps()[0](), ["--run-uri", runner.run.uri])
     assert ended.value.code == 2
-    assert "snapshot failed: TerminalError: snapshot, shop.orders: ZeroDivisionError" in capsys.readouterr().out
+    assert (
+        "snapshot failed: TerminalError: [CDC-1001] snapshot, shop.orders: ZeroDivisionError" in capsys.readouterr().out
+    )
 
 
 @pytest.mark.parametrize("text", [None, "", "{", '{"kind": "mysql"}', '"s3cret"', '{"password": "s3cret", "x": 1}'])

@@ -125,7 +125,7 @@ def test_an_error_that_nobody_foresaw_stops_the_job_and_is_named_with_its_table(
     with pytest.raises(TerminalError) as caught:
         run_tasks(spark, "read chunks", [part], Work())
     assert str(caught.value).startswith(
-        "read chunks: shop.lines, part 7 (chunk 3 [-∞ … ∞) to 4): ZeroDivisionError: division by zero"
+        "[CDC-1001] read chunks: shop.lines, part 7 (chunk 3 [-∞ … ∞) to 4): ZeroDivisionError: division by zero"
     )
     assert (tmp_path / "tries").read_text() == "x"
 
