@@ -108,6 +108,7 @@ class OptionArguments(TypedDict, total=False):
     slot_wait_seconds: int | str
     keep_slot: bool | str
     on_table_error: str
+    missing_past: str
     plan_only: bool | str
 
 

@@ -51,6 +51,9 @@ class FakeSource:
         self.keeps = False
         self.released: list[str] = []
 
+    def here(self) -> tuple[Mapping[str, str], str]:
+        return {}, ""
+
     def release(self, run_id: str) -> None:
         raise NotImplementedError
 

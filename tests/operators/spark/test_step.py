@@ -356,7 +356,7 @@ def test_an_app_that_dies_without_a_word_of_ours_says_how_and_what_may_help(
     assert type(failed.value).__name__ == "SparkFailed"
     assert not isinstance(failed.value, AirflowFailException), "a retry may help"
     text, _, told = str(failed.value).partition("Hint: ")
-    assert text.startswith("snapshot: spark-submit ended with status 3")
+    assert text.startswith("[CDC-1504] snapshot: spark-submit ended with status 3")
     # The line, and neither Java's frames nor the whole command.
     assert said.splitlines()[0] in text
     assert "D.java" not in text
