@@ -7,6 +7,7 @@ crash (`checks.past`).
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -33,6 +34,8 @@ from airflow_provider_cdc.sources.mysql.tables.replaced import unaltered_since
 from airflow_provider_cdc.sources.planning.server_clock import wait_for_clock
 
 _POLL_SECONDS = 0.5
+
+_log = logging.getLogger(__name__)
 
 
 def check_past(settings: ConnectionSettings, as_of: AsOf, plans: Sequence[TablePlan]) -> None:
@@ -112,7 +115,16 @@ def resolve(settings: ConnectionSettings, as_of: AsOf, wait_seconds: float = 0, 
         return Past(prefix, min(filter(None, moments)), prefix.following)
     assert isinstance(as_of, datetime)
     until = time.monotonic() + wait_seconds
+    is_waiting = False
     while (prefix := prefix_at(settings, as_of)).following is None and final:
+        if not is_waiting:
+            is_waiting = True
+            _log.info(
+                "Nothing was committed after %s yet. Waiting for the first commit after it, for up to %.0f s: until then "
+                "the next commit may still belong to that time",
+                as_of,
+                wait_seconds,
+            )
         if time.monotonic() > until:
             raise SourceUnavailable(
                 f"nothing was committed after {as_of:%Y-%m-%d %H:%M:%S %Z} yet, and what is committed next may still "
