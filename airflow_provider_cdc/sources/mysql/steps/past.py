@@ -120,8 +120,8 @@ def resolve(settings: ConnectionSettings, as_of: AsOf, wait_seconds: float = 0, 
         if not is_waiting:
             is_waiting = True
             _log.info(
-                "Nothing was committed after %s yet. Waiting for the first commit after it, for up to %.0f s: until then "
-                "the next commit may still belong to that time",
+                "Nothing was committed after %s yet. Waiting for the first commit after it, for up to %.0f s: until "
+                "then, the next commit may still belong to that time",
                 as_of,
                 wait_seconds,
             )
