@@ -121,9 +121,9 @@ def test_a_terminal_error_in_an_executor_ends_the_app_with_its_message_and_no_tr
         ROOT / "spark_apps/snapshot.py", "--run-uri", run.run.uri, py_files=shipped, more=to_environment(settings)
     )
     assert done.returncode == 2
-    assert f"snapshot failed: ValueNotRepresentable: {schema}.days" in done.stdout
+    assert f"snapshot failed: ValueNotRepresentable: [CDC-1050] {schema}.days" in done.stdout
     assert "\tat " not in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
     error = Storage(run.run.uri).read_json("errors/snapshot.json")
     assert (error["type"], error["terminal"]) == ("ValueNotRepresentable", True)
-    assert error["message"].startswith(f"{schema}.days")
+    assert error["message"].startswith(f"[CDC-1050] {schema}.days")
