@@ -1,4 +1,4 @@
-"""YAML with the place of every value, so that whoever is told of a mistake finds it."""
+"""YAML with the line and key of every value, so that an error message can name them."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ class Copy:
     ``files`` are all files of the copy, one object each: its ``name`` in the folder ``path``, its ``rows`` and
     ``bytes``, and its ``checksum`` (CRC-32). Copies of a part of a table say of which: ``where`` and ``columns``, as
     `Selection` has them. Records of earlier versions have only the run's id and the initial position. ``changes`` is
-    what is told of the changes that lead from the copy before to this one, as `sinks.feeds` writes it. ``history`` is
+    the record of the changes that lead from the previous copy to this one, as `sinks.feeds` writes it. ``history`` is
     what `core.history.told` gave. ``more`` has what a later version added: whoever writes the record again keeps it.
     """
 

@@ -1,7 +1,7 @@
-"""Releases what the source keeps for a run (a replication slot and a publication), and records that it did.
+"""Drops the replication slot and the publication of a run, and records that they were dropped.
 
-A run whose slot is gone cannot read its log any more. Without the record, a task that is cleared would start Spark, and
-end minutes later in an error that blames somebody for dropping the slot.
+A run without its slot cannot read the log. The record lets a cleared task fail with the right hint before Spark starts.
+Without it, the task fails minutes later, and its error suggests that another user dropped the slot.
 """
 
 from __future__ import annotations
@@ -25,13 +25,12 @@ class Released:
 
 
 def release(folder: Storage, drop: Callable[[str], bool]) -> None:
-    """Release what the source keeps for the run in ``folder``, which need not have begun: the position may have been
-    fixed by a task that was killed before it could say so.
+    """Drop the slot and the publication of the run in ``folder``.
 
-    It stays where the run's options say so, once it is decided that the run is published.
+    The run need not have a manifest: a task that was killed may have created the slot before it wrote one. With the
+    option ``keep_slot``, both stay once the run has its commit.
 
-    :param drop: has the source drop what it keeps for the run of an id, and returns whether such a source keeps
-        anything.
+    :param drop: drops the slot and the publication of the run with that id, and returns whether the source has any.
     """
     run = Run.load(folder) if Run.exists(folder) else None
     if run is not None and run.committed and run.manifest.options.keep_slot:
@@ -41,7 +40,7 @@ def release(folder: Storage, drop: Callable[[str], bool]) -> None:
 
 
 def check_not_released(folder: Storage, step: str) -> None:
-    """Make sure, before Spark starts for ``step``, that the source has what it kept for the run in ``folder``.
+    """Check, before Spark starts for ``step``, that the slot of the run in ``folder`` was not dropped.
 
     :raises LogGone: a task of the run failed for good, and the run's replication slot was dropped.
     """
