@@ -1,8 +1,7 @@
-"""What the log says of touched rows of a copy: as much of it at a time as memory has room for.
+"""The log's images of a copy's touched rows, loaded in portions that fit into memory.
 
-A window may have changed a few files by far more than they hold. How large the image of each row is is read first, and
-then the images themselves, in the order in which they are asked for, so many that they fit. Each further portion costs
-another look through the changes.
+The changes to a few files may be far larger than these files. So the size of each image is read first, and then the
+images themselves, in the order in which they are requested. Each further portion needs another scan of the changes.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ import pyarrow.compute as pc
 from airflow_provider_cdc.jobs.roll_forward.row_group_merge import Int64s
 
 HELD_BYTES = 256 * 2**20
-"""Of images, or of rows that are added, that one task holds at a time."""
+"""Bytes of images, or of added rows, that one task holds in memory at a time."""
 
 Place = tuple[str, int]
 """A row group: the name of its file, and its number."""
@@ -26,9 +25,10 @@ _LARGE = pa.large_binary()
 
 
 class Images:
-    """Of touched rows what they were before the window, and what it left of them, as the log's own bytes.
+    """The images of touched rows before and after the window, as the log's own bytes.
 
-    :param keys: those of each row group's touched rows, in its order; no key twice, and all of them in the changes.
+    :param keys: the keys of each row group's touched rows, in the order of the row group. Each key occurs once, and the
+        changes contain all of them.
     :param changes: reads the changes of the table: the columns ``key``, ``before`` and ``after``.
     """
 
@@ -43,25 +43,25 @@ class Images:
         self._ends = np.cumsum(sum(np.maximum(lengths_of_batch, 0) for lengths_of_batch in self._lengths))
 
     def lengths(self, place: Place) -> tuple[Int64s, Int64s]:
-        """How many bytes each image has, before and after; -1 where there is none."""
+        """Return the length in bytes of each image before and after the window; -1: there is no image."""
         place_slice = slice(*self._places[place])
         before, after = self._lengths
         return before[place_slice], after[place_slice]
 
     def of(self, place: Place, start: int, stop: int) -> tuple[pa.BinaryArray, pa.BinaryArray]:
-        """The images before and after of a row group's touched rows, from one up to another. They have to fit into one
-        array each."""
+        """Return the images, before and after, of a row group's touched rows from ``start`` up to ``stop`` (exclusive).
+        The images before must fit into one binary array, and so must the images after."""
         begin, _ = self._places[place]
         start, stop = begin + start, begin + stop
         if start < self._first or stop > self._end:
             self._load(start, stop)
-        # Not a slice, whose bytes may lie beyond what the smaller kind can point to.
+        # Take a copy: the bytes of a slice may lie at offsets beyond the range of the smaller type, `pa.binary`.
         rows = self._held.take(pa.array(np.arange(start - self._first, stop - self._first))).combine_chunks()
         before, after = (rows[name].cast(pa.binary()).combine_chunks() for name in ("before", "after"))
         return before, after
 
     def _look(self) -> tuple[Int64s, Int64s]:
-        """Read how large all images are; and hold them, if that is all that they are."""
+        """Return the lengths of all images, before and after. Keep the images in memory if all of them fit."""
         keys, befores, afters, held = [], [], [], []
         size = 0
         for batch in self._changes():
@@ -92,7 +92,7 @@ class Images:
 
     def _hold(self, batches: Sequence[pa.RecordBatch], keys: pa.ChunkedArray) -> None:
         schema = pa.schema([("key", pa.binary()), ("before", _LARGE), ("after", _LARGE)])
-        # They may be more than one array of the smaller kind holds.
+        # All images together may be larger than one `pa.binary` array can be.
         images = pa.Table.from_batches([batch.select(schema.names).cast(schema) for batch in batches], schema)
         images = images.combine_chunks()
         self._held = images.select(["before", "after"]).take(pc.index_in(keys, value_set=images["key"]))

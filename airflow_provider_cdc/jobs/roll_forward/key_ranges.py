@@ -1,6 +1,6 @@
-"""Ranges of the first key column's values: which file of a copy a row goes into.
+"""Ranges of values of the first key column. They determine into which file of a copy a row goes.
 
-Values are compared as Parquet's statistics sort them: whole numbers, or bytes.
+Values are compared in the order of Parquet's statistics: as integers, or as bytes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Bound = int | bytes
 
 @dataclass(frozen=True)
 class Range:
-    """The values from ``low`` (None: from the least) up to, without it, ``high`` (None: to the greatest)."""
+    """The values from ``low`` (None: the least value) up to ``high``, exclusive (None: no upper bound)."""
 
     low: Bound | None = None
     high: Bound | None = None
@@ -31,7 +31,7 @@ class Range:
         return self.low is None and self.high is None
 
     def holds(self, values: pa.Array) -> BoolArray:
-        """Which of ``values``, none of them null, are within."""
+        """Return a mask of the ``values`` that are in the range. No value may be null."""
         mask: BoolArray = np.ones(len(values), np.bool_)
         if self.whole:
             return mask
@@ -54,12 +54,12 @@ class Range:
 
 
 def after(bound: Bound) -> Bound:
-    """The least value above ``bound``."""
+    """Return the least value above ``bound``."""
     return bound + 1 if isinstance(bound, int) else bound + b"\0"
 
 
 def extent(metadata: pq.FileMetaData, column: int, kind: pa.DataType) -> tuple[Bound, Bound] | None:
-    """The least and the greatest value of a column in a file; None: the file does not tell."""
+    """Return the least and the greatest value of a column in a file; None: its statistics do not have them."""
     lows, highs = [], []
     for number in range(metadata.num_row_groups):
         extremes = group_extent(metadata, number, column, kind)
@@ -71,7 +71,7 @@ def extent(metadata: pq.FileMetaData, column: int, kind: pa.DataType) -> tuple[B
 
 
 def group_extent(metadata: pq.FileMetaData, group: int, column: int, kind: pa.DataType) -> tuple[Bound, Bound] | None:
-    """The least and the greatest value of a column in a row group; None: the file does not tell."""
+    """Return the least and the greatest value of a column in a row group; None: its statistics do not have them."""
     statistics = metadata.row_group(group).column(column).statistics
     if not has_one_pattern(kind) or statistics is None or not statistics.has_min_max or statistics.null_count:
         return None
@@ -80,7 +80,9 @@ def group_extent(metadata: pq.FileMetaData, group: int, column: int, kind: pa.Da
 
 
 def divided(lows: Sequence[Bound]) -> list[Range]:
-    """Ranges that hold each value once, one for each of ``lows``, which do not decrease: from it up to the next one.
-    The first one holds all that is below, the last one all that is above."""
+    """Divide all values into one range for each of ``lows``, which must not decrease.
+
+    Each range begins at its low value and ends before the next one. The first range also has all lower values, and the
+    last range has no upper bound."""
     edges: list[Bound | None] = [None, *lows[1:], None]
     return [Range(low, high) for low, high in pairwise(edges)]

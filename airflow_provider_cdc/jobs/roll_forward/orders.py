@@ -11,7 +11,8 @@ from airflow_provider_cdc.jobs.roll_forward.key_ranges import Range
 
 @dataclass(frozen=True)
 class Target:
-    """Where rows go: into ``file`` of the copy before (None: into a new one) those in ``range``; None: none."""
+    """A file into which rows go: ``file`` of the base copy (None: a new file). The added rows whose keys are in
+    ``range`` go into it (None: no rows are added)."""
 
     file: StagedFile | None
     range: Range | None
@@ -19,8 +20,10 @@ class Target:
 
 @dataclass(frozen=True)
 class Roll:
-    """An order: take the touched rows out of these files of one table's copy, and put in the rows that go there: those
-    of ``layers``, the lowest first, if touched rows were read again (None: they were not)."""
+    """An order: remove the touched rows from these files of one table's copy, and add the rows that go into them.
+
+    If touched rows were read again, the added rows come from ``layers``, the lowest one first (None: no rows were read
+    again)."""
 
     table: int
     targets: tuple[Target, ...]

@@ -1,9 +1,8 @@
-"""What consolidate does with tables that are rolled forward: it looks at the files of the copies before, and says which
-task takes rows out of which of them, and where new rows go.
+"""Planning of the roll-forward in consolidate: checks the files of the base copies, and assigns files to tasks.
 
-A row goes into the file whose range of the key's first column holds it, and above all ranges into a new file, unless
-the last one is small. Where files do not tell ranges, rows go into the smallest file if that is small, and into a new
-one if not. So no night leaves another small file behind.
+A new row goes into the file whose range of the first key column contains the row's key. A row above all ranges goes
+into the last file if that is small, and into a new file otherwise. If some file has no statistics of the keys, new rows
+go into the smallest file if that is small, and into a new file otherwise. So small files do not accumulate.
 """
 
 from __future__ import annotations
@@ -41,17 +40,16 @@ from airflow_provider_cdc.sources.api.source import Source
 SMALL_BYTES = FILE_BYTES // 8
 TASKS_PER_SLOT = 4
 ROLL_BYTES = 64 * 2**20
-"""Bytes of files, or of changes, below which another task costs more than it saves."""
+"""Bytes of files, or of changes, per task: with fewer, another task costs more than it saves."""
 LOOKED_AT = 64
-"""How many files one task looks at."""
+"""Number of files that one task checks."""
 
 Extent = tuple[Bound, Bound] | None
 
 
 @dataclass(frozen=True)
 class BaseFile:
-    """A file of a table's copy before, and the least and the greatest value of the key's first column (None: it does
-    not tell)."""
+    """A file of a table's base copy, and the least and the greatest value of the first key column (None: unknown)."""
 
     table: int
     file: StagedFile
@@ -60,16 +58,16 @@ class BaseFile:
 
 @dataclass(frozen=True)
 class LookAtFiles:
-    """What a task that looks at the files of copies needs to know. It is sent to executors."""
+    """A task that checks files of base copies. It is sent to executors."""
 
     source: Source
     sink: Sink
     tables: tuple[RunTable, ...]
 
     def __call__(self, files: tuple[BaseFile, ...]) -> list[BaseFile]:
-        """Make sure that files are there, of their sizes, with their rows, and see what keys are in them.
+        """Check that the files exist, with the recorded sizes and row counts, and read the extents of their keys.
 
-        :raises FileDamaged: one is not what its record says.
+        :raises FileDamaged: a file differs from its record.
         """
         return [self._seen(base) for base in files]
 
@@ -88,11 +86,11 @@ class LookAtFiles:
                     if parquet.metadata.num_rows != one.file.rows:
                         what = f"has {counted(parquet.metadata.num_rows, 'row')}, not {one.file.rows:,}"
                     elif not parquet.schema_arrow.equals(schema):
-                        what = "has other columns than the table is published with now"
+                        what = "has columns that differ from the table's current published columns"
         except FileNotFoundError:
             what = "is gone"
         except (CdcError, pa.ArrowException):
-            # To Arrow a damaged footer is the same error as a store that does not answer.
+            # Arrow raises the same error for a damaged footer as for a store that does not answer.
             if not (differs := difference(folder, one.file.name, one.file)):
                 raise
             what = f"is damaged: {differs}"
@@ -108,28 +106,26 @@ class LookAtFiles:
 
 @dataclass(frozen=True)
 class CheckBaseFile:
-    """What a task that reads a file of a copy from its first to its last byte needs to know. It is sent to
-    executors."""
+    """A task that reads a whole file of a copy, and compares it with its record. It is sent to executors."""
 
     folder: Storage
 
     def __call__(self, file: StagedFile) -> str:
-        """How the file differs from its record; empty if it does not."""
+        """Return how the file differs from its record; empty if it does not differ."""
         return difference(self.folder, file.name, file)
 
 
 def look_at_bases(step: Step) -> dict[int, list[BaseFile]]:
-    """The files of the copies that tables are rolled forward from, by the table's index; they are whole, as far as
-    their sizes and footers tell.
+    """Return the files of the base copies, by the table's index, after a check of their sizes and footers.
 
     :raises ManifestError: a base is gone, or is not the one that the manifest names.
-    :raises FileDamaged: a file is gone, or not what its record says.
+    :raises FileDamaged: a file is gone, or differs from its record.
     """
     manifest = step.manifest
     scratch = Storage(manifest.scratch)
     bases = read_bases(scratch, manifest.bases)
     for run_id in bases:
-        # The manifest names them, so from here on nobody begins to remove them.
+        # The manifest names these copies, so no run starts to remove them after this check.
         tables = [base.table.copy_name for base in step.tables if base.base == run_id]
         check_not_removed(published_run(scratch, run_id), tables)
     files = [
@@ -143,7 +139,7 @@ def look_at_bases(step: Step) -> dict[int, list[BaseFile]]:
     orders = [tuple(files[start : start + LOOKED_AT]) for start in range(0, len(files), LOOKED_AT)]
     work = LookAtFiles(step.source, step.sink, step.tables)
     files_by_table: dict[int, list[BaseFile]] = {}
-    for base_file in run_tasks(step.spark, "look at the copies before", orders, work):
+    for base_file in run_tasks(step.spark, "check the base copies", orders, work):
         for base in base_file:
             files_by_table.setdefault(base.table, []).append(base)
     return files_by_table
@@ -151,11 +147,11 @@ def look_at_bases(step: Step) -> dict[int, list[BaseFile]]:
 
 @contextmanager
 def noting_damage(step: Step, bases: Mapping[int, Sequence[BaseFile]] = MappingProxyType({})) -> Iterator[None]:
-    """Leave a note of a base's file that is found to be damaged, for the next `preflight`: it takes that copy no more.
+    """Write a note if a file of a base copy is found to be damaged, so that the next `preflight` does not use the copy.
 
-    :param bases: what `look_at_bases` gave. Where rows of a table contradict the log, damage may be why: so all of that
-        table's files are read then.
-    :raises FileDamaged: a file of a base was damaged.
+    :param bases: the result of `look_at_bases`. If rows of a table contradict the log, a damaged file may be the cause,
+        so all files of that table are read and checked.
+    :raises FileDamaged: a file of a base copy is damaged.
     """
     try:
         yield
@@ -176,9 +172,9 @@ def noting_damage(step: Step, bases: Mapping[int, Sequence[BaseFile]] = MappingP
 
 
 def _damaged(step: Step, entry: RunTable, files: Sequence[StagedFile]) -> FileDamaged | None:
-    say(f"consolidate: the copy of {entry.table.name} contradicts the log: looking whether its files are whole")
+    say(f"consolidate: the copy of {entry.table.name} contradicts the log: checking its files for damage")
     folder = _base_folder(step, entry)
-    damages = run_tasks(step.spark, "check the copy before", files, CheckBaseFile(folder))
+    damages = run_tasks(step.spark, "read the base copy", files, CheckBaseFile(folder))
     for file, what in zip(files, damages, strict=True):
         if what:
             return FileDamaged(
@@ -188,7 +184,7 @@ def _damaged(step: Step, entry: RunTable, files: Sequence[StagedFile]) -> FileDa
 
 
 def _note(step: Step, entry: RunTable, error: FileDamaged) -> None:
-    # That this cannot be noted must not hide what is to be noted.
+    # A failure to write the note must not mask the original error.
     with suppress(CdcError, OSError):
         note_damage(Storage(step.manifest.scratch).folder(entry.base), entry.table.name, error.message, error.where)
 
@@ -203,10 +199,10 @@ def roll_forward(
     bases: Mapping[int, Sequence[BaseFile]],
     layers: Mapping[int, Sequence[Rewind]],
 ) -> list[Outcome]:
-    """Roll the copies of tables forward: those that the window touched.
+    """Roll forward the copies of the tables that the window touched.
 
     :param layers: the files of rows that were read again, by the table's index, the lowest layer first.
-    :raises CopyMismatch: rows of a copy are not what the log says.
+    :raises CopyMismatch: rows of a copy contradict the log.
     """
     orders = [
         order
@@ -217,7 +213,7 @@ def roll_forward(
     if not orders:
         return []
     searched = sum(target.file is not None for order in orders for target in order.targets)
-    say(f"consolidate: looking for touched keys in {counted(searched, 'file')} of the copies before")
+    say(f"consolidate: searching {counted(searched, 'file')} of the last copies for touched keys")
     progress = Progress("consolidate", "task", len(orders), len(orders), note=ProgressFile(step.folder).note)
     outcomes = run_tasks(
         step.spark,
@@ -234,10 +230,10 @@ def roll_forward(
             sum(outcome.found for outcome in outcomes if outcome.table == index),
             change.befores(index),
         )
-        # Keys alone do not tell whether there was a row before.
+        # Where the log names only keys, it does not say whether a row existed before.
         if not table.keyless and index not in layers and rows_found != befores:
             raise CopyMismatch(
-                f"the log changes {counted(befores, 'row')} of the last copy, which holds {rows_found:,} of them",
+                f"the log changes {counted(befores, 'row')} of the last copy, which has {rows_found:,} of them",
                 where=str(table.name),
                 hint=FOREIGN,
             )
@@ -252,7 +248,7 @@ def _orders(
     targets = _targets(files, coming)
     if step.tables[index].table.keyless:
         return [Roll(index, tuple(targets))]
-    # Touched keys often lie close together: files that neighbour each other go to different tasks.
+    # Touched keys often lie close together, so neighbouring files go to different tasks.
     size = sum(base.file.bytes for base in files)
     tasks = max(min(step.slots * TASKS_PER_SLOT, 1 + size // ROLL_BYTES), 1 + coming // ROLL_BYTES)
     tasks = min(len(targets), tasks)
@@ -260,7 +256,7 @@ def _orders(
 
 
 def _targets(files: Sequence[BaseFile], change_bytes: int) -> list[Target]:
-    """Where rows of one table go, each of them into one file."""
+    """Return the targets of one table. Their ranges do not overlap, so each added row goes into one file."""
     filled = [one for one in files if one.file.rows]
     empty = [Target(one.file, None) for one in files if not one.file.rows]
     extents = [one.extent for one in filled if one.extent is not None]

@@ -1,6 +1,6 @@
-"""What a window left of the rows of a copy that is rolled forward.
+"""Applies the net change of a window to the rows of one row group.
 
-Rows that were changed may be far larger than they were before: so they are made part by part.
+Changed rows may be far larger than before the window, so they are decoded in parts.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ Int64s = np.ndarray[Any, np.dtype[np.int64]]
 
 @dataclass(frozen=True)
 class Left:
-    """What the window left of ``before``, some rows of a row group: at ``places`` the ``rows``, which differ from those
-    before in the columns ``changed``; nothing of those that are ``gone``, which is a mask."""
+    """Some rows of a row group (``before``), and their state after the window.
+
+    ``rows`` replace the rows at ``places``, and differ from them in the columns ``changed``. ``gone`` is a mask of the
+    rows that were deleted."""
 
     before: pa.Table
     places: Int64s
@@ -30,20 +32,22 @@ class Left:
     changed: set[str]
 
     def now(self, columns: Sequence[str]) -> pa.Table:
-        """These columns, with what is left in the places of what was there, and with what is gone."""
+        """Return these columns with the changed rows in place. Deleted rows are still included."""
         rows = self.before.select(columns)
         if not len(self.places) or not rows.num_columns:
             return rows
         taken = np.arange(rows.num_rows)
         taken[self.places] = rows.num_rows + np.arange(len(self.places))
         together = pa.concat_tables([rows, self.rows.select(rows.column_names)])
-        # Batches have dictionaries of their own.
+        # Each batch has its own dictionary.
         return together.unify_dictionaries().combine_chunks().take(pa.array(taken))
 
 
 def parts(lengths: tuple[Int64s, Int64s], most_rows: int, most_bytes: int) -> Iterator[tuple[int, int]]:
-    """Rows whose images, before and after, have so many bytes (-1: there is none), in parts that can be decoded at
-    once."""
+    """Divide rows into parts that can be decoded at once, and yield the start and stop (exclusive) of each part.
+
+    :param lengths: the bytes of each row's images before and after the window; -1: there is no image.
+    """
     ends = np.cumsum(sum(np.maximum(image_lengths, 0) for image_lengths in lengths))
     start = done = 0
     while start < len(ends):
@@ -54,7 +58,7 @@ def parts(lengths: tuple[Int64s, Int64s], most_rows: int, most_bytes: int) -> It
 
 
 def differing(before: pa.RecordBatch, after: pa.RecordBatch) -> set[str]:
-    """The columns in which rows are not bit for bit what they were."""
+    """Return the columns in which any row differs, bit for bit, from the row before."""
     return {
         name
         for name in before.schema.names

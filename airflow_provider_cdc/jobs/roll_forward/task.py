@@ -1,13 +1,12 @@
-"""The tasks of consolidate for tables that are rolled forward: they take touched rows out of the files of the copy
-before, hold them against the log, and put in what the window left.
+"""The tasks of consolidate that roll tables forward: they apply the window's net change to files of the base copy.
 
-What is taken out has to be, bit for bit, what the log says was there before the window: a difference is a row that was
-changed behind the log's back, or a change that is lost. Rows that were changed stay in their places, and of a file with
-none but such rows only the columns are encoded anew in which something changed. New rows go into the file whose range
-of keys holds them, and there into the row group: so the statistics of files go on telling which file a key can be in.
+Each row that is removed or replaced must be, bit for bit, the row that the log has for it before the window. If it
+differs, the row was changed without an entry in the log, or a change was lost. Changed rows stay in place. In a file in
+which rows were only changed, only the columns with changes are encoded again. A new row goes into the file, and the row
+group, whose range of keys contains its key. So the statistics of the files still show which file can have a key.
 
-Where the log tells only the keys of what was touched, their rows were read again: those are put in as new ones, and
-there is nothing to hold what is taken out against.
+Where the log has only the keys of touched rows, these rows were read again. They are added as new rows, and the rows
+that they replace cannot be compared with the log.
 """
 
 from __future__ import annotations
@@ -52,23 +51,24 @@ from airflow_provider_cdc.sinks.base import Sink
 from airflow_provider_cdc.sources.api.source import Source
 
 DAMAGED = (
-    "something else than this provider changed it, or the storage lost it: clear preflight and the tasks after it, or "
-    "leave it to the next run; with refresh=auto the table is then read in full"
+    "another program changed the file, or the storage lost it: clear preflight and the tasks after it, or wait for the "
+    "next run; with refresh=auto, the table is then read in full"
 )
 FOREIGN = (
-    "something changed the copy's files or the table behind the log's back (sql_log_bin=0): read the table in full "
-    "(refresh=full), and report it if it recurs"
+    "the copy's files were changed, or the table was changed without an entry in the log (sql_log_bin=0): read the "
+    "table in full (refresh=full), and report the error if it recurs"
 )
 
 MOST_SORTED_BYTES = 2**30
-"""More rows than that stay as they come. Arrow refuses to sort texts of 2 GiB, and row groups need not be in order."""
+"""The largest table that is sorted. Larger ones stay in their order: Arrow cannot sort 2 GiB of text, and row groups
+need not be sorted."""
 
 
 @dataclass(frozen=True)
 class RollTask:
-    """What a task that rolls a copy forward needs to know. It is sent to executors.
+    """A task that rolls a copy forward. It is sent to executors.
 
-    ``skips``: that a table cannot be copied is its outcome, and does not stop the step.
+    ``skips``: if the table cannot be copied, report this in the outcome, and do not stop the step.
     """
 
     staging: Staging
@@ -79,7 +79,7 @@ class RollTask:
     skips: bool = False
 
     def __call__(self, order: Roll) -> Outcome:
-        # What one task writes counts together, so the disk is waited for once.
+        # All files of one task become valid together, so they are flushed to disk once.
         with self.staging.reading(), self.staging.folder.together() as folder:
             try:
                 return _Rolling(replace(self, staging=Staging(folder)), order).done()
@@ -90,7 +90,7 @@ class RollTask:
 
 
 class _Rolling:
-    """One order at work."""
+    """Executes one order."""
 
     def __init__(self, task: RollTask, order: Roll) -> None:
         self._task = task
@@ -102,7 +102,7 @@ class _Rolling:
         self._first: pa.DataType = self._schema.field(self._key[0]).type
         self._folder = task.sink.copy_folder(entry.base, entry.table.copy_name)
         self._files = [MarkedFile(self._folder, target.file) for target in order.targets if target.file is not None]
-        # What became of the single rows that are taken out is not known.
+        # In these cases the changes do not say into which row each removed row was changed.
         self._replaces = entry.table.keyless or order.layers is not None
         self._added: dict[int, list[pa.RecordBatch]] = {}
         self._images: Images | None = None
@@ -112,7 +112,7 @@ class _Rolling:
         try:
             return self._done()
         except (OSError, pa.ArrowException):
-            # What cannot be read may not be what was written.
+            # An unreadable file may be damaged.
             for file in self._files:
                 self._check_whole(file)
             raise
@@ -145,7 +145,8 @@ class _Rolling:
         )
 
     def _gather(self) -> list[StagedFile]:
-        """Fill ``_added`` with the rows that go into files. What memory has no room for goes into files of its own."""
+        """Fill ``_added`` with the rows that go into existing files. Write rows beyond `HELD_BYTES` to new files, and
+        return these."""
         held = 0
         with self._task.staging.writer(self._name("part-new"), self._schema) as beyond:
             for number, rows in self._incoming(into_files=True):
@@ -171,7 +172,10 @@ class _Rolling:
             yield TouchedKeys.of(batches, keyless, self._first)
 
     def _find_images(self) -> int:
-        """Find, of each row group with touched rows, which images are theirs; return how many these are."""
+        """Find the images of the touched rows of each row group. Return the number of touched rows.
+
+        :raises CopyMismatch: the copy has two rows with one key.
+        """
         images_by_place: dict[Place, pa.BinaryArray] = {}
         for file in self._files:
             for group, mask in file.marks.items():
@@ -179,13 +183,15 @@ class _Rolling:
                 images_by_place[file.staged.name, group] = row_bytes.encode(rows.to_batches()[0], self._key)
         keys = pa.chunked_array([*images_by_place.values()], pa.binary())
         if pc.count_distinct(keys).as_py() != len(keys):
-            raise CopyMismatch("the copy holds two rows of one key", where=str(self._table.name), hint=FOREIGN)
+            raise CopyMismatch("the copy has two rows with one key", where=str(self._table.name), hint=FOREIGN)
         self._images = Images(images_by_place, partial(self._changes, ["key", "before", "after"]))
         return len(keys)
 
     def _incoming(self, *, into_files: bool) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """The rows that the window added, each with the number of the target that it goes into: of those that are
-        files, or of those that are not."""
+        """Yield the rows that the window added, each batch with the number of its target.
+
+        :param into_files: only the targets that are existing files; otherwise, only the targets that are new files.
+        """
         targets = [
             (number, target.range)
             for number, target in enumerate(self._order.targets)
@@ -202,7 +208,7 @@ class _Rolling:
             if keyless:
                 batch = batch.filter(pc.greater(batch["count"], 0))
             else:
-                # A row that was there stays where it was.
+                # A row that existed before stays in place, so only rows without a before image are added.
                 batch = batch.filter(pc.and_(batch["after"].is_valid(), batch["before"].is_null()))
             if not batch.num_rows:
                 continue
@@ -216,7 +222,7 @@ class _Rolling:
     def _read_again(
         self, layers: Sequence[Rewind], targets: Sequence[tuple[int, Range]]
     ) -> Iterator[tuple[int, pa.RecordBatch]]:
-        """`_incoming`, of rows that were read again."""
+        """`_incoming` for rows that were read again."""
         task = self._task
         for rows in rows_again(task.staging.folder, task.change, layers, self._key, DECODED_ROWS):
             for number, range in targets:
@@ -236,7 +242,7 @@ class _Rolling:
                 yield rows.take(pa.array(copies[first : first + DECODED_ROWS]))
 
     def _new(self) -> list[StagedFile]:
-        """Write the rows that go into no file of the copy before."""
+        """Write the rows that go into new files."""
         if all(target.file is not None for target in self._order.targets):
             return []
         with self._task.staging.writer(self._name("part-new"), self._schema) as writer:
@@ -245,7 +251,7 @@ class _Rolling:
         return writer.files
 
     def _rewritten(self, file: MarkedFile, added: Sequence[pa.RecordBatch]) -> list[StagedFile]:
-        """Write a file anew: with what the window left of its marked rows, and with those that are added."""
+        """Write a file again, with the changes to its marked rows, and with the added rows."""
         self._check_whole(file)
         name = self._name("-".join(file.staged.base_name.split("-")[:2]))
         if not added and self._keeps_groups(file):
@@ -257,7 +263,7 @@ class _Rolling:
         return writer.files
 
     def _keeps_groups(self, file: MarkedFile) -> bool:
-        """Whether a file loses no row, and no row group grows far beyond what one may be."""
+        """Return whether the file loses no row and no row group grows to more than twice the usual size."""
         if self._images is None:
             return False
         for group in file.marks:
@@ -267,7 +273,7 @@ class _Rolling:
         return True
 
     def _size_left(self, file: MarkedFile, group: int) -> int:
-        """About how many bytes the window left of a row group."""
+        """Return the approximate size in bytes of a row group after the window."""
         size = int(file.parquet.metadata.row_group(group).total_byte_size)
         if self._images is not None and group in file.marks:
             before, after = (
@@ -277,9 +283,9 @@ class _Rolling:
         return size
 
     def _spliced(self, file: MarkedFile, name: str) -> StagedFile:
-        """Write a file anew in which rows were changed and nothing else: only the columns in which they were.
+        """Write a file again in which rows were changed, but none added or deleted. Encode only the changed columns.
 
-        :raises UnknownFooter: this is no file with which that can be done.
+        :raises UnknownFooter: the file's columns cannot be copied without decoding them.
         """
         with self._task.staging.spliced(name, self._schema, self._folder, file.staged.name) as writer:
             for group in range(file.parquet.metadata.num_row_groups):
@@ -292,9 +298,9 @@ class _Rolling:
             return writer.close()
 
     def _check_whole(self, file: MarkedFile) -> None:
-        """Read a file from its first to its last byte, and compare it with its record.
+        """Read the whole file, and compare it with its record.
 
-        :raises FileDamaged: it differs.
+        :raises FileDamaged: the file differs from its record.
         """
         if what := difference(self._folder, file.staged.name, file.staged):
             raise FileDamaged(
@@ -307,7 +313,8 @@ class _Rolling:
         return f"staged/{folder_name(self._table.name)}/{part}"
 
     def _write_groups(self, file: MarkedFile, added: pa.Table, writer: ParquetWriter) -> pa.Table:
-        """Write the rows that stay, each row group with what is added to its range; return what is left to add."""
+        """Write the remaining rows, each row group with the added rows in its range. Return the added rows that are in
+        no range."""
         ranges = self._group_ranges(file) if added.num_rows else None
         for group in range(file.parquet.metadata.num_row_groups):
             pieces: Iterable[pa.Table] = self._staying(file, group)
@@ -315,7 +322,7 @@ class _Rolling:
                 inside = ranges[group].holds(pa.concat_arrays(added[self._key[0]].chunks))
                 if inside.any():
                     rows_inside = added.filter(pa.array(inside))
-                    # What is too large to be sorted is too large to be held.
+                    # A row group that is too large to sort is too large to hold in memory.
                     large = self._size_left(file, group) > MOST_SORTED_BYTES
                     pieces = (
                         chain(pieces, [rows_inside])
@@ -328,7 +335,7 @@ class _Rolling:
         return added
 
     def _staying(self, file: MarkedFile, group: int) -> Iterator[pa.Table]:
-        """The rows of a row group that stay, as the window left them."""
+        """Yield the remaining rows of a row group, in their state after the window."""
         mask = file.marks.get(group)
         if mask is None:
             yield file.read(group)
@@ -339,7 +346,7 @@ class _Rolling:
                 yield staying_rows.now(self._schema.names).filter(pa.array(~staying_rows.gone))
 
     def _group_ranges(self, file: MarkedFile) -> list[Range] | None:
-        """The range of keys of each row group; None: it is not known, or they do not lie in the order of the keys."""
+        """Return the range of keys of each row group; None: unknown, or the row groups are not in the order of keys."""
         metadata = file.parquet.metadata
         column = file.parquet.schema_arrow.get_field_index(self._key[0])
         lows: list[Bound] = []
@@ -353,14 +360,15 @@ class _Rolling:
     def _sorted(self, rows: pa.Table) -> pa.Table:
         if self._table.keyless or not has_one_pattern(self._first) or rows.nbytes > MOST_SORTED_BYTES:
             return rows
-        # Batches have dictionaries of their own.
+        # Each batch has its own dictionary.
         rows = rows.unify_dictionaries().combine_chunks()
         return rows.take(pc.sort_indices(rows[self._key[0]]))
 
     def _left(self, file: MarkedFile, group: int) -> Iterator[Left]:
-        """What the window left of the rows of a row group, part by part: changes may be far larger than these.
+        """Yield the rows of a row group with their state after the window, in parts: the changes may be far larger than
+        the row group.
 
-        :raises CopyMismatch: rows are not what the log says was there before.
+        :raises CopyMismatch: a row differs from the row that the log has for it before the window.
         """
         assert self._images is not None
         names, rows = self._schema.names, file.read(group)
@@ -373,7 +381,7 @@ class _Rolling:
             batch = part.take(pa.array(marked_rows)).combine_chunks().to_batches()[0]
             before, after = self._images.of(place, start, stop)
             if before.null_count:
-                raise self._mismatch(batch, before.is_null(), "the log adds a row of a key that the copy holds already")
+                raise self._mismatch(batch, before.is_null(), "the log adds a row with a key that the copy already has")
             logged = decode_published(self._task.source, self._table, before, {})
             differs = pc.not_equal(row_bytes.encode(batch, names), row_bytes.encode(logged, names))
             if differs.true_count:
@@ -393,7 +401,7 @@ class _Rolling:
             )
 
     def _mismatch(self, batch: pa.RecordBatch, wrong: pa.Array, what: str) -> CopyMismatch:
-        # The key alone: the rest of a row is nobody's business in a log.
+        # Show only the key: other values of a row must not appear in logs.
         key = batch.filter(wrong).select(self._key).slice(0, 1).to_pylist()[0]
         shown = ", ".join(f"{name} = {value!r:.60}" for name, value in key.items())
         return CopyMismatch(what, where=f"{self._table.name} at {shown}", hint=FOREIGN)

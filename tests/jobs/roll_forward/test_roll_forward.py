@@ -120,9 +120,9 @@ def test_rows_go_into_the_file_whose_keys_they_lie_among(here: MakeRunner) -> No
 @pytest.mark.parametrize(
     ("lost", "message"),
     [
-        pytest.param(inserted((50, "new", "")), "which holds", id="insert"),
+        pytest.param(inserted((50, "new", "")), "which has", id="insert"),
         pytest.param(Entry("commit", ((0, (2, "new", "x" * 9), (2, "paid", "")),)), "is not what the log", id="update"),
-        pytest.param(Entry("commit", ((0, (2, "new", "x" * 9), None),)), "holds already", id="delete"),
+        pytest.param(Entry("commit", ((0, (2, "new", "x" * 9), None),)), "already has", id="delete"),
     ],
 )
 def test_a_change_that_the_log_lost_stops_the_run(here: MakeRunner, lost: Entry, message: str) -> None:
