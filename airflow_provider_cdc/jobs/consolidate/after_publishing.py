@@ -1,4 +1,4 @@
-"""What a published run tells its source: release the slot, record the copies, give up the past."""
+"""Calls to the source after publication: release the slot, record the copies, advance the standing slot."""
 
 from __future__ import annotations
 
@@ -16,19 +16,20 @@ from airflow_provider_cdc.sources.api.registry import open_source
 
 
 def release_slot(run: Run, settings: ConnectionSettings) -> None:
-    """Let the source drop what it kept for the run. It is published, so failing to do so does not fail the step."""
+    """Drop the slot and publication of the run. The run is published, so a failure does not fail the step."""
     source = open_source(settings)
     try:
-        # If this gives up, nothing else tries again.
+        # Nothing tries again after this, so it retries.
         persist("consolidate: release", lambda: release(run.folder, lambda run_id: release_run(source, run_id)))
     except CdcError as error:
-        say(f"consolidate: the source still keeps what it kept for this run: {error}")
+        say(f"consolidate: could not drop the slot and publication of this run: {error}")
 
 
 def record_copies(run: Run, settings: ConnectionSettings) -> bool:
-    """Record the run's copies on the standing slot, and return whether that succeeded. The run is published, so a
-    failure does not fail the step: the next run goes by what the run recorded when it began (`note_position`), or reads
-    in full the tables whose copies are exact at a later position."""
+    """Record the run's copies on the standing slot, and return whether that succeeded.
+
+    The run is published, so a failure does not fail the step. The next run then uses the record that this run made when
+    it began (`note_position`), and reads in full the tables whose copies are exact at a later position."""
     manifest, options = run.manifest, run.manifest.options
     if not options.standing_slot:
         return True
@@ -36,7 +37,7 @@ def record_copies(run: Run, settings: ConnectionSettings) -> bool:
         source = open_source(settings).of_run(manifest.identity, manifest.initial)
         parts = {str(entry.table.name): entry.table.copy_name.part for entry in manifest.tables}
         incarnation = run.found(SnapshotResult).incarnation if manifest.at_upper else ""
-        # The last copy of a part is not that of the table.
+        # The last copy of a part of a table is recorded separately from the last copy of the whole table.
         copies: dict[str, dict[str, Position]] = {part: {} for part in sorted({*parts.values()})}
         for table_name, is_latest in read_is_latest(run.folder).items():
             if is_latest:
@@ -52,11 +53,11 @@ def record_copies(run: Run, settings: ConnectionSettings) -> bool:
 
 
 def release_past(run: Run, settings: ConnectionSettings) -> None:
-    """Let the source give up what it keeps of its past for longer than it should. The run is published, so failing to
-    do so does not fail the step: the next run does it."""
+    """Advance the standing slot past the log that it no longer has to keep. The run is published, so a failure does not
+    fail the step: the next run advances the slot."""
     options = run.manifest.options
     try:
         give_up_past(open_source(settings), options)
     except CdcError as error:
         hours = counted(options.standing_slot_hours, "hour")
-        say(f"consolidate: the source keeps its past for longer than {hours}: {error}")
+        say(f"consolidate: could not advance the standing slot; it keeps more than {hours} of the log: {error}")

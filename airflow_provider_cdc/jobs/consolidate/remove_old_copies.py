@@ -1,6 +1,6 @@
-"""What consolidate does last: it removes older copies, as many as the option `keep` says.
+"""The last part of consolidate: removes older copies according to the options `keep` and `keep_days`.
 
-The run is published by then, so nothing here fails it: what could not be removed is removed by the next run.
+The run is already published, so a failure here does not fail the run: the next run removes what is left.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ _MAY_FAIL = (CdcError, OSError, pa.ArrowException)
 
 
 def retain(run: Run, source: Source) -> None:
-    """Remove the copies that are older than the newest ones that ``run``, which is published, is to keep."""
+    """Remove the copies that are older than the copies that the published ``run`` must keep."""
     if not run.manifest.options.keep:
         return
     try:
         _Retention(run, source).done()
     except _MAY_FAIL as error:
-        say(f"consolidate: WARNING: older copies are left to the next run: {error}")
+        say(f"consolidate: WARNING: could not remove older copies; the next run tries again: {error}")
 
 
 def check_own_copies(run: Run) -> None:
-    """Before a run is published once more: make sure that none of its copies was removed since.
+    """Check, before a run is published again, that none of its copies has been removed.
 
-    :raises ManifestError: one was.
+    :raises ManifestError: a copy has been removed.
     """
     check_not_removed(run, tables_of(run))
 
 
 class _Retention:
-    """One run's removal of what is older."""
+    """Removes older copies and the folders of ended runs, on behalf of one published run."""
 
     def __init__(self, run: Run, source: Source) -> None:
         self._run = run
@@ -82,11 +82,11 @@ class _Retention:
         )
         for old_copy in copies_to_remove:
             mark(old_copy.run, old_copy.table, self._run.run_id)
-        # Only now: a run that began meanwhile either sees the marks, or is seen here.
+        # Refresh after marking: a run that began meanwhile either sees the marks or is in the refreshed list.
         self._runs.refresh()
         for old_copy in copies_to_remove:
             self._attempt(self._uri(old_copy), partial(self._remove, old_copy))
-        # What was removed is told, whatever comes in the way of the rest.
+        # A failure here must not prevent the report of what was removed.
         self._attempt(self._scratch.uri, self._remove_folders)
         removed = Removed(self._copies, tuple(self._folders), self._left)
         self._tell(removed)
@@ -106,7 +106,7 @@ class _Retention:
         try:
             removal()
         except _MAY_FAIL as error:
-            self._left[uri] = f"it could not be removed: {error}"
+            self._left[uri] = f"the removal failed: {error}"
 
     def _uri(self, one: Expired) -> str:
         return self._sink.copy_folder(one.run.run_id, one.table).uri
@@ -124,11 +124,11 @@ class _Retention:
             self._copies[str(one.table)] = (*self._copies.get(str(one.table), ()), self._uri(one))
 
     def _remove_lifeless(self, run: Run) -> None:
-        # From here on no try of it can publish anything any more.
+        # After this commit, no try of the run can publish anything.
         if not run.decide(Commit(uuid.uuid4().hex, run.rests_on, abandoned=True)).abandoned:
             if not is_stuck(run, self._sink):
                 return
-            # Files may lie in their places already, which no reader was ever led to.
+            # Some files may have been moved to the copy's folder already. No reader knows them: nothing names them.
             for one in (made_by(run, table) for table in tables_of(run)):
                 self._sink.remove(run.run_id, one.table, one.files, one.feed)
         release_run(self._source, run.run_id)
@@ -144,8 +144,8 @@ class _Retention:
         limits = f"keep = {options.keep}" + (f", keep_days = {options.keep_days}" if options.keep_days else "")
         if count or folders:
             copies = counted(count, "older copy", "older copies")
-            say(f"consolidate: {limits}: {copies} and {counted(folders, 'folder')} of runs removed")
+            say(f"consolidate: {limits}: removed {copies} and {counted(folders, 'run folder')}")
         for uri, why in sorted(removed.left.items())[:SHOWN]:
-            say(f"consolidate: WARNING: {uri} stays: {why}")
+            say(f"consolidate: WARNING: did not remove {uri}: {why}")
         if len(removed.left) > SHOWN:
-            say(f"consolidate: WARNING: more stay ({len(removed.left) - SHOWN:,}); the run's report lists them")
+            say(f"consolidate: WARNING: did not remove {len(removed.left) - SHOWN:,} more; the run's report lists them")

@@ -1,4 +1,4 @@
-"""Rows that were read again, in layers: of each key the last layer counts that has something to say of it."""
+"""Rows that were read again, in layers. For each key, the last layer that covers the key counts."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from airflow_provider_cdc.jobs.consolidate.rewind import Rewind
 def rows_again(
     run: Storage, change: NetChange, layers: Sequence[Rewind], key: Sequence[str], batch_rows: int
 ) -> Iterator[pa.RecordBatch]:
-    """The rows of one table that count, in batches of up to ``batch_rows``.
+    """Yield the rows of one table that count, in batches of up to ``batch_rows``.
 
-    :param run: the run's folder, which has the files of the layers and of the ``change``.
-    :param layers: the lowest one first.
+    :param run: the run's folder, with the files of the layers and of the ``change``.
+    :param layers: the layers, the lowest one first.
     """
     for layer in layers:
-        # Nothing lies above the last one.
+        # No layer is above the last one.
         later = _touched_after(run, change, layer) if layer is not layers[-1] else None
         for file in layer.files:
             parquet = pq.ParquetFile(run.path(file.name), filesystem=run.filesystem)
@@ -36,7 +36,7 @@ def rows_again(
 
 
 def _touched_after(run: Storage, change: NetChange, layer: Rewind) -> pa.ChunkedArray:
-    """The keys that were touched after the layer was read."""
+    """Return the keys that were touched after the layer was read."""
     changes = net_change_files.read(run, change.files, ["key", "order"], table=layer.table)
     found = [batch.filter(pc.greater(batch["order"], layer.since))["key"] for batch in changes]
     return pa.chunked_array(found, pa.binary())

@@ -1,4 +1,4 @@
-"""The tasks of consolidate: take touched rows out of staged files, and put back those that were there before."""
+"""The rewind tasks of consolidate: remove touched rows from staged files, and restore the rows before the window."""
 
 from __future__ import annotations
 
@@ -23,14 +23,16 @@ from airflow_provider_cdc.jobs.runtime.skipped import reason
 from airflow_provider_cdc.sources.api.source import Source
 
 TOUCHED_ROWS = 1_000_000
-"""How many touched keys a task holds at a time."""
+"""Number of touched keys that a task holds in memory at a time."""
 DECODED_ROWS = 65_536
 
 
 @dataclass(frozen=True)
 class Rewind:
-    """An order: take the touched rows out of these files of one table. Of a keyless table: out of all of its files,
-    and put back the rows that the window removed. ``since``: keys whose order is not greater are left alone."""
+    """An order: remove the touched rows from these files of one table.
+
+    For a keyless table, ``files`` are all of its files, and the order also restores the rows that the window removed.
+    ``since``: only keys with a greater order count as touched."""
 
     table: int
     files: tuple[StagedFile, ...]
@@ -39,7 +41,7 @@ class Rewind:
 
 @dataclass(frozen=True)
 class Restore:
-    """An order: put back the rows that were there before, of the keys in the buckets from one up to another."""
+    """An order: restore the rows before the window, for the keys in a range of buckets (the end is exclusive)."""
 
     table: int
     buckets: tuple[int, int]
@@ -47,10 +49,12 @@ class Restore:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an order led to: files ``adopted`` as they are, files ``written``, how many were ``replaced`` by these; and
-    how many values of each column were put back as null because no Arrow type holds them (``nulled``). ``refused``: why
-    the table cannot be copied. Where a copy is rolled forward, its files are ``kept``, and ``found`` is how many
-    touched rows were in it."""
+    """The result of an order.
+
+    ``adopted`` files stay as they are. ``written`` files are new, and replace as many files as ``replaced`` says.
+    ``nulled`` is the number of values of each column that were restored as null because no Arrow type holds them.
+    ``refused``: why the table cannot be copied. If a copy is rolled forward, ``kept`` are its unchanged files, and
+    ``found`` is the number of touched rows in the copy."""
 
     table: int
     adopted: tuple[StagedFile, ...] = ()
@@ -64,9 +68,9 @@ class Outcome:
 
 @dataclass(frozen=True)
 class RewindTask:
-    """What a task of consolidate needs to know. It is sent to executors.
+    """A task that rewinds tables. It is sent to executors.
 
-    ``skips``: that a table cannot be copied is its outcome, and does not stop the step.
+    ``skips``: if the table cannot be copied, report this in the outcome, and do not stop the step.
     """
 
     staging: Staging

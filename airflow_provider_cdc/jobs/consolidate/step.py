@@ -1,14 +1,14 @@
-"""The consolidate step: rewinds what the window touched, and publishes all tables at once.
+"""The consolidate step: rewinds or rolls forward the rows that the window touched, and publishes all tables together.
 
-The step has four moments, and a try that begins after a crash goes on from the last one that was reached:
+The step has four phases. A try that begins after a crash continues from the last phase that was reached:
 
-1. The files that the rewind rests on are checked, and what it writes is staged. Until then it may be done again.
-2. The commit fixes the files that count, for all tables. Only one try can make it, and from here on the run is
-   published, whatever happens: all that follows is done from the commit alone, by any try, or by several at once.
-3. The sink publishes what the commit names. Only then is the step done.
-4. The work files are removed, and so is what the source kept for the run, and older copies (`jobs.retain`).
+1. The input files are checked, and the new files are staged. This phase can be repeated.
+2. The commit fixes the files of all tables. Only one try can make it. After that, the run will be published in any
+   case: the later phases need only the commit, and any try, or several tries at once, can execute them.
+3. The sink publishes the files that the commit names. After that, the step is done.
+4. The work files, the slot and publication of the run, and older copies (`remove_old_copies`) are removed.
 
-So no try can ever make a file visible that the commit does not name, however late it wakes up.
+So no try can make a file visible that the commit does not name, however late the try resumes.
 """
 
 from __future__ import annotations
@@ -55,34 +55,34 @@ from airflow_provider_cdc.sources.api.window import BUCKETS
 FILES = "commit/files"
 TASKS_PER_SLOT = 4
 REWIND_BYTES = 64 * 2**20
-"""Bytes of files below which another task costs more than it saves: most files are ruled out by their footers."""
+"""Bytes of files per task: with fewer, another task costs more than it saves, because footers rule out most files."""
 RESTORE_ROWS = 250_000
-"""Likewise, of rows to be put back."""
+"""Rows to restore per task: with fewer, another task costs more than it saves."""
 
 
 def consolidate(spark: SparkSession, folder: Storage, settings: ConnectionSettings) -> ConsolidateResult:
-    """Make every table of the run in ``folder`` what it was at the run's position, and publish all of them.
+    """Bring every table of the run in ``folder`` to its state at the run's position, and publish all tables.
 
-    Returns what the run records.
+    Returns the result that the run records.
 
     :raises CopyMismatch: the rows that were read contradict the log.
     :raises ValueNotRepresentable: values that no Arrow type holds would be published.
-    :raises PublishIncomplete: publishing stopped half-way; call it again.
-    :raises CommitUnknown: whether something was published is not known; call it again.
+    :raises PublishIncomplete: publishing stopped half-way; call this function again.
+    :raises CommitUnknown: it is not known whether a table was published; call this function again.
     """
     done_before = CONSOLIDATE in Run.load(folder).steps
     result = run_step(CONSOLIDATE, spark, folder, settings, _consolidate)
     run = Run.load(folder)
     if done_before:
         check_own_copies(run)
-        # The heads may have been removed since.
+        # The heads may have been removed since then.
         _publish(run, decision_of(run))
     clean(run)
     # note_copies relies on the run's slot to prove that the history is unchanged, so it comes before release.
     noted = record_copies(run, settings)
     release_slot(run, settings)
     if noted:
-        # Otherwise the standing slot might give up the log since this run's copies, of which it does not know.
+        # A standing slot without a record of this run's copies might drop the log that the next run needs.
         release_past(run, settings)
     retain(run, open_source(settings))
     return result
@@ -95,9 +95,9 @@ def _consolidate(step: Step) -> ConsolidateResult:
     commit = run.commit or _commit(step)
     if commit.abandoned:
         raise ManifestError(
-            "the run began anew while this try was at work",
+            "the run was started again while this try was working",
             where=step.folder.uri,
-            hint="nothing needs to be done: the tasks of the new beginning go on",
+            hint="no action is needed: the tasks of the restarted run continue",
         )
     decision = decision_of(run)
     if commit.token != step.token and CONSOLIDATE not in run.steps:
@@ -119,13 +119,13 @@ def _consolidate(step: Step) -> ConsolidateResult:
     rows = [(name, result.rows[name], result.rewound[name], len(decision.files_of(name))) for name in decision.files]
     say_skipped(result.skipped)
     say(table(("table", "rows", "keys touched", "files"), rows))
-    say_nulled("consolidate: put back as null", result.nulled)
+    say_nulled("consolidate: restored as null", result.nulled)
     say(f"consolidate: {counted(result.files_rewritten, 'file')} rewritten, {result.files_adopted:,} kept as written")
     for name, why in result.superseded.items():
         say(f"consolidate: WARNING: {name}: this copy begins a new history, and supersedes all earlier ones: {why}")
     for name, count in result.changes.items():
         if count is None:
-            say(f"consolidate: {name}: no changes: there was no copy before; the next run's begin at this copy")
+            say(f"consolidate: {name}: no change feed yet: this is the first copy; the next run's feed begins here")
         else:
             start = decision.feeds[name].start
             say(f"consolidate: {name}: {counted(count, 'row change')}, from {start} to {result.position}")
@@ -133,26 +133,26 @@ def _consolidate(step: Step) -> ConsolidateResult:
 
 
 def _feed_rows(run: Run, decision: Decision) -> dict[str, int | None]:
-    """How many row changes the feed of each table has; None: it has none."""
+    """Return the number of row changes in the feed of each table; None: the table has no feed."""
     if not run.manifest.options.changes:
         return {}
     return {name: decision.feeds[name].rows if name in decision.feeds else None for name in decision.files}
 
 
 def _superseded(run: Run, decision: Decision) -> dict[str, str]:
-    """How it was found, when the run began, that the source was set back since the copy before, by the table's name."""
+    """Return, by the table's name, why its earlier history ended: the source was set back after the last copy."""
     histories = run.manifest.histories
     ended = {name: history.ended_by(run.run_id) for name, history in histories.items() if name in decision.files}
-    return {name: f"since that of run {one.run_id}, {one.why}" for name, one in ended.items() if one is not None}
+    return {name: f"since the copy of run {one.run_id}, {one.why}" for name, one in ended.items() if one is not None}
 
 
 def _commit(step: Step) -> Commit:
-    """Rewind, and decide what is published; or learn what another try decided meanwhile."""
+    """Stage the files and make the commit, or return the commit that another try has made meanwhile."""
     rests_on = step.run.rests_on
     try:
         record = records.write_named(step.folder, FILES, _stage(step))
     except Exception as error:
-        # A concurrent attempt that has decided moves files that this one still wants to read.
+        # A concurrent attempt that has committed moves files that this attempt still reads.
         step.run.refresh()
         if step.run.commit is None:
             raise
@@ -166,9 +166,9 @@ def _commit(step: Step) -> Commit:
 
 
 def _check_commit(step: Step, decision: Decision) -> None:
-    """Check what another try staged: this one has not written it, and cannot do it again.
+    """Check the files that another try staged. This try cannot write them again.
 
-    :raises FileDamaged: a file is not what the commit says.
+    :raises FileDamaged: a file differs from the commit's record of it.
     """
     names = {str(entry.table.name): entry.table.copy_name for entry in step.tables}
     checked = [Checked(file, name, names[name]) for name, table_files in decision.files.items() for file in table_files]
@@ -178,7 +178,7 @@ def _check_commit(step: Step, decision: Decision) -> None:
 
 
 def _publish(run: Run, decision: Decision) -> dict[TableName, PublishedCopy]:
-    """Publish what the commit names, and leave in the run's folder which copies are their table's latest ones now."""
+    """Publish what the commit names. Record in the run's folder which copies are the latest ones of their tables."""
     manifest = run.manifest
     publication = Publication(
         run_id=run.run_id,
@@ -209,15 +209,15 @@ def _publish(run: Run, decision: Decision) -> dict[TableName, PublishedCopy]:
     for table_name, copy in copies.items():
         if not copy.is_latest:
             say(
-                f"consolidate: WARNING: {table_name} is published, but a newer copy than it (of a later position or "
-                "history) stays the latest one"
+                f"consolidate: WARNING: {table_name} is published, but a newer copy (of a later position or history) "
+                "stays the latest one"
             )
     run.note_latest({str(name): copy.is_latest for name, copy in copies.items()})
     return copies
 
 
 def _stage(step: Step) -> Decision:
-    """Rewind, and say which files count."""
+    """Rewind or roll forward all tables, and return the files that make up their copies."""
     change = read_net_change(step.run)
     read = read_table_files(step.run)
     names = [str(entry.table.name) for entry in step.tables]
@@ -243,7 +243,7 @@ def _stage(step: Step) -> Decision:
     orders = _orders(step, change, files, layers, [index for index in copied if index not in bases])
     touched = sum(change.keys(index) for index in copied)
     searched = sum(len(order.files) for order in orders if isinstance(order, Rewind))
-    say(f"consolidate: {counted(touched, 'key')} touched; looking for them in {counted(searched, 'file')}")
+    say(f"consolidate: {counted(touched, 'key')} touched; searching {counted(searched, 'file')} for them")
     progress = Progress("consolidate", "task", len(orders), len(orders), note=ProgressFile(step.folder).note)
     with noting_damage(step, bases):
         outcomes = roll_forward(step, change, {index: bases[index] for index in copied if index in bases}, layers)
@@ -280,7 +280,7 @@ def _stage(step: Step) -> Decision:
 
 
 def _layers(step: Step) -> dict[int, list[Rewind]]:
-    """The files of rows that were read again, by the table's index, the lowest layer first."""
+    """Return the files of rows that were read again, by the table's index, the lowest layer first."""
     layers: dict[int, list[Rewind]] = {}
     if step.manifest.at_upper:
         again = read_record(step.run)
@@ -301,7 +301,7 @@ def _orders(
     layers: Mapping[int, Sequence[Rewind]],
     copied: Sequence[int],
 ) -> list[Rewind | Restore]:
-    """The orders for tables with touched keys, the heaviest first."""
+    """Return the orders for tables with touched keys, the largest first."""
     orders: list[Rewind | Restore] = []
     for index in copied:
         entry = step.tables[index]
@@ -310,12 +310,12 @@ def _orders(
         if entry.table.keyless:
             orders.append(Rewind(index, tuple(files[index])))
             continue
-        # Touched keys often lie close together: files that neighbour each other go to different tasks.
+        # Touched keys often lie close together, so neighbouring files go to different tasks.
         size = sum(file.bytes for file in files[index])
         tasks = min(len(files[index]), step.slots * TASKS_PER_SLOT, 1 + size // REWIND_BYTES)
         orders += [Rewind(index, tuple(files[index][task::tasks])) for task in range(tasks)]
         if index in layers:
-            # Nothing lies above the last layer.
+            # No layer is above the last one, so no touched row has to be removed from it.
             orders += [layer for layer in layers[index][:-1] if layer.files]
             continue
         if befores := change.befores(index):
@@ -325,7 +325,7 @@ def _orders(
 
 
 def _weight(order: Rewind | Restore) -> float:
-    # What is to be restored is known to be work; of the files most may turn out to be untouched.
+    # Restore orders always have work to do. Most files of a rewind order may turn out to be untouched.
     return sum(file.bytes for file in order.files) if isinstance(order, Rewind) else math.inf
 
 
@@ -337,7 +337,7 @@ def _final_files(
     outcomes: Sequence[Outcome],
     copied: Sequence[int],
 ) -> tuple[dict[int, list[StagedFile]], dict[int, list[StagedFile]]]:
-    """The files of each table that this run wrote, and those that it keeps of the copy before."""
+    """Return, for each table, the files that this run wrote, and the files that it keeps from the base copy."""
     final: dict[int, list[StagedFile]] = {index: [] for index in copied}
     kept_by_table: dict[int, list[StagedFile]] = {}
     worked_on = {outcome.table for outcome in outcomes}
@@ -348,7 +348,7 @@ def _final_files(
         if index in bases:
             kept_files = [file for outcome in outcomes if outcome.table == index for file in outcome.kept]
             kept_files = kept_files if index in worked_on else [staged_file.file for staged_file in bases[index]]
-            # What shows the schema of a table without rows is of no use once there are some.
+            # Drop the empty file, which only shows the schema, once the table has rows.
             kept_by_table[index] = [
                 file
                 for file in kept_files
@@ -360,7 +360,7 @@ def _final_files(
             for layer in layers.get(index, ())[-1:]:
                 final[index] += layer.files
         if not final[index] and not kept_by_table.get(index):
-            # Readers see the schema of a table without rows, too.
+            # An empty file shows readers the schema of a table without rows.
             with naming(str(entry.table.name)):
                 schema = published_schema(entry.table, step.source.arrow_schema(entry.table))
                 name = f"staged/{folder_name(entry.table.name)}/part-empty"

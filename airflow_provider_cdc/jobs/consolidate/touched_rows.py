@@ -1,8 +1,8 @@
-"""Touched rows in staged files: found by their keys, and left out when a file is written anew.
+"""Finds touched rows in staged files by their keys, and leaves them out when a file is written again.
 
-A file is read only as far as it takes to know that it holds no touched row: the footer (keys lie between its least and
-its greatest), then the first key column, then the key columns of rows whose first one is touched. Only a file that does
-hold some is read whole.
+A file is searched in stages: the footer (least and greatest key), then the first key column, then all key columns of
+the rows whose first key value is touched. The search ends as soon as a stage shows that the file has no touched row.
+Only a file with touched rows is read in full.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from airflow_provider_cdc.errors import CopyMismatch
 
 BLOCK_ROWS = 1_000_000
 BLOCK_BYTES = 128 * 2**20
-"""Bounds on the row groups that are searched together, the second one on their key columns. Arrow makes a table of all
-touched keys for each search, however few rows there are to be searched."""
+"""Bounds on the row groups that are searched together: their rows, and the bytes of their key columns. Arrow builds a
+hash table of all touched keys for each search, however few rows are searched."""
 TOUCHED_BYTES = 256 * 2**20
-"""Of touched keys that a task holds at a time. All of them have to fit into one array of 2 GiB."""
+"""Bytes of touched keys that a task holds at a time. They must fit into one array of 2 GiB."""
 _PRUNED_VALUES = 100_000
 
 BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
@@ -37,9 +37,10 @@ BoolArray = np.ndarray[Any, np.dtype[np.bool_]]
 
 @dataclass
 class TouchedKeys:
-    """Some of the touched keys. ``left``, of a keyless table: how many copies of each are still to be taken out.
+    """Some of the touched keys.
 
-    ``first`` holds the values of the first key column, where its type has one bit pattern per value.
+    ``left``, for keyless tables: how many copies of each row are still to be removed. ``first`` has the values of the
+    first key column, if its type has one bit pattern per value.
     """
 
     keys: pa.BinaryArray
@@ -54,12 +55,12 @@ class TouchedKeys:
     def of(cls, batches: Sequence[pa.RecordBatch], keyless: bool, first: pa.DataType) -> TouchedKeys:
         rows = pa.Table.from_batches(batches).combine_chunks()
         keys = rows["key"].chunk(0)
-        # What a window that is undone added is taken out, and what one that is rolled forward removed.
+        # A rewind removes the rows that the window added. A roll-forward removes the rows that the window removed.
         remaining_counts = np.abs(rows["count"].to_numpy()) if keyless else None
         return cls(keys, remaining_counts, row_bytes.first_values(keys, first) if has_one_pattern(first) else None)
 
     def may_lie_in(self, statistics: pq.Statistics | None) -> bool:
-        """Whether a touched key may lie between the least and the greatest first value of a row group."""
+        """Return whether a touched key may lie between the least and the greatest first key value of a row group."""
         if (
             self.first is None
             or self._sorted is None
@@ -73,18 +74,21 @@ class TouchedKeys:
         return at < len(self._sorted) and bool(self._sorted[at] <= high)
 
     def told_by_first(self, key: Sequence[str]) -> bool:
-        """Whether the value of the first key column says all."""
+        """Return whether the value of the first key column alone identifies a touched row."""
         return len(key) == 1 and self.left is None and self.first is not None
 
     def found_in(self, keys: pa.ChunkedArray) -> BoolArray:
-        """Which rows, given by their bytes, are to be taken out."""
+        """Return a mask of the rows that are to be removed.
+
+        :param keys: the encoded keys of the rows.
+        """
         if self.left is None:
             mask: BoolArray = pc.is_in(keys, value_set=self.keys).to_numpy()
             return mask
         index = pc.index_in(keys, value_set=self.keys)
         rows = np.flatnonzero(index.is_valid().to_numpy())
         which = index.drop_null().to_numpy()
-        # Copies of one row are alike: take the first ones, as many as are left to be taken.
+        # All copies of one row are equal, so remove the first ones, as many as are still to be removed.
         order = np.argsort(which, kind="stable")
         rows, which = rows[order], which[order]
         start = np.searchsorted(which, which)
@@ -95,17 +99,21 @@ class TouchedKeys:
         return result
 
     def check_all_found(self, table: Table, does: str = "adds") -> None:
-        """:raises CopyMismatch: rows of a keyless table, to which the log ``does`` that, are not in its files."""
+        """Check that all rows to be removed from a keyless table were found.
+
+        :param does: what the log does with these rows, for the message.
+        :raises CopyMismatch: some rows are not in the table's files.
+        """
         if self.left is not None and self.left.any():
             raise CopyMismatch(
-                f"the log {does} {counted(int(self.left.sum()), 'row')} that the copy does not hold",
+                f"the log {does} {counted(int(self.left.sum()), 'row')} that the copy does not have",
                 where=str(table.name),
                 hint="trigger a new run; if it recurs, report it with the server's version",
             )
 
 
 def has_one_pattern(kind: pa.DataType) -> bool:
-    """Whether equal values of an Arrow type have equal bits, so that a search by value finds every equal key."""
+    """Return whether equal values of an Arrow type have equal bits, so that a search by value finds every equal key."""
     return bool(
         pa.types.is_integer(kind)
         or pa.types.is_date32(kind)
@@ -116,7 +124,7 @@ def has_one_pattern(kind: pa.DataType) -> bool:
 
 
 def _sorted_values(values: pa.Array) -> Any:
-    """Values in the order of Parquet's statistics, or None: there is no use in looking."""
+    """Return the values in the order of Parquet's statistics; None: statistics cannot be used, or would not help."""
     if values.null_count:
         return None
     if pa.types.is_string(values.type) or pa.types.is_binary(values.type):
@@ -129,17 +137,17 @@ def _sorted_values(values: pa.Array) -> Any:
 
 
 def bounds(statistics: pq.Statistics, kind: pa.DataType) -> tuple[Any, Any]:
-    """The least and the greatest value, as whole numbers or bytes that sort as the values do."""
+    """Return the least and the greatest value, as integers or bytes that sort as the values do."""
     low, high = statistics.min_raw, statistics.max_raw
     if pa.types.is_unsigned_integer(kind):
-        # Parquet stores them in signed integers of 32 or 64 bits, and orders them as unsigned.
+        # Parquet stores unsigned integers in signed ones of 32 or 64 bits, but orders them as unsigned.
         bits = 64 if kind.bit_width == 64 else 32
         return low % 2**bits, high % 2**bits
     return low, high
 
 
 def in_portions(batches: Iterable[pa.RecordBatch], most_rows: int) -> Iterator[list[pa.RecordBatch]]:
-    """Batches of touched keys, as many together as may be held at a time, or one."""
+    """Group batches of touched keys into lists that may be held in memory at a time, of at least one batch."""
     together: list[pa.RecordBatch] = []
     rows = size = 0
     for batch in batches:
@@ -157,7 +165,7 @@ def in_portions(batches: Iterable[pa.RecordBatch], most_rows: int) -> Iterator[l
 
 
 class MarkedFile:
-    """A staged file, and the rows that are to be taken out of it: by row group, a mask."""
+    """A staged file, with a mask for each row group of the rows to be removed (``marks``)."""
 
     def __init__(self, run: Storage, staged: StagedFile) -> None:
         self.staged = staged
@@ -172,7 +180,7 @@ class MarkedFile:
         return self._open
 
     def groups(self, key: Sequence[str], touched: TouchedKeys) -> Iterator[_Group]:
-        """The row groups that may hold touched rows."""
+        """Yield the row groups that may have touched rows."""
         metadata = self.parquet.metadata
         columns = [self.parquet.schema_arrow.get_field_index(name) for name in key]
         for number in range(metadata.num_row_groups):
@@ -189,7 +197,7 @@ class MarkedFile:
         self.marks[group] = mask if earlier is None else earlier | mask
 
     def unmarked(self) -> Iterator[pa.Table]:
-        """The rows that stay."""
+        """Yield the rows that are not to be removed."""
         for group in range(self.parquet.metadata.num_row_groups):
             marked = self.marks.get(group)
             if marked is None:
@@ -209,9 +217,9 @@ class _Group:
 
 
 def mark(files: Iterable[MarkedFile], key: Sequence[str], touched: TouchedKeys) -> None:
-    """Mark the rows of ``files`` that are to be taken out.
+    """Mark the rows of ``files`` that are to be removed.
 
-    :param key: the key columns; of a keyless table, all columns.
+    :param key: the key columns; for a keyless table, all columns.
     """
     block: list[_Group] = []
     rows = size = 0
@@ -243,7 +251,7 @@ def _mark_block(block: Sequence[_Group], key: Sequence[str], touched: TouchedKey
 def _confirmed(
     block: Sequence[_Group], candidates: Sequence[BoolArray], key: Sequence[str], touched: TouchedKeys
 ) -> list[BoolArray]:
-    """Those of the candidates whose whole keys are touched."""
+    """Return masks of those candidates whose whole key is touched."""
     encoded = []
     for group, mask in zip(block, candidates, strict=True):
         if mask.any():

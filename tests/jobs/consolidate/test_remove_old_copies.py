@@ -258,7 +258,7 @@ def test_a_removal_that_fails_fails_no_run_and_is_tried_again(
     monkeypatch.setattr(ParquetSink, "remove", remove)
     monkeypatch.setattr(remove_old_copies, "Runs", lambda *arguments: (_ for _ in ()).throw(StorageUnavailable("down")))
     assert CONSOLIDATE in Run.load(night(3, keep=1).run).steps
-    assert "older copies are left to the next run: [CDC-1502] down" in capsys.readouterr().out
+    assert "could not remove older copies; the next run tries again: [CDC-1502] down" in capsys.readouterr().out
 
 
 def test_a_run_whose_copies_were_removed_is_not_published_again(night: Callable[..., Runner]) -> None:

@@ -17,7 +17,7 @@ To adjust logging level use sc.setLogLevel(newLevel). For SparkR, use setLogLeve
 04:52:10 ERROR Executor: boom
 snapshot: 3 tables, 5 chunks in 2 parts
 WARNING: shop.stray is SKIPPED and will not be published: MyISAM
-consolidate: WARNING: shop.orders is published, but a newer copy than it stays the latest one
+consolidate: WARNING: shop.orders is published, but a newer copy stays the latest one
 snapshot failed: LogGone: the log was purged
   Hint: keep it
 """
