@@ -1,1 +1,1 @@
-"""What the Spark apps do. Tasks carry rows from the source to files themselves; the JVM carries only their orders."""
+"""The code of the Spark apps. Tasks write rows from the source to files themselves; the JVM handles only orders."""

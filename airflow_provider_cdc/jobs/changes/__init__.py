@@ -1,1 +1,1 @@
-"""Net changes as files: reducing them by key, and filtering their images."""
+"""Net changes as files: composing them by key, and filtering their images."""

@@ -1,7 +1,7 @@
-"""The part of tables that is copied, taken from what the log tells: from its images, before anything is made of them.
+"""Applies the options `where` and `columns` to the images from the log, before net changes are composed.
 
-A condition is a function of one row, so whether it is taken before net changes are composed or after that is the same.
-Taken before, all that comes after is the rewind, or the rolling forward, of a table that has no other rows and columns.
+A condition is a function of one row, so it has the same result before and after net changes are composed. Because it is
+applied before, all later code can treat the copied part as a table that has no other rows and columns.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _DECODED_ROWS = 65_536
 def decode_published(
     source: Source, table: Table, images: pa.BinaryArray, nulled: dict[str, int] | None = None
 ) -> pa.RecordBatch:
-    """The published columns of rows, from the log's own bytes; otherwise as `Source.decode_images`.
+    """Decode the published columns of rows from the log's own bytes; see `Source.decode_images`.
 
     :raises ValueNotRepresentable: a published value fits no Arrow type.
     """
@@ -36,10 +36,11 @@ def decode_published(
 def copied(
     table: Table, rows: pa.RecordBatch, odd: Sequence[OddValue]
 ) -> tuple[pa.BooleanArray | None, Sequence[OddValue]]:
-    """Which of the ``rows`` that were read are copied (None: all); and those of the ``odd`` values, which have
-    placeholders among the rows, that would be published.
+    """Return a mask of the ``rows`` that are copied (None: all), and the ``odd`` values that would be published.
 
-    :raises ValueNotRepresentable: there are some, and they tell rows apart.
+    :param odd: the values that no Arrow type holds; the rows have placeholders for them.
+    :raises ValueNotRepresentable: such a value would be published, and the table has no key, so that the values of all
+        columns identify its rows.
     """
     if table.selection.whole:
         return None, odd
@@ -64,10 +65,11 @@ def _unknown(odd: Sequence[OddValue]) -> dict[str, list[int]]:
 
 
 def selected_changes(source: Source, tables: Sequence[TrackedTable], rows: pa.Table) -> pa.Table:
-    """Changes of `DELTA_SCHEMA` as changes of the parts of the tables that are copied.
+    """Convert changes of `DELTA_SCHEMA` to changes of the copied parts of the tables.
 
-    Of a keyed table, rows before and after that are no part of the copy become none: the key stays, for what was read
-    of it may be. Of a keyless one, such rows are left out, and the others are told apart by the published columns.
+    For a keyed table, images of rows that are not part of the copy become null. The key stays, because the row that was
+    read with this key may be part of the copy. For a keyless table, such rows are left out, and the published columns
+    identify the other rows.
     """
     selecting = {
         tracked.index: tracked.table
@@ -84,7 +86,7 @@ def selected_changes(source: Source, tables: Sequence[TrackedTable], rows: pa.Ta
 
 
 def needs_composing(tables: Sequence[TrackedTable]) -> bool:
-    """Whether even one net change of a segment may have a row twice, once columns are left out."""
+    """Return whether a row may occur twice, even within one net change of a segment, once columns are left out."""
     return any(tracked.table.keyless and tracked.table.selection.columns for tracked in tables)
 
 
@@ -110,19 +112,19 @@ def _of_keyless(source: Source, table: Table, part: pa.Table) -> pa.Table:
     odd: list[OddValue] = []
     decoded = source.decode_images(table, _array(part["before"]), None, read, odd)
     matches, _ = copied(table, decoded, odd)
-    # Its rows were told apart by all that the log tells of them.
+    # Until here, all columns in the log identified a row. From here on, only the published columns do.
     keys = published_keys(table, decoded)
     part = part.set_column(part.schema.get_field_index("key"), part.schema.field("key"), keys)
     return part if matches is None else part.filter(matches)
 
 
 def copied_images(source: Source, table: Table, images: pa.Array) -> pa.Array:
-    """``images`` with null in place of those of rows that are not copied."""
+    """Return ``images`` with null instead of the images of rows that are not copied."""
     there = images.is_valid()
     if table.selection.where is None or not there.true_count:
         return images
     odd: list[OddValue] = []
-    # Rows without any column would be no rows.
+    # A batch without columns has no row count, so decode at least one column.
     looked_at = table.selection.where.columns or (table.as_read.columns[0].name,)
     decoded = source.decode_images(table, images.filter(there), None, looked_at, odd)
     matches = matching(table, decoded, _unknown(odd))

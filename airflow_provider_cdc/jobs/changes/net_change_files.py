@@ -1,7 +1,7 @@
-"""The net change of the window as files, and how the net changes of its segments become one.
+"""Files of the window's net change, and the composition of the segments' net changes into one.
 
-Files of changes have `NET_SCHEMA` and lie under ``delta/``. Within a file rows are sorted by table and bucket, a hash
-of the key, as far as memory allows; so who wants one table, or some buckets, skips most of the rest.
+The files have `NET_SCHEMA` and are in ``delta/``. As far as memory allows, the rows in a file are sorted by table and
+bucket (a hash of the key). So a reader of one table, or of some buckets, skips most other rows.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from airflow_provider_cdc.sources.api.window import BUCKETS, DELTA_SCHEMA, Segme
 
 NET_SCHEMA = DELTA_SCHEMA.append(pa.field("bucket", pa.uint8(), nullable=False))
 _ARRAY_BYTES = 1 << 30
-"""Half of what an array of binary holds. No row has more."""
+"""Half of the capacity of a `pa.binary` array. No row has more bytes."""
 
 
 @dataclass(frozen=True)
 class Count:
-    """How many ``keys`` are touched, of how many there is a row before, and of how many one after (0 unless the table
-    is rolled forward)."""
+    """The number of touched ``keys``, and how many of them had a row before and after the window.
+
+    ``afters`` is 0 unless the table is rolled forward."""
 
     keys: int
     befores: int
@@ -40,40 +41,40 @@ class Count:
 NONE = Count(0, 0)
 
 Counts = dict[int, Count]
-"""By the table's index; what is not in it is not touched."""
+"""The counts by the table's index. A table without an entry is not touched."""
 
 Decisions = Mapping[tuple[int, str], int]
-"""The order at which a prepared transaction was committed, by the segment that prepared it and its id."""
+"""The order at which a prepared transaction was committed, by the number of the preparing segment and the id."""
 
 
 @dataclass(frozen=True)
 class NetChange:
-    """The files that hold the net change of several segments, or of the whole window, and what is in them."""
+    """The files with the net change of several segments, or of the whole window, and the counts of their keys."""
 
     files: tuple[StagedFile, ...]
     counts: Counts
 
     def keys(self, table: int) -> int:
-        """How many keys of a table, by its index, the window touches."""
+        """Return the number of keys of a table (by its index) that the window touches."""
         return self.counts.get(table, NONE).keys
 
     def befores(self, table: int) -> int:
-        """How many of them had a row before the window."""
+        """Return the number of touched keys of a table that had a row before the window."""
         return self.counts.get(table, NONE).befores
 
     def size(self) -> int:
-        """Bytes of the files."""
+        """Return the total size of the files in bytes."""
         return sum(file.bytes for file in self.files)
 
 
 def bucket_ranges(count: int) -> list[tuple[int, int]]:
-    """All buckets in ``count`` ranges, each from one up to another."""
+    """Divide all buckets into ``count`` ranges of start and stop (exclusive)."""
     edges = [BUCKETS * number // count for number in range(count + 1)]
     return list(pairwise(edges))
 
 
 def gathered(batches: Iterable[pa.RecordBatch], limit: int) -> Iterator[pa.Table]:
-    """Batches of `DELTA_SCHEMA`, several of them as one table, which has ``limit`` bytes or a batch more."""
+    """Combine batches of `DELTA_SCHEMA` into tables. A table exceeds ``limit`` bytes by at most one batch."""
     together: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
@@ -87,30 +88,30 @@ def gathered(batches: Iterable[pa.RecordBatch], limit: int) -> Iterator[pa.Table
 
 
 def in_buckets(rows: pa.Table) -> pa.Table:
-    """Changes of `DELTA_SCHEMA` as those of `NET_SCHEMA`, sorted by table and bucket."""
+    """Convert changes of `DELTA_SCHEMA` to `NET_SCHEMA`, sorted by table and bucket."""
     bucket = pa.chunked_array([row_bytes.buckets(keys, BUCKETS) for keys in rows["key"].chunks], pa.uint8())
     return _sorted(rows.append_column(NET_SCHEMA.field("bucket"), bucket))
 
 
 def _sorted(rows: pa.Table) -> pa.Table:
     places = _places(rows)
-    # Most are, and a copy would take as much memory again.
+    # Most tables are sorted already, and a copy would double the memory.
     if (places[:-1] <= places[1:]).all():
         return rows
     return _taken(rows, np.argsort(places, kind="stable"))
 
 
 def _places(rows: pa.Table) -> Int64s:
-    """A number for each row's table and bucket, which grows with both."""
+    """Return a number for each row that sorts by table and then by bucket."""
     places: Int64s = rows["table"].to_numpy().astype(np.int64) * BUCKETS + rows["bucket"].to_numpy()
     return places
 
 
 def portions(tables: Sequence[pa.Table], size: int) -> Iterator[pa.Table]:
-    """The changes of all ``tables``, of one table and bucket after the other, with all of a key together: as many
-    buckets at a time as have ``size`` rows, or one.
+    """Yield the changes of all ``tables`` in the order of table and bucket, so that all changes of a key come together.
 
-    Whoever works on a few rows at a time needs little memory beside them, and that stays in the processor's cache.
+    Each portion has as many buckets as fit into ``size`` rows, but at least one. Work on small portions needs little
+    additional memory, and this memory stays in the processor's cache.
     """
     tables = [_sorted(table_part) for table_part in tables]
     places = [_places(table_part) for table_part in tables]
@@ -137,7 +138,11 @@ def read(
     table: int | None = None,
     buckets: tuple[int, int] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Changes from files, in batches of bounded size; of one table only, or of the buckets from one up to another."""
+    """Read changes from files in batches of bounded size.
+
+    :param table: only the changes of this table, by its index.
+    :param buckets: only the buckets from the first number up to the second (exclusive).
+    """
     if not files:
         return
     condition = None
@@ -154,12 +159,13 @@ def read(
 
 
 def decide(summaries: Sequence[SegmentSummary]) -> tuple[Decisions, dict[str, str]]:
-    """What became of the transactions that one segment prepared and a later one decided.
+    """Match the transactions that one segment prepared with the commits in later segments.
 
-    Those that were rolled back, or are still prepared at the end of the window, are left out: their changes were
-    visible to no read.
+    Transactions that were rolled back, or are still prepared at the end of the window, are left out: no read could see
+    their changes.
 
-    Returns the decisions; and of each transaction that no segment prepared, but one committed, the name of that one.
+    Returns the decisions; and, for each transaction that was committed but that no segment prepared, the name of the
+    segment with the commit.
     """
     prepared: dict[str, int] = {}
     decisions: dict[tuple[int, str], int] = {}
@@ -177,7 +183,7 @@ def decide(summaries: Sequence[SegmentSummary]) -> tuple[Decisions, dict[str, st
 
 
 def settle(rows: pa.Table, segment: int, decisions: Decisions) -> pa.Table:
-    """Changes of one segment, none of them pending: each counts at the order of its commit, or is dropped."""
+    """Resolve the pending changes of one segment: each gets the order of its commit, or is dropped."""
     if rows["pending"].null_count == rows.num_rows:
         return rows
     pending = rows["pending"].combine_chunks().dictionary_encode()
@@ -190,11 +196,13 @@ def settle(rows: pa.Table, segment: int, decisions: Decisions) -> pa.Table:
 
 
 def compose(rows: pa.Table, keyless: Sequence[int]) -> pa.Table:
-    """One row per table and key, of one table and bucket after the other: the first one's ``before``, the last one's
-    ``after``, and the sum of the counts (``core.net_change.net``).
+    """Compose the changes of each table and key into one row, and sort these rows by table and bucket.
+
+    The result has the ``before`` of the first change, the ``after`` of the last change, and the sum of the counts
+    (``core.net_change.net``).
 
     :param rows: changes of `NET_SCHEMA`, none of them pending.
-    :param keyless: the tables whose rows without a count are no change.
+    :param keyless: the indices of the keyless tables, whose rows with count 0 are dropped.
     """
     changes = same_keys(rows)
     order = np.lexsort([rows[name].to_numpy()[changes.first] for name in ("bucket", "table")])
@@ -207,13 +215,13 @@ def compose(rows: pa.Table, keyless: Sequence[int]) -> pa.Table:
 
 
 def last(rows: pa.Table) -> pa.Table:
-    """One row per table and key, of tables of which only the keys are read: that of its last change."""
+    """Return the last change of each table and key, for tables of which only the keys are read."""
     return rows.take(pa.array(same_keys(rows).last))
 
 
 def _taken(rows: pa.Table, places: Int64s) -> pa.Table:
-    """The rows at ``places``, in that order. `pa.Table.take` would lay all bytes of a column end to end first, and may
-    find that one array does not hold them."""
+    """Return the rows at ``places``, in that order. `pa.Table.take` concatenates all bytes of a column first, and fails
+    if they exceed the capacity of one array."""
     columns = []
     for field, column in zip(rows.schema, rows.columns, strict=True):
         if not pa.types.is_binary(field.type) or column.nbytes < _ARRAY_BYTES:
@@ -229,7 +237,7 @@ def _taken(rows: pa.Table, places: Int64s) -> pa.Table:
 
 
 def without_effect_dropped(rows: pa.Table, keyless: Sequence[int]) -> pa.Table:
-    """``rows`` without those of keyless tables that were added as often as they were removed."""
+    """Return ``rows`` without the rows of keyless tables that were added as often as they were removed."""
     if not keyless:
         return rows
     no_effect = pc.and_(pc.is_in(rows["table"], pa.array(keyless, pa.int32())), pc.equal(rows["count"], 0))
@@ -237,7 +245,7 @@ def without_effect_dropped(rows: pa.Table, keyless: Sequence[int]) -> pa.Table:
 
 
 def count_by_table(rows: pa.Table) -> Counts:
-    """How many keys of each table are touched."""
+    """Count the touched keys of each table."""
     totals = rows.group_by("table").aggregate([("key", "count"), ("before", "count"), ("after", "count")])
     return {
         row["table"]: Count(row["key_count"], row["before_count"], row["after_count"]) for row in totals.to_pylist()
@@ -245,7 +253,7 @@ def count_by_table(rows: pa.Table) -> Counts:
 
 
 def add_counts(several: Iterable[Counts]) -> Counts:
-    """The sum of what `count_by_table` gave."""
+    """Add up results of `count_by_table`."""
     total: Counts = {}
     for counts in several:
         for table, counts_of_table in counts.items():

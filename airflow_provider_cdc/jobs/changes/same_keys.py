@@ -1,4 +1,4 @@
-"""Which of many changes are of the same key, and which of those is the first one and the last one."""
+"""Groups changes by table and key, and finds the first and the last change of each group."""
 
 from __future__ import annotations
 
@@ -16,8 +16,10 @@ _FEWEST_SLOTS = 16
 
 
 class KeyChanges(NamedTuple):
-    """One entry for each table and key, in the order in which they come: the row of its ``first`` change and of its
-    ``last`` one, and the sum of its ``counts``. ``int64`` each."""
+    """One entry for each table and key, in the order of their first occurrence.
+
+    ``first`` and ``last`` are the row numbers of the first and the last change, and ``counts`` is the sum of the
+    counts. All are ``int64``."""
 
     first: Int64s
     last: Int64s
@@ -25,16 +27,16 @@ class KeyChanges(NamedTuple):
 
 
 def same_keys(rows: pa.Table) -> KeyChanges:
-    """The changes of each table and key.
+    """Group the changes by table and key.
 
-    :param rows: changes of `DELTA_SCHEMA`, none of them pending. What comes first is told by ``order`` and
-        ``suborder``, and where these are the same, by the place in ``rows``.
+    :param rows: changes of `DELTA_SCHEMA`, none of them pending. ``order`` and ``suborder`` determine which change is
+        first. If these are equal, the place in ``rows`` determines it.
     """
     size = rows.num_rows
     first, last, counts = np.empty((3, size), np.int64)
     if not size:
         return KeyChanges(first, last, counts)
-    # The keys of all rows may be more than an array of binary holds.
+    # The keys of all rows may exceed the capacity of one `pa.binary` array.
     keys = rows["key"].cast(pa.large_binary()).combine_chunks()
     offsets: Int64s = np.frombuffer(keys.buffers()[1], np.int64)[keys.offset : keys.offset + size + 1].copy()
     slots: Int64s = np.zeros(max(_FEWEST_SLOTS, 1 << (2 * size - 1).bit_length()), np.int64)
@@ -54,13 +56,13 @@ def same_keys(rows: pa.Table) -> KeyChanges:
 
 
 def _numbers(column: pa.ChunkedArray, kind: npt.DTypeLike) -> npt.NDArray[np.signedinteger]:
-    # Kernels compile once for arrays that can be written to, and again for those that cannot.
+    # Copy: kernels are compiled for writable arrays, and would be compiled again for read-only ones.
     return np.array(column.to_numpy(), kind)
 
 
 @inner
 def _earlier(orders: Int64s, suborders: Int64s, one: int, other: int) -> bool:
-    """Whether the change ``one`` comes before ``other`` by its order."""
+    """Return whether the change ``one`` is ordered before ``other``."""
     return bool(orders[one] < orders[other] or (orders[one] == orders[other] and suborders[one] < suborders[other]))
 
 
@@ -77,11 +79,11 @@ def _group(
     last: Int64s,
     sums: Int64s,
 ) -> int:
-    """Fill ``first``, ``last`` and ``sums``; how many entries they have.
+    """Fill ``first``, ``last`` and ``sums``, and return the number of their entries.
 
-    :param offsets: of the keys in ``data``.
-    :param slots: zeros, a power of two and at least twice as many as there are rows. Each becomes the upper half of a
-        key's hash above the number of its entry plus one.
+    :param offsets: the offsets of the keys in ``data``.
+    :param slots: zeros. Their number is a power of two, and at least twice the number of rows. A used slot has the
+        upper half of a key's hash in its upper half, and the number of the key's entry plus one in its lower half.
     """
     group_count = 0
     mask = len(slots) - 1

@@ -1,1 +1,1 @@
-"""What all Spark apps share: driver, tasks, retries, progress, shipping."""
+"""Code that all Spark apps share: driver, tasks, retries, progress, shipping."""
