@@ -166,7 +166,7 @@ def test_a_keyless_row_that_the_copy_lacks_stops_the_run(here: MakeRunner) -> No
         here, inserted((1, "p"), table=2), inserted((2, "q"), table=2), Entry("commit", ((2, (2, "q"), None),)), first=1
     )
     night.source.history.entries[1] = Entry("commit")
-    with pytest.raises(CopyMismatch, match="does not hold"):
+    with pytest.raises(CopyMismatch, match="does not have"):
         night.all()
 
 
