@@ -1,8 +1,9 @@
-"""When transactions committed: all that changed anything in the database, whatever publication tells of them.
+"""Commit times of all transactions of the database, whatever a publication contains.
 
-A publication does not do for that: the server says nothing of transactions that change none of its tables, and a time
-would mean another position to each. test_decoding, which comes with PostgreSQL, tells of all. Its text of the changes
-themselves is of no use here; with so little memory, the server says of larger transactions only that there are changes.
+A publication cannot provide them: the server sends nothing for transactions that change none of its tables, so one time
+would mean a different position for each publication. The output plugin test_decoding, which comes with PostgreSQL,
+reports all transactions. Its text of the changes is not needed here. With so little decoding memory, the server only
+reports that a larger transaction has changes.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from airflow_provider_cdc.sources.postgres.slots import slots
 
 PLUGIN = "test_decoding"
 PART_BYTES = 256 * 2**20
-"""Of log that one call decodes: the server keeps what it returns on its disk until then."""
+"""Bytes of log that one call decodes. The server stores the result of a call on its disk until the call returns."""
 
 _COMMITS = """
 SELECT lsn::text, (extract(epoch FROM substring(data FROM '\\(at (.*)\\)$')::timestamptz) * 1000000)::int8
@@ -33,9 +34,9 @@ WHERE data ~ '^(COMMIT|committing streamed transaction) '
 
 @dataclass(frozen=True)
 class Commit:
-    """A transaction's commit: where its record ends, and when it was, in microseconds since 1970.
+    """The commit of a transaction: the end of its record, and its time in microseconds since 1970.
 
-    What came from another server by logical replication has that server's time.
+    A transaction that logical replication brought from another server has the time of that server.
     """
 
     end: Lsn
@@ -43,22 +44,22 @@ class Commit:
 
 
 def commits_since(settings: ConnectionSettings, slot: str, start: Lsn) -> Generator[Commit]:
-    """The commits whose records begin at ``start`` or later, in the order of the log, as far as it is on disk.
+    """Yield the commits whose records begin at ``start`` or later, in log order, up to the log that is on disk.
 
-    :param slot: one that has the log since ``start``. It stays as it is.
-    :raises LogGone: it is gone.
-    :raises SourceUnavailable: it has not, any more.
+    :param slot: a slot that has the log since ``start``. It is not changed.
+    :raises LogGone: the slot is gone.
+    :raises SourceUnavailable: the slot no longer has the log since ``start``.
     :raises ConfigurationError: the server lacks test_decoding.
     """
     copy = f"{slots.PREFIX}times_{uuid4().hex[:12]}"
     with session(settings) as connection, slot_errors(f"replication slot {slot}"):
         query(connection, "SET logical_decoding_work_mem = '64kB'")
         try:
-            # Temporary slots end with their session.
+            # Temporary slots are dropped when their session ends.
             query(connection, "SELECT pg_copy_logical_replication_slot(%s, %s, true, %s)", (slot, copy, PLUGIN))
         except psycopg.errors.UndefinedFile:
             raise ConfigurationError(
-                f"the server lacks the output plugin {PLUGIN}, without which nothing tells when transactions committed",
+                f"the server lacks the output plugin {PLUGIN}, which is needed to find out when transactions committed",
                 where="parameter as_of",
                 hint="install PostgreSQL's additional modules on the server (the package postgresql-contrib), or give "
                 "an LSN",
@@ -66,15 +67,15 @@ def commits_since(settings: ConnectionSettings, slot: str, start: Lsn) -> Genera
         try:
             advance(connection, copy, start)
         except LogGone as error:
-            # It had that log when the caller looked.
+            # The slot still had that log when the caller checked.
             raise SourceUnavailable(
-                f"another run had the slot move on meanwhile: {error.message}",
+                f"another run advanced the slot meanwhile: {error.message}",
                 where=f"replication slot {slot}",
-                hint="the task can be retried as it is",
+                hint="retry the task",
             ) from error
         at, end = start, Lsn.parse(value(connection, "pg_current_wal_flush_lsn()::text"))
         while at < end:
-            # What was open at the beginning is decoded again by every call.
+            # Each call decodes again the transactions that were open at its beginning.
             part = max(PART_BYTES, _decoded_again(connection, copy))
             for lsn, when in query(connection, _COMMITS, (copy, str(min(end, Lsn(int(at) + part))))):
                 yield Commit(Lsn.parse(lsn), when)
@@ -84,9 +85,9 @@ def commits_since(settings: ConnectionSettings, slot: str, start: Lsn) -> Genera
 
 
 def advance(connection: Connection, slot: str, to: Lsn) -> None:
-    """Move a slot on to ``to``: it then tells of the transactions whose commit records begin there or later.
+    """Advance a slot to ``to``. It then returns the transactions whose commit records begin there or later.
 
-    :raises LogGone: it is beyond that already, or the log does not reach there, or is gone.
+    :raises LogGone: the slot is already past ``to``, the log does not reach ``to``, or the log is gone.
     """
     confirmed = _confirmed(connection, slot)
     if confirmed < to:
@@ -96,7 +97,7 @@ def advance(connection: Connection, slot: str, to: Lsn) -> None:
         confirmed = Lsn.parse(at)
     if confirmed != to:
         raise LogGone(
-            f"the slot stands at {confirmed}, and {to} was wanted",
+            f"the slot stands at {confirmed}, but {to} was requested",
             where=f"replication slot {slot}",
             hint="ask for a later time or position",
         )
@@ -105,7 +106,7 @@ def advance(connection: Connection, slot: str, to: Lsn) -> None:
 def _confirmed(connection: Connection, slot: str) -> Lsn:
     slot_state = slots.state(connection, slot)
     if slot_state is None or slot_state.confirmed is None:
-        raise LogGone("the slot is gone", where=f"replication slot {slot}", hint="the task can be retried")
+        raise LogGone("the slot is gone", where=f"replication slot {slot}", hint="retry the task")
     return slot_state.confirmed
 
 

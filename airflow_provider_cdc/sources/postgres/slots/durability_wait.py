@@ -1,8 +1,8 @@
-"""Waiting until no crash of the server can take back what was read: until the log is on disk.
+"""Wait until the log is on disk, so that no crash of the server can undo what was read.
 
-With ``synchronous_commit=off`` a transaction is visible before its log is on disk. What a session read is safe once the
-log is on disk up to its end after the last read, as seen in that very session: a crash ends every session, even if the
-server's main process survives it, so nothing was taken back in between.
+With ``synchronous_commit=off``, a transaction is visible before its log is on disk. After its last read, a session
+determines the end of the log. Its reads are safe once the log is on disk up to that end, as seen in the same session. A
+crash ends every session, even if the server's main process survives it, so no crash occurred in between.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from airflow_provider_cdc.sources.postgres.server.session_setup import START
 FLUSH_SECONDS = 60.0
 
 _POLL_SECONDS = 0.01
-# Of a page of the log, and of the first page of a segment: access/xlog_internal.h.
+# Header sizes of a log page, and of the first page of a segment: access/xlog_internal.h.
 _PAGE_HEADER, _SEGMENT_HEADER = 24, 40
 
-# What is inserted is asked for first: what is on disk by then may be more.
+# The insert position is read before the flush position, so the flush position may already be further.
 _STATE = f"""
 SELECT pg_catalog.pg_current_wal_insert_lsn()::text, pg_catalog.pg_current_wal_flush_lsn()::text,
     pg_catalog.current_setting('wal_block_size'),
@@ -31,10 +31,10 @@ SELECT pg_catalog.pg_current_wal_insert_lsn()::text, pg_catalog.pg_current_wal_f
 
 
 def wait(ask: Callable[[str], list[Any]], where: str) -> tuple[Lsn, str]:
-    """Wait until all that the log holds now is on disk: its end, and the server's incarnation.
+    """Wait until all of the current log is on disk. Return the end of that log and the server's incarnation.
 
-    The incarnation is when the server was started. A restart may take back even what it thought to be on disk
-    (``fsync=off``, a machine set back to an earlier state), which nothing else would tell.
+    The incarnation is the time at which the server was started. A restart may undo even what the server considered to
+    be on disk (``fsync=off``, a machine that is set back to an earlier state). Only the incarnation shows this.
 
     :param ask: runs one query in the session that has read.
     :raises SourceUnavailable: the server does not flush its log.
@@ -43,8 +43,8 @@ def wait(ask: Callable[[str], list[Any]], where: str) -> tuple[Lsn, str]:
     end = insert_end(Lsn.parse(insert), int(page), int(segment))
     deadline = time.monotonic() + FLUSH_SECONDS
     if Lsn.parse(flushed) < end:
-        # The end of some transaction makes the server flush. Otherwise it would leave what open ones wrote for some
-        # 15 s.
+        # The end of any transaction makes the server flush. Otherwise the server would leave the log of open
+        # transactions unflushed for about 15 s.
         ask("SELECT pg_catalog.pg_current_xact_id()::text")
         ((flushed,),) = ask(_FLUSHED)
     while Lsn.parse(flushed) < end:
@@ -52,7 +52,7 @@ def wait(ask: Callable[[str], list[Any]], where: str) -> tuple[Lsn, str]:
             raise SourceUnavailable(
                 f"the log is not on disk up to {end} after {FLUSH_SECONDS:.0f} s",
                 where=where,
-                hint="look at the server's disk and its walwriter; the task can be retried as it is",
+                hint="check the server's disk and its walwriter, then retry the task",
             )
         time.sleep(_POLL_SECONDS)
         ((flushed,),) = ask(_FLUSHED)
@@ -63,9 +63,10 @@ _FLUSHED = "SELECT pg_catalog.pg_current_wal_flush_lsn()::text"
 
 
 def insert_end(insert: Lsn, page_bytes: int, segment_bytes: int) -> Lsn:
-    """The end of the last record, given where the next one will begin: behind the header if a page has just begun.
+    """Return the end of the last record, given the position where the next record will begin.
 
-    Nothing would ever flush a header that no record follows. Only its exact size will do: anything more is a record.
+    If a page has just begun, its header, which precedes that position, is subtracted. The server does not flush a
+    header that no record follows. Only an offset of exactly the header's size counts: anything more contains a record.
     """
     header = _SEGMENT_HEADER if int(insert) % segment_bytes < page_bytes else _PAGE_HEADER
     return Lsn(int(insert) - header) if int(insert) % page_bytes == header else insert

@@ -1,8 +1,8 @@
-"""The mark that the reads of a run end with: a message in the log, which whoever reads the log afterwards must meet.
+"""The mark at the end of a run's reads: a message in the log, which later reads of the log must find.
 
-Positions are only numbers. A server whose disk was put back goes on from an earlier one, and by and by passes all that
-it had reached before, with other transactions. Its name, its timeline and its slots are those that it had. So what says
-that a log is still the one that the reads saw is something in it that no other log has.
+Positions are only numbers. A server whose disk was put back continues from an earlier position and eventually passes
+all positions that it had reached before, with other transactions. Its name, timeline and slots are unchanged. So a
+message that no other log contains proves that a log is still the one that the reads saw.
 
 The message belongs to no transaction and changes no row
 (https://www.postgresql.org/docs/current/functions-admin.html, ``pg_logical_emit_message``).
@@ -23,7 +23,7 @@ from airflow_provider_cdc.sources.postgres.server.session import APPLICATION
 
 @dataclass(frozen=True)
 class EndMark:
-    """A message that nobody else wrote, somewhere from ``since`` on. Its text is what a segment of the log is given."""
+    """A unique message in the log, at or after ``since``. The plan of a log segment contains its text."""
 
     since: Lsn
     token: str
@@ -33,20 +33,20 @@ class EndMark:
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        """The mark of its text.
+        """Parse the text of a mark.
 
-        :raises PositionError: it is none.
+        :raises PositionError: the text is not that of a mark.
         """
         since, _, token = text.partition(" ")
         return cls(Lsn.parse(since), token)
 
     def is_in(self, message: Message) -> bool:
-        """Whether it is this message."""
+        """Whether ``message`` is this mark."""
         return (message.prefix, message.content) == (APPLICATION, self.token.encode())
 
 
 def write(ask: Callable[[str], list[Any]]) -> EndMark:
-    """Write a new mark into the log; it need not be on disk yet.
+    """Write a new mark into the log. It may not be on disk yet when this returns.
 
     :param ask: runs one query.
     """
@@ -59,11 +59,11 @@ def write(ask: Callable[[str], list[Any]]) -> EndMark:
 
 
 def log_end(end: Lsn, mark: EndMark | None = None) -> LogEnd:
-    """``UpperBound.log_end``: where the log ends, and the mark before it, if there is one."""
+    """Return ``UpperBound.log_end``: the end of the log and, if given, the mark before it."""
     return LogEnd(f"{end} {mark}" if mark is not None else str(end))
 
 
 def parse_log_end(text: LogEnd) -> tuple[Lsn, str]:
-    """What `log_end` made: the place, and the mark's text. Runs that an earlier version began have none."""
+    """Parse the result of `log_end`: return the position and the mark's text (empty in runs of earlier versions)."""
     end, _, mark = text.partition(" ")
     return Lsn.parse(end), mark

@@ -1,4 +1,4 @@
-"""A publication that somebody else made for our runs: whether it tells everything."""
+"""Checks of an existing publication that the connection names: whether it publishes every change that runs need."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from airflow_provider_cdc.sources.postgres.server.session import Connection, que
 
 _KINDS = ("insert", "update", "delete", "truncate")
 
-# Roots of trees of which the publication has a part that can get more partitions.
+# Roots of partition trees in which the publication lists a relation that can get more partitions.
 _OPEN_ENDED = """
 SELECT t.root FROM unnest(%s::oid[]) t(root), LATERAL pg_partition_tree(t.root) m
 JOIN pg_class c ON c.oid = m.relid JOIN pg_publication p ON p.pubname = %s
@@ -25,19 +25,19 @@ _log = logging.getLogger(__name__)
 
 
 def relations_sql(tables: Iterable[Table]) -> str:
-    """The relations that hold the rows of tables, as a publication lists them."""
+    """Return the relations that hold the rows of the tables, as a publication lists them."""
     return ", ".join(leaf.sql for table in tables for leaf in leaves(table))
 
 
 def publication_problems(
     connection: Connection, name: str, tables: Sequence[Table], *, keys_only: bool = False
 ) -> Iterable[Problem]:
-    """What is wrong with the publication: it must tell every change of every row of ``tables``, with all
-    columns that are read.
+    """Yield the problems of the publication: it must publish every change of every row of ``tables``, with all columns
+    that are read.
 
-    :param keys_only: generated columns need not be told.
+    The publication may list partitions or their root, and may publish changes under the partition or under the root.
 
-    It may list partitions or their root, and tell their changes as theirs or as the root's.
+    :param keys_only: the publication need not include generated columns.
     """
     where = f"publication {name}"
     rows = query(
@@ -48,7 +48,7 @@ def publication_problems(
     if not rows:
         yield Problem(
             where,
-            "there is none of that name in this database",
+            "this database has no publication of that name",
             f"CREATE PUBLICATION {quote(name)} FOR TABLE {relations_sql(tables)}",
         )
         return
@@ -57,7 +57,7 @@ def publication_problems(
         missing = ", ".join(kind for kind, tells in zip(_KINDS, published, strict=True) if not tells)
         yield Problem(
             where,
-            f"does not tell every change: it leaves out {missing}",
+            f"does not publish every change: it leaves out {missing}",
             f"ALTER PUBLICATION {quote(name)} SET (publish = '{', '.join(_KINDS)}')",
         )
     generated = [
@@ -70,10 +70,10 @@ def publication_problems(
         if tells != "s":
             yield Problem(
                 where,
-                f"leaves out generated columns, which {', '.join(str(table.name) for table in generated)} have",
+                f"leaves out the generated columns of {', '.join(str(table.name) for table in generated)}",
                 f"ALTER PUBLICATION {quote(name)} SET (publish_generated_columns = stored)",
             )
-    # The server's own view of what is published, with what FOR ALL TABLES and FOR TABLES IN SCHEMA bring.
+    # The server's own view of the published tables, including those of FOR ALL TABLES and FOR TABLES IN SCHEMA.
     covered = {
         relation: (filtered, columns)
         for relation, filtered, columns in query(
@@ -93,9 +93,9 @@ def publication_problems(
         if left_out:
             yield Problem(
                 where,
-                f"does not hold {table.name}"
+                f"does not list {table.name}"
                 if len(left_out) == len(relations)
-                else f"holds {table.name} only in part",
+                else f"lists only a part of {table.name}",
                 f"ALTER PUBLICATION {quote(name)} ADD TABLE {', '.join(left_out)}",
             )
             continue
@@ -113,14 +113,15 @@ def publication_problems(
 
 
 def warn_of_harm(connection: Connection, name: str, tables: Sequence[Table]) -> None:
-    """Say so if the publication takes in partitions that are made in the future, and what that does to them."""
+    """Warn if the publication includes partitions that are created in the future: they may reject changes."""
     trees = [table for table in tables if table.details["kind"] == "p"]
     roots = [table.details["oid"] for table in trees]
     open_ended = {root for (root,) in query(connection, _OPEN_ENDED, (roots, name))}
     if named := [str(table.name) for table in trees if table.details["oid"] in open_ended]:
         _log.warning(
-            "The publication %s takes in every new partition of %s: in one that has no primary key the server refuses "
-            "UPDATE and DELETE until it gets REPLICA IDENTITY FULL. So list the partitions instead: FOR TABLE %s",
+            "The publication %s includes every future partition of %s. If such a partition has no primary key, the "
+            "server rejects UPDATE and DELETE in it until it gets REPLICA IDENTITY FULL. List the partitions instead: "
+            "FOR TABLE %s",
             name,
             ", ".join(named),
             relations_sql(trees),

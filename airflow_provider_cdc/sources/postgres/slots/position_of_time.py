@@ -1,10 +1,10 @@
-"""The position that a time means: the end of the longest prefix of the log in which no transaction committed later.
+"""The position of a time: the end of the longest prefix of the log in which every commit is at or before that time.
 
-The first later commit ends it: commit times need not grow along the log. So all of the log counts that was written
-since the standing slot was made; marks on record say what is known of the part that was looked through before.
+The first later commit ends the prefix, because commit times need not grow along the log. So the whole log since the
+standing slot was created counts. Recorded marks summarise the part that earlier calls have already read.
 
-DDL is in no log. Where nothing else was committed between the end of a prefix and the point at which tables joined the
-standing slot, a time after that point means the point: what was altered before it is then part of it.
+The log has no DDL. If nothing else was committed between the end of a prefix and the position at which tables joined
+the standing slot, a time after that position resolves to that position. It then includes what was altered before it.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from airflow_provider_cdc.sources.postgres.slots.standing_record import Join, Ma
 
 @dataclass(frozen=True)
 class Prefix:
-    """The longest prefix without a later commit, which ends at ``position``.
+    """The longest prefix of the log without a later commit. It ends at ``position``.
 
-    ``mark`` is where its last commit ends: what lies between them depends on the time that was asked for. ``final``: a
-    later commit follows, so that it stays the longest.
+    ``mark`` is the end of its last commit. ``position`` may be later than the mark, depending on the requested time.
+    ``final``: a later commit follows, so the prefix cannot grow any more.
     """
 
     position: Lsn
@@ -41,14 +41,14 @@ def prefix_at(
     when: int,
     most: Lsn | None = None,
 ) -> Prefix | None:
-    """The prefix that a time means; None: it ends before the first mark.
+    """Return the prefix of a time; None if it ends before the first mark.
 
-    :param marks: those of which the slot still has the log.
-    :param when: in microseconds since 1970.
-    :param most: a position that the prefix must not go beyond, whatever the time.
+    :param marks: the marks since which the slot still has the log.
+    :param when: the time in microseconds since 1970.
+    :param most: a position beyond which the prefix must not go, whatever the time.
     :raises LogGone: the slot is gone.
-    :raises SourceUnavailable: it was moved on meanwhile.
-    :raises ConfigurationError: the server does not tell when transactions committed.
+    :raises SourceUnavailable: the slot was advanced meanwhile.
+    :raises ConfigurationError: the server cannot report when transactions committed.
     """
     earlier = [mark for mark in marks if mark.latest <= when and (most is None or Lsn.parse(mark.position) <= most)]
     if not earlier:
@@ -61,14 +61,14 @@ def prefix_at(
                 until = commit.end
                 break
             position, latest = commit.end, max(latest, commit.at)
-    # A later commit that ends after a point begins after it: both are ends of records.
+    # A later commit that ends after a join also begins after it, because both positions are ends of records.
     points = [Lsn.parse(join.position) for join in joins if join.at <= when]
     end = max([position, *(point for point in points if until is None or point < until)])
     return Prefix(end, Mark(str(position), latest), until is not None)
 
 
 def remember(settings: ConnectionSettings, name: str, beginning: str, mark: Mark, seconds: float) -> None:
-    """Put a mark on record, so that the log before it need not be looked through again."""
+    """Record a mark, so that later calls need not read the log before it again."""
     with session(settings) as connection:
         alone(connection, name, seconds)
         record = load(connection, name)

@@ -1,4 +1,4 @@
-"""The publication that is made for a run: it says which changes the log tells."""
+"""The publication of a run: it determines which changes the log contains for the run."""
 
 from __future__ import annotations
 
@@ -28,19 +28,20 @@ _log = logging.getLogger(__name__)
 
 _GENERATED_COLUMNS_SINCE = 180_000
 _PUBLISHED_AT_ONCE = 200
-"""Each takes a lock until the statement ends, and the server has room for some thousands of locks."""
+"""Each relation takes a lock until the statement ends, and the server has room for some thousands of locks."""
 
 
 def create_publication(
     connection: Connection, name: str, tables: Sequence[Table], lock: LockPolicy, run_id: str = ""
 ) -> None:
-    """Publish every change of ``tables``: of what holds their rows now, each relation by itself.
+    """Publish every change of ``tables``: list each relation that holds their rows now.
 
-    Partitions that are made later do not join it. If they did (as parts of their root), the server would refuse the
-    application's UPDATE and DELETE in them until they get a replica identity. Everything in it has one, which is
-    checked while nobody can alter it; so the publication never makes the server refuse anything.
+    Partitions that are created later are not published. If they were (as parts of their root), the server would reject
+    the application's UPDATE and DELETE in them until they get a replica identity. Every published relation has a
+    replica identity; this is checked while the relation is locked. So the server never rejects a statement because of
+    the publication.
 
-    A comment on the publication says which run it was made for.
+    A comment on the publication names the run.
 
     :raises LockNotGranted: a table is being vacuumed, indexed or altered for longer than the policy waits.
     :raises SchemaChanged: a table has another replica identity, or is gone.
@@ -50,7 +51,7 @@ def create_publication(
         options.append("publish_generated_columns = stored")
 
     def make() -> None:
-        # Two statements, one transaction.
+        # Two statements in one transaction.
         execute(
             connection,
             f"CREATE PUBLICATION {quote(name)} WITH ({', '.join(options)}); "
@@ -65,13 +66,13 @@ def create_publication(
 
 
 def add_tables(connection: Connection, name: str, tables: Sequence[Table], lock: LockPolicy) -> None:
-    """Publish every change of ``tables``, too, as `create_publication` does. Those that it has stay as they are."""
+    """Also publish every change of ``tables``, as `create_publication` does. Tables already published do not change."""
     _locking(connection, tables, lock, lambda: _publish_all(connection, name, tables), lambda: None)
 
 
 def let_go(connection: Connection, name: str) -> None:
-    """Take those tables out of a publication that have lost what identifies their old rows since they joined: the
-    server refuses their UPDATEs and DELETEs because of it."""
+    """Drop from a publication the tables that no longer have a replica identity: while such a table is published, the
+    server rejects UPDATE and DELETE on it."""
     rows = query(
         connection,
         "SELECT c.oid, n.nspname, c.relname FROM pg_publication p JOIN pg_publication_rel r ON r.prpubid = p.oid "
@@ -81,7 +82,7 @@ def let_go(connection: Connection, name: str) -> None:
     listed = {oid: quote(schema, table) for oid, schema, table in rows}
     for oid, _, names in query(connection, IDENTIFYING, (list(listed),)):
         if names == []:
-            _log.warning("%s has no replica identity any more, and leaves the publication %s", listed[oid], name)
+            _log.warning("%s no longer has a replica identity: dropped it from the publication %s", listed[oid], name)
             execute(connection, f"ALTER PUBLICATION {quote(name)} DROP TABLE ONLY {listed[oid]}")
 
 
@@ -92,7 +93,7 @@ def _locking(
     change: Callable[[], None],
     undo: Callable[[], None],
 ) -> None:
-    """Make a change that needs locks, each try waiting for them no longer than the policy has it."""
+    """Make a change that needs locks. Each try waits for them as long as the policy allows."""
     query(connection, f"SET lock_timeout = '{lock.wait_seconds}s'")
     for attempt in range(1, lock.tries + 1):
         try:
@@ -104,8 +105,8 @@ def _locking(
                 raise LockNotGranted(
                     f"no lock to publish the tables in {counted(lock.tries, 'try', 'tries')} of {lock.wait_seconds} s",
                     where=", ".join(str(table.name) for table in tables),
-                    hint="let the DDL, VACUUM or CREATE INDEX CONCURRENTLY on them end (pg_stat_activity), or let more "
-                    "tries pass",
+                    hint="wait until the DDL, VACUUM or CREATE INDEX CONCURRENTLY on them has ended "
+                    "(pg_stat_activity), or allow more tries",
                 ) from None
             time.sleep(lock.pause_seconds)
     query(connection, "RESET lock_timeout")
@@ -127,11 +128,11 @@ def _publish_all(connection: Connection, name: str, tables: Sequence[Table]) -> 
 
 
 def _publish(connection: Connection, name: str, relations: Sequence[tuple[TableName, Leaf]]) -> None:
-    """Add relations to a publication, or none of them."""
+    """Add all of the relations to a publication, or none."""
     with connection.transaction():
         listed = ", ".join(f"ONLY {leaf.sql}" for _, leaf in relations)
         execute(connection, f"ALTER PUBLICATION {quote(name)} ADD TABLE {listed}")
-        # The locks are held, so nothing changes between this look and the moment they are published.
+        # The locks are held, so nothing changes between this check and the moment the relations are published.
         found = {
             oid: identity
             for oid, identity, names in query(connection, IDENTIFYING, ([leaf.oid for _, leaf in relations],))
@@ -140,20 +141,22 @@ def _publish(connection: Connection, name: str, relations: Sequence[tuple[TableN
         for table, leaf in relations:
             if found.get(leaf.oid) == leaf.identity:
                 continue
-            what, repair = f"the replica identity of {leaf.sql} has changed", "put it back"
+            what, repair = f"the replica identity of {leaf.sql} has changed", "restore it"
             if leaf.identity == FULL:
-                what = f"the replica identity of {leaf.sql} is not FULL any more, or it has a virtual column now"
+                what = f"the replica identity of {leaf.sql} is no longer FULL, or the table now has a virtual column"
                 repair = f"ALTER TABLE {leaf.sql} REPLICA IDENTITY FULL"
             raise SchemaChanged(what, where=str(table), hint=f"{repair}, and clear preflight and the tasks after it")
 
 
 def publication_state(connection: Connection, name: str, relations: str = "") -> str:
-    """A digest of the publication, which any change to it changes, even one that was undone; empty if there is none.
+    """Return a digest of the publication that every change to it changes, even one that was undone; empty if there is
+    no publication.
 
-    The catalog's rows are new versions after each. An old one has another xmax as soon as there is a new one: the log
-    goes by that once it has the commit, which may wait for a standby before anybody sees it.
+    Each change writes a new version of the catalog row. The old version gets another xmax as soon as the new one is
+    written. Logical decoding uses the new version once the log has the commit, but sessions may see it only later, when
+    a standby has confirmed the commit.
 
-    :param relations: OIDs between commas: what it has beside these does not count; empty: all does.
+    :param relations: comma-separated OIDs: other relations of the publication do not count. Empty: all count.
     """
     return str(
         value(
@@ -171,7 +174,7 @@ def publication_state(connection: Connection, name: str, relations: str = "") ->
 
 
 def about(connection: Connection, name: str) -> dict[str, Any]:
-    """What the comment on our publication says of the run that it was made for; nothing if there is none."""
+    """Return the fields of the comment on our publication, which describe its run; empty if it has none."""
     rows = query(
         connection, "SELECT obj_description(oid, 'pg_publication') FROM pg_publication WHERE pubname = %s", (name,)
     )
@@ -183,7 +186,7 @@ def about(connection: Connection, name: str) -> dict[str, Any]:
 
 
 def left_by_runs(connection: Connection) -> list[LeftByRun]:
-    """The runs that publications of this database were made for, as far as these say which DAG runs they are of."""
+    """Return the owners of this database's publications of runs, where the comment names the DAG run."""
     rows = query(
         connection,
         "SELECT pubname::text FROM pg_publication WHERE obj_description(oid, 'pg_publication') LIKE %s ORDER BY 1",
@@ -198,11 +201,11 @@ def left_by_runs(connection: Connection) -> list[LeftByRun]:
 
 
 def _comment(run_id: str) -> str:
-    """Tells whoever finds the publication whose it is."""
+    """Return the comment that identifies the run to which the publication belongs."""
     comment_fields = {
         "made_by": APPLICATION,
         "run_id": run_id,
-        # Airflow tells every task whose it is.
+        # Airflow sets these variables for every task.
         "dag_id": os.environ.get("AIRFLOW_CTX_DAG_ID", ""),
         "dag_run_id": os.environ.get("AIRFLOW_CTX_DAG_RUN_ID", ""),
         "host": socket.gethostname(),

@@ -1,11 +1,11 @@
-"""What the server keeps for a run: a slot, which keeps the log, and the publication of the same name.
+"""The replication slot of a run, which keeps the log, and the publication of the same name.
 
-The slot's consistent point is the initial position: the log gives exactly the transactions whose commit record begins
-at or after it. The slot is only peeked at, never advanced, so it stays at that point until the run releases it.
+The slot's consistent point is the initial position: the log has exactly the transactions whose commit record begins at
+or after it. The slot is only peeked at, never advanced, so it stays at that point until the run releases it.
 
-Several tries may fix a run's position at once, and one of them ends up in the manifest. So each makes a slot and a
-publication of its own and drops no other's, unless its own position is the one that counts. All of them are found by
-the id of the run alone.
+Several tries may fix a run's position at once, and the position of one of them is recorded in the manifest. So each try
+creates its own slot and publication. It drops those of other tries only if its own position is the one in the manifest.
+All of them can be found by the run id alone.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from airflow_provider_cdc.sources.postgres.slots.transaction_waits import consis
 
 PREFIX = "cdc_"
 STANDING = f"{PREFIX}standing_"
-"""What the names of standing slots, and of their publications, begin with; those belong to no run."""
+"""Prefix of the names of standing slots and of their publications. They belong to no run."""
 PLUGIN = "pgoutput"
 DROP_SECONDS = 15
 
@@ -47,8 +47,10 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SlotState:
-    """A row of pg_replication_slots. ``safe_bytes`` may still be written before the slot is lost; None: no limit.
-    ``invalidated``: why it was, as servers since 17 tell.
+    """A row of pg_replication_slots.
+
+    ``safe_bytes``: bytes that may still be written before the slot is lost; None: no limit. ``invalidated``: why the
+    slot was invalidated (reported since PostgreSQL 17).
     """
 
     name: str
@@ -64,13 +66,13 @@ class SlotState:
 
     @property
     def limit(self) -> str:
-        """The setting by which the server gave a lost slot up."""
+        """The setting because of which the server invalidated a lost slot."""
         return "idle_replication_slot_timeout" if self.invalidated == "idle_timeout" else "max_slot_wal_keep_size"
 
 
 def name_of(run_id: str) -> str:
-    """What the names of all slots and publications of a run begin with: ``cdc_`` and the run's id, in letters that a
-    slot's name may have. Short enough for a token behind it."""
+    """Return the prefix of the names of all slots and publications of a run: ``cdc_`` and the run id, in characters
+    that a slot name may have. It leaves room for a token."""
     name = PREFIX + re.sub("[^a-z0-9_]", "_", run_id.lower())
     longest = _LONGEST_NAME - 1 - _TOKEN_DIGITS
     if len(name) > longest:
@@ -79,23 +81,24 @@ def name_of(run_id: str) -> str:
 
 
 def name_of_try(run_id: str) -> str:
-    """The name of the slot and the publication of one try to fix the run's position: another one in each call."""
+    """Return a name for the slot and the publication of one try to fix the run's position. Each call returns another
+    name."""
     return f"{name_of(run_id)}_{uuid.uuid4().hex[:_TOKEN_DIGITS]}"
 
 
 def without_token(name: str) -> str:
-    """`name_of` the run whose try made the slot ``name`` (`name_of_try`)."""
+    """Return `name_of` the run whose try created the slot ``name`` (`name_of_try`)."""
     return re.sub(f"_[0-9a-f]{{{_TOKEN_DIGITS}}}$", "", name)
 
 
 def names_of_run(connection: Connection, run_id: str) -> list[str]:
-    """The names of all slots and publications in this database that tries of a run made."""
+    """Return the names of all slots and publications in this database that the tries of a run created."""
     rows = query(
         connection,
         "SELECT slot_name::text FROM pg_replication_slots "
         "WHERE slot_name ~ %(names)s AND database = current_database() AND NOT temporary "
         "UNION SELECT pubname::text FROM pg_publication WHERE pubname ~ %(names)s ORDER BY 1",
-        # Without a token: made by an older version of this provider.
+        # A name without a token was created by an older version of this provider.
         {"names": f"^{name_of(run_id)}(_[0-9a-f]{{{_TOKEN_DIGITS}}})?$"},
     )
     return [name for (name,) in rows]
@@ -103,31 +106,32 @@ def names_of_run(connection: Connection, run_id: str) -> list[str]:
 
 @contextmanager
 def new_slot(settings: ConnectionSettings, name: str, seconds: float) -> Iterator[tuple[Lsn, str]]:
-    """Create a run's slot, and give its consistent point, and the name of a snapshot that shows what held there: other
-    sessions can take it over as long as the context is open. The slot stays.
+    """Create a run's slot. Yield its consistent point and the name of a snapshot of that point.
 
-    The server waits for every transaction that has written and still runs, the prepared ones included.
+    Other sessions can use the snapshot while the context is open. The slot stays afterwards.
+
+    The server waits for every running transaction that has written, including prepared transactions.
 
     :raises LockNotGranted: one of them ran for longer than ``seconds``; the message lists them.
     """
     with session(settings, replication=True) as connection:
-        # With SNAPSHOT 'nothing', servers before 15.8 and 16.4 may take over what another slot left of its own
-        # beginning, and then lack what transactions wrote that were open: `warn_of_version`.
+        # With SNAPSHOT 'nothing', servers before 15.8 and 16.4 may reuse the snapshot that another slot built when it
+        # was created, and then miss changes of transactions that were open: `warn_of_version`.
         sql = f"CREATE_REPLICATION_SLOT {quote(name)} LOGICAL {PLUGIN} (SNAPSHOT 'export')"
         yield consistent_point(settings, connection, sql, seconds)
 
 
 def create_slot(settings: ConnectionSettings, name: str, seconds: float) -> Lsn:
-    """`new_slot`'s point alone."""
+    """Create a slot as `new_slot` does, and return only its consistent point."""
     with new_slot(settings, name, seconds) as (point, _):
         return point
 
 
 def room(connection: Connection, setting: str, needed: int) -> tuple[int, int]:
-    """What ``max_replication_slots`` or ``max_wal_senders`` allows, and how many there are.
+    """Return the limit that ``max_replication_slots`` or ``max_wal_senders`` sets, and how many are in use.
 
-    The process of a session goes on for a moment after its connection, and holds what it had. So if there is no room
-    for as many as are needed, and would be without such, the answer is that of a moment later.
+    The server process of a session goes on for a moment after its connection has ended, and keeps its slot or sender
+    until then. If there is not enough room, but would be without such processes, check again a moment later.
     """
     view, may_end = _LIMITED[setting]
     deadline = time.monotonic() + _ENDING_SECONDS
@@ -143,13 +147,13 @@ def room(connection: Connection, setting: str, needed: int) -> tuple[int, int]:
 
 _LIMITED = {
     "max_replication_slots": ("pg_replication_slots", "temporary"),
-    # Who may not know what others do sees no state.
+    # A user who may not see the activity of others sees no state.
     "max_wal_senders": ("pg_stat_replication", "state IS DISTINCT FROM 'streaming'"),
 }
 
 
 def state(connection: Connection, name: str) -> SlotState | None:
-    """The slot of that name in this database; None if there is none."""
+    """Return the state of the slot ``name`` of this database; None if there is no such slot."""
     rows = query(
         connection,
         "SELECT slot_name, wal_status, confirmed_flush_lsn::text, safe_wal_size, "
@@ -166,10 +170,10 @@ def state(connection: Connection, name: str) -> SlotState | None:
 
 
 def warn_if_short(slot: SlotState) -> None:
-    """Warn if the server is about to throw away the log that the slot keeps."""
+    """Warn if the server is about to remove the log that the slot keeps."""
     if slot.wal_status == "unreserved" or (slot.safe_bytes is not None and slot.safe_bytes < (slot.kept_bytes or 0)):
         _log.warning(
-            "The slot %s keeps %s bytes of log and may keep %s more before the server throws it away (wal_status %s): "
+            "The slot %s keeps %s bytes of log and may keep %s more before the server removes the log (wal_status %s): "
             "raise max_slot_wal_keep_size",
             slot.name,
             slot.kept_bytes,
@@ -179,28 +183,31 @@ def warn_if_short(slot: SlotState) -> None:
 
 
 def begins(connection: Connection, name: str) -> bool:
-    """Whether the log is there where a slot begins. What the server says of a slot (``wal_status``) counts only what it
-    threw away itself, and not what pg_resetwal, a restored disk or somebody's hand did."""
+    """Whether the server still has the log at the position where a slot begins.
+
+    The slot's ``wal_status`` covers only log that the server itself removed. It does not cover log that was lost by
+    pg_resetwal, by a restored disk, or because an operator deleted files.
+    """
     copy = f"{PREFIX}look_{uuid.uuid4().hex[:12]}"
     try:
         query(connection, "SELECT pg_copy_logical_replication_slot(%s, %s, true)", (name, copy))
     except psycopg.errors.ConfigurationLimitExceeded:
-        # Whoever needs more room says so.
+        # Other checks report that there is no room for another slot.
         return True
     peek = "pg_logical_slot_peek_binary_changes(%s, '0/1', 1, 'proto_version', '1', 'publication_names', %s)"
     try:
-        # It stops behind the first record.
+        # It stops after the first record.
         query(connection, f"SELECT FROM {peek}", (copy, quote(name)))
     except psycopg.errors.UndefinedFile:
-        # With an error, temporary slots end.
+        # The error has already dropped the temporary slot.
         return False
     query(connection, "SELECT pg_drop_replication_slot(%s)", (copy,))
     return True
 
 
 def left_slots(connection: Connection) -> list[tuple[str, int, str]]:
-    """Our slots but the standing ones, of runs in progress and of others: how many bytes of log each one keeps, and its
-    ``wal_status``."""
+    """Return our slots in this database without the standing slots, whichever runs they belong to: name, bytes of log
+    that the slot keeps, and ``wal_status``."""
     return [
         (name, wal_kept or 0, status or "")
         for name, wal_kept, status in query(
@@ -214,7 +221,7 @@ def left_slots(connection: Connection) -> list[tuple[str, int, str]]:
 
 
 def left_publications(connection: Connection) -> list[str]:
-    """Our publications whose slot is gone."""
+    """Return our publications that have no slot any more."""
     return [
         name
         for (name,) in query(
@@ -228,16 +235,16 @@ def left_publications(connection: Connection) -> list[str]:
 
 
 def release(settings: ConnectionSettings, run_id: str) -> None:
-    """Drop all that the server keeps for a run, whichever try had it made.
+    """Drop all slots and publications of a run, whichever try created them.
 
-    :raises SourceUnavailable: the server cannot be reached; what it keeps stays.
+    :raises SourceUnavailable: the server cannot be reached; the slots and publications stay.
     :raises TransientError: a session that uses a slot did not end.
     """
     with session(settings) as connection:
         _require_primary(settings, connection)
         failures = []
         for name in names_of_run(connection, run_id):
-            # One that cannot be dropped must not keep the others: each of them holds the server's log.
+            # A slot that cannot be dropped must not prevent dropping the others: each of them keeps the server's log.
             try:
                 _drop(connection, name, name)
             except (CdcError, psycopg.Error) as error:
@@ -247,17 +254,17 @@ def release(settings: ConnectionSettings, run_id: str) -> None:
 
 
 def identity_of_try(slot: str, publication: str = "") -> dict[str, str]:
-    """What a manifest says of what a try made: its slot, and its publication.
+    """Return the manifest's fields for the slot and the publication of one try.
 
-    :param publication: one that was there before, and is used instead; empty: the one of the slot's name.
+    :param publication: an existing publication that the run uses; empty: the publication that has the slot's name.
     """
     return {"slot": slot, "publication": publication or slot, "publication_made": "" if publication else "yes"}
 
 
 def with_forward_slots(identity: Mapping[str, str], made: Mapping[Lsn, str], standing: str) -> dict[str, str]:
-    """The identity of a try that also made these slots, by the positions of the copies that are rolled forward.
+    """Add to a try's identity the slots that it created for copies that are rolled forward, by the copies' positions.
 
-    :param standing: the publication that tells of the tables since then.
+    :param standing: the publication that has listed the tables since then.
     """
     return {
         **identity,
@@ -267,14 +274,14 @@ def with_forward_slots(identity: Mapping[str, str], made: Mapping[Lsn, str], sta
 
 
 def forward_slots(identity: Mapping[str, str]) -> dict[Lsn, str]:
-    """The slots that have the log since the copies that a run rolls forward, by the positions of these."""
+    """Return the slots that have the log since the copies that a run rolls forward, by the positions of the copies."""
     return {Lsn.parse(start): slot for start, slot in json.loads(identity.get(_FORWARD, "{}")).items()}
 
 
 def discard(settings: ConnectionSettings, identity: Mapping[str, str]) -> None:
-    """Drop what one try made, which `identity_of_try` names, but not a publication that was there before it.
+    """Drop the slots and the publication that one try created (`identity_of_try`), but not an existing publication.
 
-    :raises SourceUnavailable: the server cannot be reached; what it keeps stays.
+    :raises SourceUnavailable: the server cannot be reached; the slots and the publication stay.
     :raises TransientError: a session that uses the slot did not end.
     """
     for name in forward_slots(identity).values():
@@ -283,10 +290,10 @@ def discard(settings: ConnectionSettings, identity: Mapping[str, str]) -> None:
 
 
 def drop(settings: ConnectionSettings, slot: str, publication: str = "") -> None:
-    """Drop a slot and a publication. No error if they are not there.
+    """Drop a slot and a publication. No error if they do not exist.
 
     :raises TransientError: a session that uses the slot did not end.
-    :raises SourceUnavailable: a standby answers, where there is nothing to drop.
+    :raises SourceUnavailable: a standby answered. It has nothing to drop.
     """
     with session(settings) as connection:
         _require_primary(settings, connection)
@@ -296,7 +303,7 @@ def drop(settings: ConnectionSettings, slot: str, publication: str = "") -> None
 def _require_primary(settings: ConnectionSettings, connection: Connection) -> None:
     if value(connection, "pg_is_in_recovery()"):
         raise SourceUnavailable(
-            "a standby answers", where=settings.address, hint="point the connection to the primary alone"
+            "a standby answers", where=settings.address, hint="point the connection at the primary only"
         )
 
 
@@ -307,7 +314,7 @@ def _drop(connection: Connection, slot: str, publication: str) -> None:
             raise TransientError(
                 "a session that uses the slot does not end",
                 where=f"replication slot {slot}",
-                hint=f"end it, then SELECT pg_drop_replication_slot('{slot}')",
+                hint=f"end that session, then run SELECT pg_drop_replication_slot('{slot}')",
             )
         time.sleep(_POLL_SECONDS)
     if publication:
@@ -318,12 +325,12 @@ def _drop(connection: Connection, slot: str, publication: str) -> None:
             raise ConfigurationError(
                 f"the publication is left, without its slot: {error.where}: {error.message}",
                 where=f"publication {publication}",
-                hint=f"{drop}, as a user for whom the event trigger raises nothing; for later runs: {error.hint}",
+                hint=f"run {drop} as a user for whom the event trigger raises no error; for later runs: {error.hint}",
             ) from error
 
 
 def _drop_slot(connection: Connection, name: str) -> int | None:
-    """The pid of the session that is in the way, which is asked to end; None if the slot is gone."""
+    """Drop the slot, or terminate the session that uses it. Return that session's pid; None if the slot is gone."""
     rows = query(connection, "SELECT active_pid FROM pg_replication_slots WHERE slot_name = %s", (name,))
     if not rows:
         return None

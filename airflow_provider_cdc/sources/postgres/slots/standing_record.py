@@ -1,7 +1,8 @@
-"""What is on record of a standing slot: since when its publication tells of each table, and what each was like then.
+"""The record of a standing slot: since when its publication has listed each table, and each table's state then.
 
-The record is the comment on the publication. So it is on the server that it speaks of, in its backups, for every lake
-that shares the slot; whoever drops the publication drops it, too; and only the publication's owner can change it.
+The record is the comment on the publication. So it is stored on the server that it describes, is part of its backups,
+and is shared by all lakes that use the slot. Dropping the publication also drops the record, and only the publication's
+owner can change it.
 """
 
 from __future__ import annotations
@@ -27,21 +28,21 @@ from airflow_provider_cdc.sources.postgres.slots import slots
 _FORMAT = 1
 _DAY = 24 * 3_600_000_000
 KNOWN_DAYS = 7
-"""So long a copy stays on record."""
+"""How many days a copy stays in the record."""
 _RUN = "run "
-"""What the key of a run's own entry in `Standing.copies` begins with; the name of the run's slot follows. Digests of
-lakes do not begin with it."""
+"""Prefix of the key of a run's own entry in `Standing.copies`; the name of the run's slot follows. Digests of lakes
+never begin with it."""
 _MONEY = (790, 791)
-"""The types ``money`` and ``money[]``; others that somebody made may have it in them."""
+"""OIDs of the types ``money`` and ``money[]``. User-defined types may contain them."""
 
 
 @dataclass(frozen=True)
 class Joined:
-    """A table that the publication tells of: everything since ``position``, which was fixed by the time ``at``, in
-    microseconds since 1970.
+    """A table in the publication. The log has all of its changes since ``position``.
 
-    ``state`` is of `states_of`, and was the same all the time as long as it still is. ``why`` says, in words, why its
-    past begins there.
+    ``at``: a time by which ``position`` had been fixed, in microseconds since 1970. ``state``: the table's digest
+    (`states_of`); as long as the table has this digest, it has not been changed since. ``why``: the reason, in words,
+    why the past of the table begins there.
     """
 
     position: str
@@ -52,7 +53,7 @@ class Joined:
 
 @dataclass(frozen=True)
 class Mark:
-    """No transaction that commits before ``position``, since the slot was made, has a commit time later than
+    """No transaction that committed before ``position``, since the slot was created, has a commit time later than
     ``latest``, in microseconds since 1970."""
 
     position: str
@@ -61,7 +62,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Join:
-    """Tables joined at ``position``, which was fixed by the time ``at``."""
+    """Tables joined the standing slot at ``position``, which had been fixed by the time ``at``."""
 
     position: str
     at: int
@@ -69,8 +70,10 @@ class Join:
 
 @dataclass(frozen=True)
 class Published:
-    """Copies of ``tables`` at ``position`` were published by the time ``at``, in microseconds since 1970. ``wanted``:
-    they may be rolled forward, so the log since then is wanted."""
+    """Copies of ``tables`` at ``position``, published by the time ``at`` (microseconds since 1970).
+
+    ``wanted``: they may be rolled forward, so the log since ``position`` is needed.
+    """
 
     position: str
     at: int
@@ -80,10 +83,16 @@ class Published:
 
 @dataclass(frozen=True)
 class Standing:
-    """The record. ``beginning`` is another one whenever the slot is made anew. ``server`` says which server's log the
-    positions are of. ``tables`` is by the table's name. ``marks`` are in the order of their positions. ``joins`` has
-    also those of tables that have joined anew since. ``copies`` are the last ones, by a digest of the lake's URI; and
-    the positions of runs that have not recorded their copies yet (`with_run`)."""
+    """The record of a standing slot.
+
+    - ``beginning``: an id that changes whenever the slot is created anew.
+    - ``server``: the server whose log the positions belong to.
+    - ``marks``: in the order of their positions.
+    - ``joins``: include the joins of tables that have joined again since.
+    - ``tables``: by table name.
+    - ``copies``: the last copies, by a digest of the lake's URI; and the positions of runs that have not recorded their
+      copies yet (`with_run`).
+    """
 
     beginning: str
     server: dict[str, str]
@@ -95,12 +104,15 @@ class Standing:
     format: int = _FORMAT
 
     def since(self, confirmed: Lsn | None) -> tuple[Mark, ...]:
-        """The marks of which the slot still has the log, given where it stands."""
+        """Return the marks since which the slot still has the log, given the slot's confirmed position."""
         return tuple(mark for mark in self.marks if confirmed is not None and Lsn.parse(mark.position) >= confirmed)
 
     def with_run(self, slot: str, position: Lsn, at: int) -> Standing:
-        """With the position of a run that has just been fixed, so in the history of this server, and without those that
-        are older than `KNOWN_DAYS`. It has no tables: earlier versions take it for a copy of none."""
+        """Add the position that a run has just fixed, and remove such positions older than `KNOWN_DAYS`.
+
+        The position is therefore part of this server's history. The entry has no tables, so earlier versions of the
+        provider read it as a copy of no tables.
+        """
         copies_kept = {
             lake: published
             for lake, published in self.copies.items()
@@ -109,15 +121,16 @@ class Standing:
         return replace(self, copies={**copies_kept, _RUN + slot: (Published(str(position), at, (), False),)})
 
     def without_run(self, slot: str) -> Standing:
-        """Without what `with_run` recorded: all copies of the run are recorded."""
+        """Remove the entry that `with_run` added, because all copies of the run are recorded."""
         return replace(self, copies={lake: published for lake, published in self.copies.items() if lake != _RUN + slot})
 
     def with_copies(self, lake: str, copies: Mapping[str, Lsn], at: int, wanted: bool) -> Standing:
-        """With the last copies in a lake, their positions by the table's name, and without those that nobody has
-        replaced for `KNOWN_DAYS`: that lake may be gone.
+        """Add the last copies in a lake, given their positions by table name. Remove copies that no run has replaced
+        for `KNOWN_DAYS`: their lake may be gone.
 
-        :param wanted: the run that made them rolls copies forward. Where earlier ones did, the next one is to be able
-            to, whoever had the tables read in full in between.
+        :param wanted: the run that made the copies rolls copies forward. If a table's earlier copy in this lake was
+            wanted, its new copy is wanted, too, so that the next run can roll it forward even if this run read the
+            table in full.
         """
         copies_by_table: dict[str, list[Published]] = {}
         rolled: set[str] = {*copies} if wanted else set()
@@ -140,10 +153,10 @@ class Standing:
         )
 
     def has_copy(self, table: str, position: Lsn, slot: str = "") -> bool:
-        """Whether the copy of a table at that position is of the history of this server: it was recorded after it was
-        published, or the run that made it recorded its position.
+        """Whether the copy of a table at that position belongs to the history of this server: the copy was recorded
+        after it was published, or its run recorded the position.
 
-        :param slot: what the name of that run's slot begins with (`slots.name_of`).
+        :param slot: the prefix of the names of that run's slots (`slots.name_of`).
         """
         at_position = [
             (lake, copy_noted)
@@ -158,8 +171,11 @@ class Standing:
         )
 
     def wanted(self, confirmed: Lsn | None) -> Lsn | None:
-        """The oldest position since which the log is wanted, of those since which the slot still has it: a run that
-        took long may have made copies at an earlier one, and keeping more log does not help them."""
+        """Return the oldest wanted position since which the slot still has the log.
+
+        A run that took long may have published copies at a position that the slot has passed. Keeping more log does not
+        help them.
+        """
         positions = (
             Lsn.parse(copy_noted.position)
             for published in self.copies.values()
@@ -171,15 +187,15 @@ class Standing:
         )
 
     def with_mark(self, mark: Mark) -> Standing:
-        """With another mark, in its place."""
+        """Add a mark, in the order of the positions."""
         marks = {one.position: one for one in (*self.marks, mark)}
         return replace(self, marks=tuple(sorted(marks.values(), key=lambda one: Lsn.parse(one.position))))
 
 
 def name_of(connection: Connection, name: str) -> str:
-    """What the standing slot of this database that users call ``name`` is called, and its publication.
+    """Return the server's name of this database's standing slot and publication, given the user's name of the slot.
 
-    Slots are the server's, so the database is part of it.
+    Slots belong to the whole server, so the name contains the database.
     """
     return str(
         value(
@@ -191,13 +207,13 @@ def name_of(connection: Connection, name: str) -> str:
 
 
 def ground(connection: Connection) -> dict[str, str]:
-    """What has to be the same for positions and digests on record to mean anything."""
+    """Return the server identity that must be unchanged for recorded positions and digests to be valid."""
     server_identity = identity(connection)
     return {name: server_identity[name] for name in session_setup.OF_THE_SERVER}
 
 
 def load(connection: Connection, name: str) -> Standing | None:
-    """What is on record of a standing slot; None if nothing is, or nothing that this version understands."""
+    """Return the record of a standing slot; None if there is none, or if this version cannot read it."""
     rows = query(
         connection, "SELECT obj_description(oid, 'pg_publication') FROM pg_publication WHERE pubname = %s", (name,)
     )
@@ -211,19 +227,20 @@ def load(connection: Connection, name: str) -> Standing | None:
 
 
 def store(connection: Connection, name: str, record: Standing) -> None:
-    """Put ``record`` on record. The caller is `alone`."""
+    """Write the record. The caller must hold the lock of `alone`."""
     text = json.dumps(asdict(record), separators=(",", ":"))
     execute(connection, f"COMMENT ON PUBLICATION {quote(name)} IS {literal(text)}")
 
 
 def alone(connection: Connection, name: str, seconds: float) -> None:
-    """Wait until no other session changes the standing slot or its record; this one may until it ends."""
+    """Wait until no other session changes the standing slot or its record. This session then has the exclusive right to
+    change them until it ends."""
     query(connection, f"SET lock_timeout = '{max(1, round(seconds))}s'")
     query(connection, "SELECT pg_advisory_lock(hashtextextended(%s, 0))", (f"{APPLICATION} {name}",))
     query(connection, "RESET lock_timeout")
 
 
-# A schema that is renamed and named back leaves another version of its row.
+# A schema that was renamed and renamed back has a new version of its catalog row.
 _AROUND = """
 SELECT c.oid, concat_ws('/', n.oid, n.xmin, c.relhassubclass,
     (SELECT string_agg(concat_ws('/', p.oid, p.xmin, r.oid, r.xmin), ',') FROM pg_publication p
@@ -233,8 +250,11 @@ FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace WHERE c.oid = ANY(
 
 
 def states_of(connection: Connection, name: str, tables: Sequence[Table]) -> dict[str, str]:
-    """A digest of each table as it is now, by its name: another one after any change to its definition, to its file, to
-    what it is called, or to what the publication ``name`` tells of it, even one that was undone."""
+    """Return a digest of each table's current state, by table name.
+
+    The digest changes with any change to the table's definition, its file, its name, or what the publication ``name``
+    publishes of it, even if the change was undone.
+    """
     oids = {leaf.oid for table in tables for leaf in leaves(table)} | {table.details["oid"] for table in tables}
     around = dict(query(connection, _AROUND, (name, list(oids))))
     meaning = value(connection, f"current_setting('{session_setup.MEANING}')")
@@ -242,7 +262,7 @@ def states_of(connection: Connection, name: str, tables: Sequence[Table]) -> dic
     for table in tables:
         kinds = [column.details for column in table.columns]
         has_money = any(kind["definition"] or kind["base_oid"] in _MONEY for kind in kinds)
-        # Other keys than the one that tells rows apart may come and go. And not all callers read the publication.
+        # Other keys than the row key may come and go. Not all callers read the publication.
         left_out = ("keys", "via_root", "as_root")
         details = {part: detail for part, detail in table.details.items() if part not in left_out}
         surroundings = [
@@ -256,8 +276,10 @@ def states_of(connection: Connection, name: str, tables: Sequence[Table]) -> dic
 
 
 def parents_among(connection: Connection, tables: Sequence[Table]) -> set[str]:
-    """The tables that have or had others inherit from them, or still seem to, by their names: of such a table, the
-    server does not tell when others came and went."""
+    """Return the names of the tables that have or had child tables (INHERITS), or may still seem to have them.
+
+    For such a table, the server does not report when child tables were added and removed.
+    """
     rows = query(
         connection,
         "SELECT oid FROM pg_class WHERE oid = ANY(%s::oid[]) AND relhassubclass",
@@ -267,11 +289,11 @@ def parents_among(connection: Connection, tables: Sequence[Table]) -> set[str]:
 
 
 def said(micros: int) -> str:
-    """A time in microseconds since 1970 as `as_of` takes it."""
+    """Format a time in microseconds since 1970 in the form that `as_of` accepts."""
     when = datetime.fromtimestamp(0, UTC) + timedelta(microseconds=micros)
     return when.isoformat(timespec="microseconds").replace("+00:00", "Z")
 
 
 def now(connection: Connection) -> int:
-    """The server's clock, in microseconds since 1970."""
+    """Return the server's clock time in microseconds since 1970."""
     return int(value(connection, "(extract(epoch FROM clock_timestamp()) * 1000000)::int8"))

@@ -1,9 +1,9 @@
-"""The standing slot: what has PostgreSQL keep its past from run to run.
+"""The standing slot, with which PostgreSQL keeps its log from run to run.
 
-A server keeps its log for slots only. The first run that asks for it makes one slot, and a publication of the same
-name, which stay. Tables join the publication when runs first ask for them; from the position that is fixed right after
-that, the log tells of them. Runs read a copy of the slot. The slot itself stands still until a run is published, and
-then moves on to the oldest position that is still wanted.
+A server keeps its log only for slots. The first run that uses a standing slot creates the slot and a publication of the
+same name, and both stay. A table joins the publication when a run first asks for it. The log has the table's changes
+from the position that is fixed right after that. Runs read a copy of the slot. The slot itself advances only when a run
+is published: to the oldest position that is still needed.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ from airflow_provider_cdc.sources.postgres.slots.standing_record import (
 
 _TRIES = 3
 _A_DAY = 26 * 3600
-"""Seconds that a nightly run may leave the slot alone."""
+"""How many seconds a slot that only nightly runs use may be idle."""
 _HOUR = 3_600_000_000
 
 _log = logging.getLogger(__name__)
@@ -71,7 +71,7 @@ def keep_past(settings: ConnectionSettings, plans: Sequence[TablePlan], options:
     """
     if settings.options.get("publication"):
         raise ConfigurationError(
-            "a standing slot needs a publication of its own, to which tables can join, and the connection names one",
+            "a standing slot needs its own publication, to which tables can be added, but the connection names one",
             where="parameter standing_slot",
             hint="use a connection whose user owns the tables and whose field publication is empty",
         )
@@ -82,48 +82,48 @@ def keep_past(settings: ConnectionSettings, plans: Sequence[TablePlan], options:
         alone(connection, name, options.lock.slot_wait_seconds)
         record = usable(connection, name)
         if record is None:
-            # Runs in progress read by the publication; only one that is not known to be ours must go.
+            # Runs in progress read with the publication, so drop it only if it is not known to be ours.
             slots.drop(settings, name, "" if load(connection, name) else name)
         run_publication.let_go(connection, name)
         try:
             record = _join(settings, connection, name, record, plans, options)
         except BaseException:
             if record is None:
-                # Whatever it was, a slot that is on no record would only hold the log.
+                # After any error: a slot without a record would keep the log for nothing.
                 try:
                     slots.drop(settings, name, name)
                 except CdcError as also:
-                    _log.warning("The slot %s may be left: %s", name, also)
+                    _log.warning("The slot %s may be left on the server: %s", name, also)
             raise
         _tell_cost(connection, name, record)
 
 
 def usable(connection: Connection, name: str) -> Standing | None:
-    """What is on record of a standing slot that can be relied on; None if there is none, or it cannot, and then the log
-    says why."""
+    """Return the record of a standing slot if it can be relied on. Otherwise return None and, unless there is neither a
+    record nor a slot, log the reason."""
     record, slot = load(connection, name), slots.state(connection, name)
     if record is None and slot is None:
         return None
     lost = ""
     if record is None:
-        lost = "its publication, or the record that is the comment on it, is gone"
+        lost = "its publication, or the comment on the publication that has its record, is gone"
     elif slot is None:
         lost = "it was dropped"
     elif slot.lost:
-        lost = f"the server threw away its log (wal_status {slot.wal_status}): raise {slot.limit}"
+        lost = f"the server removed its log (wal_status {slot.wal_status}): raise {slot.limit}"
     elif record.server != (server_now := ground(connection)):
         changed = [part for part in server_now if record.server.get(part) != server_now[part]]
-        lost = f"it was made on another server ({', '.join(changed)})"
+        lost = f"it was created on another server ({', '.join(changed)})"
     elif not record.since(slot.confirmed):
-        lost = f"somebody else moved it on, to {slot.confirmed}"
+        lost = f"another client advanced it, to {slot.confirmed}"
     elif query(connection, _STRANGE, (name, slots.PLUGIN)):
-        lost = "somebody else made a slot of that name"
+        lost = "another client created a slot of that name"
     elif not slots.begins(connection, name):
-        lost = "the files of its log are gone from the server's pg_wal"
+        lost = "the files of its log are missing from the server's pg_wal"
     if not lost:
         return record
     _log.warning(
-        "THE PAST IS LOST: the standing slot %s is made anew by the next run, and the past begins again then: %s",
+        "THE PAST IS LOST: the next run creates the standing slot %s anew, and the past begins again then: %s",
         name,
         lost,
     )
@@ -134,8 +134,11 @@ _STRANGE = "SELECT 1 FROM pg_replication_slots WHERE slot_name = %s AND (plugin 
 
 
 def note_position(settings: ConnectionSettings, point: InitialPoint, options: StepOptions) -> None:
-    """`KeepsPast.note_position`. The session has found the run's slot at the position: so this server, and any whose
-    disk is put back to a later moment, has that position in its history."""
+    """`KeepsPast.note_position`.
+
+    The session has found the run's slot at the position. So this server has the position in its history, and so does
+    any server whose disk is put back to a later moment.
+    """
     position = Lsn.expect(point.position)
     with session(session_setup.of_run(settings, point.identity, position)) as connection:
         name = name_of(connection, options.standing_slot)
@@ -147,10 +150,12 @@ def note_position(settings: ConnectionSettings, point: InitialPoint, options: St
 def note_copies(
     settings: ConnectionSettings, options: StepOptions, copies: Mapping[str, Mapping[str, Lsn]], incarnation: str
 ) -> None:
-    """`KeepsPast.note_copies`. A server whose disk was put back to before the run is the same server, but does not have
-    the run's slot, for which the sessions of a run look. If it was put back to a moment of the run, it was restarted.
+    """`KeepsPast.note_copies`.
 
-    No error if the run's slot is gone because all of this was done before.
+    A server whose disk was put back to a moment before the run has the same identity, but not the run's slot, which
+    sessions of a run check for. If the disk was put back to a moment during the run, the server was restarted.
+
+    No error if the run's slot is gone because all of this has already been done.
     """
     try:
         _note_copies(settings, options, copies, incarnation)
@@ -162,7 +167,7 @@ def note_copies(
 def _are_noted(
     settings: session_setup.RunSettings, options: StepOptions, copies: Mapping[str, Mapping[str, Lsn]]
 ) -> bool:
-    """Whether all of ``copies`` are on record already, on the server of the run."""
+    """Whether all of ``copies`` are already recorded on the server of the run."""
     server = {name: identity_value for name, identity_value in settings.server.items() if name != "slot"}
     with session(replace(settings, server=server)) as connection:
         record = load(connection, name_of(connection, options.standing_slot))
@@ -213,7 +218,7 @@ def give_up_past(settings: ConnectionSettings, options: StepOptions) -> None:
             prefix = prefix_at(settings, name, marks, record.joins, oldest, record.wanted(slot.confirmed))
             mark = prefix.mark if prefix is not None else None
         except ConfigurationError as untold:
-            _log.info("The standing slot %s is moved on by the clock: %s", name, untold)
+            _log.info("The standing slot %s is advanced by the server's clock: %s", name, untold)
             record, mark = _by_the_clock(connection, record, slot.confirmed, oldest)
             store(connection, name, record)
         if mark is None or (there := Lsn.parse(mark.position)) == slot.confirmed:
@@ -222,14 +227,14 @@ def give_up_past(settings: ConnectionSettings, options: StepOptions) -> None:
         record = record.with_mark(mark)
         joins = tuple(join for join in record.joins if Lsn.parse(join.position) >= there)
         store(connection, name, replace(record, marks=record.since(there), joins=joins))
-        _log.info("The standing slot %s gave up what is older than %s", name, said(oldest))
+        _log.info("The standing slot %s was advanced: its log older than %s is no longer kept", name, said(oldest))
 
 
 def _move_on(connection: Connection, name: str, there: Lsn, seconds: float) -> None:
-    """Move the slot on to ``there``.
+    """Advance the slot to ``there``.
 
-    One that somebody made a failover slot (17 and later) first waits for the standbys of synchronized_standby_slots,
-    for ever if one of them is away. Then it stays where it is.
+    A failover slot (PostgreSQL 17 and later) first waits for the standbys of synchronized_standby_slots, possibly for
+    ever. If they do not respond in time, the slot stays where it is.
     """
     if not value(connection, _IS_FAILOVER, (name,)):
         advance(connection, name, there)
@@ -239,10 +244,10 @@ def _move_on(connection: Connection, name: str, there: Lsn, seconds: float) -> N
         advance(connection, name, there)
     except psycopg.errors.QueryCanceled:
         raise TransientError(
-            f"it is a failover slot, and for {seconds:.0f} s the standbys that it waits for had not come to {there}",
+            f"it is a failover slot, and for {seconds:.0f} s the standbys that it waits for did not reach {there}",
             where=f"replication slot {name}",
-            hint="start the standbys whose slots synchronized_standby_slots names, or take them out there; until then "
-            "the server keeps the log",
+            hint="start the standbys whose slots synchronized_standby_slots names, or remove them from that setting; "
+            "until then the server keeps the log",
         ) from None
     query(connection, "RESET statement_timeout")
 
@@ -254,10 +259,14 @@ FROM pg_replication_slots s WHERE s.slot_name = %s)"""
 def _by_the_clock(
     connection: Connection, record: Standing, confirmed: Lsn | None, oldest: int
 ) -> tuple[Standing, Mark | None]:
-    """For servers on which nothing tells when transactions committed: the record with a mark of here and now, and the
-    last of the earlier marks that is older than ``oldest``. Without them the log would be kept until the disk is full.
+    """Return the record with a mark of the current position and time, and the mark to which the slot can be advanced:
+    the last earlier mark that is older than ``oldest``.
 
-    What has committed by now has an earlier time, unless the clock was set back or it came from another server.
+    This is for servers that cannot report when transactions committed. Without these marks, the server would keep the
+    log until its disk is full.
+
+    Everything that has committed by now has an earlier time, unless the clock was set back or the transaction came from
+    another server.
     """
     here = Mark(str(value(connection, "pg_current_wal_flush_lsn()")), now(connection))
     most = record.wanted(confirmed)
@@ -270,8 +279,8 @@ def _by_the_clock(
 
 
 def joining(connection: Connection, tables: Sequence[Table]) -> list[Table]:
-    """The tables that can join: the log must have whole old rows, or the keys of all that is touched; and the server
-    must not refuse to change them because of it."""
+    """Return the tables that can join. The log must have whole old rows, or the keys of all changed rows, and the
+    server must not reject changes to the tables because of the publication."""
     followed_tables = followed(connection, tables)
     whole = whole_rows(connection, tables)
     return [
@@ -289,8 +298,8 @@ def _join(
     plans: Sequence[TablePlan],
     options: StepOptions,
 ) -> Standing:
-    """Have the publication tell of all tables that can join, make the slot if there is none, and put on record since
-    when it is so."""
+    """Add all tables that can join to the publication, create the slot if there is none, and record the position and
+    time since which this holds."""
     names = [plan.table for plan in plans]
     tables = joining(connection, read_tables(connection, names))
     states = states_of(connection, name, tables)
@@ -314,10 +323,10 @@ def _join(
         raise SchemaChanged(
             f"the tables were altered while they joined the standing slot, {_TRIES} times",
             where=", ".join(str(table.name) for table in new),
-            hint="let the DDL end; the task can be cleared",
+            hint="wait until the DDL has ended, then clear the task",
         )
     if record is None:
-        _log.info("The standing slot %s is made: the past begins at %s, %s", name, position, said(at))
+        _log.info("Created the standing slot %s: the past begins at %s, %s", name, position, said(at))
         record = Standing(uuid4().hex, ground(connection), (Mark(str(position), at),))
     joined = dict(record.tables)
     for table in new:
@@ -331,10 +340,10 @@ def _join(
 
 
 def _point(settings: ConnectionSettings, connection: Connection, slot: str, options: StepOptions) -> Lsn:
-    """A position such that all that commits after it began after this call, so the log tells all of it by what the
-    publication has by now.
+    """Return a position such that every transaction that commits after it began after this call. So the log has all of
+    these transactions as the current publication defines.
 
-    :param slot: to be made there, and to stay; empty: a temporary one tells where.
+    :param slot: the slot to create at that position, which stays; empty: use a temporary slot to find the position.
     """
     here = session_setup.of_run(
         settings, identity(connection) | {session_setup.STARTED: value(connection, session_setup.START)}
@@ -347,14 +356,14 @@ def _point(settings: ConnectionSettings, connection: Connection, slot: str, opti
 
 
 def _tell_cost(connection: Connection, name: str, record: Standing) -> None:
-    """Say what the standing slot costs the server, and warn of what would end it, or of what nothing would."""
+    """Log what the standing slot costs the server. Warn of settings that would end it, or that leave it unlimited."""
     slot = slots.state(connection, name)
     if slot is None:
         return
     marks = record.since(slot.confirmed)
     _log.info(
         "The standing slot %s keeps %.1f MB of log (wal_status %s) and dead rows of the catalog; the past reaches back "
-        "to %s, %s. If nobody wants it any more: SELECT pg_drop_replication_slot('%s'); DROP PUBLICATION %s;",
+        "to %s, %s. If the slot is no longer needed: SELECT pg_drop_replication_slot('%s'); DROP PUBLICATION %s;",
         name,
         (slot.kept_bytes or 0) / 1e6,
         slot.wal_status,
@@ -373,14 +382,14 @@ def _tell_cost(connection: Connection, name: str, record: Standing) -> None:
     )
     if limits["max_slot_wal_keep_size"] < 0:
         _log.warning(
-            "max_slot_wal_keep_size is -1: nothing bounds the log that the standing slot %s keeps, and if no run is "
-            "published for long it fills the server's disk. Set it to what the disk has to spare",
+            "max_slot_wal_keep_size is -1: nothing bounds the log that the standing slot %s keeps. If no run is "
+            "published for a long time, the log fills the server's disk. Set it to the space that the disk can spare",
             name,
         )
     if 0 < (idle := limits.get("idle_replication_slot_timeout", 0)) < _A_DAY:
         _log.warning(
-            "idle_replication_slot_timeout is %d s: the server throws away the log of the standing slot %s when no run "
-            "has been published for that long",
+            "idle_replication_slot_timeout is %d s: the server removes the log of the standing slot %s if no run is "
+            "published for that long",
             idle,
             name,
         )

@@ -1,4 +1,4 @@
-"""Waiting for transactions: those that hold up a slot's point, and those that the log has before they can be seen."""
+"""Waits for transactions that delay a slot's consistent point, or that are committed in the log but not yet visible."""
 
 from __future__ import annotations
 
@@ -17,24 +17,24 @@ from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.postgres.server.session import Connection, mapped_errors, query, session
 
 NAME_SECONDS = 10.0
-"""How often the log names what is waited for."""
+"""Seconds between log messages that name the transactions that are waited for."""
 
 _POLL_SECONDS = 0.02
 _CANCEL_SECONDS = 1.0
 _XIDS = 1 << 32
-"""So many ids of type xid there are; those of type xid8 count on."""
+"""Number of different ids of type xid. Ids of type xid8 do not wrap around."""
 
 _log = logging.getLogger(__name__)
 
 
 def consistent_point(settings: ConnectionSettings, connection: Connection, sql: str, seconds: float) -> tuple[Lsn, str]:
-    """Run a CREATE_REPLICATION_SLOT on a replication connection, for no longer than ``seconds``; return the slot's
-    consistent point, and the name of the snapshot that it exported, if it did.
+    """Run CREATE_REPLICATION_SLOT on a replication connection, for at most ``seconds``. Return the slot's consistent
+    point, and the name of the exported snapshot (empty if there is none).
 
     :raises LockNotGranted: it had to wait for longer.
     """
-    # A statement_timeout does not count for commands of the replication protocol, and a lock_timeout for each of the
-    # transactions that it waits for.
+    # statement_timeout does not apply to commands of the replication protocol, and lock_timeout would apply separately
+    # to each transaction that the command waits for.
     query(connection, "SET lock_timeout = 0")
     done = threading.Event()
     watching = threading.Thread(target=_watch, args=(settings, connection, seconds, done), daemon=True)
@@ -51,17 +51,18 @@ def consistent_point(settings: ConnectionSettings, connection: Connection, sql: 
 def settle(
     settings: ConnectionSettings, connection: Connection, seconds: float, only: Collection[str] | None = None
 ) -> None:
-    """Wait until every transaction whose commit the log may already hold can be seen.
+    """Wait until every transaction whose commit may already be in the log is visible.
 
-    A commit is in the log first and visible afterwards: at once as a rule, but only once its standbys have answered
-    where the server waits for them. A transaction before the slot's point that a read did not see would be in neither.
-    So everything in progress right after the point was fixed has to end, except sessions that are idle in a
-    transaction: their commit has not begun, so it comes after the point.
+    A commit is written to the log first and becomes visible afterwards: usually at once, but only after the standbys
+    have answered if the server waits for them. A transaction that committed before the slot's point and was not visible
+    to a read would be missing from both the read and the log. So every transaction in progress right after the point
+    was fixed has to end, except those of sessions that are idle in a transaction: their commit has not begun, so it
+    comes after the point.
 
-    :param only: the ids (of type xid) of the transactions that matter, which were in progress a moment ago; None: all.
+    :param only: the ids (of type xid) of the relevant transactions, which were in progress a moment ago; None: all.
     :raises LockNotGranted: some did not end within ``seconds``; the message lists them.
     """
-    # A snapshot lists running transactions only up to the last one that has ended: so end one that is the latest.
+    # A snapshot lists running transactions only up to the last one that has ended. So end a new one, the latest.
     query(connection, "SELECT pg_current_xact_id()")
     ((began, committing, waiting),) = query(connection, _BEGAN, {})
     if only is not None:
@@ -71,21 +72,21 @@ def settle(
         arguments = {"waiting": waiting, "committing": committing}
         waiting = [xid for (xid,) in query(connection, _UNSETTLED, arguments)]
         if waiting and time.monotonic() > deadline:
-            raise _held_up(settings, f"the copy's view of the commits under way ({began})", seconds)
+            raise _held_up(settings, f"the copy's view of the commits in progress ({began})", seconds)
         time.sleep(_POLL_SECONDS if waiting else 0)
 
 
-# What a subscription's worker calls itself tells nothing: it may commit what it applies in parallel while idle in a
-# transaction, and runs COMMIT PREPARED while idle. But while it waits for what the publisher sends, it does neither.
+# The state that a subscription's worker reports does not help: it may commit changes that it applies in parallel while
+# idle in a transaction, and runs COMMIT PREPARED while idle. But it does neither while it waits for the publisher.
 _WORKER = "{0}.backend_type LIKE 'logical replication%%worker'"
 _WAITS_FOR_MORE = "{0}.wait_event IN ('LogicalApplyMain', 'LogicalParallelApplyMain', 'applytransaction')"
 _MAY_COMMIT = f"""CASE WHEN {_WORKER} THEN {_WAITS_FOR_MORE} IS NOT TRUE
     ELSE {{0}}.state IS NULL OR {{0}}.state NOT LIKE '{{1}}%%' END"""
-# Nor does it show a query. The COMMIT PREPARED is a transaction of its own to it.
+# A worker shows no query either. Its COMMIT PREPARED counts as a transaction of its own.
 _STATEMENT = f"concat({{0}}.pid, ' ', CASE WHEN {_WORKER} THEN {{0}}.xact_start ELSE {{0}}.query_start END)"
 
-# A prepared transaction has no session of its own. Its COMMIT PREPARED has begun only if some session runs one; what
-# a session runs may be hidden from this user, cut off, or not be text.
+# A prepared transaction has no session. Its COMMIT PREPARED has begun only if some session runs one. The query that a
+# session runs may be hidden from this user, be cut off, or not be text.
 _BEGAN = f"""
 SELECT pg_current_snapshot()::text, ARRAY(
     SELECT {_STATEMENT.format("w")} FROM pg_stat_activity w
@@ -113,13 +114,13 @@ def _held_up(settings: ConnectionSettings, what: str, seconds: float) -> LockNot
     return LockNotGranted(
         f"transactions held up {what} for {seconds:.0f} s: {'; '.join(named) or 'they have ended by now'}",
         where=settings.address,
-        hint="let them end, or end them (pg_terminate_backend, ROLLBACK PREPARED); the task can be retried",
+        hint="wait until they end, or end them (pg_terminate_backend, ROLLBACK PREPARED), then retry the task",
     )
 
 
 def blockers(connection: Connection, seconds: float = 0) -> list[str]:
-    """The transactions that have written, prepared ones included, which a slot would wait for: those that have run for
-    ``seconds`` at least."""
+    """Return the transactions for which the creation of a slot would wait: those that have written, including prepared
+    ones, and have run for at least ``seconds``."""
     running: list[tuple[Any, ...]] = query(
         connection,
         "SELECT pid, usename, COALESCE(state, 'state not shown: GRANT pg_read_all_stats'), wait_event, "
@@ -141,19 +142,19 @@ def blockers(connection: Connection, seconds: float = 0) -> list[str]:
 
 
 def _watch(settings: ConnectionSettings, waiting: Connection, seconds: float, done: threading.Event) -> None:
-    """Log from time to time what a command waits for, and cancel it after ``seconds`` unless it is done by then."""
+    """Regularly log what a command waits for, and cancel the command after ``seconds`` unless it is done by then."""
     deadline = time.monotonic() + seconds
     pause = min(NAME_SECONDS, seconds)
     while not done.wait(pause):
         if time.monotonic() >= deadline:
             with suppress(psycopg.Error), mapped_errors("cancel"):
                 waiting.cancel_safe(timeout=5)
-            # Again, until it has ended: the server may not have had the command yet, or be too busy to listen.
+            # Repeat until the command has ended: the server may not have received it yet, or may be too busy.
             pause = _CANCEL_SECONDS
             continue
         with suppress(CdcError), session(settings) as connection:
             _log.info(
-                "Waiting for transactions that write to end, up to %.0f s more (nobody waits for this): %s",
+                "Waiting up to %.0f s more for write transactions to end (other sessions are not blocked): %s",
                 deadline - time.monotonic(),
                 "; ".join(blockers(connection)) or "they have ended by now",
             )

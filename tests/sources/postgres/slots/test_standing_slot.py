@@ -79,15 +79,15 @@ def test_transactions_hold_up_what_joins_for_a_bounded_time(kept: Kept) -> None:
     [
         ("SELECT pg_drop_replication_slot('{name}')", "it was dropped"),
         ("DROP PUBLICATION {name}", "its publication"),
-        ("COMMENT ON PUBLICATION {name} IS 'mine'", "its publication, or the record"),
+        ("COMMENT ON PUBLICATION {name} IS 'mine'", "its publication, or the comment"),
         (
             "SELECT pg_replication_slot_advance('{name}', pg_current_wal_flush_lsn())",
-            "somebody else moved it on",
+            "another client advanced it",
         ),
         (
             """SELECT pg_drop_replication_slot('{name}');
             SELECT pg_create_logical_replication_slot('{name}', 'pgoutput', false, true)""",
-            "somebody else",
+            "another client",
         ),
     ],
 )
@@ -299,7 +299,7 @@ def test_a_publication_of_others_is_left_alone(kept: Kept) -> None:
             "options": {"publication": "theirs"},
         }
     )
-    with pytest.raises(ConfigurationError, match="needs a publication of its own"):
+    with pytest.raises(ConfigurationError, match="needs its own publication"):
         PostgresSource(named).keep_past(kept.plans("stock"), kept.options)
 
 
