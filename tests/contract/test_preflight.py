@@ -98,7 +98,7 @@ def test_a_plan_says_how_each_table_is_read_and_why(shop: Database) -> None:
         assert decode(TablePlan, written(encode(plan)), "") == plan
     asked = source.preflight([f"{shop.schema}.*"], TableOptions(shop.at_one_position))
     assert {plan.consistency for plan in asked} == {shop.at_one_position}
-    assert all(f"{shop.at_one_position} was asked for" in plan.reason for plan in asked)
+    assert all(shop.at_one_position in plan.reason for plan in asked)
 
 
 def test_whatever_is_asked_for_in_vain_is_told_at_once(shop: Database) -> None:

@@ -1,4 +1,4 @@
-"""Whether the server is still the one that a run began on, and what it keeps for the run is as it was made."""
+"""Checks that the server is the one on which a run began, and that the run's slot and publication are unchanged."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from airflow_provider_cdc.sources.postgres.server.session import Connection
 
 
 def check_identity(connection: Connection, expected: Mapping[str, str], position: Lsn) -> None:
-    """Make sure that this is the server of ``expected``, and that what it keeps for the run is as it was made.
+    """Check that this is the server of ``expected``, and that the run's slot and publication are unchanged.
 
-    :raises SourceReplaced: another server, or one that was promoted or restored since.
-    :raises LogGone: the run's slot is gone, was invalidated, or was read by someone who moved it on.
-    :raises ExactnessError: the publication was altered: the log may lack changes.
+    :raises SourceReplaced: this is another server, or one that has been promoted or restored since.
+    :raises LogGone: the run's slot is gone, was invalidated, or was advanced by another client.
+    :raises ExactnessError: the publication was altered, so the log may lack changes.
     """
     context = RunContext(connection, expected=expected, position=position)
     if problems := problems_of(OF_A_RUN, Moment.EACH_STEP, context):

@@ -1,4 +1,4 @@
-"""Reading chunks, and rows by their keys, on sessions that check that a table is still what it was."""
+"""Reads chunks, and rows by their keys, in sessions that check that the table is unchanged."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from airflow_provider_cdc.sources.postgres.steps.snapshot import SharedView
 from airflow_provider_cdc.sources.session.kept_sessions import Kept
 
 MANY_LEAVES = 3
-"""From so many partitions on it pays to ask first which of them has a key."""
+"""From this number of partitions on, it is faster to find out first which partition has a key."""
 
 if TYPE_CHECKING:
     from airflow_provider_cdc.sources.postgres.decode.rows import RowReader
@@ -57,23 +57,23 @@ def open_reader(
     view: SharedView | None,
     kept: Kept | None = None,
 ) -> Iterator[ChunkReader]:
-    """A session to read chunks of ``table`` with; it ends with the block, unless it is ``kept``.
+    """Open a session that reads chunks of ``table``. The session ends with the block, unless it is ``kept``.
 
-    :raises SourceUnavailable: with ``exported``, when the session that holds the shared view has ended.
+    :raises SourceUnavailable: with ``exported``, if the session that holds the shared view has ended.
     """
-    # Imported late: the steps that only plan and record need no kernels.
+    # Imported here because the steps that only plan and record do not need the compiled decoders.
     from airflow_provider_cdc.sources.postgres.decode.rows import open_rows
 
-    # What was recorded of the whole table is checked with every read, whichever columns that is of.
+    # Every read checks what was recorded of the whole table, whichever columns it reads.
     with open_rows(settings, table.as_read, kept) as rows:
         if consistency in ("watermark", "again") and table.details["kind"] in (VIEW, MATERIALIZED):
-            raise ConfigurationError("a view is read in a shared view of the data only", where=str(table.name))
+            raise ConfigurationError("a view can only be read in a shared snapshot", where=str(table.name))
         if consistency in ("watermark", "again"):
             yield _Reader(settings, rows, table, None)
             return
         if view is None:
             raise SourceUnavailable(
-                "there is no shared view to read it in", where=str(table.name), hint="the task can be retried as it is"
+                "the shared snapshot to read it in is missing", where=str(table.name), hint="retry the task"
             )
         rows.run("BEGIN READ ONLY ISOLATION LEVEL REPEATABLE READ")
         with shared_view_errors(str(table.name)):
@@ -85,7 +85,7 @@ def open_reader(
 
 
 class _Reader:
-    """Reads chunks of one table on one session, and checks that the table is still what it was."""
+    """Reads chunks of one table in one session, and checks that the table is unchanged."""
 
     lock_seconds = 0.0
 
@@ -108,7 +108,7 @@ class _Reader:
         return self._rows.odd
 
     def leave_view(self) -> None:
-        """End the transaction in which all chunks were read, if that was one."""
+        """End the transaction in which all chunks were read, if there is one."""
         if self._in_view:
             self._rows.run("COMMIT")
             self._in_view = False
@@ -138,22 +138,25 @@ class _Reader:
                     yield from self._read(leaf, self._lookup.source(leaf.sql, leaf_keys), prepare=ONE_BY_ONE)
 
     def _by_leaf(self, lookup: KeyLookup, keys: pa.BinaryArray) -> dict[int, pa.BinaryArray] | None:
-        """`KeyLookup.by_leaf`, in the view if there is one. Without one, rows may come and go until they are read: what
-        touches them is in the log, so they are read again."""
+        """Call `KeyLookup.by_leaf`, in the shared view if there is one.
+
+        Without a view, rows may be added or removed before they are read. The log has such changes, so these rows are
+        read again.
+        """
         self._begin(ONE_BY_ONE)
         try:
             keys_by_leaf = lookup.by_leaf(keys)
         except (psycopg.Error, adbc_driver_manager.Error) as error:
             if not users_code.is_unplannable(error):
                 raise
-            # The root is planned with the CHECK constraints of its partitions. Each of these can be searched by itself.
+            # The plan of the root uses the CHECK constraints of its partitions. Each partition can be searched alone.
             self._undo()
             return None
         self._end()
         return keys_by_leaf
 
     def _begin(self, prepare: str) -> None:
-        """Begin to read.
+        """Begin a read.
 
         :param prepare: a query to run first, in the same transaction; empty: none.
         """
@@ -161,24 +164,24 @@ class _Reader:
             self._rows.run("BEGIN READ ONLY ISOLATION LEVEL READ COMMITTED")
         if self._path:
             self._rows.ask(f"SELECT pg_catalog.set_config('search_path', {literal(self._path)}, true)")
-            # Rows that are looked up by their keys are held against the log, and need an index.
+            # Rows that are looked up by their keys are compared with the log, and the lookup needs an index.
             prepare = prepare or users_code.NO_INDEX
         if prepare:
             self._rows.ask(prepare)
 
     def _end(self) -> None:
-        # Either one releases the lock, by which the next check tells what was read.
+        # Either statement releases the lock, which the next check uses to find out which relation was read.
         self._rows.run("ROLLBACK TO SAVEPOINT chunk" if self.upper is not None else "COMMIT")
 
     def _undo(self) -> None:
-        """After an error: make the session fit for the next statement."""
+        """Make the session usable again after an error."""
         self._rows.run("ROLLBACK TO SAVEPOINT chunk" if self.upper is not None else "ROLLBACK")
 
     def _batches(self, source: str, pushed: bool, prepare: str) -> Iterator[pa.RecordBatch]:
-        """The batches of a read that has begun: under the user's own path from now on, if it cannot be planned without
-        it.
+        """Yield the batches of a read. If the read cannot be planned otherwise, switch to the user's own search_path,
+        for this read and all later ones.
 
-        :param pushed: whether the server is asked for the rows alone that fulfil the condition, as far as it can be.
+        :param pushed: whether the server should return only rows that fulfil the condition, as far as it can tell.
         """
         self._begin(prepare)
         batches = self._rows.read(source + (self._condition if pushed else ""))
@@ -201,22 +204,22 @@ class _Reader:
             self._rows.ask(users_code.PINNED)
 
     def _is_doubtful(self, leaf: Leaf) -> bool:
-        """Whether indexes of a leaf call functions of users: the names in the bodies of these are looked up when a
-        SELECT is planned, so an index may lack rows that the planner thinks it has."""
+        """Whether indexes of a leaf call user functions. The names in the bodies of these functions are resolved when a
+        SELECT is planned, so an index may lack rows that the planner expects in it."""
         if leaf.oid not in self._doubtful:
             self._doubtful[leaf.oid] = self._rows.ask(users_code.INDEXES_BY_USERS.format(leaf.oid)) != [("0",)]
         return self._doubtful[leaf.oid]
 
     @property
     def _condition(self) -> str:
-        """The condition that spares work, as the end of a WHERE. Under the user's own path it must not be compared by
-        users' operators."""
+        """The condition that the server evaluates to save work, as the end of a WHERE clause. Under the user's own
+        search_path, its operators are schema-qualified, so that no user-defined operator is used."""
         pushed = pushed_condition(self._table, qualified=bool(self._path))
         return f" AND ({pushed})" if pushed else ""
 
     @contextmanager
     def _mapped_errors(self, what: str) -> Iterator[None]:
-        """`mapped_errors`, which name the privilege that was taken during the run."""
+        """Map errors as `mapped_errors` does. If a privilege was revoked during the run, name the privilege."""
         where = f"{self._table.name}, {what}"
         try:
             with mapped_errors(where):
@@ -231,11 +234,11 @@ class _Reader:
                 raise
             what, hint = ("; ".join(getattr(problem, part) for problem in problems) for part in ("what", "hint"))
             raise ConfigurationError(
-                f"{what}, since the run began", where=where, hint=f"{hint}; then the task can be cleared"
+                f"{what}, since the run began", where=where, hint=f"{hint}, then clear the task"
             ) from error
 
     def _read(self, leaf: Leaf, source: str, *, pushed: bool = False, prepare: str = "") -> Iterator[pa.RecordBatch]:
-        """Rows of one leaf, which must still be what it was.
+        """Yield the rows of one leaf, and check that the leaf is unchanged.
 
         :param pushed: as in `_batches`.
         :param prepare: a query to run before, in the same transaction.
@@ -243,12 +246,12 @@ class _Reader:
         try:
             yield from self._batches(source, pushed, prepare)
         except DecodeError:
-            # Most likely the bytes are of another type, and then the error should say so. This session is still in the
-            # middle of an answer, so another one asks.
+            # Most likely the column types have changed, and then the error should name that. This session has not
+            # finished its result, so another session runs the check.
             with session(self._settings) as other:
                 check_in_place(partial(query, other), self._table, leaf, locked=False)
             raise
-        # The transaction still holds its lock, so the name stands for the relation that was read.
+        # The transaction still holds its lock, so the name still refers to the relation that was read.
         check_in_place(self._rows.ask, self._table, leaf)
         if self._table.details["kind"] in (VIEW, MATERIALIZED):
             check_view_read(self._rows.ask, self._table, leaf)
@@ -258,27 +261,27 @@ class _Reader:
 def check_in_place(
     ask: Callable[[str], Sequence[Sequence[Any]]], table: Table, leaf: Leaf, locked: bool = True
 ) -> None:
-    """Make sure, while it is locked, that what the leaf's name stands for is the recorded relation, in its first file,
-    and that its columns are called what they were, and are of the same types.
+    """Check, while the relation is locked, that the leaf's name still refers to the recorded relation in its original
+    file, and that its columns have the same names and types.
 
     :param ask: returns the rows of a query whose columns are all text.
-    :param locked: whether the session has just read it, and nothing before that in its transaction.
-    :raises SchemaChanged: it is not.
+    :param locked: whether the session has just read the leaf, and nothing before that in its transaction.
+    :raises SchemaChanged: the relation, its file or its columns are different.
     """
     relation = f"to_regclass({literal(leaf.sql)})"
-    # The catalog's tables would be read as of the session's snapshot, which may be older than what a SELECT goes by. An
-    # expansion of the row type is what a SELECT goes by.
+    # A query of the catalog would use the session's snapshot, which may be older than the definition that a SELECT
+    # uses. Expanding the row type returns the definition that a SELECT uses.
     types = ", ".join(f"pg_typeof(r.{quote(column.name)})::oid" for column in table.columns)
-    # A schema's name cannot be locked: during the read the name may have stood for another relation. So look at what
-    # the transaction has locked.
-    # r.* and not r, which would be a column of that name if there is one.
+    # A schema's name cannot be locked: during the read, the name may have referred to another relation. So check which
+    # relation the transaction has locked.
+    # r.* rather than r: the table may have a column named r.
     read = f"SELECT FROM pg_locks WHERE pid = pg_backend_pid() AND locktype = 'relation' AND relation = {leaf.oid}"
     ((oid, filenode, names, found, was_read),) = ask(
         f"SELECT {relation}::oid::text, pg_relation_filenode({relation})::text, row_to_json(r.*)::text, "
         f"array_to_string(ARRAY[{types}], ' '), EXISTS ({read})::text FROM (SELECT (NULL::{leaf.sql}).*) r"
     )
     what = ""
-    # A view has no file of its own, and a materialized one may have another (`view_reads`).
+    # A view has no file, and a materialized view may have a new one (`view_reads`).
     same_file = table.details["kind"] in (VIEW, MATERIALIZED) or filenode == str(leaf.filenode)
     if oid != str(leaf.oid) or not same_file:
         what = REWRITTEN if oid == str(leaf.oid) else RENAMED

@@ -1,4 +1,4 @@
-"""How far a server has come: a standby or the primary, a position or a time."""
+"""Whether a server, a standby or the primary, has reached a position or a time."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from airflow_provider_cdc.sources.api.connection import ConnectionSettings
 from airflow_provider_cdc.sources.api.optional_capabilities import Reach
 from airflow_provider_cdc.sources.postgres.server.session import query, session
 
-# What a standby has replayed, it shows to readers. Both functions fail on the other kind of server.
+# A standby shows readers what it has replayed. Each of the two functions fails on the other kind of server.
 _HERE = (
     "SELECT pg_is_in_recovery(), "
     "CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END::text, "
@@ -24,12 +24,12 @@ _HERE = (
 def has_reached(settings: ConnectionSettings, target: AsOf) -> Reach:
     """`TellsReach.has_reached`.
 
-    A primary has come to a time when its clock has passed it. A standby has when it replayed a later commit: what its
-    own clock says tells nothing of what is on the way.
+    A primary has reached a time when its clock has passed it. A standby has reached a time when it has replayed a later
+    commit: the standby's own clock does not show what is still to be replayed.
     """
     if isinstance(target, GtidSet):
         raise ConfigurationError(
-            "the position is a GTID set, and the source is PostgreSQL",
+            "the position is a GTID set, but the source is PostgreSQL",
             where=settings.address,
             hint="give an LSN or a time",
         )
@@ -37,12 +37,12 @@ def has_reached(settings: ConnectionSettings, target: AsOf) -> Reach:
         ((standby, text, when),) = query(connection, _HERE)
     if isinstance(target, Lsn):
         here = Lsn.parse(text or "0/0")
-        return Reach(here >= target, f"it is at {here}, {counted(target - here, 'byte')} of log before")
+        return Reach(here >= target, f"it is at {here}, {counted(target - here, 'byte')} of log before that position")
     assert isinstance(target, datetime)
     assert when is None or isinstance(when, datetime)
     if when is not None and when > target:
         return Reach(True)
     if not standby:
-        return Reach(False, f"by its clock it is {when:%Y-%m-%d %H:%M:%S} UTC")
-    last = f"its last one was at {when:%Y-%m-%d %H:%M:%S} UTC" if when else "it has replayed none"
-    return Reach(False, f"the standby has replayed no commit after that time; {last}")
+        return Reach(False, f"it is {when:%Y-%m-%d %H:%M:%S} UTC by its clock")
+    last = f"the last one was at {when:%Y-%m-%d %H:%M:%S} UTC" if when else "it has replayed none yet"
+    return Reach(False, f"the standby has not replayed a commit after that time; {last}")

@@ -1,4 +1,4 @@
-"""How long a PostgreSQL server will have the log that the slot of a run keeps."""
+"""How long a PostgreSQL server keeps the log for the slot of a run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from airflow_provider_cdc.sources.api.optional_capabilities import Runway
 from airflow_provider_cdc.sources.postgres.server.session import query, session
 
 _KEPT = "max_slot_wal_keep_size"
-# What the server has written in a second, on the average since its statistics began.
+# Bytes of log per second that the server has written, on average since its statistics began.
 _RATE = (
     "SELECT wal_bytes::float8 / greatest(1, extract(epoch FROM clock_timestamp() - stats_reset)::float8) "
     "FROM pg_stat_wal"
@@ -15,14 +15,14 @@ _RATE = (
 
 
 def runway(settings: ConnectionSettings) -> Runway:
-    """`TellsRunway.runway`. The slot keeps the log up to a size, so the time follows from what is written."""
+    """`TellsRunway.runway`. The slot keeps the log up to a size, so the time follows from the rate of writing."""
     with session(settings) as connection:
         ((megabytes,),) = query(connection, "SELECT setting::bigint FROM pg_settings WHERE name = %s", (_KEPT,))
         ((rate,),) = query(connection, _RATE)
     if megabytes < 0:
-        why = f"{_KEPT} is -1: nothing bounds the log that a slot keeps but the disk"
+        why = f"{_KEPT} is -1: only the disk limits the log that a slot keeps"
         return Runway(None, why, unbounded=True)
     if not rate:
-        return Runway(None, f"{_KEPT} is {megabytes:,} MB, and how much the server writes is not known")
-    written = f"the server writes {rate / 2**20 * 3600:,.1f} MB of log an hour on the average"
+        return Runway(None, f"{_KEPT} is {megabytes:,} MB, and the rate at which the server writes log is unknown")
+    written = f"the server writes {rate / 2**20 * 3600:,.1f} MB of log per hour on average"
     return Runway(megabytes * 2**20 / rate, f"{_KEPT} is {megabytes:,} MB, and {written}")

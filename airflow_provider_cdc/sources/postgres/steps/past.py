@@ -1,9 +1,9 @@
-"""A position in the past, and whether a copy can be exact there.
+"""Positions in the past, and whether a copy can be exact at such a position.
 
-The rows are read now and rewound to the past position. What has to hold during a run has to have held since then: that
-the log tells all changes of the copied tables, and that they are what they were. The standing slot has the one, and its
-record says since when, and by a digest of each table, whether the other is so. From then on such a run is as any other:
-it has a slot of its own, at the past position, which is a copy of the standing one.
+The rows are read now and rewound to the past position. What must hold during a run must have held since that position:
+the log has all changes of the copied tables, and the tables are unchanged. The standing slot has the log. Its record
+shows since when the log has all changes of each table, and has a digest of each table that shows whether the table is
+unchanged. Apart from that, the run is like any other: its own slot is a copy of the standing slot at the past position.
 """
 
 from __future__ import annotations
@@ -73,32 +73,32 @@ def record_past(
         name = slots.name_of_try(run_id)
         try:
             copy_slot(connection, past, name, position)
-            # Only now: whatever commits before the position may have been on its way when it was resolved.
+            # Only after the slot exists: commits before the position may not have been visible when it was resolved.
             transaction_waits.settle(settings, connection, options.lock.slot_wait_seconds)
-            # And only now: what is as it was when it joined has been so at the position.
+            # Only after that: a table in the state in which it joined was in this state at the position, too.
             tables = read_tables(connection, [plan.table for plan in plans], past.name)
             fixed = Moment.POSITION_FIXED
             if problems := _problems_since(fixed, connection, past, tables, plans, position, as_of):
                 raise PreflightError(problems)
             server_identity |= slots.identity_of_try(name, past.name)
-            # Other runs have other tables join the publication meanwhile.
+            # Other runs may add their tables to the publication meanwhile.
             relations = ",".join(str(leaf.oid) for table in tables for leaf in leaves(table))
             server_identity["publication_relations"] = relations
             server_identity["publication_state"] = run_publication.publication_state(connection, past.name, relations)
-            # The tables are looked at last: the publication was what is on record of it when its state was taken.
+            # Check the tables last: this shows that the publication was as recorded when its state was taken.
             if _problems_since(fixed, connection, past, tables, plans, position, as_of):
                 raise SourceUnavailable(
                     "the publication was altered while the position was fixed",
                     where=f"publication {past.name}",
-                    hint="leave it alone; the task can be retried as it is",
+                    hint="do not alter the publication, then retry the task",
                 )
             durability_wait.wait(partial(query, connection), settings.address)
         except BaseException:
-            # Nobody would ever find the slot, so it must not stay. The first error is the one to raise.
+            # No later run would find the slot, so drop it. Raise the first error, even if this fails.
             try:
                 slots.drop(settings, name)
             except CdcError as also:
-                _log.warning("The slot %s may be left: %s", name, also)
+                _log.warning("The slot %s may be left on the server: %s", name, also)
             raise
     return InitialPoint(
         position,
@@ -110,8 +110,8 @@ def record_past(
 
 
 def find_past(connection: Connection, options: StepOptions) -> Past | None:
-    """The standing slot that ``options`` name; None: there is none yet, or its past was lost, and then the log says
-    why."""
+    """Return the standing slot of ``options``; None if it does not exist yet or its past was lost (the log has the
+    reason)."""
     name = name_of(connection, options.standing_slot)
     record, slot = usable(connection, name), slots.state(connection, name)
     if record is None or slot is None or slot.confirmed is None:
@@ -125,8 +125,8 @@ def _past(connection: Connection, options: StepOptions) -> Past:
             [
                 Problem(
                     _WHERE,
-                    "PostgreSQL keeps its past only for a standing slot, and none is named",
-                    "give the option standing_slot a name, such as nightly: the past then begins with the first run",
+                    "PostgreSQL keeps its past only for a standing slot, and no standing slot is configured",
+                    "set the option standing_slot to a name, such as nightly: the past then begins with the first run",
                 )
             ]
         )
@@ -136,8 +136,8 @@ def _past(connection: Connection, options: StepOptions) -> Past:
             [
                 Problem(
                     f"standing slot {name_of(connection, options.standing_slot)}",
-                    "there is none yet, or its past was lost",
-                    "it is made by preflight of the next run that has no other problem; ask for a time after that",
+                    "the standing slot does not exist yet, or its past was lost",
+                    "preflight of the next run without other problems creates it; request a time after that",
                 )
             ]
         )
@@ -153,18 +153,19 @@ def resolve(
     *,
     final: bool,
 ) -> Lsn:
-    """The position that ``as_of`` means.
+    """Return the position of ``as_of``.
 
-    :param final: a time is final once something was committed after it; that is provoked, and waited for.
-    :raises PreflightError: it lies before the standing slot, or in the future.
-    :raises SourceUnavailable: nothing was committed after the time: the server's clock was set back.
+    :param final: whether the position must be final. The position of a time is final once a later commit exists: this
+        function causes such a commit and waits for it.
+    :raises PreflightError: the position or time lies before the standing slot, or in the future.
+    :raises SourceUnavailable: nothing was committed after the time, because the server's clock was set back.
     """
     if isinstance(as_of, GtidSet):
-        raise _refused(f"{as_of} is a GTID set, and the source is PostgreSQL", "give a time or an LSN")
+        raise _refused(f"{as_of} is a GTID set, but the source is PostgreSQL", "give a time or an LSN")
     if isinstance(as_of, Lsn):
         flushed = Lsn.parse(value(connection, "pg_current_wal_flush_lsn()::text"))
         if as_of > flushed:
-            raise _refused(f"{as_of} is in the future: the log reaches to {flushed}", "let the run begin after that")
+            raise _refused(f"{as_of} is in the future: the log ends at {flushed}", "start the run after that position")
         if as_of < past.confirmed:
             raise _refused(f"{as_of} lies before the standing slot {past.name}", past.earliest)
         return as_of
@@ -181,13 +182,13 @@ def resolve(
         if len(marks) > len(past.marks):
             if time.monotonic() > deadline:
                 raise SourceUnavailable(
-                    f"no commit is later than {said(when)} yet, for the server's clock was set back: what is committed "
-                    "next may still belong to that time",
+                    f"no commit is later than {said(when)} yet, because the server's clock was set back: the next "
+                    "commits may still belong to that time",
                     where=settings.address,
-                    hint="ask for an earlier time, or wait for longer (as_of_wait_seconds); the task can be retried",
+                    hint="request an earlier time, or wait longer (as_of_wait_seconds), then retry the task",
                 )
             time.sleep(_POLL_SECONDS)
-        # What was looked through need not be again. Then a commit that is later is provoked: it changes nothing.
+        # The part that was read need not be read again. Then cause a later commit, which changes nothing.
         marks = (*past.marks, prefix.mark)
         query(connection, "SELECT pg_logical_emit_message(true, %s, '')", (APPLICATION,))
     if prefix is None:
@@ -205,20 +206,20 @@ def _problems_since(
     position: Lsn,
     as_of: AsOf,
 ) -> list[Problem]:
-    """Why a copy of ``tables`` cannot be exact at ``position``: each with the earliest one at which it could be."""
+    """Return why copies of ``tables`` cannot be exact at ``position``, each with the earliest possible position."""
     context = PastContext(connection, tables=tables, plans=plans, past=past, position=position, as_of=as_of)
     return problems_of((*ROWS_ELSEWHERE, *RELATIONS, *PAST), moment, context)
 
 
 def copy_slot(connection: Connection, past: Past, name: str, position: Lsn) -> None:
-    """Make the run's slot: a copy of the standing one that stands at ``position``.
+    """Create the run's slot: a copy of the standing slot, advanced to ``position``.
 
-    A slot that is moved on is not written to disk at once, and a crash would set it back. A new one is: so the one that
-    is moved on is a temporary one, and the run's a copy of it.
+    The server does not write an advanced slot to disk at once, so a crash would set it back. A new slot is on disk at
+    once. So a temporary copy is advanced, and the run's slot is created as a copy of the temporary one.
     """
     between = f"{slots.PREFIX}past_{uuid4().hex[:12]}"
     query(connection, "SELECT pg_copy_logical_replication_slot(%s, %s, true)", (past.name, between))
-    # The standing slot may have been moved on meanwhile.
+    # The standing slot may have been advanced meanwhile.
     advance(connection, between, position)
     query(connection, "SELECT pg_copy_logical_replication_slot(%s, %s, false)", (between, name))
     query(connection, "SELECT pg_drop_replication_slot(%s)", (between,))

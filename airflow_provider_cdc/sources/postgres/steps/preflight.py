@@ -1,4 +1,4 @@
-"""Checks everything that a run needs before it begins: all problems at once, each with its hint."""
+"""Checks everything that a run needs before it begins. Reports all problems at once, each with a hint."""
 
 from __future__ import annotations
 
@@ -30,15 +30,16 @@ def preflight(
 ) -> list[TablePlan]:
     """Check everything that a run needs, and decide how each table is read.
 
-    :param patterns: ``schema.table``; ``*`` matches any run of characters in either part, and a pattern
-        that begins with ``!`` leaves out what those before it named (``!shop._*_gho``).
-    :param options: consistency ``auto`` reads tables with a key by ``watermark``, and the others with ``exported``. If
-        the log lacks what a row of any table was before, no table can be rewound: then all go by ``again``, the ones
-        without a key that the log has by ``exported``, and the copy is exact where the reads end.
-    :param parts: the part of each table that is copied: columns that are not read need neither a type that can be
-        copied nor a privilege.
+    :param patterns: ``schema.table``; ``*`` matches any run of characters in either part, and a pattern that begins
+        with ``!`` excludes tables that earlier patterns matched (``!shop._*_gho``).
+    :param options: consistency ``auto`` reads tables with a key by ``watermark``, and the others by ``exported``. If
+        the log lacks the old rows of any table, no table can be rewound. Then all tables are read by ``again``, except
+        that tables for which the log has no key are read by ``exported``, and the copy is exact at the end of the
+        reads.
+    :param parts: the part of each table that is copied. Columns that are not read need neither a supported type nor a
+        privilege.
     :raises PreflightError: with every problem found.
-    :raises LockNotGranted: a session keeps a table locked against readers.
+    :raises LockNotGranted: a session holds a lock on a table that blocks readers.
     :raises SourceUnavailable: the server cannot be reached.
     :raises ConfigurationError: the connection cannot work, or the server is too old.
     """
@@ -77,9 +78,9 @@ def check_server(settings: ConnectionSettings) -> list[Problem]:
 
 
 def _why_again(connection: Connection, tables: Sequence[Table], options: TableOptions) -> str:
-    """Why tables are read again, and not rewound; empty if they are rewound."""
+    """Return why tables are read again instead of rewound; empty if they are rewound."""
     if options.consistency == "again":
-        return "again was asked for"
+        return "consistency is set to again"
     views = [table.name for table in tables if table.details["kind"] in (VIEW, MATERIALIZED)]
     if views and options.consistency != "watermark":
         return f"{views[0]} is a view, which is exact only at the position where it is read"
@@ -92,7 +93,7 @@ def _why_again(connection: Connection, tables: Sequence[Table], options: TableOp
     more_tables = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
     column = problem.where.removeprefix(f"{name}.")
     why = f"{column} {problem.what}" if column != problem.where else "its replica identity is not FULL"
-    return f"the log does not tell what rows of {name}{more_tables} were before ({why})"
+    return f"the log does not have the old rows of {name}{more_tables} ({why})"
 
 
 def _plans_again(tables: Sequence[Table], told: Sequence[bool], options: TableOptions, why: str) -> list[TablePlan]:
@@ -101,15 +102,17 @@ def _plans_again(tables: Sequence[Table], told: Sequence[bool], options: TableOp
         if is_told:
             chosen = "again"
             key = f"{table.key_index} ({', '.join(table.key)})"
-            reason = f"{why}: its rows are found again by its key {key}, and the copy is exact where the reads end"
+            reason = (
+                f"{why}: changed rows are read again by the key {key}, and the copy is exact at the end of the reads"
+            )
         else:
             chosen = "exported"
             lasts = f"about {math.ceil(table.bytes / BYTES_PER_SECOND):,} s"
             if table.details["kind"] == VIEW:
                 lasts = "as long as its query takes"
             reason = (
-                f"{_why_whole(table, options)}, so all of it is read in one snapshot, which stays open for {lasts} "
-                f"({why})"
+                f"{_why_whole(table, options)}, so the whole table is read in one snapshot, which stays open for "
+                f"{lasts} ({why})"
             )
         plans.append(
             TablePlan(table.name, chosen, reason, table.rows, table.bytes, options.unrepresentable, at_upper=True)
@@ -119,18 +122,22 @@ def _plans_again(tables: Sequence[Table], told: Sequence[bool], options: TableOp
 
 def _why_whole(table: Table, options: TableOptions) -> str:
     if table.details["kind"] in (VIEW, MATERIALIZED):
-        return "it is a view, of which the log does not tell"
-    return "exported was asked for" if options.consistency == "exported" else "the log tells no key of its changed rows"
+        return "it is a view, and the log has no changes of views"
+    return (
+        "consistency is set to exported"
+        if options.consistency == "exported"
+        else "the log does not have the keys of its changed rows"
+    )
 
 
 def _plan(table: Table, options: TableOptions) -> TablePlan:
     if options.consistency == "exported":
-        chosen, reason = "exported", "exported was asked for: all of it is read in one snapshot, at one position"
+        chosen, reason = "exported", "consistency is set to exported: it is read in one snapshot, at one position"
     elif table.keyless and options.consistency != "watermark":
         chosen = "exported"
-        reason = "no key tells its rows apart, so it is read in one snapshot, at one position"
+        reason = "it has no key that identifies its rows, so it is read in one snapshot, at one position"
     else:
         chosen = "watermark"
         key = f"{table.key_index} ({', '.join(table.key)})"
-        reason = f"its key {key} tells what changed while it was read, so it needs no long transaction"
+        reason = f"its key {key} identifies the rows that change during the read, so it needs no long transaction"
     return TablePlan(table.name, chosen, reason, table.rows, table.bytes, options.unrepresentable)

@@ -1,12 +1,12 @@
-"""Whether published copies can be rolled forward by the log, and the slots that keep the part of it that does so.
+"""Decides whether published copies can be rolled forward, and creates the slots that keep the log for it.
 
-PostgreSQL keeps its log for slots only: that of the time since a copy is there if the standing slot has it. What has to
-hold since then is what has to hold during a run: that the log tells all changes of the table, and that the table is
-what it was. The record of the standing slot says both, by a digest of the table that is another one after any change to
-its definition, its file, its name or its place in the publication, even one that was undone.
+PostgreSQL keeps its log only for slots: the log since a copy exists if the standing slot has it. What must hold during
+a run must have held since the copy: the log has all changes of the table, and the table is unchanged. The record of the
+standing slot shows both. It has a digest of the table that changes with any change to the table's definition, its file,
+its name or its place in the publication, even if the change was undone.
 
-Each run makes slots of its own at the positions of the copies, as copies of the standing one. So it does not matter to
-the run and its retries what becomes of that.
+Each run creates its own slots at the positions of the copies, as copies of the standing slot. So later changes to the
+standing slot do not affect the run and its retries.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ from airflow_provider_cdc.sources.postgres.slots.standing_record import KNOWN_DA
 from airflow_provider_cdc.sources.postgres.steps import past
 
 _SLOTS, _SLOTS_AGAIN = 3, 5
-"""That a run has at once: its own, the one at the position of the copies, and a temporary one; where rows are read
-again, temporary copies of both and that of the view."""
+"""Number of slots that a run has at once: its own, the one at the position of the copies, and a temporary one. If rows
+are read again: also temporary copies of the first two, and the slot of the snapshot."""
 _ANEW = "clear preflight and the tasks after it: the table is then read in full, or rolled forward from another copy"
 
 _log = logging.getLogger(__name__)
@@ -58,19 +58,19 @@ def refusals_since(
         return dict.fromkeys((table.name for table in tables), why)
 
     if not options.standing_slot:
-        return all_for("the server keeps the log since its last copy only for a standing slot (option standing_slot)")
+        return all_for("the server keeps the log since the last copy only for a standing slot (option standing_slot)")
     if options.keep_slot:
-        return all_for("keep_slot leaves a slot and a publication, which are to tell of it as of a table that is read")
+        return all_for("keep_slot keeps the run's slot and publication, and both must cover the table: it is read")
     with session(settings) as connection:
         _check_since(connection, identity, start)
         standing = past.find_past(connection, options)
         if standing is None:
-            return all_for("there is no standing slot yet, or it was lost (the log says why): this run has one made")
+            return all_for("the standing slot does not exist yet, or it was lost (see the log): this run creates it")
         if why := _beyond(standing, start):
             return all_for(why)
         if to is not None and past.resolve(settings, connection, standing, to, options, final=False) < start:
-            return all_for("the copy is of a later position")
-        # Each further position takes one more, and where rows are read again a temporary copy of it.
+            return all_for("the copy is at a later position")
+        # Each further position takes one more slot and, if rows are read again, a temporary copy of that slot.
         needed = _SLOTS_AGAIN + 2 * (bases - 1) if keys_only else _SLOTS + bases - 1
         limit, used = slots.room(connection, "max_replication_slots", needed)
         if (free := limit - used) < needed:
@@ -99,63 +99,63 @@ def keep_window(
         with session(session_setup.of_run(settings, point.identity, Lsn.expect(point.position))) as connection:
             standing = past.find_past(connection, options)
             if standing is None:
-                where, what = f"standing slot {options.standing_slot}", "it was lost since preflight"
+                where, what = f"standing slot {options.standing_slot}", "it was lost after preflight"
                 raise PreflightError([Problem(where, what, _ANEW)])
             if why := _beyond(standing, min(starts.values())):
                 raise PreflightError([Problem(f"standing slot {standing.name}", why, _ANEW)])
             for start, name in slot_names.items():
                 past.copy_slot(connection, standing, name, start)
-            # What is as it was when it joined has been so at the run's position, and so has the log of it.
+            # A table in the state in which it joined was in this state at the run's position, too, and so was its log.
             tables, keys_only = read_tables(connection, list(starts)), any(plan.at_upper for plan in plans)
             made_by = {plan.table: slots.name_of(plan.base) for plan in plans if plan.base}
             if altered := _altered(connection, standing, starts, made_by, tables, None, keys_only):
                 raise PreflightError([Problem(str(table), why, _ANEW, str(table)) for table, why in altered.items()])
             identity = slots.with_forward_slots(point.identity, slot_names, standing.name)
             if keys_only:
-                # Its log is read until the reads end.
+                # The standing slot's log is read up to the end of the reads.
                 relations = ",".join(str(leaf.oid) for table in tables for leaf in leaves(table))
                 state = run_publication.publication_state(connection, standing.name, relations)
                 identity |= {"standing_relations": relations, "standing_state": state}
     except BaseException:
-        # Nobody would ever find them, so they must not stay. The first error is the one to raise.
+        # No later run would find the slots, so drop them. Raise the first error, even if this fails.
         try:
             for name in slot_names.values():
                 slots.drop(settings, name)
             slots.discard(settings, point.identity)
         except CdcError as also:
-            _log.warning("What was made for the run may be left: %s", also)
+            _log.warning("Slots or publications of this run may be left on the server: %s", also)
         raise
     return replace(point, identity=identity)
 
 
 def _check_since(connection: Connection, identity: Mapping[str, str], start: Lsn) -> None:
-    """Make sure that this is the server that a copy is of, with all of its history since.
+    """Check that this is the server of a copy, with all of its history since.
 
-    :raises SourceReplaced: it is not.
+    :raises SourceReplaced: it is another server, or its log ends before the copy.
     """
     server_identity = identity_of(connection)
-    # Another version may print values otherwise.
+    # Another version may format values differently.
     for name in (*session_setup.OF_THE_SERVER, "version"):
         if server_identity[name] != identity.get(name):
             raise SourceReplaced(
-                f"the copy was made where {name} is {identity.get(name)}, and here it is {server_identity[name]}",
+                f"the copy was made where {name} is {identity.get(name)}, but here it is {server_identity[name]}",
                 where=name,
                 hint="read the tables in full (refresh=full)",
             )
     flushed = Lsn.parse(value(connection, "pg_current_wal_flush_lsn()::text"))
     if flushed < start:
         raise SourceReplaced(
-            f"the log reaches to {flushed} only, and the copy is of {start}",
+            f"the log ends at {flushed}, before the position of the copy, {start}",
             where=f"{start}",
-            hint="the server lost what it had: read the tables in full (refresh=full)",
+            hint="the server has lost a part of its history: read the tables in full (refresh=full)",
         )
 
 
 def _beyond(standing: Past, start: Lsn) -> str:
-    """Why the standing slot does not have the log since ``start``; empty if it has."""
+    """Return why the standing slot does not have the log since ``start``; empty if it has it."""
     if standing.confirmed <= start:
         return ""
-    return f"the standing slot {standing.name} reaches back to {standing.confirmed}, and the copy is of {start}"
+    return f"the standing slot {standing.name} reaches back to {standing.confirmed}, but the copy is at {start}"
 
 
 def _altered(
@@ -167,11 +167,11 @@ def _altered(
     to: AsOf | None,
     keys_only: bool,
 ) -> dict[TableName, str]:
-    """Why copies of tables cannot be rolled forward from ``starts``, by what the record of the standing slot says.
+    """Return why copies of tables cannot be rolled forward from ``starts``, according to the standing slot's record.
 
-    :param made_by: what the names of the slots of the runs begin with that made the copies.
-    :param tables: as they are now.
-    :param keys_only: the keys of what was touched are all that is wanted of the log.
+    :param made_by: prefixes of the slot names of the runs that made the copies.
+    :param tables: their current definitions.
+    :param keys_only: whether only the keys of changed rows are needed from the log.
     """
     told = (
         dict(zip((table.name for table in tables), followed(connection, tables, standing.name), strict=True))
@@ -179,8 +179,8 @@ def _altered(
         else {}
     )
     states = states_of(connection, standing.name, tables)
-    # What a tree was at a position between the copy and now cannot be known, unless it has no room for more partitions;
-    # at both ends it is.
+    # The partitions of a tree at a position between the copy and now are unknown, unless it has no room for more
+    # partitions. At both ends they are known.
     parents: set[str] = set()
     if to is not None:
         parents = {str(table.name) for table in tables if table.details["kind"] == "p"}
@@ -191,28 +191,28 @@ def _altered(
         name = str(table.name)
         joined = standing.record.tables.get(name)
         if keys_only and not told[table.name]:
-            reasons[table.name] = "the log tells no key of its changed rows"
+            reasons[table.name] = "the log does not have the keys of its changed rows"
         elif not keys_only and (problem := identity_problem(table)) is not None:
             reasons[table.name] = problem.what
         elif name in parents:
-            reasons[table.name] = "it has partitions or children, and what these were at a past position is not known"
+            reasons[table.name] = "it has partitions or child tables, and which ones at a past position is unknown"
         elif joined is None:
-            reasons[table.name] = f"the standing slot {standing.name} does not tell of it yet: it does from this run on"
+            reasons[table.name] = f"the standing slot {standing.name} does not cover it yet, only from this run on"
         elif not standing.record.has_copy(name, starts[table.name], made_by[table.name]):
-            # Only a session that found the run's own slot records one: so this history has the position of the copy.
+            # Only a session that has found the run's own slot records a copy: so this history has the copy's position.
             reasons[table.name] = (
                 f"the standing slot {standing.name} has no record of the copy at {starts[table.name]}: the server's "
-                f"disk was restored to an earlier state, or the copy is older than {KNOWN_DAYS} days, or its run had "
-                "not this standing slot, or could not record it (then the log of its consolidate has a warning)"
+                f"disk was restored to an earlier state, or the copy is older than {KNOWN_DAYS} days, or its run did "
+                "not use this standing slot, or could not record the copy (its consolidate then logged a warning)"
             )
         elif joined.state != states[name]:
             reasons[table.name] = (
                 f"it, its schema or the publication was altered since {said(joined.at)}, or a privilege on it was "
-                "given or taken"
+                "granted or revoked"
             )
         elif starts[table.name] < Lsn.parse(joined.position):
             reasons[table.name] = (
-                f"the standing slot tells of it since {joined.position} only ({joined.why}), and the copy is of "
+                f"the standing slot covers it only since {joined.position} ({joined.why}), but the copy is at "
                 f"{starts[table.name]}"
             )
     return reasons

@@ -1,11 +1,11 @@
-"""The initial position, reading tables, and the bound on what the reads saw.
+"""The initial position, the shared snapshot for reading tables, and the bound on what the reads saw.
 
-``exported`` is the design of Materialize: the driver opens a transaction whose snapshot is exactly the point where a
-temporary slot begins, exports it, and keeps it open while every task imports it. So all of them read at one known
-position.
+``exported`` follows the design of Materialize: the driver opens a transaction whose snapshot is exactly the consistent
+point of a temporary slot. It exports the snapshot and keeps it open while every task imports it. So all tasks read at
+one known position.
 
-``watermark`` needs no such transaction: see ``core.net_change`` for why each chunk may be read at a time of its own.
-``again`` reads like it, and what was touched once more by its key, at last in such a view.
+``watermark`` needs no such transaction: ``core.net_change`` explains why each chunk may be read at a time of its own.
+``again`` reads in the same way, and finally reads the changed rows again by their keys, in such a snapshot.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class SharedView:
-    """The snapshot that all reads of a step share, and the position it is of."""
+    """The snapshot that all reads of a step share, and its position."""
 
     snapshot: str
     upper: Lsn
@@ -93,15 +93,15 @@ def record_initial(
     run_id: str,
     publication: str = "",
 ) -> InitialPoint:
-    """Create the publication and the slot, whose point is the initial position, and read the schemas there.
+    """Create the publication and the slot, whose point is the initial position, and read the schemas at that point.
 
-    DDL is not in the log. So the schemas are read before the point and after it, and both have to agree with what held
-    at the point itself (`at_point`).
+    The log has no DDL. So the schemas are read before and after the point, and both must agree with the catalog at the
+    point itself (`read_at`).
 
-    :param publication: one that exists already, to be used instead; empty: one is created.
-    :raises LockNotGranted: transactions held up the slot, or the publication's locks, for longer than the policy has.
+    :param publication: an existing publication to use; empty: one is created.
+    :raises LockNotGranted: transactions delayed the slot or the publication's locks for longer than the policy allows.
     :raises PreflightError: the server's settings were changed since preflight.
-    :raises SchemaChanged: a table is gone, or lacks what its plan relies on, or tables keep changing.
+    :raises SchemaChanged: a table is gone, or lacks something that its plan needs, or tables keep changing.
     :raises SourceUnavailable: the publication was altered meanwhile.
     """
     name = slots.name_of_try(run_id)
@@ -112,7 +112,7 @@ def record_initial(
             with session(settings) as connection:
                 if problems := problems_of(SETTINGS, Moment.POSITION_FIXED, ServerContext(connection)):
                     raise PreflightError(problems)
-                # Only what is there already: a try that begins later may be the one that counts.
+                # Only slots that already exist: the position of a try that begins later may be the one recorded.
                 earlier = slots.names_of_run(connection, run_id)
                 before = read_tables(connection, [plan.table for plan in plans])
                 if not publication:
@@ -123,8 +123,8 @@ def record_initial(
                 here = session_setup.of_run(settings, server_identity | started)
                 with slots.new_slot(here, name, seconds) as (position, view):
                     _check_made(connection, name, position)
-                    # Before anything is read in the slot's own snapshot: to that a commit which is in the log and not
-                    # yet marked in pg_xact is one that failed, and whoever sees its rows so marks them so for good.
+                    # Before anything is read in the slot's own snapshot. In that snapshot, a commit that is in the log
+                    # but not yet marked in pg_xact counts as aborted, and a reader of its rows marks them so for good.
                     transaction_waits.settle(settings, connection, seconds)
                     catalog_tables = read_at(connection, view, [plan.table for plan in plans])
                 server_identity |= slots.identity_of_try(name, publication)
@@ -135,7 +135,7 @@ def record_initial(
                 )
                 check_whole(connection, tables)
                 _check_publication(connection, mine, state, plans, tables, own=not publication)
-                # No crash may take back a schema that the run goes by. The point itself was decoded from the disk.
+                # No crash may undo a schema that the run relies on. The point itself was decoded from the disk.
                 durability_wait.wait(partial(query, connection), settings.address)
             changes = [
                 f"{old.name}: {what}"
@@ -156,14 +156,14 @@ def record_initial(
         raise SchemaChanged(
             f"the tables were altered while the position was fixed, {_TRIES} times",
             where="; ".join(changes),
-            hint="let the DDL end, and trigger a new run",
+            hint="wait until the DDL has ended, then trigger a new run",
         )
     except BaseException:
-        # Nobody would ever find the slot, so it must not stay. The first error is the one to raise.
+        # No later run would find the slot, so drop it. Raise the first error, even if this fails.
         try:
             slots.drop(settings, name, name)
         except CdcError as also:
-            _log.warning("The slot %s may be left: %s", name, also)
+            _log.warning("The slot %s may be left on the server: %s", name, also)
         raise
 
 
@@ -176,32 +176,32 @@ def _check_made(connection: Connection, name: str, position: Lsn) -> None:
     slot_state = slots.state(connection, name)
     if slot_state is None or slot_state.confirmed != position:
         raise SourceReplaced(
-            "the slot was made on another server than the one that the tables are read from",
+            "the slot was created on another server than the one from which the tables are read",
             where=f"replication slot {name}",
-            hint="point the connection to one server alone (no balancer over several), and trigger a new run",
+            hint="point the connection at one server only (no load balancer over several), and trigger a new run",
         )
 
 
 def _in_log(plans: Sequence[TablePlan], tables: Sequence[Table]) -> list[Table]:
-    """Those of the tables of which a run needs the log."""
+    """Return the tables whose log the run needs."""
     return [table for plan, table in zip(plans, tables, strict=True) if needs_log(plan)]
 
 
 def _check_publication(
     connection: Connection, name: str, state: str, plans: Sequence[TablePlan], tables: Sequence[Table], *, own: bool
 ) -> None:
-    """Make sure that the log tells every change that the run needs, from the slot's point on.
+    """Check that the log has every change that the run needs, from the slot's point on.
 
-    :param state: the publication's, before the slot was made.
+    :param state: the state of the publication before the slot was created.
     """
-    # Since 18, servers send nothing for a publication that does not exist, and raise no error.
+    # Since PostgreSQL 18, the server sends nothing for a publication that does not exist, and raises no error.
     if run_publication.publication_state(connection, name) != state or (own and not state):
         raise SourceUnavailable(
             "the publication was altered or dropped while the position was fixed",
             where=f"publication {name}",
-            hint="a concurrent attempt may have fixed the position already: the task can be retried as it is"
+            hint="a concurrent try may already have fixed the position: retry the task"
             if own
-            else "leave it alone; the task can be retried as it is",
+            else "do not alter the publication, then retry the task",
         )
     # The publication and the tables may have changed since preflight.
     context = TablesContext(connection, tables=tables, plans=plans, publication=name)
@@ -215,14 +215,14 @@ def _check_plans(connection: Connection, plans: Sequence[TablePlan], tables: Seq
         if plan.at_upper:
             if needs_log(plan) and not followed_table:
                 raise SchemaChanged(
-                    "the log does not tell the keys of its changed rows any more",
+                    "the log no longer has the keys of its changed rows",
                     where=str(table.name),
                     hint=f"{no_identity(table)}, and {hint}",
                 )
             continue
         if table.keyless and plan.consistency == "watermark":
             raise SchemaChanged(
-                "the table lost its key since preflight, and watermark needs one", where=str(table.name), hint=hint
+                "the table lost its key after preflight, but watermark needs a key", where=str(table.name), hint=hint
             )
         if problem := identity_problem(table):
             raise SchemaChanged(problem.what, where=problem.where, hint=problem.hint)
@@ -230,10 +230,10 @@ def _check_plans(connection: Connection, plans: Sequence[TablePlan], tables: Seq
 
 @contextmanager
 def share_view(settings: ConnectionSettings, lock: LockPolicy) -> Iterator[SharedView]:
-    """One view of the data for many sessions, at an exactly known position, for as long as the context is open.
+    """Export one snapshot for many sessions, at an exactly known position, for as long as the context is open.
 
-    :raises LockNotGranted: transactions held it up.
-    :raises SourceUnavailable: the server is out of slots or sessions.
+    :raises LockNotGranted: transactions delayed it for too long.
+    :raises SourceUnavailable: the server has no free slots or sessions.
     """
     seconds = lock.slot_wait_seconds
     slot = f"{slots.PREFIX}read_{uuid.uuid4().hex[:12]}"
@@ -247,9 +247,9 @@ def share_view(settings: ConnectionSettings, lock: LockPolicy) -> Iterator[Share
 
 
 def bound_view(settings: ConnectionSettings, view: SharedView, tables: Sequence[Table]) -> UpperBound:
-    """The position of a shared view, at which ``tables`` are what was recorded of them.
+    """Return the position of a shared view, after checking that ``tables`` are unchanged at that position.
 
-    :raises SchemaChanged: one of them is not.
+    :raises SchemaChanged: a table is different.
     """
     with session(settings) as connection:
         with shared_view_errors(settings.address):
@@ -263,19 +263,20 @@ def bound_view(settings: ConnectionSettings, view: SharedView, tables: Sequence[
             if not what and "reads" in table.details:
                 with shared_view_errors(settings.address):
                     if partitions_changed(connection, view.snapshot, table):
-                        what = "something that it reads had other partitions, or heirs, for a while"
+                        what = "a table that it reads had other partitions or child tables for a while"
             if what:
                 raise SchemaChanged(what, where=f"{table.name} at {view.upper}", hint=HINT)
-        # The view still stood in this session: so the server is the one that made it.
+        # The snapshot could still be imported in this session, so this is the server that exported it.
         _, incarnation = durability_wait.wait(partial(query, connection), settings.address)
         return UpperBound(view.upper, end_mark.log_end(view.upper), incarnation)
 
 
 def bound_reads(settings: ConnectionSettings) -> UpperBound:
-    """A bound on everything that reads that have ended could have seen: the end of the log.
+    """Return a bound on everything that the reads before this call could have seen: the end of the log.
 
-    A commit is in the log before it can be seen. It need not be on disk yet (``synchronous_commit=off``), and only what
-    is can be decoded, so that is waited for. A mark stands before it, which the log must still have when it is read.
+    A commit is in the log before it is visible, but may not be on disk yet (``synchronous_commit=off``). Only log that
+    is on disk can be decoded, so this waits until the log is on disk. A mark is written before the end. The log must
+    still have the mark when it is read.
 
     :raises SourceUnavailable: the server does not flush its log.
     """

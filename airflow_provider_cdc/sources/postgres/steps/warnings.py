@@ -1,4 +1,4 @@
-"""What preflight warns of: settings that make a run costly, versions with defects, and slots left behind."""
+"""Warnings of preflight: settings that make a run costly, versions with defects, and slots left behind."""
 
 from __future__ import annotations
 
@@ -14,24 +14,25 @@ BYTES_PER_SECOND = 20_000_000
 _LOG_PER_TABLE_BYTE = 0.1
 _LONG_SECONDS = 60
 _LEAST_SECONDS = 600
-"""A run is expected to read so fast, and while it does the server to write so much log; the rest of it takes a while,
-too."""
+"""Estimates: bytes read per second; bytes of log that the server writes meanwhile per byte of the tables; and the least
+time that the rest of a run takes."""
 
 _RIGHT_SINCE: Mapping[int, int] = {15: 8, 16: 4}
-"""Major version: the first minor one whose new slots miss no open transaction where other slots are read."""
+"""By major version: the first minor version whose new slots do not miss open transactions while other slots are
+read."""
 
 _RISKS: Mapping[tuple[str, str], str] = {
-    ("fsync", "off"): "a crash of the machine may take back or damage what was committed",
+    ("fsync", "off"): "a crash of the machine may undo or damage committed changes",
     ("full_page_writes", "off"): "a crash of the machine may damage pages",
-    ("synchronous_commit", "off"): "commits can be seen before they are on disk, so each part that is read waits for "
-    "them (up to three times wal_writer_delay)",
+    ("synchronous_commit", "off"): "commits are visible before they are on disk, so each part that is read waits until "
+    "they are (up to three times wal_writer_delay)",
 }
 
 _log = logging.getLogger(__name__)
 
 
 def advise(connection: Connection, tables: Sequence[Table]) -> None:
-    """Log every warning."""
+    """Log every warning that applies."""
     _warn_of_version(connection.info.server_version)
     _warn_of_crashes(connection)
     _warn_of_limits(connection, tables)
@@ -41,7 +42,8 @@ def advise(connection: Connection, tables: Sequence[Table]) -> None:
 
 
 def _warn_of_alike(tables: Sequence[Table]) -> None:
-    """Some readers take such columns for one: DuckDB may give the values of another one than is named."""
+    """Warn of column names that differ only in case. Some readers confuse such columns: DuckDB may return the values of
+    another column than the named one."""
     for table in tables:
         by_fold: dict[str, list[str]] = {}
         for column in table.columns:
@@ -49,9 +51,9 @@ def _warn_of_alike(tables: Sequence[Table]) -> None:
         for alike in by_fold.values():
             if len(alike) > 1:
                 _log.warning(
-                    "%s has columns that differ only in case: %s. PyArrow and Polars tell them apart; Spark reads the "
-                    "copy only with spark.sql.caseSensitive, and DuckDB under other names. Where that matters, leave "
-                    "all but one out (option columns)",
+                    "%s has columns that differ only in case: %s. PyArrow and Polars distinguish them. Spark reads the "
+                    "copy only with spark.sql.caseSensitive, and DuckDB renames the columns. If that matters, copy "
+                    "only one of them (option columns)",
                     table.name,
                     ", ".join(alike),
                 )
@@ -61,8 +63,8 @@ def _warn_of_version(version: int) -> None:
     major, minor = divmod(version, 10_000)
     if minor < _RIGHT_SINCE.get(major, 0):
         _log.warning(
-            "PostgreSQL %d.%d makes replication slots that may miss open transactions while other slots are read. This "
-            "provider makes its own in a way that avoids it; others may not: upgrade to %d.%d or later",
+            "PostgreSQL %d.%d creates replication slots that may miss open transactions while other slots are read. "
+            "This provider creates its slots in a way that avoids it; other clients may not: upgrade to %d.%d or later",
             major,
             minor,
             major,
@@ -71,8 +73,8 @@ def _warn_of_version(version: int) -> None:
 
 
 def _warn_of_crashes(connection: Connection) -> None:
-    """After a restart, parts that were read before it are read again, whatever these settings are."""
-    # What others have: our own session has another synchronous_commit.
+    """Warn of settings under which a crash loses data. Parts read before a restart are read again in any case."""
+    # The values for other sessions: this session has its own synchronous_commit.
     rows = query(
         connection,
         "SELECT name, reset_val FROM pg_settings WHERE name IN ('fsync', 'full_page_writes', 'synchronous_commit') "
@@ -84,7 +86,7 @@ def _warn_of_crashes(connection: Connection) -> None:
 
 
 def _warn_of_limits(connection: Connection, tables: Sequence[Table]) -> None:
-    """Limits at which the server gives up the run's slot: that stops the run, and costs no more than the run."""
+    """Warn of limits at which the server invalidates the run's slot. That stops the run, and has no other effect."""
     limits = dict(
         query(
             connection,
@@ -98,7 +100,7 @@ def _warn_of_limits(connection: Connection, tables: Sequence[Table]) -> None:
     if 0 <= megabytes * 2**20 < size * _LOG_PER_TABLE_BYTE:
         _log.warning(
             "max_slot_wal_keep_size is %d MB, and the tables have %.0f MB, which take about %.0f s to read: if the "
-            "server writes more log than that meanwhile, it throws the run's log away",
+            "server writes more log than that meanwhile, it removes the run's log",
             megabytes,
             size / 2**20,
             seconds,
@@ -106,33 +108,34 @@ def _warn_of_limits(connection: Connection, tables: Sequence[Table]) -> None:
     if 0 < idle < _LEAST_SECONDS + seconds:
         _log.warning(
             "idle_replication_slot_timeout is %d s, and the run's slot is idle while tables are read, about %.0f s: "
-            "the server may throw the run's log away",
+            "the server may remove the run's log",
             idle,
             seconds,
         )
 
 
 def _warn_of_writers(connection: Connection) -> None:
-    """A run's slots wait for them, and then give up; the last one, for rows that are read again, late in the run."""
+    """Warn of long transactions that write: a run's slots wait for them and then give up. The last slot, for rows that
+    are read again, is created late in the run."""
     if long := transaction_waits.blockers(connection, _LONG_SECONDS):
         _log.warning(
-            "The run's slots have to wait for every transaction that writes, and these have run for more than %d s: %s",
+            "The run's slots must wait for every transaction that writes, and these have run for more than %d s: %s",
             _LONG_SECONDS,
             "; ".join(long),
         )
 
 
 def _warn_of_left(connection: Connection) -> None:
-    """Warn of slots and publications of ours. Runs in progress have some, too, so the command to drop one is given only
-    where no run can use it any more."""
+    """Warn of our slots and publications that may be left behind. Runs in progress have some, too, so the message has
+    the command that drops one only if no run can use it any more."""
     for name, wal_kept, status in slots.left_slots(connection):
         drop = f"SELECT pg_drop_replication_slot('{name}'); DROP PUBLICATION IF EXISTS {quote(name)};"
         if status == "lost":
             _log.warning("The slot %s has lost its log, and no run can use it any more: %s", name, drop)
         else:
             _log.warning(
-                "The slot %s keeps %.1f MB of log%s. Its run may be in progress: see in Airflow whether it is over. "
-                "Once it is, drop the slot (pg_drop_replication_slot) and the publication of that name",
+                "The slot %s keeps %.1f MB of log%s. Its run may be in progress: check in Airflow whether it has "
+                "ended. If it has, drop the slot (pg_drop_replication_slot) and the publication of that name",
                 name,
                 wal_kept / 1e6,
                 _made_for(run_publication.about(connection, name)),

@@ -365,7 +365,7 @@ def test_tables_without_a_past_are_left_out_if_that_is_asked_for(kept: Kept) -> 
 def test_before_the_slot_and_before_a_table_joined_there_is_no_past(kept: Kept) -> None:
     earlier, point = kept.clock(), kept.here()
     (problem,) = kept.refusals(point, "stock")
-    assert "there is none yet" in problem.what
+    assert "does not exist yet" in problem.what
     kept.keep("stock")
     for asked in (earlier, point):
         (problem,) = kept.refusals(asked, "stock")

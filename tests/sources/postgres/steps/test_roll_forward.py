@@ -147,12 +147,12 @@ def test_a_table_that_joined_after_its_copy(since: Since) -> None:
     kept.run("CREATE TABLE late (id int PRIMARY KEY, v int); ALTER TABLE late REPLICA IDENTITY FULL")
     since.point = kept.source.record_initial(kept.plans("late", "b"), kept.options.lock, RUN_ID)
     kept.source.release(RUN_ID)
-    assert "does not tell of it yet" in since.refused()["late"]
+    assert "does not cover it yet" in since.refused()["late"]
     kept.here()
     kept.keep("late")
     publish(kept, since.point)
     assert list(since.refused()) == ["late"]
-    assert "tells of it since" in since.refused()["late"]
+    assert "covers it only since" in since.refused()["late"]
 
 
 def test_a_copy_that_is_older_than_the_standing_slot(since: Since) -> None:
@@ -180,7 +180,7 @@ def test_a_standing_slot_that_was_lost_and_none_at_all(since: Since) -> None:
     since.do("SELECT pg_drop_replication_slot('{slot}')")
     assert all("it was lost" in why for why in since.refused().values())
     assert len(since.refused()) == len(TABLES)
-    with pytest.raises(PreflightError, match="it was lost since preflight"):
+    with pytest.raises(PreflightError, match="it was lost after preflight"):
         since.next()
     assert since.kept.ask(SLOTS) == 0
 
@@ -192,7 +192,7 @@ def test_a_copy_of_a_later_position_than_is_asked_for(since: Since) -> None:
     assert list(since.refused(to=since.kept.here())) == ["tree"]
     since.point = replace(point, position=Lsn.parse(since.kept.here()))
     publish(since.kept, since.point)
-    assert set(since.refused(to=str(earlier)).values()) == {"the copy is of a later position"}
+    assert set(since.refused(to=str(earlier)).values()) == {"the copy is at a later position"}
 
 
 @pytest.mark.parametrize("name", ["system_identifier", "timeline", "database_oid", "version"])
@@ -204,7 +204,7 @@ def test_a_copy_of_another_server(since: Since, name: str) -> None:
 
 def test_a_server_that_lost_what_the_copy_has(since: Since) -> None:
     since.point = replace(since.point, position=Lsn.parse("FFFF/0"))
-    with pytest.raises(SourceReplaced, match="the log reaches to"):
+    with pytest.raises(SourceReplaced, match="the log ends at"):
         since.refused()
 
 

@@ -199,7 +199,7 @@ def test_a_leader_that_dies_takes_the_view_with_it_and_the_read_can_be_retried(
         soon(lambda: postgres.query("SELECT 1 FROM pg_replication_slots WHERE temporary"), [])
         with pytest.raises(SourceUnavailable, match="shared its snapshot ended"):
             read(shared, table, chunks, "exported")
-    with pytest.raises(SourceUnavailable, match="no shared view"):
+    with pytest.raises(SourceUnavailable, match="shared snapshot to read it in"):
         read(source, table, chunks, "exported")
 
 
