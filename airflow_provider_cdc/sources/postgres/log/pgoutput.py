@@ -1,4 +1,4 @@
-"""pgoutput messages that are rare enough to be read by Python.
+"""Parsers for the pgoutput messages that are rare enough to be read in Python.
 
 Formats: https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html, version 1.
 """
@@ -16,7 +16,8 @@ RELATION, TRUNCATE, STREAM_ABORT, MESSAGE = 0x52, 0x54, 0x41, 0x4D
 _IDENTIFIES = 1
 
 STREAM_ABORT_BYTES = 9
-"""Under version 1 of the protocol: the numbers of a transaction and of one within it follow."""
+"""Length of the message in version 1 of the protocol: two transaction ids follow, of the transaction and of a
+subtransaction."""
 
 FULL = "f"
 """``Relation.identity`` of REPLICA IDENTITY FULL."""
@@ -24,10 +25,10 @@ FULL = "f"
 
 @dataclass(frozen=True)
 class Relation:
-    """What the log says of a table before its first change, and again after the table was altered.
+    """A table's description in the log: sent before its first change, and again after the table was altered.
 
-    ``columns`` are names, type OIDs and type modifiers, in the order of the tuples. ``identifying`` are the names of
-    those that every old row has: of an UPDATE that changes one of them, and of a DELETE.
+    ``columns``: names, type OIDs and type modifiers, in the order of the tuples. ``identifying``: the names of the
+    replica identity's columns. The old row of a DELETE, or of an UPDATE that changes one of them, has their values.
     """
 
     oid: int
@@ -38,9 +39,9 @@ class Relation:
 
 
 def relation(message: bytes) -> Relation:
-    """Read a Relation message.
+    """Parse a Relation message.
 
-    :raises DecodeError: it is malformed.
+    :raises DecodeError: the message is malformed.
     """
     try:
         (oid,) = struct.unpack_from(">I", message, 1)
@@ -61,22 +62,22 @@ def relation(message: bytes) -> Relation:
         raise DecodeError(f"a Relation message is malformed: {error}") from error
     if at != len(message):
         raise DecodeError("a Relation message has bytes after its end")
-    # The server leaves out the name of its own schema.
+    # The server sends an empty schema name for pg_catalog.
     return Relation(oid, TableName(schema or "pg_catalog", name), chr(identity), tuple(columns), frozenset(identifying))
 
 
 @dataclass(frozen=True)
 class Message:
-    """What an application wrote into the log for whoever reads it."""
+    """A message that an application wrote into the log (``pg_logical_emit_message``)."""
 
     prefix: str
     content: bytes
 
 
 def message_of(message: bytes) -> Message:
-    """Read a Message message.
+    """Parse a Message message.
 
-    :raises DecodeError: it is malformed.
+    :raises DecodeError: the message is malformed.
     """
     try:
         prefix, at = _text(message, 10)
@@ -84,25 +85,25 @@ def message_of(message: bytes) -> Message:
     except (struct.error, ValueError) as error:
         raise DecodeError(f"a Message message is malformed: {error}") from error
     if len(message) != at + 4 + size:
-        raise DecodeError("a Message message has another length than it says")
+        raise DecodeError("the length of a Message message differs from the length that it states")
     return Message(prefix, message[at + 4 :])
 
 
 def truncated(message: bytes) -> tuple[int, ...]:
-    """The OIDs of the tables in a Truncate message.
+    """Return the OIDs of the tables in a Truncate message.
 
-    :raises DecodeError: it is malformed.
+    :raises DecodeError: the message is malformed.
     """
     try:
         count, _ = struct.unpack_from(">IB", message, 1)
         if len(message) != 6 + 4 * count:
-            raise DecodeError("a Truncate message has another length than it says")
+            raise DecodeError("the length of a Truncate message differs from the length that it states")
         return struct.unpack_from(f">{count}I", message, 6)
     except struct.error as error:
         raise DecodeError(f"a Truncate message is malformed: {error}") from error
 
 
 def _text(message: bytes, at: int) -> tuple[str, int]:
-    """The text at ``at``, and where what follows it begins."""
+    """Return the text that begins at ``at``, and the position after it."""
     end = message.index(b"\0", at)
     return message[at:end].decode(), end + 1

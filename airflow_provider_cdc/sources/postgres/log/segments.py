@@ -1,7 +1,7 @@
-"""The log as a source of net changes: a replication slot, read by SQL as often as need be.
+"""The log as a source of net changes: reads a replication slot by SQL, any number of times.
 
-Nothing is taken from the slot itself but from a temporary copy of it, so every try reads the same. The server hands out
-whole transactions, in the order of their commits.
+Changes are read from a temporary copy of the slot, so every try reads the same changes. The server returns whole
+transactions, in the order of their commits.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ from airflow_provider_cdc.sources.postgres.slots import slots
 from airflow_provider_cdc.sources.postgres.slots.end_mark import EndMark, parse_log_end
 
 FIRST_PART = 20_000
-"""Messages that the first call for a part of a long window returns, and all at least."""
+"""Number of messages that the first call for a part of a long window returns; also the minimum for later calls."""
 PART_BYTES = 512 * 2**20
-"""Of messages that the later calls return, about; a window no longer than that is read by one call."""
+"""Approximate size of the messages that each later call returns. A window up to this size is read by one call."""
 
 _LARGEST_INT = 2**31 - 1
 _NEW_RUN = "trigger a new run, or clear lock_and_record and the tasks after it"
@@ -50,12 +50,12 @@ _NEW_RUN = "trigger a new run, or clear lock_and_record and the tasks after it"
 def log_segments(
     settings: ConnectionSettings, start: Lsn, log_end: LogEnd, identity: Mapping[str, str]
 ) -> list[LogSegment]:
-    """The one segment that holds every change after ``start`` up to ``log_end``.
+    """Return the one segment that has every change after ``start`` up to ``log_end``.
 
     :param start: the consistent point of the slot.
-    :param log_end: as ``bound_reads`` noted it.
+    :param log_end: as recorded by ``bound_reads``.
     :param identity: names the ``slot`` and the ``publication``.
-    :raises LogGone: the slot is not there any more, or not where it was.
+    :raises LogGone: the slot is gone, or was advanced.
     :raises SourceUnavailable: the server cannot be reached.
     """
     stop, mark = parse_log_end(log_end)
@@ -67,7 +67,7 @@ def log_segments(
 def segments_between(
     settings: ConnectionSettings, start: Lsn, end: Lsn, identity: Mapping[str, str]
 ) -> list[LogSegment]:
-    """`RollsForward.segments_between`: the one segment."""
+    """Return the one segment of `RollsForward.segments_between`."""
     slot = slots.forward_slots(identity)[start]
     with session(settings) as connection:
         check_slot(connection, slot, start, end)
@@ -75,12 +75,12 @@ def segments_between(
 
 
 def _segment(slot: str, publication: str, start: Lsn, stop: Lsn, mark: str = "") -> LogSegment:
-    # No slot has a colon in its name.
+    # The names of slots contain no colon.
     return LogSegment(0, f"{slot}:{publication}", int(start), int(stop), mark, bytes=int(stop) - int(start))
 
 
 class PostgresSegmentReader:
-    """``sources.capabilities.SegmentReader`` for a slot. It reads the slot when it is iterated over, once."""
+    """``sources.capabilities.SegmentReader`` for a slot. Iterating over it, once, reads the slot."""
 
     def __init__(
         self,
@@ -107,7 +107,7 @@ class PostgresSegmentReader:
         where = self.summary.segment.name
         with mapped_errors(where), slot_errors(where):
             for _ in self._read():
-                # There is one segment, however long the window.
+                # There is only one segment, however long the window is, so emit the net change in parts.
                 if change.used_bytes > NET_BYTES:
                     yield from self._net_change()
                     change.clear()
@@ -126,7 +126,7 @@ class PostgresSegmentReader:
                 self._tell(batch)
 
     def _read(self) -> Iterator[None]:
-        """Walk the whole segment, one batch of messages at a time."""
+        """Walk the whole segment. Yield after each batch of messages."""
         started = time.perf_counter()
         walker, summary = self._walker, self.summary
         slot = self._slot, self._publication, self._initial
@@ -152,21 +152,21 @@ class PostgresSegmentReader:
 def messages(
     connection: ReadingConnection, slot: str, publication: str, initial: Lsn, stop: Lsn, *, marked: bool = False
 ) -> Generator[pa.Array]:
-    """The messages of a slot that stands at ``initial``: those of all transactions whose commit record ends at ``stop``
-    or before, and perhaps of some that follow.
+    """Yield the messages of a slot that stands at ``initial``: those of all transactions whose commit record ends at
+    ``stop`` or before, and perhaps of some later ones.
 
-    The server keeps what one call returns, in temporary files if need be, until the last of it is decoded: a whole
-    window at once could fill its disk. So a copy of the slot is emptied in parts. Each call decodes again from where
-    the oldest transaction of its time began; a part is therefore no smaller than that stretch.
+    The server keeps the result of a call, in temporary files if necessary, until all of it is decoded. The result for a
+    whole window could fill the server's disk, so a copy of the slot is read in parts. Each call decodes again from the
+    beginning of the oldest transaction that was open. So a part is no smaller than that stretch of the log.
 
-    :param marked: also those that applications wrote, of which one is the mark.
+    :param marked: also return the messages that applications wrote. One of them is the mark.
     :raises LogGone: the slot is gone, or stands elsewhere.
     """
     yield from take(connection, copy_slot(connection, slot, initial), publication, initial, stop, marked=marked)
 
 
 def copy_slot(connection: ReadingConnection, slot: str, initial: Lsn) -> str:
-    """The name of a temporary copy of a slot that stands at ``initial``. It ends with the session.
+    """Create a temporary copy of a slot that stands at ``initial``, and return its name. It ends with the session.
 
     :raises LogGone: the slot stands elsewhere.
     """
@@ -182,8 +182,8 @@ def copy_slot(connection: ReadingConnection, slot: str, initial: Lsn) -> str:
 def take(
     connection: ReadingConnection, copy: str, publication: str, start: Lsn, stop: Lsn, *, marked: bool = False
 ) -> Generator[pa.Array]:
-    """The messages of a slot of this session that stands at ``start``, which it has no more then; see `messages`."""
-    # Messages are about as large as the log that they are made from.
+    """Yield and consume the messages of a slot of this session that stands at ``start``; see `messages`."""
+    # The messages have about the size of the log from which they are made.
     most = FIRST_PART if int(stop) - int(start) > PART_BYTES else _LARGEST_INT
     more = ", 'messages', 'true'" if marked else ""
     while True:
@@ -202,7 +202,7 @@ def take(
 
 
 def _decoded_again(connection: ReadingConnection, slot: str) -> int:
-    """Bytes of log before the next change of a slot that it must be decoded from."""
+    """Return how many bytes of log before the next change of a slot must be decoded again."""
     (batch,) = read(
         connection,
         f"SELECT (confirmed_flush_lsn - restart_lsn)::int8 FROM pg_replication_slots WHERE slot_name = '{slot}'",
@@ -223,8 +223,8 @@ def open_segment(
     """Open one segment of the log.
 
     :param start: the consistent point of the slot.
-    :param changes, progress: as `ReadsLog.read_segment` has them.
-    :raises LogGone: the slot is not there any more, or not where it was.
+    :param changes, progress: as in `ReadsLog.read_segment`.
+    :raises LogGone: the slot is gone, or was advanced.
     :raises SourceUnavailable: the server cannot be reached.
     :raises ConfigurationError: the privilege REPLICATION is missing.
     """
@@ -236,29 +236,29 @@ def open_segment(
 
 
 def check_slot(connection: Connection, name: str, initial: Lsn, stop: Lsn) -> None:
-    """Make sure that a slot still has everything from ``initial`` on, and that the log reaches to ``stop``.
+    """Check that a slot still has all of the log from ``initial`` on, and that the log reaches ``stop``.
 
-    :raises LogGone: it has not, or does not.
+    :raises LogGone: the slot is gone or was advanced, or the log ends before ``stop``.
     """
     slot, where = slots.state(connection, name), f"replication slot {name}"
     if slot is None or slot.lost:
         what = "is gone" if slot is None else f"has lost its log ({slot.wal_status})"
         raise LogGone(f"the slot that kept the log for this run {what}", where=where, hint=_NEW_RUN)
     _check_place(name, slot.confirmed, initial)
-    # Where the log ends early, the slot would simply give less.
+    # If the log ended early, the slot would return fewer changes without an error.
     flushed = Lsn.parse(value(connection, "pg_current_wal_flush_lsn()::text"))
     if flushed < stop:
         raise LogGone(
-            f"the log reaches to {flushed} only, and once it did to {stop}",
+            f"the log ends at {flushed}, but it had already reached {stop}",
             where=where,
-            hint=f"the server lost what it had, or another one is in its place: {_NEW_RUN}",
+            hint=f"the server lost a part of its log, or another server answers in its place: {_NEW_RUN}",
         )
 
 
 def _check_place(slot: str, confirmed: Lsn | None, initial: Lsn) -> None:
     if confirmed != initial:
         raise LogGone(
-            f"the slot was moved from {initial} to {confirmed}: someone else reads from it",
+            f"the slot was moved from {initial} to {confirmed}: another client reads from it",
             where=f"replication slot {slot}",
-            hint=f"leave the slots that are called {slots.PREFIX}… alone, and {_NEW_RUN}",
+            hint=f"do not use slots whose names begin with {slots.PREFIX} in other programs, and {_NEW_RUN}",
         )

@@ -1,7 +1,7 @@
-"""The log read on and on, keys only: which rows were touched since the last look, and whether they were left there.
+"""Follows the log, keys only: returns which rows were touched since the last read, and whether they exist afterwards.
 
-A temporary copy of the run's slot is emptied step by step, in one session, so nothing is decoded twice however often
-somebody looks. The server may hand out a transaction beyond the place that was asked for: it stays for the next look.
+A temporary copy of the run's slot is consumed step by step, in one session. So nothing is decoded twice, however often
+the log is read. The server may return a transaction beyond the requested end: it is kept for the next read.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class PostgresLogTail:
             else:
                 end = Lsn.parse(value(connection, "pg_current_wal_flush_lsn()::text"))
             check_slot(connection, self._slot, self._initial, end)
-        # Without a place to stop at, whatever the server hands out is taken.
+        # Without a given end, every transaction that the server returns counts.
         self._walker.state[walk_state.STOP] = int(end) if log_end is not None else _EVERYTHING
         with mapped_errors(where), slot_errors(where):
             for _ in self._walk(end):
@@ -93,7 +93,7 @@ class PostgresLogTail:
             self._walker.close()
             yield from self._net_change()
         self._reached = end
-        # A number of its own, between the changes that were read and those that come next.
+        # Reserve a number between the changes that were read and the next ones.
         self._walker.state[walk_state.ORDER] += 1
 
     def _walk(self, end: Lsn) -> Iterator[None]:
@@ -121,8 +121,8 @@ def open_tail(
     """Follow the log from ``start`` on.
 
     :param identity: names the slots and the publications.
-    :param tables: those that are rolled ``forward`` have another slot than the others, so all or none of them are.
-    :raises LogGone: the slot is not there any more, or not where it was.
+    :param tables: either all or none of them are rolled ``forward``, because these tables use another slot.
+    :raises LogGone: the slot is gone, or was advanced.
     :raises SourceUnavailable: the server cannot be reached.
     """
     slot, publication = identity["slot"], identity["publication"]
@@ -144,7 +144,7 @@ def open_tail(
 
 
 def as_logged(table: Table, names: Sequence[str]) -> Table:
-    """The table with those of its columns alone that the log has."""
+    """Return the table with only those of its columns that the log has."""
     if len(names) == len(table.columns):
         return table
     logged_indexes = [index for index, column in enumerate(table.columns) if column.name in names]

@@ -1,7 +1,7 @@
-"""Tuples in pgoutput messages: where their values lie, and how rows and keys are put where changes are netted.
+"""Tuples in pgoutput messages: locates their values, and writes rows and keys where changes are netted.
 
-``places``, here and in ``walk``, has two words for each column of a tuple: where its field begins (the letter before
-the value), and its bytes.
+``places``, here and in ``walk``, has two words for each column of a tuple: the position of its field (of the letter
+before the value), and the field's size in bytes.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from airflow_provider_cdc.sources.postgres.log.walk_state import BAD_TUPLE, SHAP
 
 @inner
 def find_relation(relations: Int64s, oid: int) -> int:
-    """The word of ``relations`` at which the entry for an OID is or would be."""
+    """Return the word of ``relations`` at which the entry of an OID is, or would be inserted."""
     mask = (len(relations) >> 1) - 1
     entry: int = (wrapping_multiply(oid, 0x9E3779B1) >> 7) & mask
     while relations[2 * entry] != 0 and relations[2 * entry] != oid + 1:
@@ -36,7 +36,7 @@ def find_relation(relations: Int64s, oid: int) -> int:
 
 @inner
 def take_tuple(data: Bytes, at: int, end: int, columns: int, places: Int64s) -> int:
-    """Find the fields of a TupleData; returns the position after it, or minus one of the codes."""
+    """Locate the fields of a TupleData. Return the position after it, or a negated code."""
     if end - at < 2:
         return -BAD_TUPLE
     if load16be(data, at) != columns:
@@ -63,7 +63,7 @@ def take_tuple(data: Bytes, at: int, end: int, columns: int, places: Int64s) -> 
 
 @inner
 def has_unchanged(data: Bytes, columns: int, places: Int64s) -> bool:
-    """Whether a tuple leaves out a value."""
+    """Whether a tuple omits a value because it is unchanged."""
     unchanged = False
     for column in range(columns):
         unchanged |= load8(data, places[2 * column]) == UNCHANGED_VALUE
@@ -72,7 +72,7 @@ def has_unchanged(data: Bytes, columns: int, places: Int64s) -> bool:
 
 @inner
 def fill_in(data: Bytes, columns: int, places: Int64s, others: Int64s) -> None:
-    """Let the values that a new row does not repeat be those of the old row."""
+    """Take the values that a new row omits from the old row."""
     for column in range(columns):
         if load8(data, places[2 * column]) == UNCHANGED_VALUE:
             places[2 * column] = others[2 * column]
@@ -81,7 +81,7 @@ def fill_in(data: Bytes, columns: int, places: Int64s, others: Int64s) -> None:
 
 @inner
 def put_row(target: Bytes, start: int, data: Bytes, columns: int, places: Int64s) -> int:
-    """Write a row to ``target``: all fields as an image; its size."""
+    """Write a row to ``target`` as an image with all fields. Return its size."""
     store8(target, start, columns >> 8)
     store8(target, start + 1, columns)
     at = start + 2
@@ -95,9 +95,10 @@ def put_row(target: Bytes, start: int, data: Bytes, columns: int, places: Int64s
 def reorder(
     data: Bytes, at: int, end: int, columns: int, orders: Int32s, order: int, places: Int64s, row: Bytes
 ) -> int:
-    """Write the tuples in ``data[at:end]`` to ``row``: their fields in the table's order, NULL for what is not read.
+    """Write the tuples in ``data[at:end]`` to ``row``, with their fields in the table's order. Fields of columns that
+    are not read become NULL.
 
-    :returns: the size, or minus a code.
+    :returns: the size, or a negated code.
     """
     told = int(orders[order])
     target = 0
@@ -122,7 +123,7 @@ def reorder(
 
 @inner
 def put_key(net: Net, data: Bytes, places: Int64s, key_columns: Int32s, keys_at: int, keys: int) -> int:
-    """Make a key ready for ``net``: its columns' fields as an image of their own; its size, or -1: a NULL."""
+    """Write a key to ``net``: an image of the key columns' fields. Return its size, or -1 if a field is NULL."""
     target = key_place(net.state)
     store8(net.bytes, target, keys >> 8)
     store8(net.bytes, target + 1, keys)

@@ -1,13 +1,12 @@
-"""The kernel that walks pgoutput messages: everything that a log is full of, without a step of Python per message.
+"""The kernel that processes pgoutput messages: everything frequent in a log, without a step of Python per message.
 
-It follows the transactions, tells by where they commit which of them count, and nets the rows of the copied tables
-(``sources.netting``). Whatever is rare or odd it leaves to the caller: it returns ``ODD`` with the message at
-``state[AT]``.
+It follows the transactions, decides by their commit positions which of them count, and nets the row changes of the
+copied tables (``sources.netting``). It leaves rare or unknown messages to the caller: it returns ``ODD`` with the
+message at ``state[AT]``.
 
 A position in the log divides transactions by where their commit record *begins*: the consistent point of a slot, or of
-a snapshot that was exported with one, is where some record ended, and what it contains are the transactions whose
-commit records begin before it.
-
+a snapshot that was exported with it, is the end of a record. It includes the transactions whose commit records begin
+before it.
 Formats: https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html, version 1.
 """
 
@@ -95,12 +94,12 @@ _ORIGIN, _TYPE, _MESSAGE = 0x4F, 0x59, 0x4D
 _OLD, _KEY, _NEW = 0x4F, 0x4B, 0x4E
 _BEGIN_BYTES, _COMMIT_BYTES, _LEAST_MESSAGE_BYTES = 21, 26, 15
 _EPOCH = 946_684_800_000_000
-"""Microseconds from 1970 to 2000, from when PostgreSQL counts."""
+"""Microseconds from 1970 to 2000, the epoch of PostgreSQL."""
 
 _ROW_SLACK = 2 * HEADER + 8
 MOST_RECORDS = 4
-"""That one row change may add: what was there before, and of tables that are rolled forward what it left, of two keys.
-"""
+"""Maximum number of records that one row change adds: the old state of two keys and, for tables that are rolled
+forward, the new state of both."""
 
 
 @inner
@@ -118,8 +117,8 @@ def _net_change(
     net: Net,
     changes: Changes,
 ) -> int:
-    """Net the change in ``data[at:end]``, what follows the OID of the relation, and note it by itself where that is
-    wanted; MORE stands for success."""
+    """Net the change in ``data[at:end]``, which follows the OID of the relation. If single changes are needed, also
+    record this one. Return MORE on success."""
     info = table * TABLE_WORDS
     columns, keys_at, keys = tables[info + COLUMNS], tables[info + KEYS_AT], tables[info + KEYS]
     forward = tables[info + FORWARD] != 0
@@ -153,17 +152,17 @@ def _net_change(
     if at != end:
         return BAD_LENGTH
 
-    # At most the old row as a row, as a key, and as what the new key or row takes over from it; and the new row.
+    # At most the old row as a row, as a key, and as the unchanged values of the new key or row; and the new row.
     span = end - (old if old >= 0 else new)
     words = _ROW_SLACK + ((3 * span) >> 3)
     if forward:
-        # Both keys stand there once more, the new one with its row.
+        # Both keys are written once more, the new one with its row.
         words *= 2
     if not has_room(net, MOST_RECORDS, words):
         state[WANTED] = words
         return NO_ROOM
     each = tables[info + FORWARD] > 1
-    # What the new row takes over from the old one stands in both.
+    # Values that the new row takes over from the old row are part of both.
     if each and not has_room_for(changes, change_words(2 * span)):
         state[WANTED] = change_words(2 * span)
         return NO_ROOM_FOR_CHANGES
@@ -199,7 +198,7 @@ def _net_change(
             touch(net, table, size, data, 0, NO_ROW, state[ORDER])
         if new >= 0 and forward:
             size = put_key(net, data, new_places, key_columns, keys_at, keys)
-            # Values may be the old row's, so the new row is put together: right where it is to stay.
+            # The new row may contain values of the old row. It is assembled directly at its final place.
             row = key_place(net.state) + ((size + 7) >> 3 << 3)
             row_bytes = put_row(net.bytes, row, data, columns, new_places)
             leave(net, table, size, net.bytes, row, row_bytes, state[ORDER])
@@ -221,9 +220,9 @@ def _net_keys(
     new_places: Int64s,
     net: Net,
 ) -> int:
-    """As `_net_change`, of a table of which only the keys are read.
+    """Like `_net_change`, for a table of which only the keys are read.
 
-    An UPDATE tells the old key only where it is another one, or where the new row does not repeat a value of it.
+    An UPDATE has the old key only if the key changes, or if the new row omits a value of it.
     """
     info = table * TABLE_WORDS
     columns, keys_at, keys = tables[info + COLUMNS], tables[info + KEYS_AT], tables[info + KEYS]
@@ -283,13 +282,13 @@ def walk(
     net: Net,
     changes: Changes,
 ) -> int:
-    """Walk the messages from number ``state[AT]`` on as far as they are ordinary.
+    """Process the messages from number ``state[AT]`` on, until one needs the caller.
 
-    :param ends: where each message begins in ``data``, and where the last one ends; increasing, and inside.
-    :param row: where a row is put together whose columns come in another order, or are not all read; if there are any
-        such, it has room for the longest message, and for one byte more for each column of two rows.
-    :param places, new_places: ``int64[2 * columns]`` to work in, for the most columns that a table has.
-    :returns: one of the codes of ``walk_state``.
+    :param ends: the beginning of each message in ``data``, and the end of the last one; increasing and within ``data``.
+    :param row: buffer for rows whose columns come in another order or are not all read. If there are such rows, it has
+        room for the longest message plus one byte for each column of two rows.
+    :param places, new_places: work arrays, ``int64[2 * columns]`` for the largest number of columns of any table.
+    :returns: a code of ``walk_state``.
     """
     while state[AT] < len(ends) - 1:
         at, end = int(ends[state[AT]]), int(ends[state[AT] + 1])
@@ -302,7 +301,7 @@ def walk(
             if state[PHASE] != BETWEEN:
                 return OUT_OF_PLACE
             commit = load64be(data, at + 1)
-            # The order of commits is the order of transactions: also for what a position divides.
+            # Transactions are ordered by their commits. Positions divide them in the same order.
             if commit <= state[COMMIT]:
                 return BAD_COMMIT
             if commit >= state[STOP]:
@@ -353,7 +352,7 @@ def walk(
             if state[PHASE] != OPEN:
                 return OUT_OF_PLACE
         elif kind == _MESSAGE:
-            # What applications write for each other changes no row, and may stand anywhere.
+            # Messages between applications change no rows and may occur anywhere.
             if end - at < _LEAST_MESSAGE_BYTES:
                 return BAD_LENGTH
             if load64be(data, at + 2) >= state[MARKED]:

@@ -1,7 +1,7 @@
-"""Follows the messages of a slot: the kernel of ``walk.py`` for what is frequent, this module for what is rare.
+"""Processes the messages of a slot: frequent ones in the kernel of ``walk.py``, rare ones in this module.
 
-The kernel stops at every message that it does not know or cannot decide on. Whatever this module does not know either
-stops the run. Where the messages come from does not matter here.
+The kernel stops at every message that it does not know or cannot process. A message that this module does not know
+either stops the run. The source of the messages does not matter here.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from airflow_provider_cdc.sources.postgres.slots.end_mark import EndMark
 _Read = TypeVar("_Read")
 
 _NEW_RUN = "trigger a new run"
-_LEAVE_ALONE = f"leave the definitions of copied tables alone while a run lasts; {_NEW_RUN}"
+_LEAVE_ALONE = f"do not alter copied tables while a run lasts; {_NEW_RUN}"
 _REPORT = "report this with the server's version"
 _ALWAYS = 2**63 - 1
 _FIRST_RELATIONS = 64
@@ -44,21 +44,21 @@ _FIRST_RELATIONS = 64
 _DAMAGE = {
     walk_state.BAD_LENGTH: "a message has an impossible length",
     walk_state.BAD_TUPLE: "a row is malformed",
-    walk_state.BAD_COMMIT: "a transaction does not commit where it should: after the one before, and where it says",
-    walk_state.OUT_OF_PLACE: "a message stands where none of its kind can be",
-    walk_state.NO_RELATION: "a row is of a table that the log has not described",
+    walk_state.BAD_COMMIT: "a transaction's commit is not after the previous one, or not at the announced position",
+    walk_state.OUT_OF_PLACE: "a message occurs where no message of its kind is allowed",
+    walk_state.NO_RELATION: "a row belongs to a table that the log has not described",
 }
 
 
 class LogWalker:
-    """Nets the row changes that a slot tells of, from messages that come in batches.
+    """Nets the row changes of a slot, given as batches of messages.
 
-    :param slot: its name, for messages.
-    :param initial: transactions that begin to commit before it do not count.
-    :param stop: transactions that begin to commit there or later do not count.
-    :param mark: what must be met before the end.
+    :param slot: the slot's name, for messages.
+    :param initial: transactions whose commit begins before it do not count.
+    :param stop: transactions whose commit begins at it or later do not count.
+    :param mark: the mark that must occur before the end.
 
-    ``state`` is that of ``walk.walk``. When ``close`` was called, ``change`` holds the result.
+    ``state`` is the state of ``walk.walk``. After ``close``, ``change`` has the result.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class LogWalker:
         self._places: Int64s = np.zeros(2 * most, np.int64)
         self._new_places: Int64s = np.zeros(2 * most, np.int64)
         self.change = NetChange(np.array([table.keyless for table in self._tables], np.uint8))
-        # A slot gives one segment.
+        # A slot has one segment.
         self.changes = ChangeLog(tracked, 0, lambda commit, _: str(Lsn(commit)))
         self.state: Int64s = np.zeros(walk_state.STATE_WORDS, np.int64)
         self.state[walk_state.INITIAL] = int(initial)
@@ -99,18 +99,18 @@ class LogWalker:
 
     @property
     def where(self) -> str:
-        """The transaction at hand, for messages."""
+        """The current transaction, for messages."""
         commit = Lsn(int(self.state[walk_state.COMMIT]))
         if self.state[walk_state.PHASE] == walk_state.BETWEEN:
             return f"{self._slot}, after {commit}"
         return f"{self._slot}, transaction {self.state[walk_state.XID]} that commits at {commit}"
 
     def run(self, messages: pa.BinaryArray) -> bool:
-        """Take a batch of messages.
+        """Process a batch of messages.
 
-        :returns: whether the end is reached: what follows does not count.
-        :raises ExactnessError: something that the proof does not allow for.
-        :raises DecodeError: the messages are not what they should be.
+        :returns: whether the end is reached, so that later messages do not count.
+        :raises ExactnessError: the log has something that makes an exact copy impossible.
+        :raises DecodeError: the messages are malformed.
         """
         if messages.null_count:
             raise self._damaged("null instead of a message")
@@ -139,20 +139,20 @@ class LogWalker:
             self.state[walk_state.AT] += 1
 
     def close(self) -> None:
-        """There are no more messages.
+        """Finish: there are no more messages.
 
-        :raises DecodeError: they end within a transaction.
-        :raises LogGone: the mark was not among them.
+        :raises DecodeError: the messages end within a transaction.
+        :raises LogGone: the mark did not occur.
         """
         if self.state[walk_state.PHASE] != walk_state.BETWEEN:
             raise self._damaged("the log ends within a transaction")
         if self._mark is not None:
             raise LogGone(
-                "the log is not the one that it was when the tables were read: what the run wrote into it then is "
-                "not there any more",
+                "the log is not the same as when the tables were read: the mark that the run wrote into the log is "
+                "missing",
                 where=f"replication slot {self._slot}, before {Lsn(int(self.state[walk_state.STOP]))}",
-                hint="the server lost what it had: its disk or its machine was put back to an earlier state, or it "
-                f"crashed with fsync=off. {_NEW_RUN}",
+                hint="the server lost a part of its log: its disk or its machine was put back to an earlier state, or "
+                f"it crashed with fsync=off. {_NEW_RUN}",
             )
 
     def _walk(self, data: Bytes, ends: Int32s) -> int:
@@ -164,7 +164,7 @@ class LogWalker:
         )  # fmt: skip
 
     def _lay_out(self, tracked: Sequence[TrackedTable]) -> Int32s:
-        """Fill ``tables`` of the kernel; returns ``key_columns``."""
+        """Fill ``tables`` of the kernel, and return ``key_columns``."""
         key_columns: list[int] = []
         for index, tracked_table in enumerate(tracked):
             names = [column.name for column in tracked_table.table.columns]
@@ -180,12 +180,13 @@ class LogWalker:
         return np.array(key_columns, np.int32)
 
     def _odd(self, message: bytes) -> None:
-        """Deal with a message that the kernel leaves alone."""
+        """Process a message that the kernel leaves to the caller."""
         kind = message[0]
         if kind == pgoutput.STREAM_ABORT and self.state[walk_state.PHASE] == walk_state.BETWEEN:
-            # PostgreSQL 18 says it of a transaction that was rolled back and of which it never said anything: it drops
-            # what it collected of one that became larger than logical_decoding_work_mem, and then takes the savepoints
-            # in it for streamed. What never began has nothing to take back. Where something is open it stays unknown.
+            # PostgreSQL 18 sends this for a transaction that was rolled back and of which it sent nothing before: it
+            # drops the collected changes of a transaction larger than logical_decoding_work_mem, and then treats the
+            # transaction's savepoints as streamed. Nothing was sent, so there is nothing to undo. Within an open
+            # transaction, the message counts as unknown.
             if len(message) != pgoutput.STREAM_ABORT_BYTES:
                 raise self._damaged(_DAMAGE[walk_state.BAD_LENGTH])
             return
@@ -194,9 +195,7 @@ class LogWalker:
                 self._mark = None
             return
         if kind not in (pgoutput.RELATION, pgoutput.TRUNCATE):
-            raise UnknownEvent(
-                f"this reader does not know messages of type {chr(kind)!r}", where=self.where, hint=_REPORT
-            )
+            raise UnknownEvent(f"unknown message type {chr(kind)!r}", where=self.where, hint=_REPORT)
         if self.state[walk_state.PHASE] != walk_state.OPEN:
             raise self._damaged(_DAMAGE[walk_state.OUT_OF_PLACE])
         if kind == pgoutput.RELATION:
@@ -205,17 +204,17 @@ class LogWalker:
             self._truncate(self._read(pgoutput.truncated, message))
 
     def _relation(self, found: pgoutput.Relation) -> None:
-        """Note which table a relation is, or is a leaf of.
+        """Register the table to which a relation belongs, as the table itself or as a leaf.
 
-        It is described once, with the first change, and again after each alteration: a transaction that does not count
-        may be the one that brings it.
+        A relation is described with its first change, and again after each alteration, possibly in a transaction that
+        does not count.
         """
         index = self._indexes.get(found.oid)
         if index is not None:
             table = self._tables[index]
             if table.details.get("kind") == "p" and not table.details.get("as_root", True):
                 raise ConfigurationError(
-                    "the publication tells of a partitioned table as a whole, which it did not when the run began",
+                    "the publication now publishes a partitioned table as a whole, unlike when the run began",
                     where=f"{table.name} at {self.where}",
                     hint=_LEAVE_ALONE,
                 )
@@ -232,8 +231,8 @@ class LogWalker:
         self._register(found.oid, walk_state.UNTRACKED if index is None else index | self._order_of(found, index))
 
     def _order_of(self, found: pgoutput.Relation, index: int) -> int:
-        """What is added to the index of a table for a relation whose rows are put together anew: ``orders`` then tells
-        how. Values of columns that are not read go no further than the message."""
+        """Return what is added to a table's index for a relation whose columns must be reordered or left out;
+        ``orders`` then has the order. Values of columns that are not read are not taken from the message."""
         names = [column.name for column in self._tables[index].columns]
         told = {name: place for place, (name, *_) in enumerate(found.columns)}
         places = [told[name] if name in self._columns_read[index] else walk_state.NOT_READ for name in names]
@@ -246,16 +245,16 @@ class LogWalker:
     def _check(
         self, found: pgoutput.Relation, index: int, name: TableName, columns: Sequence[Column], what: str
     ) -> None:
-        """Stop the run if a relation is not what it was."""
+        """Stop the run if a relation differs from the recorded one."""
         told = {name for name, *_ in found.columns}
-        # A publication may leave out what is not read.
+        # A publication may leave out columns that are not read.
         expected = [
             (column.name, int(column.details["oid"]), int(column.details["typmod"]))
             for column in columns
             if column.name in told or column.name in self._columns_read[index]
         ]
         if found.name != name:
-            change = f"it is called {found.name} now"
+            change = f"it is now called {found.name}"
         elif list(found.columns) != expected:
             names = {column[0] for column in set(found.columns) ^ set(expected)} or {"their order"}
             change = f"its columns have changed ({', '.join(sorted(names))})"
@@ -268,15 +267,15 @@ class LogWalker:
         if index in self._keys_only:
             if missing := sorted(set(self._tables[index].key) - found.identifying):
                 raise ImageNotWhole(
-                    f"the log does not tell the key of old rows: its replica identity lacks {', '.join(missing)}",
+                    f"the log does not have the key of old rows: its replica identity lacks {', '.join(missing)}",
                     where=f"{name} at {self.where}",
-                    hint=f"let the key be the replica identity (the table's and each of its partitions'), then "
+                    hint=f"make the key the replica identity (of the table and of each of its partitions), then "
                     f"{_NEW_RUN}",
                 )
             return
         if found.identity != pgoutput.FULL:
             raise ImageNotWhole(
-                "the log does not hold whole old rows: the replica identity is not FULL",
+                "the log does not have whole old rows: the replica identity is not FULL",
                 where=f"{name} at {self.where}",
                 hint=f"ALTER TABLE … REPLICA IDENTITY FULL (the table and each of its partitions), then {_NEW_RUN}",
             )
@@ -295,7 +294,7 @@ class LogWalker:
             table = self._table_of(oid)
             if table is not None and self.state[walk_state.COUNTS]:
                 raise SchemaChanged(
-                    "TRUNCATE on a table that is being copied",
+                    "TRUNCATE of a table that is being copied",
                     where=f"{table.name} at {self.where}",
                     hint=f"do not truncate copied tables while a run lasts; {_NEW_RUN}",
                 )
@@ -325,7 +324,7 @@ class LogWalker:
         return DecodeError(message, where=self.where, hint=_REPORT)
 
     def _read(self, parse: Callable[[bytes], _Read], message: bytes) -> _Read:
-        """``parse(message)``, with the place in whatever error it raises."""
+        """Return ``parse(message)``. Add the current transaction to the errors that it raises."""
         try:
             return parse(message)
         except DecodeError as error:
@@ -333,13 +332,13 @@ class LogWalker:
 
 
 def _oid(table: Table) -> int:
-    """The table's OID, as the schema has it."""
+    """Return the table's OID, as recorded in its schema."""
     return int(table.columns[0].details["relation"])
 
 
 @kernel
 def _enter(relations: Int64s, oid: int, index: int) -> int:
-    """Note that an OID stands for the tracked table ``index``; returns 1 if it is new."""
+    """Map an OID to the tracked table ``index``. Return 1 if the OID is new."""
     entry = find_relation(relations, oid)
     added = 1 if relations[entry] == 0 else 0
     relations[entry] = oid + 1
