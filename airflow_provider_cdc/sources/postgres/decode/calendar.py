@@ -1,4 +1,4 @@
-"""Days and dates for kernels and messages, in the proleptic Gregorian calendar, which PostgreSQL uses."""
+"""Conversion of days and dates, for kernels and messages, in PostgreSQL's proleptic Gregorian calendar."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from airflow_provider_cdc.core.kernels.compile import inner
 
 DAY_MICROS = 86_400_000_000
 
-# ADBC adds the difference of the two epochs (2000 and 1970) to what is stored, and ignores overflow. So the two
-# infinities, and timestamps beyond Arrow's range, become numbers below everything that PostgreSQL can store.
+# ADBC adds the difference of the two epochs (2000 and 1970) to the stored value, and ignores overflow. So the two
+# infinities, and timestamps beyond Arrow's range, become numbers below every value that PostgreSQL can store.
 FIRST_DAY = -2_440_588
 """The first date that PostgreSQL stores, 4714-11-24 BC, in days since 1970."""
 FIRST_MICRO = FIRST_DAY * DAY_MICROS
@@ -17,8 +17,8 @@ INFINITE_MICRO, MINUS_INFINITE_MICRO = -(2**63) + 946_684_799_999_999, -(2**63) 
 
 @inner
 def days_of(year: int, month: int, day: int) -> int:
-    """Days from 1970-01-01 to a date. The year before 1 is 0. Whether the month has that day is not checked."""
-    # Years begin in March here, so that the leap day comes last.
+    """Return the days from 1970-01-01 to a date. The year before 1 is 0. Does not check that the day exists."""
+    # Years begin in March here, so that a leap day is the last day of its year.
     year -= 1 if month <= 2 else 0
     era = year // 400
     of_era = year - era * 400
@@ -28,14 +28,14 @@ def days_of(year: int, month: int, day: int) -> int:
 
 @inner
 def month_days(year: int, month: int) -> int:
-    """The days of a month."""
+    """Return the number of days of a month."""
     if month == 2:
         return 29 if year % 4 == 0 and (year % 100 != 0 or year % 400 == 0) else 28
     return 30 if month == 4 or month == 6 or month == 9 or month == 11 else 31
 
 
 def text_of_day(day: int) -> str:
-    """A date as PostgreSQL prints it, from what ADBC makes of it."""
+    """Format a date as PostgreSQL does, given the value that ADBC returns for it."""
     if day < FIRST_DAY:
         return "infinity" if day == INFINITE_DAY else "-infinity"
     day += 719_468
@@ -50,7 +50,7 @@ def text_of_day(day: int) -> str:
 
 
 def text_of_micro(micro: int) -> str:
-    """A timestamp as PostgreSQL prints it, without its time zone, from what ADBC makes of it."""
+    """Format a timestamp as PostgreSQL does, without time zone, given the value that ADBC returns for it."""
     if micro == INFINITE_MICRO:
         return "infinity"
     if micro == MINUS_INFINITE_MICRO:
@@ -63,7 +63,7 @@ def text_of_micro(micro: int) -> str:
 
 
 def text_of_time(micro: int) -> str:
-    """A time of day as PostgreSQL prints it."""
+    """Format a time of day as PostgreSQL does."""
     seconds, fraction = divmod(micro, 1_000_000)
     text = f"{seconds // 3600:02}:{seconds // 60 % 60:02}:{seconds % 60:02}"
     return f"{text}.{fraction:06}".rstrip("0") if fraction else text

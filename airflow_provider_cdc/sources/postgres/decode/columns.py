@@ -1,6 +1,7 @@
-"""The last step to Arrow, the same for rows that were read and for images of the log, since both are the same arrays.
+"""The last step to Arrow. It is the same for rows that were read and for row images of the log: both are ADBC's arrays.
 
-The policy for values that Arrow cannot hold is applied here, and all NaNs, which can have different bits, are made one.
+It applies the policy for values that Arrow cannot hold. It also replaces all NaNs, which can differ in their bits, by
+one NaN.
 """
 
 from __future__ import annotations
@@ -41,21 +42,21 @@ _NEW_RUN = "leave the definitions of copied tables alone while a run lasts; trig
 _CHUNK = 10**18
 
 NO_NUMBER = -(2**63)
-"""The high half of a decimal that is not a number. No number has it. The low half is then the sign field that
-numeric_send writes."""
+"""The high half of a decimal that is NaN or infinite. No number has this value. The low half is then the sign field
+that numeric_send writes."""
 _NO_NUMBERS = {0xC000: "NaN", 0xD000: "Infinity", 0xF000: "-Infinity"}
 
 
 def finish_batch(
     table: Table, batch: pa.RecordBatch, nulled: dict[str, int] | None = None, odd: list[OddValue] | None = None
 ) -> pa.RecordBatch:
-    """Rows of ``types.arrow_schema`` from arrays of ``types.select_list`` that ADBC or `row_cells` made.
+    """Convert arrays of ``types.select_list``, made by ADBC or `row_cells`, to rows of ``types.arrow_schema``.
 
-    :param nulled: where the number of values of each column that the policy made null is added.
-    :param odd: where values that fit no Arrow type are noted if the policy is ``error``, unless they may not wait
-        (`odd_values.check_noted`); a placeholder stands in for them.
-    :raises ValueNotRepresentable: a value fits no Arrow type, the policy is ``error``, and it was not noted.
-    :raises SchemaChanged: the columns have other types than ``table`` says, or a NULL where there can be none.
+    :param nulled: counts, by column, the values that the policy replaced by null; this call adds to it.
+    :param odd: collects values that fit no Arrow type if the policy is ``error``, unless they must stop the run at once
+        (`odd_values.check_noted`). A placeholder replaces each of them.
+    :raises ValueNotRepresentable: a value fits no Arrow type, the policy is ``error``, and the value was not collected.
+    :raises SchemaChanged: the columns have other types than in ``table``, or there is a NULL in a NOT NULL column.
     """
     columns = column_types(table)
     if batch.schema.names != [column.name for column in columns]:
@@ -81,13 +82,14 @@ def finish(
     nulled: dict[str, int] | None = None,
     odd: list[OddValue] | None = None,
 ) -> pa.Array:
-    """``array`` as ``column.arrow``.
+    """Convert ``array`` to the type ``column.arrow``.
 
     :param table: the table's name, for messages.
-    :param nulled: where the number of values that became null is added.
-    :param odd: where values that the Arrow type cannot hold are noted if the policy is to stop.
-    :raises ValueNotRepresentable: a value that the Arrow type cannot hold, the policy is to stop, and it was not noted.
-    :raises SchemaChanged: an array of another type than ADBC makes of the column's, or a NULL in a NOT NULL column.
+    :param nulled: counts the values that became null; this call adds to it.
+    :param odd: collects values that the Arrow type cannot hold if the policy is ``error``.
+    :raises ValueNotRepresentable: the Arrow type cannot hold a value, the policy is ``error``, and the value was not
+        collected.
+    :raises SchemaChanged: the array has another type than ADBC's for the column, or a NULL in a NOT NULL column.
     """
     where = f"{table}.{column.name}"
     if isinstance(array, pa.ExtensionArray):
@@ -126,8 +128,8 @@ def finish(
 
 
 def _values(array: pa.Array, kind: type[Any]) -> np.ndarray[Any, Any]:
-    """The values of an array of fixed width, as numbers of ``kind`` (two of a decimal); those of nulls may be
-    anything."""
+    """Return the values of a fixed-width array as numbers of ``kind``, two for each decimal. The numbers of nulls are
+    arbitrary."""
     numbers: np.ndarray[Any, Any] = bytes_of(array.buffers()[1]).view(kind)
     each = int(array.type.bit_width) // (8 * numbers.itemsize)
     return numbers[each * array.offset : each * (array.offset + len(array))]
@@ -142,7 +144,7 @@ def _without(
     nulled: dict[str, int] | None,
     odd: list[OddValue] | None,
 ) -> pa.Array:
-    """``array`` without the ``strange`` values, or an error that names the first of them."""
+    """Return ``array`` without the ``strange`` values, or raise an error that names the first of them."""
     if not strange.any():
         return array
     strange &= np.asarray(array.is_valid())
@@ -158,8 +160,8 @@ def _without(
             return ValueNotRepresentable(
                 f"the {column.family.value} {value} fits no {column.arrow}",
                 where=where,
-                hint="set unrepresentable to 'string' (the column becomes text) or, where no key needs it, 'null'; "
-                f"or correct the rows of which {column.name} is {value!r}, or leave the table out",
+                hint="set unrepresentable to 'string' (the column becomes text) or, if no key needs it, 'null'; or "
+                f"correct the rows in which {column.name} is {value!r}, or leave the table out",
             )
 
         note(odd, column.name, strange, error)
@@ -173,7 +175,7 @@ def _without(
 
 
 def _floats(array: pa.Array) -> pa.Array:
-    """With the same bits for every NaN, as values from a text have them."""
+    """Give every NaN the same bits as a NaN that is parsed from a text."""
     values = _values(array, np.float32 if array.type == pa.float32() else np.float64)
     odd = np.isnan(values)
     if not odd.any():
@@ -193,7 +195,7 @@ def _uuids(array: pa.Array) -> pa.Array:
 
 
 def _decimals(where: str, column: ColumnType, array: pa.Array) -> tuple[pa.Array, np.ndarray[Any, Any]]:
-    """The numbers that the texts stand for, and which of them are NaN or infinite."""
+    """Parse the texts of decimals. Return the numbers, and which of them are NaN or infinite."""
     rows = len(array)
     _, offsets, data = array.buffers()
     ends = bytes_of(offsets).view(np.int32)[array.offset : array.offset + rows + 1]
@@ -202,13 +204,13 @@ def _decimals(where: str, column: ColumnType, array: pa.Array) -> tuple[pa.Array
     valid: Bytes = np.asarray(array.is_valid()).astype(np.uint8)
     bad = _parse_decimals(bytes_of(data), ends, valid, column.precision - column.scale, column.scale, values, odd)
     if bad != ALL_GOOD:
-        raise DecodeError(f"{str(array[bad])!r} is no {column.arrow}", where=where)
+        raise DecodeError(f"{str(array[bad])!r} is not a {column.arrow}", where=where)
     buffers = [_validity(array), pa.py_buffer(values)]
     return pa.Array.from_buffers(column.arrow, rows, buffers, array.null_count), odd.view(np.bool_)
 
 
 def _validity(array: pa.Array) -> pa.Buffer | None:
-    """The bitmap, from bit 0."""
+    """Return the validity bitmap, starting at bit 0."""
     if not array.null_count:
         return None
     return pa.py_buffer(np.packbits(np.asarray(array.is_valid()), bitorder="little"))
@@ -231,7 +233,7 @@ def _print_uuids(stored: Bytes, rows: int, out: Bytes) -> None:
 
 @inner
 def _is_number(data: Bytes, at: int, end: int) -> bool:
-    """Whether a text of numeric is one: not ``NaN``, ``Infinity`` or ``-Infinity``."""
+    """Whether the text of a numeric is a number: not ``NaN``, ``Infinity`` or ``-Infinity``."""
     size = end - at
     if size == 3:
         return not (load8(data, at) == 0x4E and load8(data, at + 1) == 0x61 and load8(data, at + 2) == 0x4E)
@@ -249,7 +251,8 @@ def _is_number(data: Bytes, at: int, end: int) -> bool:
 def _parse_decimals(
     data: Bytes, ends: Int32s, valid: Bytes, whole_digits: int, scale: int, out: Int64s, odd: Bytes
 ) -> int:
-    """128-bit integers, the values times 10^scale; the number of the first text that is malformed, or ALL_GOOD."""
+    """Write the values times 10^scale as 128-bit integers. Return the number of the first malformed text, or
+    ALL_GOOD."""
     for row in range(len(valid)):
         at, end = int(ends[row]), int(ends[row + 1])
         if not valid[row]:

@@ -1,8 +1,8 @@
-"""Arrow arrays from the texts in row images: the very arrays that ADBC makes of the same values.
+"""Makes Arrow arrays from the texts in row images: the same arrays that ADBC makes from the same values.
 
-So what follows (``columns.finish``) is the same for both. The texts are those of the output functions under
-``types.SESSION_SETTINGS``: numbers in decimal digits, dates as ISO 8601 has them with `` BC`` behind those before the
-year 1, ``bytea`` in hexadecimal digits.
+So the next step (``columns.finish``) is the same for both. The texts are written by the output functions under
+``types.SESSION_SETTINGS``: numbers in decimal digits, dates in ISO 8601 format, followed by `` BC`` before the year 1,
+``bytea`` in hexadecimal digits.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _DATE, _TIMESTAMP, _TIMESTAMP_UTC = 0, 1, 2
 
 
 def image_array(where: str, column: ColumnType, located: Located, index: int) -> pa.Array:
-    """Column ``index`` of a batch of images, as ADBC would read it.
+    """Return column ``index`` of a batch of images, as ADBC would read it.
 
     :param where: the column's name, for messages.
-    :raises DecodeError: a value is not what an output function prints.
+    :raises DecodeError: a value is not the text of an output function.
     """
     rows, starts, lengths = located.rows, located.starts[index], located.lengths[index]
     match column.family:
@@ -72,9 +72,9 @@ def image_array(where: str, column: ColumnType, located: Located, index: int) ->
 
 
 def texts(where: str, located: Located, index: int) -> pa.Array:
-    """Column ``index`` as text.
+    """Return column ``index`` as text.
 
-    :raises DecodeError: it is not UTF-8, or more than an array holds.
+    :raises DecodeError: the text is not UTF-8, or longer than an array can hold.
     """
     total = int(located.totals[index])
     _check_total(where, total)
@@ -96,7 +96,8 @@ def texts(where: str, located: Located, index: int) -> pa.Array:
         raise DecodeError(
             f"the text is not UTF-8: {error}",
             where=where,
-            hint="the server checks what it stores, so a row is damaged: correct it, or leave the column out (columns)",
+            hint="the server checks text when it is stored, so a row is damaged: correct it, or leave the column out "
+            "(columns)",
         ) from error
     return array
 
@@ -149,7 +150,7 @@ def _parse_integers(data: Bytes, starts: Int32s, lengths: Int32s, rows: int, low
                 at += 1
             if end - at < 1 or end - at > 19:
                 return row
-            # Negative, since there is one more number below zero. What does not fit wraps around once, to above zero.
+            # Negative, because there is one more number below zero. A value that does not fit becomes positive once.
             while at < end:
                 digit = load8(data, at) - 0x30
                 if digit < 0 or digit > 9:
@@ -199,7 +200,7 @@ def _parse_hex(data: Bytes, starts: Int32s, lengths: Int32s, rows: int, offsets:
 
 @inner
 def _two_digits(data: Bytes, at: int) -> int:
-    """The number that two digits stand for; negative if they are not digits."""
+    """Return the number of two digits; negative if they are not digits."""
     first, second = load8(data, at) - 0x30, load8(data, at + 1) - 0x30
     if first < 0 or first > 9 or second < 0 or second > 9:
         return -1
@@ -208,7 +209,7 @@ def _two_digits(data: Bytes, at: int) -> int:
 
 @inner
 def _infinity(data: Bytes, at: int, end: int) -> int:
-    """1 for ``infinity``, -1 for ``-infinity``, 0 for anything else."""
+    """Return 1 for ``infinity``, -1 for ``-infinity``, 0 for anything else."""
     sign = 1
     if at < end and load8(data, at) == 0x2D:
         sign = -1
@@ -223,7 +224,7 @@ def _infinity(data: Bytes, at: int, end: int) -> int:
 
 @inner
 def _time_of_day(data: Bytes, at: int, end: int) -> int:
-    """Microseconds of ``hh:mm:ss``, with up to six digits of a second's fraction; negative if it is not a time."""
+    """Return the microseconds of ``hh:mm:ss``, with up to six digits of a fraction; negative if it is not a time."""
     if end - at < 8 or load8(data, at + 2) != 0x3A or load8(data, at + 5) != 0x3A:
         return -1
     hour, minute, second = _two_digits(data, at), _two_digits(data, at + 3), _two_digits(data, at + 6)
@@ -308,7 +309,7 @@ def _parse_dates(data: Bytes, starts: Int32s, lengths: Int32s, rows: int, kind: 
             time = _time_of_day(data, at + 1, end)
             if time < 0 or time >= DAY_MICROS:
                 return row
-            # Beyond what Arrow holds this wraps around, as it does in ADBC.
+            # Beyond the range of Arrow, this wraps around, as in ADBC.
             value = wrapping_add(wrapping_multiply(value, DAY_MICROS), time)
         elif at != end:
             return row

@@ -1,4 +1,4 @@
-"""Row images of the log: the rows of a table as pgoutput sends them, and their decoding.
+"""Row images of the log, which are the rows of a table as pgoutput sends them, and their decoding.
 
 An image is a TupleData of https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html in which all
 columns are present: the number of columns (2 bytes, big-endian like all numbers here), and for each column either ``n``
@@ -40,15 +40,15 @@ def decode_images(
     names: Collection[str] | None = None,
     odd: list[OddValue] | None = None,
 ) -> pa.RecordBatch:
-    """Rows from their images, exactly as ``columns.finish_batch`` makes them of what a SELECT gives.
+    """Decode rows from their images, with the same result as ``columns.finish_batch`` for the rows of a SELECT.
 
-    :param images: one image a row, no nulls.
-    :param nulled: where the number of values of each column that the policy made null is added.
-    :param names: the columns that are decoded; None: all. Whatever the others hold, they stop nothing.
-    :param odd: where values that fit no Arrow type are noted; a placeholder stands in for them.
-    :raises DecodeError: bytes that are no image of ``table``.
+    :param images: one image per row, no nulls.
+    :param nulled: counts, by column, the values that the policy replaced by null; this call adds to it.
+    :param names: the columns to decode; None: all. Values of other columns cause no errors.
+    :param odd: collects values that fit no Arrow type; a placeholder replaces each of them.
+    :raises DecodeError: the bytes are not an image of ``table``.
     :raises ValueNotRepresentable: a value fits no Arrow type, the policy is ``error``, and ``odd`` is None.
-    :raises SchemaChanged: a NULL where there can be none.
+    :raises SchemaChanged: a NULL in a NOT NULL column.
     """
     name, columns, rows = str(table.name), column_types(table), len(images)
     if images.null_count:
@@ -60,7 +60,7 @@ def decode_images(
     data = bytes_of(values)
     bad = _locate_images(data, ends, starts, lengths, nulls, totals)
     if bad != ALL_GOOD:
-        raise DecodeError(f"image {bad} of {rows} is no row of the table", where=name)
+        raise DecodeError(f"image {bad} of {rows} is not a row of the table", where=name)
     located = Located(data, starts, lengths, nulls, totals, rows)
     noted: list[OddValue] = []
     decoded = {
@@ -82,7 +82,7 @@ def decode_images(
 def _key_beside(
     table: Table, images: pa.BinaryArray, batch: pa.RecordBatch, odd: list[OddValue]
 ) -> tuple[pa.RecordBatch, list[OddValue]]:
-    """A batch that has the columns of the key, and its odd values."""
+    """Return a batch that has the key columns, and its odd values."""
     if set(table.key) <= set(batch.schema.names):
         return batch, odd
     odd_in_key: list[OddValue] = []
@@ -91,7 +91,7 @@ def _key_beside(
 
 @kernel
 def _locate_images(data: Bytes, ends: Int32s, starts: Int32s, lengths: Int32s, nulls: Int64s, totals: Int64s) -> int:
-    """Fill what ``located.Located`` describes; returns the number of the first malformed image, or ALL_GOOD."""
+    """Fill the arrays of ``located.Located``. Return the number of the first malformed image, or ALL_GOOD."""
     columns = len(nulls)
     for row in range(len(ends) - 1):
         at, end = int(ends[row]), int(ends[row + 1])

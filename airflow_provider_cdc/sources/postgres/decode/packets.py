@@ -1,8 +1,8 @@
-"""Messages of a COPY, walked in the buffer that the socket was read into.
+"""Messages of a COPY, located in the buffer into which the socket was read.
 
 A message is a byte for its kind, its length in four bytes (which count themselves), and a payload. A CopyData message
 (``d``) holds one row: the number of fields in two bytes, and for each field its length in four bytes (-1: NULL) and its
-bytes. The first message begins with a header; the last one holds the number -1 instead of a row. All numbers are
+bytes. The first message begins with a header. The last one has the number -1 instead of a row. All numbers are
 big-endian. Sources: PostgreSQL's "Message Formats" and, under COPY, "Binary Format"
 (https://www.postgresql.org/docs/current/sql-copy.html).
 """
@@ -11,21 +11,21 @@ from __future__ import annotations
 
 from airflow_provider_cdc.core.kernels.compile import Bytes, Int32s, Int64s, kernel, load8, load16be, load32be
 
-# Why the kernel stopped.
+# Return codes of the kernel.
 NEEDS_BYTES = 1
-"""All complete messages are done."""
+"""All complete messages are processed."""
 NEEDS_ROOM = 2
 """There is no room to locate more rows."""
 AT_OTHER = 3
-"""At a message that is not a row, or at the end of the rows."""
+"""The next message is not a row, or is the end of the rows."""
 BAD_ROW = -1
 
 STATE_POSITION = 0
-"""Where the next message starts."""
+"""Position of the next message."""
 STATE_FILLED = 1
-"""Where the bytes that were received end."""
+"""End of the received bytes."""
 STATE_ROWS = 2
-"""How many rows are located."""
+"""Number of located rows."""
 STATE_BEGUN = 3
 """Whether the header has been read."""
 STATE_ENDED = 4
@@ -44,9 +44,9 @@ _HEADER_BYTES = 19
 def locate_rows(
     buffer: Bytes, state: Int64s, widths: Int32s, starts: Int32s, lengths: Int32s, nulls: Int64s, totals: Int64s
 ) -> int:
-    """Locate the values of rows, as ``sources.located.Located`` has them, and return why it stopped.
+    """Locate the values of rows in the form of ``sources.located.Located``. Return the code that says why it stopped.
 
-    :param widths: for each column, the bytes of each of its values, or -1 if they differ.
+    :param widths: for each column, the size in bytes of all its values, or -1 if the sizes differ.
     """
     columns, capacity = starts.shape
     position, filled, row = state[STATE_POSITION], state[STATE_FILLED], state[STATE_ROWS]

@@ -1,4 +1,4 @@
-"""Makes Arrow arrays of the values of a COPY in binary: exactly those that ADBC makes of the same values.
+"""Makes Arrow arrays from the values of a COPY in binary format: the same arrays that ADBC makes from the same values.
 
 So the next step (``columns.finish``) is the same for both. The formats are those of the types' send functions: numbers
 are big-endian, days and microseconds are counted from 2000-01-01.
@@ -43,7 +43,7 @@ _NEGATIVE, _NAN, _INFINITE, _MINUS_INFINITE = 0x4000, 0xC000, 0xD000, 0xF000
 
 
 def width(column: ColumnType) -> int:
-    """Bytes of each value of a column, -1 if they differ."""
+    """Return the size in bytes of all values of a column, -1 if the sizes differ."""
     match column.family:
         case Family.BOOL:
             return 1
@@ -55,11 +55,11 @@ def width(column: ColumnType) -> int:
 
 
 def row_array(where: str, column: ColumnType, jsonb: bool, located: Located, index: int) -> pa.Array:
-    """Column ``index`` of a batch of rows, as ADBC would read it.
+    """Return column ``index`` of a batch of rows, as ADBC would read it.
 
     :param where: the column's name, for messages.
-    :param jsonb: whether each text follows a byte that says the version of its format.
-    :raises DecodeError: a value is not what a send function writes.
+    :param jsonb: whether a byte with the version of the format precedes each text.
+    :raises DecodeError: a value is not in the format of a send function.
     """
     rows, starts, lengths = located.rows, located.starts[index], located.lengths[index]
     match column.family:
@@ -72,7 +72,7 @@ def row_array(where: str, column: ColumnType, jsonb: bool, located: Located, ind
             return located.array(index, column.arrow, decimals)
         case Family.TEXT | Family.OUTPUT:
             if jsonb and _skip_versions(located.data, starts, lengths, rows) != ALL_GOOD:
-                raise DecodeError("a jsonb value of another version than 1", where=where)
+                raise DecodeError("a jsonb value has another version than 1", where=where)
             if jsonb:
                 located.totals[index] -= rows - located.nulls[index]
             return texts(where, located, index)
@@ -85,7 +85,7 @@ def row_array(where: str, column: ColumnType, jsonb: bool, located: Located, ind
         case Family.BOOL:
             bits: Bytes = np.zeros((rows + 7) // 8, np.uint8)
             if _copy_bools(located.data, starts, rows, bits) != ALL_GOOD:
-                raise DecodeError("a value that is neither true nor false", where=where)
+                raise DecodeError("a value is neither true nor false", where=where)
             return located.array(index, column.arrow, bits)
     size = width(column)
     epoch = {Family.DATE: _EPOCH_DAYS, Family.TIMESTAMP: _EPOCH_MICROS}.get(column.family, 0)
@@ -110,7 +110,7 @@ def _binaries(where: str, located: Located, index: int) -> pa.Array:
 
 @kernel
 def _copy_numbers(data: Bytes, starts: Int32s, rows: int, size: int, epoch: int, out: Bytes) -> None:
-    """Numbers of 2, 4 or 8 bytes, plus ``epoch``. As with ADBC, what does not fit wraps around."""
+    """Copy numbers of 2, 4 or 8 bytes, plus ``epoch``. As in ADBC, values that do not fit wrap around."""
     if size == 8:
         for row in range(rows):
             start = int(starts[row])
@@ -137,10 +137,11 @@ def _power(exponent: int) -> int:
 def _copy_numerics(
     data: Bytes, starts: Int32s, lengths: Int32s, rows: int, whole_digits: int, scale: int, out: Int64s
 ) -> int:
-    """128-bit integers, the values times 10^scale; the number of the first value that is malformed, or ALL_GOOD.
+    """Write the values times 10^scale as 128-bit integers. Return the number of the first malformed value, or ALL_GOOD.
 
-    A numeric is four numbers of two bytes (how many digits, the weight of the first one, sign, and how many decimals to
-    show) and its digits, in base 10000 and two bytes each. Source: numeric_send in PostgreSQL's numeric.c.
+    A numeric has four two-byte numbers (the number of digits, the weight of the first digit, the sign, and the number
+    of decimals to show), and then its digits, in base 10000, two bytes each. Source: numeric_send in PostgreSQL's
+    numeric.c.
     """
     for row in range(rows):
         at = int(starts[row])
@@ -165,7 +166,7 @@ def _copy_numerics(
         if digits > 0:
             first = load16be(data, at + 8)
             whole = 4 * weight + (1 if first < 10 else 2 if first < 100 else 3 if first < 1000 else 4)
-            # The decimal places after the last digit; if negative, the digits beyond the scale, which must be zeros.
+            # Decimal places after the last digit. If negative: digits beyond the scale, which must be zeros.
             shift = scale + 4 * (weight - digits + 1)
             if whole > whole_digits or shift < -3 or shift > 38:
                 return row

@@ -1,8 +1,8 @@
 """Rows of a table, read by COPY from the socket into Arrow buffers.
 
-libpq opens the session. From then on, bytes are received into one buffer, in which kernels find the values and decode
-them, column by column; no value becomes a Python object. Where the session is encrypted and only libpq can decrypt it
-(`verified_tls` says when), ADBC reads, which gives the same arrays more slowly.
+libpq opens the session. From then on, bytes are received into one buffer. Kernels locate the values in the buffer and
+decode them column by column, and no value becomes a Python object. If the session is encrypted and only libpq can
+decrypt it (see `verified_tls`), ADBC reads the rows: the arrays are the same, but reading is slower.
 """
 
 from __future__ import annotations
@@ -32,19 +32,19 @@ from airflow_provider_cdc.sources.session.kept_sessions import Kept, session_of
 from airflow_provider_cdc.sources.session.trust import without_frames
 
 _BATCH_ROWS = 65_560
-"""Not a large power of two, with which all places of a row would compete for one set of the processor's cache."""
+"""Not a large power of two: otherwise all places of a row would compete for the same set of the processor's cache."""
 _BATCH_CELLS = 1_000_000
-"""Bounds the memory for the places of values in rows of a wide table, at 8 bytes a value."""
+"""Limits the memory for the places of values in wide rows, at 8 bytes per value."""
 _JSONB = 3802
 
 _log = logging.getLogger(__name__)
 
 
 class RowReader(Protocol):
-    """Reads rows of one table on one session.
+    """Reads rows of one table in one session.
 
-    ``nulled``: how many values of each column the policy ``null`` has made null so far. ``odd``: values of the last
-    batch that the policy ``error`` replaced with a placeholder.
+    ``nulled``: how many values of each column the policy ``null`` has replaced by null so far. ``odd``: values of the
+    last batch that the policy ``error`` replaced with a placeholder.
     """
 
     @property
@@ -54,23 +54,23 @@ class RowReader(Protocol):
     def odd(self) -> list[OddValue]: ...
 
     def run(self, sql: str) -> None:
-        """Run a statement that returns nothing."""
+        """Run a statement, and ignore its result."""
 
     def ask(self, sql: str) -> list[tuple[str | None, ...]]:
-        """The rows of a query whose columns are all text."""
+        """Return the rows of a query whose columns are all text."""
 
     def read(self, source: str) -> Iterator[pa.RecordBatch]:
-        """The rows of ``source`` (SQL that follows FROM), as batches of ``types.arrow_schema``.
+        """Yield the rows of ``source`` (SQL that follows FROM), as batches of ``types.arrow_schema``.
 
         :raises ValueNotRepresentable: a value fits no Arrow type and the policy is ``error``.
         :raises SchemaChanged: the rows have other columns than the table.
-        :raises DecodeError: bytes that are not values of their types.
+        :raises DecodeError: the bytes are not values of the columns' types.
         """
 
 
 @contextmanager
 def open_rows(settings: ConnectionSettings, table: Table, kept: Kept | None = None) -> Iterator[RowReader]:
-    """A session to read rows of ``table`` with; it ends with the block, unless it is ``kept``."""
+    """Open a session that reads rows of ``table``. It ends with the block, unless it is ``kept``."""
     with session_of(kept, "reading", lambda: _reading(settings)) as reading:
         if isinstance(reading, CopyStream):
             reading.where = str(table.name)
@@ -98,7 +98,7 @@ def _reading(settings: ConnectionSettings) -> Iterator[CopyStream | session.Read
 
 
 class _NotOpened(Exception):
-    """A session over verified TLS could not be opened. libpq's own session either can be, or says why it cannot."""
+    """A session over verified TLS could not be opened. libpq then opens its own session, or reports why it cannot."""
 
 
 @contextmanager
@@ -107,7 +107,7 @@ def _verified(settings: ConnectionSettings) -> Iterator[CopyStream]:
         try:
             opened = stack.enter_context(verified_tls.open_session(settings))
         except (OSError, psycopg.Error) as error:
-            _log.info("%s: ADBC reads, since a session of our own cannot be opened: %s", settings.address, error)
+            _log.info("%s: reading with ADBC, because a session without libpq failed: %s", settings.address, error)
             raise _NotOpened from without_frames(error)
         with session.mapped_errors(settings.address):
             stream = CopyStream(opened.socket, settings.address, opened.received)
@@ -118,7 +118,7 @@ def _verified(settings: ConnectionSettings) -> Iterator[CopyStream]:
 
 
 class AdbcReader:
-    """``RowReader`` by ADBC."""
+    """``RowReader`` that uses ADBC."""
 
     def __init__(self, reading: session.ReadingConnection, table: Table) -> None:
         self.nulled: dict[str, int] = {}
@@ -140,7 +140,7 @@ class AdbcReader:
 
 
 class CopyReader:
-    """``RowReader`` on the socket itself."""
+    """``RowReader`` that reads the socket directly."""
 
     def __init__(self, stream: CopyStream, table: Table) -> None:
         self.nulled: dict[str, int] = {}
@@ -168,17 +168,17 @@ class CopyReader:
             totals: Int64s = np.zeros(len(self._types), np.int64)
             starts, lengths = self._places
             state[packets.STATE_ROWS] = 0
-            # A batch ends with the buffer, in which its values are located.
+            # A batch cannot outlast the content of the buffer, in which its values are located.
             while True:
                 code = packets.locate_rows(stream.buffer, state, self._widths, starts, lengths, nulls, totals)
                 if code == packets.BAD_ROW:
                     raise SchemaChanged(
-                        "the rows have other columns, or columns of other types, than the table had",
+                        "the rows have other columns, or columns of other types, than the recorded table",
                         where=str(self._table.name),
                         hint="the table changed since the run began: trigger a new run",
                     )
                 if code == packets.AT_OTHER:
-                    # Reading the message may move the buffer, so the rows that are located in it come first.
+                    # Reading the message may move the buffer, so emit the located rows first.
                     if state[packets.STATE_ROWS]:
                         break
                     if ended := stream.at_other():

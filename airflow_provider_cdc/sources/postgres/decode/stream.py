@@ -19,11 +19,11 @@ from airflow_provider_cdc.sources.postgres.server.session import Connection, que
 
 _BUFFER = 4 << 20
 _LARGEST = 2**31 - 64
-"""Places in the buffer are held in 32 bits."""
+"""Positions in the buffer are 32-bit numbers."""
 SILENT_SECONDS = 900
-"""The server never takes this long to say something during our statements: a session that does is lost."""
+"""No statement of this package keeps the server silent for this long. If it is, the session counts as lost."""
 ANSWER_BYTES = 1 << 26
-"""The largest answer that `CopyStream.ask` accepts, and the largest message that is not a row of a COPY."""
+"""Size limit of the result of `CopyStream.ask`, and of a message that is not a row of a COPY."""
 _PER_ROW = 100
 _SLACK = 32
 """Bytes after the received ones that a kernel may read, so that it can copy short values in words."""
@@ -32,34 +32,35 @@ _SLACK = 32
 _TERMINATE = b"X\0\0\0\4"
 _COPY_OUT, _COPY_DONE, _READY, _ERROR, _ROW = b"H", b"c", b"Z", b"E", b"D"
 _OF_NO_CONCERN = frozenset({b"N", b"S", b"A", b"C", b"I", b"T", _ROW})
-"""Notices, parameters, notifications, the tags of commands, and rows that nobody asked for."""
+"""Notices, parameters, notifications, command tags, and rows of which the caller ignores the content."""
 _UNASKED = frozenset({b"N", b"S", b"A"})
-"""What a server may send between two statements: notices, parameters, notifications. (And why it ends the session.)"""
+"""Messages that a server may send between two statements: notices, parameters, notifications. (It may also send the
+error with which it ends the session.)"""
 
 
 def is_plain(connection: Connection) -> bool:
-    """Whether a session's bytes go over its socket as they are: neither TLS nor GSSAPI encrypts them."""
+    """Whether a session's bytes are unencrypted on its socket: neither TLS nor GSSAPI is used."""
     encrypted = query(connection, "SELECT FROM pg_stat_gssapi WHERE pid = pg_backend_pid() AND encrypted")
     return not (connection.pgconn.ssl_in_use or encrypted)
 
 
 def socket_of(connection: Connection) -> socket.socket:
-    """The socket of a session that `is_plain`, under a descriptor of its own.
+    """Return a duplicate of the socket of a session that `is_plain`, with its own file descriptor.
 
-    libpq would return a COPY row by row, each in its own piece of memory. Between two statements it has nothing
-    buffered (the server speaks only when asked), so from then on the socket itself can be read. After that, libpq may
-    only be used to close the session.
+    libpq would return a COPY row by row, each in its own piece of memory. Between two statements libpq has nothing
+    buffered, because the server sends only responses. So from then on the socket itself can be read. After that, libpq
+    may only be used to close the session.
     """
     return socket.socket(fileno=os.dup(connection.fileno()))
 
 
 class CopyStream:
-    """Statements and COPY commands of one session, spoken over its socket.
+    """Runs the statements and COPY commands of one session, directly on its socket.
 
     ``buffer`` and ``state`` are for the kernel of ``packets``.
 
-    :param own: the session's socket, plain or encrypted; the session must stay open while it is used.
-    :param received: bytes that were already received from it, and not used.
+    :param own: the session's socket, plain or encrypted. The session must stay open while the socket is used.
+    :param received: bytes that were already received from the socket and not processed.
     """
 
     def __init__(self, own: socket.socket, where: str, received: bytes = b"") -> None:
@@ -68,7 +69,7 @@ class CopyStream:
             own.settimeout(SILENT_SECONDS)
         else:
             own.settimeout(None)
-            # The operating system's timeout costs nothing; Python's would cost a system call for each piece received.
+            # A timeout of the operating system costs nothing; Python's would cost a system call per received piece.
             own.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("ll", SILENT_SECONDS, 0))
         self.where = where
         self._size = max(_BUFFER, len(received))
@@ -82,9 +83,9 @@ class CopyStream:
         self._view = memoryview(self.buffer.data)[: self._size]
 
     def run(self, sql: str) -> None:
-        """Run one statement, whatever it returns.
+        """Run one statement, and ignore its result.
 
-        :raises psycopg.Error: the server refused it, or the session broke.
+        :raises psycopg.Error: the server rejected the statement, or the connection was lost.
         """
         self._send(sql)
         for kind, _ in self._messages():
@@ -92,9 +93,9 @@ class CopyStream:
                 raise self._unexpected(kind)
 
     def ask(self, sql: str) -> list[tuple[str | None, ...]]:
-        """The rows of a query, with each value as the server's text.
+        """Return the rows of a query, with each value in the server's text format.
 
-        :raises psycopg.Error: the server refused it, or the session broke.
+        :raises psycopg.Error: the server rejected the query, or the connection was lost.
         """
         self._send(sql)
         rows, bytes_left = [], ANSWER_BYTES
@@ -112,9 +113,9 @@ class CopyStream:
         return rows
 
     def copy(self, sql: str) -> None:
-        """Start to read what a query returns.
+        """Start a COPY of the result of a query.
 
-        :raises psycopg.Error: the server refused it, or the session broke.
+        :raises psycopg.Error: the server rejected the query, or the connection was lost.
         """
         self._send(f"COPY ({sql}) TO STDOUT (FORMAT binary)")
         self.state[packets.STATE_BEGUN] = self.state[packets.STATE_ENDED] = 0
@@ -126,10 +127,10 @@ class CopyStream:
         raise self._unexpected(_READY)
 
     def at_other(self) -> bool:
-        """Handle the message at which the kernel stopped; True if the COPY has ended successfully.
+        """Handle the message at which the kernel stopped. Return True if the COPY has ended successfully.
 
-        :raises psycopg.Error: it failed halfway, or the session broke.
-        :raises DecodeError: it ended without the mark that ends the rows.
+        :raises psycopg.Error: the COPY failed, or the connection was lost.
+        :raises DecodeError: the COPY ended without the mark that ends the rows.
         """
         kind, payload = self._message()
         if kind == _ERROR:
@@ -149,16 +150,16 @@ class CopyStream:
         return False
 
     def make_room(self) -> None:
-        """Move the unused bytes to the front. What was located before is no longer valid."""
+        """Move the unused bytes to the front of the buffer. Located values are invalid afterwards."""
         position, filled = int(self.state[packets.STATE_POSITION]), int(self.state[packets.STATE_FILLED])
         if position:
             self.buffer[: filled - position] = self.buffer[position:filled]
             self.state[packets.STATE_POSITION], self.state[packets.STATE_FILLED] = 0, filled - position
 
     def receive(self) -> bool:
-        """Receive some more bytes; False if there is no room for any.
+        """Receive more bytes. Return False if the buffer is full.
 
-        :raises psycopg.OperationalError: the connection broke.
+        :raises psycopg.OperationalError: the connection was lost.
         """
         filled = int(self.state[packets.STATE_FILLED])
         if filled == self._size:
@@ -166,18 +167,18 @@ class CopyStream:
         try:
             count = self._socket.recv_into(self._view[filled:])
         except (BlockingIOError, TimeoutError) as error:
-            raise psycopg.OperationalError(f"the server said nothing for {SILENT_SECONDS} s") from error
+            raise psycopg.OperationalError(f"the server sent nothing for {SILENT_SECONDS} s") from error
         except OSError as error:
-            raise psycopg.OperationalError(f"the connection broke: {error}") from error
+            raise psycopg.OperationalError(f"the connection was lost: {error}") from error
         if not count:
             raise psycopg.OperationalError("the server closed the connection")
         self.state[packets.STATE_FILLED] = filled + count
         return True
 
     def grow(self) -> None:
-        """Double the buffer, since a row does not fit.
+        """Double the size of the buffer, because a row does not fit.
 
-        :raises DecodeError: a row of 2 GiB.
+        :raises DecodeError: a row has 2 GiB or more.
         """
         if self._size == _LARGEST:
             raise DecodeError("a row has 2 GiB or more, which no Arrow array holds", where=self.where)
@@ -188,7 +189,7 @@ class CopyStream:
         self.buffer[:filled] = old[:filled]
 
     def end(self) -> None:
-        """Tell the server that the session ends, where libpq does not."""
+        """Tell the server that the session ends, for sessions that libpq does not close."""
         with suppress(OSError):
             self._socket.sendall(_TERMINATE)
 
@@ -207,12 +208,13 @@ class CopyStream:
         try:
             self._socket.sendall(b"Q" + (len(text) + 4).to_bytes(4, "big") + text)
         except OSError as error:
-            raise psycopg.OperationalError(f"the connection broke: {error}") from error
+            raise psycopg.OperationalError(f"the connection was lost: {error}") from error
 
     def _messages(self, failure: psycopg.Error | None = None) -> Iterator[tuple[bytes, bytes]]:
-        """The messages up to the one that says that the server is ready; then raises the error that it sent, if any.
+        """Yield the messages until the server is ready for the next statement. Then raise the error that it sent, if
+        any.
 
-        :param failure: an error that it has already sent.
+        :param failure: an error that the server has already sent.
         """
         while True:
             try:
@@ -220,7 +222,7 @@ class CopyStream:
             except psycopg.OperationalError as error:
                 if failure is None:
                     raise
-                raise psycopg.OperationalError(f"{error}; before that, the server said: {failure}") from error
+                raise psycopg.OperationalError(f"{error}; before that, the server sent: {failure}") from error
             if kind == _ERROR:
                 failure = self._error(payload)
             elif kind == _READY:
@@ -231,14 +233,14 @@ class CopyStream:
                 yield kind, payload
 
     def _message(self) -> tuple[bytes, bytes]:
-        """The next message, whole."""
+        """Return the next message."""
         while True:
             position, filled = int(self.state[packets.STATE_POSITION]), int(self.state[packets.STATE_FILLED])
             if filled - position >= packets.HEAD:
                 head = self.buffer[position : position + packets.HEAD].tobytes()
                 end = position + 1 + int.from_bytes(head[1:], "big")
                 if end < position + packets.HEAD:
-                    raise DecodeError("a message is shorter than its head", where=self.where)
+                    raise DecodeError("a message is shorter than its header", where=self.where)
                 if end - position > ANSWER_BYTES:
                     raise self._too_large()
                 if end <= filled:
@@ -251,13 +253,13 @@ class CopyStream:
 
     def _too_large(self) -> DecodeError:
         return DecodeError(
-            f"the server's answer has more than {ANSWER_BYTES:,} bytes",
+            f"the server's response has more than {ANSWER_BYTES:,} bytes",
             where=self.where,
-            hint="look for a proxy in between",
+            hint="check whether there is a proxy between this machine and the server",
         )
 
     def _unexpected(self, kind: bytes) -> DecodeError:
-        return DecodeError(f"an unexpected message of kind {kind!r}", where=self.where)
+        return DecodeError(f"unexpected message of kind {kind!r}", where=self.where)
 
     @staticmethod
     def _error(payload: bytes) -> psycopg.Error:

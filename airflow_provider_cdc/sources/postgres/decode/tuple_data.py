@@ -1,7 +1,7 @@
-"""The letters that begin the values in pgoutput's TupleData
-(https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html). No kernels: what looks at one image
-needs none."""
+"""The letters that precede the values in pgoutput's TupleData
+(https://www.postgresql.org/docs/current/protocol-logicalrep-message-formats.html). This module contains no kernels,
+because code that looks at one image needs none."""
 
 NULL_VALUE, TEXT_VALUE, UNCHANGED_VALUE = 0x6E, 0x74, 0x75
-"""The byte before a value: ``n``, ``t`` or ``u``. The last means that a new row has the same TOASTed value as the old
-row; images do not contain it."""
+"""The byte before a value: ``n`` (NULL), ``t`` (text) or ``u``. ``u`` means that a new row has the same TOASTed value
+as the old row; images do not contain it."""
