@@ -1,20 +1,20 @@
-"""Every row change of a log segment, one by one, as it grows: what change feeds are made of.
+"""The single row changes of a log segment, in a growing buffer. Change feeds are made from them.
 
-A *record* stands for one row change. Records lie one behind the other in an ``int64`` arena: ``HEADER`` words, then the
-row before and the row after, each rounded up to whole words.
+A *record* describes one row change. Records are stored one after the other in an ``int64`` arena: ``HEADER`` words,
+then the row before and the row after, each rounded up to whole words.
 
 ====  =====================================================================
 word  content
 ====  =====================================================================
-0     the tracked table's index
-1     the number of the prepared transaction that it belongs to, or -1
-2     order: the number of the row change in the segment
-3     the index of its transaction in ``transactions``
+0     index of the tracked table
+1     number of the prepared transaction to which the change belongs, or -1
+2     order: number of the row change in the segment
+3     index of its transaction in ``transactions``
 4, 5  bytes of the row before, and of the row after; -1: no row
 ====  =====================================================================
 
-The memory is that of the changes, so `ChangeLog.batches` empties it from time to time. What a prepared transaction did
-stays until it is known where it was committed: its changes are placed there.
+The memory grows with the changes, so `ChangeLog.batches` empties it from time to time. Changes of a prepared
+transaction stay until the position of its commit is known: they get that position.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from airflow_provider_cdc.sources.api.window import CHANGE_SCHEMA, Committed, Tr
 from airflow_provider_cdc.sources.log.delta import order_base
 
 LOG_BYTES = 1 << 26
-"""Of rows that a reader of a segment holds before it hands them out."""
+"""Bytes of rows that a segment's reader collects before it returns them."""
 BATCH_ROWS = 1 << 16
 BATCH_BYTES = 1 << 26
 
@@ -41,19 +41,19 @@ NO_TIME = -1
 TABLE, PREPARED, ORDER, TRANSACTION, BEFORE, AFTER = 0, 1, 2, 3, 4, 5
 
 USED, RECORDS, TRANSACTIONS, LAST = 0, 1, 2, 3
-"""``Changes.state``: words of the arena in use; records; transactions; the serial of the last one of these."""
+"""``Changes.state``: used words of the arena; number of records; number of transactions; serial of the last one."""
 
 _TRANSACTION_WORDS = 2
 _FIRST_WORDS = 1 << 12
 _FIRST_TRANSACTIONS = 1 << 8
 
 Name = Callable[[int, bytes], str]
-"""A position as text, of a transaction's number and the name of where it comes from."""
+"""Makes the text of a position from a transaction's number and the name of its origin."""
 
 
 class Changes(NamedTuple):
-    """Changes as kernels take them: the arrays of `ChangeLog`. Of each transaction ``transactions`` has its number and
-    its commit time, and ``names`` the ``NAME_BYTES`` that say where it comes from."""
+    """The arrays of `ChangeLog`, for kernels. For each transaction, ``transactions`` has its number and its commit
+    time, and ``names`` has ``NAME_BYTES`` bytes that name its origin."""
 
     arena: Int64s
     bytes: Bytes
@@ -64,13 +64,13 @@ class Changes(NamedTuple):
 
 @inner
 def change_words(row_bytes: int) -> int:
-    """Words that a record takes at most whose two rows have ``row_bytes`` in all."""
+    """Return the maximum number of words of a record whose two rows have ``row_bytes`` bytes in total."""
     return HEADER + ((row_bytes + 7) >> 3) + 1
 
 
 @inner
 def has_room_for(changes: Changes, words: int) -> bool:
-    """Whether one more record of so many words, and its transaction, fit."""
+    """Whether one more record of ``words`` words, and its transaction, fit."""
     return bool(
         changes.state[USED] + words <= len(changes.arena)
         and _TRANSACTION_WORDS * (changes.state[TRANSACTIONS] + 1) <= len(changes.transactions)
@@ -79,9 +79,9 @@ def has_room_for(changes: Changes, words: int) -> bool:
 
 @inner
 def note_transaction(changes: Changes, serial: int, number: int, time: int) -> int:
-    """Note the transaction that the next records are of; ``serial``, not 0, tells it from the one before.
+    """Record the transaction to which the next records belong. ``serial``, not 0, distinguishes it from the last one.
 
-    :returns: where its name belongs in ``names``; -1: it was noted before.
+    :returns: where its name must be written in ``names``; -1 if the transaction is already recorded.
     """
     if changes.state[LAST] == serial:
         return -1
@@ -95,7 +95,7 @@ def note_transaction(changes: Changes, serial: int, number: int, time: int) -> i
 
 @inner
 def after_place(changes: Changes, before_bytes: int) -> int:
-    """Where in ``bytes`` the next record has the row after, if the one before has so many bytes."""
+    """Return the place in ``bytes`` of the next record's row after, given the size of its row before."""
     return int(changes.state[USED] + HEADER + ((max(0, before_bytes) + 7) >> 3)) << 3
 
 
@@ -112,8 +112,8 @@ def note_change(
     after: int,
     after_bytes: int,
 ) -> None:
-    """Note a change of the transaction that was noted last: the rows are ``data[before:]`` and ``after_data[after:]``,
-    so many bytes long; -1: there is none. The caller has asked ``has_room_for``."""
+    """Record a change of the last recorded transaction. The rows are ``data[before:]`` and ``after_data[after:]``, with
+    the given sizes; -1: no row. The caller must have checked ``has_room_for``."""
     record, arena = changes.state[USED], changes.arena
     arena[record + TABLE] = table
     arena[record + PREPARED] = prepared
@@ -122,7 +122,7 @@ def note_change(
     arena[record + BEFORE] = before_bytes
     arena[record + AFTER] = after_bytes
     place = after_place(changes, before_bytes)
-    # The row after may stand in its place already.
+    # The row after may already be at its place.
     if after_bytes > 0:
         copy_bytes(changes.bytes, place, after_data, after, after_bytes)
     if before_bytes > 0:
@@ -147,7 +147,7 @@ def _list_records(arena: Int64s, records: Int64s) -> None:
 
 @kernel
 def _keep(arena: Int64s, state: Int64s, records: Int64s) -> None:
-    """Move ``records``, which increase, to the front, and forget all others."""
+    """Move ``records``, which increase, to the front, and drop all others."""
     target = 0
     for index in range(len(records)):
         words = _words(arena, records[index])
@@ -170,18 +170,18 @@ def _gather(arena: Int64s, bytes_: Bytes, records: Int64s, part: int, offsets: I
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a transaction that was prepared in this segment and decided in it: where it was committed, and for
-    which tables that counts (``uint8``; by none, if it was rolled back)."""
+    """The outcome of a transaction that was both prepared and decided in this segment: the position of its commit, and
+    for which tables it counts (``uint8``; none if it was rolled back)."""
 
     at: Committed
     counts: Bytes
 
 
 class ChangeLog:
-    """The memory of the changes: it starts small and grows with them.
+    """The buffer of the changes. It starts small and grows with them.
 
     :param tracked: the tables of the segment's reader.
-    :param segment_number: the segment's.
+    :param segment_number: the number of the segment.
     :param name: makes the text of a position.
     """
 
@@ -198,7 +198,7 @@ class ChangeLog:
 
     @property
     def arrays(self) -> Changes:
-        """As kernels take them; after `reserve` they are others."""
+        """Return the arrays for kernels. `reserve` replaces them."""
         return Changes(self.arena, self.bytes, self.transactions, self.names, self.state)
 
     @property
@@ -206,7 +206,7 @@ class ChangeLog:
         return 8 * int(self.state[USED])
 
     def reserve(self, words: int) -> None:
-        """Make room for one more record of so many words, and its transaction."""
+        """Make room for one more record of ``words`` words, and its transaction."""
         used, count = int(self.state[USED]), int(self.state[TRANSACTIONS])
         if used + words > len(self.arena):
             arena: Any = np.empty(2 * (used + words), np.int64)
@@ -222,11 +222,11 @@ class ChangeLog:
     def batches(
         self, undecided: Sequence[int] = (), pending: Callable[[int, TrackedTable], str] | None = None
     ) -> Iterator[pa.RecordBatch]:
-        """What is held, as batches of ``CHANGE_SCHEMA`` and of one table each; it is forgotten then.
+        """Yield the collected changes as batches of ``CHANGE_SCHEMA``, each of one table, and drop them.
 
-        :param undecided: the numbers of prepared transactions of which the outcome may still come: what they did stays.
-        :param pending: the id for what a prepared transaction of that number, not decided here, did to a table; None:
-            there are none.
+        :param undecided: numbers of prepared transactions whose outcome may still follow. Their changes stay.
+        :param pending: returns the id for the changes of a table in a prepared transaction, given its number, that is
+            not decided in this segment; None: there are no prepared transactions.
         """
         records: Int64s = np.empty(int(self.state[RECORDS]), np.int64)
         _list_records(self.arena, records)
@@ -255,7 +255,7 @@ class ChangeLog:
                 orders[in_transaction] = outcome.at.order
                 places[in_transaction] = len(points)
                 points.append((outcome.at.position, outcome.at.time))
-        # Changes of one transaction have one order if it was prepared, and come as they did in the log.
+        # All changes of a prepared transaction have the same order. They stay in the order of the log.
         sequence = np.lexsort((np.arange(len(records)), orders, tables, waits))
         sequence = sequence[counts[sequence] != 0]
         positions = pa.array([position for position, _ in points], pa.string())
@@ -281,7 +281,7 @@ class ChangeLog:
             )
 
     def _parts(self, records: Int64s, tables: Int64s, waits: Int64s, sequence: Int64s) -> Iterator[Int64s]:
-        """``sequence`` in parts of one table and one prepared transaction each, none of them too large."""
+        """Split ``sequence`` into parts of limited size, each of one table and one prepared transaction."""
         before, after = (np.maximum(self.arena[records[sequence] + part], 0) for part in (BEFORE, AFTER))
         sizes = before + after
         edges = (np.flatnonzero(np.diff(tables[sequence]) | np.diff(waits[sequence])) + 1).tolist()

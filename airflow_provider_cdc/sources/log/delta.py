@@ -18,7 +18,7 @@ from airflow_provider_cdc.sources.log.netting import COUNT, HEADER, LENGTHS, ORD
 Decoder = Callable[[Table, pa.BinaryArray], pa.RecordBatch]
 
 NET_BYTES = 1 << 28
-"""Of keys and rows that a reader of a segment nets at a time. What does not fit is netted in parts."""
+"""Bytes of keys and rows that a segment's reader nets at once. A larger segment is netted in parts."""
 BATCH_ROWS = 1 << 16
 BATCH_BYTES = 1 << 26
 
@@ -28,9 +28,9 @@ _KEYS, _ROWS = 0, 1
 
 @kernel
 def _batch_end(arena: Int64s, records: Int64s, lasts: Int64s, start: int, stop: int, limit: int) -> int:
-    """How many of ``records[start:stop]`` go into a batch of at most ``limit`` bytes; one at least.
+    """Return the end of a batch of ``records[start:stop]`` that has at most ``limit`` bytes, but at least one record.
 
-    :param lasts: the records with the last rows of the keys of ``records``; empty if they are not wanted.
+    :param lasts: the records with the last rows of the keys of ``records``; empty if they are not needed.
     """
     total = 0
     at = start
@@ -47,8 +47,8 @@ def _batch_end(arena: Int64s, records: Int64s, lasts: Int64s, start: int, stop: 
 
 @kernel
 def _measure(arena: Int64s, records: Int64s, part: int, offsets: Int64s, present: Bytes) -> None:
-    """``offsets`` (one more than records) of the keys or rows when they are laid end to end; ``present``: whether it
-    is there."""
+    """Fill ``offsets`` (one more than records) for the keys or rows, laid end to end, and ``present``: whether each of
+    them exists."""
     offsets[0] = 0
     for index in range(len(records)):
         lengths = arena[records[index] + LENGTHS]
@@ -67,7 +67,7 @@ def _gather(arena: Int64s, bytes_: Bytes, records: Int64s, part: int, offsets: I
 
 
 def order_base(segment_number: int) -> int:
-    """What orders of a segment begin from, in ``DELTA_SCHEMA``: orders of later segments are greater."""
+    """Return the number from which the orders of a segment begin in ``DELTA_SCHEMA``. It grows with the segments."""
     return segment_number << 40
 
 
@@ -78,13 +78,15 @@ def delta_batches(
     decode: Decoder,
     pending: Callable[[int, TrackedTable], str] | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """The net change of segment ``segment_number``, in batches of one table and one prepared transaction each.
+    """Yield the net change of a segment, in batches of one table and one prepared transaction each.
 
-    Of a keyed table they come in the order of their keys' buckets: here that takes no copy of the rows. Of a part of a
-    keyless table the keys are the images themselves, until it is known which rows are copied (`jobs.selected`).
+    Records of a keyed table are ordered by the buckets of their keys, because no copy of the rows is necessary here. If
+    only a part of a keyless table is copied, the keys are the row images, until it is known which rows are copied
+    (`jobs.selected`).
 
     :param decode: the source's ``decode_images``.
-    :param pending: the id for what the prepared transaction of that number did to a table; None: there are none.
+    :param pending: returns the id for the changes of a table in a prepared transaction, given its number; None: there
+        are no prepared transactions.
     """
     records, groups = change.records()
     base = order_base(segment_number)
@@ -120,8 +122,8 @@ def _batches(change: NetChange, records: Int64s, lasts: Int64s) -> Iterator[tupl
 
 
 def key_table(table: Table) -> Table:
-    """The table whose only columns are ``table``'s key, in key order: the key's bytes in a net change are an image of
-    it."""
+    """Return a table whose only columns are the key of ``table``, in key order. The key's bytes in a net change are a
+    row image of this table."""
     return Table(table.name, tuple(table.column(name) for name in table.key), table.key, options=table.options)
 
 

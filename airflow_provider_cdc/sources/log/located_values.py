@@ -1,4 +1,4 @@
-"""Values of a batch of rows, found and not yet decoded: what the log decoders of all sources begin with."""
+"""Values of a batch of rows, located and not yet decoded: the first step of the log decoders of all sources."""
 
 from __future__ import annotations
 
@@ -10,29 +10,29 @@ import pyarrow as pa
 from airflow_provider_cdc.core.kernels.compile import Bytes, Int32s, Int64s, copy_bytes, kernel, load64, store64
 
 NULL = -1
-"""``Located.starts`` of a value that is NULL."""
+"""The entry of ``Located.starts`` for a NULL."""
 
 ALL_GOOD = -1
-"""What a kernel that decodes values returns unless one was malformed; then it is the number of the first such row."""
+"""Return code of a kernel that decodes values. If a value is malformed, it returns the number of that row instead."""
 
 LARGEST = 2**31 - 1
-"""Bytes of all values of a column in one batch."""
+"""Maximum size in bytes of all values of a column in one batch."""
 
 OVERRUN = 32
-"""Bytes behind the last value that ``copy_values`` may write to."""
+"""Number of bytes after the last value that ``copy_values`` may overwrite."""
 
 
 @dataclass(frozen=True)
 class Located:
-    """Where each value of a batch of rows lies.
+    """The places of the values of a batch of rows.
 
     ``data``
-        ``uint8[::1]``; every value that is located lies inside.
+        ``uint8[::1]``; contains every located value.
     ``starts``, ``lengths``
         ``int32[columns, capacity]``, of which the first ``rows`` of each column count: the place of the value, or
-        ``NULL``, and its bytes. The lengths of values of fixed width are undefined.
+        ``NULL``, and its size in bytes. The lengths of fixed-width values are undefined.
     ``nulls``, ``totals``
-        ``int64[columns]``: how many values are NULL, and the sum of the lengths of the others.
+        ``int64[columns]``: the number of NULLs, and the sum of the lengths of the other values.
     """
 
     data: Bytes
@@ -43,7 +43,7 @@ class Located:
     rows: int
 
     def validity(self, index: int) -> pa.Buffer | None:
-        """Column ``index``'s validity bitmap; None if no value is NULL."""
+        """Return the validity bitmap of column ``index``; None if no value is NULL."""
         if not self.nulls[index]:
             return None
         validity = pa.allocate_buffer((self.rows + 7) // 8)
@@ -51,7 +51,7 @@ class Located:
         return validity
 
     def array(self, index: int, arrow: pa.DataType, values: object) -> pa.Array:
-        """Column ``index``, given its values (of fixed width, or bits) as Arrow stores them."""
+        """Return column ``index``, given its values (fixed-width, or bits) in Arrow's format."""
         buffers = [self.validity(index), pa.py_buffer(values)]
         return pa.Array.from_buffers(arrow, self.rows, buffers, int(self.nulls[index]))
 
@@ -68,7 +68,7 @@ def _fill_validity(starts: Int32s, rows: int, validity: Bytes) -> None:
 
 @kernel
 def copy_values(data: Bytes, starts: Int32s, lengths: Int32s, rows: int, offsets: Int32s, out: Bytes) -> None:
-    """Values one after the other; ``out`` has ``OVERRUN`` bytes more than they take."""
+    """Copy the values, one after the other, to ``out``, which must have ``OVERRUN`` more bytes than they need."""
     at = 0
     offsets[0] = 0
     last = len(data) - OVERRUN
@@ -76,7 +76,7 @@ def copy_values(data: Bytes, starts: Int32s, lengths: Int32s, rows: int, offsets
         start = int(starts[row])
         if start >= 0:
             length = int(lengths[row])
-            # Most values are short, and a call of memcpy costs more than copying some bytes too many.
+            # Most values are short, and a call of memcpy costs more than copying a few bytes too many.
             if length <= 16 and start <= last:
                 store64(out, at, load64(data, start))
                 store64(out, at + 8, load64(data, start + 8))

@@ -1,4 +1,4 @@
-"""The memory in which kernels net changes: it starts small and grows with the keys."""
+"""The memory in which kernels net changes. It starts small and grows with the keys."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ from airflow_provider_cdc.sources.log.netting import (
 _FIRST_WORDS = 1 << 16
 _FIRST_SLOTS = 1 << 12
 _USUAL_WORDS = 1 << 26
-"""What the arena grows into: 512 MiB of addresses, which take no memory until they are used."""
+"""The usual size of the arena once it grows: 512 MiB of addresses, which take no memory until they are used."""
 
 
 class NetChange:
-    """The hash table's memory: it starts small and grows with the keys.
+    """The memory of the hash table. It starts small and grows with the keys.
 
-    ``arena`` is ``int64``, ``bytes`` the same memory as ``uint8``; ``slots`` and ``state`` as `netting` describes them.
+    ``arena`` is ``int64``, and ``bytes`` is the same memory as ``uint8``. `netting` describes ``slots`` and ``state``.
     """
 
     def __init__(self, keyless: Bytes) -> None:
@@ -43,28 +43,28 @@ class NetChange:
 
     @property
     def arrays(self) -> Net:
-        """As kernels take them; after `reserve` they are others."""
+        """Return the arrays for kernels. `reserve` replaces them."""
         return Net(self.arena, self.bytes, self.slots, self.state)
 
     @property
     def used_bytes(self) -> int:
-        """Of the keys and rows that it holds."""
+        """Size of the keys and rows in the hash table."""
         return 8 * int(self.state[USED])
 
     def clear(self) -> None:
-        """Forget all changes. The memory stays, and so do the orders of what comes next."""
+        """Drop all changes. The memory stays, and later changes continue the same orders."""
         self.slots[:] = 0
         self.state[[USED, WASTED, FILLED]] = 0
 
     def has_slots(self, records: int) -> bool:
-        """Whether so many more records can be entered, if they need no words."""
+        """Whether the slots suffice for ``records`` more records."""
         return 2 * (int(self.state[FILLED]) + records) <= len(self.slots)
 
     def reserve(self, records: int, words: int, marks: Int64s) -> None:
-        """Make room for so many more records; ``marks`` are words of the arena that are to point at the same records
-        after."""
+        """Make room for more records. ``marks`` are words of the arena: they are updated to point to the same records
+        afterwards."""
         compact(self.arena, self.state, self.keyless, marks)
-        # Half of it free, or the next call would come soon.
+        # Leave half of it free, so that the next call does not come soon.
         needed = 2 * int(self.state[USED]) + words
         if needed > len(self.arena):
             self._extend(max(needed, 2 * len(self.arena)))
@@ -80,7 +80,7 @@ class NetChange:
             try:
                 memory: Any = np.empty(max(words, _USUAL_WORDS), np.int64)
             except MemoryError:
-                # The system counts addresses as memory (vm.overcommit_memory=2, ulimit -v).
+                # The system counts addresses as memory (vm.overcommit_memory=2, ulimit -v): take no more than needed.
                 memory = np.empty(words, np.int64)
             memory[: self.state[USED]] = self.arena[: self.state[USED]]
             self._memory = memory
@@ -88,7 +88,7 @@ class NetChange:
         self.bytes = self.arena.view(np.uint8)
 
     def records(self) -> tuple[Int64s, Int64s]:
-        """The records that have an effect, ordered by group, and their groups."""
+        """Return the records that have an effect, ordered by group, and their groups."""
         none: Int64s = np.empty(0, np.int64)
         record_count = list_records(self.arena, self.state, self.keyless, none, none)
         records: Int64s = np.empty(record_count, np.int64)
@@ -98,7 +98,7 @@ class NetChange:
         return records[by_group], groups[by_group]
 
     def last_rows(self, records: Int64s) -> Int64s:
-        """The records with the last rows of the keys of ``records``, which are of tables that are rolled forward."""
+        """Return the records with the last rows of the keys of ``records``, for tables that are rolled forward."""
         rows: Int64s = np.empty(len(records), np.int64)
         last_rows_of(self.arrays, records, rows)
         return rows

@@ -1,28 +1,29 @@
-"""The net change of a log segment, as it grows: one hash table over all groups of keys.
+"""The net change of a log segment, as it grows: one hash table for all groups of keys.
 
-A *group* is a number: table ``t`` (of ``tables``) by itself, or ``tables * (x + 1) + t`` for what the ``x``-th
-prepared transaction of the segment did to it. A *record* stands for one key of one group. Of a keyed table it holds
-the row before the key's first change (``core.net_change``: to rewind, no later one matters), of a keyless table the
-row itself and how often it came and went.
+A *group* is a number: ``t`` (less than ``tables``) is table ``t`` itself, and ``tables * (x + 1) + t`` is what the
+``x``-th prepared transaction of the segment did to table ``t``. A *record* describes one key of one group. For a keyed
+table, it has the row before the key's first change (``core.net_change``: to rewind, later changes do not matter). For a
+keyless table, it has the row itself, and how often the row was added and removed.
 
-Of a table that is rolled forward a key has a second record, in the group ``after_group``: the row after its last
+A key of a table that is rolled forward has a second record, in the group ``after_group``: the row after its last
 change.
 
-Records lie one behind the other in an ``int64`` arena and are found through ``slots``, an open-addressing table of
-which each entry is 0 or 24 bits of the key's hash above 40 bits of the record's word plus one. A record is ``HEADER``
-words and then key and row, each rounded up to whole words:
+Records are stored one after the other in an ``int64`` arena. ``slots`` finds them: an open-addressing hash table in
+which each entry is 0, or 24 bits of the key's hash above 40 bits with the record's word plus one. A record has
+``HEADER`` words, and then the key and the row, each rounded up to whole words:
 
 ====  =============================================================================
 word  content
 ====  =============================================================================
-0     group; ``DEAD`` once another record stands for the key
-1     bytes of the key << 32 | bytes of the row + 1; 0 there: no row (or keyless)
-2     order: the number of the row change in the segment
+0     group; ``DEAD`` once another record replaces this one
+1     bytes of the key << 32 | bytes of the row + 1; 0 in the low half: no row (or keyless)
+2     order: number of the row change in the segment
 3     keyed: suborder; keyless: times added minus times removed; keys only: whether
-      the key's last change left a row (1) or none (0), and order is that change's
+      the row exists after the key's last change (1) or not (0); order is then that
+      of the last change
 ====  =============================================================================
 
-The memory is that of the touched keys: records without effect are dropped when room is needed.
+The memory grows with the touched keys. Records without effect are dropped when room is needed.
 """
 
 from __future__ import annotations
@@ -46,10 +47,10 @@ GROUP, LENGTHS, ORDER, COUNT = 0, 1, 2, 3
 SUBORDER = COUNT
 DEAD = -1
 NO_ROW = -1
-"""``row_bytes`` of `touch` and `leave` where the key had no row before, or after."""
+"""Value of ``row_bytes`` in `touch` and `leave` if the key had no row before, or after."""
 
 USED, FILLED, WASTED = 0, 1, 2
-"""``NetChange.state``: words of the arena in use; slots in use; words of dead records."""
+"""``NetChange.state``: used words of the arena; used slots; words of dead records."""
 
 _WORD_MASK = (1 << 40) - 1
 _LOW_HALF = (1 << 32) - 1
@@ -57,7 +58,7 @@ _MULTIPLIER = -7046029254386353131  # the odd integer nearest to 2**64 divided b
 
 
 class Net(NamedTuple):
-    """A net change as kernels take it: the arrays of `NetChange`."""
+    """The arrays of `NetChange`, for kernels."""
 
     arena: Int64s
     bytes: Bytes
@@ -67,13 +68,14 @@ class Net(NamedTuple):
 
 @inner
 def after_group(group: int) -> int:
-    """The group of the last rows of ``group``'s keys: below ``DEAD``. It is its own inverse."""
+    """Return the group of the last rows of ``group``'s keys. It is less than ``DEAD``. The function is its own
+    inverse."""
     return -2 - group
 
 
 @inner
 def record_words(key_bytes: int, row_bytes: int) -> int:
-    """Words that a record takes."""
+    """Return the number of words of a record."""
     return HEADER + ((key_bytes + 7) >> 3) + ((row_bytes + 7) >> 3)
 
 
@@ -98,13 +100,14 @@ def has_room(net: Net, records: int, words: int) -> bool:
 
 @inner
 def key_place(state: Int64s) -> int:
-    """Where in the bytes of a net change with this ``state`` the key of the next record has to stand ready."""
+    """Return the place in the bytes of a net change at which the caller must put the key of the next record."""
     return int(state[USED] + HEADER) << 3
 
 
 @inner
 def hash_key(data: Bytes, at: int, size: int, group: int) -> int:
-    """A hash of a group and the key ``data[at : at + size]``, all bits of which depend on both. It is kept nowhere."""
+    """Return a hash of a group and the key ``data[at : at + size]``. All of its bits depend on both. It is not
+    stored anywhere."""
     value: int = wrapping_multiply(group + 1, _MULTIPLIER)
     while size >= 8:
         value = wrapping_multiply(value ^ load64(data, at), _MULTIPLIER)
@@ -123,8 +126,7 @@ def hash_key(data: Bytes, at: int, size: int, group: int) -> int:
 
 @inner
 def _find(net: Net, group: int, key_at: int, key_bytes: int) -> tuple[int, int, int]:
-    """The record with the key at ``net.bytes[key_at]``, or -1; the slot it is in, or that it can take; and the key's
-    hash."""
+    """Find the key at ``net.bytes[key_at]``. Return its record, or -1; its slot, or a free one; and the key's hash."""
     hashed = hash_key(net.bytes, key_at, key_bytes, group)
     mask = len(net.slots) - 1
     slot = hashed & mask
@@ -151,10 +153,10 @@ def _enter(net: Net, slot: int, record: int, hashed: int) -> None:
 
 @inner
 def touch(net: Net, group: int, key_bytes: int, data: Bytes, row_at: int, row_bytes: int, order: int) -> None:
-    """Note that a key was changed, unless it has been before.
+    """Record the row before the first change of a key. Later changes of the key have no effect.
 
-    The key stands ready at ``key_place``. The row before is ``data[row_at:]``, ``row_bytes`` long; there was none if
-    that is ``NO_ROW``. The caller has asked ``has_room``.
+    The key must be at ``key_place``. The row before is ``data[row_at:]``, with ``row_bytes`` bytes; ``NO_ROW``: there
+    was none. The caller must have checked ``has_room``.
     """
     record = net.state[USED]
     found, slot, hashed = _find(net, group, key_place(net.state), key_bytes)
@@ -172,9 +174,11 @@ def touch(net: Net, group: int, key_bytes: int, data: Bytes, row_at: int, row_by
 
 @inner
 def note_last(net: Net, group: int, key_bytes: int, left: int, order: int) -> None:
-    """Note that a key was changed, and whether that ``left`` a row there (1) or none (0). What counts is the last time.
+    """Record that a key was changed, and whether its row exists afterwards (``left`` 1) or not (0).
 
-    The key stands ready at ``key_place``. The caller has asked ``has_room``.
+    The last call for a key counts.
+
+    The key must be at ``key_place``. The caller must have checked ``has_room``.
     """
     record = net.state[USED]
     found, slot, hashed = _find(net, group, key_place(net.state), key_bytes)
@@ -190,7 +194,7 @@ def note_last(net: Net, group: int, key_bytes: int, left: int, order: int) -> No
 
 @inner
 def leave(net: Net, group: int, key_bytes: int, data: Bytes, row_at: int, row_bytes: int, order: int) -> None:
-    """Note the row that a change of a key left, in place of what earlier ones did: as `touch`, which comes first."""
+    """Record the row after a change of a key, in place of the row after earlier changes. Call `touch` first."""
     record = net.state[USED]
     after = after_group(group)
     found, slot, hashed = _find(net, after, key_place(net.state), key_bytes)
@@ -215,9 +219,9 @@ def leave(net: Net, group: int, key_bytes: int, data: Bytes, row_at: int, row_by
 
 @inner
 def count(net: Net, group: int, row_bytes: int, change: int, order: int) -> None:
-    """Note that a row of a keyless table came (``change`` 1) or went (-1).
+    """Record that a row of a keyless table was added (``change`` 1) or removed (-1).
 
-    The row stands ready at ``key_place``, as a key does for ``touch``. The caller has asked ``has_room``.
+    The row must be at ``key_place``, like the key of ``touch``. The caller must have checked ``has_room``.
     """
     record = net.state[USED]
     found, slot, hashed = _find(net, group, key_place(net.state), row_bytes)
@@ -234,12 +238,12 @@ def count(net: Net, group: int, row_bytes: int, change: int, order: int) -> None
 
 @kernel
 def decide(net: Net, start: int, stop: int, transaction: int, counts: Bytes, keyless: Bytes, order: int) -> None:
-    """Make what a prepared transaction did part of its tables' net change: its records among ``arena[start:stop]``.
+    """Add the changes of a prepared transaction, in ``arena[start:stop]``, to the net change of their tables.
 
-    :param counts: by table, whether the transaction counts for it; where it does not, the records die.
-    :param order: of the commit; the order that the change had becomes the suborder.
+    :param counts: by table, whether the transaction counts for it. If not, the records become dead.
+    :param order: the order of the commit. The former order of a change becomes its suborder.
 
-    The caller has asked ``has_room`` for as many records (of no words).
+    The caller must have checked ``has_room`` for as many records (of no words).
     """
     arena = net.arena
     tables = len(counts)
@@ -253,7 +257,7 @@ def decide(net: Net, start: int, stop: int, transaction: int, counts: Bytes, key
             group = after_group(table) if after else table
             found, slot, hashed = _find(net, group, (record + HEADER) << 3, key_bytes)
             if counts[table] and after and found >= 0:
-                # The last one counts, and whoever changed the key before had to end first.
+                # This row is the last one: any other transaction that changed the key had to end before.
                 net.state[WASTED] += _next(arena, found) - found
                 arena[found] = DEAD
                 arena[record] = group
@@ -277,7 +281,7 @@ def decide(net: Net, start: int, stop: int, transaction: int, counts: Bytes, key
 
 @kernel
 def compact(arena: Int64s, state: Int64s, keyless: Bytes, marks: Int64s) -> None:
-    """Move the records that matter to the front; ``marks``, increasing words of the arena, follow them."""
+    """Move the records that have an effect to the front, and update ``marks``, increasing words of the arena."""
     record = target = 0
     mark = 0
     while record < state[USED]:
@@ -317,7 +321,7 @@ def rehash(net: Net) -> None:
 
 @kernel
 def last_rows_of(net: Net, records: Int64s, out: Int64s) -> None:
-    """The record of the last row of each key in ``records``; -1: there is none."""
+    """Find the record of the last row of each key in ``records``; -1: there is none."""
     for index in range(len(records)):
         record = records[index]
         key_bytes = net.arena[record + LENGTHS] >> 32
