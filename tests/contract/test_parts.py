@@ -361,8 +361,8 @@ def test_a_row_that_is_left_out_may_hold_what_it_will_whether_or_not_it_is_touch
         ({"{0}.t": "id = 1\nAND nope = 2"}, {}, ["line 2, column 5", "no column nope", "note"]),
         ({"{0}.t": "id = 1.5"}, {}, ["line 1, column 1", "whole number"]),
         ({"{0}.t": "zoned > '2024-01-01 00:00:00'"}, {}, ["names no zone"]),
-        ({"{0}.nothing": "id = 1"}, {}, ["{0}.nothing", "names no table of the run"]),
-        ({"{0}.t": "id = 1", "{0}.*": "id = 2"}, {}, ["also named by"]),
+        ({"{0}.nothing": "id = 1"}, {}, ["{0}.nothing", "matches no table of the run"]),
+        ({"{0}.t": "id = 1", "{0}.*": "id = 2"}, {}, ["also matched by"]),
         ({"!{0}.t": "id = 1"}, {}, ["names no table"]),
         ({}, {"{0}.t": ["nite"]}, ["no column nite", "did you mean note"]),
     ],
@@ -390,7 +390,7 @@ def test_what_a_table_is_left_out_of_may_still_be_named(db: Database, begin: Beg
     where = {f"{db.schema}.spoilt": "id = 1", f"{db.schema}.t": "id = 1"}
     (plan,) = select(run.source, list(run.plans.values()), skipped, where, None)
     assert plan.selection.condition == '"id" = 1'
-    assert "the server sends only those where" in plan.reason
+    assert "the server sends only rows where" in plan.reason
     assert select(run.source, [plan], skipped, where, None) == [plan], "asked again, it is the same"
 
 

@@ -34,7 +34,7 @@ def test_a_part_is_copied_announced_and_found_again(
     assert (copy.where, copy.columns) == ('"status" = \'open\' AND "id" < 4', ("note",))
     assert result.xcoms["consolidate"]["published"][name] == copy.path
     assert read_latest(lake, name) is None
-    assert "the server sends only those where `id` < 4" in result.log
+    assert "the server sends only rows where `id` < 4" in result.log
 
     refused = dag_runner.run(
         "copy_tables", {**conf, "where": {name: "upper(status) = 'OPEN'"}}, connections={"shop": source}

@@ -109,7 +109,7 @@ def test_a_part_of_a_table_is_planned_with_what_the_server_is_asked_for(shop: st
     found = preflight(tmp_path.as_uri(), **given)["plan"]
     (plan,) = records.decode(list[TablePlan], json.loads(json.dumps(found)), "the plan")
     assert plan.selection.condition == '"id" > 3'
-    assert "the server sends only those where `id` > 3" in plan.reason
+    assert "the server sends only rows where `id` > 3" in plan.reason
     with pytest.raises(AirflowFailException, match=r"parameter where, .*, line 1, column 8(.|\n)*Hint"):
         preflight(tmp_path.as_uri(), tables=given["tables"], where={f"{shop}.*": "id > 1 <=> 2"})
 

@@ -1,8 +1,8 @@
-"""Which tables the patterns of a run name: the same rules for every kind of database.
+"""Resolves the table patterns of a run, with the same rules for every kind of database.
 
 A pattern is ``schema.table``; ``*`` stands for any run of characters in either part. A part in double quotes is taken
 literally, dots and stars included, with two quotes for one: ``"my.schema".orders``. A pattern that begins with ``!``
-takes away from what the patterns before it named: ``shop.*``, ``!shop._*_gho``.
+excludes tables that earlier patterns matched: ``shop.*``, ``!shop._*_gho``.
 """
 
 from __future__ import annotations
@@ -18,13 +18,14 @@ from airflow_provider_cdc.core.tables.table import TableName
 from airflow_provider_cdc.errors import ConfigurationError, Problem
 
 Unmatched = Callable[[str, TableName, list[TableName]], Problem]
-"""Makes the problem of a pattern (its text, its two parts) that names no table but, perhaps, these other relations."""
+"""Makes the problem of a pattern (its text and its two parts) that matches no table. The list has other relations that
+it matches."""
 
-NOTHING_LEFT = Problem("tables", "the patterns with ! leave out every table", "leave out fewer")
+NOTHING_LEFT = Problem("tables", "the patterns with ! exclude every table", "exclude fewer tables")
 
 _NOT = "!"
 _SIMILAR = 0.75
-"""As `difflib` measures it: one letter in four may differ."""
+"""Similarity as measured by `difflib`: about one letter in four may differ."""
 _QUOTED = re.compile(r'"((?:[^"]|"")+)"(?=\.|\Z)', re.DOTALL)
 
 _log = logging.getLogger(__name__)
@@ -32,14 +33,14 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class Pattern:
-    """The texts that a name's two parts must have in this order, with anything in between."""
+    """A parsed pattern: for each part of the name, the texts that occur in this order, with anything in between."""
 
     schema: tuple[str, ...]
     name: tuple[str, ...]
 
     @classmethod
     def parse(cls, text: str) -> Pattern:
-        """Read ``schema.table``, without a leading ``!``.
+        """Parse ``schema.table``, without a leading ``!``.
 
         :raises ConfigurationError: the text is not of that form.
         """
@@ -53,11 +54,11 @@ class Pattern:
 
     @property
     def text(self) -> TableName:
-        """Its parts, without quotes."""
+        """The two parts of the pattern, without quotes."""
         return TableName("*".join(self.schema), "*".join(self.name))
 
     def matches(self, name: TableName, fold: Callable[[str], str] = str) -> bool:
-        """Whether it stands for a table's name; ``fold`` makes equal what counts as equal."""
+        """Whether the pattern matches a table's name. ``fold`` maps texts that count as equal to the same text."""
         return all(
             _fits([fold(piece) for piece in pieces], fold(part))
             for pieces, part in ((self.schema, name.schema), (self.name, name.name))
@@ -65,7 +66,7 @@ class Pattern:
 
 
 def exactly(name: TableName) -> str:
-    """The pattern that stands for this table and no other."""
+    """Return the pattern that matches this table and no other."""
     odd = "." in name.schema or "*" in str(name) or name.schema[:1] in (_NOT, '"') or name.name[:1] == '"'
     return ".".join('"' + part.replace('"', '""') + '"' for part in (name.schema, name.name)) if odd else str(name)
 
@@ -78,12 +79,13 @@ def resolve(
     *,
     ignore_case: bool = False,
 ) -> tuple[list[TableName], list[Problem]]:
-    """The tables that ``patterns`` name, sorted, each once, and a problem for each pattern that names none.
+    """Return the tables that ``patterns`` match, sorted and without duplicates, and a problem for each pattern that
+    matches none.
 
-    That a pattern with ``!`` takes nothing away is no problem, only told: it may be there for what comes and goes.
+    A pattern with ``!`` that excludes nothing is only logged: it may be there for tables that come and go.
 
-    :param kinds: every relation that could be meant, and its kind.
-    :param tables: the kinds that can be copied.
+    :param kinds: every relation that a pattern could match, and its kind.
+    :param tables: the kinds of relations that can be copied.
     """
     copied = frozenset(tables)
     fold = _lower if ignore_case else str
@@ -101,7 +103,7 @@ def resolve(
         if excludes:
             left_out = {name for name in names if pattern.matches(name, fold)}
             if not left_out:
-                _log.info("The pattern %s leaves out none of the tables that those before it name.", text)
+                _log.info("The pattern %s excludes none of the tables that the patterns before it match.", text)
             names -= left_out
             continue
         matches = [name for name in kinds if pattern.matches(name, fold)] or _read_otherwise(text, kinds, fold)
@@ -110,22 +112,22 @@ def resolve(
         names |= matching
         if not matching:
             problem = unmatched(text, pattern.text, matches)
-            # A view or a partition is not misspelt.
+            # If the pattern matches a view or a partition, it is not misspelt.
             problems[problem if matches else _suggesting(problem, _alike(text, kinds, copied))] = None
     if not names and any(text.startswith(_NOT) for text in patterns):
         if named:
             problems[NOTHING_LEFT] = None
         elif not problems:
-            what = "every pattern leaves tables out, and none names any"
-            problems[Problem("tables", what, "begin with those to copy, for example shop.*")] = None
+            what = "every pattern excludes tables, and none includes any"
+            problems[Problem("tables", what, "begin with the tables to copy, for example shop.*")] = None
     for name in sorted(names):
         if not _fits_a_path(name):
             problem = Problem(
                 str(name),
-                "the copy is a folder <schema>.<table>, and this name makes none that tells both parts",
-                f"leave the table out ({_NOT}{exactly(name)}), or rename it: no dot in the schema, no slash in either "
+                "the copy is a folder <schema>.<table>, and this name makes no folder that shows both parts",
+                f"exclude the table ({_NOT}{exactly(name)}), or rename it: no dot in the schema, no slash in either "
                 "part",
-                # With a dot in the schema, `schema.table` may also be another table's name.
+                # If the schema has a dot, `schema.table` may also be the name of another table.
                 "" if "." in name.schema else str(name),
             )
             problems[problem] = None
@@ -137,14 +139,14 @@ def _suggesting(problem: Problem, alike: str) -> Problem:
 
 
 def _alike(text: str, kinds: Mapping[TableName, str], copied: Collection[str]) -> str:
-    """The pattern that was probably meant by one that names no table; empty: none is similar."""
+    """Return the pattern that was probably meant by one that matches no table; empty if none is similar."""
     names = [name for name, kind in kinds.items() if kind in copied and _fits_a_path(name)]
     if "." not in text:
         meant = {name.name: exactly(name) for name in names}
     elif "*" not in text:
         meant = {str(name): exactly(name) for name in names}
     else:
-        # Only the schema can be misspelt so that it shows.
+        # A misspelt table part with a star cannot be recognised, so only the schema is compared.
         rest = text[text.index(".") :]
         meant = {f"{name.schema}{rest}": f"{name.schema}{rest}" for name in names if f"{name.schema}{rest}" != text}
     by_fold = defaultdict(list)
@@ -157,22 +159,22 @@ def _alike(text: str, kinds: Mapping[TableName, str], copied: Collection[str]) -
 
 
 def _part(text: str, start: int, end: int) -> tuple[tuple[str, ...], int]:
-    """The pieces of the part that begins at ``start``, and where it ends: at ``end``, unless it is quoted."""
+    """Return the pieces of the part that begins at ``start``, and its end: ``end``, unless the part is quoted."""
     if quoted := _QUOTED.match(text, start):
         return (quoted[1].replace('""', '"'),), quoted.end()
     return tuple(text[start : max(end, start)].split("*")), max(end, start)
 
 
 def _read_otherwise(text: str, kinds: Iterable[TableName], fold: Callable[[str], str]) -> list[TableName]:
-    """What a pattern would stand for if another of its dots were the one between schema and table."""
+    """Return the relations that a pattern would match if another of its dots separated schema and table."""
     dots = [place for place, letter in enumerate(text) if letter == "."][1:]
     other_readings = [Pattern(tuple(text[:dot].split("*")), tuple(text[dot + 1 :].split("*"))) for dot in dots]
     return [name for name in kinds if any(other.matches(name, fold) for other in other_readings)]
 
 
 def _fits(pieces: Sequence[str], text: str) -> bool:
-    """Whether ``text`` is the pieces with anything between each two. It takes each one at the first place that it fits,
-    which leaves the most room for the others, and so never goes back."""
+    """Whether ``text`` consists of the pieces, with anything between them. Each piece is matched at its first possible
+    place. That leaves the most room for the others, so no backtracking is needed."""
     if len(pieces) == 1:
         return pieces[0] == text
     first, *middle, last = pieces
@@ -188,7 +190,7 @@ def _fits(pieces: Sequence[str], text: str) -> bool:
 
 
 def _lower(text: str) -> str:
-    """``text`` in lower case, letter by letter: one that becomes two stays what it is."""
+    """Return ``text`` in lower case, letter by letter. A letter whose lower case has two letters stays as it is."""
     return "".join(low if len(low := letter.lower()) == 1 else letter for letter in text)
 
 

@@ -1,8 +1,8 @@
-"""The part of a condition that the server itself evaluates, so that rows which are not copied need not be sent.
+"""The part of a condition that the server itself evaluates, so that fewer rows are sent.
 
-It only ever spares work: what decides is `core.condition_rows`, for every row that the server sends. So the server has
-to send at least the rows for which the condition is true, and may send others. What it may see otherwise than Arrow
-does (text, by its collations; floating point) is not asked of it.
+This only saves work: `core.condition_rows` decides for every row that the server sends. So the server must send at
+least the rows for which the condition is true, and may send others. Comparisons whose result may differ between the
+server and Arrow (text, because of collations; floating point) are not pushed down.
 """
 
 from __future__ import annotations
@@ -16,10 +16,13 @@ from airflow_provider_cdc.core.filters.syntax import AND, COMPARISONS, CONSTANT,
 
 @dataclass(frozen=True)
 class Pushable:
-    """A column that the server compares as Arrow does: its quoted ``name``, and how a literal is written for it (None:
-    that one is not pushed down). ``odd``: it may hold values that no Arrow type holds, which count as null here, and
-    not on the server. ``nullable``: whether it may hold nulls. ``schema``: where its operators are (PostgreSQL); empty:
-    it need not be said."""
+    """A column that the server compares in the same way as Arrow.
+
+    ``name``: the quoted name. ``spelt``: returns a literal in SQL (None: this literal is not pushed down). ``odd``: the
+    column may have values that no Arrow type holds. These count as null in this package, but not on the server.
+    ``nullable``: whether the column may have nulls. ``schema``: the schema of its operators (PostgreSQL); empty: no
+    schema is necessary.
+    """
 
     name: str
     spelt: Callable[[Literal], str | None]
@@ -28,7 +31,7 @@ class Pushable:
     schema: str = ""
 
     def compared(self, sign: str, values: Sequence[str]) -> str:
-        """The condition that it compares so with a value, or with one of several (`IN`)."""
+        """Return the SQL condition that compares the column with one value, or with several (`IN`)."""
         listed = ", ".join(values)
         if not self.schema:
             return f"{self.name} IN ({listed})" if sign == IN else f"{self.name} {sign} {listed}"
@@ -38,19 +41,19 @@ class Pushable:
 
 
 Columns = Callable[[str], Pushable | None]
-"""What is known of a column, by its name; None: nothing of it is pushed down."""
+"""Returns a column by its name; None: its comparisons are not pushed down."""
 
 
 def pushed(term: Term | None, columns: Columns) -> str:
-    """An SQL condition that is true for every row for which ``term`` is; empty: nothing is known to be."""
+    """Return an SQL condition that is true for every row for which ``term`` is true; empty if there is none."""
     return "" if term is None else _where_true(term, columns) or ""
 
 
 def span(term: Term | None, column: str, value: Callable[[Literal], Any]) -> tuple[Any, Any]:
-    """The least and the greatest value that a column may have in rows for which ``term`` is true, as far as its
-    comparisons say; None: no end on that side. For estimates only.
+    """Return the least and the greatest value that a column may have in rows for which ``term`` is true, according to
+    its comparisons; None: no limit on that side. For estimates only.
 
-    :param value: the value of a literal that the column is compared with; values compare. None: that one says nothing.
+    :param value: returns the comparable value of a literal that the column is compared with. None: ignore the literal.
     """
     if term is None:
         return None, None
@@ -72,7 +75,7 @@ def _ends(found: Sequence[Any], outermost: Callable[[list[Any]], Any], *, all_of
 
 
 def _where_true(term: Term, columns: Columns) -> str | None:
-    """What is true wherever ``term`` is true; None: nothing is known to be."""
+    """Return a condition that is true wherever ``term`` is true; None if there is none."""
     if term.op == AND:
         conditions = [
             condition for condition in (_where_true(part, columns) for part in term.terms) if condition is not None
@@ -87,13 +90,13 @@ def _where_true(term: Term, columns: Columns) -> str | None:
         return None if term.literals[0].text == "TRUE" else "1 = 0"
     column = columns(term.column)
     if term.op == IS_NULL and (column is None or column.odd):
-        # What is odd is null here, and not there.
+        # An odd value is null in this package, but not on the server.
         return None
     return _leaf(term, column)
 
 
 def _where_false(term: Term, columns: Columns) -> str | None:
-    """What is false (and not unknown) wherever ``term`` is false; None: nothing is known to be."""
+    """Return a condition that is false (and not unknown) wherever ``term`` is false; None if there is none."""
     if term.op == AND:
         every = [_where_false(part, columns) for part in term.terms]
         return None if None in every else _joined("AND", [condition for condition in every if condition is not None])

@@ -1,4 +1,4 @@
-"""What is wrong with what is asked of a source, whatever the server holds: the same rules for every kind."""
+"""Checks of a request that do not depend on the content of the server, the same for every kind of source."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from airflow_provider_cdc.errors import Problem
 
 
 def request_problems(kind: str, patterns: Sequence[str], options: TableOptions) -> Iterator[Problem]:
-    """The problems of a request.
+    """Yield the problems of a request.
 
     :param kind: the name of the kind of source.
     """
@@ -24,8 +24,8 @@ def request_problems(kind: str, patterns: Sequence[str], options: TableOptions) 
             "consistency", f"{options.consistency} works on {only(options.consistency)} only", f"use one of {offered}"
         )
     elif options.consistency not in CONSISTENCIES:
-        yield Problem("consistency", f"{options.consistency!r} is none", f"use one of {offered}")
+        yield Problem("consistency", f"{options.consistency!r} is not valid", f"use one of {offered}")
     if options.unrepresentable not in UNREPRESENTABLE:
         yield Problem(
-            "unrepresentable", f"{options.unrepresentable!r} is none", f"use one of {', '.join(UNREPRESENTABLE)}"
+            "unrepresentable", f"{options.unrepresentable!r} is not valid", f"use one of {', '.join(UNREPRESENTABLE)}"
         )

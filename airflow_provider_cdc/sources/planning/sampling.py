@@ -1,8 +1,8 @@
-"""A bounded look at rows, before a run, for values that no Arrow type holds.
+"""A bounded sample of rows, read before a run, that looks for values that no Arrow type holds.
 
-With the policy ``error`` one such value stops a run, at the end of a read that may have taken hours. Most tables that
-have any have them among their oldest or newest rows, so each source looks at some of those (its module ``sample``). It
-proves nothing about the other rows, which are looked at when they are read.
+With the policy ``error``, one such value stops a run, at the end of a read that may have taken hours. Most tables with
+such values have them among their oldest or newest rows, so each source reads some of those rows (its module
+``sample``). The sample proves nothing about the other rows, which are checked when they are read.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ def problems_of(
     looks: Callable[[Table, Sequence[_Column]], Iterator[Sequence[int]]],
     always: Callable[[Table, _Column], bool] = lambda table, column: False,
 ) -> list[Problem]:
-    """A problem for each column that has such values among the rows that were looked at.
+    """Return a problem for each column that has such values in the sample.
 
-    :param tables: those of ``plans``, as they are now.
-    :param at_risk: the columns of a table that may have such values, and would stop the run.
-    :param looks: looks at some rows of a table: each time, how many rows, and how many odd values in each column.
-    :param always: whether such values of the column stop the run whatever the policy is.
+    :param tables: the current definitions of the tables of ``plans``.
+    :param at_risk: returns the columns of a table that may have such values, which would stop the run.
+    :param looks: reads samples of a table. Each one has the number of rows, and the number of odd values by column.
+    :param always: whether such values of a column stop the run whatever the policy is.
     """
     problems: list[Problem] = []
     for plan, now in zip(plans, tables, strict=True):
@@ -61,15 +61,15 @@ def problems_of(
 
 
 def gave_up(table: Table, why: str = "it took too long") -> None:
-    """Note that a look did not come to its end; what it found before counts."""
-    _log.info("%s: looking at some of its rows beforehand was given up: %s", table.name, why)
+    """Log that the sample of a table was not completed. The values that it found count."""
+    _log.info("%s: sampling its rows before the run was given up: %s", table.name, why)
 
 
 def _problem(table: Table, column: str, count: int, rows: int, always: bool) -> Problem:
     policy = "" if always else f"set unrepresentable to string{'' if table.identifies(column) else ', or to null'}; "
     return Problem(
         f"{table.name}.{column}",
-        f"no Arrow type holds its value in {count:,} of the {counted(rows, 'row')} looked at",
+        f"no Arrow type holds its value in {count:,} of the {counted(rows, 'row')} sampled",
         f"{policy}correct these rows; leave the table out; or set on_table_error to skip",
         str(table.name),
     )

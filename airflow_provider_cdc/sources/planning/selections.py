@@ -1,4 +1,4 @@
-"""Which part of each table a run copies: what its options say of tables and patterns, held against the tables."""
+"""The part of each table that a run copies: compares the options ``where`` and ``columns`` with the tables."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ def select(
     where: Mapping[str, str] | None,
     columns: Mapping[str, Sequence[str]] | None,
 ) -> list[TablePlan]:
-    """The plans, each with the part of its table that is copied.
+    """Return the plans, each with the part of its table that is copied.
 
-    :param skipped: names of tables that are left out: a pattern may name them.
+    :param skipped: names of tables that are left out. A pattern may match them.
     :param where: the condition of each table, by its name or a pattern.
-    :param columns: the columns of each table, likewise.
-    :raises PreflightError: with all that is wrong with them, and where.
+    :param columns: the columns of each table, by its name or a pattern.
+    :raises PreflightError: with all problems of the options.
     :raises SourceUnavailable: the server cannot be reached.
     """
     if not where and not columns:
@@ -53,7 +53,7 @@ def select(
             selected_plans.append(replace(plan, selection=selection_of(condition, column_choice)))
         except ConfigurationError as error:
             place = f", {error.where}" if error.where else ""
-            # One pattern may stand for many tables.
+            # A pattern may match many tables, so report its problem once.
             problem = Problem(f"parameter where, {pattern}{place}", error.message, error.hint)
             problems += [problem] if problem not in problems else []
     if problems:
@@ -67,7 +67,7 @@ def select(
         problems += wrong
     if problems:
         raise PreflightError(problems)
-    # Those that have theirs already say so already.
+    # The reason of a plan that already had its selection already names it.
     return [
         plan
         if plan.selection == before.selection
@@ -77,10 +77,10 @@ def select(
 
 
 def requested(where: Mapping[str, str] | None, columns: Mapping[str, Sequence[str]] | None) -> Parts:
-    """Return the part of each table that the options ask for, as far as they can be read: `select` refuses the rest.
+    """Return the part of each table that the options request, if they can be parsed. `select` rejects the others.
 
     :param where: the condition of each table, by its name or a pattern.
-    :param columns: the columns of each table, likewise.
+    :param columns: the columns of each table, by its name or a pattern.
     """
     conditions, chosen = _readable(where or {}), _readable(columns or {})
 
@@ -104,20 +104,20 @@ def _readable(option: Mapping[str, Any]) -> list[tuple[Pattern, Any]]:
 
 
 def told(selection: Selection, pushed: str) -> str:
-    """What the plan says of the part of a table that is copied. Its estimates are those of the whole table.
+    """Describe, for the plan, the part of the table that is copied. The plan's estimates are for the whole table.
 
-    :param pushed: what the server itself looks at.
+    :param pushed: the condition that the server itself evaluates.
     """
     rows = ""
     if selection.where is not None:
-        by = f"the server sends only those where {pushed}" if pushed else "the server sends all of them"
+        by = f"the server sends only rows where {pushed}" if pushed else "the server sends all rows"
         rows = f"only rows where {selection.condition} ({by})"
     columns = f"only the columns {', '.join(selection.columns)} and its key" if selection.columns else ""
     return "; ".join(filter(None, (rows, columns)))
 
 
 def check_still(source: Any, table: Table) -> None:
-    """Make sure that a run's table can still be copied in part as it was planned: a column may have another type.
+    """Check that the planned part of a run's table can still be copied: a column may have another type.
 
     :raises PreflightError: it cannot.
     """
@@ -134,7 +134,7 @@ def _by_table(
     others: Sequence[TableName],
     problems: list[Problem],
 ) -> dict[TableName, tuple[str, Any]]:
-    """What is said of each table, with the pattern that says so."""
+    """Return the option's value for each table, with the pattern that gives it."""
     choices: dict[TableName, tuple[str, Any]] = {}
     for text, value in given.items():
         where = f"parameter {option}, {text}"
@@ -145,13 +145,13 @@ def _by_table(
             continue
         matching = [name for name in names if pattern.matches(name)]
         if not matching and not any(map(pattern.matches, others)):
-            what, hint = "it names no table of the run", f"the run has {', '.join(map(str, names[:10]))}"
+            what, hint = "it matches no table of the run", f"the run has {', '.join(map(str, names[:10]))}"
             problems.append(Problem(where, what, hint))
         for name in matching:
             before, same = choices.setdefault(name, (text, value))
             if _plain(same) != _plain(value):
-                what = f"{name} is also named by {before}, which says something else of it"
-                problems.append(Problem(where, what, "have one pattern name each table"))
+                what = f"{name} is also matched by {before}, which has a different value"
+                problems.append(Problem(where, what, "let only one pattern match each table"))
     return choices
 
 
@@ -165,8 +165,8 @@ def _problems(
     conditions: Mapping[TableName, tuple[str, Any]],
     chosen: Mapping[TableName, tuple[str, Any]],
 ) -> list[Problem]:
-    """What is wrong with the part of a table that is to be copied."""
-    # Arrow takes a while to import, and whole tables need none of this.
+    """Return the problems of the part of a table that is to be copied."""
+    # Imported here because Arrow takes a while to import, and whole tables do not need it.
     from airflow_provider_cdc.core.filters.literals import problems, unknown_column
     from airflow_provider_cdc.core.filters.parser import place_in
 

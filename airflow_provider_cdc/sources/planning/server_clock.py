@@ -1,7 +1,7 @@
-"""Waits for a server's clock to reach a time that a run asked for.
+"""Waits until a server's clock reaches the time that a run requests.
 
-Airflow schedules a run at the end of its interval by a clock of its own. The server's clock may be behind: the time in
-``as_of`` then lies in the future for a few seconds, and the run would be refused for good.
+Airflow schedules a run at the end of its interval by its own clock. If the server's clock is behind, the time in
+``as_of`` lies in the future for a few seconds. Without waiting, the run would be rejected for good.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from datetime import datetime, timedelta
 from airflow_provider_cdc.errors import PreflightError, Problem
 
 SKEW = timedelta(seconds=60)
-"""How far the clocks of Airflow and of the server may be apart."""
+"""The maximum accepted difference between the clocks of Airflow and the server."""
 _POLL_SECONDS = 1.0
 
 _log = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ def wait_for_clock(as_of: datetime, server_time: Callable[[], datetime]) -> None
                         "parameter as_of",
                         f"{as_of:%Y-%m-%d %H:%M:%S} UTC is in the future: by the server's clock it is "
                         f"{now:%Y-%m-%d %H:%M:%S} UTC",
-                        "let the run begin after that time",
+                        "start the run after that time",
                     )
                 ]
             )

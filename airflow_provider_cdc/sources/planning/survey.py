@@ -1,9 +1,9 @@
-"""What can be copied of what was asked for, and what becomes of the rest.
+"""Determines which of the requested tables can be copied, and which are skipped.
 
-A source's preflight knows all or nothing: every table that is named can be copied exactly, or there are problems. Some
-of these are a table's own (`Problem.table`): nothing of what makes the others exact rests on that table. So whatever
-may be skipped is left out by a pattern of its own, and the rest is checked again from the beginning, as if nobody had
-ever named the others.
+A source's preflight reports either that every requested table can be copied exactly, or problems. Some problems belong
+to one table (`Problem.table`): the exactness of the other tables does not depend on that table. So a table that may be
+skipped is excluded by a pattern of its own. The other tables are checked again from the beginning, as if the skipped
+ones had never been requested.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from airflow_provider_cdc.sources.planning.patterns import NOTHING_LEFT, exactly
 
 @dataclass(frozen=True)
 class Survey:
-    """How each table is read, and why each of the others is skipped, by its name."""
+    """How each table is read, and, by name, why each of the other tables is skipped."""
 
     plans: list[TablePlan]
     skipped: dict[str, str]
@@ -35,12 +35,12 @@ def survey(
     on_table_error: str,
     parts: Parts = whole_tables,
 ) -> Survey:
-    """Find out how each table is read.
+    """Determine how each table is read.
 
     :param on_table_error: ``fail``: a table that cannot be copied is a problem. ``skip``: it is left out.
-    :param parts: the part of each table that is copied. Where that is not all of it, no rows are looked at: they may be
-        none of it.
-    :raises PreflightError: with every problem found that counts; also if every table would be skipped.
+    :param parts: the part of each table that is copied. If it is not the whole table, no rows are sampled: they might
+        not belong to it.
+    :raises PreflightError: with every relevant problem; also if every table would be skipped.
     :raises SourceUnavailable: the server cannot be reached.
     """
     problems_by_table: dict[str, list[Problem]] = {}
@@ -82,12 +82,12 @@ def survey_past(
     may_begin: bool,
     parts: Parts = whole_tables,
 ) -> Survey:
-    """`check_point` for what `survey` found; of tables that cannot be copied as they were then, those that may be
-    skipped are left out.
+    """Call `check_point` for the result of `survey`, and leave out tables that may be skipped and that cannot be copied
+    as of that position.
 
     :param may_begin: as for `check_point`.
     :param parts: as for `survey`.
-    :raises PreflightError: with every problem found that counts.
+    :raises PreflightError: with every relevant problem.
     """
     while True:
         try:
@@ -103,7 +103,7 @@ def survey_past(
                 _refused(problems_by_table, steps.on_table_error)
         skipped = found.skipped | {table: _reason(problems) for table, problems in problems_by_table.items()}
         left_out = ["!" + exactly(TableName.parse(table)) for table in skipped]
-        # What was decided for the others, such as what they are rolled forward from, stays.
+        # Keep the decisions for the other tables, such as the copies from which they are rolled forward.
         plans_by_table = {plan.table: plan for plan in found.plans}
         found = survey(source, [*patterns, *left_out], options, steps.on_table_error, parts)
         found = Survey([plans_by_table.get(plan.table, plan) for plan in found.plans], skipped | found.skipped)
@@ -112,7 +112,7 @@ def survey_past(
 def _refused(own: dict[str, list[Problem]], on_table_error: str) -> Survey:
     problems = [problem for problems in own.values() for problem in problems]
     if on_table_error == "skip":
-        problems.insert(0, Problem("tables", "none of them can be copied, so skipping leaves none", "see below"))
+        problems.insert(0, Problem("tables", "none of the tables can be copied, so no table is left", "see below"))
     raise PreflightError(problems)
 
 

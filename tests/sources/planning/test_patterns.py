@@ -71,14 +71,14 @@ def test_what_patterns_stand_for(patterns: list[str], expected: list[str]) -> No
 def test_a_pattern_that_leaves_nothing_out_is_told(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
         assert found("crm.*", "!shop.*") == (["crm.customers"], [])
-    assert "!shop.* leaves out none" in caplog.text
+    assert "!shop.* excludes none" in caplog.text
 
 
 @pytest.mark.parametrize(
     ("patterns", "where", "what"),
     [
-        (["!shop.*"], "tables", "none names any"),
-        (["shop.o*", "!*.*"], "tables", "leave out every table"),
+        (["!shop.*"], "tables", "none includes any"),
+        (["shop.o*", "!*.*"], "tables", "exclude every table"),
         (["shop.*x"], "shop.*x", "matches nothing: shop, *x, []"),
         (["shop.seen"], "shop.seen", "matches nothing: shop, seen, ['shop.seen']"),
         (["shop"], "'shop'", "does not name a table"),

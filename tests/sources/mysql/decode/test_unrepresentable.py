@@ -224,7 +224,7 @@ class TestPreflight:
 
     def test_an_unknown_policy_is_named(self, mysql: MysqlServer, schema: str) -> None:
         mysql.query(f"CREATE TABLE {schema}.a (id int PRIMARY KEY)")
-        with pytest.raises(PreflightError, match="'ignore' is none"):
+        with pytest.raises(PreflightError, match="'ignore' is not valid"):
             MysqlSource(settings(mysql)).preflight([f"{schema}.*"], TableOptions(unrepresentable="ignore"))
 
 

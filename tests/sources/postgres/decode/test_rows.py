@@ -197,7 +197,7 @@ def test_a_session_over_verified_tls_that_breaks_halfway_can_be_retried(
         wait_for(encrypted, "wait_event = 'PgSleep'")
         encrypted.query("SELECT pg_terminate_backend(pid) FROM pg_stat_ssl WHERE ssl AND pid <> pg_backend_pid()")
         said = (
-            "closed the connection; before that, the server said: terminating connection due to administrator command"
+            "closed the connection; before that, the server sent: terminating connection due to administrator command"
         )
         with pytest.raises(SourceUnavailable, match=said), mapped_errors("t"):
             list(batches)

@@ -351,7 +351,7 @@ def test_tables_without_a_past_are_left_out_if_that_is_asked_for(kept: Kept) -> 
     assert "it joined the standing slot then" in found.skipped["public.other"]
     # It did join: the next run has it.
     assert "public.other" in kept.record.tables
-    with pytest.raises(PreflightError, match="skipping leaves none"):
+    with pytest.raises(PreflightError, match="no table is left"):
         survey_past(
             kept.source,
             survey(kept.source, ["public.other"], options, "skip"),

@@ -227,7 +227,7 @@ def test_a_publication_that_exists_needs_no_owner_but_all_rows_columns_and_chang
         "ALTER PUBLICATION lake SET (publish = 'insert, update')": "delete, truncate",
         "ALTER PUBLICATION lake SET TABLE shop.leaf (id)": "some columns of shop.tree",
         "ALTER PUBLICATION lake SET TABLE shop.leaf WHERE (id > 5)": "some rows of shop.tree",
-        "ALTER PUBLICATION lake DROP TABLE shop.leaf": "does not hold shop.tree",
+        "ALTER PUBLICATION lake DROP TABLE shop.leaf": "does not list shop.tree",
     }.items():
         run(postgres, source, "DROP PUBLICATION lake", problem.hint, change)
         said = " ".join(found.what for found in problems_of(mine, "shop.*"))
@@ -240,7 +240,7 @@ def test_a_publication_that_exists_needs_no_owner_but_all_rows_columns_and_chang
             caplog.clear()
             with caplog.at_level(logging.WARNING):
                 assert len(mine.preflight(["shop.*"])) == 1
-            assert ("takes in every new partition of shop.tree" in caplog.text) == (rest != "FOR TABLE shop.leaf")
+            assert ("includes every future partition of shop.tree" in caplog.text) == (rest != "FOR TABLE shop.leaf")
             run(postgres, source, "DROP PUBLICATION lake")
 
 
