@@ -1,5 +1,4 @@
-"""The copied tables, and the parents that they depend on, as the kernels want them: all their layouts in a few
-arrays."""
+"""Layouts of the copied tables, and of the parents that they depend on, as arrays for the kernels."""
 
 from __future__ import annotations
 
@@ -33,7 +32,7 @@ from airflow_provider_cdc.sources.mysql.tables.types import Family, column_types
 
 
 class TableArrays(NamedTuple):
-    """Tables as kernels take them: ``words`` of each (``walk_state``), and the arrays that they point into."""
+    """Layouts of several tables: the ``words`` of each (see ``walk_state``), and the arrays that they point into."""
 
     words: Int64s
     prefixes: Int32s
@@ -44,8 +43,8 @@ class TableArrays(NamedTuple):
 
 @dataclass(frozen=True)
 class Layouts:
-    """``tables`` are the copied ones, ``parents`` those that they depend on; ``keyless`` is
-    ``uint8``, one for each copied table; ``most_keys``, of any of them."""
+    """``tables`` are the copied tables, ``parents`` the tables that they depend on. ``keyless`` is ``uint8``, one
+    value per copied table. ``most_keys`` is the largest number of key columns of any of these tables."""
 
     tables: TableArrays
     parents: TableArrays
@@ -55,10 +54,10 @@ class Layouts:
 
 
 def parents_of(tracked: Sequence[TrackedTable], watched: Sequence[Table]) -> list[TrackedTable]:
-    """The tables whose changes reach a copied one unlogged, each once.
+    """Return the tables whose changes reach a copied table without being logged there, each once.
 
-    The key of each is all columns that are referred to; they must not change before the last read of a table that the
-    changes reach, or not at all if one of ``watched`` is among these.
+    The key of each parent consists of all its referenced columns. They must not change before the last read of a
+    table that the changes reach, or at all if one of ``watched`` is such a table.
     """
     reached: dict[TableName, list[TrackedTable]] = defaultdict(list)
     parents: dict[TableName, Table] = {}
@@ -72,7 +71,8 @@ def parents_of(tracked: Sequence[TrackedTable], watched: Sequence[Table]) -> lis
 
 
 def layouts(tracked: Sequence[TrackedTable], parents: Sequence[TrackedTable], initial: GtidSet) -> Layouts:
-    """Lay out ``tracked`` and ``parents``; set 0 of ``sets`` is ``initial``, the others are bounds of tables."""
+    """Return the layouts of ``tracked`` and ``parents``. Set 0 of ``sets`` is ``initial``; the other sets are the
+    bounds of tables."""
     sets = [initial]
     return Layouts(
         _arrays(tracked, sets),
@@ -84,20 +84,20 @@ def layouts(tracked: Sequence[TrackedTable], parents: Sequence[TrackedTable], in
 
 
 def _last(children: Sequence[TrackedTable]) -> GtidSet | None:
-    """The last of the positions at which they were read; None: one has none."""
+    """Return the last of the positions at which the tables were read; None if one of them has none."""
     uppers = [GtidSet.expect(child.upper) for child in children if child.upper is not None]
     return reduce(or_, uppers) if len(uppers) == len(children) else None
 
 
 def _number(sets: list[GtidSet], wanted: GtidSet) -> int:
-    """The number of a bound among ``sets``, to which it is added; never 0."""
+    """Return the index of a bound in ``sets``; add it if it is new. The index is never 0."""
     if wanted not in sets[1:]:
         sets.append(wanted)
     return sets.index(wanted, 1)
 
 
 def _arrays(tables: Sequence[TrackedTable], sets: list[GtidSet]) -> TableArrays:
-    """Lay out tables; their bounds are added to ``sets``."""
+    """Lay out tables, and add their bounds to ``sets``."""
     each = [image_layout(tracked_table.table) for tracked_table in tables]
     words = np.zeros(TABLE_WORDS * len(tables), np.int64)
     columns_at = keys_at = 0

@@ -1,4 +1,4 @@
-"""The kernel that takes row events apart and nets their rows."""
+"""The kernel that parses row events and nets their rows."""
 
 from __future__ import annotations
 
@@ -71,13 +71,13 @@ from airflow_provider_cdc.sources.mysql.log.walk_state import (
 
 _ROW_SLACK = 2 * HEADER + 8
 MOST_RECORDS = 4
-"""That one row change may add: what was there before, and of tables that are rolled forward what it left, of two
-keys."""
+"""Most records that one row change can add. It may touch two keys; for each key, there is the row before the change
+and, in tables that are rolled forward, the row after it."""
 
 
 class KeyRanges(NamedTuple):
-    """Where the values of key columns lie, as `skip_image` fills it: ``int64[2 * keys]`` each, to work in, for the most
-    key columns that a table has."""
+    """Work arrays for the offsets of key column values, which `skip_image` fills: ``int64[2 * keys]`` each, where
+    ``keys`` is the largest number of key columns of any table."""
 
     before: Int64s
     after: Int64s
@@ -85,7 +85,7 @@ class KeyRanges(NamedTuple):
 
 @inner
 def is_rows(kind: int) -> bool:
-    """Whether events of a type hold rows."""
+    """Return whether events of this type contain rows."""
     return (
         (kind >= WRITE_ROWS_V1 and kind <= DELETE_ROWS_V1)
         or (kind >= WRITE_ROWS and kind <= DELETE_ROWS)
@@ -105,16 +105,16 @@ def _deletes(kind: int) -> bool:
 
 @inner
 def hides_cascades(data: Bytes, body: int, kind: int) -> bool:
-    """Whether foreign keys acted on a row event's rows without what they did being logged.
+    """Return whether foreign keys acted on the rows of a row event and their effects were not logged.
 
-    Only servers that log it mark their events, so this has a meaning only in the log of such a server.
+    Only servers that log these effects set the flags, so the result is meaningful only in the log of such a server.
     """
     return not _writes(kind) and load16(data, body + TABLE_NUMBER_BYTES) & (NO_FOREIGN_KEYS | LOGS_CASCADES) == 0
 
 
 @inner
 def _full(data: Bytes, at: int, columns: int) -> bool:
-    """Whether a bitmap has all its ``columns`` bits set."""
+    """Return whether all ``columns`` bits of a bitmap are set."""
     for byte in range(columns >> 3):
         if load8(data, at + byte) != 0xFF:
             return False
@@ -126,8 +126,8 @@ def _full(data: Bytes, at: int, columns: int) -> bool:
 def _put_key(
     bytes_: Bytes, target: int, data: Bytes, ranges: Int64s, key_prefixes: Int32s, keys_at: int, keys: int
 ) -> int:
-    """Write a key as an image of its own (bitmap, fields in key order) at ``bytes_[target]``; its size, or -1: a
-    NULL."""
+    """Write a key as a separate image (bitmap, then fields in key order) at ``bytes_[target]``. Return its size, or -1
+    if a key column is NULL."""
     at = target
     for _ in range((keys + 7) >> 3):
         store8(bytes_, at, 0)
@@ -157,8 +157,8 @@ def _same_key(data: Bytes, before: Int64s, after: Int64s, keys: int) -> bool:
 
 @inner
 def _first_row(data: Bytes, kind: int, event: int, body_end: int, columns: int) -> int:
-    """Where the first row of the row event at ``event`` begins, if its images have all ``columns``; else minus a
-    code."""
+    """Return where the first row of the row event at ``event`` begins, if its images have all ``columns``; otherwise
+    a negated code."""
     at = event + HEADER_BYTES + ROWS_POST_HEADER_BYTES_V1
     if kind > DELETE_ROWS_V1:
         if at + 2 > body_end:
@@ -189,8 +189,8 @@ def _first_row(data: Bytes, kind: int, event: int, body_end: int, columns: int) 
 
 @inner
 def _take_options(data: Bytes, at: int, body_end: int, json_columns: int) -> tuple[int, bool]:
-    """Take what a partial update has between two images: where the second one begins, or minus a code; and whether it
-    has differences in place of values."""
+    """Skip the data between the two images of a partial update. Return where the second image begins, or a negated
+    code; and whether that image contains differences instead of values."""
     if at >= body_end:
         return -BAD_ROWS, False
     options = load8(data, at)
@@ -213,8 +213,8 @@ def _take_options(data: Bytes, at: int, body_end: int, json_columns: int) -> tup
 def keeps_keys(
     data: Bytes, kind: int, body_end: int, state: Int64s, parent: int, parents: TableArrays, ranges: KeyRanges
 ) -> int:
-    """Whether the event at ``state[AT]``, which is of a parent, leaves every row's referenced columns alone: MORE if
-    so, CASCADES if not."""
+    """Check the event at ``state[AT]``, a row event of a parent. Return MORE if it changes no referenced column of any
+    row, CASCADES if it does, or another code."""
     info = parent * TABLE_WORDS
     columns, first, keys = parents.words[info + COLUMNS], parents.words[info + COLUMNS_AT], parents.words[info + KEYS]
     at = _first_row(data, kind, state[AT], body_end, columns)
@@ -257,8 +257,8 @@ def net_rows(
     net: Net,
     changes: Changes,
 ) -> int:
-    """Net the rows of the event at ``state[AT]``, which are of ``table``, and note each change where that is wanted;
-    MORE stands for success."""
+    """Net the rows of the event at ``state[AT]``, which belong to ``table``, and record each single change if that is
+    wanted. Return MORE on success."""
     event = state[AT]
     info = table * TABLE_WORDS
     columns, first = tables.words[info + COLUMNS], tables.words[info + COLUMNS_AT]
@@ -273,7 +273,7 @@ def net_rows(
     if at < 0:
         return -at
     if looked_at:
-        # Whether it has differences of documents would take a look at each row.
+        # Whether rows really contain JSON differences could be seen only by parsing each row.
         return DIFFERENCES if kind == PARTIAL_UPDATE_ROWS else MORE
     if state[ROW]:
         at = event + state[ROW]
@@ -284,7 +284,7 @@ def net_rows(
     prefixes = tables.prefixes[first : first + columns]
     widths = tables.widths[first : first + columns]
     slots = tables.slots[first : first + columns]
-    # Out of the loop: a kernel counts references to each array that it takes from a tuple.
+    # Outside the loop, because a kernel counts references to each array that it takes from a tuple.
     key_prefixes, bytes_, net_state = tables.key_prefixes, net.bytes, net.state
     before_ranges, after_ranges = ranges.before, ranges.after
     json_columns = tables.words[info + JSON_COLUMNS]

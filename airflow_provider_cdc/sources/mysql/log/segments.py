@@ -1,4 +1,4 @@
-"""The binary log as a source of net changes: which files hold the window, and what each of them did."""
+"""Net changes from the binary log: finds the log files of the window and reads the net change of each segment."""
 
 from __future__ import annotations
 
@@ -31,26 +31,25 @@ from airflow_provider_cdc.sources.mysql.server.log_history import (
 from airflow_provider_cdc.sources.mysql.server.session import Connection, RunSettings, query, session, value
 
 TOGETHER_BYTES = 1 << 29
-"""Files that lie side by side are read as one segment of about so many bytes: half of what a server's file has unless
-it was told otherwise."""
+"""Neighbouring files are read as one segment of about this size: half the default size of a log file."""
 LEAST_BYTES = 1 << 24
-"""Below this another task costs more than it saves."""
+"""Smaller segments are not worth a task of their own."""
 
 _NO_SUCH_FILE = 1220
-_KEEP_LOGS = "trigger a new run, and let the server keep its logs for longer (binlog_expire_logs_seconds)"
+_KEEP_LOGS = "trigger a new run, and make the server keep its logs for longer (binlog_expire_logs_seconds)"
 
 
 def log_segments(
     settings: ConnectionSettings, start: GtidSet, end: LogPlace, begun: LogPlace | None = None, slots: int = 0
 ) -> list[LogSegment]:
-    """The files that hold every change after ``start`` up to ``end``.
+    """Return segments whose files contain every change after ``start`` up to ``end``.
 
-    :param begun: the place in the log that the run began at; from there on the server must not have crashed. Its file
-        and all after it are among the segments: what a file did is not told by GTIDs alone, for anonymous transactions
-        have none.
-    :param slots: how many segments are read at once; 0: each file is one.
-    :raises LogGone: files were purged that are needed, or the log is not whole.
-    :raises SourceReplaced: the log is not the one that ``end`` is of.
+    :param begun: the place in the log where the run began; the server must not have crashed since. The segments include
+        its file and all later files, because GTIDs alone do not show what a file changed: anonymous transactions have
+        none.
+    :param slots: how many segments are read at the same time; 0: each file is a segment.
+    :raises LogGone: needed files were purged, or the log is not complete.
+    :raises SourceReplaced: ``end`` belongs to another log.
     :raises SourceUnavailable: the server cannot be reached.
     """
     with session(settings) as connection:
@@ -66,7 +65,7 @@ def log_segments(
         check_place(settings, files, end)
         first = last = names.index(end.file)
         if begun is not None:
-            # Each start of the server is marked in the log, whatever became of its clock.
+            # Each start of the server leaves a mark in the log, whatever the server's clock showed.
             check_place(settings, files, begun)
             check_continuity(settings, {name: files[name] for name in names[: last + 1]}, begun)
             first = min(last, names.index(begun.file))
@@ -93,10 +92,11 @@ def log_segments(
 
 
 def together(sizes: Mapping[str, int], slots: int) -> list[list[str]]:
-    """Which files are one segment: neighbours, unless one fewer of them is nearer to the size that is aimed at.
+    """Group neighbouring files into segments. A file starts a new group if the group would otherwise be further from
+    the target size.
 
-    A key that is changed in several of them is decoded, written and composed once, and not once for each. So what a
-    segment holds is bounded: several files never have more than twice the bytes that are aimed at.
+    A key that changes in several files of a segment is decoded, written and composed only once. The size is bounded:
+    a segment of several files never has more than twice the target size.
     """
     aim = min(TOGETHER_BYTES, max(LEAST_BYTES, sum(sizes.values()) // slots)) if slots else 0
     groups: list[list[str]] = []
@@ -112,7 +112,7 @@ def together(sizes: Mapping[str, int], slots: int) -> list[list[str]]:
 
 
 def segments_before(settings: ConnectionSettings, segment: LogSegment, count: int) -> list[LogSegment]:
-    """Up to ``count`` files right before those of ``segment``, each one segment.
+    """Return up to ``count`` files directly before the files of ``segment``, each as one segment.
 
     :raises LogGone: the file of ``segment`` was purged.
     :raises SourceUnavailable: the server cannot be reached.
@@ -131,13 +131,13 @@ def segments_before(settings: ConnectionSettings, segment: LogSegment, count: in
 
 
 def previous_gtids(connection: Connection, file: str) -> GtidSet:
-    """The transactions in the log before a file, as its head says.
+    """Return the transactions logged before this file, as the file's Previous_gtids event lists them.
 
-    :raises LogGone: it does not, or the file was purged.
+    :raises LogGone: the file has no such event, or was purged.
     """
     try:
-        # It is the second event. The statement fails for events above max_allowed_packet, as transactions may be that
-        # are logged compressed, and for some of those that it does not show, too.
+        # The event is the second one in the file. The limit matters: the statement fails for events larger than
+        # max_allowed_packet (possible with compressed transactions), even for some that it would not show.
         rows = query(connection, "SHOW BINLOG EVENTS IN %s LIMIT 2", (file,))
     except pymysql.MySQLError as error:
         if error.args[0] != _NO_SUCH_FILE:
@@ -147,15 +147,15 @@ def previous_gtids(connection: Connection, file: str) -> GtidSet:
         if row[2] == "Previous_gtids":
             return GtidSet.parse(row[5])
     raise LogGone(
-        f"the log file {file} does not tell which transactions came before it",
-        hint="files from before gtid_mode=ON cannot be used: trigger a new run",
+        f"the log file {file} does not say which transactions came before it",
+        hint="log files from before gtid_mode=ON cannot be used: trigger a new run",
     )
 
 
 class MysqlSegmentReader:
-    """``capabilities.SegmentReader`` for binary log files; it reads them when it is iterated over, once.
+    """Implements ``capabilities.SegmentReader`` for binary log files. Iterating over it, once, reads the files.
 
-    :param open_dump: given a file's name and where to begin in it.
+    :param open_dump: opens a dump; takes the name of a file and the position to start at.
     """
 
     def __init__(
@@ -185,8 +185,8 @@ class MysqlSegmentReader:
     def __iter__(self) -> Iterator[pa.RecordBatch]:
         change, xa = self._walker.change, self._walker.xa
         for _ in self._read():
-            # A transaction may be larger than memory, and a segment holds all of it. Whatever was prepared stays until
-            # its end is known.
+            # A segment contains whole transactions, and one may be larger than memory. Prepared transactions are kept
+            # until their outcome is known.
             if change.used_bytes > NET_BYTES and not xa.undecided and xa.open is None:
                 yield from self._net_change()
                 change.clear()
@@ -209,7 +209,7 @@ class MysqlSegmentReader:
                 self._tell(batch)
 
     def _read(self) -> Iterator[None]:
-        """Walk the whole segment, as many events at a time as have arrived."""
+        """Process the whole segment, yielding after each batch of events received."""
         started = time.perf_counter()
         walker, summary, segment = self._walker, self.summary, self.summary.segment
         yield from self._read_file(segment.name, segment.start)
@@ -228,7 +228,7 @@ class MysqlSegmentReader:
             dump.at = int(walker.state[walk_state.AT])
             if not dump.fill():
                 raise SourceUnavailable(
-                    f"the server has no more events, and {walker.where} is not the end yet",
+                    f"the server has no more events, but {walker.where} is not yet the end of the segment",
                     where=name,
                     hint="the task can be retried as it is",
                 )
@@ -241,11 +241,11 @@ class MysqlSegmentReader:
 
 
 def check_parents(settings: RunSettings, table: Table, upper: GtidSet) -> None:
-    """Make sure that no unlogged cascade reached ``table`` between the run's initial position and ``upper``.
+    """Check that no unlogged cascade reached ``table`` between the run's initial position and ``upper``.
 
-    ``extract_delta`` finds it, too, but only when all tables have been read.
+    ``extract_delta`` finds such a cascade, too, but only after all tables were read.
 
-    :raises CascadeNotLogged: one may have.
+    :raises CascadeNotLogged: a cascade may have reached the table.
     """
     with session(settings) as connection:
         end = end_of_log(settings, connection)
@@ -266,9 +266,9 @@ def open_segment(
 ) -> Iterator[MysqlSegmentReader]:
     """Open one segment of the log.
 
-    :param start: transactions in it do not count.
-    :param changes, progress: as `ReadsLog.read_segment` has them.
-    :raises LogGone: the server cannot read the file any more.
+    :param start: transactions in this set are ignored.
+    :param changes, progress: see `ReadsLog.read_segment`.
+    :raises LogGone: the server can no longer read the file.
     :raises SourceUnavailable: the server cannot be reached.
     :raises ConfigurationError: the privilege REPLICATION SLAVE is missing.
     """

@@ -1,4 +1,4 @@
-"""The TABLE_MAP events of one log file, kept so that the kernel can tell which table a row event is of."""
+"""The TABLE_MAP events of one log file, by which the kernel finds the table of a row event."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def _entry(maps: Int64s, number: int) -> int:
 
 
 class _Shapes:
-    """The shapes that the log must show of some tables."""
+    """The column types and metadata that TABLE_MAP events must have for some tables."""
 
     def __init__(self, tables: Sequence[TrackedTable]) -> None:
         self._indexes = {tracked_table.table.name: index for index, tracked_table in enumerate(tables)}
         self._expected = [expected_table_map(tracked_table.table) for tracked_table in tables]
 
     def find(self, table_map: TableMap) -> int:
-        """The index of the table that ``table_map`` is of, ``UNTRACKED``, or ``OTHER_SHAPE``."""
+        """Return the index of the table that ``table_map`` declares, ``UNTRACKED`` or ``OTHER_SHAPE``."""
         index = self._indexes.get(table_map.name, UNTRACKED)
         if index >= 0 and (table_map.types, table_map.metadata) != self._expected[index]:
             return OTHER_SHAPE
@@ -46,7 +46,8 @@ class _Shapes:
 
 
 class TableMaps:
-    """``entries`` and ``bodies`` are those of ``walk.Maps``; both are replaced when they grow."""
+    """Registry of table maps. ``entries`` and ``bodies`` are the arrays of ``walk.Maps``; they are replaced as they
+    grow."""
 
     def __init__(self, tracked: Sequence[TrackedTable], parents: Sequence[TrackedTable]) -> None:
         self._tables = _Shapes(tracked)
@@ -58,11 +59,11 @@ class TableMaps:
 
     @property
     def arrays(self) -> Maps:
-        """As ``walk.walk`` takes them; after `register` they may be others."""
+        """The current arrays, for ``walk.walk``. `register` may replace them."""
         return Maps(self.entries, self.bodies)
 
     def register(self, table_map: TableMap, body: bytes, serial: int) -> None:
-        """Keep a table map, seen in transaction ``serial``; it replaces one of the same number."""
+        """Register a table map seen in transaction ``serial``. It replaces an earlier one with the same number."""
         is_registered = table_map.number in self._names
         self._names[table_map.number] = table_map.name
         if not is_registered and 2 * len(self._names) > len(self.entries) // MAP_WORDS:
@@ -80,7 +81,7 @@ class TableMaps:
         self.entries[entry + MAP_SERIAL] = serial
 
     def name(self, number: int) -> TableName:
-        """The table that a number stands for."""
+        """Return the table that has this number."""
         return self._names[number]
 
     def _room_for(self, size: int) -> int:

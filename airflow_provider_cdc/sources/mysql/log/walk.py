@@ -1,9 +1,9 @@
-"""The kernel that walks binary log events: everything that a log is full of, without a step of Python per event.
+"""The kernel that reads binary log events. It handles the frequent events, so that Python does no work per event.
 
-It follows the transactions, tells by their GTIDs which of them count, keeps the table maps apart and nets the rows of
-the copied tables (``netting.py``). Whatever is rare or odd it leaves to the caller: it returns ``ODD`` with the event
-at ``state[AT]``, whose checksum it has verified. Where rows are only looked at, the checksums of their events are left
-to whoever reads them: a look through the log takes a quarter of the processor's time then.
+The kernel follows the transactions, decides by their GTIDs which of them count, keeps track of the table maps, and
+nets the rows of the copied tables (``netting.py``). It leaves rare events to the caller: it returns ``ODD`` with the
+event at ``state[AT]``, whose checksum it has verified. If no rows are netted (``ONLY_LOOKS``), it skips the checksums
+of row events, and the later read of the rows verifies them. This cuts the CPU time of such a pass to a quarter.
 
 Formats: https://dev.mysql.com/doc/dev/mysql-server/latest/page_protocol_replication_binlog_event.html.
 """
@@ -103,7 +103,7 @@ from airflow_provider_cdc.sources.mysql.log.walk_state import (
 )
 
 _GTID_BYTES = 25
-"""Of a GTID event's fields up to the transaction's number: flags, UUID, number."""
+"""Size of the fields of a GTID event up to the transaction's number: flags, UUID, number."""
 
 
 def _word(text: bytes) -> int:
@@ -123,7 +123,7 @@ def _advance(state: Int64s, length: int) -> None:
 
 
 class Maps(NamedTuple):
-    """The TABLE_MAP events seen: ``entries`` (``walk_state``) and the bodies that they point to."""
+    """The TABLE_MAP events seen so far: ``entries`` (see ``walk_state``), and the bodies that the entries point to."""
 
     entries: Int64s
     bodies: Bytes
@@ -131,7 +131,7 @@ class Maps(NamedTuple):
 
 @inner
 def find_map(maps: Int64s, number: int) -> int:
-    """The word of ``maps`` at which the entry for a table number is or would be."""
+    """Return the index in ``maps`` of the entry for a table number, or of the free entry where it belongs."""
     mask = len(maps) // MAP_WORDS - 1
     entry = number & mask
     while maps[entry * MAP_WORDS] != 0 and maps[entry * MAP_WORDS] != number + 1:
@@ -141,8 +141,8 @@ def find_map(maps: Int64s, number: int) -> int:
 
 @inner
 def _says_nothing(kind: int) -> bool:
-    """Whether events of a type are values or files for a statement that follows, comments, or the bookkeeping of group
-    replication."""
+    """Return whether events of this type can be skipped: values or files for a statement that follows, comments, or
+    bookkeeping of group replication."""
     return kind in (
         INTVAR, RAND, USER_VAR, BEGIN_LOAD_QUERY, APPEND_BLOCK, DELETE_FILE, IGNORABLE, ROWS_QUERY,
         TRANSACTION_CONTEXT, VIEW_CHANGE,
@@ -179,14 +179,14 @@ def walk(
     net: Net,
     changes: Changes,
 ) -> int:
-    """Walk the events of ``data[state[AT]:end]`` as far as they are whole and ordinary.
+    """Process the events in ``data[state[AT]:end]`` as long as they are complete and of a kind handled here.
 
-    :param tsid: ``uint8[TSID_BYTES]``, the current transaction's source.
+    :param tsid: ``uint8[TSID_BYTES]``, the source (UUID and tag) of the current transaction.
     :param sets: set 0 is the initial position.
-    :param parents: tables whose rows' keys must not change, as long as their bounds say.
+    :param parents: tables whose keys must not change in the transactions up to their bounds.
     :returns: one of the codes of ``walk_state``.
     """
-    # Out of the loop: a kernel counts references to each array that it takes from a tuple.
+    # Outside the loop, because a kernel counts references to each array that it takes from a tuple.
     entries, bodies, tsids = maps.entries, maps.bodies, sets.tsids
     words, parent_words = tables.words, parents.words
     checksum = state[CHECKSUM]
@@ -204,7 +204,7 @@ def walk(
         body = at + HEADER_BYTES
         body_end = at + length - checksum
         kind = load8(data, at + KIND_AT)
-        # It was compared with the first row; or the event is compared when its rows are read.
+        # Either the checksum was verified at the event's first row, or the later read of the rows verifies it.
         compared = state[ROW] != 0 or (state[ONLY_LOOKS] and is_rows(kind))
         if checksum and not compared and load32(data, body_end) != crc32(crc_tables, data, at, body_end):
             return BAD_CHECKSUM
@@ -287,8 +287,8 @@ def walk(
                         return OTHERS_CASCADES
                     if parent >= 0 and state[ROW] == 0:
                         upper = parent_words[parent * TABLE_WORDS + UPPER]
-                        # Whether a prepared transaction counts is not known yet. Behind the bound it does not: its
-                        # commit comes later still.
+                        # It is not known yet whether a prepared transaction counts. After the bound it does not: its
+                        # commit is later still.
                         if upper == 0 or contains(sets, upper, state[SOURCE], state[NUMBER]):
                             code = keeps_keys(data, kind, body_end, state, parent, parents, ranges)
                             if code != MORE:

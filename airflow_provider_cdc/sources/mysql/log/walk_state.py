@@ -1,72 +1,73 @@
-"""The arrays through which Python and the kernel of ``walk.py`` talk: what their words mean."""
+"""Layout of the arrays that Python shares with the kernel of ``walk.py``."""
 
 from __future__ import annotations
 
-# What `walk` returns.
+# Return codes of `walk`.
 MORE, DONE, ODD, NO_ROOM = 0, 1, 2, 3
-"""More bytes are needed; the end that was asked for is reached; an event for the caller; ``state[WANTED]`` words are
-needed."""
+"""More bytes are needed; the requested end is reached; the caller must handle an event; ``state[WANTED]`` words of room
+are needed."""
 SHAPE, NOT_WHOLE, CASCADES, NO_ROOM_FOR_CHANGES, DIFFERENCES, OTHERS_CASCADES = 4, 5, 6, 7, 8, 9
-"""Rows that count have another shape than the table's; or they have images without all columns; or a row of a parent
-was deleted or got another key; ``state[WANTED]`` words are needed for a single change; or rows after a change may have
-differences in place of JSON documents; or rows were changed in a way that leaves unlogged what foreign keys did then,
-by a server that ordinarily logs it."""
+"""Rows that count do not have the shape of their table; row images lack columns; a row of a parent was deleted or its
+key was changed; ``state[WANTED]`` words of room for single changes are needed; rows may contain differences instead of
+JSON documents; rows were changed in a way that leaves the effects of foreign keys unlogged, in the log of a server that
+normally logs them."""
 BAD_CHECKSUM, BAD_LENGTH, BAD_POSITION, BAD_GTID, BAD_ROWS, OUT_OF_PLACE = 11, 12, 13, 14, 15, 16
-"""Damage: of one event, or in the order of several."""
+"""Damage, of a single event or in the order of events."""
 
 # `state`, int64.
 AT = 0
-"""Where the next event begins in the buffer."""
+"""Offset of the next event in the buffer."""
 POSITION = 1
-"""Where it begins in the file; -1 inside a compressed transaction, whose events have no place of their own."""
+"""Position of the next event in the file; -1 inside a compressed transaction, where events have no position."""
 STOP = 2
-"""Where in the file to end; -1: at no certain place."""
+"""Position in the file to stop at; -1: none."""
 CHECKSUM = 3
-"""Bytes of checksum behind each event: 4 or 0."""
+"""Size of the checksum after each event: 4 or 0."""
 PHASE = 4
 XA = 5
-"""The number of the prepared transaction that the rows belong to, or -1."""
+"""Number of the XA transaction that the rows belong to, or -1."""
 IGNORED = 6
-"""1 if the transaction is in the initial position: its rows do not count (unless ``XA``)."""
+"""1 if the transaction is in the initial position; its rows are ignored (unless ``XA`` is set)."""
 SOURCE = 7
 NUMBER = 8
-"""The transaction's GTID: its source's place in ``tsids`` (-1: not there) and its number."""
+"""The GTID of the transaction: the index of its source in ``tsids`` (-1: absent), and its number."""
 SERIAL = 9
-"""Grows with each transaction."""
+"""Incremented for each transaction."""
 ROW = 10
-"""How far into the event at ``AT`` its next row is; 0: it is not begun."""
+"""Offset of the next row in the event at ``AT``; 0: no row was processed yet."""
 ORDER = 11
-"""Grows with each row change."""
+"""Incremented for each row change."""
 TRANSACTIONS = 12
 IMAGES = 13
 TRACKED = 14
-"""Row changes of this transaction that were netted."""
+"""Number of row changes of this transaction that were netted."""
 WANTED = 15
 CHANGES = 16
-"""1 if single changes of some table are wanted."""
+"""1 if single changes of any table are wanted."""
 COMMITTED = 17
-"""Of the transaction, in microseconds since 1970; -1: the log does not say. Only if ``CHANGES``."""
+"""Commit time of the transaction, in microseconds since 1970; -1: not in the log. Set only if ``CHANGES`` is 1."""
 ONLY_LOOKS = 18
-"""1 if no rows are netted: whoever reads the rows later verifies the checksums of their events."""
+"""1 if no rows are netted. The later read of the rows verifies the checksums of row events."""
 RELIES = 19
-"""1 if the log is expected to tell what foreign keys do to some table's rows."""
+"""1 if the copy of some table relies on the log to contain the effects of foreign keys."""
 STATE_WORDS = 20
 
 # `state[PHASE]`
 BETWEEN, BEGUN, OPEN, XA_OPEN = 0, 1, 2, 3
-"""Between transactions; after the GTID; after BEGIN; after XA START."""
+"""Between transactions; after the GTID event; after BEGIN; after XA START."""
 
-# `maps`: an open-addressing table of the TABLE_MAP events seen, `MAP_WORDS` words each.
+# `maps`: an open-addressing hash table of the TABLE_MAP events seen, with `MAP_WORDS` words per entry.
 MAP_WORDS = 8
 MAP_NUMBER, MAP_TABLE, MAP_AT, MAP_BYTES, MAP_SERIAL, MAP_PARENT = 0, 1, 2, 3, 4, 5
-"""Table number plus one (0: free); index of the tracked table, or a constant below; the body in ``map_bytes``; last
-use; index of the parent (``cascades``), or a constant below."""
+"""Table number plus one (0: free); index of the tracked table, or one of the constants below; offset of the body in
+``bodies``; its size; serial number of the transaction that used the entry last; index of the parent (``cascades``), or
+one of the constants below."""
 UNTRACKED, OTHER_SHAPE = -1, -2
 
-# `tables`: `TABLE_WORDS` words for each tracked table, or for each parent: the key of that is what is referenced.
+# `tables`: `TABLE_WORDS` words per tracked table, or per parent. The key of a parent is its referenced columns.
 TABLE_WORDS = 8
 COLUMNS_AT, COLUMNS, KEYS_AT, KEYS, UPPER, JSON_COLUMNS, FORWARD, LOOKED_AT = 0, 1, 2, 3, 4, 5, 6, 7
-"""First column in ``prefixes``, ``widths``, ``slots``; their number; first key column in ``key_prefixes``; their
-number; number of the set that a transaction must be in to count, or 0 (all count); columns of type JSON; whether the
-rows after the changes are wanted, too: 1, and 2 if each single change is; whether its rows are only looked at, to see
-if they could be read: 1, and 2 once they could not."""
+"""Index of the first column in ``prefixes``, ``widths`` and ``slots``; number of columns; index of the first key column
+in ``key_prefixes``; number of key columns; index of the set that a transaction must be in to count, or 0 (all
+transactions count); number of JSON columns; whether rows after changes are wanted (1), and each single change too (2);
+whether rows are only checked for being readable (1), or were found not to be (2)."""

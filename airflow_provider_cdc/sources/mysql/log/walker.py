@@ -1,6 +1,6 @@
-"""Follows the events of log files: the kernel of ``walk.py`` for what is frequent, this module for what is rare.
+"""Reads the events of binary log files. The kernel in ``walk.py`` handles the frequent events, this module the rest.
 
-The kernel stops at every event that it cannot decide on. An event that this module does not know stops the run.
+The kernel returns at every event that it cannot handle. An event that this module does not know stops the run.
 """
 
 from __future__ import annotations
@@ -43,17 +43,19 @@ _MOST_NAMES = 1000
 
 
 class LogWalker:
-    """Nets the row changes of a file, and of those after it (`go_on`), from events that come in pieces.
+    """Computes the net change of a log file, and of the files after it (`go_on`), from events that arrive in pieces.
 
-    :param file: the file's name.
-    :param start: the position of the first event in the file that the server did not make up.
-    :param stop: where to end; None: at the end of the file.
-    :param initial: transactions in it do not count.
-    :param summary: told of the XA transactions that are decided.
-    :param watched: tables other than ``tracked`` whose definitions must not change, nor rows without being logged.
+    :param file: the name of the file.
+    :param start: the position of the first event in the file that the server did not generate for this reader.
+    :param stop: the position to stop at; None: the end of the file.
+    :param initial: transactions in this set are ignored.
+    :param summary: receives the outcomes of XA transactions and the statements that write to tables.
+    :param watched: tables other than ``tracked`` whose definitions must not change, and whose rows must not change
+        without being logged.
 
-    ``when`` is the time of the last event that the kernel left alone, in the server's seconds: of a statement, when it
-    began. ``state`` is that of ``walk.walk``. When ``run`` has come to the end, ``change`` and ``xa`` hold the result.
+    ``when`` is the server's timestamp of the last event that the kernel passed to this class; for a statement, the
+    time when it began. ``state`` is the state of ``walk.walk``. After ``run`` has reached the end, ``change`` and
+    ``xa`` hold the result.
     """
 
     def __init__(
@@ -90,10 +92,10 @@ class LogWalker:
         self.state[walk_state.ONLY_LOOKS] = all(tracked_table.looked_at for tracked_table in tracked)
 
     def go_on(self, file: str, stop: int | None) -> None:
-        """Go on with the file behind one that is read to its end, from its beginning: `run` is to be given its events.
+        """Continue with ``file``, the file after the one that was read to its end. `run` must then receive its events.
 
-        What was netted stays, and so do prepared transactions. Numbers of tables may mean others from here on: no
-        matter, for each transaction says anew what they mean.
+        The net change and the prepared transactions are kept. Table numbers may change their meaning in the new file;
+        this is harmless, because each transaction declares its table numbers again.
         """
         self._begin(file, codes.FIRST_POSITION, stop)
 
@@ -105,13 +107,13 @@ class LogWalker:
 
     @property
     def position(self) -> int:
-        """Where the event at hand, or the compressed transaction that it is in, begins in the file."""
+        """The position in the file of the current event, or of the compressed transaction that contains it."""
         position = int(self.state[walk_state.POSITION])
         return position if position >= 0 else self._payload_position
 
     @property
     def where(self) -> str:
-        """The event at hand, for messages."""
+        """The position of the current event, for messages."""
         place = f"{self._file}:{self.position}"
         if self.state[walk_state.PHASE] == walk_state.BETWEEN:
             return place
@@ -119,14 +121,14 @@ class LogWalker:
 
     @property
     def _gtid(self) -> str:
-        """The transaction at hand."""
+        """The GTID of the current transaction."""
         return _gtid_text(int(self.state[walk_state.NUMBER]), self._tsid.tobytes())
 
     def run(self, data: Bytes, end: int) -> bool:
-        """Take the events of ``data[state[AT]:end]`` and move ``state[AT]`` behind the last whole one.
+        """Process the events in ``data[state[AT]:end]`` and move ``state[AT]`` past the last complete one.
 
         :returns: whether the end of the segment is reached.
-        :raises ExactnessError: something that the proof does not allow for.
+        :raises ExactnessError: the log has something under which exactness cannot be proved.
         :raises DecodeError: the log is damaged.
         """
         while not self._started:
@@ -151,7 +153,7 @@ class LogWalker:
         )
 
     def _prologue(self, data: Bytes, end: int) -> bool:
-        """Take what comes first: a made-up ROTATE, and the FORMAT_DESCRIPTION, which tells whether there are
+        """Read the first events: a generated ROTATE, and the FORMAT_DESCRIPTION, which says whether events have
         checksums."""
         at = int(self.state[walk_state.AT])
         if end - at < codes.HEADER_BYTES:
@@ -166,11 +168,12 @@ class LogWalker:
         body = event[codes.HEADER_BYTES : -codes.CHECKSUM_BYTES]
         if kind == codes.ROTATE:
             if not self._of_this_file(self._read(events.rotate, event[codes.HEADER_BYTES :])):
-                raise refusals.damaged("the server sends another file than it was asked for", self.where)
+                raise refusals.damaged("the server sent a different file from the one that was requested", self.where)
         elif kind == codes.FORMAT_DESCRIPTION:
             described = self._read(events.format_description, body)
-            # From anywhere else than the beginning of the file, the server makes this event up. If other events have no
-            # checksums, it then leaves in this one what was right for the file's own.
+            # If reading starts elsewhere than at the beginning of the file, the server generates this event. If the
+            # other events have no checksums, the generated event keeps the checksum of the file's own, which does not
+            # match it.
             made_up = self.state[walk_state.POSITION] != codes.FIRST_POSITION
             checksum = int.from_bytes(event[-codes.CHECKSUM_BYTES :], "little")
             if (described.checksums or not made_up) and zlib.crc32(event[: -codes.CHECKSUM_BYTES]) != checksum:
@@ -186,11 +189,11 @@ class LogWalker:
         return True
 
     def _of_this_file(self, name: bytes) -> bool:
-        # A checksum may follow the name.
+        # The name may be followed by a checksum.
         return name in (self._file.encode(), self._file.encode() + name[-codes.CHECKSUM_BYTES :])
 
     def _handle(self, code: int, data: Bytes) -> bool:
-        """Deal with what the kernel stopped for; True: the file ends here."""
+        """Handle the event at which the kernel returned ``code``. Return True if the file ends here."""
         state = self.state
         if code == walk_state.NO_ROOM:
             self.xa.reserve(MOST_RECORDS, int(state[walk_state.WANTED]))
@@ -219,11 +222,11 @@ class LogWalker:
         return ended
 
     def _bad_rows(self, code: int, table: TableName) -> None:
-        """Deal with rows that do not say what the tracked ``table`` needs."""
+        """Handle rows of the tracked ``table`` whose images are not usable."""
         self._breaks(refusals.bad_rows(code, table, self.where))
 
     def _odd(self, kind: int, artificial: bool, body: bytes) -> bool:
-        """Deal with an event that the kernel leaves alone; True: the file ends here."""
+        """Handle an event that the kernel does not handle. Return True if the file ends here."""
         phase = self.state[walk_state.PHASE]
         if kind == codes.QUERY:
             self._query(self._read(events.query, body))
@@ -253,8 +256,8 @@ class LogWalker:
         elif phase == walk_state.BETWEEN:
             raise refusals.out_of_place(codes.QUERY, self.where)
         elif phase == walk_state.OPEN and statement.text.startswith("ROLLBACK"):
-            # The log holds a transaction that was rolled back only if a part of it could not be. We cannot tell which
-            # part.
+            # The log contains a rolled-back transaction only if a part of it could not be rolled back. The log does not
+            # show which part.
             if state[walk_state.TRACKED]:
                 raise refusals.not_understood("ROLLBACK after row changes", self.where)
             if statement.text == "ROLLBACK":
@@ -277,7 +280,7 @@ class LogWalker:
             self._breaks(refusals.not_understood(effect.statement, self.where))
 
     def _remember(self, found: Meaning) -> None:
-        """Note what tells, once the whole window is read, whether statements wrote to copied tables."""
+        """Record the tables that the statement writes to or redefines; they are checked for the whole window."""
         summary = self._summary
         if found.write is not None:
             table, read = found.write.table, set(found.write.read)
@@ -312,8 +315,8 @@ class LogWalker:
         self.state[walk_state.PHASE] = walk_state.BETWEEN
 
     def _decide(self, xid: str, commit: bool) -> None:
-        """The transaction at hand commits or rolls back a prepared one: by its GTID it shows whether the changes
-        count."""
+        """Record the outcome of a prepared transaction that the current transaction commits or rolls back. The GTID of
+        the current transaction determines whether the changes count."""
         state, sets = self.state, self._layouts.sets
         source, number = int(state[walk_state.SOURCE]), int(state[walk_state.NUMBER])
         ignored = not commit or bool(state[walk_state.IGNORED])
@@ -338,8 +341,7 @@ class LogWalker:
                     summary.commits[name] = at
 
     def _payload(self, body: bytes) -> None:
-        """Walk the events inside a compressed transaction: they have no checksums and no place of their own in the
-        file."""
+        """Process the events inside a compressed transaction. They have no checksums and no positions in the file."""
         payload = self._read(events.transaction_payload, body)
         state = self.state
         outside = [walk_state.AT, walk_state.POSITION, walk_state.STOP, walk_state.CHECKSUM]
@@ -348,7 +350,7 @@ class LogWalker:
         state[outside] = 0, -1, -1, 0
         stream = self._zstd.stream_reader(body[payload.start : payload.stop], read_across_frames=True)
         rest = 0
-        # A transaction that does not count is done with once it is known to be no XA transaction.
+        # Stop early if the transaction is ignored, once it is known not to be an XA transaction.
         while not (state[walk_state.PHASE] == walk_state.OPEN and state[walk_state.IGNORED]):
             if 2 * rest > len(self._inner):
                 if rest > codes.MAX_EVENT_BYTES:
@@ -376,14 +378,14 @@ class LogWalker:
         self._payload_position = -1
 
     def _breaks(self, error: CdcError) -> None:
-        """Raise, unless the changes belong to an XA transaction of which the commit is still to tell whether they
-        count."""
+        """Raise ``error``. In an XA transaction that is ignored so far, only store it: the commit decides whether the
+        changes count."""
         if self.xa.open is None or not self.state[walk_state.IGNORED]:
             raise error
         self.xa.open.error = self.xa.open.error or error
 
     def _read(self, parse: Callable[[bytes], _Read], body: bytes) -> _Read:
-        """``parse(body)``, with the place in whatever error it raises."""
+        """Return ``parse(body)``; add the position to any error that it raises."""
         try:
             return parse(body)
         except CdcError as error:
