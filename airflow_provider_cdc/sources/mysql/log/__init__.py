@@ -1,1 +1,1 @@
-"""The binary log: read as a stream of events, walked by a kernel, netted."""
+"""The binary log: its events are received as a stream, parsed by a kernel, and netted."""

@@ -1,20 +1,20 @@
-"""The numbers of the binary log: types of events, and where the fields of their common header lie."""
+"""Constants of the binary log: event types, and the offsets of the fields in the common event header."""
 
 from __future__ import annotations
 
 HEADER_BYTES = 19
 KIND_AT, LENGTH_AT, END_AT, FLAGS_AT = 4, 9, 13, 17
-"""In an event's header: its type, its bytes in all, where it ends in the file (its low 32 bits), its flags."""
+"""Header fields of an event: type, total size, end position in the file (its low 32 bits), flags."""
 LOW_HALF = 0xFFFFFFFF
-"""The bits that a header has of a position. A file may have more than 4 GiB: a transaction is never split."""
+"""The bits of a position that the header contains. A file can exceed 4 GiB, because a transaction is never split."""
 CHECKSUM_BYTES = 4
 FIRST_POSITION = 4
-"""Of the first event in a file, after four bytes of magic."""
+"""Position of the first event in a file, after four magic bytes."""
 MAX_EVENT_BYTES = 2**30 + 2**20
-"""The server writes no event above 1 GiB; a length above is damage, and is not to be allocated."""
+"""The server writes no event above 1 GiB. A greater length is damage, and is not allocated."""
 
 ARTIFICIAL = 0x20
-"""Header flag: the server made the event up for its reader; it is not in the file."""
+"""Header flag: the server generated the event for its reader; the event is not in the file."""
 
 QUERY = 2
 STOP = 3
@@ -52,13 +52,14 @@ TAGGED_GTID = 42
 
 QUERY_POST_HEADER_BYTES = 13
 EXECUTE_LOAD_QUERY_POST_HEADER_BYTES = 26
-"""That of a QUERY, and which file of an earlier event the statement loads."""
+"""The post-header of a QUERY, then the fields that identify the file (from an earlier event) that is loaded."""
 ROWS_POST_HEADER_BYTES_V1 = 8
-"""Table number and flags; later versions have the length of extra data behind them."""
+"""Table number and flags. In later versions, the length of the extra data follows."""
 ROWS_POST_HEADER_BYTES = 10
 TABLE_NUMBER_BYTES = 6
 NO_FOREIGN_KEYS, LOGS_CASCADES = 0x02, 0x10
-"""Flags of row events, behind the table's number: foreign keys were not looked at; what they changed is logged, too
-(since MySQL 9.6)."""
+"""Flags of row events, after the table number: foreign keys were not checked; their effects are logged, too (since
+MySQL 9.6)."""
 TWO_BYTES_FOLLOW = 252
-"""First byte of a length-encoded integer; smaller ones are the integer itself, greater ones begin longer ones."""
+"""First byte of a length-encoded integer. Smaller values are the integer itself; this one and greater values announce
+the integer's bytes."""

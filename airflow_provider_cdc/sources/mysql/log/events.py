@@ -1,8 +1,8 @@
-"""The formats of binary log events, read one at a time: what is too rare or too odd for the kernel in ``walk.py``.
+"""Parsers of single binary log events that are too rare or too irregular for the kernel in ``walk.py``.
 
-A *body* here is an event without its header and without its checksum. Formats:
-https://dev.mysql.com/doc/dev/mysql-server/latest/page_protocol_replication_binlog_event.html, and, for what that
-leaves out, what a server writes (the tests hold both against each other).
+In this module, the *body* of an event is the event without its header and checksum. The formats are described at
+https://dev.mysql.com/doc/dev/mysql-server/latest/page_protocol_replication_binlog_event.html. Where that page is
+incomplete, the events that servers write are the reference; the tests compare both.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from airflow_provider_cdc.sources.mysql.log import codes
 from airflow_provider_cdc.sources.mysql.log.statements.grammar import OLDEST, Statement
 from airflow_provider_cdc.sources.mysql.tables.charsets import CHARSETS
 
-# Fixed parts that the kernel and this module rely on: event type -> bytes of its post-header.
+# The lengths of the post-headers that the kernel and this module rely on, in bytes, by event type.
 _POST_HEADERS = {
     codes.QUERY: codes.QUERY_POST_HEADER_BYTES,
     codes.ROTATE: 8,
@@ -37,7 +37,7 @@ _OPTIONAL_POST_HEADERS = {
     codes.DELETE_ROWS_V1: codes.ROWS_POST_HEADER_BYTES_V1,
     codes.PARTIAL_UPDATE_ROWS: codes.ROWS_POST_HEADER_BYTES,
 }
-"""Of types that a server may not have: then the length is 0 or missing."""
+"""Event types that a server may not have. The length is then 0 or missing."""
 
 
 _VERSION = re.compile(r"(\d{1,3})\.(\d{1,2})\.(\d{1,2})(?!\d)")
@@ -45,16 +45,16 @@ _VERSION = re.compile(r"(\d{1,3})\.(\d{1,2})\.(\d{1,2})(?!\d)")
 
 @dataclass(frozen=True)
 class FormatDescription:
-    """``server_version`` is a number as in versioned comments, ``checksums`` whether each event ends with a CRC-32."""
+    """``server_version`` is a number as in versioned comments. ``checksums``: whether each event ends with a CRC-32."""
 
     server_version: int
     checksums: bool
 
 
 def format_description(body: bytes) -> FormatDescription:
-    """Read a FORMAT_DESCRIPTION event.
+    """Parse a FORMAT_DESCRIPTION event.
 
-    :raises UnknownEvent: a log of another version, or with other lengths than this reader knows.
+    :raises UnknownEvent: the log has another version, or other lengths than this reader supports.
     """
     if len(body) < 58:
         raise DecodeError("a FORMAT_DESCRIPTION event is too short")
@@ -80,7 +80,7 @@ def format_description(body: bytes) -> FormatDescription:
 
 @dataclass(frozen=True)
 class TableMap:
-    """What a TABLE_MAP event says of a table, under the number that the row events after it use."""
+    """The content of a TABLE_MAP event. ``number`` identifies the table in the row events that follow."""
 
     number: int
     name: TableName
@@ -89,7 +89,7 @@ class TableMap:
 
 
 def table_map(body: bytes) -> TableMap:
-    """Read a TABLE_MAP event; what follows the metadata block (nullability, names, …) is left alone."""
+    """Parse a TABLE_MAP event, except the data after the metadata block (nullability, names, …)."""
     try:
         number = int.from_bytes(body[:6], "little")
         schema, at = _short_name(body, 8)
@@ -103,7 +103,7 @@ def table_map(body: bytes) -> TableMap:
     return TableMap(number, TableName(schema, table), types, metadata)
 
 
-# Status variables that stand before or at the character set, by code: bytes of the value; None: a length byte says.
+# Status variables up to the character set, by code: size of the value in bytes; None: a length byte precedes it.
 _STATUS_BYTES = {
     0: 4,
     1: 8,
@@ -129,9 +129,9 @@ _ANSI_QUOTES, _NO_BACKSLASH_ESCAPES = 1 << 2, 1 << 20
 
 
 def query(body: bytes) -> Statement:
-    """Read a QUERY event.
+    """Parse a QUERY event.
 
-    :raises UnknownEvent: the text is in a character set that we cannot read.
+    :raises UnknownEvent: the text is in an unsupported character set.
     """
     try:
         _, _, schema_bytes, _, status_bytes = struct.unpack_from("<IIBHH", body)
@@ -147,7 +147,7 @@ def query(body: bytes) -> Statement:
         schema.decode("utf-8", "surrogateescape"),
         ansi_quotes=bool(mode & _ANSI_QUOTES),
         backslash_escapes=not mode & _NO_BACKSLASH_ESCAPES,
-        # A number that is not known to be absent counts as present.
+        # If the parser stopped at an unknown variable, assume that the number is present.
         atomic=_ATOMIC in variables or -1 in variables,
         schemas=_schemas(variables.get(_SCHEMAS)),
         charset=_charset(variables[_CHARSET]) if _CHARSET in variables else "",
@@ -155,15 +155,15 @@ def query(body: bytes) -> Statement:
 
 
 def execute_load_query(body: bytes) -> Statement:
-    """Read an EXECUTE_LOAD_QUERY event: LOAD DATA, logged as a statement.
+    """Parse an EXECUTE_LOAD_QUERY event: a LOAD DATA that was logged as a statement.
 
-    :raises UnknownEvent: the text is in a character set that we cannot read.
+    :raises UnknownEvent: the text is in an unsupported character set.
     """
     return query(body[: codes.QUERY_POST_HEADER_BYTES] + body[codes.EXECUTE_LOAD_QUERY_POST_HEADER_BYTES :])
 
 
 def _status_variables(data: bytes) -> dict[int, bytes]:
-    """The variables by code. After one of unknown length nothing can be read: -1 says so."""
+    """Return the variables by code. Parsing ends at a variable of unknown length; the key -1 then marks this."""
     variables: dict[int, bytes] = {}
     at = 0
     while at < len(data):
@@ -191,8 +191,9 @@ def _status_variables(data: bytes) -> dict[int, bytes]:
 
 
 def _schemas(data: bytes | None) -> frozenset[str] | None:
-    """The schemas of all tables that the statement opened, also those that a trigger, a function or a view of it did;
-    None if the server does not tell: of many schemas, and where a foreign key may carry changes on."""
+    """Return the schemas of all tables that the statement opened, including those opened by its triggers, functions
+    and views. None if the event does not list them, as for many schemas, or where foreign keys may propagate
+    changes."""
     if data is None or data[0] in (0, _TOO_MANY_SCHEMAS) or data.count(b"\0") != data[0]:
         return None
     return frozenset(name.decode("utf-8", "surrogateescape") for name in data[1:-1].split(b"\0"))
@@ -203,18 +204,19 @@ def _collation(charset: bytes | None) -> int:
 
 
 def _charset(charset: bytes | None) -> str:
-    """The name of the client's character set; empty: it is not known."""
+    """Return the name of the client's character set; empty if it is unknown."""
     collation = _collation(charset)
     try:
         known_to_driver: Any = charset_by_id(collation)
         return str(known_to_driver.name)
     except LookupError:
-        # From here on the driver does not know them all, and all are of utf8mb4. 0: the event does not tell.
+        # The driver does not know all collations from 255 on; they all belong to utf8mb4. 0: the event has no
+        # collation.
         return "utf8mb4" if collation >= _FIRST_LATE_COLLATION else "ascii" if not collation else ""
 
 
 def _decode(text: bytes, charset: bytes | None) -> str:
-    """The text, in which a byte that is no character is a lone surrogate: no name has one, a literal may."""
+    """Decode the text. A byte that is not a character becomes a lone surrogate, which only literals can contain."""
     name = _charset(charset)
     if name in ("utf8mb4", "utf8mb3", "binary"):
         return text.decode("utf-8", "surrogateescape")
@@ -226,14 +228,14 @@ def _decode(text: bytes, charset: bytes | None) -> str:
         return "".join(corrections.get(byte) or bytes([byte]).decode(known.codec, "surrogateescape") for byte in text)
     if known is not None and known.ascii and known.unit == 1:
         try:
-            # A quote or a backslash may be the second byte of a character. Which character, the server's tables tell,
-            # not the codec's: so no name that has one is taken for known.
+            # A quote or a backslash may be the second byte of a character. The server's tables define that character,
+            # and the codec may differ. So every non-ASCII character becomes a surrogate, which matches no name.
             return "".join(
                 character if character.isascii() else _surrogate(0x80) for character in text.decode(known.codec)
             )
         except UnicodeDecodeError:
             pass
-    raise UnknownEvent(f"a statement is in a character set (collation {_collation(charset)}) that cannot be read")
+    raise UnknownEvent(f"a statement is in an unsupported character set (collation {_collation(charset)})")
 
 
 def _surrogate(byte: int) -> str:
@@ -248,7 +250,7 @@ _XA = re.compile(rf"XA (START|END|PREPARE|COMMIT|ROLLBACK) ({_XID})( ONE PHASE)?
 
 @dataclass(frozen=True)
 class XaStatement:
-    """An XA statement as the log has it. ``xid`` is the transaction's id in the server's notation."""
+    """An XA statement in the log. ``xid`` is the transaction's id in the server's notation."""
 
     verb: str
     xid: str
@@ -256,13 +258,13 @@ class XaStatement:
 
 
 def xa_statement(text: str) -> XaStatement | None:
-    """Read an XA statement; None: the text is something else."""
+    """Parse an XA statement; None if the text is another statement."""
     match = _XA.fullmatch(text)
     return None if match is None else XaStatement(match[1], match[2], match[3] is not None)
 
 
 def xa_prepare(body: bytes) -> XaStatement:
-    """Read an XA_PREPARE event."""
+    """Parse an XA_PREPARE event."""
     try:
         one_phase, form, global_bytes, branch_bytes = struct.unpack_from("<BIII", body)
         start, middle = 13, 13 + global_bytes
@@ -276,7 +278,8 @@ def xa_prepare(body: bytes) -> XaStatement:
 
 
 def rotate(body: bytes) -> bytes:
-    """The name of the next file, in a ROTATE event; where the checksum is unknown, its bytes may follow."""
+    """Return the name of the next file in a ROTATE event. A checksum may follow the name, if it is unknown whether
+    events have checksums."""
     if len(body) < 9:
         raise DecodeError("a ROTATE event is too short")
     return body[8:]
@@ -288,16 +291,16 @@ _END, _SIZE, _ALGORITHM = 0, 1, 2
 
 @dataclass(frozen=True)
 class Payload:
-    """Where the events inside a TRANSACTION_PAYLOAD event are, compressed with zstd: ``body[start:stop]``."""
+    """Position of the zstd-compressed events inside a TRANSACTION_PAYLOAD event: ``body[start:stop]``."""
 
     start: int
     stop: int
 
 
 def transaction_payload(body: bytes) -> Payload:
-    """Read the fields before the payload of a TRANSACTION_PAYLOAD event.
+    """Parse the fields before the payload of a TRANSACTION_PAYLOAD event.
 
-    :raises UnknownEvent: compressed with an algorithm that this reader does not know.
+    :raises UnknownEvent: the payload is compressed with an unsupported algorithm.
     """
     at = 0
     fields: dict[int, int] = {}
@@ -314,12 +317,12 @@ def transaction_payload(body: bytes) -> Payload:
     except (IndexError, KeyError) as error:
         raise DecodeError(f"a TRANSACTION_PAYLOAD event is malformed: {error}") from error
     if algorithm != ZSTD:
-        raise UnknownEvent(f"a transaction is compressed with the unknown algorithm {algorithm}")
+        raise UnknownEvent(f"a transaction is compressed with the unsupported algorithm {algorithm}")
     return Payload(at, at + size)
 
 
 def _packed(data: bytes, at: int) -> tuple[int, int]:
-    """MySQL's length-encoded integer at ``at``, and where it ends."""
+    """Return MySQL's length-encoded integer at ``at``, and the offset after it."""
     first = data[at]
     if first < 251:
         return first, at + 1

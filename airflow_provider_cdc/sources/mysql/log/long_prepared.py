@@ -1,7 +1,7 @@
-"""Transactions that were prepared long ago: the log has their rows where they were prepared, and only there.
+"""Finds transactions that were prepared long ago. The log contains their rows only at the place of the XA PREPARE.
 
-A commit in the window counts with rows that may lie in a file from before it. If that file was purged, nobody can tell
-any more what the commit changed.
+If a transaction commits in the window, its rows may be in a file from before the window. If that file was purged, it is
+impossible to tell what the commit changed.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace
 
 
 class PreparedWalker(LogWalker):
-    """A walker that also notes ``commits`` of transactions which its file does not prepare before them: where each of
-    them is, by the transaction's id. ``prepared`` are those that it leaves undecided.
+    """A walker that also records, in ``commits``, the commits of transactions that were not prepared earlier in its
+    file: the place of each commit, by transaction id. ``prepared`` are the transactions that the file leaves undecided.
     """
 
     def __init__(
@@ -42,10 +42,10 @@ class PreparedWalker(LogWalker):
         return set(self.xa.undecided)
 
     def walk_through(self, settings: ConnectionSettings, goes_on: Callable[[Dump], bool] = lambda dump: True) -> None:
-        """Read the whole stretch of the file, or as much of it as is there.
+        """Read the whole part of the file, or as much of it as exists.
 
-        :param goes_on: is asked before more is received; False ends it.
-        :raises ExactnessError: something that the proof does not allow for.
+        :param goes_on: called before more data is received; returns False to stop.
+        :raises ExactnessError: the log has something under which exactness cannot be proved.
         """
         segment = self.summary.segment
         dump = Dump(settings, segment.name, segment.start)
@@ -66,7 +66,7 @@ class PreparedWalker(LogWalker):
 
 
 class LongPrepared:
-    """The transactions that a stretch of the log commits and does not prepare. Tell it of each file, in log order."""
+    """Transactions that a part of the log commits without preparing them. Call `add` for each file, in log order."""
 
     def __init__(self) -> None:
         self._prepared: set[str] = set()
@@ -80,14 +80,15 @@ class LongPrepared:
     def without_rows(
         self, settings: ConnectionSettings, names: Sequence[str], begin: LogPlace, initial: GtidSet
     ) -> list[tuple[ExactnessError, LogPlace]]:
-        """Those of them that no file before the stretch prepares: what is wrong, and where it was committed.
+        """Find the transactions that no earlier file prepares either. Return an error and the place of the commit for
+        each.
 
-        Files from before the stretch are nothing that the copy rests on otherwise: one that cannot be read any more, or
-        not understood, is the end of what is known.
+        The copy does not depend on the earlier files in any other way. So if one of them cannot be read or is not
+        understood, the search ends there.
 
-        :param names: the log's files. The server may purge the first of them at any time.
-        :param begin: where the stretch begins.
-        :param initial: the position there.
+        :param names: the files of the log. The server may purge the first ones at any time.
+        :param begin: the place where the part of the log begins.
+        :param initial: the position at that place.
         """
         open_commits = dict(self._commits)
         for file, stop in _before(names, begin):
@@ -106,15 +107,15 @@ class LongPrepared:
 
 def _lost(xid: str, place: LogPlace, why: str = "") -> ExactnessError:
     return ExactnessError(
-        f"the prepared transaction {xid} is committed here, and the log does not reach back to where it was "
-        f"prepared{why}",
+        f"the prepared transaction {xid} is committed here, and the place where it was prepared is not in the log any "
+        f"more{why}",
         where=f"{place.file}:{place.position}",
-        hint="let prepared transactions end sooner (XA RECOVER lists them), or keep the log for longer",
+        hint="end prepared transactions sooner (XA RECOVER lists them), or keep the log for longer",
     )
 
 
 def _before(names: Sequence[str], begin: LogPlace) -> Iterator[tuple[str, int | None]]:
-    """What lies before a place in the log, file by file, the last one first: each up to a position, or to its end."""
+    """Yield the parts of the log before a place, last file first: each file, and the position to stop at or None."""
     first = names.index(begin.file)
     if begin.position > codes.FIRST_POSITION:
         yield begin.file, begin.position

@@ -1,6 +1,6 @@
-"""Looking through a stretch of the log before any work: several of its files at a time, with a word now and then.
+"""Reads a part of the log before any other work, several files at a time, and logs the progress.
 
-A day of a busy server is many gigabytes of log, and whoever waits for preflight wants to know that it gets somewhere.
+The log of one day of a busy server can be many gigabytes, so preflight reports how far it is.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from airflow_provider_cdc.sources.mysql.server.log_history import LogPlace
 FILES_AT_ONCE = 4
 EVERY_SECONDS = 5.0
 ENDING_SECONDS = (0.1, 0.4, 1.0, 2.0, 4.0)
-"""Sessions of ours that have ended count until the server has noticed it: one that it refuses is tried again so often,
-after pauses of so many seconds."""
+"""The server counts an ended session until it notices its end. So a session that was rejected for lack of free
+connections is tried again after each of these pauses."""
 _MIB = 2**20
 
 _log = logging.getLogger(__name__)
@@ -37,9 +37,9 @@ _Walk: TypeAlias = Future[tuple[Walker, ExactnessError | None]]
 
 
 def stretches(files: Mapping[str, int], begin: LogPlace, end: LogPlace) -> list[LogSegment]:
-    """The log between two places, file by file; nothing if ``end`` is not behind ``begin``.
+    """Return the log between two places, one segment per file; empty if ``end`` is not after ``begin``.
 
-    :param files: as `log_files` gives them; both places are in one of them.
+    :param files: the files and sizes, as from `log_files`; they include the files of both places.
     """
     names = list(files)
     segments = [
@@ -61,11 +61,11 @@ def looked_through(
     segments: Sequence[LogSegment],
     walker_of: Callable[[LogSegment], Walker],
 ) -> Iterator[Iterator[tuple[Walker, ExactnessError | None]]]:
-    """The walkers of ``segments`` in their order, each once it went through its segment or stopped, and for what.
+    """Yield, for each segment in order, its walker and the error at which it stopped, or None if it reached the end.
 
-    Whoever has seen enough leaves the block: nothing more is read then.
+    A caller that leaves the block early stops the reading.
 
-    :raises CdcError: of other kinds, where the log of a segment could not be read.
+    :raises CdcError: of another kind than `ExactnessError`: the log of a segment could not be read.
     """
     look = _Look(settings, files, segments, walker_of)
     with ThreadPoolExecutor(FILES_AT_ONCE, thread_name_prefix="log-survey") as pool:
@@ -88,13 +88,13 @@ class _Look(Generic[Walker]):
         self._segments = segments
         self._walker_of = walker_of
         self._total = sum((segment.stop or files[segment.name]) - segment.start for segment in segments)
-        # Each thread counts for itself: a sum of several would need a lock.
+        # Each thread has its own counter, because a shared one would need a lock.
         self._bytes = [0] * len(segments)
         self._dumps: dict[int, Dump] = {}
         self._said = time.monotonic()
 
     def leave(self) -> None:
-        """Let the threads end, also those that wait for a server which says nothing any more."""
+        """Stop the threads, including threads that wait for a server that no longer responds."""
         self._left.set()
         for dump in list(self._dumps.values()):
             dump.abandon()
@@ -108,7 +108,8 @@ class _Look(Generic[Walker]):
                     walks[ahead] = pool.submit(self._walk, ahead)
             walk = walks.pop(number)
             if isinstance(self._awaited(walk), SourceUnavailable) and at_once > 1:
-                # The server may have no sessions to spare for several: from now on, one after the other.
+                # The server may not have enough free connections for several sessions. Read one file at a time from now
+                # on.
                 at_once = 1
                 walks = {ahead: other for ahead, other in walks.items() if self._awaited(other) is None}
                 walk = pool.submit(self._walk, number)
@@ -125,7 +126,7 @@ class _Look(Generic[Walker]):
 
         def goes_on(dump: Dump) -> bool:
             self._bytes[number] = dump.bytes
-            # In this order: `leave` either sees it or was seen.
+            # In this order: either `leave` sees the dump in _dumps, or this thread sees that _left is set.
             self._dumps[number] = dump
             return not self._left.is_set()
 
@@ -138,7 +139,7 @@ class _Look(Generic[Walker]):
         return walker, None
 
     def _awaited(self, walk: _Walk[Walker]) -> BaseException | None:
-        """Why it could not be gone through, once it is over."""
+        """Wait until the walk is over. Return the error for which the log could not be read, if any."""
         while not wait([walk], max(0.0, self._said + EVERY_SECONDS - time.monotonic())).done:
             self._say()
         return walk.exception()
@@ -147,7 +148,7 @@ class _Look(Generic[Walker]):
         self._said = time.monotonic()
         done = sum(self._bytes)
         _log.info(
-            "Looking through the log for what would be in the way, from %s on: %s of %s MiB (%d %%)",
+            "Checking the log for anything that would stop a run, from %s on: %s of %s MiB (%d %%)",
             self._segments[0].name,
             f"{done // _MIB:,}",
             f"{self._total // _MIB:,}",

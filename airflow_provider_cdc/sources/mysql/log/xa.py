@@ -1,8 +1,10 @@
-"""XA transactions in a log segment: logged when they are prepared, effective only when, and if, they are committed.
+"""XA transactions in a log segment. Their changes are logged when they are prepared, and take effect only if and when
+they are committed.
 
-A transaction that is prepared and decided in the same segment becomes part of the net change at its decision. For the
-others the segment tells what it knows, under the transaction's *ids*: its XID, and for each table that was read at one
-position the XID and the table's index, because a commit may lie behind the position of one and before that of another.
+If a transaction is prepared and decided in the same segment, its changes enter the net change at the decision. For
+other transactions, the segment records what it knows under the transaction's *ids*. These are the XID and, for each
+table that was read at one position, the XID with the table's index: a commit may be after the position of one table and
+before the position of another.
 """
 
 from __future__ import annotations
@@ -22,10 +24,10 @@ from airflow_provider_cdc.sources.log.netting import HEADER, USED, decide
 
 @dataclass
 class Prepared:
-    """A transaction from XA START on.
+    """An XA transaction, from XA START on.
 
-    Its records are among those of ``arena[start:stop]``. ``error`` is what is wrong with its changes, if something
-    is: it stops the run only if they count.
+    Its records are in ``arena[start:stop]``, among others. ``error`` is an error found in its changes, if any. It stops
+    the run only if the changes count.
     """
 
     number: int
@@ -52,7 +54,7 @@ class XaLedger:
         return self.open
 
     def prepare(self) -> Prepared:
-        """XA PREPARE, or XA COMMIT ONE PHASE, of the open transaction."""
+        """Handle XA PREPARE, or XA COMMIT ONE PHASE, of the open transaction."""
         assert self.open is not None
         prepared, self.open = self.open, None
         prepared.stop = int(self._change.state[USED])
@@ -60,16 +62,16 @@ class XaLedger:
         return prepared
 
     def decide(self, xid: str, counts: Bytes, order: int) -> None:
-        """The outcome of a transaction prepared in this segment.
+        """Apply the outcome of a transaction that was prepared in this segment.
 
-        :param counts: by table, whether the commit counts; all zero for XA ROLLBACK.
-        :raises CdcError: the transaction's ``error``, if it counts.
+        :param counts: for each table, whether the commit counts; all zero for XA ROLLBACK.
+        :raises CdcError: the transaction's ``error``, if its changes count.
         """
         prepared = self.undecided[xid]
         if prepared.error is not None and counts.any():
             raise prepared.error
         change = self._change
-        # Every record may need a second entry, and there are no more records than header words fit between the marks.
+        # Each record may need a second entry. The size of the range divided by HEADER bounds the number of records.
         most = (prepared.stop - prepared.start) // HEADER
         if not change.has_slots(most):
             self.reserve(most, 0)
@@ -77,7 +79,7 @@ class XaLedger:
         decide(change.arrays, prepared.start, prepared.stop, prepared.number, counts, change.keyless, order)
 
     def reserve(self, records: int, words: int) -> None:
-        """Make room in the net change; it moves the records."""
+        """Make room in the net change. This moves the records."""
         waiting = [*self.undecided.values(), *([self.open] if self.open else [])]
         waiting.sort(key=lambda prepared: prepared.number)
         marks: Int64s = np.array(
@@ -92,10 +94,10 @@ class XaLedger:
     def decided_elsewhere(
         self, xid: str, counts: Bytes, ignored: bool, order: int, summary: SegmentSummary
     ) -> list[str]:
-        """Note the outcome of a transaction that was prepared in an earlier segment; returns its ids that count.
+        """Record the outcome of a transaction that was prepared in an earlier segment. Return its ids that count.
 
-        :param ignored: whether it was rolled back, or committed in the initial position: then it has no effect on
-            tables that have no bound.
+        :param ignored: whether it was rolled back, or committed within the initial position. It then has no effect on
+            tables without a bound.
         """
         outcomes = [(xid, not ignored)]
         outcomes += [
@@ -111,7 +113,7 @@ class XaLedger:
         return [name for name, counted in outcomes if counted]
 
     def close(self) -> list[str]:
-        """The segment ends: the ids of all transactions that it prepares and does not decide.
+        """Finish the segment. Return the ids of all transactions that it prepares and does not decide.
 
         :raises CdcError: one of them has an ``error``.
         """
@@ -121,7 +123,7 @@ class XaLedger:
         return [name for xid in self.undecided for name in self._ids(xid)]
 
     def pending(self, number: int, one: TrackedTable) -> str:
-        """The id under which the changes of an undecided transaction to a table wait."""
+        """Return the id under which an undecided transaction's changes to a table are stored."""
         xid = self.transactions[number].xid
         return one.pending(xid) if one.bounded else xid
 

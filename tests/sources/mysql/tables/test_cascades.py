@@ -436,5 +436,5 @@ def test_a_past_position_is_refused_if_a_cascade_came_after_it(
     assert Counter(published(first.finish()["published"]["d.child"])[1]) == expected
     server.query("DELETE FROM up.parent WHERE id = 8")
     second = Pipeline(spark, settings_of(server), (tmp_path / "2").as_uri(), ["d.child"], as_of=past)
-    with pytest.raises(PreflightError, match=r"up\.parent at .*does not log what foreign keys then did"):
+    with pytest.raises(PreflightError, match=r"up\.parent at .*does not log the effects of foreign keys"):
         second.record()

@@ -1,1 +1,1 @@
-"""The stream of events that the server sends."""
+"""The event stream that the server sends."""

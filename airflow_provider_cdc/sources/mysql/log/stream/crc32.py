@@ -1,9 +1,9 @@
-"""CRC-32 as the binary log has it: the polynomial of zlib, over an event without its last four bytes.
+"""CRC-32 of binary log events: the polynomial of zlib, over an event without its last four bytes.
 
-The tables let the loop take sixteen bytes a step ("slicing", Kounavis and Berry, 2005). Each step waits for the one
-before it, so of longer events two strands are taken in turns, which wait for each other only at their ends: the CRC is
-linear, and so that of the first strand can be moved behind the second (as zlib's crc32_combine does). A kernel of our
-own, because most events are far shorter than a call from Python to zlib costs.
+The tables allow the loop to process sixteen bytes per step ("slicing", Kounavis and Berry, 2005). Each step depends on
+the one before it. So two strands of longer events are processed alternately, and are combined only at their ends: the
+CRC is linear, so the CRC of the first strand can be shifted past the second (as in zlib's crc32_combine). The kernel
+exists because most events are so short that a call from Python to zlib would cost more than the computation.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def _make_tables() -> Bytes:
     tables = [first]
     for _ in range(_SLICES - 1):
         tables.append(tables[-1] >> 8 ^ first[tables[-1] & 0xFF])
-    # What each byte of a CRC becomes is what it would as one of the last four bytes, with the zero bytes after it.
+    # A byte of a CRC changes like one of the last four bytes of data that are followed by as many zero bytes.
     moved = list(reversed(tables[:4]))
     for _ in range(_STRAND_BYTES - 4):
         moved = [table >> 8 ^ first[table & 0xFF] for table in moved]
@@ -33,13 +33,14 @@ def _make_tables() -> Bytes:
 
 
 TABLES = _make_tables()
-"""``uint8[20 * 256 * 4]``: little-endian words. Up to ``s = 15``, word ``256 * s + b`` is what byte ``b`` becomes when
-``s`` more zero bytes follow; then, what byte ``s - 16`` of a CRC, being ``b``, becomes when a strand of them does."""
+"""``uint8[20 * 256 * 4]``, little-endian words. For ``s`` up to 15, word ``256 * s + b`` is the CRC of byte ``b``
+followed by ``s`` zero bytes. For greater ``s``, it is the effect of byte ``s - 16`` of a CRC, with value ``b``, after
+one strand of zero bytes."""
 
 
 @inner
 def _step(tables: Bytes, data: Bytes, at: int, crc: int) -> int:
-    """``crc`` with the sixteen bytes of ``data`` from ``at``."""
+    """Return ``crc`` updated with the sixteen bytes of ``data`` from ``at``."""
     low = load64(data, at) ^ crc
     high = load64(data, at + 8)
     crc = 0
@@ -51,7 +52,7 @@ def _step(tables: Bytes, data: Bytes, at: int, crc: int) -> int:
 
 @inner
 def crc32(tables: Bytes, data: Bytes, at: int, end: int) -> int:
-    """The CRC-32 of ``data[at:end]``; the caller guarantees that it lies inside the array."""
+    """Return the CRC-32 of ``data[at:end]``. The caller guarantees that the range is inside the array."""
     crc = 0xFFFFFFFF
     while at + 2 * _STRAND_BYTES <= end:
         following = 0

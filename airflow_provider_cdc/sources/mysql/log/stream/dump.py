@@ -1,7 +1,7 @@
-"""The stream of a binary log file: the connection it comes over, and its packets.
+"""The stream of a binary log file: its connection and its packets.
 
-The bytes go from the socket into a small buffer that stays in the processor's cache, and from there, without the
-packets' headers, into ``Dump.data``: what stands there is what stands in the file. Protocol:
+The bytes are received into a small buffer that fits into the CPU cache. They are copied from there, without the packet
+headers, into ``Dump.data``, which then has the same bytes as the file. Protocol:
 https://dev.mysql.com/doc/dev/mysql-server/latest/page_protocol_com_binlog_dump.html.
 """
 
@@ -27,9 +27,9 @@ from airflow_provider_cdc.sources.mysql.server.session import CONNECT_SECONDS, c
 RAW_BYTES = 1 << 18
 DATA_BYTES = 1 << 21
 SILENT_SECONDS = 300
-"""The server sends what it has without waiting: one that is silent for so long is gone."""
+"""The server sends its data without waiting, so a server that is silent for this long is considered gone."""
 
-# `unpack`: state, and what it returns.
+# `unpack`: the words of its state, and its return codes.
 RAW_AT, RAW_END, DATA_END, LEFT, CONTINUED, SEQUENCE = 0, 1, 2, 3, 4, 5
 MORE, END, ERROR, BROKEN, FULL = 0, 1, 2, 3, 4
 
@@ -42,12 +42,12 @@ _NO_GTID = "anonymous transaction"
 def unpack(raw: Bytes, data: Bytes, state: Int64s) -> int:
     """Copy the payloads of the packets in ``raw[state[RAW_AT]:state[RAW_END]]`` to ``data[state[DATA_END]:]``.
 
-    A packet may lie in ``raw`` in part: ``state[LEFT]`` bytes of it are still to come. An event of 16 MB or more
-    comes in several; a byte 0 is before its first only.
+    A packet may be in ``raw`` in part: ``state[LEFT]`` of its bytes are still to come. An event of 16 MB or more is
+    sent in several packets. Only the first of them begins with a zero byte.
 
-    :returns: ``MORE``: all is copied; ``END``: the server has no more events; ``ERROR``: the packet at
-        ``state[RAW_AT]`` says why the
-        server gave up; ``BROKEN``: these are not packets; ``FULL``: ``data`` is too small.
+    :returns: ``MORE``: everything was copied; ``END``: the server has no more events; ``ERROR``: the packet at
+        ``state[RAW_AT]`` is the server's error message; ``BROKEN``: the bytes are not valid packets; ``FULL``: ``data``
+        is too small.
     """
     while True:
         if state[LEFT]:
@@ -88,9 +88,9 @@ def unpack(raw: Bytes, data: Bytes, state: Int64s) -> int:
 
 
 class Dump:
-    """Reads file ``name`` from byte ``start``: events in ``data[at:end]``, the last of them perhaps in part.
+    """Reads file ``name`` from byte ``start``. ``data[at:end]`` contains events; the last one may be incomplete.
 
-    A caller that has used up events sets ``at`` behind them and calls ``fill`` for more.
+    After processing events, the caller sets ``at`` to the offset after them and calls ``fill`` for more.
 
     :raises SourceUnavailable: the server cannot be reached.
     :raises ConfigurationError: the privilege REPLICATION SLAVE is missing.
@@ -104,7 +104,7 @@ class Dump:
         self._raw: Bytes = np.empty(RAW_BYTES, np.uint8)
         self._state: Int64s = np.zeros(8, np.int64)
         self._state[SEQUENCE] = 1
-        # Until the log comes, a server that is silent for so long is one that lets nobody in.
+        # Until the first log data arrives, a silent server is one that does not accept the login.
         self._connection = connect(settings, read_timeout=CONNECT_SECONDS)
         try:
             with mapped_errors(self._where):
@@ -118,21 +118,21 @@ class Dump:
         self._socket = self._connection.bare_socket(SILENT_SECONDS)
 
     def close(self) -> None:
-        """End the session. The server may be in the middle of sending, and would not hear a goodbye."""
+        """End the session without a COM_QUIT, because a server that is sending would not read it."""
         self._connection.drop()
 
     def abandon(self) -> None:
-        """Have a ``fill`` that another thread waits in fail at once; closing the session would not wake it."""
+        """Make a ``fill`` that waits in another thread fail at once. Closing the session would not wake it up."""
         with suppress(OSError):
-            # Of the bare socket: TLS would forget what it is in the middle of.
+            # Shut down the plain socket: shutdown() of a TLS socket would discard the state that the other thread uses.
             socket.socket.shutdown(self._socket, socket.SHUT_RDWR)
 
     def fill(self) -> bool:
-        """Receive more, at least one byte unless the server has no more: then the answer is False.
+        """Receive at least one byte. Return False if the server has no more.
 
-        :raises LogGone: the server cannot read the file, or not from there.
+        :raises LogGone: the server cannot read the file, or cannot read it from this position.
         :raises SourceUnavailable: the connection broke.
-        :raises DecodeError: these are not packets, or an event is larger than any.
+        :raises DecodeError: the bytes are not valid packets, or an event is larger than the maximum.
         """
         self._make_room()
         state = self._state
@@ -150,7 +150,7 @@ class Dump:
                 return received
             elif code == BROKEN:
                 raise DecodeError(
-                    "the server's packets are out of order", where=self._where, hint="look for a proxy in between"
+                    "the server's packets are out of order", where=self._where, hint="check for a proxy in between"
                 )
             elif code == ERROR:
                 self._raise_error()
@@ -189,7 +189,7 @@ class Dump:
         state[RAW_AT], state[RAW_END] = 0, rest + size
 
     def _raise_error(self) -> None:
-        """Raise what the error packet at hand says; wait for the rest of it if need be."""
+        """Raise the error in the current error packet. Receive the rest of the packet first if needed."""
         state = self._state
         while True:
             at, stop = int(state[RAW_AT]), int(state[RAW_END])
@@ -204,9 +204,9 @@ class Dump:
             code, text = error.args
             if code == CANNOT_READ_LOG and _SAME_REPLICA not in text:
                 hint = (
-                    "let gtid_mode stay ON from a run's position on, then trigger a new run"
+                    "keep gtid_mode=ON from a run's position on, then trigger a new run"
                     if _NO_GTID in text or GTIDS_OFF in text
-                    else "trigger a new run; if the file was purged, let the server keep its logs for longer "
+                    else "trigger a new run; if the file was purged, make the server keep its logs for longer "
                     "(binlog_expire_logs_seconds)"
                 )
                 raise LogGone(f"the server cannot read it: {text}", where=self._where, hint=hint) from error
@@ -214,5 +214,5 @@ class Dump:
                 raise
         except struct.error as error:
             raise DecodeError(
-                "the server's error packet is malformed", where=self._where, hint="look for a proxy in between"
+                "the server's error packet is malformed", where=self._where, hint="check for a proxy in between"
             ) from error

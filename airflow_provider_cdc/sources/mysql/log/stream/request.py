@@ -1,4 +1,4 @@
-"""The request for a part of the log; what comes back is for others to read."""
+"""Sends the request for a part of the log. The answer is read elsewhere (``dump.py``)."""
 
 from __future__ import annotations
 
@@ -11,21 +11,22 @@ from airflow_provider_cdc.sources.mysql.server.session import Connection, query
 COM_BINLOG_DUMP, COM_BINLOG_DUMP_GTID = 0x12, 0x1E
 NON_BLOCK = 0x01
 NO_GTIDS = bytes(8)
-"""An encoded GTID set: the number of its sources, 0."""
+"""An empty GTID set in its encoding: the number of sources is 0."""
 GTIDS_OFF = "AUTO_POSITION"
-"""Stands in the server's message if its gtid_mode does not allow COM_BINLOG_DUMP_GTID."""
+"""Part of the server's message if its gtid_mode does not allow COM_BINLOG_DUMP_GTID."""
 CANNOT_READ_LOG = 1236
-"""The error of a server that has no such file, or no event at that place in it."""
+"""Error code of the server if it does not have the file, or has no event at the position."""
 
 
 def request_log(connection: Connection, name: str, start: int) -> None:
-    """Ask for all events from byte ``start`` of file ``name`` on; the server says when there are no more.
+    """Request all events of file ``name`` from byte ``start`` on. The server reports the end of the log.
 
-    COM_BINLOG_DUMP has a position of four bytes, and a file may have more than 4 GiB: a transaction is never split.
-    COM_BINLOG_DUMP_GTID has eight bytes. Where it names a file, the server starts at that position and leaves out what
-    the GTID set has, which is nothing. But it answers only with ``gtid_mode=ON``, so it is not used without need.
+    COM_BINLOG_DUMP has a position of four bytes, but a file can exceed 4 GiB, because a transaction is never split.
+    COM_BINLOG_DUMP_GTID has eight bytes. If it names a file, the server starts at the given position and omits the
+    transactions in the GTID set, which is empty here. It works only with ``gtid_mode=ON``, so it is used only where
+    needed.
     """
-    # The server ends an older dump of the same replica, so no two may look the same.
+    # The server ends an older dump of the same replica, so each request needs a unique id.
     unique = str(uuid.uuid4())
     query(
         connection,
