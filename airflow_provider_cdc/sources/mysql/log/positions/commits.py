@@ -1,7 +1,7 @@
-"""The kernel that reads who committed when, and nothing else: the GTID events of a binary log.
+"""The kernel that reads only the GTID events of a binary log: each transaction and its commit time.
 
-Formats: see ``walk.py``; the commit time is the field ``immediate_commit_timestamp``, the time of this server's own
-commit in microseconds since 1970.
+For the formats, see ``walk.py``. The commit time is the field ``immediate_commit_timestamp``: the time of the commit on
+this server, in microseconds since 1970.
 """
 
 from __future__ import annotations
@@ -37,31 +37,32 @@ from airflow_provider_cdc.sources.mysql.log.positions.membership import (
 from airflow_provider_cdc.sources.mysql.log.positions.tagged_gtid import tagged_commit_time, tagged_gtid
 from airflow_provider_cdc.sources.mysql.log.stream.crc32 import crc32
 
-# What `read_commits` returns.
+# Return codes of `read_commits`.
 MORE, FOUND, ENDED, NO_ROOM, DAMAGED, NAMELESS = 0, 1, 2, 3, 4, 5
-"""More bytes are needed; ``state[POSITION]`` is right before the first transaction that is later, or outside the set;
-the file, or the part that was asked for, ends; ``runs`` is full; an event is damaged; a transaction has no GTID."""
+"""More bytes are needed; ``state[POSITION]`` is directly before the first transaction that is later, or not in the set;
+the end of the file, or of the requested part, is reached; ``runs`` is full; an event is damaged; a transaction has no
+GTID."""
 
 # `state`, int64.
 AT, POSITION, CHECKSUM, SKIP, LATEST, LIMIT, RUNS, NEXT, STARTED, END = 0, 1, 2, 3, 4, 5, 6, 7, 8, 9
-"""Where the next event begins in the buffer, and in the file; bytes of checksum behind each event; bytes of an event
-that are still to be passed over; the latest commit so far; the time that is asked for, or -1; how many runs there are;
-the commit time of what was found; whether the file's head was read; where in the file to end, or -1."""
+"""Offset of the next event in the buffer, and its position in the file; size of the checksum after each event; number
+of bytes of an event that are still to be skipped; latest commit time so far; time limit, or -1; number of runs; commit
+time of the transaction found; whether the head of the file was read; position in the file to stop at, or -1."""
 STATE_WORDS = 10
 
 _TSID_WORDS = TSID_BYTES // 8
 RUN_WORDS = _TSID_WORDS + 2
-"""A run of transactions of one source: its TSID, the first number, the last one."""
+"""A run of consecutive transactions of one source: its TSID, the first number, the last number."""
 _RECENT = 8
 
 
 @inner
 def commit_time(data: Bytes, body: int, body_end: int, kind: int) -> int:
-    """In microseconds since 1970, or -1."""
+    """Return the commit time in microseconds since 1970, or -1."""
     if kind == TAGGED_GTID:
         return tagged_commit_time(data, body, body_end)
-    # flags, UUID, number, a type that says that two numbers for parallel appliers follow; then the time in 7 bytes, of
-    # which the highest bit says that the time of the first commit, on another server, follows.
+    # flags, UUID, number, a type code (2: two numbers for parallel appliers follow); then the time in 7 bytes. Their
+    # highest bit says that the time of the first commit, on another server, follows.
     if body + 49 > body_end or load8(data, body + 25) != 2:
         return -1
     when: int = load32(data, body + 42) | (load16(data, body + 46) << 32) | ((load8(data, body + 48) & 0x7F) << 48)
@@ -70,7 +71,7 @@ def commit_time(data: Bytes, body: int, body_end: int, kind: int) -> int:
 
 @inner
 def _extend(runs: Int64s, state: Int64s, tsid: Bytes, number: int) -> bool:
-    """Add a transaction to the runs; False: there is no room."""
+    """Add a transaction to the runs. Return False if there is no room."""
     count = state[RUNS]
     for back in range(1, min(count, _RECENT) + 1):
         run = (count - back) * RUN_WORDS
@@ -103,12 +104,12 @@ def read_commits(
     crc_tables: Bytes,
     sets: SetArrays,
 ) -> int:
-    """Pass over the events of ``data[state[AT]:end]``, and stop before the first transaction that committed after
-    ``state[LIMIT]``, or (if that is -1) that is not in the set.
+    """Skip the events in ``data[state[AT]:end]``, up to the first transaction that committed after ``state[LIMIT]`` or,
+    if the limit is -1, the first transaction that is not in the set.
 
-    :param tsid: ``uint8[TSID_BYTES]`` to work in.
-    :param runs: gets the transactions that were passed over.
-    :param sets: the set is number 0.
+    :param tsid: ``uint8[TSID_BYTES]``, a work array.
+    :param runs: receives the skipped transactions.
+    :param sets: set 0 is used.
     :returns: one of the codes above.
     """
     while True:
@@ -135,11 +136,11 @@ def read_commits(
                 return MORE
             if length < HEADER_BYTES + CHECKSUM_BYTES + 58:
                 return DAMAGED
-            # Its own checksum is always there, and the byte before it says whether the others have one.
+                # Its own checksum is always present. The byte before it says whether the other events have one.
             if load32(data, at + length - CHECKSUM_BYTES) != crc32(crc_tables, data, at, at + length - CHECKSUM_BYTES):
                 return DAMAGED
             state[CHECKSUM] = CHECKSUM_BYTES if load8(data, at + length - CHECKSUM_BYTES - 1) == 1 else 0
-            # From anywhere else than the beginning of the file, the server makes this event up.
+            # If reading starts elsewhere than at the beginning of the file, the server generates this event.
             if not artificial and state[POSITION] == FIRST_POSITION:
                 state[POSITION] += length
             state[AT] += length

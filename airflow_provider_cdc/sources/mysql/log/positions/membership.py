@@ -1,4 +1,4 @@
-"""Whether a transaction is in a GTID set, as kernels ask it: sets laid out as arrays."""
+"""GTID sets laid out as arrays, in which kernels look up transactions."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from airflow_provider_cdc.core.kernels.compile import Bytes, Int64s, inner, kern
 from airflow_provider_cdc.core.positions.gtid import GtidSet
 
 TSID_BYTES = 56
-"""A source of transactions (a TSID) as bytes: 16 of UUID, one of the tag's length, the tag, and zeros."""
+"""Size of a source of transactions (a TSID): 16 bytes of UUID, one byte for the tag's length, the tag, zeros."""
 
 _TAG_AT = 17
 
 
 class SetArrays(NamedTuple):
-    """GTID sets, numbered in the order given.
+    """GTID sets, numbered in the order in which they were given.
 
     ``tsids``
         ``uint8[TSID_BYTES * n]``, all sources that occur in any of the sets.
     ``ranges``
-        ``int64[2 * n * sets]``: for set ``s`` and source ``t`` the bounds begin and end at ``ranges[2 * (n * s +
-        t)]`` and the entry after it.
+        ``int64[2 * n * sets]``: for set ``s`` and source ``t``, the entry ``2 * (n * s + t)`` is the index in
+        ``bounds`` where the bounds begin, and the next entry is where they end.
     ``bounds``
         ``int64``: start, exclusive end, start, … of intervals, increasing.
     """
@@ -34,7 +34,7 @@ class SetArrays(NamedTuple):
 
 
 def set_arrays(sets: Sequence[GtidSet]) -> SetArrays:
-    """Lay ``sets`` out for ``contains``."""
+    """Lay out ``sets`` for ``contains``."""
     tsids = sorted({tsid_bytes(uuid, tag) for gtid_set in sets for uuid, tag, _ in gtid_set.items()})
     ranges: list[int] = []
     bounds: list[int] = []
@@ -50,19 +50,19 @@ def set_arrays(sets: Sequence[GtidSet]) -> SetArrays:
 
 
 def tsid_bytes(uuid: bytes, tag: str) -> bytes:
-    """A source as ``TSID_BYTES`` bytes."""
+    """Return a source as ``TSID_BYTES`` bytes."""
     return (uuid + bytes([len(tag)]) + tag.encode("ascii")).ljust(TSID_BYTES, b"\0")
 
 
 def tsid_parts(tsid: bytes) -> tuple[bytes, str]:
-    """The UUID and the tag of a source."""
+    """Return the UUID and the tag of a source."""
     return tsid[:16], tsid[_TAG_AT : _TAG_AT + tsid[16]].decode("ascii", "replace")
 
 
 @inner
 def find_tsid(tsids: Bytes, tsid: Bytes, hint: int) -> int:
-    """The number of the source ``tsid`` (``uint8[TSID_BYTES]``) in ``tsids``, or -1. ``hint`` is the likely answer,
-    or -1."""
+    """Return the index of the source ``tsid`` (``uint8[TSID_BYTES]``) in ``tsids``, or -1. ``hint`` is the likely
+    index, or -1."""
     count = len(tsids) // TSID_BYTES
     for index in range(-1, count):
         candidate = hint if index < 0 else index
@@ -80,13 +80,13 @@ def find_tsid(tsids: Bytes, tsid: Bytes, hint: int) -> int:
 
 @inner
 def contains(sets: SetArrays, which: int, source: int, number: int) -> bool:
-    """Whether set ``which`` holds transaction ``number`` of ``source``, which is -1 if no set knows it."""
+    """Return whether set ``which`` contains transaction ``number`` of ``source``; -1 is a source that is in no set."""
     if source < 0:
         return False
     entry = 2 * (len(sets.tsids) // TSID_BYTES * which + source)
     start = low = sets.ranges[entry]
     high = sets.ranges[entry + 1]
-    # How many bounds are at or below the number: inside an interval it is odd.
+    # Count the bounds up to the number: inside an interval the count is odd.
     while low < high:
         middle = (low + high) >> 1
         if sets.bounds[middle] <= number:
@@ -98,7 +98,7 @@ def contains(sets: SetArrays, which: int, source: int, number: int) -> bool:
 
 @inner
 def set_untagged(tsid: Bytes, data: Bytes, uuid_at: int) -> None:
-    """Make ``tsid`` the source with the UUID at ``data[uuid_at]`` and no tag."""
+    """Set ``tsid`` to the source with the UUID at ``data[uuid_at]`` and no tag."""
     for word in range(16, TSID_BYTES, 8):
         for byte in range(8):
             tsid[word + byte] = 0
@@ -108,5 +108,5 @@ def set_untagged(tsid: Bytes, data: Bytes, uuid_at: int) -> None:
 
 @kernel
 def in_set(sets: SetArrays, which: int, source: int, number: int) -> bool:
-    """``contains``, for Python."""
+    """``contains`` for callers in Python."""
     return contains(sets, which, source, number)

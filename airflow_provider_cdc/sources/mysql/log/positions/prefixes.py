@@ -1,14 +1,14 @@
-"""Prefixes of the log: the position that a time means, and whether a GTID set is a position at all.
+"""Finds prefixes of the log: the position at a given time, and the place in the log of a GTID set.
 
-A time means the longest prefix of the log in which no transaction committed later. It means the same for ever once a
-later commit is in the log. Commit times need not grow along the log, so the prefix ends before the first that is later.
+The position at a time is the longest prefix of the log in which no transaction committed later. It is final once the
+log contains a later commit. Commit times may decrease along the log, so the prefix ends before the first later commit.
 
-A GTID set that names some transactions and leaves out earlier ones was never the state of this server: the rows that
-the later ones left cannot be told from those of the earlier ones. So only a prefix is a position.
+A GTID set that includes some transactions and omits earlier ones was never the state of this server: rows written by
+the later transactions cannot be separated from the effects of the earlier ones. So only a prefix is a position.
 
-The right file is found by bisection, by the first commit in each: the time in a file's head is that of the session that
-began it, which SET timestamp changes, and on a replica the source's. Of the right file, and of those after it, only the
-GTID events are read.
+The file is found by bisection over the time of the first commit in each file. The time in a file's head cannot be used:
+it is the time of the session that began the file, which SET timestamp changes, and on a replica it is the source's
+time. In that file and in the files after it, only the GTID events are read.
 """
 
 from __future__ import annotations
@@ -34,20 +34,20 @@ from airflow_provider_cdc.sources.mysql.server.session import Connection, sessio
 
 _RUNS = 4096
 _SLACK_MICROSECONDS = 2_000_000
-"""Clocks are put right by less. After a clock was set back by more a time is as ambiguous as the clock was; the
-position that it is taken for is one, whatever it is called."""
+"""Clock corrections are smaller than this. If a clock was set back by more, a time in that period is ambiguous; the
+result is still a valid position."""
 NO_LIMIT = 2**62
-"""A time, in microseconds since 1970, that no commit is later than."""
-_KEEP_LOGS = "let the server keep its logs for longer (binlog_expire_logs_seconds)"
+"""A time, in microseconds since 1970, after which there are no commits."""
+_KEEP_LOGS = "make the server keep its logs for longer (binlog_expire_logs_seconds)"
 
 
 @dataclass(frozen=True)
 class Prefix:
     """A prefix of the log.
 
-    :param position: its transactions, those that are purged from the log included.
+    :param position: its transactions, including those that were purged from the log.
     :param place: where it ends.
-    :param latest: the latest commit in that part of it which was read; None: nothing was.
+    :param latest: the latest commit in the part that was read; None: nothing was read.
     :param following: the commit time of the first transaction after it; None: there is none yet.
     """
 
@@ -58,10 +58,10 @@ class Prefix:
 
 
 def prefix_at(settings: ConnectionSettings, when: datetime) -> Prefix:
-    """The longest prefix of the log without a commit after ``when``.
+    """Return the longest prefix of the log without a commit after ``when``.
 
-    It is final if ``following`` is not None. Otherwise the server has not committed anything later yet, and what it
-    commits next may still belong to it.
+    It is final if ``following`` is not None. Otherwise nothing was committed later yet, and the next commits may still
+    belong to the prefix.
 
     :raises LogGone: the log begins after ``when``.
     :raises SourceUnavailable: the server cannot be reached.
@@ -72,7 +72,7 @@ def prefix_at(settings: ConnectionSettings, when: datetime) -> Prefix:
         counts: dict[int, int] = {}
 
         def begins(index: int) -> int:
-            """When the first transaction from this file on was committed."""
+            """Return the commit time of the first transaction from this file on."""
             at = index
             while at not in counts:
                 first = NO_LIMIT if at == len(files) else _first_commit(settings, files[at])
@@ -83,12 +83,12 @@ def prefix_at(settings: ConnectionSettings, when: datetime) -> Prefix:
             counts[index] = counts[at]
             return counts[index]
 
-        # What was committed before, and when, is no longer in the log.
+        # Commits before the log begins, and their times, are unknown.
         if begins(0) == NO_LIMIT:
             raise LogGone(
-                "the log holds no transaction, so nothing tells what was committed when",
+                "the log holds no transaction, so the times of commits are not known",
                 where=settings.address,
-                hint=f"commit anything on the server, ask for a time since then, and {_KEEP_LOGS}",
+                hint=f"commit a transaction on the server, ask for a time after it, and {_KEEP_LOGS}",
             )
         if begins(0) > limit:
             first = _time(begins(0))
@@ -110,11 +110,11 @@ def prefix_at(settings: ConnectionSettings, when: datetime) -> Prefix:
 
 
 def prefix_of(settings: ConnectionSettings, wanted: GtidSet) -> Prefix:
-    """The prefix of the log that has just the transactions ``wanted``.
+    """Return the prefix of the log with exactly the transactions ``wanted``.
 
-    :raises SourceReplaced: the server's history does not have all of them.
-    :raises LogGone: the log no longer reaches back to there.
-    :raises UnknownEvent: no prefix has just these; the error names the first transaction that is missing.
+    :raises SourceReplaced: the server's history does not contain all of them.
+    :raises LogGone: the log no longer reaches back far enough.
+    :raises UnknownEvent: no prefix has exactly these transactions; the error names the first missing one.
     :raises SourceUnavailable: the server cannot be reached.
     """
     with session(settings) as connection:
@@ -128,66 +128,66 @@ def prefix_of(settings: ConnectionSettings, wanted: GtidSet) -> Prefix:
                 high = middle
         if low < 0:
             raise LogGone(
-                f"the oldest log file, {files[0]}, begins after the position that is asked for",
+                f"the oldest log file, {files[0]}, begins after the position that was requested",
                 where=settings.address,
-                hint=f"ask for a later one, and {_KEEP_LOGS}",
+                hint=f"ask for a later position, and {_KEEP_LOGS}",
             )
         before = previous_gtids(connection, files[low])
     prefix = _read(settings, files[low:], before, within=wanted)
     prefix = replace(prefix, position=prefix.position | (unlogged & wanted))
     if missing := wanted - prefix.position:
         raise SourceReplaced(
-            f"the log has no place before which there are just these transactions: {missing} come after others that "
-            "the set leaves out, or are in no log of this server",
+            f"this GTID set was never the exact state of the server: {missing} come after transactions that the set "
+            "omits, or are in no log of this server",
             where=f"{settings.address}, {prefix.place}",
-            hint="only a state that the server went through can be copied: give all of gtid_executed as it was at some "
-            f"moment, or a time; up to this place it was {prefix.position}",
+            hint="give a complete value that gtid_executed had at some moment, or a time; up to this place it was "
+            f"{prefix.position}",
         )
     return prefix
 
 
 def latest_commit(settings: ConnectionSettings, place: LogPlace) -> datetime:
-    """The latest commit in the file of ``place``, up to the transaction that holds the event there."""
+    """Return the latest commit time in the file of ``place``, up to the transaction that contains the event there."""
     scan = _Scan(settings, place.file, NO_LIMIT, None, end=place.position + 1)
     scan.run()
     return _time(int(scan.state[commits.LATEST]))
 
 
 def has_commit_after(settings: ConnectionSettings, when: datetime) -> bool:
-    """Whether the log holds a commit after ``when``: then the position that this time means is final.
+    """Return whether the log contains a commit after ``when``. The position at this time is then final.
 
     :raises SourceUnavailable: the server cannot be reached.
     """
     try:
         return prefix_at(settings, when).following is not None
     except LogGone:
-        # The log begins later, or holds nothing yet.
+        # The log begins later, or contains no transaction yet.
         with session(settings) as connection:
             files, _ = _files(connection)
         return any(_first_commit(settings, file) for file in files)
 
 
 def _files(connection: Connection) -> tuple[list[str], GtidSet]:
-    """The files of the log, and the transactions that never were in one: gtid_purged was set to them, as whoever
-    restores a backup does. They changed nothing that the log tells of, so they belong to every position."""
-    # Purged first: what is purged from now on was in a file.
+    """Return the files of the log, and the transactions that never were in one of them, because gtid_purged was set
+    (as when a backup is restored). The log has no changes of these, so they belong to every position."""
+    # Read gtid_purged first: transactions that are purged later were in a file.
     purged = GtidSet.parse(value(connection, "@@global.gtid_purged"))
     files = list(log_files(connection))
     while True:
         try:
             return files, purged - previous_gtids(connection, files[0])
         except LogGone:
-            # As a rule, the server purges its oldest file whenever it begins another.
+            # The server usually purges its oldest file when it begins a new one.
             if (current_files := list(log_files(connection)))[0] == files[0]:
                 raise
             files = current_files
 
 
 def _first_commit(settings: ConnectionSettings, file: str) -> int | None:
-    """When the first transaction in a file was committed, in microseconds since 1970; None: there is none in it.
+    """Return when the first transaction in a file was committed, in microseconds since 1970; None if there is none.
 
-    0: the server does not send the file. It was purged, or is from before gtid_mode=ON: either way it comes before all
-    that can be read.
+    The result is 0 if the server does not send the file, because it was purged or is from before gtid_mode=ON. Either
+    way, the file comes before everything that can be read.
     """
     scan = _Scan(settings, file, 0, None)
     try:
@@ -204,7 +204,7 @@ def _read(
     limit: int = -1,
     within: GtidSet | None = None,
 ) -> Prefix:
-    """Read on from the beginning of the first file, to the first transaction that is later, or outside the set."""
+    """Read from the first file on, up to the first transaction that is later, or that is not in the set."""
     position = before
     latest = 0
     for file in files:
@@ -220,7 +220,7 @@ def _read(
 
 
 class _Scan:
-    """Reads the GTID events of one file, as far as the server has written it."""
+    """Reads the GTID events of one file, up to what the server has written so far."""
 
     def __init__(
         self, settings: ConnectionSettings, file: str, limit: int, within: GtidSet | None, end: int = -1
@@ -237,7 +237,8 @@ class _Scan:
         self.passed = GtidSet()
 
     def run(self) -> bool:
-        """Whether it stopped before a transaction; else the file, or what there is of it, is at its end."""
+        """Return True if the scan stopped before a transaction, False if it reached the end of the file or of the
+        data."""
         dump = Dump(self._settings, self._file, codes.FIRST_POSITION)
         try:
             while True:
@@ -266,7 +267,7 @@ class _Scan:
         return int(commits.read_commits(dump.data, dump.end, self.state, self._tsid, self._runs, TABLES, self._sets))
 
     def _drain(self) -> None:
-        """Move the runs into ``passed``."""
+        """Move the transactions in the runs into ``passed``."""
         count = int(self.state[commits.RUNS])
         words = commits.RUN_WORDS
         parts = []

@@ -1,4 +1,4 @@
-"""The tagged GTID event, in the format of ``mysql/serialization`` of the server's libraries."""
+"""Parser of the tagged GTID event, in the format of the server library ``mysql/serialization``."""
 
 from __future__ import annotations
 
@@ -8,9 +8,10 @@ from airflow_provider_cdc.sources.mysql.log.positions.membership import TSID_BYT
 
 @inner
 def _variable(data: Bytes, at: int, end: int) -> tuple[int, int]:
-    """A variable-length integer of ``mysql::serialization`` and where it ends, or -1.
+    """Read a variable-length integer of ``mysql::serialization``. Return it and the offset after it, or -1.
 
-    The ones at the low end of the first byte count the bytes after it; eight of them are followed by a whole number.
+    The number of one bits at the low end of the first byte is the number of bytes that follow it. Eight of them are
+    followed by a whole 64-bit number.
     """
     if at >= end:
         return 0, -1
@@ -30,12 +31,12 @@ def _variable(data: Bytes, at: int, end: int) -> tuple[int, int]:
 
 @inner
 def tagged_gtid(data: Bytes, at: int, end: int, tsid: Bytes) -> int:
-    """Read the body of a tagged GTID event into ``tsid``; the transaction's number, or -1.
+    """Parse the body of a tagged GTID event: write the source into ``tsid`` and return the transaction's number, or -1.
 
-    A message is: version, size, last field that must be understood; then fields, each behind its number, of which the
-    first four are flags, UUID (one integer a byte), number (signed: times two) and tag (size and characters). Those
-    after them say nothing of the transaction's name, and the server forbids to skip a field that must be understood:
-    then the event is refused.
+    A message consists of: version, size, last field that must be understood, then the fields, each after its number.
+    The first four fields are flags, UUID (one integer per byte), number (signed: times two) and tag (size and
+    characters). Later fields do not contribute to the GTID. If the event requires an unknown later field to be
+    understood, it is rejected.
     """
     version, at = _variable(data, at, end)
     if at < 0 or version != 1:
@@ -76,9 +77,9 @@ def tagged_gtid(data: Bytes, at: int, end: int, tsid: Bytes) -> int:
 
 @inner
 def tagged_commit_time(data: Bytes, at: int, end: int) -> int:
-    """The commit time in the body of a tagged GTID event, in microseconds since 1970, or -1.
+    """Return the commit time in the body of a tagged GTID event, in microseconds since 1970, or -1.
 
-    It is field 6; those between it and the tag are integers (signed: times two), and may be left out.
+    This is field 6. The fields between the tag and it are integers (signed: times two), and may be absent.
     """
     for _ in range(3):
         _, at = _variable(data, at, end) if at >= 0 else (0, -1)

@@ -1,16 +1,16 @@
-"""What ALTER TABLE may do to a copied table because it changes no row, nor what an image of one looks like.
+"""ALTER TABLE statements on copied tables that are accepted because they change neither rows nor row images.
 
-Indexes, but not the one that is the key; a column's default; checks; comments; what the statistics are made of; the
-next automatic number; to write the table anew. Several at once are as harmless as each by itself, and all of the
-statement is read. ENGINE=InnoDB is harmless for a table that was InnoDB's: one of another engine may hold rows that are
-in no log of its own (MERGE, FEDERATED). DROP CONSTRAINT may mean a foreign key, and then cascades end; DROP CHECK does
-not.
+Accepted are: indexes, except the key; a column's default; checks; comments; statistics options; the next automatic
+number; rebuilding the table. Several of these in one statement are as harmless as each alone, and the whole statement
+must be understood. ENGINE=InnoDB is harmless if the table was an InnoDB table: a table of another engine may hold rows
+that are in no log of its own (MERGE, FEDERATED). DROP CONSTRAINT may drop a foreign key, which ends cascades; DROP
+CHECK cannot.
 
-How the server does it counts, too. It may copy the table, row by row, and then it computes STORED columns anew, with
-the settings of whoever asked for it, and takes dates that this session's sql_mode does not allow for others. It does so
-with ALGORITHM=COPY; with ``old_alter_table=ON``, of which the log says nothing; for a new CHECK; and for whatever it
-cannot do in place. So where a copy may have other values, the statement has to say that it makes none. Written anew in
-place, and in one partition or another, rows are what they were, to the byte.
+The algorithm matters, too. If the server copies the table row by row, it recomputes STORED columns with the settings of
+the session, and replaces dates that this session's sql_mode does not allow. It copies with ALGORITHM=COPY; with
+``old_alter_table=ON``, which the log does not show; for a new CHECK; and for everything that it cannot do in place. So
+if a copy may have other values, the statement must state that it makes no copy. A table that is rebuilt in place, or
+whose rows move between partitions, keeps its rows byte for byte.
 """
 
 from __future__ import annotations
@@ -34,24 +34,25 @@ _STATISTICS = ("STATS_AUTO_RECALC", "STATS_PERSISTENT", "STATS_SAMPLE_PAGES")
 _OPTIONS = ("AUTO_INCREMENT", "COMMENT", "ENGINE", *_STATISTICS)
 _IN_PLACE = ("INPLACE", "INSTANT")
 RECOMPUTED = (
-    "the server may copy the table row by row, which computes its STORED columns anew, or changes its odd dates; with "
+    "the server may copy the table row by row, which recomputes its STORED columns or changes its invalid dates; with "
     "ALGORITHM=INPLACE it does not"
 )
-OTHER_ENGINE = "it may have converted the table from another engine: which one it had before is not known"
+OTHER_ENGINE = "the statement may have converted the table from another engine; its earlier engine is not known"
 _SHOWN = frozenset(
     "ADD ALTER ANALYZE AUTO_INCREMENT BY CHANGE CHARACTER CHECK CHECKSUM COALESCE COLUMN COLUMNS COMMENT CONSTRAINT "
     "CONVERT DEFAULT DISABLE DISCARD DROP ENABLE ENGINE EXCHANGE FIRST FORCE FOREIGN FULLTEXT IMPORT INDEX KEY KEYS "
     "MODIFY OPTIMIZE ORDER PARTITION PARTITIONING PRIMARY REBUILD REMOVE RENAME REORGANIZE REPAIR ROW_FORMAT SET "
     "SPATIAL TABLESPACE TO TRUNCATE UNIQUE".split()
 )
-"""Words that tell, at the beginning of a part, what it does."""
+"""Words at the beginning of a part that say what it does."""
 _MOST_SHOWN = 4
 
 
 @dataclass(frozen=True)
 class Alteration:
-    """What an ALTER TABLE does to a copied table: to its identity, if it is known to change none of its rows; else
-    ``what`` it does that may, in words, and ``why`` it may, if that is not plain."""
+    """The effect of an ALTER TABLE on a copied table. ``identity`` is the effect on its identity if it is known to
+    change no row. Otherwise, ``what`` names the part that may change rows, and ``why`` says why, if that is not
+    obvious."""
 
     identity: IdentityEffect | None
     what: str = ""
@@ -59,7 +60,7 @@ class Alteration:
 
 
 def alteration(reader: Reader, table: TableName, tracked: TrackedNames) -> Alteration:
-    """What follows ALTER TABLE and the name of a copied ``table``. Nothing is taken unless it changes no row."""
+    """Parse what follows ALTER TABLE and the name of a copied ``table``. Consumes tokens only if no row changes."""
     at = reader.at
     parts = _Parts(reader, table, tracked)
     try:
@@ -77,7 +78,7 @@ def alteration(reader: Reader, table: TableName, tracked: TrackedNames) -> Alter
 def made_or_dropped_index(
     reader: Reader, effect: IdentityEffect | None, table: TableName, tracked: TrackedNames
 ) -> IdentityEffect | None:
-    """``effect`` of a CREATE or DROP INDEX, if what follows is only how it is to be done, and changes no row."""
+    """Return ``effect`` of a CREATE or DROP INDEX if only its algorithm and lock follow and it changes no row."""
     parts = _Parts(reader, table, tracked)
     try:
         return parts.done(effect) if effect is not None and parts.modifiers() else None
@@ -88,7 +89,8 @@ def made_or_dropped_index(
 def made_index_of(
     reader: Reader, name: str, unique: bool, table: TableName, tracked: TrackedNames
 ) -> IdentityEffect | None:
-    """What CREATE INDEX does to the table's identity, given what follows the table's name; None: it may change rows."""
+    """Parse what follows the table's name in CREATE INDEX. Return its effect on the table's identity, or None if it may
+    change rows."""
     try:
         effect = made_index(reader, name, unique, tracked.key_index(table))
     except UnreadableError:
@@ -97,7 +99,7 @@ def made_index_of(
 
 
 class _Parts:
-    """Reads the parts of an ALTER TABLE. ``begun`` is where the one begins that may change rows, and ``why``."""
+    """Parses the parts of an ALTER TABLE. ``begun`` is where the part begins that may change rows; ``why`` is why."""
 
     def __init__(self, reader: Reader, table: TableName, tracked: TrackedNames) -> None:
         self.begun = reader.at
@@ -129,14 +131,14 @@ class _Parts:
         return self.done(widest(effects))
 
     def modifiers(self) -> bool:
-        """Take how the change is to be done; whether nothing else follows."""
+        """Consume the ALGORITHM and LOCK clauses. Return whether nothing else follows."""
         while self._reader.at < len(self._reader.tokens):
             if not self._modifier():
                 return False
         return True
 
     def done(self, effect: IdentityEffect) -> IdentityEffect | None:
-        """What it does as it is to be done; None: it may change rows that way."""
+        """Return the effect with the statement's algorithm; None if it may change rows that way."""
         if effect is IdentityEffect.KEPT:
             return effect
         if self._tracked.is_recomputed(self._table) and self._algorithm not in _IN_PLACE:
@@ -179,7 +181,7 @@ class _Parts:
         if reader.take("FORCE"):
             return IdentityEffect.REBUILT
         effects = []
-        # Between these there need not be a comma.
+        # A comma between options is optional.
         while option := reader.take(*_OPTIONS):
             if (effect := self._option(option)) is None:
                 return None
@@ -187,7 +189,7 @@ class _Parts:
         return widest(effects) if effects else None
 
     def _check(self) -> IdentityEffect:
-        """A new check: the server copies the table to look at each row."""
+        """Parse a new check. The server copies the table to check each row."""
         reader = self._reader
         if reader.take("CONSTRAINT") and reader.word() != "CHECK":
             reader.name()
@@ -203,7 +205,7 @@ class _Parts:
         return IdentityEffect.REBUILT
 
     def _altered(self) -> IdentityEffect | None:
-        """The visibility of an index, whether a check is enforced, or a column's default."""
+        """Parse the visibility of an index, the enforcement of a check, or a column's default."""
         reader = self._reader
         if reader.take("INDEX"):
             other = is_other_index(reader, self._key_index)
@@ -241,7 +243,7 @@ class _Parts:
 
 
 def _skip_parentheses(reader: Reader) -> None:
-    """Take a parenthesis, all that is in it, and the one that closes it."""
+    """Consume an opening parenthesis, its content, and the closing parenthesis."""
     if not reader.sign("("):
         raise UnreadableError
     depth = 1

@@ -1,4 +1,4 @@
-"""What it takes to know of copied tables to tell which statements change none of their rows."""
+"""Facts about the copied tables that are needed to recognize statements that change none of their rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DATES = frozenset(["date", "datetime", "timestamp"])
 
 
 def names_of(tables: Sequence[Table], others: Iterable[TableName] = ()) -> TrackedNames:
-    """The names of copied tables and of ``others``, of which nothing else is known."""
+    """Return the names of the copied tables and of ``others``, about which no other facts are known."""
     return TrackedNames(
         [*(table.name for table in tables), *others],
         {table.name: table.key_index for table in tables},
@@ -26,10 +26,10 @@ def names_of(tables: Sequence[Table], others: Iterable[TableName] = ()) -> Track
 
 
 def is_recomputed(table: Table) -> bool:
-    """Whether published values may become others when the server copies the table row by row."""
+    """Return whether published values may change when the server copies the table row by row."""
     return any(
         column.details.get("generated") == "stored"
-        # Otherwise a date that no calendar has is published as no value at all, whichever it is.
+        # Without this option, every date that is not in the calendar is published as null, so changes do not matter.
         or (table.options.unrepresentable == "string" and getattr(parse(column.type), "name", "") in _DATES)
         for column in table.columns
     )

@@ -1,11 +1,12 @@
-"""Statements as tokens, and a reader that takes them one after the other.
+"""Splits statements into tokens, and provides a reader that consumes the tokens one after the other.
 
-Whatever the server reads otherwise than this does could hide a table, so a doubtful text counts as unreadable.
+If the server parsed a text differently from this module, a table could be missed. So a doubtful text is treated as
+unreadable.
 
 The text of a versioned comment (``/*!80023 INVISIBLE */``) is part of the statement for servers of that version and
-later ones. A server that skips such a comment overwrites its exclamation mark before it logs the statement, so that
-replicas skip it, too. A replica logs what it executed itself, and so does a server that is handed another one's log.
-So a versioned comment that the log still has was part of the statement, and its number is at most the version of the
+later. A server that skips such a comment overwrites its exclamation mark before it logs the statement, so that replicas
+skip the comment, too. A replica logs what it executed itself, and so does a server to which another server's log is
+applied. So a versioned comment in the log was part of the statement, and its number is at most the version of the
 server that wrote the file.
 """
 
@@ -21,18 +22,18 @@ from airflow_provider_cdc.sources.mysql.server.session import OLDEST_VERSION
 
 _MAJOR, _MINOR, _PATCH = OLDEST_VERSION
 OLDEST = 10_000 * _MAJOR + 100 * _MINOR + _PATCH
-"""The version of the oldest server that is copied from."""
+"""Version of the oldest supported server."""
 _SIX_DIGITS_SINCE = 80_100
 
 
 @dataclass(frozen=True)
 class Statement:
-    """A statement's text and what its session's settings say of it.
+    """The text of a statement and the session settings that were logged with it.
 
-    ``atomic`` is whether the server logged it with the number of a storage engine transaction, as it does when a
-    statement really changed the dictionary. ``schemas`` are those of all tables that it opened, in any way, as the
-    server says; None if it does not. ``charset`` is the character set that the text was sent in. ``server_version`` is
-    that of the server that logged it, as versioned comments have it.
+    ``atomic``: whether the server logged the number of a storage engine transaction with it, as it does if the
+    statement really changed the dictionary. ``schemas``: the schemas of all tables that the statement opened in any
+    way, as the server lists them; None if it does not. ``charset``: the character set of the text as it was sent.
+    ``server_version``: the version of the server that logged it, as a number in versioned comments.
     """
 
     text: str
@@ -46,14 +47,14 @@ class Statement:
 
 
 class UnreadableError(Exception):
-    """The text does not continue as the grammar has it."""
+    """The text does not match the grammar."""
 
 
 @dataclass(frozen=True)
 class Token:
-    """A word (``word``, upper case, is its keyword reading), a quoted name, a string, or a sign.
+    """A word (with ``word``, its upper-case form, for comparison with keywords), a quoted name, a string, or a sign.
 
-    ``spaced`` is whether it stands apart from what is before it.
+    ``spaced``: whether it is separated from the previous token.
     """
 
     text: str
@@ -66,7 +67,7 @@ class Token:
         return self.name or bool(self.word)
 
 
-# The server's spaces are fewer than Python's, and after two dashes it takes any control character.
+# The server knows fewer spaces than Python. After two dashes it accepts any control character.
 _TOKEN = r"""
     (?P<space>[ \t\n\v\f\r]+|\#[^\n]*|--(?=[\x00-\x20\x7f]|\Z)[^\n]*)
     | /\*!(?P<versioned>(?:[0-9]{5}(?:[0-9](?=[ \t\n\v\f\r]))?)?)   # what follows is part of the statement
@@ -83,16 +84,16 @@ _TOKEN = r"""
 _LETTER = r"[\u0080-\U0010ffff]"
 _UNICODE = ("utf8mb3", "utf8mb4")
 _ODD = r"\u0080-\u00a0\u200e\u200f\u201d\u201e\u20ac\udc81-\udcff"
-"""Beyond ASCII, what the server may take for a space, or for the end of two dashes, in other character sets; a test
-asks it for each byte of each. The surrogates are bytes that are no character (`events`)."""
+"""Non-ASCII characters that the server, in other character sets, may treat as a space or as the end of two dashes. A
+test checks each byte of each character set on a server. The surrogates are bytes that are no characters (`events`)."""
 _ODD_LETTERS = ("hp8", "macroman")
-"""In these even some letters are spaces to it."""
+"""In these character sets, the server treats even some letters as spaces."""
 
 
 @cache
 def _pattern(backslash_escapes: bool, ansi_quotes: bool, charset: str) -> re.Pattern[str]:
     single = r"(?:[^'\\]|''|\\.)*" if backslash_escapes else "(?:[^']|'')*"
-    # Between the quotes of a name, a backslash is a character like any other.
+    # In a quoted name, a backslash has no special meaning.
     double = r'(?:[^"\\]|""|\\.)*' if backslash_escapes and not ansi_quotes else '(?:[^"]|"")*'
     letter = _LETTER if charset in _UNICODE else "(?!)" if charset in _ODD_LETTERS else f"(?![{_ODD}]){_LETTER}"
     token = _TOKEN.replace("SINGLE", single).replace("DOUBLE", double).replace("LETTER", letter)
@@ -111,25 +112,25 @@ def _tokens(statement: Statement) -> Iterator[Token]:
         at = match.end()
         kind = match.lastgroup
         if kind == "sign" and not match[0].isascii():
-            # The server may take it for a space.
+            # The server may treat it as a space.
             raise UnreadableError
         if kind == "versioned":
             number = match["versioned"]
             if len(number) == 6 and statement.server_version < _SIX_DIGITS_SINCE:
                 number, at = number[:5], at - 1
             if int(number or 0) > statement.server_version:
-                # This server skips it, and would have said so in the log.
+                # This server would skip the comment, and would have marked it in the log.
                 raise UnreadableError
             versioned = True
         elif kind == "end_of_versioned":
             if not versioned:
                 if not text.startswith("*", at):
-                    # It ends nothing: some comment was read otherwise by the server.
+                    # It ends no comment, so the server parsed some comment differently.
                     raise UnreadableError
-                # A star, which the server takes alone: the slash begins a comment.
+                # A star that the server takes alone; the slash begins a comment.
                 yield Token("*")
                 at -= 1
-            # One ends all that have begun.
+            # One end mark ends all open versioned comments.
             versioned = False
         if kind == "double":
             if statement.ansi_quotes:
@@ -148,14 +149,17 @@ def _tokens(statement: Statement) -> Iterator[Token]:
 
 
 def known(name: str) -> str:
-    """The name, unless bytes of it are no characters that are known."""
+    """Return the name, if all of its bytes are known characters.
+
+    :raises UnreadableError: some bytes are not.
+    """
     if any("\ud800" <= character <= "\udfff" for character in name):
         raise UnreadableError
     return name
 
 
 class Reader:
-    """Reads tokens one after the other."""
+    """Consumes tokens one after the other."""
 
     def __init__(self, statement: Statement) -> None:
         self.statement = statement
@@ -163,11 +167,11 @@ class Reader:
         self.at = 0
 
     def word(self) -> str:
-        """The keyword reading of the next token, without taking it."""
+        """Return the next token as a keyword, without consuming it."""
         return self.tokens[self.at].word if self.at < len(self.tokens) else ""
 
     def take(self, *words: str) -> str:
-        """The next word, taken, if it is one of these; else ``""``."""
+        """Consume and return the next word if it is one of ``words``; otherwise return ``""``."""
         word = self.word()
         if word and word in words:
             self.at += 1
@@ -181,7 +185,7 @@ class Reader:
         return word
 
     def sign(self, sign: str) -> bool:
-        """Whether the next token is this sign; it is taken then."""
+        """Consume the next token if it is this sign, and return whether it was."""
         token = self.tokens[self.at] if self.at < len(self.tokens) else None
         if token is None or token.can_name or token.text != sign:
             return False
@@ -202,7 +206,7 @@ class Reader:
         return TableName(known(self.statement.schema), first)
 
     def if_exists(self) -> bool:
-        """Take IF EXISTS or IF NOT EXISTS, and say whether it was the latter."""
+        """Consume IF EXISTS or IF NOT EXISTS, and return whether it was IF NOT EXISTS."""
         if not self.take("IF"):
             return False
         negated = bool(self.take("NOT"))

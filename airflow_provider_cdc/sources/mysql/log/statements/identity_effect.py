@@ -1,4 +1,4 @@
-"""What a logged statement may do to the identity of a table (`sources.mysql.tables.identity`)."""
+"""Effects of logged statements on the identity of a table (`sources.mysql.tables.identity`)."""
 
 from __future__ import annotations
 
@@ -7,27 +7,28 @@ from enum import Enum
 
 
 class IdentityEffect(Enum):
-    """Which parts of a table's identity a statement may change.
+    """The parts of a table's identity that a statement may change.
 
-    Whoever lets another statement pass as one that changes no row gives it the narrowest class that is true of it, and
-    adds a class where none is: a change of identity that no class allows counts as a change that is not in the log.
+    Each statement that is accepted as changing no row must have the narrowest class that is true of it. If no class
+    fits, add one: a change of identity that no class allows counts as a change that is not in the log.
     """
 
     KEPT = "kept"
-    """No part of it: ANALYZE PARTITION."""
+    """No part: ANALYZE PARTITION."""
     MARKED = "marked"
-    """Its creation time becomes the time of the statement. The storage engine's tables stay: DDL in place."""
+    """The creation time becomes the time of the statement. The storage engine's tables stay the same: in-place DDL."""
     EXTENDED = "extended"
-    """As `MARKED`, and the storage engine's tables may become more: ADD PARTITION."""
+    """Like `MARKED`, and the storage engine's tables may become more: ADD PARTITION."""
     REBUILT = "rebuilt"
-    """As `MARKED`, and the storage engine's tables may be others with the same rows: OPTIMIZE, ALGORITHM=COPY."""
+    """Like `MARKED`, and the storage engine's tables may be replaced by others with the same rows: OPTIMIZE,
+    ALGORITHM=COPY."""
     ANY = "any"
-    """Any part of it, also without its creation time (TRUNCATE): whatever may change rows."""
+    """Any part, even without a change of the creation time (TRUNCATE): everything that may change rows."""
 
 
 _WIDER = tuple(IdentityEffect)
 
 
 def widest(effects: Iterable[IdentityEffect]) -> IdentityEffect:
-    """What a statement may do whose parts may do so much each."""
+    """Return the effect of a statement whose parts have these effects."""
     return max(effects, key=_WIDER.index, default=IdentityEffect.KEPT)

@@ -1,8 +1,8 @@
-"""Indexes of copied tables that may come and go, because that changes no row: those of plain columns, but not the one
-that is the key. All of a statement is read: a functional index, for one, is a hidden column.
+"""Index changes of copied tables that are accepted because they change no row: indexes of plain columns, except the
+index that is the key. The whole statement must be understood; a functional index, for example, adds a hidden column.
 
-A statement that may be done returns what it may do to the table's identity. Without a primary key, InnoDB keeps the
-rows in the order of a unique index: who makes or drops one may have it write the table anew.
+For an accepted statement, the functions return its effect on the table's identity. Without a primary key, InnoDB stores
+the rows in the order of a unique index, so creating or dropping one may rebuild the table.
 """
 
 from __future__ import annotations
@@ -13,10 +13,10 @@ from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import alik
 
 
 def added_index(reader: Reader, key_index: str) -> IdentityEffect | None:
-    """What follows ADD, if it is an index that changes no row: what that does to the table's identity.
+    """Parse what follows ADD. Return its effect on the table's identity if it is an index that changes no row.
 
-    :param key_index: the index behind the table's key; empty if there is none.
-    :raises UnreadableError: it is something else, as below.
+    :param key_index: the index that is the table's key; empty if there is none.
+    :raises UnreadableError: another clause follows; the functions below raise it, too.
     """
     unique = bool(reader.take("UNIQUE"))
     if not unique:
@@ -30,40 +30,40 @@ def added_index(reader: Reader, key_index: str) -> IdentityEffect | None:
 
 
 def made_index(reader: Reader, name: str, unique: bool, key_index: str) -> IdentityEffect | None:
-    """As `added_index`, of the columns of an index and what may follow them."""
+    """Like `added_index`, for the columns of an index and the options after them."""
     if (unique and _may_be_key(name, key_index)) or not _is_index(reader):
         return None
     return _of_index(key_index) if unique else IdentityEffect.MARKED
 
 
 def dropped_index(name: str, key_index: str) -> IdentityEffect | None:
-    """What it does to a table's identity to drop an index, if it is another one than the key."""
+    """Return the effect on a table's identity of dropping an index, if the index is not the key."""
     return _of_index(key_index) if key_index and not alike(name, key_index) else None
 
 
 def is_other_index(reader: Reader, key_index: str) -> bool:
-    """Whether the name that follows is that of another index than the key."""
+    """Return whether the name that follows is that of an index other than the key."""
     return bool(key_index) and not alike(reader.name(), key_index)
 
 
 def is_text(reader: Reader) -> bool:
-    """Whether a string follows; it is taken then."""
+    """Consume a string if one follows, and return whether it did."""
     return reader.sign("'") or reader.sign('"')
 
 
 def _of_index(key_index: str) -> IdentityEffect:
-    """What it does to a table's identity to make a unique index, or to drop one."""
+    """Return the effect on a table's identity of creating or dropping a unique index."""
     return IdentityEffect.MARKED if key_index.upper() == "PRIMARY" else IdentityEffect.REBUILT
 
 
 def _may_be_key(name: str, key_index: str) -> bool:
-    """Whether a new unique index may be the very one that is recorded as the key: then rows of the initial position
-    need not have been unique. One without a name gets that of a column."""
+    """Return whether a new unique index may be the one that is recorded as the key. The rows at the initial position
+    might then not have been unique. An index without a name gets the name of a column."""
     return bool(key_index) and key_index.upper() != "PRIMARY" and (not name or alike(name, key_index))
 
 
 def _is_index(reader: Reader) -> bool:
-    """The columns in brackets, and what may follow them."""
+    """Parse the columns in parentheses and the options after them."""
     if not reader.sign("("):
         return False
     while True:

@@ -1,12 +1,12 @@
-"""What a statement in the binary log means to the tables that are copied.
+"""Finds out what a statement in the binary log does to the copied tables.
 
-With row logging, the log still holds statements: everything that is not a row change. This module reads as much of
-their grammar as it takes to name the tables that one changes, and answers ``NOT_UNDERSTOOD`` to the rest, so that the
-reader stops. Names are compared as ``names`` does: that may stop a run for a table that only looks alike, never the
-other way round.
+With row logging, the log still has statements: everything that is not a row change. This module parses them as far as
+is needed to name the tables that a statement changes. For all other statements the result is ``NOT_UNDERSTOOD``, at
+which the reader stops. Names are compared as in ``tracked_names``: this may stop a run for a table whose name only
+looks alike, but never misses a table.
 
-Grammar: https://dev.mysql.com/doc/refman/9.7/en/sql-data-definition-statements.html. Statements as the server writes
-them into the log, such as DROP TABLE with its generated comment, are of the same grammar.
+Grammar: https://dev.mysql.com/doc/refman/9.7/en/sql-data-definition-statements.html. Statements that the server itself
+writes to the log, such as DROP TABLE with its generated comment, follow the same grammar.
 """
 
 from __future__ import annotations
@@ -29,26 +29,26 @@ from airflow_provider_cdc.sources.mysql.log.statements.writes_elsewhere import W
 
 
 class Effect(Enum):
-    """What a statement does to the copied tables."""
+    """Effect of a statement on the copied tables."""
 
     HARMLESS = "harmless"
     TOUCHES = "touches"
-    """It changes a copied table in a way that leaves no row images."""
+    """The statement changes a copied table in a way that leaves no row images."""
     ROW_CHANGE = "row change"
-    """It changes rows and was logged as text: there are no images, whatever tables it reached."""
+    """The statement changes rows and was logged as text, so there are no row images, whichever tables it changed."""
     ELSEWHERE = "elsewhere"
-    """As `ROW_CHANGE`, but it writes to one table that is not copied, unless a view or a trigger hides behind it."""
+    """Like `ROW_CHANGE`, but it writes to one table that is not copied, unless that is a view or has a trigger."""
     NOT_UNDERSTOOD = "not understood"
 
 
 @dataclass(frozen=True)
 class Meaning:
-    """``statement`` is its kind, such as ALTER TABLE; ``table`` the copied one that it touches.
+    """``statement`` is its kind, such as ALTER TABLE. ``table`` is the copied table that it touches.
 
-    ``write``: what it writes to `Effect.ELSEWHERE`. ``redefines``: the tables, copied or not, of which it may change
-    whether they are views, or have triggers; ``*`` stands for all. ``identity``: how it may change the identity of the
-    copied tables that it names, if it is known to change none of their rows. ``detail``: what a statement does that
-    touches a table, if its kind does not say it.
+    ``write``: the table written to, with `Effect.ELSEWHERE`. ``redefines``: the tables, copied or not, that may become
+    views or other tables, or get other triggers; ``*`` stands for all tables. ``identity``: the possible effect on the
+    identity of the copied tables that the statement names, if it is known to change none of their rows. ``detail``:
+    what a statement that touches a table does, if its kind does not say so.
     """
 
     effect: Effect
@@ -61,7 +61,7 @@ class Meaning:
 
     @property
     def described(self) -> str:
-        """The statement, for messages."""
+        """The statement and its detail, for messages."""
         return f"{self.statement} … {self.detail}" if self.detail else self.statement
 
 
@@ -69,14 +69,15 @@ EVERY_TABLE = TableName("*", "*")
 
 
 class _Parser(Reader):
-    """Reads a statement, and knows the copied tables."""
+    """Parses a statement and looks up its names among the copied tables."""
 
     def __init__(self, statement: Statement, tracked: TrackedNames) -> None:
         super().__init__(statement)
         self.tracked = tracked
 
     def rows_as_text(self, what: str) -> Meaning:
-        """It changes rows. If no table of a schema with copied ones was opened, they are of others."""
+        """Return the meaning of a statement that changes rows. It is harmless if it opened no table in a schema that
+        has copied tables."""
         schemas = self.statement.schemas
         if schemas is not None and not any(self.tracked.first_in(known(schema)) for schema in schemas):
             return Meaning(Effect.HARMLESS, what)
@@ -95,11 +96,12 @@ class _Parser(Reader):
         return Meaning(Effect.HARMLESS, what)
 
     def redefines(self, what: str, *tables: TableName) -> Meaning:
-        """As `touches`, of a statement after which a name may stand for something else."""
+        """Like `touches`, for a statement after which a name may stand for another object."""
         return replace(self.touches(what, *tables), redefines=tables)
 
     def other(self, what: str) -> Meaning:
-        """A statement about an object that is no table, index or schema. Views and triggers count for tables."""
+        """Return the meaning of a statement about an object that is no table, index or schema. Views and triggers may
+        affect any table."""
         words = {token.word for token in self.tokens}
         return Meaning(Effect.HARMLESS, what, redefines=(EVERY_TABLE,) if words & {"TRIGGER", "VIEW"} else ())
 
@@ -110,15 +112,14 @@ _OTHER_OBJECTS = {
     "AGGREGATE", "ALGORITHM", "DEFINER", "EVENT", "FUNCTION", "INSTANCE", "JSON", "LIBRARY", "LOGFILE", "PROCEDURE",
     "RESOURCE", "ROLE", "SERVER", "SPATIAL", "SQL", "TABLESPACE", "TRIGGER", "UNDO", "USER", "VIEW",
 }  # fmt: skip
-"""What CREATE, ALTER and DROP may go on with when it is no table, index or schema. DEFINER and the like begin a view or
-a stored program; SPATIAL INDEX is looked for before."""
+"""Words that may follow CREATE, ALTER and DROP if the object is no table, index or schema. Words such as DEFINER begin
+a view or a stored program. SPATIAL INDEX is checked for earlier."""
 
 
 def meaning(statement: Statement, tracked: TrackedNames) -> Meaning:
-    """What ``statement`` does to the tracked tables.
+    """Return what ``statement`` does to the tracked tables.
 
-    Transaction control (BEGIN, COMMIT, SAVEPOINT, XA and so on) is not a statement in this sense: it is
-    NOT_UNDERSTOOD.
+    Transaction control (BEGIN, COMMIT, SAVEPOINT, XA and so on) is not handled here: it is NOT_UNDERSTOOD.
     """
     try:
         parser = _Parser(statement, tracked)
@@ -150,7 +151,7 @@ def _meaning(parser: _Parser) -> Meaning:
         parser.take("TABLE")
         return parser.touches("TRUNCATE TABLE", parser.table())
     if verb == "OPTIMIZE":
-        # It writes a table anew, with the same rows, unless it copies them: one with a FULLTEXT index, for one.
+        # It rebuilds a table with the same rows, unless it copies them, for example with a FULLTEXT index.
         parser.take("NO_WRITE_TO_BINLOG", "LOCAL")
         parser.need("TABLE", "TABLES")
         meanings = [
@@ -241,7 +242,7 @@ def _create(parser: _Parser) -> Meaning:
     parser.need("TABLE")
     rest = [token.word for token in parser.tokens[parser.at :]]
     if {"SELECT", "TABLE"} & set(rest) or ("VALUES", "ROW") in pairwise(rest):
-        # With row logging the rows would follow as images. What they were read from may have changed others.
+        # With row logging, the rows follow as images. Otherwise, functions in the SELECT may have changed other tables.
         meaning_ = parser.rows_as_text("CREATE TABLE … SELECT")
         if meaning_.effect is Effect.ROW_CHANGE:
             return meaning_
@@ -249,7 +250,7 @@ def _create(parser: _Parser) -> Meaning:
         return Meaning(Effect.HARMLESS, "CREATE TEMPORARY TABLE")
     with_rows = parser.tokens[-2:] == [Token("START", "START"), Token("TRANSACTION", "TRANSACTION")]
     if parser.if_exists() and not parser.statement.atomic and not with_rows:
-        # Applications run this at each start. The table exists already, so nothing happens.
+        # Applications run this at each start. The table already exists, so nothing happens.
         return Meaning(Effect.HARMLESS, "CREATE TABLE IF NOT EXISTS")
     return parser.touches("CREATE TABLE", parser.table())
 

@@ -1,14 +1,14 @@
-"""What may be done to the partitions of a copied table because it changes no row.
+"""Changes of a copied table's partitions that are accepted because they change no row.
 
-- ADD PARTITION makes an empty one; of hashes it distributes the rows anew, and so does COALESCE PARTITION.
-- OPTIMIZE PARTITION writes the whole table anew, whatever ALGORITHM says, and keeps each row in its partition. ANALYZE
-  PARTITION only counts.
-- REBUILD and REORGANIZE PARTITION put each row in the partition that it belongs to, and drop those that belong to none
-  without a word. There is none if none was there at the beginning (`sources.mysql.tables.partitions`); if the last of
-  the new ranges has no end (MAXVALUE), there is room for all. The server lets no range become shorter that way. A list
-  may lose values, with the rows that have them.
-- All of these but OPTIMIZE and ANALYZE compute the partition of each row, unless they add ranges or lists. They drop a
-  row for which this session's sql_mode makes an error of it (`sources.mysql.tables.partition_expressions`).
+- ADD PARTITION adds an empty partition. With HASH partitions it redistributes the rows, like COALESCE PARTITION.
+- OPTIMIZE PARTITION rebuilds the whole table, whatever ALGORITHM says, and keeps each row in its partition. ANALYZE
+  PARTITION only collects statistics.
+- REBUILD and REORGANIZE PARTITION move each row to the partition that it belongs to, and silently drop rows that belong
+  to none. There are no such rows if there were none at the beginning (`sources.mysql.tables.partitions`). If the last
+  of the new ranges is unbounded (MAXVALUE), every row has a partition. The server does not allow ranges to shrink this
+  way. A list may lose values, together with the rows that have them.
+- All of these except OPTIMIZE and ANALYZE compute the partition of each row, unless they add ranges or lists. They drop
+  a row if the computation is an error in this session's sql_mode (`sources.mysql.tables.partition_expressions`).
 
 TRUNCATE, DROP, EXCHANGE, DISCARD, IMPORT and REPAIR PARTITION change rows.
 """
@@ -22,18 +22,18 @@ from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import Trac
 
 _VERBS = ("ADD", "ANALYZE", "COALESCE", "OPTIMIZE", "REBUILD", "REORGANIZE")
 MAY_LOSE_ROWS = (
-    "it drops rows that belong to no partition, which EXCHANGE PARTITION … WITHOUT VALIDATION may leave, and it is not "
-    "known that there were none: with a last partition VALUES LESS THAN MAXVALUE it would be"
+    "it drops rows that belong to no partition, as EXCHANGE PARTITION … WITHOUT VALIDATION may leave them, and it is "
+    "not known whether there were any (a last partition VALUES LESS THAN MAXVALUE would make this known)"
 )
 MAY_LACK_PARTITIONS = (
-    "it drops rows whose partition the session's sql_mode makes an error of (a division by zero, or an unsigned "
-    "difference below zero), and which mode that session had is not known; OPTIMIZE TABLE keeps them"
+    "it drops rows for which computing the partition is an error in the session's sql_mode (a division by zero, or an "
+    "unsigned difference below zero), and that session's mode is not known; OPTIMIZE TABLE keeps these rows"
 )
-LOSES_VALUES = "it drops rows whose values the new lists do not have"
+LOSES_VALUES = "it drops rows whose values are not in the new lists"
 
 
 def changes_partitions(reader: Reader) -> bool:
-    """Whether what follows is one of the changes that are known here. Nothing is taken."""
+    """Return whether one of the known changes follows. Consumes no tokens."""
     at = reader.at
     found = bool(reader.take(*_VERBS)) and bool(reader.take("PARTITION"))
     reader.at = at
@@ -41,9 +41,9 @@ def changes_partitions(reader: Reader) -> bool:
 
 
 def partition_change(reader: Reader, table: TableName, tracked: TrackedNames) -> IdentityEffect | str:
-    """What such a change does to the table's identity; or, in words, why it may change rows, if that is known.
+    """Return the effect of such a change on the table's identity; or the reason why it may change rows, or "".
 
-    :raises UnreadableError: it goes on in another way than is known here.
+    :raises UnreadableError: the rest of the change is not understood.
     """
     verb = reader.need(*_VERBS)
     reader.need("PARTITION")
@@ -56,7 +56,7 @@ def partition_change(reader: Reader, table: TableName, tracked: TrackedNames) ->
         return IdentityEffect.KEPT
     if verb == "OPTIMIZE":
         if tracked.is_recomputed(table):
-            return "it may copy the table row by row, which computes its STORED columns anew, or changes its odd dates"
+            return "it may copy the table row by row, which recomputes its STORED columns or changes its invalid dates"
         return IdentityEffect.REBUILT
     if tracked.may_lack_partitions(table):
         return MAY_LACK_PARTITIONS
@@ -75,7 +75,7 @@ def _added(reader: Reader) -> IdentityEffect:
         _number(reader)
         return IdentityEffect.REBUILT
     kinds, _ = _definitions(reader)
-    # Partitions without values are those of a hash.
+    # Partitions without VALUES are HASH or KEY partitions.
     return IdentityEffect.EXTENDED if len(kinds) == 1 else IdentityEffect.REBUILT
 
 
@@ -85,7 +85,7 @@ def _coalesced(reader: Reader) -> IdentityEffect:
 
 
 def _partitions(reader: Reader) -> None:
-    """Names of partitions, or ALL."""
+    """Parse the names of partitions, or ALL."""
     reader.name()
     while reader.sign(","):
         reader.name()
@@ -97,8 +97,8 @@ def _number(reader: Reader) -> None:
 
 
 def _definitions(reader: Reader) -> tuple[set[str], bool]:
-    """The definitions of partitions in parentheses: which kinds of VALUES they have (LESS, IN), and whether some range
-    has no end."""
+    """Parse the definitions of partitions in parentheses. Return the kinds of VALUES in them (LESS, IN), and whether
+    any range is unbounded."""
     if not reader.sign("("):
         raise UnreadableError
     kinds: set[str] = set()

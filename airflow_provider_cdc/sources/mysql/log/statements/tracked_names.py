@@ -1,9 +1,9 @@
-"""The copied tables, to look names up as a statement writes them.
+"""The names of the copied tables, for looking up the names that statements use.
 
-With ``lower_case_table_names`` the server folds names by tables of its own, in which İ becomes i and every character
-stays one. So two names are alike here if they are so character by character, without regard to case, and a character
-beyond ASCII that has two cases is like any other that has: that stops a run for some tables that only look alike, and
-misses none. Where case counts, the same.
+With ``lower_case_table_names``, the server folds names with its own tables: İ becomes i, and every character stays one
+character. So two names are treated as equal if they are equal character by character, ignoring case. A non-ASCII
+character that has case is treated as equal to any other such character. This may stop a run for a table whose name only
+looks alike, but never misses a table. The same rule is used where the server distinguishes case.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from airflow_provider_cdc.core.tables.table import TableName
 
 
 class TrackedNames:
-    """Looks names up among those of the copied tables.
+    """Looks up names among the copied tables.
 
-    :param key_indexes: the name of the index behind each table's key.
-    :param recomputed: the tables of which a value may become another when the server copies them row by row.
-    :param known_engines: the tables that were InnoDB's from the beginning of the window.
-    :param in_partitions: the tables that had no row there that belongs to none of their partitions.
-    :param may_lack_partitions: the tables of which a session may find no partition for a row.
+    :param key_indexes: for each table, the name of the index that is its key.
+    :param recomputed: tables in which values may change when the server copies them row by row.
+    :param known_engines: tables that were InnoDB tables from the beginning of the window.
+    :param in_partitions: tables that had no row outside its partition at the beginning of the window.
+    :param may_lack_partitions: tables for which a session may find no partition for a row.
     """
 
     def __init__(
@@ -50,36 +50,36 @@ class TrackedNames:
         )
 
     def has(self, name: TableName) -> bool:
-        """Whether it is a copied table, letter by letter."""
+        """Return whether this is exactly the name of a copied table, including case."""
         return name in self._names
 
     def key_index(self, name: TableName) -> str:
-        """The index behind the key of a copied table; empty if there is none."""
+        """Return the index that is the key of a copied table; empty if there is none."""
         return self._key_indexes.get(name, "")
 
     def is_recomputed(self, name: TableName) -> bool:
-        """Whether a copy of it, row by row, may have other values."""
+        """Return whether a row-by-row copy of the table may have other values."""
         return name in self._recomputed
 
     def has_known_engine(self, name: TableName) -> bool:
-        """Whether it was InnoDB's from the beginning of the window."""
+        """Return whether the table was an InnoDB table from the beginning of the window."""
         return name in self._known_engines
 
     def has_rows_in_partitions_only(self, name: TableName) -> bool:
-        """Whether it had no row at the beginning of the window that belongs to none of its partitions."""
+        """Return whether, at the beginning of the window, every row of the table belonged to a partition."""
         return name in self._in_partitions
 
     def may_lack_partitions(self, name: TableName) -> bool:
-        """Whether a session that computes the partitions of its rows may find none for some."""
+        """Return whether a session that computes the partitions of the table's rows may find none for some rows."""
         return name in self._may_lack_partitions
 
     def first_in(self, schema: str) -> TableName | None:
-        """Some copied table of the schema."""
+        """Return some copied table of the schema, or None."""
         return next((name for name in self._names if alike(name.schema, schema)), None)
 
 
 def alike(one: str, other: str) -> bool:
-    """Whether the server may take both for the same name."""
+    """Return whether the server may treat both as the same name."""
     if one.isascii() and other.isascii():
         return one.lower() == other.lower()
     return len(one) == len(other) and all(map(_alike, one, other))

@@ -1,16 +1,17 @@
-"""The one table that a change writes to which was logged as a statement, where its text alone shows that.
+"""Finds the one table that a statement-logged change writes to, if the text of the statement alone shows it.
 
-pt-table-checksum, for one, reads a copied table and writes what it counted into a table of its own, as a statement: its
-replicas are to count for themselves. The server's list of the schemas that a statement opened does not tell which of
-them it wrote to; the text does, if all of it is known here. So a single INSERT, REPLACE, UPDATE or DELETE whose target
-is named with its schema writes to that table, and to no other but by what is hidden behind a name:
+An example is pt-table-checksum: it reads a copied table and writes its counts into its own table, in a statement, so
+that each replica computes its own counts. The server's list of the schemas that a statement opened does not say which
+of them it wrote to. The text does, if all of it is understood. So a single INSERT, REPLACE, UPDATE or DELETE whose
+target is named with its schema writes to that table and to no other, except through:
 
-- functions: those that are called are built in and change nothing. The server takes an unqualified name, with the
-  parenthesis right after it, for the built-in function, whatever stored functions there are.
-- cascades: the server lists no schemas then (``Statement.schemas``), and nothing passes.
-- triggers, and views: of these the text tells nothing. The server is asked (``mysql.statement_writes``).
+- functions: only built-in functions without side effects are accepted. The server takes an unqualified name that is
+  directly followed by a parenthesis for the built-in function, even if a stored function has the same name.
+- cascades: the server then lists no schemas (``Statement.schemas``), and the statement is not accepted.
+- triggers and views: the text does not show them, so the server is asked (``mysql.statement_writes``).
 
-Whatever is not known here does not pass: the run stops, as it does for any other change that was logged as a statement.
+A statement with anything unknown is not accepted: the run stops, as for any other change that was logged as a
+statement.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from airflow_provider_cdc.sources.mysql.log.statements.grammar import Reader, St
 from airflow_provider_cdc.sources.mysql.log.statements.tracked_names import TrackedNames
 
 _CHARSETS = {"ascii", "latin1", "utf8mb3", "utf8mb4"}
-"""In these no byte of a character looks like a quote or a backslash."""
+"""In these character sets, no byte of a multi-byte character looks like a quote or a backslash."""
 
 FUNCTIONS = frozenset(
     "ABS ADDDATE AVG BIN BIT_AND BIT_COUNT BIT_LENGTH BIT_OR BIT_XOR CAST CEIL CEILING CHAR_LENGTH COALESCE CONCAT "
@@ -31,15 +32,15 @@ FUNCTIONS = frozenset(
     "RTRIM SHA2 SIGN SUBSTR SUBSTRING SUM TO_BASE64 TRIM TRUNCATE UCASE UNHEX UNIX_TIMESTAMP UPPER "
     "UTC_TIMESTAMP".split()
 )
-"""Functions that are built into every version and change nothing. MD5 and SHA1 are not: since 9.6 they are a component,
-and without it the names may be those of stored functions. A test asks the server for each."""
+"""Functions that are built into every version and have no side effects. MD5 and SHA1 are excluded: since 9.6 they are a
+component, and without it the names may belong to stored functions. A test checks each function on a server."""
 _BEFORE_PARENTHESES = frozenset(
     "AND AS BETWEEN BY CASE CHAR DECIMAL DISTINCT DIV ELSE EXISTS HAVING IN INDEX KEY LIKE NOT ON OR SELECT THEN "
     "VALUES WHEN WHERE XOR".split()
 )
-"""Reserved words, which name no function, with what may be in parentheses after them."""
+"""Reserved words that may be followed by a parenthesis and are not function names."""
 _UNKNOWN = frozenset("DUMPFILE FROM INTO JOIN LATERAL OUTFILE PROCEDURE RETURNING STRAIGHT_JOIN TABLE WITH".split())
-"""What may name more tables, or other places to write to; FROM is read before."""
+"""Words that may introduce more tables, or other places to write to. FROM is handled before these are checked."""
 _AFTER_TABLE = frozenset("FOR GROUP HAVING LIMIT LOCK ON ORDER UNION WHERE".split())
 _INDEX_HINTS = ("FORCE", "IGNORE", "USE")
 _UNKNOWN_SIGNS = frozenset(":;?{}\\")
@@ -48,14 +49,14 @@ _POINT = Token(".")
 
 @dataclass(frozen=True)
 class Write:
-    """``table`` is written to; ``read`` are the tables that are read and not copied."""
+    """``table`` is written to; ``read`` are the tables that are read and are not copied."""
 
     table: TableName
     read: tuple[TableName, ...]
 
 
 def write_of(statement: Statement, tracked: TrackedNames) -> Write | None:
-    """What a statement writes to, if that is one table in a schema without copied ones; None: nobody knows."""
+    """Return what a statement writes to, if it is one table in a schema without copied tables; None if unknown."""
     settings = statement.backslash_escapes and not statement.ansi_quotes and statement.charset in _CHARSETS
     if statement.schemas is None or not settings or any(sign in statement.text for sign in ("/*!", "/*+")):
         return None
@@ -66,7 +67,7 @@ def write_of(statement: Statement, tracked: TrackedNames) -> Write | None:
 
 
 class _Parser(Reader):
-    """Reads all of a statement, or none of it."""
+    """Parses the whole statement or rejects it."""
 
     def write(self, tracked: TrackedNames) -> Write:
         verb = self.need("DELETE", "INSERT", "REPLACE", "UPDATE")
@@ -88,13 +89,13 @@ class _Parser(Reader):
             if self.word() not in ("SELECT", "SET", "VALUES"):
                 raise UnreadableError
         self._check_numbers()
-        # What only looks like a copied table may be a view.
+        # A name that only looks like a copied table's may be that of a view, so only exact names are left out.
         return Write(table, tuple(name for name in self._rest() if not tracked.has(name)))
 
     def table(self) -> TableName:
         name = super().table()
         if "." in name.schema:
-            # In a record its text would be that of another table.
+            # In the summary, the text of this name would be that of another table.
             raise UnreadableError
         return name
 
@@ -106,7 +107,7 @@ class _Parser(Reader):
         return name
 
     def _names(self) -> None:
-        """Names, and the parenthesis behind them."""
+        """Parse names and the closing parenthesis after them."""
         self.name()
         while self.sign(","):
             self.name()
@@ -114,15 +115,15 @@ class _Parser(Reader):
             raise UnreadableError
 
     def _check_numbers(self) -> None:
-        """Make sure that no word hides behind a number, which for the server may end in the middle: 1.5FROM, 1.e5FROM,
-        1e5FROM."""
+        """Check that no keyword hides directly after a number. For the server, a number may end inside a word: 1.5FROM,
+        1.e5FROM, 1e5FROM."""
         for at, token in enumerate(self.tokens):
             behind = at > 1 and self.tokens[at - 1] == _POINT and self.tokens[at - 2].word.isdecimal()
             if token.word and not token.word.isdecimal() and (behind or token.word[0].isdecimal()):
                 raise UnreadableError
 
     def _rest(self) -> list[TableName]:
-        """The tables that are read from here on."""
+        """Return the tables that the rest of the statement reads."""
         tables: dict[TableName, None] = {}
         while self.at < len(self.tokens):
             if self.take("FROM"):
@@ -137,7 +138,7 @@ class _Parser(Reader):
         return list(tables)
 
     def _read_table(self) -> TableName:
-        """One table after FROM, with all that may stand between it and the next clause."""
+        """Parse one table after FROM, and everything that may come between it and the next clause."""
         table = self.table()
         if self.take("AS") or (self.word() not in {*_AFTER_TABLE, *_INDEX_HINTS, *_UNKNOWN} and self._is_name()):
             self.name()
@@ -155,9 +156,9 @@ class _Parser(Reader):
         return self.at < len(self.tokens) and self.tokens[self.at].can_name
 
     def _check_parenthesis(self) -> None:
-        """Make sure that the parenthesis at hand begins no call of a function that may be anything."""
+        """Check that the current parenthesis does not begin a call of an unknown function."""
         before = self.tokens[self.at - 1]
-        # Behind a point even a reserved word is a name.
+        # After a point, even a reserved word is a name.
         qualified = self.at > 1 and self.tokens[self.at - 2] == _POINT
         if not before.can_name or (before.word in _BEFORE_PARENTHESES and not qualified):
             return
