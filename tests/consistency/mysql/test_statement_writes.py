@@ -33,7 +33,7 @@ def test_a_run_beside_pt_table_checksum(mysql: MysqlServer, spark: SparkSession,
         run.extract_delta()
     mysql.query(f"DROP TRIGGER {other}.tr")
     # That there was none while the statement ran is not known any more.
-    with pytest.raises(ImageNotWhole, match="some view or trigger was made or dropped"):
+    with pytest.raises(ImageNotWhole, match="a view or trigger was created or dropped"):
         run.extract_delta()
     run = Pipeline(spark, settings_of(mysql), tmp_path.as_uri(), [f"{schema}.t"], run_id="20260102T000000Z-00000000")
     run.record()

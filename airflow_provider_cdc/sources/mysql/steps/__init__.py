@@ -1,1 +1,1 @@
-"""What each step of a run does on MySQL."""
+"""The steps of a run on MySQL."""

@@ -1,4 +1,4 @@
-"""Whether the server is still the one that a run, or a copy, began on, with its history and settings intact."""
+"""Checks that the server is still the one on which a run, or a copy, began, with its history and settings intact."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ def check_identity(
     position: GtidSet,
     moment: Moment = Moment.EACH_STEP,
 ) -> None:
-    """Make sure that this is the server of ``expected``, and that its history and settings are intact.
+    """Check that this is the server of ``expected``, and that its history and settings are intact.
 
-    :raises SourceReplaced: another server, or one whose history does not contain ``position``.
-    :raises LogGone: the log was purged past ``position``, or the server crashed since then, or was started again more
-        often than once.
-    :raises ExactnessError: a setting that the proof rests on is wrong, or was set since ``expected`` was taken.
+    :raises SourceReplaced: it is another server, or its history does not contain ``position``.
+    :raises LogGone: the log was purged past ``position``, or since then the server crashed or was restarted more than
+        once.
+    :raises ExactnessError: a setting on which the proof of exactness rests is wrong, or was set after ``expected`` was
+        recorded.
     """
     context = RunContext(connection, settings=settings, expected=expected, position=position)
     if problems := problems_of(OF_A_RUN, moment, context):
         raise ExactnessError(
             "; ".join(f"{problem.where} {problem.what}" for problem in problems),
             where=f"server {context.state[SERVER_UUID]}",
-            hint="put the setting right, leave it alone during a run, and trigger a new run",
+            hint="correct the setting, do not change it during a run, and trigger a new run",
         )

@@ -1,4 +1,4 @@
-"""How far a server has come: a replica or a source, a position or a time."""
+"""Tells whether a server, a replica or a source, has reached a position or a time."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from airflow_provider_cdc.sources.mysql.server.session import query, session
 
 
 def has_reached(settings: ConnectionSettings, target: AsOf, seen: Reach | None = None) -> Reach:
-    """`TellsReach.has_reached`."""
+    """Implements `TellsReach.has_reached`."""
     if isinstance(target, Lsn):
         raise ConfigurationError(
             f"{target} is an LSN, and the source is MySQL", where=settings.address, hint="give a GTID set or a time"
         )
     with session(settings) as connection:
-        # First: what is committed while the log is looked through shows up as a difference later.
+        # First, so that commits during the search of the log show up as a difference later.
         ((executed, now),) = query(
             connection, "SELECT @@global.gtid_executed, CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED)"
         )
@@ -34,7 +34,7 @@ def has_reached(settings: ConnectionSettings, target: AsOf, seen: Reach | None =
     clock = datetime.fromtimestamp(int(now) / 1_000_000, UTC)
     if clock <= target:
         return Reach(False, f"by its clock it is {clock:%Y-%m-%d %H:%M:%S} UTC")
-    lacks = "nothing was committed after that time yet, and what is committed next may still belong to it"
+    lacks = "nothing was committed after that time yet, and the next commit may still belong to it"
     if seen is not None and not seen.reached and seen.at == str(here):
         return Reach(False, lacks, str(here))
     return Reach(has_commit_after(settings, target), lacks, str(here))

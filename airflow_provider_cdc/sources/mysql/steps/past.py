@@ -1,7 +1,7 @@
-"""A position in the past, and whether a copy can be exact there.
+"""Finds a position in the past, and checks whether a copy can be exact there.
 
-The rows are read now and rewound to the past position, so what has to hold during a run has to have held since then:
-the settings that the log does not show, the definitions of the copied tables, one history of the server without a
+The rows are read now and rewound to the past position. So the conditions of a run must have held since that position:
+the settings that the log does not show, the definitions of the copied tables, and one history of the server without a
 crash (`checks.past`).
 """
 
@@ -39,14 +39,14 @@ _log = logging.getLogger(__name__)
 
 
 def check_past(settings: ConnectionSettings, as_of: AsOf, plans: Sequence[TablePlan]) -> None:
-    """`GoesBack.check_past`."""
+    """Implements `GoesBack.check_past`."""
     with session(settings) as connection:
         _check_time(connection, as_of)
         past = resolve(settings, as_of)
         at_position, context = _contexts(settings, connection, plans, past)
         problems = problems_of(OF_TABLES, Moment.POSITION_FIXED, at_position)
         problems += problems_of((*REPLICATED, *SINCE), Moment.PREFLIGHT, context)
-        # Without a whole log there is nothing to look through.
+        # The log can be searched only if all of it is there.
         problems = problems or problems_of(STATEMENTS, Moment.PREFLIGHT, context)
         if problems := problems or problems_of(REPLACED, Moment.PREFLIGHT, context):
             raise PreflightError(problems)
@@ -55,9 +55,9 @@ def check_past(settings: ConnectionSettings, as_of: AsOf, plans: Sequence[TableP
 def record_past(
     settings: ConnectionSettings, as_of: AsOf, plans: Sequence[TablePlan], wait_seconds: float
 ) -> InitialPoint:
-    """`GoesBack.record_past`."""
+    """Implements `GoesBack.record_past`."""
     with session(settings) as connection:
-        # First: what is set from now on shows up as a difference.
+        # First, so that settings that are changed from now on show up as a difference.
         server_identity = identity(settings, connection)
         if problems := problems_of(SETTINGS, Moment.EACH_STEP, ServerContext(connection)):
             raise PreflightError(problems)
@@ -69,7 +69,7 @@ def record_past(
         at_position, context = _contexts(settings, connection, plans, past)
         problems = problems_of(OF_TABLES, Moment.POSITION_FIXED, at_position)
         tables = with_identities(connection, context.tables, {})
-        # What the log says is found when it is read for the rows; preflight said it before any work.
+        # Statements in the log are found when it is read for the rows. Preflight reported them before any work.
         problems += problems_of((*REPLICATED, *SINCE), Moment.POSITION_FIXED, context)
         if problems := problems or problems_of(REPLACED, Moment.POSITION_FIXED, context):
             raise PreflightError(problems)
@@ -82,7 +82,7 @@ def record_past(
 def _contexts(
     settings: ConnectionSettings, connection: Connection, plans: Sequence[TablePlan], past: Past
 ) -> tuple[TablesContext, PastContext]:
-    """What the checks of the tables, and those of the time since the position, go by."""
+    """Return the contexts for the checks of the tables and for the checks of the time since the position."""
     tables = of_recorded(connection, tables_of(connection, plans), plans)
     position = past.prefix.position
     return tables, PastContext(connection, position=position, settings=settings, past=past, tables=tables.tables)
@@ -100,18 +100,19 @@ def _check_time(connection: Connection, as_of: AsOf) -> None:
 
 
 def resolve(settings: ConnectionSettings, as_of: AsOf, wait_seconds: float = 0, *, final: bool = False) -> Past:
-    """The position that ``as_of``, which is no LSN, means.
+    """Return the position at ``as_of``, which is not an LSN.
 
-    :param final: a time is final once something was committed after it; it is waited for, up to ``wait_seconds``.
-    :raises SourceUnavailable: nothing was.
-    :raises LogGone: the log no longer reaches back to there.
-    :raises SourceReplaced: the set is no state that the server went through.
+    :param final: wait until the position at a time is final, which is when something was committed after it, for up to
+        ``wait_seconds``.
+    :raises SourceUnavailable: nothing was committed after it.
+    :raises LogGone: the log no longer reaches back far enough.
+    :raises SourceReplaced: the GTID set was never a state of the server.
     """
     if isinstance(as_of, GtidSet):
         prefix = prefix_of(settings, as_of)
-        # A file's stamp is any time that a session was told to take for the present one.
+        # The stamp of a file can be wrong: a session can set the time that it takes for the present.
         moments = [prefix.latest or datetime.fromtimestamp(int(prefix.place.stamp or 0), UTC), prefix.following]
-        # All that came before the next transaction is a state at this position.
+        # Any time before the next commit has the state at this position.
         return Past(prefix, min(filter(None, moments)), prefix.following)
     assert isinstance(as_of, datetime)
     until = time.monotonic() + wait_seconds
@@ -120,17 +121,17 @@ def resolve(settings: ConnectionSettings, as_of: AsOf, wait_seconds: float = 0, 
         if not is_waiting:
             is_waiting = True
             _log.info(
-                "Nothing was committed after %s yet. Waiting for the first commit after it, for up to %.0f s: until "
-                "then, the next commit may still belong to that time",
+                "Nothing was committed after %s yet. Waiting up to %.0f s for the first commit after it: until then, "
+                "the next commit may still belong to that time",
                 as_of,
                 wait_seconds,
             )
         if time.monotonic() > until:
             raise SourceUnavailable(
-                f"nothing was committed after {as_of:%Y-%m-%d %H:%M:%S %Z} yet, and what is committed next may still "
+                f"nothing was committed after {as_of:%Y-%m-%d %H:%M:%S %Z} yet, and the next commit may still "
                 "belong to that time",
                 where=settings.address,
-                hint="commit anything on the server, ask for an earlier time, or wait for longer "
+                hint="commit a transaction on the server, ask for an earlier time, or wait for longer "
                 "(as_of_wait_seconds); the task can be retried",
             )
         time.sleep(_POLL_SECONDS)
@@ -138,14 +139,14 @@ def resolve(settings: ConnectionSettings, as_of: AsOf, wait_seconds: float = 0, 
 
 
 def wait_until_visible(connection: Connection, position: GtidSet, seconds: float) -> None:
-    """Wait until the server shows all of ``position`` to readers: it is in the log a moment earlier.
+    """Wait until the server shows all of ``position`` to readers. A transaction is in the log shortly before that.
 
-    :raises SourceUnavailable: it does not.
+    :raises SourceUnavailable: it is not visible after ``seconds``.
     """
     until = time.monotonic() + seconds
     while not position <= GtidSet.parse(value(connection, "@@global.gtid_executed")):
         if time.monotonic() > until:
             raise SourceUnavailable(
-                "transactions of the position are in the log and not visible yet", hint="the task can be retried"
+                "transactions of the position are in the log, but not visible yet", hint="the task can be retried"
             )
         time.sleep(0.05)

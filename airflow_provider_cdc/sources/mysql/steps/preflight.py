@@ -1,4 +1,4 @@
-"""Everything that a run needs, checked before it: all problems at once, each with its hint."""
+"""Checks before a run: reports all problems at once, each with a hint."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def preflight(
 ) -> list[TablePlan]:
     """Check everything that a run needs, and decide how each table is read.
 
-    :param patterns: ``schema.table``; ``*`` matches any run of characters in either part, and a pattern
-        that begins with ``!`` leaves out what those before it named (``!shop._*_gho``).
-    :param options: consistency ``auto`` reads tables with a key by ``watermark``, and the others with ``lock``.
-    :param parts: the part of each table that is copied: columns that are not read need no type that can be copied.
-    :raises PreflightError: with every problem found.
+    :param patterns: ``schema.table``; ``*`` matches any number of characters in either part, and a pattern that begins
+        with ``!`` excludes tables that earlier patterns matched (``!shop._*_gho``).
+    :param options: with consistency ``auto``, tables with a key are read with ``watermark``, others with ``lock``.
+    :param parts: the part of each table that is copied. Columns that are not read may have any type.
+    :raises PreflightError: with all problems found.
     :raises LockNotGranted: a session keeps a table locked against readers.
     :raises SourceUnavailable: the server cannot be reached.
     :raises ConfigurationError: the connection cannot work, or the server is too old.
@@ -60,7 +60,7 @@ def preflight(
 
 
 def check_server(settings: ConnectionSettings) -> list[Problem]:
-    """`ChecksServer.check_server`."""
+    """Implements `ChecksServer.check_server`."""
     with session(settings) as connection:
         return problems_of(OF_SERVER, Moment.PREFLIGHT, ServerContext(connection))
 
@@ -71,13 +71,13 @@ def _plan(table: Table, options: TableOptions) -> TablePlan:
         chosen, reason = "lock", "lock was asked for: read at one position, fixed under a short lock"
     elif table.keyless and options.consistency != "watermark":
         chosen = "lock"
-        reason = "no key tells its rows apart, so it is read at one position, fixed under a short lock"
+        reason = "it has no key to identify its rows, so it is read at one position, fixed under a short lock"
     elif table.cascades_from and options.consistency != "watermark":
         chosen = "lock"
         reason = "the log lacks what its foreign keys change, so it is read at one position, fixed under a short lock"
     else:
         chosen = "watermark"
-        reason = f"its key {key} tells what changed while it was read, so it needs no lock"
+        reason = f"its key {key} identifies the rows that change while it is read, so it needs no lock"
     if table.cascades_from:
         reason += f"; deleting rows of {parents_of(table)}, or changing their keys, before it is read stops the run"
     reason += _policy_reason(table)
@@ -85,14 +85,14 @@ def _plan(table: Table, options: TableOptions) -> TablePlan:
 
 
 def _policy_reason(table: Table) -> str:
-    """Which columns the policy changes: as text, or with nulls that the table does not have."""
+    """Describe the columns that the policy changes: published as text, or with nulls that are not in the table."""
     policy = table.options.unrepresentable
     changed = [
         column.name
         for column in table.as_read.columns
         if unsupported(column, apart := table.identifies(column.name), policy) is None
         and (kind := ColumnType.of(column, apart, policy)).policy != "error"
-        # Text is text anyway.
+        # Text columns are published as text in any case.
         and not (policy == "string" and kind.family is Family.TEXT)
     ]
     if not changed:

@@ -1,8 +1,8 @@
-"""Whether a published copy can be rolled forward by the log, and the part of the log that does so.
+"""Checks whether a published copy can be rolled forward, and finds the part of the log that is needed for it.
 
-What has to hold is what has to hold during a run, from the copy's position on: the run that made the copy noted the
-server's state before that position, so it is compared with the present one as if that run still went on. What the log
-shows is read from the log, here only to know in time: whoever nets the window stops for it, too.
+The conditions of a run must have held since the copy's position. The run that made the copy recorded the server's state
+before that position, and that state is compared with the present one, as if that run were still going on. The log is
+searched here only to find problems early: the step that nets the window stops for them, too.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ from airflow_provider_cdc.sources.mysql.tables.replaced import replaced_since
 from airflow_provider_cdc.sources.mysql.tables.schema import difference, read_tables
 
 _DIFFERENCES = (
-    "the server logs only what changes in JSON documents (binlog_row_value_options is PARTIAL_JSON; SET PERSIST "
-    "binlog_row_value_options = '' has it log them whole)"
+    "the server logs only the differences of JSON documents (binlog_row_value_options is PARTIAL_JSON; SET PERSIST "
+    "binlog_row_value_options = '' makes it log whole documents)"
 )
 
 
@@ -49,7 +49,7 @@ def refusals_since(
     tables: Sequence[Table],
     to: AsOf | None,
 ) -> dict[TableName, str]:
-    """`RollsForward.refusals_since`."""
+    """Implements `RollsForward.refusals_since`."""
     with session(settings) as connection:
         check_identity(settings, connection, identity, start, Moment.ROLL_FORWARD)
         context = PositionContext(connection, position=start)
@@ -59,7 +59,7 @@ def refusals_since(
         if to is not None:
             prefix = resolve(settings, to).prefix
             if not start <= prefix.position:
-                return dict.fromkeys((table.name for table in tables), "the copy is of a later position")
+                return dict.fromkeys((table.name for table in tables), "the copy is at a later position")
             end = prefix.place
         refused = {table.name: why for table in tables if (why := _unfit(table))}
         fit = [table for table in tables if table.name not in refused]
@@ -75,7 +75,7 @@ def refusals_since(
             fit = [table for table in fit if table.name not in refused]
         begin = LogPlace.parse(identity[LOG_PLACE])
         refused |= _broken(settings, connection, begin, start, end, fit) if fit else {}
-        # Last: who is replaced with a trace in the log is named for that.
+        # Last, so that a table whose replacement is in the log is reported with that statement.
         fit = [table for table in fit if table.name not in refused]
         replaced = replaced_since(settings, connection, begin, fit, until=end)
         return refused | {name: f"since the copy {why}" for name, why in replaced.items()}
@@ -84,13 +84,13 @@ def refusals_since(
 def segments_between(
     settings: ConnectionSettings, start: GtidSet, end: GtidSet, since: Mapping[str, str], slots: int
 ) -> list[LogSegment]:
-    """`RollsForward.segments_between`."""
+    """Implements `RollsForward.segments_between`."""
     return log_segments(settings, start, prefix_of(settings, end).place, begun_at(since), slots)
 
 
 def _unfit(table: Table) -> str:
     if table.cascades_from:
-        return "foreign keys change its rows, and the server does not log that"
+        return "foreign keys change its rows, and the server does not log these changes"
     return ""
 
 
@@ -106,11 +106,11 @@ def _broken(
     end: LogPlace | None,
     tables: Sequence[Table],
 ) -> dict[TableName, str]:
-    """Why tables cannot be rolled forward by what the log says after ``start``.
+    """Return the tables that the log after ``start`` prevents from being rolled forward, each with the reason.
 
-    :param begin: a place in the log from which on all that comes after ``start`` is found.
+    :param begin: a place in the log after which all changes since ``start`` are found.
     """
-    # The end first: its file is then among the files.
+    # Read the end first, so that its file is among the files.
     end, files = end or end_of_log(settings, connection), log_files(connection)
     check_place(settings, files, begin)
     reasons: dict[TableName, str] = {}
@@ -118,7 +118,7 @@ def _broken(
     summaries = []
 
     def walker_of(segment: LogSegment) -> _Survey:
-        # Those that an earlier file already told of need not be looked at; which these are may not be known yet.
+        # Skip tables for which an earlier file gave a reason. Not all of these may be known yet.
         unread_tables = [table for table in tables if table.name not in reasons]
         return _Survey(segment.name, segment.start, segment.stop, start, unread_tables)
 
@@ -131,7 +131,7 @@ def _broken(
                 return reasons
             prepared.add(walker)
             summaries.append(walker.summary)
-    # It may have changed any table. Every run from this copy on would stop for it.
+    # A lost transaction may have changed any table. Every run from this copy on would stop for it.
     if lost := prepared.without_rows(settings, list(files), begin, start):
         why = f"since the copy: {_said(lost[0][0])}"
         return {table.name: reasons.get(table.name, why) for table in tables}
@@ -143,7 +143,7 @@ def _broken(
 
 
 class _Survey(PreparedWalker):
-    """Goes on where a run would stop, and notes which tables it would stop for."""
+    """Continues where a run would stop, and records the tables for which it would stop."""
 
     def __init__(self, file: str, start: int, stop: int | None, initial: GtidSet, tables: Sequence[Table]) -> None:
         tracked = [TrackedTable(index, table, looked_at=True) for index, table in enumerate(tables)]
@@ -155,14 +155,14 @@ class _Survey(PreparedWalker):
     def _check(self, statement: Statement) -> None:
         effect = meaning(statement, self._names)
         self._remember(effect)
-        # A statement may name several tables, and each look finds one.
+        # A statement may name several tables, and each call finds one.
         while self._left and effect.effect not in (Effect.HARMLESS, Effect.ELSEWHERE):
             touched = [table for table in self._left if table.name == effect.table] or self._left
             self._note(touched, f"{effect.described} ({self.where})")
             effect = meaning(statement, self._names)
 
     def _bad_rows(self, code: int, table: TableName) -> None:
-        # Whether a prepared transaction counts does not matter here: to read a table in full is right in any case.
+        # It does not matter whether a prepared transaction counts: reading a table in full is always correct.
         unlogged = code == walk_state.OTHERS_CASCADES
         if affected_tables := [
             unread_table

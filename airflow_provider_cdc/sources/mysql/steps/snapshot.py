@@ -1,10 +1,12 @@
-"""The initial position, reading tables, and the bound on what the reads saw.
+"""Fixes the initial position, reads tables, and determines the bound on what the reads saw.
 
-``lock`` is the design of Materialize: under a short table lock read ``@@gtid_executed`` and open a consistent-snapshot
-transaction, then unlock and read. The transaction sees the table exactly at that position, because nothing could be
-committed to it between the two. Two sessions are needed: START TRANSACTION gives up the table locks of its own session.
+``lock`` follows the design of Materialize: under a short table lock, read ``@@gtid_executed`` and open a
+consistent-snapshot transaction, then unlock and read. The transaction sees the table exactly at that position, because
+nothing could be committed to it between the two. This needs two sessions, because START TRANSACTION releases the table
+locks of its own session.
 
-``watermark`` needs neither: see ``core.net_change`` for why each chunk may be read at a time of its own.
+``watermark`` needs neither a lock nor a transaction: ``core.net_change`` explains why each chunk may be read at a
+different time.
 """
 
 from __future__ import annotations
@@ -63,8 +65,8 @@ from airflow_provider_cdc.sources.session.kept_sessions import Kept, session_of
 
 NO_POSITION = Problem(
     "gtid_executed",
-    "is empty: no transaction was committed yet, so nothing tells this history from another",
-    "commit any transaction, for example CREATE DATABASE",
+    "is empty: no transaction was committed yet, so this history cannot be distinguished from another",
+    "commit a transaction, for example CREATE DATABASE",
 )
 _GROUP_CONSISTENCY = "group_replication_consistency"
 _SIGN_SECONDS = 60
@@ -75,22 +77,22 @@ _OWNERS = re.compile(r"(?:#[0-9]+)+")
 
 
 def record_initial(settings: ConnectionSettings, plans: Sequence[TablePlan], lock: LockPolicy) -> InitialPoint:
-    """Fix the initial position; then read the schemas, so that any DDL they might miss lies in the window.
+    """Fix the initial position; then read the schemas, so that any DDL they might miss is in the window.
 
-    Tables that are to be read with ``lock`` are locked together while the position is read.
+    Tables that will be read with ``lock`` are locked together while the position is read.
 
     :raises LockNotGranted: the lock was not granted within the policy.
-    :raises PreflightError: what preflight checked was changed since then.
-    :raises SchemaChanged: a table is gone, or lost the key that its plan relies on.
+    :raises PreflightError: something that preflight checked has changed since.
+    :raises SchemaChanged: a table no longer exists, or lost the key that its plan relies on.
     """
     locked = [plan.table for plan in plans if plan.locked]
     with session(settings) as connection:
-        # Before the position: what is set later shows up as a difference.
+        # Before the position, so that settings that are changed later show up as a difference.
         server_identity = identity(settings, connection)
         if problems := problems_of(SETTINGS, Moment.EACH_STEP, ServerContext(connection)):
             raise PreflightError(problems)
-        # Behind the place in the log and before the position: whatever changes them from now on shows up as a
-        # difference, and the log from that place on says whether it was logged.
+        # After the place in the log and before the position: later changes of the identities show up as a difference,
+        # and the log from that place on shows whether they were logged.
         identities = read_identities(connection, [plan.table for plan in plans])
         if locked:
             with _table_lock(connection, locked, lock) as held:
@@ -101,7 +103,7 @@ def record_initial(settings: ConnectionSettings, plans: Sequence[TablePlan], loc
         if not position:
             raise PreflightError([NO_POSITION])
         server_identity = with_mark(settings, connection, server_identity)
-        # What preflight found may have changed since. What changes from now on is in the window.
+        # Check again what preflight checked. Changes from now on are in the window.
         context = of_recorded(connection, tables_of(connection, plans), plans)
         problems = problems_of(OF_TABLES, Moment.POSITION_FIXED, context)
         tables = with_identities(connection, context.tables, identities)
@@ -113,9 +115,9 @@ def record_initial(settings: ConnectionSettings, plans: Sequence[TablePlan], loc
 
 
 def tables_of(connection: Connection, plans: Sequence[TablePlan]) -> tuple[Table, ...]:
-    """The tables of the plans, as they are now.
+    """Return the tables of the plans in their current state.
 
-    :raises SchemaChanged: a table is gone, or lost the key that its plan relies on.
+    :raises SchemaChanged: a table no longer exists, or lost the key that its plan relies on.
     """
     tables = read_tables(connection, [plan.table for plan in plans])
     for plan, table in zip(plans, tables, strict=True):
@@ -135,10 +137,10 @@ def tables_of(connection: Connection, plans: Sequence[TablePlan]) -> tuple[Table
 def open_reader(
     settings: ConnectionSettings, table: Table, consistency: str, lock: LockPolicy, kept: Kept | None = None
 ) -> Iterator[ChunkReader]:
-    """A session to read chunks of ``table`` with; it ends with the block, and any lock or transaction with it.
+    """Open a session to read chunks of ``table``. It ends with the block, as does any lock or transaction.
 
-    :param kept: sessions that do not end; those with a transaction do.
-    :raises LockNotGranted: with ``lock``, when the lock was not granted within the policy.
+    :param kept: a pool of sessions that outlive the block. Sessions with a transaction always end.
+    :raises LockNotGranted: with ``lock``, the lock was not granted within the policy.
     """
     if consistency == "watermark":
         with session_of(kept, "reading", lambda: session(settings, reading=True)) as reading:
@@ -162,10 +164,11 @@ def open_reader(
 
 
 def bound_reads(settings: ConnectionSettings) -> UpperBound:
-    """A bound on everything that reads that have ended could have seen.
+    """Return a bound on everything that could be seen by reads that have ended.
 
-    The end of the log is it (``history.LogPlace``): a transaction is written there before it becomes visible. It
-    need not be in ``@@gtid_executed`` yet; but then it is in ``@@gtid_owned``, which is therefore read first.
+    The bound is the end of the log (``log_history.LogPlace``), because a transaction is written there before it
+    becomes visible. Such a transaction may not be in ``@@gtid_executed`` yet. It is then in ``@@gtid_owned``, which is
+    therefore read first.
     """
     with session(settings) as connection:
         start = started(connection)
@@ -175,14 +178,14 @@ def bound_reads(settings: ConnectionSettings) -> UpperBound:
 
 
 def executed(connection: Connection) -> GtidSet:
-    """The transactions that the server has committed and made visible."""
+    """Return the transactions that the server has committed and made visible."""
     return GtidSet.parse(value(connection, "@@global.gtid_executed"))
 
 
 def parse_owned(text: str) -> GtidSet:
-    """The set in a value of ``@@global.gtid_owned``: ``uuid:gno#thread`` and ``uuid:tag:gno#thread:gno#thread``.
+    """Parse a value of ``@@global.gtid_owned``: ``uuid:gno#thread`` and ``uuid:tag:gno#thread:gno#thread``.
 
-    The server separates sets by a comma or, MySQL 9, by nothing at all: a UUID follows the digits of a thread.
+    The server separates sets by a comma or, in MySQL 9, by nothing: a UUID directly follows the digits of a thread.
 
     :raises PositionError: the text has another form.
     """
@@ -193,7 +196,7 @@ def parse_owned(text: str) -> GtidSet:
 
 
 class _Held:
-    """How long a lock has been held; it grows until ``release``."""
+    """Measures how long a lock is held, until ``release``."""
 
     def __init__(self) -> None:
         self._start: float | None = None
@@ -213,7 +216,7 @@ class _Held:
 
 
 class _Reader:
-    """Chunks of one table through one session."""
+    """Reads chunks of one table through one session."""
 
     def __init__(
         self,
@@ -229,7 +232,7 @@ class _Reader:
         self._last_sign = time.monotonic()
         self._held = held
         self._table = table
-        # Imported late: the steps that only plan and record need no kernels.
+        # Imported late, because steps that only plan and record need no kernels.
         from airflow_provider_cdc.sources.mysql.decode.rows import StatementReader
 
         self._statements = StatementReader(connection, table.as_read)
@@ -263,22 +266,22 @@ class _Reader:
                 self._keep_lock()
 
     def _keep_lock(self) -> None:
-        """The server ends sessions that say nothing for long, and the lock with them."""
+        """Keep the locking session alive: the server ends idle sessions after some time, and releases their locks."""
         if self._locking is not None and time.monotonic() - self._last_sign > _SIGN_SECONDS:
             query(self._locking, "DO 0")
             self._last_sign = time.monotonic()
 
 
 def _do_not_wait_for_the_group(connection: Connection) -> None:
-    """In a group of servers, a transaction may have to wait until this one has applied what the others sent. Under our
-    lock it would wait for what the lock holds up."""
+    """Set the session's group_replication_consistency to EVENTUAL. Otherwise, a transaction may wait until this server
+    has applied the changes of the group, which wait for our lock."""
     if variables(connection, [_GROUP_CONSISTENCY]):
         set_session(connection, {_GROUP_CONSISTENCY: "'EVENTUAL'"})
 
 
 @contextmanager
 def _table_lock(connection: Connection, names: Sequence[TableName], policy: LockPolicy) -> Iterator[_Held]:
-    """Hold read locks on all tables; nothing can be committed to them meanwhile."""
+    """Hold read locks on all tables. Meanwhile, nothing can be committed to them."""
     held = _Held()
     set_session(connection, {"lock_wait_timeout": str(policy.wait_seconds)})
     _do_not_wait_for_the_group(connection)
@@ -287,7 +290,7 @@ def _table_lock(connection: Connection, names: Sequence[TableName], policy: Lock
     try:
         yield held
     except BaseException:
-        # Should this fail too, the session's end releases them; the first error is the one to tell.
+        # If this fails, too, the end of the session releases the locks. The first error is the one to report.
         with suppress(pymysql.MySQLError):
             query(connection, "UNLOCK TABLES")
         raise
@@ -309,7 +312,7 @@ def _take_lock(connection: Connection, names: Sequence[TableName], policy: LockP
         if attempt < policy.tries:
             time.sleep(policy.pause_seconds)
     raise LockNotGranted(
-        f"no read lock in {counted(policy.tries, 'try', 'tries')} of {policy.wait_seconds} s",
+        f"the read lock was not granted in {counted(policy.tries, 'try', 'tries')} of {policy.wait_seconds} s",
         where=", ".join(map(str, names)),
         hint="end the transactions that hold the tables (performance_schema.metadata_locks shows them; "
         "a prepared XA transaction counts, XA RECOVER), or allow more tries (lock_tries)",

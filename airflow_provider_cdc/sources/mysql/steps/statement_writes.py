@@ -1,11 +1,13 @@
-"""Whether changes that were logged as statements reached no copied table: what their text does not tell.
+"""Checks that changes that were logged as statements reached no copied table, as far as their text does not show it.
 
-`log.elsewhere` let them pass, because by their text each writes to one table that is not copied. That holds unless the
-name stands for a view, or the table has a trigger; or a table that was read is a view, which may call functions.
+`log.statements.writes_elsewhere` accepted them because, by their text, each writes to one table that is not copied.
+This is wrong if that name belongs to a view, if the table has a trigger, or if a table that was read is a view, which
+may call functions.
 
-The server is asked, after the statements, and answers for the moment. So the log has to show, from the window's
-beginning up to the answer, no statement that could have made it another one: creating or dropping a trigger or a view,
-renaming or dropping the tables. CREATE TABLE is none of these: what a name stood for before had been dropped.
+The server is asked after the statements, and its answer is true only for that moment. So, from the beginning of the
+window up to the answer, the log must have no statement that could have changed the answer: creating or dropping a
+trigger or a view, renaming or dropping the tables. CREATE TABLE cannot change it, because an earlier object of that
+name must have been dropped before.
 """
 
 from __future__ import annotations
@@ -31,9 +33,9 @@ from airflow_provider_cdc.sources.mysql.tables.schema import select_of_tables, t
 
 
 def check_writes(settings: ConnectionSettings, summaries: Sequence[SegmentSummary]) -> None:
-    """`LogsStatements.check_writes`.
+    """Implements `LogsStatements.check_writes`.
 
-    :raises ImageNotWhole: they may have reached copied tables.
+    :raises ImageNotWhole: the changes may have reached copied tables.
     :raises LogGone: the log was purged meanwhile.
     :raises SourceUnavailable: the server cannot be reached.
     """
@@ -44,7 +46,7 @@ def check_writes(settings: ConnectionSettings, summaries: Sequence[SegmentSummar
         privileges = Privileges(connection)
         for table, write in writes:
             _check(connection, privileges, table, write)
-        # The end last: whatever changed the answers before they were given lies before it.
+        # Read the end last: everything that changed the answers before they were given is before it.
         end, files = end_of_log(settings, connection), log_files(connection)
         check_place(settings, files, end)
     later = _redefined_between(settings, summaries[-1].segment, end, list(files))
@@ -53,10 +55,10 @@ def check_writes(settings: ConnectionSettings, summaries: Sequence[SegmentSummar
         for name in (table, *write.read):
             if any(_covers(definition, name) for definition in redefined):
                 raise _refused(
-                    f"{name} was renamed or dropped since then, or some view or trigger was made or dropped",
+                    f"{name} was renamed or dropped since then, or a view or trigger was created or dropped",
                     table,
                     write,
-                    "trigger a new run, and let no such statement run while it lasts",
+                    "trigger a new run, and run no such statement while it lasts",
                 )
 
 
@@ -68,7 +70,7 @@ def _check(connection: Connection, privileges: Privileges, table: TableName, wri
     }
     if not privileges.sees_triggers(table):
         raise _refused(
-            f"whether {table} has triggers is unknown, for this user lacks TRIGGER on it",
+            f"it is not known whether {table} has triggers, because this user lacks TRIGGER on it",
             table,
             write,
             f"GRANT SELECT, TRIGGER ON {table_sql(table)} TO {account(connection)}, then trigger a new run",
@@ -77,9 +79,9 @@ def _check(connection: Connection, privileges: Privileges, table: TableName, wri
         kind, engine = kinds.get(name, ("", ""))
         if not kind:
             raise _refused(
-                f"what {name} is that it read is unknown: it does not exist, or this user may not see it"
+                f"{name}, which it read, does not exist, or this user may not see it"
                 if name != table
-                else f"{table} does not exist under just this name",
+                else f"{table} does not exist under exactly this name",
                 table,
                 write,
                 f"GRANT SELECT ON {table_sql(name)} TO {account(connection)}, then trigger a new run",
@@ -89,7 +91,7 @@ def _check(connection: Connection, privileges: Privileges, table: TableName, wri
                 f"{name} is a {kind.lower()}" + (f" of the engine {engine}" if kind == "BASE TABLE" else ""),
                 table,
                 write,
-                "let it run in row format (binlog_format=ROW), then trigger a new run",
+                "use binlog_format=ROW in the session that makes the change, then trigger a new run",
             )
     triggers = query(
         connection,
@@ -119,7 +121,7 @@ def _covers(redefined: TableName, name: TableName) -> bool:
 
 
 class _Definitions(LogWalker):
-    """Notes the statements that redefine tables; rows are nothing to it."""
+    """Records the statements that redefine tables, and ignores rows."""
 
     def __init__(self, segment: LogSegment) -> None:
         self.summary = SegmentSummary(segment)
@@ -135,12 +137,12 @@ class _Definitions(LogWalker):
 def _redefined_between(
     settings: ConnectionSettings, last: LogSegment, end: LogPlace, files: Sequence[str]
 ) -> Iterable[TableName]:
-    """What the log redefines from the end of the segment ``last`` up to ``end``."""
+    """Yield the tables that the log redefines from the end of the segment ``last`` up to ``end``."""
     if last.last_name not in files:
         raise LogGone(
             f"the log file {last.last_name} is purged",
             where=settings.address,
-            hint="trigger a new run, and let the server keep its logs for longer (binlog_expire_logs_seconds)",
+            hint="trigger a new run, and make the server keep its logs for longer (binlog_expire_logs_seconds)",
         )
     for file in files[files.index(last.last_name) : files.index(end.file) + 1]:
         start = codes.FIRST_POSITION if file != last.last_name else last.stop
@@ -154,7 +156,7 @@ def _redefined_between(
                 dump.at = int(walker.state[walk_state.AT])
                 if not dump.fill():
                     raise SourceUnavailable(
-                        f"the server has no more events, and {walker.where} is not the end yet",
+                        f"the server has no more events, but {walker.where} is not yet the end of the part to check",
                         where=settings.address,
                         hint="the task can be retried as it is",
                     )

@@ -108,7 +108,7 @@ def test_a_copy_of_a_later_position_than_is_asked_for(since: Since) -> None:
     assert since.refused(to=earlier) == {}
     source = since.source
     since.point = source.record_initial(source.preflight([f"{since.schema}.*"]), LOCK)
-    assert set(since.refused(to=earlier).values()) == {"the copy is of a later position"}
+    assert set(since.refused(to=earlier).values()) == {"the copy is at a later position"}
 
 
 @pytest.fixture
